@@ -36,7 +36,7 @@ class Place:
             with redis.Redis.from_url(self.settings.url) as client:
                 client.execute_command("ACL", "DELUSER", *self._users)
 
-    def as_(self, role: str, changes: Mapping[str, Any]) -> Settings:
+    def settings_of(self, role: str, changes: Mapping[str, Any]) -> Settings:
         """The settings of a process with a role."""
         url = self.settings.url
         if self._users:
@@ -49,11 +49,11 @@ class Place:
 
     def worker(self, *services: object, **changes: Any) -> Worker:
         """A worker that has not been started."""
-        return Worker(list(services), settings=self.as_("worker", changes))
+        return Worker(list(services), settings=self.settings_of("worker", changes))
 
     def bus(self, *, role: str = "agent", **changes: Any) -> ToolBus:
         """A bus that has not been opened."""
-        return ToolBus(settings=self.as_(role, changes))
+        return ToolBus(settings=self.settings_of(role, changes))
 
     @asynccontextmanager
     async def serving(self, *services: object, role: str = "agent", **changes: Any) -> AsyncIterator[ToolBus]:

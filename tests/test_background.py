@@ -55,6 +55,31 @@ async def test_work_that_fails_for_good_is_given_up() -> None:
     assert work.begun == MOST_FAILURES
 
 
+async def test_work_that_fails_while_it_is_cancelled_ends() -> None:
+    """Its failure does not take the place of the cancellation, for whose end others wait."""
+    begun: list[asyncio.Event] = []
+
+    async def work() -> None:
+        async def fails() -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                raise ValueError("while it ended")
+
+        begun.append(asyncio.Event())
+        async with asyncio.TaskGroup() as group:
+            group.create_task(fails())
+            begun[-1].set()
+
+    task = asyncio.create_task(keep_running("work", work, every=0))
+    await eventually(lambda: bool(begun) and begun[0].is_set())
+    task.cancel()
+    done, _ = await asyncio.wait({task}, timeout=30)
+    assert done == {task}
+    assert task.cancelled()
+    assert len(begun) == 1
+
+
 async def test_failures_that_are_far_apart_are_not_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """A task that has worked for a while starts counting failures from zero."""
     monkeypatch.setattr(background, "_SETTLED", -1.0)

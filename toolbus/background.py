@@ -39,8 +39,12 @@ async def keep_running(name: str, work: Callable[[], Coroutine[Any, Any, None]],
             return await task
         except (Exception, asyncio.CancelledError) as error:
             mine = asyncio.current_task()
-            if isinstance(error, asyncio.CancelledError) and (mine is None or mine.cancelling()):
-                raise
+            if mine is None or mine.cancelling():
+                if isinstance(error, asyncio.CancelledError):
+                    raise
+                # A task group whose task fails while it is cancelled raises that failure; who cancelled this waits for its end.
+                telemetry.log.exception("task.failed", task=name, failures=failures + 1, retry_in=0.0)
+                raise asyncio.CancelledError from error
             failures = 1 if time.monotonic() - began > max(_SETTLED, 2 * every) else failures + 1
             telemetry.count("toolbus.task_failures", task=name)
             if failures >= MOST_FAILURES:

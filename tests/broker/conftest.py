@@ -14,6 +14,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from tests.broker.observing import Observed
 from tests.broker.taking import Taking
+from tests.broker.users import Users
 from tests.servers import KINDS, Servers
 from toolbus import telemetry
 from toolbus.broker.keys import Keys
@@ -74,3 +75,11 @@ async def taking() -> AsyncIterator[Taking]:
     made = Taking()
     yield made
     made.bench.forget()
+
+
+@pytest.fixture
+def users(server: str, namespace: str) -> Iterator[Users]:
+    """Make users for a test's namespace, on every kind of server."""
+    made = Users(server, namespace)
+    yield made
+    made.remove()

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import redis
 
+from tests.broker.users import Users
 from toolbus import Settings, ToolBus, Worker, tool
 from toolbus.broker import scripts
-from toolbus.broker.access.rights import rights
 from toolbus.broker.access.roles import ROLES
 from toolbus.broker.access.touched import SCRIPTS
 from toolbus.broker.admin import Admin
@@ -29,6 +27,28 @@ _SERVERS = (
     ("DEBUG", "SLEEP", "0"),
     ("MONITOR",),
 )
+# Records of tools that hosts run, and what people decide about them.
+_DECISIONS = tuple(
+    command
+    for table, name in (
+        (_KEYS.recorded, "recorded/x"),
+        (_KEYS.pending, "pending/x"),
+        (_KEYS.groups, "group/x"),
+        (_KEYS.pins, "pin/x"),
+    )
+    for command in (
+        ("HSET", table, name, "{}"),
+        ("HDEL", table, name),
+        ("DEL", table),
+        ("EVAL", "return redis.call('HSET', KEYS[1], 'x', '{}')", "1", table),
+    )
+)
+
+
+def _without(commands: tuple[tuple[str, ...], ...], table: str) -> tuple[tuple[str, ...], ...]:
+    return tuple(command for command in commands if table not in command)
+
+
 _FORBIDDEN: dict[str, tuple[tuple[str, ...], ...]] = {
     "agent": (
         ("HSET", _KEYS.services, "s", "forged"), ("HSET", _KEYS.items, "tool/x", "forged"), ("XADD", _KEYS.log, "*", "op", "x"),
@@ -36,24 +56,37 @@ _FORBIDDEN: dict[str, tuple[tuple[str, ...], ...]] = {
         ("XREADGROUP", "GROUP", "g", "me", "STREAMS", _KEYS.queue("s"), ">"), ("HGET", _KEYS.snapshot("s", "d"), "d"),
         ("HSET", _KEYS.snapshot("s", "d"), "d", "x"), ("SET", _KEYS.started("c"), "x"), ("HSET", _KEYS.fence("s"), "generation", "9"),
         ("ZADD", _KEYS.live, "1", "s/i"), ("SCAN", "0"), ("SET", _KEYS.rate("d"), "0"), ("XRANGE", _KEYS.recent, "-", "+"),
+        ("SET", _KEYS.messenger, "x"), *_DECISIONS,
     ),
     "worker": (
         ("HGET", _KEYS.tokens, "id"), ("HSET", _KEYS.tokens, "id", "x"), ("HGET", _KEYS.conversation("d"), "m:0"),
         ("XREAD", "STREAMS", _KEYS.replies("a"), "0"), ("XRANGE", _KEYS.replies("a"), "-", "+"), ("LRANGE", _KEYS.results("d"), "0", "-1"),
         ("GET", _KEYS.task("d")), ("ZRANGE", _KEYS.conversations, "0", "-1"), ("SCAN", "0"), ("HSET", _KEYS.flushes("a"), "1", "x"),
+        ("SET", _KEYS.messenger, "x"), *_DECISIONS,
     ),
     "nested": (
         ("HSET", _KEYS.services, "s", "forged"), ("HGET", _KEYS.tokens, "id"), ("HGET", _KEYS.conversation("d"), "m:0"),
         ("GET", _KEYS.task("d")), ("HSET", _KEYS.confirmation("c"), "answer", "x"), ("HSET", _KEYS.snapshot("s", "d"), "d", "x"),
+        *_DECISIONS,
     ),
     "platform": (
         ("HGET", _KEYS.tokens, "id"), ("HSET", _KEYS.tokens, "id", "x"), ("SCAN", "0"), ("SREM", _KEYS.paused, "s"),
+        ("SET", _KEYS.messenger, "x"), *_without(_DECISIONS, _KEYS.pending),
+    ),
+    "approver": (
+        ("HGET", _KEYS.tokens, "id"), ("XADD", _KEYS.queue("s"), "*", "r", "x"), ("HSET", _KEYS.fence("s"), "generation", "9"),
+        ("XRANGE", _KEYS.queue("s"), "-", "+"), ("HGET", _KEYS.conversation("d"), "m:0"), ("SCAN", "0"), ("SET", _KEYS.messenger, "x"),
+    ),
+    "messenger": (
+        ("HSET", _KEYS.services, "s", "forged"), ("HGET", _KEYS.tokens, "id"), ("XRANGE", _KEYS.dead_letters("s"), "-", "+"),
+        ("XREADGROUP", "GROUP", "g", "me", "STREAMS", _KEYS.queue("s"), ">"), ("SCAN", "0"), *_DECISIONS,
     ),
     "gateway": (
         ("HSET", _KEYS.tokens, "id", "forged"), ("HDEL", _KEYS.tokens, "id"),
         ("XREADGROUP", "GROUP", "g", "me", "STREAMS", _KEYS.queue("s"), ">"),
         ("HSET", _KEYS.snapshot("s", "d"), "d", "x"), ("SET", _KEYS.started("c"), "x"), ("SCAN", "0"),
         ("XADD", _KEYS.recent, "*", "c", "x"), ("SET", _KEYS.session("s", "d"), "x"),
+        ("SET", _KEYS.messenger, "x"), *_without(_DECISIONS, _KEYS.groups),
     ),
     "operator": (("SCRIPT", "FLUSH"), ("CLIENT", "KILL", "TYPE", "normal"), ("REPLICAOF", "NO", "ONE")),
     "monitor": (
@@ -62,6 +95,7 @@ _FORBIDDEN: dict[str, tuple[tuple[str, ...], ...]] = {
         ("SADD", _KEYS.paused, "s"), ("XRANGE", _KEYS.replies("a"), "-", "+"), ("HGET", _KEYS.tokens, "id"),
         ("HGET", _KEYS.conversation("d"), "m:0"), ("XRANGE", _KEYS.call("c"), "-", "+"), ("DEL", _KEYS.live), ("SCAN", "0"),
         ("XRANGE", _KEYS.queue("s"), "-", "+"), ("XRANGE", _KEYS.dead_letters("s"), "-", "+"), ("XREVRANGE", _KEYS.output("t"), "+", "-"),
+        *_DECISIONS,
     ),
 }  # fmt: skip
 
@@ -70,37 +104,6 @@ _FORBIDDEN: dict[str, tuple[tuple[str, ...], ...]] = {
 async def walled_echo(text: str) -> str:
     """Give a text back."""
     return text
-
-
-class Users:
-    """Makes users with roles on a server."""
-
-    def __init__(self, url: str, namespace: str) -> None:
-        self._url, self._namespace = url, namespace
-        self._made: list[str] = []
-
-    def settings(self, *roles: str) -> Settings:
-        """Return settings of a process whose user has these roles and no other right."""
-        name = f"{self._namespace}-{'-'.join(roles)}"
-        self._made.append(name)
-        with redis.Redis.from_url(self._url) as client:
-            rules = rights(roles, self._namespace).rules().split()
-            client.execute_command("ACL", "SETUSER", name, "on", ">secret", *rules)
-        url = self._url.replace("redis://", f"redis://{name}:secret@")
-        return Settings.load({}, url=url, namespace=self._namespace, lease=1.0)
-
-    def remove(self) -> None:
-        """Remove the users."""
-        with redis.Redis.from_url(self._url) as client:
-            client.execute_command("ACL", "DELUSER", *self._made, "nobody")
-
-
-@pytest.fixture
-def users(server: str, namespace: str) -> Iterator[Users]:
-    """Make users for a test's namespace, on every kind of server."""
-    made = Users(server, namespace)
-    yield made
-    made.remove()
 
 
 def test_every_script_is_in_the_table() -> None:

@@ -266,7 +266,8 @@ def test_a_document_takes_a_name_that_is_held_for_no_service(registry: Registry,
     registry.hold("t:echo" if key == "tool/echo" else "s:pool", "evil", "nosuch")
 
     def put(*holders: str) -> Any:
-        tables = (keys.services, keys.names, keys.meta, keys.items, keys.live, keys.log, *(keys.instances(holder) for holder in holders))
+        held = (keys.instances(holder) for holder in holders)
+        tables = (keys.services, keys.names, keys.meta, keys.items, keys.live, keys.log, keys.items, *held)
         return registry.redis.eval(scripts.ITEM.source, len(tables), *tables, keys.prefix, "put", 60_000, COOLDOWN, key, "{}", "")
 
     for table, name in ((keys.services, "nosuch"), (keys.instances("nosuch"), "owner")):

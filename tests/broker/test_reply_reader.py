@@ -55,7 +55,7 @@ class Reading:
         """Take note."""
         self.said.append(("confirmed", id))
 
-    def apply(self, entries: list[Any]) -> bool:
+    async def follow(self, entries: list[Any]) -> bool:
         """Take note."""
         self.said.append(("log", len(entries)))
         return self.applies

@@ -81,7 +81,7 @@ def test_a_pending_record_that_cannot_be_read_is_told(shell: Shell, folder: Path
     put(shell, "recorded/stitcher", folder)
     put(shell, "pending/stitcher", folder)
     with redis.Redis.from_url(valkey_server) as server:
-        server.hset(Keys(namespace).items, "pending/stitcher", b'{"meta": {}}')
+        server.hset(Keys(namespace).pending, "pending/stitcher", b'{"meta": {}}')
     done = shell.run("approve", "stitcher", "--yes")
     assert done.returncode == 1
     assert "tool_id" in done.stderr

@@ -101,9 +101,13 @@ def test_the_whole_can_be_read_and_the_digest_named(shell: Shell) -> None:
     assert "m" * 9_000 in full
     assert "shortened" not in full
     assert json.loads(shell.json("confirm", "show", identity)["whole"])["footer"] == "f" * 8_000
-    wrong = shell.run("confirm", "allow", identity, "--digest", "00")
+    wrong = shell.run("confirm", "allow", identity, "--digest", "0" * 16)
     assert (wrong.returncode, f"has the digest {digest}" in wrong.stderr) == (1, True)
-    assert shell.run("confirm", "allow", identity, "--digest", digest[:12]).returncode == 0
+    short = shell.run("confirm", "allow", identity, "--digest", digest[:15])
+    assert (short.returncode, "15 digits of a digest are too few" in short.stderr) == (1, True)
+    empty = shell.run("confirm", "allow", identity, "--digest", "")
+    assert (empty.returncode, "it is empty" in empty.stderr) == (2, True)
+    assert shell.run("confirm", "allow", identity, "--digest", digest[:16]).returncode == 0
     assert said(call)[:2] == (0, "9000 DE02 99999 8000\n")
 
 

@@ -53,6 +53,7 @@ ASKING = {
     "list": ("list",),
     "migrate": ("migrate",),
     "pause": ("pause", "canary"),
+    "platform cancel": ("platform", "cancel", "create_00000000"),
     "platform export": ("platform", "export", "exported"),
     "platform import": ("platform", "import", "platform"),
     "platform list": ("platform", "list"),

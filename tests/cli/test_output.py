@@ -89,6 +89,7 @@ ENDING = {
     "new": ("new", EVIL),
     "pause": ("pause", EVIL),
     "acl": ("acl", EVIL),
+    "platform cancel": ("platform", "cancel", EVIL),
     "platform export": ("platform", "export", EVIL),
     "platform import": ("platform", "import", "evil"),
     "platform list": ("platform", "list"),

@@ -81,3 +81,20 @@ async def test_the_tokens_of_coding_agents_are_shown_by_tool_and_task(shell: She
     rows = shell.json("usage", "--models", "--user", "al", "--tool", "stitch")
     assert [(row["tool"], row["prompt_tokens"], row["price"]) for row in rows] == [("stitch", 1_000, 1.25)] * 2
     assert shell.json("usage", "--models", "--user", "bob") == []
+
+
+async def test_an_operator_cancels_any_task(shell: Shell) -> None:
+    """One that waits ends at once, one that runs is told to; a task that has ended stays as it is."""
+    async with ToolBus(shell.environment["TOOLBUS_URL"], namespace=shell.environment["TOOLBUS_NAMESPACE"]) as bus:
+        waits, runs = [await bus.creations.submit(spec, by="al") for spec in ("one", "two")]
+        claimed = await bus.creations.claim("w")
+        assert claimed is not None
+        if claimed.id == waits.id:
+            waits, runs = runs, waits
+        said = [shell.run("platform", "cancel", each).stdout for each in (waits.id, runs.id)]
+        assert said == [f"{waits.id} is cancelled\n", f"{runs.id} is told to end\n"]
+        assert await bus.creations.write(claimed) == "cancel"
+        await bus.creations.end(claimed, "done")
+    assert shell.run("platform", "cancel", runs.id).stdout == f"{runs.id} has ended before: it is done\n"
+    none = shell.run("platform", "cancel", "create_none")
+    assert (none.returncode, "there is no task 'create_none'" in none.stderr) == (1, True)

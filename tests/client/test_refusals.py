@@ -9,6 +9,7 @@ import pytest
 from toolbus.broker.protocols import Verdict
 from toolbus.client.calls.refusals import refusal_of, unavailable, unknown_service, unknown_tool, wrong_arguments
 from toolbus.client.tools.catalogue import Catalogue
+from toolbus.client.tools.documents import Documents
 
 NOTHING = SimpleNamespace(tools={}, reason=lambda name: "")
 """No tool is withheld."""
@@ -54,10 +55,23 @@ def test_a_refused_tool_is_told_with_the_reason() -> None:
     assert all(word in error.message for word in ("'adder'", "'calc'", "no name"))
 
 
+def test_a_tool_that_waits_for_approval_says_so() -> None:
+    """The error names the command that approves it; another name is unknown."""
+    catalogue = Catalogue()
+    catalogue.on_item("pending/adder", b"{}")
+    error = unknown_tool("adder", catalogue)
+    assert (error.type, error.code, error.retryable) == ("not_found", "pending", False)
+    assert "`toolbus approve adder`" in error.message
+    assert unknown_tool("other", catalogue).code == "unknown_tool"
+
+
 def test_similar_names_are_suggested() -> None:
     """The names of similar tools are in the message, for a model, and in the details, for a program."""
     near = {("ader", ""): ["adder", "reader"]}
-    error = unknown_tool("ader", SimpleNamespace(refused=list, near=lambda *asked: near[asked], tools={}, former={}, withholding=NOTHING))
+    error = unknown_tool(
+        "ader",
+        SimpleNamespace(refused=list, near=lambda *asked: near[asked], tools={}, former={}, withholding=NOTHING, documents=Documents()),
+    )
     assert (error.type, error.code, error.details) == ("not_found", "unknown_tool", {"near": ["adder", "reader"]})
     assert "'adder', 'reader'" in error.message
 

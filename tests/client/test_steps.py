@@ -40,7 +40,8 @@ BY_TYPE = {
     ("tool_error", "program"), ("unavailable", "no_token"), ("unavailable", "not_reached"), ("unavailable", "tool_closed"),
     ("unavailable", "tool_failed"),
     # Of the coding agent.
-    ("forbidden", "no_docker"), ("forbidden", "no_network"), ("invalid_arguments", "bad_example"), ("invalid_arguments", "bad_project"),
+    ("forbidden", "no_docker"), ("forbidden", "no_network"), ("forbidden", "not_yours"),
+    ("invalid_arguments", "bad_example"), ("invalid_arguments", "bad_project"),
     ("invalid_arguments", "bad_record"), ("invalid_arguments", "bad_schema"), ("invalid_arguments", "bad_text"),
     ("invalid_arguments", "id_taken"), ("not_found", "no_environment"), ("not_found", "no_file"), ("not_found", "no_handle"),
     ("not_found", "no_project"), ("not_found", "no_task"), ("overloaded", "creations"), ("tool_error", "docker_failed"),

@@ -170,7 +170,7 @@ async def test_an_endpoint_that_refuses_the_key_fails_the_task(place: Place, mon
 
 
 async def test_a_task_that_runs_is_cancelled(place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Its command ends, and its record says so."""
+    """Its command ends, and its record says so; another user may not cancel it."""
     answers = [*STEPS[:2], calls(("run_in_uv", {"project": "reverse", "command": "echo running; sleep 500", "seconds": 500}))]
     async with coding(place, monkeypatch, tmp_path, steps(*answers)) as given:
         task = await given.submit("something")
@@ -179,6 +179,9 @@ async def test_a_task_that_runs_is_cancelled(place: Place, monkeypatch: pytest.M
             return (await given.status(task))["progress"] == "run_in_uv"
 
         await eventually(sleeps, timeout=30.0)
+        refused = await given.bus.call("cancel_task", {"task_id": task}, user="another")
+        assert refused.error is not None
+        assert (refused.error.type, refused.error.code) == ("forbidden", "not_yours")
         assert (await given.bus.call("cancel_task", {"task_id": task})).data["status"] in {"running", "cancelled"}
         assert (await given.ended(task))["status"] == "cancelled"
         assert not (await given.bus.call("cancel_task", {"task_id": "create_none"})).success

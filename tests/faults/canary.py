@@ -23,9 +23,20 @@ from toolbus.telemetry.output import FIELDS
 
 SERVICE = "canary"
 # Makers of names, and not names.
-_NO_KEYS = {"namespace", "prefix", "call_prefix", "reply_prefix", "shared_by_all", "of_workers", "of_service", "of_agent"}
+_NO_KEYS = {
+    "namespace",
+    "prefix",
+    "call_prefix",
+    "reply_prefix",
+    "shared_by_all",
+    "of_workers",
+    "of_service",
+    "of_agent",
+    "tables",
+    "table",
+}
 NAMES = sorted(
-    {name for name, _ in inspect.getmembers(Keys, inspect.isfunction) if not name.startswith("_")} | set(vars(Keys("x"))) - _NO_KEYS
+    {name for name in (*dict(inspect.getmembers(Keys, inspect.isfunction)), *vars(Keys("x"))) if not name.startswith("_")} - _NO_KEYS
 )
 NAMES = [name for name in NAMES if name not in _NO_KEYS]
 # Whatever gets as far as these was not stopped by a reader.

@@ -50,7 +50,7 @@ class Stage:
         async def make(kind: str) -> Any:
             return runner
 
-        host = Host(self.place.as_("platform", changes), labels=labels, name=name, make=make)
+        host = Host(self.place.settings_of("platform", changes), labels=labels, name=name, make=make)
         opened = asyncio.Event()
         running = asyncio.create_task(host.run(opened.set))
         waiting = asyncio.create_task(opened.wait())

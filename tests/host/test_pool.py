@@ -58,8 +58,10 @@ def test_an_instance_without_calls_is_stopped() -> None:
             await asyncio.sleep(2)
             assert not runner.alive
             assert scene.pool.route().state == "stopped"
+            assert scene.pool.last_lines()[-1] == "toolbus: the instance is stopped: nobody called it for 30 s"
             await scene.call()
             assert runner.begun == 2
+        assert "this host leaves" in scene.pool.last_lines()[-1]
 
     run(story)
 

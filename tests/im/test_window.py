@@ -45,7 +45,7 @@ def test_an_unreadable_file_is_put_aside(tmp_path: Path, junk: str) -> None:
 def test_lines_of_others_in_the_chatbox_are_passed_over(tmp_path: Path) -> None:
     """A line that is no entry hides no other one."""
     (tmp_path / "chatbox.jsonl").write_bytes(
-        b'junk\n{"kind":"answer","id":"m1","sender":"","sender_chat_id":"a","content":"","at":1}\n\xff\n'
+        b'junk\n{"kind":"answer","id":"m1","sender":"me","to":"alice","sender_chat_id":"a","content":"","at":1}\n\xff\n'
     )
     window = Window(tmp_path, "w")
     assert not window.take(message("m1"))
@@ -53,11 +53,21 @@ def test_lines_of_others_in_the_chatbox_are_passed_over(tmp_path: Path) -> None:
 
 
 def test_the_same_id_of_two_senders_is_two_messages(tmp_path: Path) -> None:
-    """Ids are unique among the messages of a sender's window, and no further."""
+    """Ids are unique among the messages of a sender's window, and no further; each is answered under an id of its own."""
     window = Window(tmp_path, "w")
-    assert window.take(message("m1"))
-    assert window.take(Message(id="m1", content="x", sender_chat_id="b"))
+    others = [
+        Message(id="m1", content="x", sender="alice", sender_chat_id="b"),
+        Message(id="m1", content="y", sender="bob", sender_chat_id="a"),
+    ]
+    for each in (message("m1"), *others):
+        assert window.take(each)
     assert not window.take(message("m1"))
+    assert len({window.reply(each, "me").id for each in window.pending}) == 3
+    window.answer(window.pending[2], "yes, bob")
+    window.sent(window.pending[2], "me")
+    again = Window(tmp_path, "w")
+    assert [each.message.sender for each in again.pending] == ["alice", "alice"]
+    assert not any(again.take(each) for each in (message("m1"), *others))
 
 
 @pytest.mark.parametrize("chat_id", ["a", "..", ".", "/", "../../x", "a/b", "é" * 100, "x" * 255, "%2F", "nul\x7f", "~"])

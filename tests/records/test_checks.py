@@ -21,6 +21,14 @@ def sourced(type: str = "local", **fields: Any) -> RecordedTool:
     return recorded("x", sources=(ToolSource(**{"type": type, **usual.get(type, {}), **fields}),))
 
 
+def nested(levels: int) -> dict[str, Any]:
+    """Return a schema of so many levels."""
+    schema: dict[str, Any] = {"type": "object"}
+    for _ in range(levels):
+        schema = {"type": "object", "properties": {"a": schema}}
+    return schema
+
+
 GOOD = {
     "local": sourced(),
     "docker": sourced("docker", ports=("8080:80", "0:53/udp"), mounts=("/data:/data:ro",), gpus="all", memory="512m", cpus=1.5),
@@ -43,12 +51,13 @@ BAD: dict[str, tuple[Any, str]] = {
     "a group's id": (recorded("x", group_ids=("a b",)), "$.meta.group_ids[0]"),
     "a status": (recorded("x", status="on"), "$.meta.status"),
     "a schema": (recorded("x", input_schema={"type": "objekt"}), "$.meta.input_schema"),
-    "a schema of a list": (recorded("x", input_schema={"type": "array"}), "$.meta.input_schema"),
+    "a schema of a list": (recorded("x", input_schema={"type": "array"}), "$.meta.input_schema.type"),
+    "a schema that no host can publish": (recorded("x", input_schema=nested(300)), "$.meta.input_schema"),
     "a schema's pattern": (recorded("x", input_schema={"type": "object", "properties": {"a": {"pattern": "("}}}), "$.meta.input_schema"),
     "an output schema": (recorded("x", output_schema={"type": 5}), "$.meta.output_schema"),
     "a name that is not what it looks like": (
         recorded("x", input_schema={"type": "object", "properties": {"a\u202e": {}}}),
-        "$.meta.input_schema",
+        "$.meta.input_schema.properties",
     ),
     "no source": (recorded("x", sources=()), "$.sources"),
     "many sources": (recorded("x", sources=17 * (ToolSource(type="local", host_dir="x"),)), "$.sources"),

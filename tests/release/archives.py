@@ -1,4 +1,4 @@
-"""What is in the wheel and in the sdist, and what must be."""
+"""The contents of the wheel and of the sdist, and those that they must have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What has to agree before a release: the version in each place, and pinned packages with what pyproject.toml asks for."""
+"""The things that agree before a release: the version in each place, and pinned packages with what pyproject.toml asks for."""
 
 from __future__ import annotations
 

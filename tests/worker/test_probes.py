@@ -15,7 +15,8 @@ from toolbus.telemetry.exposition import EXPOSED, Exposition
 from toolbus.worker.process.lifeline import Told
 from toolbus.worker.process.probed_children import ProbedChildren
 from toolbus.worker.process.probes import probes
-from toolbus.worker.process.report import Report
+from toolbus.worker.process.report import ProcessCounts, Report
+from toolbus.worker.process.scaling import Bounds
 from toolbus.worker.process.worker_metrics import worker_metrics
 
 pytestmark = pytest.mark.anyio
@@ -107,7 +108,9 @@ async def test_silent_clients_do_not_use_up_descriptors() -> None:
 def test_every_metric_of_a_worker_is_in_the_table() -> None:
     """Its kind and description stand before its samples, histograms are cumulative, and labels are escaped."""
     tool = ToolStatistics('a"b\\', "t", started=3, failed={"tool_error": 1}, refused={"not_found": 2}, total_ms=4.0, buckets=(1, 2))
-    text = worker_metrics(Report(healthy=True, ready=1, version="1", python="3", sessions={"s": 2}, tools=[tool]), processes=2, restarts=1)
+    processes = ProcessCounts(wanted=2, least=1, most=4, restarts=1, added=1)
+    report = Report(healthy=True, ready=1, version="1", python="3", sessions={"s": 2}, tools=[tool], processes=processes)
+    text = worker_metrics(report)
     told = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
     assert told == {name for name in EXPOSED if name.startswith(("toolbus_worker_", "process_"))}
     values = values_of(text)
@@ -122,7 +125,7 @@ def test_every_metric_of_a_worker_is_in_the_table() -> None:
 
 async def test_several_processes_are_told_as_one_and_counters_never_fall() -> None:
     """Counts are sums; those of a process that has ended stay, and what it had running does not."""
-    children = ProbedChildren(2)
+    children = ProbedChildren(Bounds(2, 2))
     assert (children.started, await children.ready()) == (False, False)
     async with contextlib.AsyncExitStack() as stack:
         ports = [await stack.enter_async_context(probes(Process(calls=calls), "127.0.0.1", 0)) for calls in (3, 4)]
@@ -143,7 +146,7 @@ async def test_several_processes_are_told_as_one_and_counters_never_fall() -> No
 
 async def test_a_process_that_does_not_answer_is_not_ready() -> None:
     """Its counts stay what they were."""
-    children = ProbedChildren(1)
+    children = ProbedChildren(Bounds(1, 1))
     async with probes(Process(calls=3), "127.0.0.1", 0) as port:
         children.serving(0, Told(instance="i", probes=port))
         assert await children.ready()

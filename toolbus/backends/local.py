@@ -12,7 +12,7 @@ from typing import Any
 from toolbus import telemetry
 from toolbus.backends import marks, program
 from toolbus.backends.http.calls import Endpoint, HttpCalls
-from toolbus.backends.made import made_elsewhere
+from toolbus.backends.made import MadeFolder, made_elsewhere, remove_unused
 from toolbus.backends.ports import LOOPBACK, Ports
 from toolbus.backends.readiness import Readiness
 from toolbus.backends.runner import CannotStart, Line, Output
@@ -31,8 +31,11 @@ _OF_UV = ("UV_CACHE_DIR", "UV_OFFLINE", "UV_PYTHON", "UV_PYTHON_INSTALL_DIR", "U
 class LocalInstance:
     """One running program."""
 
-    def __init__(self, running: program.Program, port: int, ports: Ports, calls: HttpCalls, readiness: Readiness) -> None:
+    def __init__(
+        self, running: program.Program, port: int, ports: Ports, calls: HttpCalls, readiness: Readiness, made: MadeFolder | None
+    ) -> None:
         self._program = running
+        self._made = made
         self._ports = ports
         self._calls = calls
         self._readiness = readiness
@@ -62,6 +65,8 @@ class LocalInstance:
             await self._program.stop(within)
         finally:
             self._ports.give_back(self.port)
+            if self._made is not None:
+                self._made.release()
             await self._calls.aclose()
 
 
@@ -82,12 +87,22 @@ class LocalRunner:
         """Start a program, and return when it is ready."""
         folder = _folder(source)
         environment = _environment(source)
-        if tool.code:
-            environment |= await asyncio.to_thread(made_elsewhere, folder, tool.code)
+        if not tool.code:
+            return await self._start_at_a_port(tool, source, folder, environment, line, None)
+        made = await _made(folder, tool.code)
+        try:
+            return await self._start_at_a_port(tool, source, folder, {**environment, **made.variables}, line, made)
+        except BaseException:
+            made.release()
+            raise
+
+    async def _start_at_a_port(
+        self, tool: RecordedTool, source: ToolSource, folder: Path, environment: Mapping[str, str], line: Line, made: MadeFolder | None
+    ) -> LocalInstance:
         for left in reversed(range(_MOST_TRIES)):
             port = self._ports.take()
             try:
-                return await self._start(tool, source, folder, environment, port, line)
+                return await self._start(tool, source, folder, environment, port, line, made)
             except _PortTaken as error:
                 self._ports.give_back(port)
                 if not left:
@@ -98,14 +113,21 @@ class LocalRunner:
         raise AssertionError
 
     async def clean(self) -> list[str]:
-        """End the programs of hosts that are dead."""
-        return await asyncio.to_thread(marks.end_orphans)
+        """End the programs of hosts that are dead, and remove what was made of code that nobody uses any more."""
+        return await asyncio.to_thread(marks.end_orphans) + await asyncio.to_thread(remove_unused)
 
     async def aclose(self) -> None:
         """Close nothing: programs share nothing."""
 
     async def _start(
-        self, tool: RecordedTool, source: ToolSource, folder: Path, environment: Mapping[str, str], port: int, line: Line
+        self,
+        tool: RecordedTool,
+        source: ToolSource,
+        folder: Path,
+        environment: Mapping[str, str],
+        port: int,
+        line: Line,
+        made: MadeFolder | None,
     ) -> LocalInstance:
         readiness = Readiness(source, port)
         words = _words(source, folder, port, is_approved=bool(tool.code))
@@ -129,13 +151,23 @@ class LocalRunner:
             raise
         if readiness.everywhere:
             self._tell_exposed(tool.tool_id, port, line)
-        return LocalInstance(running, port, self._ports, calls, readiness)
+        return LocalInstance(running, port, self._ports, calls, readiness, made)
 
     def _tell_exposed(self, tool: str, port: int, line: Line) -> None:
         line(f"toolbus: it listens on all addresses of the machine, where others can call it: let it listen on {LOOPBACK}, as HOST says")
         if tool not in self._exposed:
             self._exposed.add(tool)
             telemetry.log.warning("instance.listens_everywhere", tool=tool, port=port)
+
+
+async def _made(folder: Path, digest: str) -> MadeFolder:
+    """Return the folder of what is made of approved code; one that comes when nobody waits any more is released."""
+    making = asyncio.ensure_future(asyncio.to_thread(made_elsewhere, folder, digest))
+    try:
+        return await asyncio.shield(making)
+    except asyncio.CancelledError:
+        making.add_done_callback(lambda done: None if done.cancelled() or done.exception() else done.result().release())
+        raise
 
 
 class _PortTaken(CannotStart):

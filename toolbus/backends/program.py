@@ -22,6 +22,8 @@ _LONGEST = 16_384
 _KEPT = 3
 # Seconds that a keeper has, after it has killed everything, to end.
 _ENDING = 15.0
+# Seconds that it has to start the program.
+_STARTING = 60.0
 
 
 class Program:
@@ -142,7 +144,11 @@ async def start(words: Sequence[str], folder: Path, environment: Mapping[str, st
     making = asyncio.ensure_future(_start(words, folder, environment, line))
     try:
         program = await asyncio.shield(making)
-        await program.told()
+        async with asyncio.timeout(_STARTING):
+            await program.told()
+    except TimeoutError:
+        await asyncio.shield(asyncio.ensure_future(_kill(making)))
+        raise CannotStart(f"the system did not start it within {_STARTING:g} s") from None
     except asyncio.CancelledError:
         # A process that is just being made can't be taken back, so it is ended.
         await asyncio.shield(asyncio.ensure_future(_kill(making)))

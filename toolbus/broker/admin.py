@@ -26,6 +26,7 @@ from toolbus.broker.reading import integer
 from toolbus.broker.recent.reader import after, newest
 from toolbus.broker.recent.records import RecentCall
 from toolbus.broker.registry.follower import read_items, read_services
+from toolbus.broker.registry.moving import misplaced_documents, move_documents
 from toolbus.broker.registry.publications import read_record
 from toolbus.broker.registry.registry import TTL, RedisRegistry
 from toolbus.broker.routes.routes import RedisRoutes
@@ -180,8 +181,8 @@ class Admin:
         return dict(sorted(found.items()))
 
     async def item(self, key: str) -> bytes | None:
-        """Return one static descriptor, or None."""
-        value: bytes | None = await self._link.execute("HGET", self._keys.items, key)
+        """Return one document, or None."""
+        value: bytes | None = await self._link.execute("HGET", self._keys.table(key), key)
         return value
 
     async def put(self, key: str, document: bytes, owner: str = "") -> None:
@@ -195,6 +196,14 @@ class Admin:
     async def delete(self, key: str) -> bool:
         """Delete a static descriptor; False when there was none."""
         return await self._registry.delete_item(key)
+
+    async def misplaced(self) -> dict[str, bytes]:
+        """Return documents that an older toolbus has put where workers may write, and that nobody uses; see ``move``."""
+        return await misplaced_documents(self._link, self._keys)
+
+    async def move(self, keys: Iterable[str]) -> dict[str, bool]:
+        """Move misplaced documents to the tables of their kinds; return whether each is used now, or there was a newer one."""
+        return await move_documents(self._link, self._keys, self._registry, keys)
 
     async def transfer(self, key: str) -> bool:
         """Free a self-published name for another owner; False when it was free."""

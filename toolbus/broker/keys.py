@@ -25,6 +25,13 @@ class Keys:
         self.names = f"{self.prefix}reg:names"
         self.meta = f"{self.prefix}reg:meta"
         self.items = f"{self.prefix}reg:items"
+        # What hosts run, and what people decide, stands apart: the server's rights end at keys.
+        self.recorded = f"{self.prefix}reg:recorded"
+        self.pending = f"{self.prefix}reg:pending"
+        self.groups = f"{self.prefix}reg:groups"
+        self.pins = f"{self.prefix}reg:pins"
+        self._tables = {"recorded": self.recorded, "pending": self.pending, "pin": self.pins}
+        self._tables |= dict.fromkeys(("group", "backend-runtime"), self.groups)
         self.paused = f"{self.prefix}reg:paused"
         self.confirmations = f"{self.prefix}confirms"
         self.confirmed = f"{self.prefix}confirmed"
@@ -44,9 +51,17 @@ class Keys:
         self.call_prefix = f"{self.prefix}call:"
         self.reply_prefix = f"{self.prefix}rsp:"
 
+    def tables(self) -> tuple[str, ...]:
+        """Return the keys of the registry's documents."""
+        return (self.items, self.recorded, self.pending, self.groups, self.pins)
+
+    def table(self, document: str) -> str:
+        """Return the key in which a document of the registry stands (``tool/x``, ``pin/x``, ``recorded/x``)."""
+        return self._tables.get(document.partition("/")[0], self.items)
+
     def shared_by_all(self) -> dict[str, str]:
         """Return the keys of the whole namespace, and the type of each."""
-        hashes = dict.fromkeys((self.services, self.names, self.meta, self.items, self.tokens, self.format), "hash")
+        hashes = dict.fromkeys((self.services, self.names, self.meta, *self.tables(), self.tokens, self.format), "hash")
         others = {self.live: "zset", self.pulse: "string", self.log: "stream", self.paused: "set", self.confirmations: "zset"}
         others |= {self.conversations: "zset", self.recent: "stream", self.hosts: "zset", self.messenger: "string"}
         others |= dict.fromkeys((self.creations_queued, self.creations_running, self.creations_ended), "zset")
@@ -55,7 +70,7 @@ class Keys:
     def of_workers(self) -> dict[str, str]:
         """Return those of them that workers use."""
         others = {self.tokens, self.conversations, self.messenger, self.hosts, self.format}
-        others |= {self.creations_queued, self.creations_running, self.creations_ended}
+        others |= {self.creations_queued, self.creations_running, self.creations_ended, *self.tables()} - {self.items}
         return {key: kind for key, kind in self.shared_by_all().items() if key not in others}
 
     def of_service(self, service: str, queue: str) -> dict[str, str]:

@@ -339,6 +339,7 @@ class RedisWorkerBroker:
             "writes": link.writes,
             "connects": link.connects,
             "held": sum(len(stream.held) for stream in steps.streams.values()),
+            "depth": sum(stream.depth for stream in steps.streams.values()),
         }
 
 

@@ -7,7 +7,7 @@ import click
 from toolbus.cli.common import settings_of
 from toolbus.cli.output import print_json, say
 
-_ROLES = ("agent", "worker", "nested", "platform", "gateway", "operator", "monitor")
+_ROLES = ("agent", "worker", "nested", "platform", "approver", "messenger", "gateway", "operator", "monitor")
 
 
 @click.command("acl", no_args_is_help=True)
@@ -18,13 +18,15 @@ def acl_command(ctx: click.Context, roles: tuple[str, ...], output: str) -> None
     """Print the least rights on the server that a user with a ROLE needs, for ACL SETUSER or an ACL file.
 
     \b
-    agent     calls tools, answers confirmations, keeps conversations
-    worker    serves tools
-    nested    calls other tools from handlers; give it to a worker's user, beside worker
-    platform  hosts, coding agent, service agent, messenger
-    gateway   serves tools over HTTP and MCP, keeps groups, reads tokens, watches
-    operator  looks after everything with this command
-    monitor   watches, and changes nothing
+    agent      calls tools, answers confirmations, keeps conversations
+    worker     serves tools
+    nested     calls other tools from handlers; give it to a worker's user, beside worker
+    platform   hosts, coding agent, service agent
+    approver   records tools and decides about them; beside gateway for its page, beside platform for --auto-approve
+    messenger  the connector of `toolbus im`
+    gateway    serves tools over HTTP and MCP, keeps groups, reads tokens, watches
+    operator   looks after everything with this command
+    monitor    watches, and changes nothing
 
     The rules are of one namespace, and keep the user's passwords. See docs/how-to/roles.md.
 

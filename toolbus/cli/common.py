@@ -145,6 +145,17 @@ def output_option(function: F) -> F:
     )(function)
 
 
+def digest_option(means: str) -> Callable[[F], F]:
+    """Return the option ``--digest``, which is empty when it is not given; an empty one, as of an unset variable, is refused."""
+
+    def given(ctx: click.Context, param: click.Parameter, value: str | None) -> str:
+        if value == "":
+            raise click.BadParameter("it is empty, which names no form", ctx, param)
+        return value or ""
+
+    return click.option("--digest", callback=given, help=means)
+
+
 def json_option(function: F) -> F:
     """Add ``--output json``, which changes nothing, to a command that prints JSON in any case."""
     means = "This command always prints JSON."

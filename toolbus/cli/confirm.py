@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from toolbus.cli.common import fail, output_option, with_bus
+from toolbus.cli.common import digest_option, fail, output_option, with_bus
 from toolbus.cli.output import print_json, print_table, say
 from toolbus.confirmations import ConfirmationAnswer, ConfirmationRequest
 from toolbus.display import one_line, visible
@@ -74,7 +74,7 @@ def show_command(ctx: click.Context, /, id: str, full: bool, output: str) -> Non
 @confirm_command.command("allow")
 @click.argument("id")
 @click.option("--note", default="", help="A remark for the asker.")
-@click.option("--digest", default="", help="Allow the request only if its digest starts with this; `show` prints it.")
+@digest_option("Allow the request only if its digest is this, or begins with this, of 16 digits or more; `show` prints it.")
 @_by_option
 @click.pass_context
 def allow_command(ctx: click.Context, /, id: str, note: str, digest: str, by: str | None) -> None:
@@ -114,6 +114,9 @@ def _answer(ctx: click.Context, start: str, answer: ConfirmationAnswer, digest: 
 
         whole, given = await _whole(bus, start), answer
         if digest:
+            from toolbus.pins import check_prefix
+
+            check_prefix(digest)
             found = await bus.confirmations.get(whole)
             if not found.digest.startswith(digest):
                 fail(f"{whole} has the digest {visible(found.digest)}, not {digest}")

@@ -18,6 +18,7 @@ from toolbus.cli.probing import ProbePlace, health_options, run_worker
 from toolbus.cli.supervised import refusals, supervise
 from toolbus.display import one_line
 from toolbus.results import ConfigurationError, ToolbusError
+from toolbus.worker.process.scaling import Bounds
 
 if TYPE_CHECKING:
     from toolbus.mounts.mount import Mount
@@ -107,7 +108,9 @@ def mount_command(
         if processes > 1 and not listing:
             words = _words(ctx)
             after = ["--", name, *target]
-            code = run_loop(lambda: supervise(ctx, settings, words, processes=processes, lifeline=lifeline, after=after, place=place))
+            code = run_loop(
+                lambda: supervise(ctx, settings, words, processes=Bounds(processes, processes), lifeline=lifeline, after=after, place=place)
+            )
         else:
             service = _service(name, target, openapi, options, given)
             code = run_loop(lambda: _list(service, output) if listing else _serve(service, settings, place, lifeline, pin=pin))

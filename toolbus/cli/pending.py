@@ -61,6 +61,7 @@ def approve(ctx: click.Context, review: Review, *, digest: str, yes: bool, by: s
         print_json({"tool_id": tool.tool_id, "state": "approved", "revision": tool.revision, "digest": review.digest})
     else:
         say(f"approved {visible(tool.tool_id)}, revision {tool.revision} ({review.digest[:16]}); hosts serve it from now on")
+        say("its descriptor is pinned: a record that changes it without approval is withheld until it is approved")
 
 
 def reject(ctx: click.Context, name: str) -> bool:

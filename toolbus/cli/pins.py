@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from toolbus.cli.common import ask_first, fail, json_option, namespace_of, output_option, with_admin
+from toolbus.cli.common import ask_first, digest_option, fail, json_option, namespace_of, output_option, with_admin
 from toolbus.cli.output import print_json, print_table, say
 from toolbus.display import one_line, visible
 
@@ -18,11 +18,7 @@ if TYPE_CHECKING:
 
 _reason_option = click.option("--reason", default="", help="Why, for those who list the decisions.")
 _approve_options = (
-    click.option(
-        "--digest",
-        default="",
-        help="Approve only the form with this digest, or its first 16 digits or more, which `toolbus pins show` tells.",
-    ),
+    digest_option("Approve only the form with this digest, or its first 16 digits or more, which `toolbus pins show` tells."),
     _reason_option,
     output_option,
 )

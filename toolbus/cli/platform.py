@@ -7,6 +7,7 @@ import importlib
 import click
 
 _COMMANDS = {
+    "cancel": "platform_tasks",
     "export": "platform_files",
     "import": "platform_files",
     "list": "platform_listing",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -15,6 +17,11 @@ from toolbus.cli.common import Failure, NotMendable, environment_of
 from toolbus.cli.probing import ProbePlace, probing
 from toolbus.results import ConfigurationError, ToolbusError
 from toolbus.settings import Settings
+from toolbus.worker.process.scaling import Bounds
+
+if TYPE_CHECKING:
+    from toolbus.worker.process.autoscaler import Autoscaler
+    from toolbus.worker.process.supervisor import Supervisor
 
 # Seconds that children may take beyond their grace period, until they are killed and what they held is others'.
 _OF_CHILDREN = 10.0
@@ -45,7 +52,7 @@ async def supervise(
     settings: Settings,
     words: Sequence[str],
     *,
-    processes: int,
+    processes: Bounds,
     lifeline: int | None,
     watch: Sequence[Path] = (),
     after: Sequence[str] = (),
@@ -57,13 +64,14 @@ async def supervise(
         ctx: the running command's.
         settings: of the workers.
         words: the command and its arguments, after ``toolbus``.
-        processes: how many.
+        processes: the fewest and the most; the load decides, if they differ.
         lifeline: the file descriptor of the process that started this one.
         watch: folders in which changes start them anew.
         after: arguments that stand after all options.
         place: where probes are answered for all of them.
     """
     from toolbus.broker.admin import Admin
+    from toolbus.worker.process.autoscaler import Autoscaler
     from toolbus.worker.process.lifeline import Told, tell, watch_lifeline
     from toolbus.worker.process.notify import Notifier
     from toolbus.worker.process.probed_children import CHILD_HOST, ProbedChildren
@@ -91,18 +99,37 @@ async def supervise(
     if lifeline is not None:
         watch_lifeline(lifeline, lambda: os.kill(os.getpid(), signal.SIGTERM), settings.grace + _OF_CHILDREN)
     asked = () if place.port is None else ("--health-host", CHILD_HOST, "--health-port", "0")
+    scaler = Autoscaler(processes) if processes.least < processes.most else None
     async with probing(lambda: ProbedChildren(processes), place) as (children, _), notifier.alive():
         supervisor = Supervisor(
             [sys.executable, "-m", "toolbus", *words, *asked],
             environment,
-            processes=processes,
+            processes=processes.least,
             grace=settings.grace,
             retire=retire,
             complain=lambda text: Failure(text).show(),
             on_serving=serving,
             watch=watch,
             after=after,
-            watcher=children,
+            watchers=[each for each in (children, scaler) if each is not None],
             on_stopping=notifier.stopping,
         )
-        return await supervisor.run()
+        async with _scaled(supervisor, scaler):
+            return await supervisor.run()
+
+
+@contextlib.asynccontextmanager
+async def _scaled(supervisor: Supervisor, scaler: Autoscaler | None) -> AsyncIterator[None]:
+    """Let the load decide how many processes there are, if there is what follows it."""
+    if scaler is None:
+        yield
+        return
+    from toolbus.background import keep_running
+    from toolbus.worker.process.load import EVERY
+
+    task = asyncio.create_task(keep_running("scaling", lambda: scaler.run(supervisor), every=EVERY))
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait({task})

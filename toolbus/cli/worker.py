@@ -12,13 +12,17 @@ import click
 
 from toolbus.cli.common import settings_with_server
 from toolbus.cli.probing import ProbePlace, health_options, run_worker
+from toolbus.cli.processes import Processes
 from toolbus.cli.supervised import refusals, supervise
 from toolbus.settings import Settings
+from toolbus.worker.process.scaling import Bounds
 
 
 @click.command("worker")
 @click.argument("targets", nargs=-1, metavar="TARGET...")
-@click.option("--processes", type=click.IntRange(1, 256), default=1, show_default=True, help="Worker processes.")
+@click.option(
+    "--processes", type=Processes(), default="1", show_default=True, help="Worker processes: a number, or 1..8 to follow the load."
+)
 @click.option("--concurrency", type=click.IntRange(1), help="Calls that run at once in each process (TOOLBUS_CONCURRENCY; 100).")
 @click.option("--reload", is_flag=True, help="Restart when a Python file beside the targets changes.")
 @click.option("--grace", type=float, help="Seconds that running calls may take to finish on SIGTERM (TOOLBUS_GRACE; 30).")
@@ -30,11 +34,12 @@ from toolbus.settings import Settings
 @health_options()
 @click.option("--examples", is_flag=True, hidden=True, help="Serve the examples of toolbus, too.")
 @click.option("--lifeline", type=int, hidden=True)
+@click.option("--report-load", is_flag=True, hidden=True, help="Tell the process at the lifeline how busy this one is.")
 @click.pass_context
 def worker_command(
     ctx: click.Context,
     targets: tuple[str, ...],
-    processes: int,
+    processes: Bounds,
     concurrency: int | None,
     reload: bool,
     grace: float | None,
@@ -45,11 +50,15 @@ def worker_command(
     health_port: int | None,
     examples: bool,
     lifeline: int | None,
+    report_load: bool,
 ) -> None:
     """Serve the tools of each TARGET.
 
     A TARGET is a path (jokes.py, mytools/), a module, a package with its modules, module:name, or the short name of an
     installed service (`toolbus workers` lists them). A name may be that of a FastMCP server object (server.py:mcp).
+
+    With --processes 1..8 there are as many processes as the load asks for, between 1 and 8: more when calls wait for a slot, hold the event
+    loop or use up a core, fewer after half a minute with less to do. A process that goes finishes its calls first.
 
     SIGTERM and Ctrl-C take the worker out of the registry at once, let running calls finish, and exit with 0.
 
@@ -57,6 +66,7 @@ def worker_command(
     Examples:
       toolbus worker jokes.py
       toolbus worker calculator text --processes 4
+      toolbus worker jokes.py --processes 1..8 --health-port 8081
       toolbus worker mytools
       toolbus worker jokes.py --middleware limits.py:middleware
     """
@@ -64,7 +74,7 @@ def worker_command(
     from toolbus.worker.loading.command_line import folders
     from toolbus.worker.process.event_loop import run_loop
 
-    if health_file is not None and processes > 1:
+    if health_file is not None and processes.most > 1:
         raise click.UsageError("--health-file is for one process; leave --processes out, or use --health-port")
     if not targets and not examples:
         raise click.UsageError("name what to serve: a file (jokes.py), a module, or an installed service (toolbus workers lists them)")
@@ -77,12 +87,14 @@ def worker_command(
     place = ProbePlace(health_host, health_port)
     watched = (*targets, *around) if reload else ()
     with refusals(lifeline):
-        if processes > 1 or reload:
+        if processes.most > 1 or reload:
             watch = folders(watched)
-            words = ["worker", *targets, *extra]
+            words = ["worker", *targets, *extra, *(["--report-load"] if processes.most > processes.least else [])]
             code = run_loop(lambda: supervise(ctx, settings, words, processes=processes, lifeline=lifeline, watch=watch, place=place))
         else:
-            code = run_loop(lambda: _work(settings, targets, around, health_file, place, lifeline, examples=examples))
+            code = run_loop(
+                lambda: _work(settings, targets, around, health_file, place, lifeline, examples=examples, report_load=report_load)
+            )
     sys.exit(code)
 
 
@@ -95,12 +107,14 @@ async def _work(
     lifeline: int | None,
     *,
     examples: bool,
+    report_load: bool,
 ) -> int:
     from toolbus import telemetry
     from toolbus.mounts.serving import mounted
     from toolbus.worker.loading import installed
     from toolbus.worker.loading.command_line import load
     from toolbus.worker.process.lifeline import watch_lifeline
+    from toolbus.worker.process.load_reports import load_reports
     from toolbus.worker.worker import Worker
 
     served = [*(installed.examples() if examples else ()), *map(_mounting, map(load, targets))]
@@ -109,7 +123,8 @@ async def _work(
     async with mounted(served) as serve_with:
         worker = Worker(served, settings=settings, middleware=_middleware(around))
         serve_with(worker)
-        await run_worker(worker, place, lifeline, health_file=health_file)
+        async with load_reports(worker, lifeline if report_load else None) as opened:
+            await run_worker(worker, place, lifeline, health_file=health_file, on_open=opened)
     if worker.stuck:
         # A thread can't be stopped; its call was given up, and it must not keep the process alive.
         telemetry.flush_logging()

@@ -127,8 +127,12 @@ class CodingAgent(ToolService):
 
     @tool(effect="idempotent", category="platform")
     async def cancel_task(self, task_id: TaskId) -> dict[str, Any]:
-        """End a task: one that waits at once, one that runs soon."""
-        status = await self._creations.cancel((await self._found(task_id)).id)
+        """End a task of yours: one that waits at once, one that runs soon."""
+        found = await self._found(task_id)
+        if found.by != invocation().user:
+            message = f"the task {task_id!r} is another user's; who submitted it may cancel it, or an operator: `toolbus platform cancel`"
+            raise ToolError(message, type="forbidden", code="not_yours")
+        status = await self._creations.cancel(found.id)
         return {"task_id": task_id, "status": status}
 
     @tool(effect="read", category="platform")

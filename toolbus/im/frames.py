@@ -23,7 +23,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A message to this contact.
 
     Attributes:
-        id: unique among the messages of its sender; one that comes again is the same message.
+        id: unique among the messages of its sender's window; one that comes again is the same message.
         sender: the name of its sender.
         sender_chat_id: the sender's window, to which the answer goes.
         receiver_chat_id: the window of ours that it is for; empty for all of them.

@@ -22,6 +22,9 @@ MOST_PENDING = 1_000
 _MOST_READ = 4_194_304
 _LONGEST_NAME = 200
 
+_Key = tuple[str, str, str]
+"""The sender of a message, its window, and its id there."""
+
 
 class Pending(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A message that was not answered for good yet; ``answer`` is set once it is known."""
@@ -31,7 +34,7 @@ class Pending(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class _Entry(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A line of the chatbox; for an answer ``id`` is that of its message."""
+    """A line of the chatbox; for an answer ``id`` is that of its message, and ``to`` is who sent that."""
 
     kind: Literal["message", "answer"]
     id: str
@@ -39,6 +42,7 @@ class _Entry(msgspec.Struct, kw_only=True, omit_defaults=True):
     sender_chat_id: str
     content: str
     at: float
+    to: str = ""
 
 
 class _Kept(msgspec.Struct):
@@ -70,8 +74,8 @@ class Window:
         self._chatbox = folder / "chatbox.jsonl"
         self.chat_id = chat_id
         self.pending: list[Pending] = []
-        self._known: set[tuple[str, str]] = set()
-        self._answered: set[tuple[str, str]] = set()
+        self._known: set[_Key] = set()
+        self._answered: set[_Key] = set()
         try:
             if any(each.is_symlink() for each in (folder, self._pending_file, self._chatbox)):
                 raise ConfigurationError(
@@ -120,7 +124,8 @@ class Window:
     def reply(self, entry: Pending, contact: str) -> Reply:
         """Return the frame of an answer, the same whenever it is made."""
         message = entry.message
-        made = hashlib.blake2b(f"{contact}\0{self.chat_id}\0{message.sender_chat_id}\0{message.id}".encode(), digest_size=12).hexdigest()
+        words = "\0".join((contact, self.chat_id, message.sender, message.sender_chat_id, message.id))
+        made = hashlib.blake2b(words.encode(), digest_size=12).hexdigest()
         return Reply(
             id=f"answer-{made}",
             reply_to=message.id,
@@ -150,9 +155,10 @@ class Window:
             except (msgspec.DecodeError, UnicodeError):
                 telemetry.log.warning("im.unreadable", chat=self.chat_id, file=self._chatbox.name)
                 continue
-            self._known.add((entry.sender_chat_id, entry.id))
+            key = entry.to if entry.kind == "answer" else entry.sender, entry.sender_chat_id, entry.id
+            self._known.add(key)
             if entry.kind == "answer":
-                self._answered.add((entry.sender_chat_id, entry.id))
+                self._answered.add(key)
         logged = set(self._known)
         self.pending = [each for each in self._stored() if _key(each.message) not in self._answered]
         for each in self.pending:
@@ -177,7 +183,10 @@ class Window:
         files.replace(self._pending_file, msgspec.json.format(msgspec.json.encode(_Kept(self.chat_id, self.pending))))
 
     def _log(self, kind: Literal["message", "answer"], message: Message, sender: str, content: str) -> None:
-        entry = _Entry(kind=kind, id=message.id, sender=sender, sender_chat_id=message.sender_chat_id, content=content, at=time.time())
+        to = message.sender if kind == "answer" else ""
+        entry = _Entry(
+            kind=kind, id=message.id, sender=sender, sender_chat_id=message.sender_chat_id, content=content, at=time.time(), to=to
+        )
         files.append(self._chatbox, msgspec.json.encode(entry))
 
 
@@ -197,5 +206,5 @@ def chat_of(folder: Path) -> str:
         return unquote(folder.name)
 
 
-def _key(message: Message) -> tuple[str, str]:
-    return message.sender_chat_id, message.id
+def _key(message: Message) -> _Key:
+    return message.sender, message.sender_chat_id, message.id

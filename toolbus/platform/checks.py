@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from toolbus.client.tools.groups import ToolGroup
-from toolbus.descriptors import ToolDescriptor, check_tool
 from toolbus.effects import effect_flaw
+from toolbus.platform.described import descriptor_of
 from toolbus.platform.records import BackendRuntime, RecordedTool, Running, ToolMeta
 from toolbus.platform.source_checks import check_source
 from toolbus.platform.values import check_id, check_number, check_text, wrong
@@ -52,6 +52,8 @@ def check_recorded(tool: RecordedTool) -> RecordedTool:
     if _DIGEST.fullmatch(tool.code) is None:
         raise wrong(tool.code, "a digest in hexadecimal", "$.code")
     check_text(tool.made_by, "$.made_by", _MOST_NAME)
+    # What no host could publish is not recorded.
+    descriptor_of(tool)
     return tool
 
 
@@ -73,8 +75,8 @@ def check_meta(meta: ToolMeta, path: str) -> None:
         check_text(slug, f"{path}.tool_slug_ids[{index}]", _MOST_NAME)
     if meta.status not in {"active", "inactive"}:
         raise wrong(meta.status, "active or inactive", f"{path}.status")
-    _check_schema(meta.tool_id, meta.input_schema, f"{path}.input_schema")
-    _check_schema(meta.tool_id, meta.output_schema, f"{path}.output_schema", is_input=False)
+    _check_schema(meta.input_schema, f"{path}.input_schema")
+    _check_schema(meta.output_schema, f"{path}.output_schema")
 
 
 def check_group(group: ToolGroup) -> ToolGroup:
@@ -120,10 +122,8 @@ def _check_running(running: Running) -> None:
         raise DescriptorError(flaw, path="$.running.effect")
 
 
-def _check_schema(tool: str, schema: Mapping[str, Any], path: str, *, is_input: bool = True) -> None:
+def _check_schema(schema: Mapping[str, Any], path: str) -> None:
     try:
         check_possible(schema)
-        if is_input:
-            check_tool(ToolDescriptor(tool, "-", tool, parameters=dict(schema)))
     except DescriptorError as error:
         raise DescriptorError(str(error).rpartition(" - at `")[0] or str(error), path=path) from None

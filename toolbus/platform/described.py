@@ -6,9 +6,10 @@ import time
 from typing import Any
 
 from toolbus import pins
-from toolbus.descriptors import ServiceDescriptor, parse_tool
+from toolbus.descriptors import ServiceDescriptor, ToolDescriptor, parse_tool
 from toolbus.platform.records import RecordedTool
-from toolbus.schema import mended_document
+from toolbus.results import DescriptorError
+from toolbus.schema import check_for, mended_document
 
 _MOST_DESCRIPTION = 16_384
 
@@ -36,12 +37,26 @@ def document_of(record: RecordedTool) -> dict[str, Any]:
     return {key: value for key, value in document.items() if value}
 
 
+def descriptor_of(record: RecordedTool) -> ToolDescriptor:
+    """Return a recorded tool's descriptor as a host publishes it.
+
+    Raises:
+        DescriptorError: no host can publish it; ``path`` names the field of the record.
+    """
+    try:
+        document, _ = mended_document(document_of(record))
+        tool = parse_tool({"effect": "", **document}, ServiceDescriptor(id=record.tool_id))
+        check_for(tool)
+    except DescriptorError as error:
+        message = str(error).removesuffix(f" - at `{error.path}`")
+        raise DescriptorError(message, path=error.path.replace("$.parameters", "$.meta.input_schema", 1)) from None
+    return tool
+
+
 def pin_of(record: RecordedTool, *, by: str = "", reason: str = "") -> bytes:
     """Return the pin that approves a recorded tool as a host publishes it.
 
     Raises:
         DescriptorError: no host can publish it.
     """
-    document, _ = mended_document(document_of(record))
-    tool = parse_tool({"effect": "", **document}, ServiceDescriptor(id=record.tool_id))
-    return pins.encoded(pins.approved(tool, by=by, reason=reason, at=time.time()))
+    return pins.encoded(pins.approved(descriptor_of(record), by=by, reason=reason, at=time.time()))

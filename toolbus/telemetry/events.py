@@ -205,6 +205,8 @@ EVENTS: Mapping[str, str] = {
     "supervisor.not_retired": "the server could not be told that a worker process has died; its calls wait for the end of its lease",
     "supervisor.reloading": "a file changed; the worker processes are restarted",
     "supervisor.restarting": "a worker process ended and is started again",
+    "supervisor.scaled": "the load asked for another number of worker processes: `processes` after `before`; `use` is how many were busy, "
+    "`backlog` how many requests waited for a slot",
     "upkeep.failed": "taking over requests or cleaning up failed; it is tried again in the next turn",
     "usage.uncounted": "the server refused to count the usage of calls",
     "value.unreadable": "a value on the server can't be read and is skipped; `key` names it",

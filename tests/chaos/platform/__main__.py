@@ -28,14 +28,18 @@ _SHOWN = 20
 @click.option("--lease", type=click.FloatRange(0.5, 60), default=2.0, show_default=True, help="toolbus's lease, in seconds.")
 @click.option("--timeout", type=click.FloatRange(1), default=30.0, show_default=True, help="Seconds a call may take.")
 @click.option("--most", type=click.FloatRange(1), default=300.0, show_default=True, help="Seconds after which nothing more is killed.")
-def main(seed: int | None, kills: int, between: float, hosts: int, callers: int, lease: float, timeout: float, most: float) -> None:
+@click.option("--ends", type=click.FloatRange(1), default=150.0, show_default=True, help="Seconds after that in which the run has to end.")
+def main(
+    seed: int | None, kills: int, between: float, hosts: int, callers: int, lease: float, timeout: float, most: float, ends: float
+) -> None:
     """Kill hosts and the programs of their tools with SIGKILL while the tools are called; then check that every call has ended with
     its answer or a clear error, that no program outlived its host, and that no route outlived its lease.
 
-    Exits with 0 when every promise was kept, and with 1 when one was broken.
+    Exits with 0 when every promise was kept, with 1 when one was broken, and with 3 when the run did not end: then it says what each
+    task waits for.
     """
     chosen = random.SystemRandom().randrange(1_000_000) if seed is None else seed
-    options = Options(chosen, kills, between, hosts, callers, lease, timeout, most)
+    options = Options(chosen, kills, between, hosts, callers, lease, timeout, most, ends)
     folder = Path(tempfile.mkdtemp(prefix="toolbus-chaos-"))
     click.echo(f"seed {chosen}: {kills} kills among {hosts} hosts and their programs, {callers} calls at once")
     driver = Driver(options, folder, click.echo)

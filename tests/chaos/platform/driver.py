@@ -17,6 +17,7 @@ import msgspec
 from tests.chaos.platform import processes
 from tests.chaos.platform.history import Ended, History
 from tests.chaos.platform.tools import EFFECTS, Planned, planned, records
+from tests.chaos.platform.watchdog import Watchdog
 from toolbus import Settings, ToolBus
 from toolbus.broker.embedded import EmbeddedServer
 from toolbus.platform.store import Records
@@ -43,6 +44,7 @@ class Options(msgspec.Struct, frozen=True):
         lease: toolbus's lease, in seconds.
         timeout: seconds that a call may take.
         most: seconds after which nothing more is killed.
+        ends: seconds after that in which the run has to end.
     """
 
     seed: int
@@ -53,6 +55,7 @@ class Options(msgspec.Struct, frozen=True):
     lease: float = 2.0
     timeout: float = 30.0
     most: float = 300.0
+    ends: float = 150.0
 
 
 class Driver:
@@ -76,11 +79,11 @@ class Driver:
         server = EmbeddedServer()
         server.start()
         self._settings = Settings.load({}, url=server.url, namespace="chaos", lease=self._options.lease)
+        options = self._options
+        watchdog = Watchdog(options.most + options.ends, lambda: [host.pid for host in list(self._hosts.values())], self._folder)
         try:
-            async with ToolBus(settings=self._settings) as self._bus:
-                for record in records(self._programs):
-                    await Records(self._bus).put(record)
-                await self._break_things()
+            with watchdog:
+                await self._with_bus()
         finally:
             for host in self._hosts.values():
                 with suppress(ProcessLookupError):
@@ -89,6 +92,12 @@ class Driver:
         noted = self._notes.read_text().split() if self._notes.exists() else []
         for number in map(int, noted):
             self.history.runs[number] = self.history.runs.get(number, 0) + 1
+
+    async def _with_bus(self) -> None:
+        async with ToolBus(settings=self._settings) as self._bus:
+            for record in records(self._programs):
+                await Records(self._bus).put(record)
+            await self._break_things()
 
     async def _break_things(self) -> None:
         options = self._options
@@ -187,7 +196,7 @@ class Driver:
         settings = {"TOOLBUS_URL": self._settings.url, "TOOLBUS_NAMESPACE": "chaos", "TOOLBUS_LEASE": str(self._options.lease)}
         with (self._folder / f"host-{slot}.log").open("ab") as log:
             self._hosts[slot] = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "toolbus", "host", "--name", f"h{slot}", "--grace", "5"),
+                *(sys.executable, "-m", "tests.chaos.platform.host", "--name", f"h{slot}", "--grace", "5"),
                 env={**os.environ, **settings},
                 stdout=log,
                 stderr=log,

@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from tests.chaos.platform.watchdog import EXIT_CODE
+
 
 @pytest.mark.timeout(240)
 def test_a_small_run_kills_hosts_and_programs_and_finds_nothing() -> None:
@@ -19,3 +21,16 @@ def test_a_small_run_kills_hosts_and_programs_and_finds_nothing() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "broken promises: 0" in done.stdout
     assert re.search(r"killed: \d+ ", done.stdout)
+
+
+@pytest.mark.timeout(120)
+def test_a_run_that_does_not_end_says_what_it_waits_for() -> None:
+    """The watchdog ends it with the stacks of its tasks and of its hosts'."""
+    options = ["--seed", "4", "--kills", "1000", "--hosts", "1", "--callers", "1", "--most", "1", "--ends", "1"]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.chaos.platform", *options], capture_output=True, text=True, check=False, timeout=110
+    )
+    assert done.returncode == EXIT_CODE, done.stdout + done.stderr
+    assert "the run has not ended within 2 s" in done.stderr
+    assert "== task" in done.stderr
+    assert "_break_things" in done.stderr

@@ -179,6 +179,17 @@ def test_a_link_that_is_swapped_in_meanwhile_leads_nowhere(inside: Path, outside
     assert sorted(each.name for each in outside.iterdir()) == ["secret", "target"]
 
 
+def test_no_more_is_counted_than_there_may_be(inside: Path) -> None:
+    """A folder with far more files than allowed is looked at as far as the limit, whether of files or of bytes."""
+    for each in range(100):
+        (inside / str(each)).write_bytes(b"x" * 5_000)
+    assert usage(str(inside), most_entries=10)[1] == 11
+    used, entries = usage(str(inside), most_bytes=20_000)
+    assert used > 20_000
+    assert entries < 10
+    assert usage(str(inside))[1] == 100
+
+
 def test_sizes_and_numbers_are_bounded(inside: Path) -> None:
     """A file, all files together, and their number have limits, also when text is added bit by bit."""
     files = folder(inside, file_bytes=10_000, total_bytes=40_000, entries=8)

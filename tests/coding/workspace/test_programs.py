@@ -38,6 +38,12 @@ for _ in range(60):
     os.chdir("x" * 100)
 time.sleep(60)
 """
+# Empty files without end.
+MANY = """
+import itertools
+for number in itertools.count():
+    open(str(number), "w").close()
+"""
 # Memory in files that have no name, which no process maps.
 HIDDEN = """
 import os, time
@@ -187,6 +193,7 @@ async def test_the_network_is_there_when_the_deployment_says_so(tmp_path: Path) 
         ("yes", "output"),
         ("i=0; while [ $i -lt 100 ]; do head -c 1000000 /dev/zero > f$i; i=$((i+1)); done; sleep 60", "disk"),
         (f"exec {PYTHON} -c '{DEEP}'", "disk"),
+        (f"exec {PYTHON} -c '{MANY}'", "disk"),
         ("mkdir d; cd d; i=0; while :; do mkdir x 2>/dev/null && cd x || sleep 0.1; head -c 500000 /dev/zero > z; done", "disk"),
     ],
 )

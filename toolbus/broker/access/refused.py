@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from toolbus.broker import scripts
 from toolbus.broker.access.rights import commands_of
-from toolbus.broker.access.touched import SCRIPTS, Touched
+from toolbus.broker.access.touched import SCRIPTS, WRITES_DOCUMENTS, Touched
 
 # Scripts that roles may lack: others run them, too.
 _LEFT_TO_OTHERS = frozenset({"registry/sweep"})
@@ -20,7 +20,8 @@ def wanted(packed: bytes) -> str:
     """Return which script or command a packed command is, and what it touches, for a person who changes access lists."""
     script = _script_in(packed)
     if script:
-        return f"the script {script} needs {_told(SCRIPTS[script])}, and the commands {' '.join(sorted(commands_of(script)))}"
+        table = " and the table of what it writes" if script in WRITES_DOCUMENTS else ""
+        return f"the script {script} needs {_told(SCRIPTS[script])}{table}, and the commands {' '.join(sorted(commands_of(script)))}"
     words = packed.split(b"\r\n")[2:6:2]
     name = words[0].decode(errors="replace").lower() if words else ""
     key = f" {words[1].decode(errors='replace')[:100]}" if len(words) > 1 else ""

@@ -65,7 +65,7 @@ def rights(roles: Iterable[str], namespace: str) -> Rights:
     found = [ROLES[name] for name in names]
     touched = [SCRIPTS[script] for role in found for script in role.scripts]
     touched += [each for role in found for each in role.commands.values()]
-    given = {family for each in touched for family in each.given.split()}
+    given = {family for each in touched for family in each.given.split()} | {family for role in found for family in role.tables.split()}
     reads = {family for each in touched for family in each.reads.split()} - given
     writes = {family for each in touched for family in each.writes.split()} - given
     given |= reads & writes

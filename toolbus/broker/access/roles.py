@@ -20,6 +20,7 @@ class Role(msgspec.Struct, frozen=True, kw_only=True):
         alone: commands that are allowed for these keys only.
         hears: channels that it subscribes to.
         never: commands that its scripts do without.
+        tables: tables of the registry's documents that it writes.
     """
 
     about: str
@@ -28,12 +29,14 @@ class Role(msgspec.Struct, frozen=True, kw_only=True):
     alone: Mapping[str, str] = MappingProxyType({})
     hears: str = ""
     never: frozenset[str] = frozenset()
+    tables: str = ""
 
 
+_APART = "reg:recorded reg:pending reg:groups reg:pins"
 _READ_REGISTRY = {
-    "hscan": Touched(reads="reg:services reg:items"),
+    "hscan": Touched(reads=f"reg:services reg:items {_APART}"),
     "hget": Touched(reads="reg:meta reg:services"),
-    "hmget": Touched(reads="reg:names reg:s format"),
+    "hmget": Touched(reads=f"reg:names reg:s {_APART} format"),
     "xrevrange": Touched(reads="log"),
 }
 _CALL = ("publish/publish", "publish/cancel", "publish/share", "publish/leave", "publish/listen", "recover/mend")
@@ -77,8 +80,8 @@ _AGENT_COMMANDS = _together(
         "hmget": Touched(reads="conv"),
         "pttl": Touched(reads="conv"),
         "lrange": Touched(reads="results"),
-        "get": Touched(reads="task messenger"),
-        "set": Touched(writes="task messenger"),
+        "get": Touched(reads="task"),
+        "set": Touched(writes="task"),
         "xrange": Touched(reads="call"),
     },
 )
@@ -146,9 +149,9 @@ ROLES: Mapping[str, Role] = MappingProxyType(
             hears="confirmed",
         ),
         "platform": Role(
-            about="the tool platform: hosts, the coding agent, the service agent, and the messenger",
+            about="the tool platform: hosts, the coding agent, and the service agent",
             scripts=(
-                *_WORKER_SCRIPTS, *_AGENT_SCRIPTS, "registry/item", "registry/replace", "routes/renew", "routes/release", "routes/output",
+                *_WORKER_SCRIPTS, *_AGENT_SCRIPTS, "registry/replace", "routes/renew", "routes/release", "routes/output",
                 "creations/submit", "creations/claim", "creations/write", "creations/end", "creations/stop",
             ),
             commands=_together(
@@ -156,9 +159,24 @@ ROLES: Mapping[str, Role] = MappingProxyType(
                 _AGENT_COMMANDS,
                 _READ_PLATFORM,
                 # The calls that a tool failed, for its repair.
-                {"set": Touched(writes="messenger"), "xrevrange": Touched(reads="recent")},
+                {"xrevrange": Touched(reads="recent")},
             ),
             hears="wake confirmed creations",
+            # What an agent made waits there for a person.
+            tables="reg:pending",
+        ),
+        "approver": Role(
+            about="records tools and decides about them; beside gateway for its page, beside platform for --auto-approve and catalogues",
+            scripts=("registry/item", "registry/replace"),
+            commands=_together(_READ_REGISTRY),
+            tables=_APART,
+        ),
+        "messenger": Role(
+            about="connects a messenger: an agent that tells of its windows",
+            scripts=_AGENT_SCRIPTS,
+            commands=_together(_AGENT_COMMANDS, {"get": Touched(reads="messenger"), "set": Touched(writes="messenger")}),
+            alone=_FORGET_SNAPSHOTS,
+            hears="confirmed",
         ),
         "gateway": Role(
             about="serves tools over HTTP and MCP, keeps groups and tokens, watches",
@@ -171,6 +189,7 @@ ROLES: Mapping[str, Role] = MappingProxyType(
             ),
             alone=_FORGET_SNAPSHOTS,
             hears="confirmed",
+            tables="reg:groups",
         ),
         "operator": Role(
             about="looks after everything, by `toolbus` on the command line",
@@ -180,9 +199,9 @@ ROLES: Mapping[str, Role] = MappingProxyType(
                 _STATISTICS,
                 _READ_PLATFORM,
                 {
-                    "hget": Touched(reads="reg:items tokens"),
+                    "hget": Touched(reads=f"reg:items {_APART} tokens"),
                     "hset": Touched(writes="tokens format"),
-                    "hdel": Touched(writes="tokens format"),
+                    "hdel": Touched(writes="tokens reg:items format"),
                     "hscan": Touched(reads="tokens usage"),
                     "scan": Touched(),
                     "srem": Touched(writes="reg:paused"),
@@ -194,6 +213,7 @@ ROLES: Mapping[str, Role] = MappingProxyType(
                 },
             ),
             hears="confirmed",
+            tables=f"reg:items {_APART}",
         ),
         "monitor": Role(
             about="watches services, workers, queues and recent calls, and changes nothing",

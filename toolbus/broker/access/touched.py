@@ -24,6 +24,8 @@ class Touched(msgspec.Struct, frozen=True):
 
 
 _REGISTRY = "reg:services reg:names reg:meta reg:items live log"
+WRITES_DOCUMENTS = frozenset({"registry/item", "registry/replace"})
+"""Scripts that are given tables of documents, too, by what they write."""
 _SERVICES = "reg:s q fence cancelled"
 
 SCRIPTS: Mapping[str, Touched] = MappingProxyType(

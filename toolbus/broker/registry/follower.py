@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import TypeVar
 
 from toolbus import telemetry
@@ -13,6 +15,7 @@ from toolbus.broker.reading import shown, skip, text, uses_up
 from toolbus.broker.registry.publications import read_record
 from toolbus.broker.transport.replies import fields_of, scan_hash
 from toolbus.broker.transport.transport import Transport
+from toolbus.pins import KEY as PIN
 from toolbus.results import DescriptorError, EnvelopeError
 
 T = TypeVar("T")
@@ -21,7 +24,7 @@ T = TypeVar("T")
 class RegistryFollower:
     """Keeps a listener up to date: a snapshot, then the log's changes in order.
 
-    ``position`` is the log id to read after. ``apply`` returns False when a change is
+    ``position`` is the log id to read after. ``follow`` returns False when a change is
     missing, and then ``load`` must be run again.
     """
 
@@ -65,8 +68,20 @@ class RegistryFollower:
         self._unread = None if lags or current == read else current
         return lags
 
-    def apply(self, entries: list[tuple[bytes, list[bytes]]]) -> bool:
-        """Apply log entries; False when one is missing before them."""
+    async def follow(self, entries: list[tuple[bytes, list[bytes]]]) -> bool:
+        """Read the documents that log entries are about, and apply the entries; False when one is missing before them.
+
+        Raises:
+            BrokerError: documents that changed could not be read; nothing was applied.
+        """
+        return self.apply(entries, await self._documents(fields_of(flat) for _, flat in entries))
+
+    def apply(self, entries: list[tuple[bytes, list[bytes]]], documents: Mapping[str, bytes | None] = MappingProxyType({})) -> bool:
+        """Apply log entries; False when one is missing before them.
+
+        Args:
+            documents: what documents are now, by key, whatever the entries say of them.
+        """
         for entry, flat in entries:
             fields = fields_of(flat)
             before = fields.get(b"prev")
@@ -76,7 +91,7 @@ class RegistryFollower:
             if self._token == self._unread:
                 self._unread = None
             try:
-                self._change(fields)
+                self._change(fields, documents)
             except EnvelopeError as error:
                 skip(self._keys.log, error, field=fields.get(b"op", b""))
         return True
@@ -85,11 +100,25 @@ class RegistryFollower:
         found: bytes | None = await self._link.execute("HGET", self._keys.meta, "token", repeatable=True)
         return found
 
-    def _change(self, fields: dict[bytes, bytes]) -> None:
+    async def _documents(self, changes: Iterable[dict[bytes, bytes]]) -> dict[str, bytes | None]:
+        """Return what documents are now that changed and stand apart: more processes may write the log than their tables."""
+        sought: dict[str, dict[str, None]] = {}
+        for fields in changes:
+            with contextlib.suppress(EnvelopeError):
+                key = text(fields.get(b"key", b""))
+                table = self._keys.table(key)
+                if fields.get(b"op") == b"item" and table != self._keys.items:
+                    sought.setdefault(table, {})[key] = None
+        found: dict[str, bytes | None] = {}
+        for table, keys in sought.items():
+            found |= zip(keys, await self._link.execute("HMGET", table, *keys, repeatable=True), strict=True)
+        return found
+
+    def _change(self, fields: dict[bytes, bytes], documents: Mapping[str, bytes | None]) -> None:
         op, key = fields.get(b"op", b""), text(fields.get(b"key", b""))
         said = fields.get(b"doc", b"")
         if op == b"item":
-            self._listener.on_item(key, said or None)
+            self._listener.on_item(key, documents.get(key, said or None))
         elif op == b"gone":
             self._listener.on_service(key, None)
         elif op in {b"up", b"down"}:
@@ -139,7 +168,19 @@ async def read_items(link: Transport, keys: Keys) -> dict[str, bytes | RefusedTo
     def refused(name: str, reason: str) -> RefusedTool:
         return RefusedTool(name, "?", f"its key can't be read: {reason}")
 
-    return await _read_all(link, keys.items, lambda _, document: document, refused)
+    tables = await asyncio.gather(*(_read_all(link, table, lambda _, document: document, refused) for table in keys.tables()))
+    found: dict[str, bytes | RefusedTool] = {}
+    placed: dict[str, bytes | RefusedTool] = {}
+    for table, documents in zip(keys.tables(), tables, strict=True):
+        # A document that does not stand where its kind does was written by somebody who may not decide it, or by an older toolbus.
+        placed |= {key: each for key, each in documents.items() if keys.table(key) == table}
+        found |= {key: _misplaced(key) for key in documents if keys.table(key) != table}
+    return found | placed
+
+
+def _misplaced(key: str) -> bytes | RefusedTool:
+    """Return what stands for a document that is not in its table; a pin that can't be read withholds its tool."""
+    return b"" if key.startswith(PIN) else RefusedTool(key, "?", "it is not in the table of its kind; `toolbus migrate` moves it there")
 
 
 async def _read_all(

@@ -156,7 +156,7 @@ class RedisRegistry:
         return found
 
     async def put_item(self, key: str, document: bytes, owner: str = "") -> None:
-        """Store a static descriptor; with an ``owner``, who alone may then change it.
+        """Store a document; with an ``owner``, who alone may then change it.
 
         Raises:
             RegistrationRefused: a service publishes the name, or it belongs to another owner.
@@ -171,7 +171,7 @@ class RedisRegistry:
             raise self._item_refused(key, reply[1], owned=bool(owner))
 
     async def delete_item(self, key: str, owner: str = "") -> bool:
-        """Delete a static descriptor; False when there was none.
+        """Delete a document; False when there was none.
 
         Raises:
             RegistrationRefused: it belongs to another owner.
@@ -189,12 +189,30 @@ class RedisRegistry:
             BrokerUnavailable: they are changed, but too few replicas know it.
             ConfigurationError: one is too long.
         """
-        args: list[bytes | str] = []
-        for each in changes:
+        listed = list(changes)
+        for each in listed:
             check_document(each.key, each.document or b"")
-            args += [each.key, each.expected or b"", each.document or b""]
-        reply = await self._change(scripts.REPLACE, (), *args)
+        # What stays as it is may stand where this process can only read, which a script's keys do not allow.
+        kept = [each for each in listed if each.expected == each.document]
+        if other := await self._other(kept):
+            return other
+        differing = [each for each in listed if each.expected != each.document]
+        if not differing:
+            return ""
+        tables = list(dict.fromkeys(self._keys.table(each.key) for each in differing))
+        args: list[bytes | str | int] = []
+        for each in differing:
+            args += [tables.index(self._keys.table(each.key)) + 1, each.key, each.expected or b"", each.document or b""]
+        reply = await self._change(scripts.REPLACE, tables, *args)
         return "" if reply[0] == b"ok" else shown(reply[1])
+
+    async def _other(self, kept: Iterable[ItemChange]) -> str:
+        """Return the key of the first document that is not what was expected; empty when all are."""
+        for each in kept:
+            now = await self._link.execute("HMGET", self._keys.table(each.key), each.key, repeatable=True)
+            if now[0] != each.expected:
+                return each.key
+        return ""
 
     async def transfer(self, key: str) -> bool:
         """Free a self-published name for another owner; False when it was free."""
@@ -253,24 +271,25 @@ class RedisRegistry:
         return item_refused(key, shown(holder), owned=owned, cooldown=self._settings.cooldown, record=record)
 
     async def _put(self, holders: Iterable[bytes], key: str, document: bytes | str, owner: str) -> Any:
-        return await self._change(scripts.ITEM, holders, key, document, owner)
+        return await self._change(scripts.ITEM, (self._keys.table(key), *holders), key, document, owner)
 
-    async def _change(self, script: Script, holders: Iterable[bytes], key: str | bytes = "", *args: Any) -> Any:
+    async def _change(self, script: Script, others: Iterable[bytes | str], *args: Any) -> Any:
         if self._replication is None:
-            return await self._run(script, holders, key, *args)
-        reply, confirmed = await self._replication.run(script, *self._call(holders, key, *args))
+            return await self._run(script, others, *args)
+        reply, confirmed = await self._replication.run(script, *self._call(others, *args))
         if not confirmed and reply[0] == b"ok":
+            key = args[0] if script is scripts.ITEM else args[1]
             raise BrokerUnavailable(f"{key!s} is written, but {self._replication.shortage}: a failover may lose it; write it again")
         return reply
 
-    async def _run(self, script: Script, services: Iterable[bytes], *args: Any) -> Any:
+    async def _run(self, script: Script, others: Iterable[bytes | str], *args: Any) -> Any:
         # Registering, sweeping and putting the same again changes nothing.
-        return await self._link.execute_script(script, *self._call(services, *args), repeatable=True)
+        return await self._link.execute_script(script, *self._call(others, *args), repeatable=True)
 
-    def _call(self, services: Iterable[bytes], *args: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    def _call(self, others: Iterable[bytes | str], *args: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         keys = self._keys
         return (
-            (keys.services, keys.names, keys.meta, keys.items, keys.live, keys.log, *services),
+            (keys.services, keys.names, keys.meta, keys.items, keys.live, keys.log, *others),
             (keys.prefix, os.urandom(6).hex(), TTL * 1000, int(self._settings.cooldown * 1000), *args),
         )
 

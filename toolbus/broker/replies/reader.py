@@ -121,8 +121,15 @@ class ReplyReader:
                     await self._make_anew()
             elif key != self._log:
                 self._take_shared(key, entries)
-            elif not self._follower.apply(entries):
-                self.resync = True
+            else:
+                await self._follow(entries)
+
+    async def _follow(self, entries: list[Any]) -> None:
+        try:
+            self.resync = not await self._follower.follow(entries) or self.resync
+        except BrokerError as error:
+            telemetry.log.warning("agent.resync_failed", error=str(error))
+            self.resync = True
 
     def wake(self) -> None:
         """Make a waiting read return, so that the next one reads the shared calls that were added meanwhile."""

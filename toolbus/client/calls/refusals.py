@@ -30,7 +30,7 @@ WORKER_LOST = "worker_lost"
 
 
 def unknown_tool(name: str, catalogue: Catalogue, user: str = "") -> ErrorInfo:
-    """Return ``not_found`` for a tool, with the reason if its descriptor was refused, else with similar names that the user may see.
+    """Return ``not_found`` for a tool: refused, waiting for approval, or unknown, then with similar names that the user may see.
 
     One that this bus has known is ``unavailable``.
 
@@ -47,6 +47,9 @@ def unknown_tool(name: str, catalogue: Catalogue, user: str = "") -> ErrorInfo:
         former = catalogue.former.get(name)
         if former is not None and former.is_for(user):
             return withdrawn(former, catalogue)
+    if f"pending/{name}" in catalogue.documents.by_key:
+        message = f"the tool {name!r} waits for a person's approval; `toolbus approve {name}` shows it and asks"
+        return ErrorInfo("not_found", "pending", message)
     near = catalogue.near(name, user)
     hint = f"; did you mean {', '.join(map(repr, near))}?" if near else ""
     return ErrorInfo("not_found", "unknown_tool", f"there is no tool {name!r}{hint}", details={"near": near} if near else None)

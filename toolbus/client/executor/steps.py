@@ -43,6 +43,7 @@ AFTER: Mapping[tuple[ErrorType, str], str] = {
     ("not_found", "unknown_tool"): _GIVEN,
     ("not_found", "unknown_service"): _GIVEN,
     ("not_found", "refused"): "use another tool; this one can't be used until its author has mended it",
+    ("not_found", "pending"): "tell the user that a person has to approve this tool, and go on without it",
     ("invalid_arguments", "bad_call"): "call a tool by its name, with an object of arguments",
     ("invalid_arguments", "idempotency_conflict"): "call the tool again, as a new call",
     ("invalid_arguments", "unreadable"): "call the tool with fewer or shorter arguments, which a person can read",

@@ -100,7 +100,7 @@ class Folder:
             return False
 
     def _check_room(self, more: int, *, new: bool) -> None:
-        used, entries = usage(self.path)
+        used, entries = usage(self.path, most_entries=self._options.entries)
         if used == _ANY:
             raise _full("a folder of the workspace can't be looked into (too deep, or without permission): remove it first")
         if more > 0 and used + more > self._options.total_bytes:
@@ -127,10 +127,11 @@ class Folder:
             os.close(here)
 
 
-def usage(path: str) -> tuple[int, int]:
+def usage(path: str, *, most_bytes: int = _ANY, most_entries: int = _ANY) -> tuple[int, int]:
     """Return the bytes on disk and the entries below a folder; what vanishes meanwhile is left out. Links are not followed.
 
-    A folder that can't be looked into counts as more than any limit, since anything may be in it.
+    A folder that can't be looked into counts as more than any limit, since anything may be in it. Nothing is counted beyond the limits, so
+    that a folder of millions of files takes no longer than one that is just full.
     """
     used = entries = 0
     pending = [path]
@@ -139,6 +140,8 @@ def usage(path: str) -> tuple[int, int]:
             with os.scandir(pending.pop()) as found:
                 for each in found:
                     entries += 1
+                    if used > most_bytes or entries > most_entries:
+                        return used, entries
                     if each.is_dir(follow_symlinks=False):
                         pending.append(each.path)
                     with contextlib.suppress(FileNotFoundError):

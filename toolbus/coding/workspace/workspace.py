@@ -23,9 +23,10 @@ from toolbus.coding.workspace.programs import Finished, Program, start
 from toolbus.results import ConfigurationError, ToolError
 
 _TASK = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
-# Between two looks at the disk; a look that takes long is followed by a longer pause.
+# Between two looks at the disk; a look that takes long is followed by a longer pause, unless the file system fills quickly.
 _LOOK = 1.0
 _PAUSE = 10
+_GLANCE = 0.1
 
 
 class Workspace:
@@ -184,11 +185,35 @@ class Workspace:
     async def _watch_disk(self) -> None:
         """End all programs when the files are too many or too large."""
         clock = asyncio.get_running_loop().time
-        pause = _LOOK
+        most_bytes, most_entries = self.options.total_bytes, self.options.entries
+        used = entries = 0
+        took = 0.0
         while self._programs:
-            await anyio.sleep(pause)
+            await self._until_look(took, most_bytes - used, most_entries - entries)
             began = clock()
-            used, entries = await asyncio.to_thread(usage, str(self._folder))
-            pause = max(_LOOK, (clock() - began) * _PAUSE)
-            if used > self.options.total_bytes or entries > self.options.entries:
+            used, entries = await asyncio.to_thread(usage, str(self._folder), most_bytes=most_bytes, most_entries=most_entries)
+            took = clock() - began
+            if used > most_bytes or entries > most_entries:
                 await asyncio.gather(*(each.end(reason="disk") for each in tuple(self._programs)))
+
+    async def _until_look(self, took: float, room: int, places: int) -> None:
+        """Wait until the files are to be counted again: after a while, or when half of what is left may have been used by then."""
+        clock = asyncio.get_running_loop().time
+        began, until = clock(), max(_LOOK, took * _PAUSE)
+        before = _free(self._folder)
+        while self._programs and clock() - began < until:
+            await anyio.sleep(_GLANCE)
+            now = _free(self._folder)
+            quick = before[0] - now[0] > room / 2 or before[1] - now[1] > places / 2
+            # A machine whose other processes fill the disk must not make it count all the time.
+            if quick and clock() - began >= took:
+                return
+
+
+def _free(folder: Path) -> tuple[int, int]:
+    """Return the free bytes and inodes of a folder's file system, as far as it says."""
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return 0, 0
+    return found.f_bavail * found.f_frsize, found.f_favail

@@ -166,9 +166,13 @@ class Supervisor:
             telemetry.log.exception("instance.watch_bug", tool=self._tool)
         finally:
             member.leaving = True
-            if self.is_open and end.kind == "stuck":
+            if not self.is_open:
+                self._starter.line("toolbus: the instance is stopped: this host leaves, or the record was changed or removed")
+            elif end.kind == "idle":
+                self._starter.line(f"toolbus: the instance is stopped: nobody called it for {self._how.idle_stop:g} s")
+            elif end.kind == "stuck":
                 self._is_stuck(member, end.reason)
-            elif self.is_open and end.kind != "idle":
+            else:
                 self._has_ended(member, end)
             self._on_change()
             await self._stop(member)

@@ -17,7 +17,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
         again_after: between a failed health check and the one that confirms it.
         start_within: that a start may take beside the time to become ready, such as for building an image.
         last_words: that calls of an instance which has ended have for reading what it sent.
-        stop_within: that the end of an instance may take beyond the time that its record gives it.
+        stop_within: that the end of an instance may take beyond the time that its record gives it; longer than a runner needs to kill one.
     """
 
     first_delay: float = 0.2
@@ -28,4 +28,4 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     again_after: float = 1.0
     start_within: float = 600.0
     last_words: float = 1.0
-    stop_within: float = 10.0
+    stop_within: float = 40.0

@@ -16,6 +16,7 @@ from typing import Self
 import msgspec
 
 from toolbus import telemetry
+from toolbus.worker.process.load import Load
 
 # Seconds beyond its grace period after which a child whose parent is gone is ended; the steps of a drain are bounded by fewer.
 _MARGIN = 15.0
@@ -32,19 +33,22 @@ class Told(msgspec.Struct, omit_defaults=True):
         refused: the reason why it does not serve.
         mendable: true when a change of the served files may remove that reason.
         probes: the port of this machine at which it answers probes; 0 for none.
+        load: how busy it is, if it was asked to tell that.
     """
 
     instance: str = ""
     refused: str = ""
     mendable: bool = False
     probes: int = 0
+    load: Load | None = None
 
 
 class Lifeline:
     """The parent's end; use it with ``with``.
 
     Attributes:
-        told: what ``read`` has found so far.
+        told: what ``read`` has found so far, with the last load.
+        ended: whether the child's end is closed.
     """
 
     def __init__(self) -> None:
@@ -52,6 +56,7 @@ class Lifeline:
         self._ours.setblocking(False)
         self._unread = b""
         self.told = Told()
+        self.ended = False
 
     @property
     def words(self) -> tuple[str, str]:
@@ -73,13 +78,18 @@ class Lifeline:
 
     def read(self) -> Told:
         """Return what the child has told until now; does not wait."""
-        with contextlib.suppress(OSError):
+        try:
             while piece := self._ours.recv(_PIECE):
                 self._unread += piece
+            self.ended = True
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.ended = True
         *lines, self._unread = self._unread.split(b"\n")
         for line in lines:
             new = msgspec.json.decode(line, type=Told)
-            self.told = Told(new.instance or self.told.instance, new.refused, new.mendable, new.probes or self.told.probes)
+            self.told = _joined(self.told, new)
         return self.told
 
     def __enter__(self) -> Self:
@@ -88,6 +98,12 @@ class Lifeline:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._theirs.close()
         self._ours.close()
+
+
+def _joined(told: Told, new: Told) -> Told:
+    if new.load is not None:
+        return msgspec.structs.replace(told, load=new.load)
+    return Told(new.instance or told.instance, new.refused, new.mendable, new.probes or told.probes, told.load)
 
 
 def tell(descriptor: int | None, told: Told) -> bool:

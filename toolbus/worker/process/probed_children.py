@@ -7,7 +7,9 @@ import asyncio
 import msgspec
 
 from toolbus.worker.process.lifeline import Told
-from toolbus.worker.process.report import Report, ended, summed
+from toolbus.worker.process.load import Load
+from toolbus.worker.process.report import ProcessCounts, Report, ended, summed
+from toolbus.worker.process.scaling import Bounds
 from toolbus.worker.process.worker_metrics import worker_metrics
 
 CHILD_HOST = "127.0.0.1"
@@ -22,16 +24,20 @@ class ProbedChildren:
     """Answers probes for the children of a supervisor, whose ``ChildWatcher`` it is.
 
     Args:
-        processes: how many should run.
+        bounds: the fewest and the most that should run.
 
     Attributes:
         started: set once any of them has served.
     """
 
-    def __init__(self, processes: int) -> None:
+    def __init__(self, bounds: Bounds) -> None:
         self.started = False
-        self._processes = processes
+        self._bounds = bounds
         self._restarts = 0
+        # Since the start: of all slots, and of those that went.
+        self._added = self._dismissed = 0
+        self._slots: frozenset[int] | None = None
+        self._loads: dict[int, Load] = {}
         self._ports: dict[int, int] = {}
         self._last: dict[int, Report] = {}
         # Of the children that have ended, as they were asked last.
@@ -46,6 +52,7 @@ class ProbedChildren:
     def ended(self, slot: int) -> None:
         """Take in that a child has ended."""
         self._ports.pop(slot, None)
+        self._loads.pop(slot, None)
         last = self._last.pop(slot, None)
         if last is not None:
             self._past = summed([self._past, ended(last)])
@@ -54,6 +61,20 @@ class ProbedChildren:
         """Take in that a child that had ended is started again."""
         self._restarts += 1
 
+    def reported(self, slot: int, load: Load) -> None:
+        """Take in how busy a child is."""
+        if self._slots is None or slot in self._slots:
+            self._loads[slot] = load
+
+    def resized(self, slots: frozenset[int]) -> None:
+        """Take in which slots are to have a child."""
+        before = self._slots or frozenset()
+        self._added += len(slots - before)
+        self._dismissed += len(before - slots)
+        for slot in before - slots:
+            self._loads.pop(slot, None)
+        self._slots = slots
+
     async def ready(self) -> bool:
         """Return whether any of them takes requests now."""
         return (await self.report()).healthy
@@ -61,11 +82,25 @@ class ProbedChildren:
     async def report(self) -> Report:
         """Return the sum of their counts; one that does not answer counts as it did before, and is not ready."""
         await asyncio.gather(*(self._ask(slot, port) for slot, port in list(self._ports.items())))
-        return summed([self._past, *self._last.values()])
+        total = summed([self._past, *self._last.values()])
+        total.processes = self._counts()
+        return total
 
     async def metrics(self) -> str:
         """Return their metrics together."""
-        return worker_metrics(await self.report(), processes=self._processes, restarts=self._restarts)
+        return worker_metrics(await self.report())
+
+    def _counts(self) -> ProcessCounts:
+        least, most = self._bounds
+        return ProcessCounts(
+            wanted=least if self._slots is None else len(self._slots),
+            least=least,
+            most=most,
+            restarts=self._restarts,
+            added=max(0, self._added - least),
+            dismissed=self._dismissed,
+            use=sum(load.use for load in self._loads.values()),
+        )
 
     async def _ask(self, slot: int, port: int) -> None:
         try:

@@ -18,6 +18,26 @@ from toolbus.broker.statistics.latency import added
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 
+class ProcessCounts(msgspec.Struct, frozen=True):
+    """The worker processes of a command.
+
+    Attributes:
+        wanted: how many should run.
+        least, most: between which the load decides how many.
+        restarts: how often one was started again.
+        added, dismissed: how many the load has added, and let go.
+        use: processes in use, as the sum of their shares; 0 when the number is fixed.
+    """
+
+    wanted: int = 1
+    least: int = 1
+    most: int = 1
+    restarts: int = 0
+    added: int = 0
+    dismissed: int = 0
+    use: float = 0.0
+
+
 class Report(msgspec.Struct):
     """The counts of one worker process, or of several together.
 
@@ -32,6 +52,7 @@ class Report(msgspec.Struct):
         counts: those of the broker, by name.
         cpu: seconds of processor time.
         memory: resident bytes.
+        processes: of the command that started them.
     """
 
     healthy: bool = False
@@ -47,6 +68,7 @@ class Report(msgspec.Struct):
     counts: dict[str, int] = {}
     cpu: float = 0.0
     memory: int = 0
+    processes: ProcessCounts = ProcessCounts()
 
 
 class ReportingWorker(Protocol):

@@ -1,10 +1,11 @@
-"""Several worker processes under one: started, restarted after a crash, reloaded, and stopped together."""
+"""Several worker processes under one: started, restarted after a crash, reloaded, added, dismissed, and stopped together."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import importlib.util
+import itertools
 import random
 import signal
 import time
@@ -15,6 +16,7 @@ from typing import Protocol
 from toolbus import telemetry
 from toolbus.results import ConfigurationError, ToolbusError
 from toolbus.worker.process.lifeline import Lifeline, Told
+from toolbus.worker.process.load import Load
 
 _BACKOFF_FIRST, _BACKOFF_MOST = 0.2, 10.0
 _STABLE_AFTER = 30.0
@@ -36,9 +38,15 @@ class ChildWatcher(Protocol):
     def restarting(self) -> None:
         """Take in that a child that had ended is started again."""
 
+    def reported(self, slot: int, load: Load) -> None:
+        """Take in how busy a child says that it is."""
+
+    def resized(self, slots: frozenset[int]) -> None:
+        """Take in which slots are to have a child from now on."""
+
 
 class Supervisor:
-    """Runs ``processes`` copies of a command.
+    """Runs ``processes`` copies of a command, and as many as ``add`` and ``dismiss`` say from then on.
 
     Each child inherits one end of a lifeline. It tells its state there, and when this process dies in whatever way, the child stops.
 
@@ -48,13 +56,14 @@ class Supervisor:
     Args:
         command: of one child, without the lifeline.
         environment: the children's.
+        processes: how many at the start.
         grace: seconds a child may take to drain before it is killed.
         retire: gives what a dead child's instance held to others.
         complain: shows a user why a child does not serve; called once for all children that say the same.
         on_serving: called with the first instance that serves.
         watch: folders whose changes restart all children, or empty.
         after: words of the command that stand after the lifeline, because every later word is taken for an argument.
-        watcher: is told of the children.
+        watchers: are told of the children.
         on_stopping: called once when everything is to stop.
         descriptors: files that every child inherits.
     """
@@ -71,7 +80,7 @@ class Supervisor:
         on_serving: Callable[[str], object] = lambda _: None,
         watch: Sequence[Path] = (),
         after: Sequence[str] = (),
-        watcher: ChildWatcher | None = None,
+        watchers: Sequence[ChildWatcher] = (),
         on_stopping: Callable[[], object] = lambda: None,
         descriptors: Sequence[int] = (),
     ) -> None:
@@ -85,9 +94,14 @@ class Supervisor:
         self._complain = complain
         self._on_serving = on_serving
         self._watch = list(watch)
-        self._watcher = watcher
+        self._watchers = list(watchers)
         self._on_stopping = on_stopping
         self._children: dict[int, asyncio.subprocess.Process] = {}
+        self._numbers = itertools.count()
+        self._keepers: dict[int, asyncio.Task[None]] = {}
+        # By slots that are to have a child: set when it is to end.
+        self._ending: dict[int, asyncio.Event] = {}
+        self._tasks: asyncio.TaskGroup | None = None
         self._stopping = asyncio.Event()
         # Set, and replaced by a fresh one, at each change of files; set for good when everything stops.
         self._changed = asyncio.Event()
@@ -105,9 +119,13 @@ class Supervisor:
     async def supervise(self) -> int:
         """Supervise until ``stop``; return as ``run`` does."""
         async with asyncio.TaskGroup() as tasks:
-            keepers = [tasks.create_task(self._keep(slot)) for slot in range(self._processes)]
+            self._tasks = tasks
+            for _ in range(self._processes):
+                self.add()
             watching = tasks.create_task(self._reload()) if self._watch else None
-            await asyncio.wait(keepers)
+            while self._keepers:
+                await asyncio.wait(list(self._keepers.values()), return_when=asyncio.FIRST_COMPLETED)
+                self._keepers = {slot: keeper for slot, keeper in self._keepers.items() if not keeper.done()}
             # Without a child there is nothing to reload; the thread that watches for changes ends by this event only.
             ended_by_signal = self._stopping.is_set()
             self.stop()
@@ -121,14 +139,40 @@ class Supervisor:
             self._on_stopping()
         self._stopping.set()
         self._changed.set()
+        for ending in self._ending.values():
+            ending.set()
 
-    async def _keep(self, slot: int) -> None:
-        """Keep one child alive until everything stops."""
+    @property
+    def slots(self) -> frozenset[int]:
+        """The slots that are to have a child."""
+        return frozenset(self._ending)
+
+    def add(self) -> None:
+        """Start one more child; does nothing once everything stops."""
+        if self._tasks is None or self._stopping.is_set():
+            return
+        slot = next(self._numbers)
+        ending = self._ending[slot] = asyncio.Event()
+        self._keepers[slot] = self._tasks.create_task(self._keep(slot, ending))
+        self._resized()
+
+    def dismiss(self, slot: int) -> None:
+        """Let the child of a slot drain and end for good; does nothing once everything stops."""
+        if not self._stopping.is_set():
+            self._ending.pop(slot).set()
+            self._resized()
+
+    def _resized(self) -> None:
+        for watcher in self._watchers:
+            watcher.resized(self.slots)
+
+    async def _keep(self, slot: int, ending: asyncio.Event) -> None:
+        """Keep one child alive until it is to end."""
         delay = _BACKOFF_FIRST
-        while not self._stopping.is_set():
+        while not ending.is_set():
             started, changes = time.monotonic(), self._changes
-            pid, code, told = await self._live(slot)
-            if self._stopping.is_set():
+            pid, code, told = await self._live(slot, ending)
+            if ending.is_set():
                 return
             if changes != self._changes:
                 delay = _BACKOFF_FIRST
@@ -144,15 +188,15 @@ class Supervisor:
                 return
             delay = _BACKOFF_FIRST if time.monotonic() - started > _STABLE_AFTER else min(delay * 2, _BACKOFF_MOST)
             telemetry.log.warning("supervisor.restarting", slot=slot, pid=pid, code=code, after=round(delay, 2))
-            if self._watcher is not None:
-                self._watcher.restarting()
+            for watcher in self._watchers:
+                watcher.restarting()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(delay * random.uniform(0.5, 1.0)):  # noqa: S311 - jitter
                     await self._changed.wait()
             if changes != self._changes:
                 delay = _BACKOFF_FIRST
 
-    async def _live(self, slot: int) -> tuple[int, int, Told]:
+    async def _live(self, slot: int, ending: asyncio.Event) -> tuple[int, int, Told]:
         """Start a child and wait until it has ended; return its process id, its exit code and what it told."""
         loop = asyncio.get_running_loop()
         with Lifeline() as line:
@@ -169,11 +213,11 @@ class Supervisor:
             loop.add_reader(line.fileno(), self._hear, slot, line)
             self._children[slot] = child
             try:
-                code = await self._outlive(child)
+                code = await self._outlive(child, ending)
             finally:
                 loop.remove_reader(line.fileno())
-                if self._watcher is not None:
-                    self._watcher.ended(slot)
+                for watcher in self._watchers:
+                    watcher.ended(slot)
             del self._children[slot]
             told = line.read()
         if code != 0:
@@ -181,18 +225,24 @@ class Supervisor:
         return child.pid, code, told
 
     def _hear(self, slot: int, line: Lifeline) -> None:
-        # A closed end stays readable, and one report is all that is needed while a child runs.
-        asyncio.get_running_loop().remove_reader(line.fileno())
-        told = line.read()
-        instance = told.instance
-        if not instance:
-            return
-        if self._watcher is not None:
-            self._watcher.serving(slot, told)
+        before, told = line.told, line.read()
+        if line.ended:
+            # A closed end stays readable.
+            asyncio.get_running_loop().remove_reader(line.fileno())
+        if told.instance != before.instance:
+            self._announce(slot, told)
+        if told.load is not None and told.load is not before.load:
+            for watcher in self._watchers:
+                watcher.reported(slot, told.load)
+
+    def _announce(self, slot: int, told: Told) -> None:
+        """Tell that a child serves."""
+        for watcher in self._watchers:
+            watcher.serving(slot, told)
         self._complaints.clear()
         if not self._served:
             self._served = True
-            self._on_serving(instance)
+            self._on_serving(told.instance)
 
     def _tell(self, complaint: str) -> None:
         if complaint in self._complaints:
@@ -212,10 +262,10 @@ class Supervisor:
             reason = str(error) or "the server did not answer"
             telemetry.log.warning("supervisor.not_retired", pid=pid, instance=instance, error=reason, advice="its lease ends by itself")
 
-    async def _outlive(self, child: asyncio.subprocess.Process) -> int:
-        """Wait for a child's end; when everything stops, ask it to drain, and kill it when it does not."""
+    async def _outlive(self, child: asyncio.subprocess.Process, ending: asyncio.Event) -> int:
+        """Wait for a child's end; when it is to end, ask it to drain, and kill it when it does not."""
         ended = asyncio.ensure_future(child.wait())
-        stopping = asyncio.ensure_future(self._stopping.wait())
+        stopping = asyncio.ensure_future(ending.wait())
         try:
             await asyncio.wait({ended, stopping}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -235,13 +285,15 @@ class Supervisor:
 
     async def _reload(self) -> None:
         async for _ in _changes(self._watch, self._stopping):
-            telemetry.log.info("supervisor.reloading", processes=self._processes)
+            telemetry.log.info("supervisor.reloading", processes=len(self.slots))
             self._complaints.clear()
             self._changes += 1
             self._changed.set()
             self._changed = asyncio.Event()
-            for child in list(self._children.values()):
-                await self._end(child)
+            for slot, child in list(self._children.items()):
+                # One that is dismissed was told already, and a second signal would end it at once.
+                if slot in self._ending:
+                    await self._end(child)
 
 
 def check_reload() -> None:

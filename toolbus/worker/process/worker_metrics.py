@@ -18,19 +18,18 @@ _COUNTS = {
 }
 
 
-def worker_metrics(report: Report, *, processes: int = 1, restarts: int = 0) -> str:
-    """Return the metrics of a worker.
-
-    Args:
-        report: of its processes together.
-        processes: how many should run.
-        restarts: how often one was started again.
-    """
-    made = Exposition()
+def worker_metrics(report: Report) -> str:
+    """Return the metrics of a worker, from the report of its processes together."""
+    made, processes = Exposition(), report.processes
     made.add("toolbus_worker_info", 1, {"version": report.version, "python": report.python})
-    made.add("toolbus_worker_processes", processes)
+    made.add("toolbus_worker_processes", processes.wanted)
     made.add("toolbus_worker_processes_ready", report.ready)
-    made.add("toolbus_worker_restarts_total", restarts)
+    made.add("toolbus_worker_restarts_total", processes.restarts)
+    made.add("toolbus_worker_processes_least", processes.least)
+    made.add("toolbus_worker_processes_most", processes.most)
+    made.add("toolbus_worker_processes_added_total", processes.added)
+    made.add("toolbus_worker_processes_dismissed_total", processes.dismissed)
+    made.add("toolbus_worker_processes_used", round(processes.use, 3))
     made.add("toolbus_worker_slots", report.slots)
     made.add("toolbus_worker_running", report.running)
     made.add("toolbus_worker_waiting", report.waiting)
