@@ -150,9 +150,9 @@ def test_a_rolling_upgrade_loses_nothing(site: Site) -> None:
         site.outcome(agent)
     assert site.newer() > 0
     assert site.most_runs() == 1
-    late = site.run(THIS, "worker", TOOLS)
-    assert late.returncode == 1
-    assert "is of version 2 of the protocol, and this process speaks version 1: upgrade it" in late.stderr
+    behind = site.run(THIS, "worker", TOOLS)
+    assert behind.returncode == 1
+    assert "is of version 2 of the protocol, and this process speaks version 1: upgrade it" in behind.stderr
 
 
 def test_a_rollback_before_the_version_is_raised_loses_nothing(site: Site) -> None:
