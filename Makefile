@@ -26,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/python -m pytest -p no:langsmith_plugin -n 4 --dist loadgroup -q
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-long test-image test-all coverage lint mutants bench bench-full bench-autoscaling mcp-conformance chaos chaos-platform format constraints dist release-check release-notes sbom licences clean docs docs-serve
+.PHONY: help venv demo test test-long test-image test-all coverage lint mutants bench bench-full mcp-conformance chaos chaos-platform format constraints dist release-check release-notes sbom licences clean docs docs-serve bench-autoscaling try-compose
 
 help: ## Show this help
 	@echo "toolbus: make <target>"
@@ -48,6 +48,9 @@ test-long: $(STAMP) ## Run the tests with ten times as many made-up examples
 
 test-image: $(STAMP) ## Build the image and try it (needs docker; minutes)
 	@TOOLBUS_TEST_IMAGE=1 $(PYTEST) -n 0 tests/deploy/test_image.py
+
+try-compose: ## Start everything with docker compose, call a tool, find the call in Grafana, and stop (needs docker)
+	@python3 deploy/compose/try.py
 
 test-all: test-long test-image chaos chaos-platform ## Run the long tests, those of the image, then chaos (nightly)
 
@@ -78,14 +81,14 @@ bench: $(STAMP) ## Measure against peers, side by side (about five minutes)
 bench-full: $(STAMP) ## Measure every peer and every workload (hours)
 	@$(BIN)/python -m benchmarks run --full
 
-bench-autoscaling: $(STAMP) ## Scale real workers by the formulas of KEDA and HPA (three minutes)
-	@$(BIN)/python -m benchmarks.autoscaling
-
 docs: $(STAMP) ## Build the documentation site into build/site; a warning or a broken link is an error
 	@$(BIN)/python -m website build
 
 docs-serve: $(STAMP) ## Build the site and serve it on http://127.0.0.1:8000
 	@$(BIN)/python -m website serve
+
+bench-autoscaling: $(STAMP) ## Scale real workers by the formulas of KEDA and HPA (three minutes)
+	@$(BIN)/python -m benchmarks.autoscaling
 
 mcp-conformance: $(STAMP) ## Fetch the MCP project's own programs from npm and run its conformance suite
 	@$(BIN)/python -m tests.mcp.node

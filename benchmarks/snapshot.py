@@ -100,7 +100,7 @@ def measure(services: int, runs: int) -> tuple[list[Limit], dict[str, Any]]:
         idle = [_opened(server.url, EMPTY, 0) for _ in range(runs)]
         figures[EMPTY] = idle
         for form, served in FORMS.items():
-            rate = services / run(_register(server.url, form, _publications(served, services)))
+            rate = services / run(register(server.url, form, publications(served, services)))
             print(f"{services:,} services with tools by {form}: registered at {rate:,.0f}/s", flush=True)
             opened, held = [], []
             for _ in range(runs):
@@ -112,7 +112,7 @@ def measure(services: int, runs: int) -> tuple[list[Limit], dict[str, Any]]:
     return limits, figures
 
 
-def _publications(served: list[Any], services: int) -> Iterator[Publication]:
+def publications(served: list[Any], services: int) -> Iterator[Publication]:
     """Yield the publications of services with the same tools under different names and descriptions."""
     one = collect(served, Settings.load({}))[0].publication
     for number in range(services):
@@ -126,7 +126,7 @@ def _publications(served: list[Any], services: int) -> Iterator[Publication]:
         yield Publication(msgspec.structs.replace(one.service, id=service), tools, one.owner).with_digest()
 
 
-async def _register(url: str, namespace: str, publications: Iterator[Publication]) -> float:
+async def register(url: str, namespace: str, publications: Iterator[Publication]) -> float:
     """Register as a worker does, and let the leases run on; return the seconds it took."""
     link = ShortLink(Connector(url))
     await link.connect()

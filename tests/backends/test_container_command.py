@@ -9,6 +9,7 @@ import pytest
 
 from toolbus.backends.containers.cli import ContainerCli
 from toolbus.backends.containers.command import Ports, create_words, image_of, ports_of
+from toolbus.backends.docker import Container
 from toolbus.backends.runner import CannotStart
 from toolbus.platform.records import ToolSource
 
@@ -170,3 +171,25 @@ def test_failures_are_one_line(text: str, said: str, away: bool) -> None:
     assert said in str(failed)
     assert failed.away is away
     assert "\n" not in str(failed)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("networks", "is_cut_off"),
+    [
+        ({"bridge": {"NetworkID": ""}}, True),
+        ({"bridge": {"NetworkID": "5f"}}, False),
+        ({"a": {"NetworkID": ""}, "b": {"NetworkID": "1"}}, False),
+        ({}, False),
+    ],
+)
+async def test_a_container_without_a_network_is_told_from_others(
+    monkeypatch: pytest.MonkeyPatch, networks: dict[str, dict[str, str]], is_cut_off: bool
+) -> None:
+    """A daemon without a bridge names its network and gives it no id; what it does not say is no network's lack."""
+
+    async def inspect(self: ContainerCli, *names: str) -> list[dict[str, object]]:
+        return [{"NetworkSettings": {"Networks": networks}}]
+
+    monkeypatch.setattr(ContainerCli, "inspect", inspect)
+    assert await Container(DOCKER, "name", lambda _: None).is_cut_off() is is_cut_off

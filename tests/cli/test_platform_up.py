@@ -140,13 +140,13 @@ async def test_without_a_model_the_rest_runs_and_nothing_outlives_it(shell: Shel
     for name in ("OPENAI_API_KEY", "OPENAI_MODEL", "OPENAI_BASE_URL"):
         shell.environment.pop(name, None)
     (shell.folder / "registry.json").write_text(json.dumps([{"tool_id": "../bad"}]))
-    port = await asyncio.to_thread(free_port)
-    words = ("toolbus", "--url", f"redis://127.0.0.1:{port}", "platform", "up", "--http-port", "0", "--import", ".", "--data", "kept")
+    words = ("toolbus", "platform", "up", "--server-port", "0", "--http-port", "0", "--import", ".", "--data", "kept")
     async with up(shell, *words, TOOLBUS_IM_SERVER="ws://127.0.0.1:9") as platform:
         text = "".join(platform.said)
+        assert re.search(r"started a server on 127\.0\.0\.1:\d+; it keeps its data in kept", text)
         assert "no agents: set OPENAI_API_KEY" in text
         assert "no messenger: TOOLBUS_IM_CONTACT is not set" in text
-        assert "registry.json" in text
+        assert "sources.json: ../bad: there is no source of it" in text
         async with httpx.AsyncClient(base_url=platform.url, timeout=60) as client:
             assert (await client.get("/health")).status_code == 200
             assert (await client.post("/chat", json={"message": "hello"})).status_code == 503
@@ -155,14 +155,6 @@ async def test_without_a_model_the_rest_runs_and_nothing_outlives_it(shell: Shel
         platform.process.kill()
         await eventually(lambda: gone(processes), 60)
     assert (shell.folder / "kept").is_dir()
-
-
-def free_port() -> int:
-    """Return a port that nothing listens on."""
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as place:
-        return int(place.getsockname()[1])
 
 
 def test_a_port_in_use_is_told(shell: Shell) -> None:
@@ -174,6 +166,13 @@ def test_a_port_in_use_is_told(shell: Shell) -> None:
     assert done.returncode == 1
     assert "--http-port" in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_one_place_of_the_server_is_named(shell: Shell) -> None:
+    """An address and a port together are wrong usage."""
+    done = shell.run("--url", "redis://127.0.0.1:1", "platform", "up", "--server-port", "0")
+    assert done.returncode == 2
+    assert "--url or --server-port" in done.stderr
 
 
 def test_a_part_that_refuses_to_serve_ends_all(shell: Shell) -> None:

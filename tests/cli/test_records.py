@@ -47,7 +47,9 @@ def test_an_import_records_what_is_right(shell: Shell) -> None:
     (folder / "sources.json").write_text(json.dumps({"a": [source], "b": [{"type": "lokal"}]}))
     done = shell.run("platform", "import", "tools")
     assert (done.returncode, done.stdout) == (1, "1 stored: 1 new\n")
-    assert "registry.json: b: Invalid enum value 'lokal' - at `$.sources[0].type`" in done.stderr
+    assert (
+        "sources.json: b: Invalid enum value 'lokal', expected one of 'local', 'docker', 'remote' - at `$.sources[0].type`" in done.stderr
+    )
     assert "1 unchanged" in shell.run("platform", "import", "tools").stdout
     assert [each["tool_id"] for each in shell.json("platform", "search", "--category", "media")] == ["a"]
     assert shell.json("platform", "search", "--category", "other") == []

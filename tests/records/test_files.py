@@ -79,20 +79,36 @@ def test_lists_and_mappings_are_read(tmp_path: Path, form: str) -> None:
 
 
 WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
-    "an unknown source": ({"sources": {"a": [{"type": "lokal"}]}}, "a", "$.sources[0].type"),
-    "an unsafe path": ({"sources": {"a": [{"type": "local", "host_dir": "../x"}]}}, "a", "$.sources[0].host_dir"),
-    "a schema": ({"registry": [{"tool_id": "a", "input_schema": {"type": "objekt"}}]}, "a", "$.meta.input_schema"),
-    "a type": ({"registry": [{"tool_id": "a", "group_ids": "g"}]}, "a", "$.meta.group_ids"),
-    "an id": ({"registry": [{"tool_id": "a/b"}], "sources": {"a/b": [SOURCE]}}, "a/b", "$.meta.tool_id"),
+    "an unknown source": (
+        {"sources": {"a": [{"type": "lokal"}]}},
+        "a",
+        "sources.json: a: Invalid enum value 'lokal', expected one of 'local', 'docker', 'remote' - at `$.sources[0].type`",
+    ),
+    "an unsafe path": (
+        {"sources": {"a": [{"type": "local", "host_dir": "../x"}]}},
+        "a",
+        "a path without '..' - at `$.sources[0].host_dir`",
+    ),
+    "a schema": ({"registry": [{"tool_id": "a", "input_schema": {"type": "objekt"}}]}, "a", "- at `$.input_schema`"),
+    "a type": ({"registry": [{"tool_id": "a", "group_ids": "g"}]}, "a", "registry.json: a: Expected `array`, got `str` - at `$.group_ids`"),
+    "an id": (
+        {"registry": [{"tool_id": "a/b"}], "sources": {"a/b": [SOURCE]}},
+        "a/b",
+        "and '-', beginning with a letter or digit - at `$.tool_id`",
+    ),
     "no id": ({"registry": [{"name": "a"}], "sources": {}}, "#1", "$[0].tool_id"),
-    "no object": ({"registry": {"a": 5}}, "a", "it is no JSON object"),
+    "no object": ({"registry": {"a": 5}}, "a", "registry.json: a: Expected an object, got a number - at `$`"),
     "an id twice": ({"registry": [{"tool_id": "a"}, {"tool_id": "a"}]}, "a", "stands there 2 times"),
     "another id": ({"registry": {"a": {"tool_id": "b"}}, "sources": {}}, "a", "$.tool_id"),
-    "no source": ({"sources": {}}, "a", "sources.json has no source of it"),
+    "no source": ({"sources": {}}, "a", "sources.json: a: there is no source of it; expected a list"),
     "an empty list of sources": ({"sources": {"a": []}}, "a", "$.sources"),
     "a source without a tool": ({"sources": {"a": [SOURCE], "b": [SOURCE]}}, "b", "has no tool of this id"),
     "a secret": ({"sources": {"a": [{**SOURCE, "env": {"API_KEY": "hunter2"}}]}}, "a", "$.sources[0].env.API_KEY"),
-    "how it runs": ({"registry": [{"tool_id": "a", "x-toolbus": {"running": {"instances": 0}}}]}, "a", "$.running.instances"),
+    "how it runs": (
+        {"registry": [{"tool_id": "a", "x-toolbus": {"running": {"instances": 0}}}]},
+        "a",
+        "registry.json: a: 0 is not a number from 1 to 64 - at `$.x-toolbus.running.instances`",
+    ),
     "a group's order": ({"groups": {"h": {"tool_ids": ["a"], "usage_order": ["b"]}}}, "h", "$.usage_order[0]"),
     "broken sources": ({"sources": "{"}, "", "sources.json can't be read as JSON"),
     "a file of a number": ({"groups": "5"}, "", "neither a list nor an object"),
@@ -102,13 +118,13 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
 
 @pytest.mark.parametrize("flaw", WRONG)
 def test_a_wrong_entry_is_told_and_the_rest_is_read(tmp_path: Path, flaw: str) -> None:
-    """With its id, its field and the reason; secrets are not repeated."""
+    """With its file, its id, its field and what is expected there; secrets are not repeated."""
     files, name, reason = WRONG[flaw]
     good = {"registry": [{"tool_id": "a"}], "sources": {"a": [SOURCE]}, "groups": {"g": {}}}
     path = folder(tmp_path, **{**good, **files})
     (tmp_path / "backend_runtimes.json").write_text('{"kept": {}}')
     found = read_folder(path)
-    assert [reason in each.reason for each in found.wrong if each.id == name] == [True]
+    assert [reason in f"{each.file}: {each.id}: {each.reason}" for each in found.wrong if each.id == name] == [True]
     assert BackendRuntime(backend_runtime="kept") in found.records
     assert "hunter2" not in repr(found.wrong)
 

@@ -9,6 +9,7 @@ import msgspec
 
 from toolbus.client.bus import ToolBus
 from toolbus.client.tools.definitions import description_of
+from toolbus.client.tools.grouped import groups_of, memberships, runtime_of
 from toolbus.client.tools.groups import ToolGroup
 from toolbus.client.tools.tool import Tool
 from toolbus.results import ErrorInfo, ToolError
@@ -17,7 +18,6 @@ MOST = 100
 """Most entries of one answer."""
 
 _MOST_LINE = 200
-_USUAL = "worker"
 
 
 class Catalogue:
@@ -42,7 +42,7 @@ class Catalogue:
             _line(tool, of.get(tool.name, []))
             for tool in self._tools.values()
             if (not category or tool.category == category)
-            and (not backend_runtime or _runtime(tool) == backend_runtime)
+            and (not backend_runtime or runtime_of(tool) == backend_runtime)
             and (not group_id or group_id in of.get(tool.name, []))
             and all(word in _text(tool) for word in words)
         ]
@@ -86,31 +86,16 @@ class Catalogue:
         """Return what runs the tools, and how many each."""
         counts: dict[str, int] = {}
         for tool in self._tools.values():
-            counts[_runtime(tool)] = counts.get(_runtime(tool), 0) + 1
+            counts[runtime_of(tool)] = counts.get(runtime_of(tool), 0) + 1
         return _bounded(
             "backend_runtimes", [{"backend_runtime": each, "name": each, "tool_count": counts[each]} for each in sorted(counts)]
         )
 
     def _groups(self) -> dict[str, ToolGroup]:
-        """Return the groups by id: those that are stored, and those that tools name; of their tools only these."""
-        named: dict[str, list[str]] = {}
-        for tool in self._tools.values():
-            for group in tool.groups:
-                named.setdefault(group, []).append(tool.name)
-        found = {}
-        for group_id in sorted({*self._stored, *named}):
-            stored = self._stored.get(group_id) or ToolGroup(group_id, group_id)
-            tools = {name for name in stored.tool_ids if name in self._tools}.union(named.get(group_id, ()))
-            order = tuple(name for name in stored.usage_order if name in tools)
-            found[group_id] = msgspec.structs.replace(stored, tool_ids=tuple(sorted(tools)), usage_order=order)
-        return found
+        return groups_of(self._stored, self._tools)
 
     def _memberships(self) -> dict[str, list[str]]:
-        found: dict[str, list[str]] = {}
-        for group_id, group in self._groups().items():
-            for name in group.tool_ids:
-                found.setdefault(name, []).append(group_id)
-        return found
+        return memberships(self._groups())
 
 
 def _line(tool: Tool, groups: list[str]) -> dict[str, Any]:
@@ -119,7 +104,7 @@ def _line(tool: Tool, groups: list[str]) -> dict[str, Any]:
         "tool_id": tool.name,
         "description": about if len(about) <= _MOST_LINE else f"{about[: _MOST_LINE - 1]}…",
         "category": tool.category,
-        "backend_runtime": _runtime(tool),
+        "backend_runtime": runtime_of(tool),
         "group_ids": groups,
         "available": tool.available,
     }
@@ -131,11 +116,6 @@ def _group(group: ToolGroup) -> dict[str, Any]:
 
 def _text(tool: Tool) -> str:
     return f"{tool.name}\n{tool.descriptor.description}\n{tool.category}".casefold()
-
-
-def _runtime(tool: Tool) -> str:
-    declared = tool.descriptor.extensions.get("runtime")
-    return declared if isinstance(declared, str) and declared else _USUAL
 
 
 def _bounded(name: str, found: list[Any]) -> dict[str, Any]:

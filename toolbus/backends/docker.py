@@ -24,6 +24,10 @@ from toolbus.platform.records import RecordedTool, ToolSource
 from toolbus.results import ToolResult
 
 _IN_USE = ("port is already allocated", "address already in use")
+_NO_BRIDGE = (
+    "its container has no network, so that nobody can call it: the daemon of this host has no bridge (`docker network ls` lists none);"
+    ' start the daemon with one, or give the source the network "host"'
+)
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.25
 _CONNECT = 2.0
 _HEALTHY_WITHIN = 5.0
@@ -88,6 +92,15 @@ class Container:
         state: dict[str, Any] = found[0].get("State") or {} if found else {}
         self.pid = int(state.get("Pid") or 0) if state.get("Running") else self.pid
         return state
+
+    async def is_cut_off(self) -> bool:
+        """Return whether it runs in no network, so that nobody can reach its ports."""
+        try:
+            found = await self.cli.inspect(self.name)
+        except CliFailed:
+            return False
+        networks: dict[str, Any] = (found[0].get("NetworkSettings") or {}).get("Networks") or {} if found else {}
+        return bool(networks) and not any((each or {}).get("NetworkID") for each in networks.values())
 
     async def wrote(self, text: str) -> None:
         """Wait until it writes a line with this text."""
@@ -285,6 +298,8 @@ async def _ready(container: Container, source: ToolSource, ports: Ports, calls: 
         async with asyncio.timeout(source.ready_within):
             await asyncio.wait((waiting, ending), return_when=asyncio.FIRST_COMPLETED)
     except TimeoutError:
+        if ports.published and await container.is_cut_off():
+            raise CannotStart(_NO_BRIDGE, permanent=True) from None
         where = f"port {ports.inside}" if source.ready == "port" else source.ready
         said = f"; it last wrote: {container.last_words}" if container.last_words else "; it wrote nothing"
         raise CannotStart(f"its container was not ready within {source.ready_within:g} s ({where}){said}") from None

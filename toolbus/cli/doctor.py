@@ -126,7 +126,7 @@ def _protocol(namespace: NamespaceVersion, workers: list[SpokenBy]) -> Finding:
         [
             f"the namespace is of version {namespace.written}",
             f"this process speaks {spoken(OURS)}",
-            *(f"{count} instances speak {versions}" for versions, count in sorted(seen.items())),
+            *(f"{count} instance{'s speak' if count > 1 else ' speaks'} {versions}" for versions, count in sorted(seen.items())),
         ]
     )
     try:

@@ -18,6 +18,16 @@ if TYPE_CHECKING:
 _DEFAULT_PORT = 6379
 
 
+def at_port(settings: Settings, port: int | None) -> Settings:
+    """Return settings whose server is at a port of this machine; at a free one for 0, as they are for None."""
+    if port is None:
+        return settings
+    from toolbus.broker.embedded import free_port
+
+    port = port or free_port()
+    return Settings.load({}, base=settings, url=f"redis://127.0.0.1:{port}")
+
+
 def find_server(settings: Settings, stack: contextlib.ExitStack, data: Path | None = None) -> EmbeddedServer | None:
     """Use the server that the URL names, or start one there and return it.
 

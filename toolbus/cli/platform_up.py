@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from toolbus.cli.common import GATEWAY_PORT, Failure, environment_of, fail, needs_gateway, settings_with_server
-from toolbus.cli.local_server import find_server
+from toolbus.cli.local_server import at_port, find_server
 from toolbus.cli.output import say
 from toolbus.cli.tree import Ended, Part, Tree
 from toolbus.results import ConfigurationError
@@ -36,6 +36,11 @@ _IM = "TOOLBUS_IM_"
     envvar="TOOLBUS_GATEWAY_PORT",
     help="Port of the gateway; 0 for a free one.",
 )
+@click.option(
+    "--server-port",
+    type=click.IntRange(0, 65535),
+    help="Port of this machine at which a server is started, or found, in place of --url; 0 for a free one. [default: 6379]",
+)
 @click.option("--import", "folder", type=click.Path(path_type=Path, file_okay=False), help="Record the tools of this folder's files first.")
 @click.option(
     "--data", type=click.Path(path_type=Path, file_okay=False), help="Folder in which a server that is started here keeps its data."
@@ -47,6 +52,7 @@ _IM = "TOOLBUS_IM_"
 def up_command(
     ctx: click.Context,
     http_port: int,
+    server_port: int | None,
     folder: Path | None,
     data: Path | None,
     labels: tuple[str, ...],
@@ -64,7 +70,12 @@ def up_command(
       toolbus platform up
       toolbus platform up --import tools/ --data ~/toolbus-data --label gpu
     """
-    settings = settings_with_server(ctx)
+    given = ctx.find_root().obj or {}
+    if server_port is not None and given.get("url"):
+        raise click.UsageError("give --url or --server-port, not both")
+    settings = at_port(settings_with_server(ctx), server_port)
+    if server_port is not None:
+        ctx.find_root().obj = {**given, "url": settings.url}
     with contextlib.ExitStack() as stack:
         place = _place(stack, http_port)
         server = find_server(settings, stack, data)

@@ -11,10 +11,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from toolbus.client.tools.grouped import groups_of
 from toolbus.client.tools.groups import ToolGroup
 from toolbus.gateway.bodies import answer, read
 from toolbus.gateway.gateway import Gateway, gateway_of
-from toolbus.gateway.listing import groups_of
 from toolbus.gateway.media_types import require_json
 from toolbus.gateway.principals import Principal
 from toolbus.gateway.problems import Problem
@@ -90,7 +90,7 @@ async def delete(request: Request) -> Response:
 
 def _groups(gateway: Gateway, principal: Principal) -> dict[str, ToolGroup]:
     """Return the groups that a principal may see: those with a tool that it may see, and, if it sees all tools, all of them."""
-    found = groups_of(gateway.bus, dict(principal.sees(gateway.bus)))
+    found = groups_of(gateway.bus.tools.catalogue.groups, dict(principal.sees(gateway.bus)))
     if principal.groups is None and principal.tools is None:
         return found
     return {name: group for name, group in found.items() if group.tool_ids}

@@ -8,9 +8,9 @@ from typing import Any
 
 from toolbus.client.bus import ToolBus
 from toolbus.client.tools.definitions import description_of
+from toolbus.client.tools.grouped import groups_of, memberships, runtime_of
 from toolbus.client.tools.tool import Tool
 from toolbus.display import harmless
-from toolbus.gateway.listing import groups_of, memberships, runtime_of
 from toolbus.gateway.principals import Principal
 from toolbus.platform.records import RecordedTool
 from toolbus.platform.search import groups_of as groups_of_record
@@ -34,7 +34,7 @@ class Supply:
         records = self._live.snapshot()
         states = await self._states(records)
         served = dict(principal.sees(self._bus))
-        groups = groups_of(self._bus, served)
+        groups = groups_of(self._bus.tools.catalogue.groups, served)
         of = memberships(groups)
         tools = {name: _served(tool, of.get(name, []), records.tools.get(name), states.get(name)) for name, tool in served.items()}
         for name, record in records.tools.items():

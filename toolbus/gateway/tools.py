@@ -6,10 +6,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from toolbus.client.tools.grouped import groups_of, memberships
 from toolbus.gateway.bodies import answer
 from toolbus.gateway.definitions import definitions
 from toolbus.gateway.gateway import gateway_of
-from toolbus.gateway.listing import Search, described, groups_of, memberships
+from toolbus.gateway.listing import Search, described
 from toolbus.gateway.problems import Problem
 
 _MOST = 1_000
@@ -32,7 +33,7 @@ async def search(request: Request) -> Response:
         return definitions(request, principal, wanted_format)
     wanted, limit, cursor = _search(request), _limit(request), request.query_params.get("cursor", "")
     tools = dict(principal.sees(gateway.bus))
-    of = memberships(groups_of(gateway.bus, tools))
+    of = memberships(groups_of(gateway.bus.tools.catalogue.groups, tools))
     found = list(wanted.found(tools, of))
     rest = [tool for tool in found if tool.name > cursor] if cursor else found
     page = rest[:limit]
@@ -55,7 +56,7 @@ async def describe(request: Request) -> Response:
         raise Problem(405, "wrong_method", "a tool is called with POST", {"Allow": "POST"})
     if tool is None:
         raise Problem(404, "not_found", f"there is no tool {name!r}", code="unknown_tool")
-    of = memberships(groups_of(gateway.bus, dict(tools)))
+    of = memberships(groups_of(gateway.bus.tools.catalogue.groups, dict(tools)))
     return answer(described(tool, of.get(name, ())))
 
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator
-from typing import Annotated, Literal
-
-import msgspec
+from typing import Literal
 
 from toolbus.backends.containers.cli import CliFailed
 from toolbus.backends.runner import CannotStart
 from toolbus.coding.tools.environments import Environment, Environments
-from toolbus.coding.tools.programs import Background, streamed
+from toolbus.coding.tools.programs import Background, Seconds, streamed
 from toolbus.coding.workspace.workspace import Workspace
 from toolbus.results import ToolError, ToolResult
 
@@ -20,8 +18,6 @@ _NAME = re.compile(r"[a-z0-9](?:[a-z0-9_-]{0,38}[a-z0-9])?")
 _IMAGE = re.compile(r"[a-z0-9][a-z0-9._/:@-]{0,254}", re.IGNORECASE)
 _PORT = re.compile(r"(?:([0-9]{1,5}):)?([0-9]{1,5})")
 _MOST_PORTS = 20
-
-Seconds = Annotated[float, msgspec.Meta(gt=0, le=3_600)]
 
 
 class ContainerTools:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from toolbus.coding.workspace.limits import WorkspaceOptions
 from toolbus.coding.workspace.programs import MOST_PRINTED, REASONS, Finished, Program
@@ -12,6 +14,9 @@ from toolbus.results import ToolError, ToolResult
 
 # Seconds that a program in the background has to end by itself when it is stopped.
 _GRACE = 2.0
+
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=3_600)]
+"""Bounds of the time that a command may run."""
 
 
 class Background:

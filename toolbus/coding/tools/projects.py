@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator
-from typing import Annotated, Literal
+from typing import Literal
 
-import msgspec
-
-from toolbus.coding.tools.programs import Background, streamed
+from toolbus.coding.tools.programs import Background, Seconds, streamed
 from toolbus.coding.workspace.programs import Finished
 from toolbus.coding.workspace.workspace import Workspace
 from toolbus.results import ToolError, ToolResult
@@ -18,8 +16,6 @@ _NAME = re.compile(r"[A-Za-z](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9])?")
 # A requirement: a name with extras, versions and markers. It is no option, no URL and no path, which would fetch from anywhere.
 _REQUIREMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(?:\[[A-Za-z0-9._,\s-]+\])?[^@/\\]{0,200}")
 _MOST_REQUIREMENTS = 50
-
-Seconds = Annotated[float, msgspec.Meta(gt=0, le=3_600)]
 
 
 class ProjectTools:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import typing
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -22,6 +24,7 @@ from toolbus.results import ConfigurationError, DescriptorError
 T = TypeVar("T")
 
 _MOST_REASON = 400
+_KINDS = {list: "an array", str: "a text", bool: "true or false", int: "a number", float: "a number"}
 _OWN_FIELDS = frozenset(RecordedTool.__struct_fields__) - {"meta", "sources"}
 
 
@@ -91,7 +94,19 @@ def _take(found: Found, file: str, name: str, make: Callable[[], Record]) -> Non
     try:
         found.records.append(make())
     except DescriptorError as error:
-        found.wrong.append(Wrong(file, name, one_line(str(error), _MOST_REASON)))
+        message = str(error).removesuffix(f" - at `{error.path}`")
+        place, path = _in_files(error.path) if file == REGISTRY else (file, error.path)
+        found.wrong.append(Wrong(place, name, f"{one_line(message, _MOST_REASON)} - at `{path}`"))
+
+
+def _in_files(path: str) -> tuple[str, str]:
+    """Return in which file a field of a tool's record stands, and where in its entry."""
+    first = re.split(r"[.\[]", path.removeprefix("$."), maxsplit=1)[0]
+    if first == "sources":
+        return SOURCES, path
+    if first == "meta":
+        return REGISTRY, path.replace("$.meta", "$", 1)
+    return REGISTRY, path if first in {"$", OWN} else path.replace("$", f"$.{OWN}", 1)
 
 
 def _tool(name: str, entry: Any, listed: list[Any] | None, found: Found, *, unreadable: bool) -> RecordedTool:
@@ -99,7 +114,12 @@ def _tool(name: str, entry: Any, listed: list[Any] | None, found: Found, *, unre
     own = _object(fields.pop(OWN, {}), f"$.{OWN}")
     meta = _made(ToolMeta, {"tool_id": name, **fields}, REGISTRY, name, found, "$.meta")
     if listed is None:
-        raise DescriptorError(f"{SOURCES} {'can not be read' if unreadable else 'has no source of it'}", path="$.sources")
+        why = (
+            "the file can't be read"
+            if unreadable
+            else 'there is no source of it; expected a list, like [{"type": "local", "host_dir": "…"}]'
+        )
+        raise DescriptorError(why, path="$.sources")
     extra = {key: value for key, value in own.items() if key not in _OWN_FIELDS}
     found.ignored.extend(Wrong(REGISTRY, name, f"$.{OWN}.{key}") for key in extra)
     sources = [_source(each, f"$.sources[{index}]", name, found) for index, each in enumerate(_sources(listed))]
@@ -142,10 +162,19 @@ def _made(type_: type[T], fields: dict[str, Any], file: str, name: str, found: F
         return msgspec.convert(fields, type_)
     except msgspec.ValidationError as error:
         message, _, where = str(error).partition(" - at `$")
-        raise DescriptorError(message, path=f"{path}{where.rstrip('`')}") from None
+        where = where.rstrip("`")
+        raise DescriptorError(f"{message}{_expected(type_, where, message)}", path=f"{path}{where}") from None
+
+
+def _expected(type_: type[Any], where: str, message: str) -> str:
+    """Return what may stand in a field of fixed values, which the message does not say."""
+    hint = typing.get_type_hints(type_).get(where.removeprefix("."))
+    if not message.startswith("Invalid enum value") or typing.get_origin(hint) is not typing.Literal:
+        return ""
+    return f", expected one of {', '.join(map(repr, typing.get_args(hint)))}"
 
 
 def _object(value: Any, path: str = "$") -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise DescriptorError("it is no JSON object", path=path)
+        raise DescriptorError(f"Expected an object, got {_KINDS.get(type(value), 'null')}", path=path)
     return dict(value)

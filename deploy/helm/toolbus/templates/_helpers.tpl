@@ -1,5 +1,7 @@
+{{- /* A long name is cut, and its hash keeps it apart from others that begin alike. */}}
 {{- define "toolbus.name" -}}
-{{- if contains "toolbus" .Release.Name }}{{ .Release.Name | trunc 40 | trimSuffix "-" }}{{ else }}{{ printf "%s-toolbus" (.Release.Name | trunc 32 | trimSuffix "-") }}{{ end }}
+{{- $name := ternary .Release.Name (printf "%s-toolbus" .Release.Name) (contains "toolbus" .Release.Name) }}
+{{- if gt (len $name) 40 }}{{ printf "%s-%s" ($name | trunc 33 | trimSuffix "-") ($name | sha256sum | trunc 6) }}{{ else }}{{ $name }}{{ end }}
 {{- end }}
 
 {{- define "toolbus.selector" -}}

@@ -1,0 +1,1 @@
+"""The scale of toolbus on paper: costs that are measured here, and a simulation of large deployments that they feed."""

@@ -1,0 +1,1 @@
+"""Programs of ``examples/`` and the commands of their pages."""
