@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from toolbus.cli.common import output_option, with_admin
+from toolbus.cli.common import ask_first, output_option, with_admin
 from toolbus.cli.output import print_json, print_table, say
+from toolbus.display import one_line, visible
 
 if TYPE_CHECKING:
     from toolbus.broker.admin import Admin
@@ -16,17 +17,24 @@ if TYPE_CHECKING:
     from toolbus.broker.versions.versions import Change
 
 
+_MOST_SHOWN = 500
+
+
 @click.command("migrate")
 @click.option("--dry-run", is_flag=True, help="Say what would change, and change nothing.")
 @click.option("--batch", type=click.IntRange(1, 1_000), default=100, show_default=True, help="Documents that are written at once.")
+@click.option("--yes", is_flag=True, help="Do not ask before documents are moved.")
 @output_option
 @click.pass_context
-def migrate_command(ctx: click.Context, dry_run: bool, batch: int, output: str) -> None:
+def migrate_command(ctx: click.Context, dry_run: bool, batch: int, yes: bool, output: str) -> None:
     """Bring a namespace to the version of the protocol that this release writes.
 
     Run it after an upgrade, when all workers, agents and gateways are of the new release: stored documents get their new form, and
     requests are published in the new version. Workers and agents go on meanwhile. It may be stopped and run again, and does nothing twice.
     It refuses while a worker does not speak the new version. `toolbus doctor` shows who speaks which.
+
+    Recorded tools, groups and pins of an older toolbus stand where every worker could write them, and are used once they are moved from
+    there: look at them (--dry-run shows them) before you say yes.
 
     \b
     Examples:
@@ -44,16 +52,22 @@ def migrate_command(ctx: click.Context, dry_run: bool, batch: int, output: str) 
             say(f"{done} documents converted", err=True)
         told = done
 
-    async def main(admin: Admin) -> tuple[NamespaceVersion, NamespaceVersion]:
-        return await admin.versions.read(), await admin.versions.migrate(batch, tell)
+    misplaced = with_admin(ctx, lambda admin: admin.misplaced())
+    if misplaced and not yes:
+        say(f"to be moved: {visible(', '.join(misplaced))}", err=True)
+        ask_first(f"Move {len(misplaced)} documents, which every worker could have written, to where they are used?")
 
-    before, after = with_admin(ctx, main)
+    async def main(admin: Admin) -> tuple[NamespaceVersion, NamespaceVersion, int]:
+        before, after = await admin.versions.read(), await admin.versions.migrate(batch, tell)
+        return before, after, len(await admin.move(misplaced))
+
+    before, after, moved = with_admin(ctx, main)
     if output == "json":
-        print_json({"namespace": after.namespace, "before": before.written, "version": after.written, "converted": told})
-    elif (before.written, told) == (after.written, 0):
+        print_json({"namespace": after.namespace, "before": before.written, "version": after.written, "converted": told, "moved": moved})
+    elif (before.written, told, moved) == (after.written, 0, 0):
         say(f"{after} is of version {after.written} already; nothing was to be changed")
     else:
-        say(f"{after} is of version {after.written} now; {told} documents converted")
+        say(f"{after} is of version {after.written} now; {told} documents converted{f', {moved} moved' if moved else ''}")
 
 
 async def _show(admin: Admin, output: str) -> None:
@@ -63,6 +77,7 @@ async def _show(admin: Admin, output: str) -> None:
     namespace, behind = await asyncio.gather(admin.versions.read(), admin.versions.behind())
     namespace.check()
     changes = [each async for each in admin.versions.changes()]
+    misplaced = {key: document.decode("utf-8", "replace") for key, document in (await admin.misplaced()).items()}
     if output == "json":
         print_json(
             {
@@ -70,6 +85,7 @@ async def _show(admin: Admin, output: str) -> None:
                 "before": namespace.written,
                 "version": max(VERSION, namespace.written),
                 "changes": [{"key": each.key, "migration": each.migration.name, "problem": each.problem} for each in changes],
+                "moves": misplaced,
                 "behind": [{"service": each.service, "instance": each.instance, "speaks": each.versions or (1, 1)} for each in behind],
             }
         )
@@ -78,4 +94,5 @@ async def _show(admin: Admin, output: str) -> None:
     for each in behind:
         say(f"{each.service}/{each.instance} speaks {spoken(each.versions)} only: upgrade it first", err=True)
     rows = [(each.key, each.migration.name, each.problem or each.migration.about) for each in changes]
+    rows += [(key, "moved", f"to where it is used, as {one_line(document, _MOST_SHOWN)}") for key, document in misplaced.items()]
     print_table(("KEY", "MIGRATION", "CHANGE"), rows, empty="no stored document has an older form")

@@ -98,7 +98,7 @@ class RedisVersions:
         known = [each for each in MIGRATIONS if each.version <= VERSION]
         if not known:
             return
-        async for field, document in scan_hash(self._link, self._keys.items):
+        async for field, document in self._documents():
             try:
                 key = field.decode()
             except UnicodeDecodeError:
@@ -110,6 +110,11 @@ class RedisVersions:
                     if made is not None:
                         yield made
                         break
+
+    async def _documents(self) -> AsyncIterator[tuple[bytes, bytes]]:
+        for table in self._keys.tables():
+            async for each in scan_hash(self._link, table):
+                yield each
 
     async def migrate(self, batch: int, tell: Callable[[int, list[Change]], None]) -> NamespaceVersion:
         """Convert what has an older form, and raise the namespace to this release's version; what is done is not done again.
