@@ -54,7 +54,7 @@ def test_an_unknown_key_is_refused_by_its_name(path: str) -> None:
 @pytest.mark.parametrize("role", ["worker", "gateway", "scaler"])
 @pytest.mark.parametrize("base", [INTERNAL, EXTERNAL], ids=["internal", "external"])
 def test_a_user_without_a_secret_is_refused(base: dict[str, Any], role: str) -> None:
-    """A right that one lacks: it would be refused by the server, in a pod's log."""
+    """The server would refuse it, and only a pod's log would tell."""
     with pytest.raises(helm_python.HelmRenderError, match="has no secret with a password"):
         render(changed(base, f"redis.auth.{role}", {"username": "someone", "secret": ""}))
 

@@ -13,7 +13,8 @@ from toolbus.cli.output import print_json, print_table, say
 if TYPE_CHECKING:
     from toolbus.broker.admin import Admin
     from toolbus.broker.versions.namespace import NamespaceVersion
-    from toolbus.broker.versions.versions import Change
+
+_MOST_ROWS = 1_000
 
 
 @click.command("migrate")
@@ -26,7 +27,7 @@ def migrate_command(ctx: click.Context, dry_run: bool, batch: int, output: str) 
 
     Run it after an upgrade, when all workers, agents and gateways are of the new release: stored documents get their new form, and
     requests are published in the new version. Workers and agents go on meanwhile. It may be stopped and run again, and does nothing twice.
-    It refuses while a worker does not speak the new version. `toolbus doctor` shows who speaks which.
+    It refuses while a worker does not speak the new version; `toolbus doctor` shows who speaks which. It needs the role operator.
 
     \b
     Examples:
@@ -38,11 +39,10 @@ def migrate_command(ctx: click.Context, dry_run: bool, batch: int, output: str) 
         return
     told = 0
 
-    def tell(done: int, failed: list[Change]) -> None:
+    def tell(done: int) -> None:
         nonlocal told
-        if done != told:
-            say(f"{done} documents converted", err=True)
         told = done
+        say(f"{done} documents converted", err=True)
 
     async def main(admin: Admin) -> tuple[NamespaceVersion, NamespaceVersion]:
         return await admin.versions.read(), await admin.versions.migrate(batch, tell)
@@ -62,20 +62,29 @@ async def _show(admin: Admin, output: str) -> None:
 
     namespace, behind = await asyncio.gather(admin.versions.read(), admin.versions.behind())
     namespace.check()
-    changes = [each async for each in admin.versions.changes()]
+    # Documents may be large, and many.
+    rows, more = list[tuple[str, str, str, str]](), 0
+    async for each in admin.versions.changes():
+        if len(rows) < _MOST_ROWS:
+            rows.append((each.key, each.migration.name, each.migration.about, each.problem))
+        else:
+            more += 1
     if output == "json":
         print_json(
             {
                 "namespace": namespace.namespace,
                 "before": namespace.written,
                 "version": max(VERSION, namespace.written),
-                "changes": [{"key": each.key, "migration": each.migration.name, "problem": each.problem} for each in changes],
+                "changes": [{"key": key, "migration": name, "problem": problem} for key, name, _, problem in rows],
+                "more": more,
                 "behind": [{"service": each.service, "instance": each.instance, "speaks": each.versions or (1, 1)} for each in behind],
             }
         )
         return
     say(f"{namespace} is of version {namespace.written}, and this release writes version {VERSION}", err=True)
-    for each in behind:
-        say(f"{each.service}/{each.instance} speaks {spoken(each.versions)} only: upgrade it first", err=True)
-    rows = [(each.key, each.migration.name, each.problem or each.migration.about) for each in changes]
-    print_table(("KEY", "MIGRATION", "CHANGE"), rows, empty="no stored document has an older form")
+    for worker in behind:
+        say(f"{worker.service}/{worker.instance} speaks {spoken(worker.versions)} only: upgrade it first", err=True)
+    shown = [(key, name, problem or about) for key, name, about, problem in rows]
+    print_table(("KEY", "MIGRATION", "CHANGE"), shown, empty="no stored document has an older form")
+    if more:
+        say(f"and {more} more", err=True)
