@@ -100,19 +100,18 @@ class RedisVersions:
             return
         for table in self._keys.tables():
             async for field, document in scan_hash(self._link, table):
-                made = self._change_of(table, field, document, known)
-                if made is not None:
-                    yield made
-
-    def _change_of(self, table: str, field: bytes, document: bytes, known: list[Migration]) -> Change | None:
-        try:
-            key = field.decode()
-        except UnicodeDecodeError:
-            # Agents tell of it where they read it.
-            return None
-        # A document in the table of another kind is used by nobody.
-        sought = (each for each in known if key.startswith(each.prefix) and self._keys.table(key) == table)
-        return next(filter(None, (_converted(each, key, document) for each in sought)), None)
+                try:
+                    key = field.decode()
+                except UnicodeDecodeError:
+                    # Agents tell of it where they read it.
+                    continue
+                # What stands in another table than its own is used by nobody.
+                for migration in known if self._keys.table(key) == table else ():
+                    if key.startswith(migration.prefix):
+                        made = _converted(migration, key, document)
+                        if made is not None:
+                            yield made
+                            break
 
     async def migrate(self, batch: int, tell: Callable[[int], None]) -> NamespaceVersion:
         """Convert what has an older form, and raise the namespace to this release's version; what is done is not done again.
