@@ -54,6 +54,22 @@ def test_a_namespace_of_the_newest_version_needs_no_migration(shell: Shell) -> N
     assert (planned["before"], planned["version"], planned["changes"], planned["behind"]) == (1, 1, [], [])
 
 
+def test_decisions_of_an_older_toolbus_are_moved_when_a_person_says_so(shell: Shell) -> None:
+    """They are shown first, nothing is moved without a yes, and a second run finds nothing."""
+    keys = Keys(shell.environment["TOOLBUS_NAMESPACE"])
+    with redis.Redis.from_url(shell.environment["TOOLBUS_URL"]) as client:
+        client.hset(keys.items, "pin/echoes", '{"state": "rejected"}')
+        assert list(shell.json("migrate", "--dry-run")["moves"]) == ["pin/echoes"]
+        asked = shell.run("migrate")
+        assert (asked.returncode, client.hkeys(keys.pins)) == (1, [])
+        assert "to be moved: pin/echoes" in asked.stderr
+        moved = shell.run("migrate", "--yes")
+        assert moved.returncode == 0, moved.stderr
+        assert "1 moved" in moved.stdout
+        assert (client.hget(keys.pins, "pin/echoes"), client.hlen(keys.items)) == (b'{"state": "rejected"}', 0)
+    assert "nothing was to be changed" in shell.run("migrate", "--yes").stdout
+
+
 @pytest.mark.parametrize("words", [("migrate",), ("migrate", "--dry-run"), ("call", "echoes", "text=a")])
 def test_a_newer_namespace_is_refused_in_one_line(shell: Shell, words: tuple[str, ...]) -> None:
     """Both versions are named, and the side that is to be upgraded."""
