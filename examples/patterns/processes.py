@@ -1,4 +1,7 @@
-"""Work for the processor, in a pool of child processes that survives a crash of one. Runs by itself, without a server."""
+"""Work for the processor, in a pool of child processes that survives a crash of one. Runs by itself, without a server.
+
+`toolbus worker processes.py --processes 4` serves the same tools by four workers, each with children of its own.
+"""
 
 import asyncio
 import os

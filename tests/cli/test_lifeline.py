@@ -24,7 +24,16 @@ STARTED = {
     "im": [["im", "--server", "ws://127.0.0.1:9", "--contact", "c"]],
     "mount": [["mount", "mounted", "--", sys.executable, "mcp_server.py"]],
     "serve": [["serve", "--port", "0"]],
-    "worker": [["worker", *rest] for rest in (["calculator"], ["service-agent"], ["coding-agent"], ["calculator", "--processes", "2"])],
+    "worker": [
+        ["worker", *rest]
+        for rest in (
+            ["calculator"],
+            ["service-agent"],
+            ["coding-agent"],
+            ["calculator", "--processes", "2"],
+            ["calculator", "--processes", "1..2"],
+        )
+    ],
 }
 
 MOUNTED = """

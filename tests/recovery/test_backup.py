@@ -25,7 +25,7 @@ from toolbus.broker.embedded import EmbeddedServer, find_binary, free_port
 from toolbus.broker.keys import Keys
 from toolbus.tokens import TokenRecord, new_token
 
-pytestmark = [pytest.mark.slow, pytest.mark.anyio, pytest.mark.xdist_group("recovery")]
+pytestmark = [pytest.mark.slow, pytest.mark.anyio, pytest.mark.timeout(600), pytest.mark.xdist_group("recovery")]
 
 RUNBOOK = Path(__file__).parent.parent.parent / "docs" / "how-to" / "runbooks.md"
 LONG = 600.0

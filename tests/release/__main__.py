@@ -51,7 +51,7 @@ def main() -> int:
         sys.stderr.write(f"{error}\n")
         return 1
     except subprocess.CalledProcessError as error:
-        sys.stderr.write(f"{Path(error.cmd[0]).name} failed; see above\n")
+        sys.stderr.write(f"{Path(error.cmd[0]).name} failed: {error.stderr.strip()}\n")
         return 1
     sys.stdout.write(f"{done}\n")
     return 0

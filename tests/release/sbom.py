@@ -36,10 +36,11 @@ def _write(kind: str, file: Path) -> Path:
         pinned = ROOT / "deploy" / PINNED[kind]
         _run(_TOOLS / "uv", "pip", "install", "--quiet", "--python", python, "--no-deps", "--require-hashes", "-r", pinned)
         about = ["--pyproject", ROOT / "pyproject.toml", "--mc-type", "application" if kind == "image" else "library"]
-        _run(_TOOLS / "cyclonedx-py", "environment", "--output-reproducible", *about, "-o", file, python)
+        # Checking the bill of everything by its schema takes twelve seconds; a test checks the form with a smaller one.
+        _run(_TOOLS / "cyclonedx-py", "environment", "--output-reproducible", "--no-validate", *about, "-o", file, python)
     return file
 
 
 def _run(*words: str | Path) -> None:
     environment = {**os.environ, "SOURCE_DATE_EPOCH": variable("EPOCH")}
-    subprocess.run(list(map(str, words)), env=environment, check=True, timeout=600)
+    subprocess.run(list(map(str, words)), env=environment, check=True, capture_output=True, text=True, timeout=600)

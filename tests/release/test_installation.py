@@ -12,7 +12,7 @@ import pytest
 from tests.release.project import project
 from tests.servers import eventually_sync
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.xdist_group("release")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 COMMANDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "agent": ("agent", ("toolbus", "agent", "hello")),
@@ -36,7 +36,7 @@ IMPORTS = {"langchain": "langchain", "langgraph": "langchain", "openai-agents": 
 
 CALLS = {
     "workers": ("json_query", ("json_query", "document={}", "expression=a")),
-    "data": ("data_analysis", ("data_query", "sql=SELECT 1", "--session", "s")),
+    "data": ("data_analysis", ("data_analysis", "sql=SELECT 1", "--session", "s")),
 }
 """A service that starts without each extra, and a call of it that says what is missing."""
 

@@ -13,7 +13,7 @@ from tests.release import archives
 from tests.release.conftest import Copy, copied
 from tests.release.project import ROOT, Mistake, variable, version
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.xdist_group("release")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="session")
@@ -113,6 +113,6 @@ def test_what_is_too_large_or_missing_is_not_released(built: Copy, tmp_path: Pat
 
 def test_a_release_with_a_wrong_tag_is_refused(built: Copy) -> None:
     """Make fails with one line that says what to do."""
-    done = built.make("release-check", "TAG=v99.0.0")
+    done = built.make("release-notes", "TAG=v99.0.0")
     assert done.returncode != 0
     assert "the tag is v99.0.0, but pyproject.toml says" in done.stderr

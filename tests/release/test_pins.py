@@ -88,11 +88,3 @@ def test_a_package_with_another_licence_is_refused(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(licences, "bill", lambda _: {"components": [{"name": "strange", "licenses": []}]})
     with pytest.raises(Mistake, match="strange names no licence"):
         licences.page()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.xdist_group("release")
-def test_the_page_of_licences_is_current() -> None:
-    """It is what ``make licences`` writes from the packages themselves."""
-    assert licences.page() == licences.PAGE.read_text("utf-8")

@@ -48,10 +48,9 @@ def test_actions_are_pinned_by_commit() -> None:
     assert {name: commits for name, commits in found.items() if len(commits) > 1} == {}
 
 
-@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
-def test_a_workflow_is_one(path: Path) -> None:
-    """GitHub's own schema accepts it."""
-    done = tool("check-jsonschema", "--builtin-schema", "vendor.github-workflows", path)
+def test_a_workflow_is_one() -> None:
+    """GitHub's own schema accepts each."""
+    done = tool("check-jsonschema", "--builtin-schema", "vendor.github-workflows", *WORKFLOWS)
     assert done.returncode == 0, done.stdout
 
 

@@ -21,7 +21,6 @@ from toolbus.broker.versions import namespace as namespaces
 from toolbus.broker.versions import spoken, versions
 from toolbus.broker.versions.migrations import MIGRATIONS, Migration
 from toolbus.broker.versions.namespace import NamespaceVersion
-from toolbus.broker.versions.versions import Change
 from toolbus.descriptors import Publication, ServiceDescriptor
 from toolbus.results import BrokerError, DescriptorError
 
@@ -45,10 +44,10 @@ class Stored:
         return self.client.hgetall(self.keys.format)
 
     def put(self, **groups: object) -> None:
-        self.client.hset(self.keys.items, mapping={f"group/{name}": json.dumps(document) for name, document in groups.items()})
+        self.client.hset(self.keys.groups, mapping={f"group/{name}": json.dumps(document) for name, document in groups.items()})
 
     def documents(self) -> dict[str, object]:
-        return {key.decode(): json.loads(value) for key, value in self.client.hgetall(self.keys.items).items()}
+        return {key.decode(): json.loads(value) for key, value in self.client.hgetall(self.keys.groups).items()}
 
 
 @pytest.fixture
@@ -89,7 +88,7 @@ def second(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return seen
 
 
-def _quiet(_done: int, _failed: list[Change]) -> None:
+def _quiet(_done: int) -> None:
     pass
 
 
@@ -165,7 +164,7 @@ async def test_documents_are_converted_in_batches_and_once(redis_place: Place, s
     told: list[int] = []
     async with Admin(redis_place.settings) as admin:
         assert len([each async for each in admin.versions.changes()]) == 25
-        after = await admin.versions.migrate(10, lambda done, _failed: told.append(done))
+        after = await admin.versions.migrate(10, told.append)
         assert (after.written, told) == (2, [10, 20, 25])
         assert await admin.versions.migrate(10, _quiet) == after
     assert len(set(second)) == 25
@@ -178,7 +177,7 @@ async def test_a_migration_that_was_stopped_goes_on(redis_place: Place, stored: 
     """The mark says that it is under way, and the next run converts the rest."""
     stored.put(**{f"g{number}": {} for number in range(10)})
 
-    def stop(_done: int, _failed: list[Change]) -> None:
+    def stop(_done: int) -> None:
         raise KeyboardInterrupt
 
     async with Admin(redis_place.settings) as admin:

@@ -22,10 +22,9 @@ def at_port(settings: Settings, port: int | None) -> Settings:
     """Return settings whose server is at a port of this machine; at a free one for 0, as they are for None."""
     if port is None:
         return settings
-    if port == 0:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+    from toolbus.broker.embedded import free_port
+
+    port = port or free_port()
     return Settings.load({}, base=settings, url=f"redis://127.0.0.1:{port}")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import httpx
 import pytest
 
+from tests.broker.users import Users
 from tests.gateway.page.serving import Tokens, gateway
 from tests.records.made import recorded
 from toolbus import ToolBus
@@ -46,3 +47,26 @@ async def test_a_pending_tool_is_approved_in_the_form_that_was_shown(valkey_serv
             assert done.status_code == 200
             assert (await records.all()).pending == {}
             assert (await records.get("image_stitcher")) == recorded(revision=2, description="New.")
+
+
+async def test_a_gateway_without_the_role_of_approvers_approves_nothing(valkey_server: str, namespace: str) -> None:
+    """The answer names the role, and what waits still waits."""
+    users = Users(valkey_server, namespace)
+    try:
+        async with Admin(Settings(url=valkey_server, namespace=namespace)) as admin:
+            await Records(admin).put(recorded(), pending=True)
+            asked = {"name": "image_stitcher", "pending": True, "digest": digest_of(recorded())}
+            for roles, status in ((("gateway",), 403), (("gateway", "approver"), 200)):
+                async with (
+                    ToolBus(settings=users.settings(*roles)) as bus,
+                    gateway(bus, Tokens(op=OPERATOR)) as url,
+                    httpx.AsyncClient(base_url=url, headers={"authorization": "Bearer op"}) as client,
+                ):
+                    [shown] = (await client.get("/ui/pins")).json()
+                    assert shown["state"] == "pending"
+                    answer = await client.post("/ui/pins/approve", json=asked)
+                    assert answer.status_code == status, answer.text
+                    assert ("role approver" in answer.text) == (status == 403)
+                    assert (status == 200) == bool((await Records(admin).all()).tools)
+    finally:
+        users.remove()

@@ -98,24 +98,26 @@ class RedisVersions:
         known = [each for each in MIGRATIONS if each.version <= VERSION]
         if not known:
             return
-        async for field, document in scan_hash(self._link, self._keys.items):
-            try:
-                key = field.decode()
-            except UnicodeDecodeError:
-                # Agents tell of it where they read it.
-                continue
-            for migration in known:
-                if key.startswith(migration.prefix):
-                    made = _converted(migration, key, document)
-                    if made is not None:
-                        yield made
-                        break
+        for table in self._keys.tables():
+            async for field, document in scan_hash(self._link, table):
+                try:
+                    key = field.decode()
+                except UnicodeDecodeError:
+                    # Agents tell of it where they read it.
+                    continue
+                # What stands in another table than its own is used by nobody.
+                for migration in known if self._keys.table(key) == table else ():
+                    if key.startswith(migration.prefix):
+                        made = _converted(migration, key, document)
+                        if made is not None:
+                            yield made
+                            break
 
-    async def migrate(self, batch: int, tell: Callable[[int, list[Change]], None]) -> NamespaceVersion:
+    async def migrate(self, batch: int, tell: Callable[[int], None]) -> NamespaceVersion:
         """Convert what has an older form, and raise the namespace to this release's version; what is done is not done again.
 
         It may be stopped at any time and run again. Workers and agents go on meanwhile. ``tell`` is called after each batch with the
-        number of documents converted so far, and those that can't be converted, as far as they are known.
+        number of documents converted so far.
 
         Raises:
             BrokerError: the namespace is of a version that this release does not speak, a worker does not speak the new one, documents
@@ -136,6 +138,8 @@ class RedisVersions:
                 raise
         await self._convert_all(batch, tell)
         if raises:
+            # Another operator may have taken the mark back meanwhile.
+            await self._must_all_speak(before)
             await self._link.execute("HSET", self._keys.format, "version", VERSION, repeatable=True)
             await self._link.execute("HDEL", self._keys.format, "raising", repeatable=True)
         return await self.read()
@@ -158,34 +162,31 @@ class RedisVersions:
                 "or wait a lease if they have crashed, and run this again"
             )
 
-    async def _convert_all(self, batch: int, tell: Callable[[int, list[Change]], None]) -> None:
+    async def _convert_all(self, batch: int, tell: Callable[[int], None]) -> None:
         done = 0
         for _ in range(_MOST_PASSES):
-            again, failed = False, list[Change]()
+            again, failed, first = False, 0, None
             part, size = list[Change](), 0
             async for change in self.changes():
                 if change.problem:
-                    failed.append(change)
+                    failed, first = failed + 1, first or change
                     continue
                 part.append(change)
                 size += len(change.document)
                 if len(part) >= batch or size >= _MOST_BYTES:
                     done, again = done + await self._write(part), True
-                    tell(done, failed)
+                    tell(done)
                     part, size = [], 0
             if part:
                 done, again = done + await self._write(part), True
-                tell(done, failed)
+                tell(done)
             if not again:
                 break
         else:
             raise BrokerError(f"documents are written in an older form all the time ({done} converted so far); upgrade who writes them")
-        if failed:
-            tell(done, failed)
-            more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
-            raise BrokerError(
-                f"{failed[0].key} can't be converted{more}: {failed[0].problem}; put it anew or `toolbus rm` it, and run this again"
-            )
+        if first is not None:
+            more = f" (and {failed - 1} more)" if failed > 1 else ""
+            raise BrokerError(f"{first.key} can't be converted{more}: {first.problem}; put it anew or `toolbus rm` it, and run this again")
 
     async def _write(self, changes: list[Change]) -> int:
         """Write converted documents; one that somebody has changed meanwhile is looked at again in the next pass."""

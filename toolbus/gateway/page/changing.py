@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from toolbus import telemetry
+from toolbus.broker.access.refused import is_forbidden
 from toolbus.broker.admin import Admin
 from toolbus.confirmations import ConfirmationAnswer
 from toolbus.gateway.bodies import read
@@ -23,6 +24,11 @@ from toolbus.gateway.problems import Problem
 from toolbus.results import BrokerError, ConfigurationError, ConfirmationClosed
 
 T = TypeVar("T")
+
+_NO_ROLE = (
+    "the server does not let this gateway do that: its user needs the role approver for approvals, and operator for the rest;"
+    " `toolbus acl gateway approver` prints the rights"
+)
 
 
 class Letter(msgspec.Struct, forbid_unknown_fields=True):
@@ -116,7 +122,7 @@ async def operating(gateway: Gateway) -> AsyncIterator[Admin]:
     """Connect as an operator within the ``async with``.
 
     Raises:
-        Problem: 409, what is asked for can't be done; 503, the server can't be reached.
+        Problem: 403, this gateway's user lacks a role; 409, what is asked for can't be done; 503, the server can't be reached.
     """
     try:
         async with Admin(gateway.settings) as admin:
@@ -124,6 +130,8 @@ async def operating(gateway: Gateway) -> AsyncIterator[Admin]:
     except ConfigurationError as error:
         raise Problem(409, "conflict", str(error)) from None
     except BrokerError as error:
+        if is_forbidden(error):
+            raise Problem(403, "forbidden", _NO_ROLE) from None
         raise unreachable(error) from None
 
 
