@@ -61,7 +61,7 @@ def measure(size: Size, say: Callable[[str], None] = lambda _: None) -> Costs:
     """Measure everything; it takes about three minutes in full size."""
     with redis_server() as server:
         found: dict[str, Any] = {"machine": meter.machine(server)}
-        for name, step in _STEPS.items():
+        for name, step in STEPS.items():
             say(name)
             server.reset()
             found |= step(server, size)
@@ -268,7 +268,7 @@ def _document() -> bytes:
     return encode_request(request, limit=1_000_000)
 
 
-_STEPS = {
+STEPS: dict[str, Callable[[RedisServer, Size], dict[str, Any]]] = {
     "calls": _calls,
     "idle workers and agents": _idle,
     "reaps": _reaps,
