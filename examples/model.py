@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count
 
@@ -121,11 +122,10 @@ def main(words):
         openai = {"OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": "none"}
         anthropic = {"ANTHROPIC_BASE_URL": url, "ANTHROPIC_API_KEY": "none"}
         process = subprocess.Popen([sys.executable, *words], env={**os.environ, **fixed, **openai, **anthropic})
-        while True:
-            try:
-                return process.wait()
-            except KeyboardInterrupt:
-                continue  # Ctrl-C has reached the program, too: it ends by itself
+        while process.returncode is None:
+            with suppress(KeyboardInterrupt):  # Ctrl-C has reached the program, too: it ends by itself
+                process.wait()
+        return process.returncode if process.returncode >= 0 else 128 - process.returncode
 
 
 if __name__ == "__main__":

@@ -157,7 +157,7 @@ INDIRECT = re.compile(r"(What|Who|Whose|Whoever|Whatever|Whether|Those|How|Which
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
-@pytest.mark.parametrize("folder", ["toolbus", "workers", "tests", "benchmarks"])
+@pytest.mark.parametrize("folder", ["toolbus", "workers", "tests", "benchmarks", "website"])
 def test_docstrings_are_plain_sentences(folder: str) -> None:
     """A docstring begins with a statement, an imperative or a noun phrase, never with a word like "What" or "Whether"."""
     # The environments of a benchmark's peers hold the code of others.

@@ -120,6 +120,7 @@ async def test_documents_of_an_older_toolbus_are_moved_when_a_person_says_so(use
             assert set(await admin.misplaced()) == {"recorded/kept", "recorded/lost", "pin/known"}
             assert await admin.move(["recorded/kept", "recorded/lost", "pin/none"]) == {"recorded/kept": False, "recorded/lost": True}
             await eventually(lambda: "recorded/lost" in bus.tools.catalogue.documents.by_key)
+            assert "recorded/lost" not in {each.name for each in bus.tools.catalogue.refused()}
             assert await admin.item("recorded/kept") == new
             await admin.pins.approve("known")
             await eventually(lambda: bus.tools.get("known") is not None)

@@ -93,3 +93,21 @@ def test_doctor_says_what_keeps_a_namespace_back(
     found = doctor._protocol(namespace, workers)
     assert found.state == "warn"
     assert found.found.endswith(advice)
+
+
+def test_documents_that_workers_could_have_written_are_moved_after_a_yes(shell: Shell, valkey_server: str, namespace: str) -> None:
+    """They are shown first; without a yes nothing is moved; a second run has nothing to do."""
+    keys = Keys(namespace)
+    with redis.Redis.from_url(valkey_server) as server:
+        server.hset(keys.items, mapping={"group/media": '{"name": "Media"}', "tool/x": "{}"})
+        shown = json.loads(shell.run("migrate", "--dry-run", "--output", "json").stdout)
+        assert shown["moves"] == {"group/media": '{"name": "Media"}'}
+        assert "Media" in shell.run("migrate", "--dry-run").stdout
+        asked = shell.run("migrate")
+        assert (asked.returncode, "group/media" in asked.stderr, "--yes" in asked.stderr) == (1, True, True)
+        assert shell.run("get", "group/media").returncode == 1
+        assert "1 moved" in shell.run("migrate", "--yes").stdout
+        assert shell.json("get", "group/media") == {"name": "Media"}
+        assert server.hkeys(keys.items) == [b"tool/x"]
+        assert server.hkeys(keys.groups) == [b"group/media"]
+    assert "nothing was to be changed" in shell.run("migrate").stdout

@@ -1,4 +1,4 @@
-"""How each command of the documentation is checked, where it is not simply run; a test fails for any that is nowhere."""
+"""Tables of the documentation's commands that are not simply run: a test fails for any command that is nowhere."""
 
 from __future__ import annotations
 

@@ -44,10 +44,10 @@ class Stored:
         return self.client.hgetall(self.keys.format)
 
     def put(self, **groups: object) -> None:
-        self.client.hset(self.keys.items, mapping={f"group/{name}": json.dumps(document) for name, document in groups.items()})
+        self.client.hset(self.keys.groups, mapping={f"group/{name}": json.dumps(document) for name, document in groups.items()})
 
     def documents(self) -> dict[str, object]:
-        return {key.decode(): json.loads(value) for key, value in self.client.hgetall(self.keys.items).items()}
+        return {key.decode(): json.loads(value) for key, value in self.client.hgetall(self.keys.groups).items()}
 
 
 @pytest.fixture

@@ -124,7 +124,7 @@ def test_each_release_calls_the_other(site: Site, workers: str, agent: str) -> N
 def test_a_rolling_upgrade_loses_nothing(site: Site) -> None:
     """Workers are replaced one by one under load, by SIGTERM and SIGKILL, the version is raised, and requests of version 2 are answered."""
     old = [site.worker(THIS), site.worker(THIS)]
-    site.client.hset(site.keys.items, "group/g", json.dumps({"group_id": "g", "name": "G"}))
+    site.client.hset(site.keys.groups, "group/g", json.dumps({"group_id": "g", "name": "G"}))
     agents = [site.agent("this"), site.agent("next")]
     new = [site.worker(NEXT)]
     old[0].terminate()
@@ -142,7 +142,7 @@ def test_a_rolling_upgrade_loses_nothing(site: Site) -> None:
     new[0].wait()
     raised = eventually_sync(lambda: (found := site.run(NEXT, "migrate")).returncode == 0 and found, timeout=90.0, interval=1.0)
     assert "is of version 2 now; 1 documents converted" in raised.stdout
-    assert json.loads(site.client.hget(site.keys.items, "group/g")) == {"group_id": "g", "name": "G", "form": 2}
+    assert json.loads(site.client.hget(site.keys.groups, "group/g")) == {"group_id": "g", "name": "G", "form": 2}
     assert "of version 2 already; nothing was to be changed" in site.run(NEXT, "migrate").stdout
     late = site.agent("next")
     site.answers(40)

@@ -7,27 +7,33 @@ from typing import TYPE_CHECKING
 
 import click
 
-from toolbus.cli.common import output_option, with_admin
+from toolbus.cli.common import ask_first, output_option, with_admin
 from toolbus.cli.output import print_json, print_table, say
+from toolbus.display import one_line, visible
 
 if TYPE_CHECKING:
     from toolbus.broker.admin import Admin
     from toolbus.broker.versions.namespace import NamespaceVersion
 
 _MOST_ROWS = 1_000
+_MOST_SHOWN = 500
 
 
 @click.command("migrate")
 @click.option("--dry-run", is_flag=True, help="Say what would change, and change nothing.")
 @click.option("--batch", type=click.IntRange(1, 1_000), default=100, show_default=True, help="Documents that are written at once.")
+@click.option("--yes", is_flag=True, help="Do not ask before documents are moved.")
 @output_option
 @click.pass_context
-def migrate_command(ctx: click.Context, dry_run: bool, batch: int, output: str) -> None:
+def migrate_command(ctx: click.Context, dry_run: bool, batch: int, yes: bool, output: str) -> None:
     """Bring a namespace to the version of the protocol that this release writes.
 
     Run it after an upgrade, when all workers, agents and gateways are of the new release: stored documents get their new form, and
     requests are published in the new version. Workers and agents go on meanwhile. It may be stopped and run again, and does nothing twice.
     It refuses while a worker does not speak the new version; `toolbus doctor` shows who speaks which. It needs the role operator.
+
+    Recorded tools, groups and pins of an older toolbus stand where every worker could write them, and are used once they are moved from
+    there: look at them (--dry-run shows them) before you say yes.
 
     \b
     Examples:
@@ -44,16 +50,22 @@ def migrate_command(ctx: click.Context, dry_run: bool, batch: int, output: str) 
         told = done
         say(f"{done} documents converted", err=True)
 
-    async def main(admin: Admin) -> tuple[NamespaceVersion, NamespaceVersion]:
-        return await admin.versions.read(), await admin.versions.migrate(batch, tell)
+    misplaced = with_admin(ctx, lambda admin: admin.misplaced())
+    if misplaced and not yes:
+        say(f"to be moved: {visible(', '.join(misplaced))}", err=True)
+        ask_first(f"Move {len(misplaced)} documents, which every worker could have written, to where they are used?")
 
-    before, after = with_admin(ctx, main)
+    async def main(admin: Admin) -> tuple[NamespaceVersion, NamespaceVersion, int]:
+        before, after = await admin.versions.read(), await admin.versions.migrate(batch, tell)
+        return before, after, len(await admin.move(misplaced))
+
+    before, after, moved = with_admin(ctx, main)
     if output == "json":
-        print_json({"namespace": after.namespace, "before": before.written, "version": after.written, "converted": told})
-    elif (before.written, told) == (after.written, 0):
+        print_json({"namespace": after.namespace, "before": before.written, "version": after.written, "converted": told, "moved": moved})
+    elif (before.written, told, moved) == (after.written, 0, 0):
         say(f"{after} is of version {after.written} already; nothing was to be changed")
     else:
-        say(f"{after} is of version {after.written} now; {told} documents converted")
+        say(f"{after} is of version {after.written} now; {told} documents converted{f', {moved} moved' if moved else ''}")
 
 
 async def _show(admin: Admin, output: str) -> None:
@@ -69,6 +81,7 @@ async def _show(admin: Admin, output: str) -> None:
             rows.append((each.key, each.migration.name, each.migration.about, each.problem))
         else:
             more += 1
+    misplaced = {key: document.decode("utf-8", "replace") for key, document in (await admin.misplaced()).items()}
     if output == "json":
         print_json(
             {
@@ -77,6 +90,7 @@ async def _show(admin: Admin, output: str) -> None:
                 "version": max(VERSION, namespace.written),
                 "changes": [{"key": key, "migration": name, "problem": problem} for key, name, _, problem in rows],
                 "more": more,
+                "moves": misplaced,
                 "behind": [{"service": each.service, "instance": each.instance, "speaks": each.versions or (1, 1)} for each in behind],
             }
         )
@@ -85,6 +99,7 @@ async def _show(admin: Admin, output: str) -> None:
     for worker in behind:
         say(f"{worker.service}/{worker.instance} speaks {spoken(worker.versions)} only: upgrade it first", err=True)
     shown = [(key, name, problem or about) for key, name, about, problem in rows]
+    shown += [(key, "moved", f"to where it is used, as {one_line(document, _MOST_SHOWN)}") for key, document in misplaced.items()]
     print_table(("KEY", "MIGRATION", "CHANGE"), shown, empty="no stored document has an older form")
     if more:
         say(f"and {more} more", err=True)

@@ -143,7 +143,7 @@ class RedisPins:
                     decided[key.removeprefix(pins.KEY)] = pins.read(document)
                 except DescriptorError as error:
                     decided[key.removeprefix(pins.KEY)] = None
-                    skip(self._keys.items, str(error), field=key)
+                    skip(self._keys.pins, str(error), field=key)
         return {**_static(items, services), **_published(services)}, decided
 
 

@@ -98,18 +98,20 @@ class RedisVersions:
         known = [each for each in MIGRATIONS if each.version <= VERSION]
         if not known:
             return
-        async for field, document in scan_hash(self._link, self._keys.items):
-            try:
-                key = field.decode()
-            except UnicodeDecodeError:
-                # Agents tell of it where they read it.
-                continue
-            for migration in known:
-                if key.startswith(migration.prefix):
-                    made = _converted(migration, key, document)
-                    if made is not None:
-                        yield made
-                        break
+        for table in self._keys.tables():
+            async for field, document in scan_hash(self._link, table):
+                try:
+                    key = field.decode()
+                except UnicodeDecodeError:
+                    # Agents tell of it where they read it.
+                    continue
+                # What stands in another table than its own is used by nobody.
+                for migration in known if self._keys.table(key) == table else ():
+                    if key.startswith(migration.prefix):
+                        made = _converted(migration, key, document)
+                        if made is not None:
+                            yield made
+                            break
 
     async def migrate(self, batch: int, tell: Callable[[int], None]) -> NamespaceVersion:
         """Convert what has an older form, and raise the namespace to this release's version; what is done is not done again.

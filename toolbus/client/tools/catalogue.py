@@ -215,6 +215,7 @@ class Catalogue:
             return
         if kind in KINDS:
             self.documents.take(key, document)
+            self._refused_items.pop(key, None)
             if kind == "group":
                 self._take_group(key, name, document)
             return
