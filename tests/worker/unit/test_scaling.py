@@ -7,6 +7,7 @@ from collections.abc import Callable
 from itertools import pairwise
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -136,27 +137,55 @@ class Counted:
         return self.counts
 
 
-def test_a_meter_tells_the_shares_of_the_time_since_the_last_report() -> None:
-    """Calls on average, time without a free slot, time for which the loop was held, and a core's share; then it begins anew.
+class Metered:
+    """A meter on a clock that a test turns."""
 
-    The time in which the loop waited for a processor is not counted.
-    """
-    worker, now, used, queued = Counted(), 0.0, 0.0, 0.0
-    meter = LoadMeter(worker, lambda: now, lambda: used, lambda: queued)
-    worker.counts |= {"running": 4, "free": 0, "held": 6, "finished": 3, "depth": 20, "sessions": 1}
-    now += TICK
-    meter.sample()
-    assert not meter.due
-    worker.counts |= {"running": 2, "free": 2}
-    now, used = now + TICK + 0.8, 0.25
-    meter.sample()
-    assert meter.due
-    assert meter.report() == Load(slots=4, running=3.0, sessions=1, held=6, full=0.5, blocked=0.8, cpu=0.25, depth=20)
-    for _ in range(5):
-        now += TICK
-        meter.sample()
-    again = meter.report()
-    assert (again.full, round(again.blocked, 2), again.cpu, again.depth) == (0.0, 0.0, 0.0, -1)
-    now, queued = now + TICK + 0.8, 0.6
-    meter.sample()
-    assert round(meter.report().blocked, 2) == 0.22
+    def __init__(self) -> None:
+        self.worker = Counted()
+        self.now = self.used = self.queued = 0.0
+        self.meter = LoadMeter(self.worker, lambda: self.now, lambda: self.used, lambda: self.queued)
+
+    def sample(self, late: float = 0.0, queued: float = 0.0) -> None:
+        """Take a sample that comes late, with a time for which the loop waited for a processor."""
+        # A little more than due, so that no error of rounding counts.
+        self.now += TICK + late + 1e-9
+        self.queued += queued
+        self.meter.sample()
+
+
+def test_a_meter_tells_the_shares_of_the_time_since_the_last_report() -> None:
+    """Calls on average, time without a free slot, a core's share, and what the worker holds; then it begins anew."""
+    metered = Metered()
+    metered.worker.counts |= {"running": 4, "free": 0, "held": 6, "finished": 3, "depth": 20, "sessions": 1}
+    for _ in range(10):
+        metered.sample()
+    assert not metered.meter.due
+    metered.worker.counts |= {"running": 2, "free": 2}
+    metered.used = 0.2
+    for _ in range(15):
+        metered.sample()
+    assert metered.meter.due
+    assert metered.meter.report() == Load(slots=4, running=2.8, sessions=1, held=6, full=0.4, cpu=0.4, depth=20)
+    metered.sample()
+    again = metered.meter.report()
+    assert (again.full, again.running, again.blocked, again.cpu, again.depth) == (0.0, 2.0, 0.0, 0.0, -1)
+
+
+@pytest.mark.parametrize(
+    ("late", "queued", "blocked"),
+    [
+        ([0.0] * 25, [0.0] * 25, 0.0),
+        ([0.004] * 25, [0.0] * 25, 0.0),  # what a loop that is only busy does
+        ([0.015] * 14, [0.0] * 14, 1.0),  # calls that hold it for a moment, again and again
+        ([0.48], [0.0], 1.0),  # one that holds it for long
+        ([0.24] + [0.0] * 12, [0.0] * 13, 0.52),
+        ([0.48], [0.48], 0.0),  # no processor was free
+        ([0.48], [0.24], 0.52),
+    ],
+)
+def test_a_loop_that_is_held_is_measured(late: list[float], queued: list[float], blocked: float) -> None:
+    """By the share of the samples that were held up, however long each hold is; time without a processor is not counted."""
+    metered = Metered()
+    for each, waited in zip(late, queued, strict=True):
+        metered.sample(each, waited)
+    assert metered.meter.report().blocked == blocked
