@@ -53,11 +53,14 @@ def migrate_command(ctx: click.Context, dry_run: bool, batch: int, yes: bool, ou
     misplaced = with_admin(ctx, lambda admin: admin.misplaced())
     if misplaced and not yes:
         say(f"to be moved: {visible(', '.join(misplaced))}", err=True)
-        ask_first(f"Move {len(misplaced)} documents, which every worker could have written, to where they are used?")
+        count = "1 document" if len(misplaced) == 1 else f"{len(misplaced)} documents"
+        ask_first(f"Move {count}, which every worker could have written, to where they are used?")
 
     async def main(admin: Admin) -> tuple[NamespaceVersion, NamespaceVersion, int]:
-        before, after = await admin.versions.read(), await admin.versions.migrate(batch, tell)
-        return before, after, len(await admin.move(misplaced))
+        before = await admin.versions.read()
+        # What is moved may have an older form, too.
+        moved = len(await admin.move(misplaced))
+        return before, await admin.versions.migrate(batch, tell), moved
 
     before, after, moved = with_admin(ctx, main)
     if output == "json":
