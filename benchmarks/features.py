@@ -67,6 +67,8 @@ FEATURES = (
     Feature("two-tier", "two_tier", "an untyped service that descriptors share", ("TwoTier",)),
     Feature("three-services", "echo", "three services in the worker, of which one is called", ("echo", "Second", "Third")),
     Feature("session", "in_session", "sticky sessions, 64 of them", ("Sticky",)),
+    Feature("executor", "read", "by an executor, as a model's calls are run; no confirmation"),
+    Feature("confirmed", "confirmed", "the same with a confirmation that the caller's process gives at once"),
     Feature("limit", "echo", "a rate limit at the worker", options=("--middleware", f"{MODULE}:limit")),
     Feature("metering", "echo", "metering at the worker", options=("--middleware", f"{MODULE}:meter")),
     Feature("cache-miss", "read", "a cache at the worker that never has the answer", options=("--middleware", f"{MODULE}:cache")),

@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from benchmarks.adapters.contract import Peer, Setup, main
 from benchmarks.peers import NAMESPACE
 from toolbus import Retry, ToolBus, ToolService, tool
+from toolbus.client.confirmations.confirmation import Confirmation
 from toolbus.middleware import Cache, Metering, RateLimit
 
 FEATURE = os.environ.get("BENCH_FEATURE", "coroutine")
@@ -78,6 +79,12 @@ def plain_generator(text: str) -> Iterator[str]:
 
 @tool(effect="once")
 async def once(text: str) -> str:
+    """Return the argument."""
+    return text
+
+
+@tool(effect="read", confirm=True)
+async def confirmed(text: str) -> str:
     """Return the argument."""
     return text
 
@@ -182,11 +189,28 @@ def calling(bus: ToolBus, name: str) -> Call:
         # Each text is another one, since what is measured is what a miss costs.
         return (await bus.call(name, {"text": uuid.uuid4().hex + text})).output[32:]
 
+    if FEATURE in {"executor", "confirmed"}:
+        return executing(bus, name)
     if FEATURE == "pydantic":
         return call_model
     if FEATURE == "session":
         return call_in_session
     return call_uncached if FEATURE == "cache-miss" else call
+
+
+async def allow(confirmation: Confirmation) -> bool:
+    """Allow everything at once."""
+    return True
+
+
+def executing(bus: ToolBus, name: str) -> Call:
+    """Return what calls a tool with a text as a model's calls are run; nobody else is asked whether it may run."""
+    executor = bus.executor(user="benchmark", confirmer=allow, confirm_anywhere=False)
+
+    async def execute(text: str) -> str:
+        return str(await executor.execute(name, {"text": text}))
+
+    return execute
 
 
 class Caller:
