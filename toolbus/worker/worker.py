@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -24,7 +23,6 @@ from toolbus.worker.definition.service import ToolService
 from toolbus.worker.isolation.pool import Isolation
 from toolbus.worker.process.loop_watch import LoopWatch
 from toolbus.worker.run.nested import NestedBus
-from toolbus.worker.run.outcome import without_exits
 from toolbus.worker.serving import life
 from toolbus.worker.serving.around import checked_around
 from toolbus.worker.serving.collect import collect
@@ -135,11 +133,8 @@ class Worker:
             async with self:
                 if on_open is not None:
                     on_open()
-                # This process is the worker's own: what was loaded stays for good, and what calls leave behind is
-                # nearly all freed by counting. Rarer collections gave 10 to 20 % more calls/s.
-                gc.collect()
-                gc.freeze()
-                gc.set_threshold(20_000, 20, 20)
+                # This process is the worker's own.
+                life.collect_rarely()
                 await self._until(stop)
                 stop.set()
                 if on_drain is not None:
@@ -269,7 +264,7 @@ class Worker:
         await slots.sessions.aclose()
         for served in self._served.values():
             await life.clean_up(served)
-        await self._clean_services()
+        await life.clean_provided(self._services)
         await self.isolation.aclose()
         await slots.nested.aclose()
         await self.broker.aclose()
@@ -327,7 +322,7 @@ class Worker:
         except BaseException:
             for served in ready:
                 await life.clean_up(served)
-            await self._clean_services()
+            await life.clean_provided(self._services)
             with contextlib.suppress(Exception):
                 await self.broker.unregister()
             await self.isolation.aclose()
@@ -339,12 +334,6 @@ class Worker:
         self._home = asyncio.create_task(slots.serve(), name="toolbus-worker")
         # It takes from now on, and not only when its opener next waits for something.
         await asyncio.sleep(0)
-
-    async def _clean_services(self) -> None:
-        try:
-            await without_exits(self._services.aclose())
-        except Exception:  # noqa: BLE001 - one failing clean-up must not stop the others
-            telemetry.log.exception("service.cleanup_failed", service="provided")
 
     # -- for people -------------------------------------------------------------------------------
 
