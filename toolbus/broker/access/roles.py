@@ -21,6 +21,7 @@ class Role(msgspec.Struct, frozen=True, kw_only=True):
         hears: channels that it subscribes to.
         never: commands that its scripts do without.
         tables: tables of the registry's documents that it writes.
+        sources: whether it may bring scripts to the server; else it runs those that others have loaded.
     """
 
     about: str
@@ -30,6 +31,7 @@ class Role(msgspec.Struct, frozen=True, kw_only=True):
     hears: str = ""
     never: frozenset[str] = frozenset()
     tables: str = ""
+    sources: bool = True
 
 
 _APART = "reg:recorded reg:pending reg:groups reg:pins"
@@ -52,7 +54,7 @@ _ASK = ("confirmations/ask", "confirmations/withdraw")
 _READ_CONFIRMATIONS = {"zrange": Touched(reads="confirms"), "hget": Touched(reads="confirm"), "hmget": Touched(reads="confirm")}
 _LIMITS = ("limits/spend", "limits/quota", "limits/usage")
 _STATISTICS = {
-    "publish": Touched(tells="wake"),
+    "publish": Touched(tells="wake:"),
     "zrange": Touched(reads="live"),
     "xrange": Touched(reads="stats recent"),
     "xrevrange": Touched(reads="recent"),
@@ -204,6 +206,8 @@ ROLES: Mapping[str, Role] = MappingProxyType(
                     "hdel": Touched(writes="tokens reg:items format"),
                     "hscan": Touched(reads="tokens usage"),
                     "scan": Touched(),
+                    "script|flush": Touched(),
+                    "script|kill": Touched(),
                     "srem": Touched(writes="reg:paused"),
                     "xdel": Touched(writes="dlq"),
                     "xlen": Touched(reads="q"),
@@ -224,13 +228,14 @@ ROLES: Mapping[str, Role] = MappingProxyType(
                     "hscan": Touched(reads="routes usage"),
                     "zrange": Touched(reads="live hosts"),
                     "xlen": Touched(reads="q"),
-                    "publish": Touched(tells="wake"),
+                    "publish": Touched(tells="wake:"),
                 },
             ),
             # Its scripts are given queues and dead letters, whose entries have the arguments of calls.
             alone=MappingProxyType({"del": "stats", "xrange": "stats recent", "xrevrange": "log recent"}),
             # A lease that is further ahead than any can be is put right by others.
             never=frozenset({"zadd"}),
+            sources=False,
         ),
     }
 )  # fmt: skip
