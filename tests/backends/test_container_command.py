@@ -104,7 +104,9 @@ def test_secrets_are_in_no_list_of_processes(monkeypatch: pytest.MonkeyPatch, tm
         ({"mounts": ("/var:/v",)}, "the machine itself"),
         ({"mounts": ("/tmp/../run:/r",)}, "the machine itself"),
         ({"mounts": ("/usr:/usr",)}, "add :ro"),
-        ({"mounts": ("/home:/data:rw",)}, "add :ro"),
+        ({"mounts": ("/home:/data:ro",)}, "the machine itself"),
+        ({"mounts": ("/root:/data:ro",)}, "the machine itself"),
+        ({"mounts": ("/run/lock:/data",)}, "the machine itself"),
     ],
 )
 def test_what_no_container_may_have_is_refused(fields: dict[str, object], said: str) -> None:

@@ -28,6 +28,10 @@ _SERVERS = (
     ("ACL", "LIST"),
     ("DEBUG", "SLEEP", "0"),
     ("MONITOR",),
+    ("CLIENT", "TRACKING", "ON", "BCAST"),
+    ("CLIENT", "REPLY", "OFF"),
+    ("CLIENT", "NO-EVICT", "ON"),
+    ("CLIENT", "LIST"),
 )
 # Records of tools that hosts run, and what people decide about them.
 _DECISIONS = tuple(
@@ -90,13 +94,15 @@ _FORBIDDEN: dict[str, tuple[tuple[str, ...], ...]] = {
         ("XADD", _KEYS.recent, "*", "c", "x"), ("SET", _KEYS.session("s", "d"), "x"),
         ("SET", _KEYS.messenger, "x"), *_without(_DECISIONS, _KEYS.groups),
     ),
-    "operator": (("SCRIPT", "FLUSH"), ("CLIENT", "KILL", "TYPE", "normal"), ("REPLICAOF", "NO", "ONE")),
+    "operator": (("CLIENT", "KILL", "TYPE", "normal"), ("REPLICAOF", "NO", "ONE")),
     "monitor": (
         ("DEL", _KEYS.queue("s")), ("XADD", _KEYS.queue("s"), "*", "r", "x"), ("XDEL", _KEYS.queue("s"), "1-1"),
         ("ZADD", _KEYS.live, "1", "s/i"), ("HSET", _KEYS.services, "s", "x"), ("HSET", _KEYS.fence("s"), "generation", "9"),
         ("SADD", _KEYS.paused, "s"), ("XRANGE", _KEYS.replies("a"), "-", "+"), ("HGET", _KEYS.tokens, "id"),
         ("HGET", _KEYS.conversation("d"), "m:0"), ("XRANGE", _KEYS.call("c"), "-", "+"), ("DEL", _KEYS.live), ("SCAN", "0"),
         ("XRANGE", _KEYS.queue("s"), "-", "+"), ("XRANGE", _KEYS.dead_letters("s"), "-", "+"), ("XREVRANGE", _KEYS.output("t"), "+", "-"),
+        ("EVAL", "while true do end", "0"), ("EVAL_RO", "while true do end", "0"), ("SCRIPT", "LOAD", "return 1"), ("SCRIPT", "KILL"),
+        ("PUBLISH", _KEYS.wake("s"), "cancel c"), ("CLIENT", "UNBLOCK", "1"),
         *_DECISIONS,
     ),
     "scaler": (

@@ -32,6 +32,7 @@ class Waking:
             intake=cast("Any", self),
             start=bench.start,
             asked=lambda question: self.said.append(("asked", question)),
+            everybodys=KEYS.wake_all,
         )
 
     async def take_back(self, stream: RequestStream) -> None:
@@ -122,3 +123,11 @@ async def test_after_a_reconnect_what_was_published_meanwhile_is_looked_up(wakin
     await waking.bench.settle()
     assert waking.bench.listener.cancelled == ["call-1"]
     assert waking.said == [("back", "pool")]
+
+
+async def test_the_channel_of_all_services_carries_questions_alone(waking: Waking) -> None:
+    """Whoever may only ask for statistics can't cancel a call."""
+    await waking.hear("cancel call-1", channel=KEYS.wake_all)
+    assert waking.bench.listener.cancelled == []
+    assert await waking.hear("back pool", channel=KEYS.wake_all) == []
+    assert await waking.hear("stats q-1", channel=KEYS.wake_all) == [("asked", "q-1")]

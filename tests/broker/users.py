@@ -5,6 +5,7 @@ from __future__ import annotations
 import redis
 
 from toolbus import Settings
+from toolbus.broker import scripts
 from toolbus.broker.access.rights import rights
 
 
@@ -22,6 +23,9 @@ class Users:
         with redis.Redis.from_url(self._url) as client:
             rules = rights(roles, self._namespace).rules().split()
             client.execute_command("ACL", "SETUSER", name, "on", ">secret", *rules)
+            # As workers have done wherever somebody watches: not every role may load them.
+            for script in scripts.ALL:
+                client.script_load(script.source)
         url = self._url.replace("redis://", f"redis://{name}:secret@")
         return Settings.load({}, url=url, namespace=self._namespace, lease=1.0)
 

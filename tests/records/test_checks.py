@@ -76,6 +76,11 @@ BAD: dict[str, tuple[Any, str]] = {
     "a mount of everything, twice": (sourced("docker", mounts=("//:/host",)), "$.sources[0].mounts[0]"),
     "a mount of everything, by a dot": (sourced("docker", mounts=("/.:/host",)), "$.sources[0].mounts[0]"),
     "a mount outside": (sourced("docker", mounts=("/data/../etc:/x",)), "$.sources[0].mounts[0]"),
+    **{
+        f"a mount of {path}": (sourced("docker", mounts=(f"{path}:/h:ro",)), "$.sources[0].mounts[0]")
+        for path in ("/proc/1/root", "/etc", "/root/.ssh", "/home", "/var", "/run/user/1000", "/dev/sda", "//etc/./ssh", "/boot/")
+    },
+    "a network of another container": (sourced("docker", network="container:abc"), "$.sources[0].network"),
     "a relative mount": (sourced("docker", mounts=("data:/x",)), "$.sources[0].mounts[0]"),
     "memory": (sourced("docker", memory="lots"), "$.sources[0].memory"),
     "CPUs": (sourced("docker", cpus=-1.0), "$.sources[0].cpus"),

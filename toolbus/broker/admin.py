@@ -274,7 +274,7 @@ class Admin:
 
     async def statistics(self, service: str = "", *, patience: float = PATIENCE) -> Statistics:
         """Ask all workers, or those of one service, for their statistics; wait ``patience`` seconds at most for their answers."""
-        return await ask(self._link, self._keys, service=service, queue=await self.queue(service) if service else "", patience=patience)
+        return await ask(self._link, self._keys, service=service, patience=patience)
 
     async def recent(self, limit: int = 200) -> list[RecentCall]:
         """Return the newest of the recent calls' attempts, the newest first."""

@@ -142,6 +142,7 @@ class WorkerSteps:
             intake=self.intake,
             start=self.links.start,
             asked=self.answering.answer,
+            everybodys=keys.wake_all,
         )
         # Keep the leases.
         self._beats = BeatEffects(

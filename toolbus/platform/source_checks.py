@@ -38,13 +38,15 @@ _PLACEHOLDER = re.compile(r"\{[^{}/\s]{1,128}\}")
 _PORTS = re.compile(r"([0-9]{1,5}):([0-9]{1,5})(?:/(?:tcp|udp))?")
 _IMAGE = re.compile(r"[a-z0-9][A-Za-z0-9._/:@-]{0,255}")
 _MEMORY = re.compile(r"[0-9]{1,12}[bkmgBKMG]?")
-_NETWORK = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}")
+_NETWORK = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 _GPUS = re.compile(r"[A-Za-z0-9\"=,._:-]{1,200}")
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}")
 _MOST_WITHIN = 3_600.0
 _MOST_TEXT = 4_096
-# With these a container is the host.
-_HOSTS_OWN = frozenset({"/", "/proc", "/sys", "/dev", "/var/run/docker.sock", "/run/docker.sock", "/var/run", "/run"})
+# With these, and all below, a container is the host. The host looks again, at what links lead to.
+_HOSTS_OWN = ("/proc", "/sys", "/dev", "/boot", "/etc", "/run", "/var/run", "/root", "/var/lib/docker", "/var/lib/containers")
+# Folders that hold one of these, or everybody's files.
+_TOO_WIDE = frozenset({"/", "/var", "/var/lib", "/home"})
 # Fields of ``auth`` that are no secrets.
 _OPEN = frozenset({"type", "in", "name", "token_url", "scope"})
 # Fields that say nothing of other types.
@@ -68,7 +70,7 @@ def check_source(source: ToolSource, path: str) -> None:
     if source.memory and _MEMORY.fullmatch(source.memory) is None:
         raise wrong(source.memory, "an amount of memory such as 512m", f"{path}.memory")
     if source.network and _NETWORK.fullmatch(source.network) is None:
-        raise wrong(source.network, "the name of a network", f"{path}.network")
+        raise wrong(source.network, "bridge, host, or the name of a network", f"{path}.network")
     for index, label in enumerate(source.hosts):
         check_id(label, f"{path}.hosts[{index}]")
     for index, word in enumerate(source.command):
@@ -156,8 +158,9 @@ def _check_mount(mount: str, path: str) -> None:
         raise wrong(mount, "host:container, two absolute paths", path)
     check_folder(outside, path)
     check_folder(inside, path)
-    if f"/{posixpath.normpath(outside).lstrip('/')}" in _HOSTS_OWN:
-        raise DescriptorError(f"with {outside} the container could do all that the host can", path=path)
+    real = f"/{posixpath.normpath(outside).lstrip('/')}"
+    if real in _TOO_WIDE or any(f"{real}/".startswith(f"{each}/") for each in _HOSTS_OWN):
+        raise DescriptorError(f"with {outside} the container could do all that the host can: mount a folder of its own", path=path)
 
 
 def _check_endpoint(source: ToolSource, path: str) -> None:

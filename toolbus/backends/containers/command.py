@@ -27,13 +27,15 @@ _MOST_PROCESSES = 4096
 _MASTERFUL = tuple(
     Path(each)
     for each in (
-        *("/proc", "/sys", "/dev", "/boot", "/etc", "/root/.ssh", "/var/lib/docker", "/var/lib/containers"),
-        *("/run/docker.sock", "/run/podman", "/run/containerd", "/run/systemd"),
+        *("/proc", "/sys", "/dev", "/boot", "/etc", "/run", "/root/.ssh", "/var/lib/docker", "/var/lib/containers"),
     )
 )
 
+# Everybody's files.
+_TOO_WIDE = frozenset({Path("/"), Path("/home"), Path("/root")})
+
 # Whoever can write there decides what the machine's programs do.
-_SYSTEM = tuple(Path(each) for each in ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/opt", "/root", "/home"))
+_SYSTEM = tuple(Path(each) for each in ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/opt"))
 
 
 class Ports(msgspec.Struct, frozen=True):
@@ -170,7 +172,7 @@ def _mount(text: str, folder: str) -> str:
         path = path.resolve(strict=True)
     except (OSError, RuntimeError):
         raise CannotStart(f"the mount {shown!r} is not on this host: make {str(path)!r}, or change the source", permanent=True) from None
-    if path == Path("/") or any(path == each or path in each.parents or each in path.parents for each in _MASTERFUL):
+    if path in _TOO_WIDE or any(path == each or path in each.parents or each in path.parents for each in _MASTERFUL):
         raise CannotStart(f"the mount {shown!r} would give the container the machine itself: mount a folder of its own", permanent=True)
     if mode != "ro" and any(path == each.resolve() for each in _SYSTEM):
         raise CannotStart(

@@ -18,11 +18,13 @@ _PARTED = frozenset({"XGROUP", "XINFO"})
 _GLOB = re.compile(r"([\\*?\[\]])")
 # Commands that a script passes on to a function of its own.
 _CHOSEN = {script: frozenset({"hkeys", "xlen", "sismember", "zscore"}) for script in ("registry/overview", "registry/overviews")}
-# Every connection begins with these; older servers do not know all of CLIENT's parts, and know the category.
-_CONNECTION = ("+@connection", "-@admin", "-@dangerous", "-client|unblock")
+# Every connection begins with these. Of CLIENT only what is sent: its tracking tells the names of all keys of the server.
+_CONNECTION = ("+@connection", "-@admin", "-@dangerous", "-client", "+client|id", "+client|setname", "+client|getname")
+# Scripts whose source the user brings; who may, can stop the server with one, and fill its memory.
+_SOURCES = frozenset({"eval", "script|load"})
 # The checks of the server.
 _CHECKS = frozenset(
-    "time info role wait asking eval evalsha script|load cluster|slots acl|whoami exists subscribe unsubscribe".split()  # noqa: SIM905
+    "time info role wait asking evalsha cluster|slots acl|whoami exists subscribe unsubscribe".split()  # noqa: SIM905
 )
 
 
@@ -72,6 +74,8 @@ def rights(roles: Iterable[str], namespace: str) -> Rights:
     keys = Keys(namespace)
     channels = {family for each in touched for family in each.tells.split()} | {family for role in found for family in role.hears.split()}
     commands = {command for role in found for command in role.commands} | (_CHECKS if any(role.checks for role in found) else frozenset())
+    if any(role.sources for role in found):
+        commands |= _SOURCES
     commands |= {command for role in found for script in role.scripts for command in commands_of(script) - role.never}
     return Rights(
         commands=tuple(sorted(commands)),
@@ -97,7 +101,7 @@ def commands_of(script: str) -> frozenset[str]:
 
 
 def _patterns(keys: Keys, families: Iterable[str]) -> tuple[str, ...]:
-    whole = {*keys.shared_by_all(), keys.confirmed, keys.creations_told, keys.messenger}
+    whole = {*keys.shared_by_all(), keys.wake_all, keys.confirmed, keys.creations_told, keys.messenger}
     named = [f"{keys.prefix}{family}" for family in families]
     return tuple(sorted(_escaped(key) if key in whole else f"{_escaped(key)}:*" for key in named))
 

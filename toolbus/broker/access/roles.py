@@ -22,6 +22,7 @@ class Role(msgspec.Struct, frozen=True, kw_only=True):
         never: commands that its scripts do without.
         tables: tables of the registry's documents that it writes.
         checks: it sends what every process of toolbus sends: the checks of the server, and the question for its role.
+        sources: whether it may bring scripts to the server; else it runs those that others have loaded.
     """
 
     about: str
@@ -32,6 +33,7 @@ class Role(msgspec.Struct, frozen=True, kw_only=True):
     never: frozenset[str] = frozenset()
     tables: str = ""
     checks: bool = True
+    sources: bool = True
 
 
 _APART = "reg:recorded reg:pending reg:groups reg:pins"
@@ -54,7 +56,7 @@ _ASK = ("confirmations/ask", "confirmations/withdraw")
 _READ_CONFIRMATIONS = {"zrange": Touched(reads="confirms"), "hget": Touched(reads="confirm"), "hmget": Touched(reads="confirm")}
 _LIMITS = ("limits/spend", "limits/quota", "limits/usage")
 _STATISTICS = {
-    "publish": Touched(tells="wake"),
+    "publish": Touched(tells="wake:"),
     "zrange": Touched(reads="live"),
     "xrange": Touched(reads="stats recent"),
     "xrevrange": Touched(reads="recent"),
@@ -206,6 +208,8 @@ ROLES: Mapping[str, Role] = MappingProxyType(
                     "hdel": Touched(writes="tokens reg:items format"),
                     "hscan": Touched(reads="tokens usage"),
                     "scan": Touched(),
+                    "script|flush": Touched(),
+                    "script|kill": Touched(),
                     "srem": Touched(writes="reg:paused"),
                     "xdel": Touched(writes="dlq"),
                     "xlen": Touched(reads="q"),
@@ -226,13 +230,14 @@ ROLES: Mapping[str, Role] = MappingProxyType(
                     "hscan": Touched(reads="routes usage"),
                     "zrange": Touched(reads="live hosts"),
                     "xlen": Touched(reads="q"),
-                    "publish": Touched(tells="wake"),
+                    "publish": Touched(tells="wake:"),
                 },
             ),
             # Its scripts are given queues and dead letters, whose entries have the arguments of calls.
             alone=MappingProxyType({"del": "stats", "xrange": "stats recent", "xrevrange": "log recent"}),
             # A lease that is further ahead than any can be is put right by others.
             never=frozenset({"zadd"}),
+            sources=False,
         ),
         "scaler": Role(
             about="counts requests for KEDA, which scales workers, and does nothing else",
@@ -240,6 +245,7 @@ ROLES: Mapping[str, Role] = MappingProxyType(
             # In a cluster, its client asks for the nodes.
             commands=MappingProxyType({"xlen": Touched(reads="q"), "cluster|slots": Touched()}),
             checks=False,
+            sources=False,
         ),
     }
 )  # fmt: skip

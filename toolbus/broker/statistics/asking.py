@@ -42,7 +42,7 @@ class Statistics(NamedTuple):
     silent: dict[str, tuple[str, ...]]
 
 
-async def ask(link: Transport, keys: Keys, *, service: str = "", queue: str = "", patience: float = PATIENCE) -> Statistics:
+async def ask(link: Transport, keys: Keys, *, service: str = "", patience: float = PATIENCE) -> Statistics:
     """Ask all workers, or those of one service, and wait until each has answered, for at most ``patience`` seconds.
 
     Anything may stand where the answers are expected: what no live worker could have written is left out.
@@ -54,9 +54,10 @@ async def ask(link: Transport, keys: Keys, *, service: str = "", queue: str = ""
     if not expected:
         return Statistics({}, {})
     question = new_id()
-    channel, key = keys.wake(queue) if service else keys.wake_all, keys.answers(question)
+    key = keys.answers(question)
     until = time.monotonic() + patience
-    await link.execute("PUBLISH", channel, f"stats {question}")
+    # Also for one service: on a service's own channel, whoever may ask could cancel its calls.
+    await link.execute("PUBLISH", keys.wake_all, f"stats {question}")
     found: dict[str, InstanceAnswer] = {}
     after, wait = b"-", _FIRST_LOOK
     try:

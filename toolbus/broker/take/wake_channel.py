@@ -31,6 +31,7 @@ class WakeChannel:
         streams: the request streams by service, read afresh at each message.
         start: runs a coroutine beside the others.
         asked: takes in a question for statistics.
+        everybodys: the channel of all services, on which nothing but questions is followed.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class WakeChannel:
         intake: Intake,
         start: Callable[[Coroutine[Any, Any, None]], None],
         asked: Callable[[str], None],
+        everybodys: str = "",
     ) -> None:
         self._link = link
         self._clock = clock
@@ -57,6 +59,7 @@ class WakeChannel:
         self._intake = intake
         self._start = start
         self._asked = asked
+        self._everybodys = everybodys
 
     async def follow(self, stream: RequestStream) -> None:
         """Receive the messages of a stream's service from now on; calls that were cancelled before are passed on first."""
@@ -104,7 +107,8 @@ class WakeChannel:
         channel, payload = (each.decode("utf-8", "replace") if isinstance(each, bytes) else "" for each in message[1:])
         word, _, rest = payload.partition(" ")
         try:
-            self._dispatch(channel, word, rest)
+            if channel != self._everybodys or word == "stats":
+                self._dispatch(channel, word, rest)
         except EnvelopeError as error:
             skip(channel, error, field=word)
 

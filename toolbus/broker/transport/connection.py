@@ -269,6 +269,9 @@ async def _handshake(send: Callable[..., Awaitable[None]], read: Callable[..., A
     for script in scripts.ALL:
         try:
             await read()
+        except redis.exceptions.NoPermissionError:
+            # Some roles run only what others have loaded; who lacks more is told at the first command.
+            continue
         except redis.ResponseError as error:
             raise UnsupportedServer(f"the server is {name} {version} and can't load the script {script.name!r}: {error}") from None
     await send("CLIENT", "ID")
