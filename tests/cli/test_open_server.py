@@ -61,5 +61,5 @@ def test_a_password_in_a_file_is_left_out_of_the_attempt(shell: Shell, fresh_ser
     ],
 )
 def test_credentials_are_taken_out_of_a_url(url: str, bare: str) -> None:
-    """Those of Sentinels stay: they are asked in the same way."""
+    """A password of Sentinels stays: they are asked in the same way."""
     assert without_credentials(url) == bare
