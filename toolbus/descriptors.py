@@ -14,7 +14,7 @@ import msgspec
 
 from toolbus.effects import Effect, effect_flaw
 from toolbus.filter_keys import filters_of
-from toolbus.naming import check_names
+from toolbus.naming import SERVICE_ID, TOOL_NAME, check_names
 from toolbus.results import DescriptorError
 from toolbus.safe_text import type_name
 
@@ -32,11 +32,8 @@ RESERVED_KEYS = frozenset(
 
 _OPTIONAL_KEYS = ("groups", "category", "timeout", "effect", "output_limit", "confirm", "external", "tenants")
 
-_SERVICE_ID = re.compile(r"[A-Za-z0-9_.-]{1,128}\Z")
 # Queue names come from other systems (`non-persistent://tg/request/joke`). A queue name is the last part of its key, so it can't collide.
 _QUEUE = re.compile(r"[^\s\x00-\x1f{}]{1,256}\Z")
-# Tool names are shown to people and models; each wire format maps them to its own alphabet.
-_TOOL_NAME = re.compile(r"[^\s\x00-\x1f/\\{}]{1,128}\Z")
 
 # TrustGraph shows these types to the model without enforcing them; any other word means any type.
 TYPE_WORDS = {
@@ -206,7 +203,7 @@ def check_service(service: ServiceDescriptor) -> ServiceDescriptor:
     Raises:
         DescriptorError: a field is wrong; ``path`` names it.
     """
-    if not _SERVICE_ID.match(service.id):
+    if not SERVICE_ID.match(service.id):
         raise DescriptorError(f"{service.id!r} is not 1 to 128 letters, digits, '_', '.' or '-'", path="$.id")
     if service.request_queue and not _QUEUE.match(service.request_queue):
         raise DescriptorError(f"{service.request_queue!r} is not 1 to 256 characters without spaces or braces", path="$.request-queue")
@@ -279,9 +276,9 @@ def check_tool(tool: ToolDescriptor) -> ToolDescriptor:
         DescriptorError: a field is wrong; ``path`` names it.
     """
     check_names(tool.name, [argument.name for argument in tool.arguments or ()], tool.parameters)
-    if not _TOOL_NAME.match(tool.name):
+    if not TOOL_NAME.match(tool.name):
         raise DescriptorError(f"{tool.name!r} is not 1 to 128 characters without spaces, slashes or braces", path="$.name")
-    if not _SERVICE_ID.match(tool.service):
+    if not SERVICE_ID.match(tool.service):
         raise DescriptorError(f"tool {tool.name!r} names an impossible service {tool.service!r}", path="$.service")
     if tool.parameters is not None and tool.parameters.get("type", "object") != "object":
         raise DescriptorError(f"the parameters of tool {tool.name!r} must be an object schema", path="$.parameters.type")

@@ -43,7 +43,7 @@ def busy(url: str) -> Iterator[redis.Redis]:
 
 
 def is_busy(client: redis.Redis) -> bool:
-    """Whether the server refuses commands."""
+    """Return true while the server refuses commands."""
     try:
         client.ping()
     except redis.ResponseError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -210,3 +211,24 @@ def test_what_is_written_is_what_is_read(records: list[Any]) -> None:
         written = {name: (Path(place) / name).read_bytes() for name in names}
         write_folder(Path(place), snapshot(found.records))
         assert {name: (Path(place) / name).read_bytes() for name in names} == written
+
+
+def test_a_group_has_no_id_that_leads_elsewhere(tmp_path: Path) -> None:
+    """The ids of folders, and names of tools that none can have, are left out with the field."""
+    groups = [{"group_id": "."}, {"group_id": ".."}, {"group_id": "a", "tool_ids": ["../x"]}, {"group_id": "b.c", "tool_ids": ["x"]}]
+    found = read_folder(folder(tmp_path, groups=groups))
+    assert found.records == [ToolGroup("b.c", tool_ids=("x",))]
+    assert [(each.id, each.reason.rpartition(" at ")[2]) for each in found.wrong] == [
+        (".", "`$.group_id`"), ("..", "`$.group_id`"), ("a", "`$.tool_ids[0]`"),
+    ]  # fmt: skip
+
+
+def test_a_file_that_is_null_or_no_file_is_told(tmp_path: Path) -> None:
+    """A pipe is not waited for, and null is not taken for a file that is missing."""
+    os.mkfifo(tmp_path / "groups.json")
+    (tmp_path / "sources.json").mkdir()
+    found = read_folder(folder(tmp_path, registry=None))
+    told = {each.file: each.reason for each in found.wrong}
+    assert "is null, and expected is a list" in told["registry.json"]
+    assert "is no regular file" in told["groups.json"]
+    assert "directory" in told["sources.json"]

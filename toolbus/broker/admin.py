@@ -197,6 +197,10 @@ class Admin:
         """Delete a static descriptor; False when there was none."""
         return await self._registry.delete_item(key)
 
+    async def delete_misplaced(self, key: str) -> bool:
+        """Delete a document that stands where workers may write and its kind does not belong; False when there was none."""
+        return await self._registry.delete_misplaced(key)
+
     async def misplaced(self) -> dict[str, bytes]:
         """Return documents that an older toolbus has put where workers may write, and that nobody uses; see ``move``."""
         return await misplaced_documents(self._link, self._keys)

@@ -23,24 +23,24 @@ _MOST_READ = 4 * 1024 * 1024
 _MOST_SIGNALS = 512
 
 
-def read_bytes(place: str) -> bytes:
-    """Return the content of a file; ``-`` is standard input.
+def read_bytes(place: str, most: int = _MOST_READ) -> bytes:
+    """Return the content of a file of at most ``most`` bytes; ``-`` is standard input.
 
     Raises:
         UsageError: it can't be read, or is too long; the message names it.
     """
     try:
         if place == "-":
-            found = _read_input()
+            found = _read_input(most)
         else:
             # A device may have no end.
             with Path(place).open("rb") as file:
-                found = file.read(_MOST_READ + 1)
+                found = file.read(most + 1)
     except (OSError, ValueError) as error:
         why = reason(error) if isinstance(error, OSError) else str(error)
         raise click.UsageError(f"can't read {_named(place)}: {why.removeprefix(f'{place}: ')}") from None
-    if len(found) > _MOST_READ:
-        raise click.UsageError(f"can't read {_named(place)}: it is over the limit of {_MOST_READ:,} bytes")
+    if len(found) > most:
+        raise click.UsageError(f"can't read {_named(place)}: it is over the limit of {most:,} bytes")
     return found
 
 
@@ -70,13 +70,13 @@ def read_json(text: str | bytes, kind: type[T], what: str) -> T:
         raise click.UsageError(f"{what} can't be read as JSON: {error}") from None
 
 
-def _read_input() -> bytes:
+def _read_input(most: int) -> bytes:
     # One read that gathers everything runs on when Ctrl-C comes between two of its parts, and then waits for the next part.
     source, found = cast("BufferedIOBase", sys.stdin.buffer), bytearray()
     with _waiting_for(source) as wait:
-        while len(found) <= _MOST_READ:
+        while len(found) <= most:
             wait()
-            if not (part := source.read1(_MOST_READ + 1 - len(found))):
+            if not (part := source.read1(most + 1 - len(found))):
                 break
             found += part
     return bytes(found)

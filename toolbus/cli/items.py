@@ -11,6 +11,7 @@ from toolbus.cli.common import fail, json_option, output_option, with_admin
 from toolbus.cli.given import read_bytes, read_json
 from toolbus.cli.output import print_json, print_table, say
 from toolbus.display import visible
+from toolbus.naming import key_flaw
 
 if TYPE_CHECKING:
     from toolbus.broker.admin import Admin
@@ -21,10 +22,11 @@ if TYPE_CHECKING:
 
 
 @click.command("put")
-@click.argument("key")
-@click.argument("file", type=click.Path(allow_dash=True), default="-")
+@click.argument("key", required=False)
+@click.argument("file", type=click.Path(allow_dash=True), required=False)
+@click.option("--all", "everything", is_flag=True, help="Store all documents of a file from `toolbus get --all`: toolbus put --all FILE.")
 @click.pass_context
-def put_command(ctx: click.Context, key: str, file: str) -> None:
+def put_command(ctx: click.Context, key: str | None, file: str | None, everything: bool) -> None:
     """Store a static descriptor. KEY is tool/NAME or tool-service/ID; FILE may be standard input.
 
     KEY may also be recorded/ID or pending/ID (a tool that hosts run, and one that waits for approval), group/ID or
@@ -34,8 +36,18 @@ def put_command(ctx: click.Context, key: str, file: str) -> None:
     Example:
       echo '{"type": "tool-service", "name": "tell-haiku", "description": "Tell a haiku",
              "service": "joke-service", "style": "limerick"}' | toolbus put tool/tell-haiku
+      toolbus put --all items.json
     """
-    document = _read(key, file)
+    if everything:
+        from toolbus.cli.kept_items import put_all
+
+        if file is not None:
+            raise click.UsageError("--all takes one file, and no KEY: the file has the keys")
+        put_all(ctx, key or "-")
+        return
+    if key is None:
+        raise click.UsageError("give a KEY, or --all")
+    document = _read(key, file or "-")
 
     async def main(admin: Admin) -> list[str]:
         notes = _consequences(key, document, *await admin.snapshot())
@@ -49,16 +61,32 @@ def put_command(ctx: click.Context, key: str, file: str) -> None:
 
 
 @click.command("get")
-@click.argument("key")
+@click.argument("key", required=False)
+@click.option("--all", "everything", is_flag=True, help="Print all documents, by key, for `toolbus put --all`.")
 @json_option
 @click.pass_context
-def get_command(ctx: click.Context, key: str) -> None:
-    """Print a static descriptor as JSON."""
+def get_command(ctx: click.Context, key: str | None, everything: bool) -> None:
+    """Print a static descriptor as JSON; with --all, every document by its key: also groups, recorded tools, presets and pins.
+
+    \b
+    Examples:
+      toolbus get tool/tell-haiku
+      toolbus get --all > items.json
+    """
+    if everything == (key is not None):
+        raise click.UsageError("give a KEY, or --all")
+    if key is None:
+        from toolbus.cli.kept_items import print_all
+
+        print_all(ctx)
+        return
 
     async def main(admin: Admin) -> bytes | None:
         return await admin.item(key)
 
     document = with_admin(ctx, main)
+    if document is not None and (flaw := key_flaw(key)):
+        fail(f"{key!r} can't be used: {flaw}")
     if document is None:
         fail(f"there is no static descriptor {key!r}; `toolbus list` shows them, `toolbus describe` shows self-published ones")
     try:
@@ -81,7 +109,8 @@ def list_command(ctx: click.Context, prefix: str, output: str) -> None:
     """
 
     async def main(admin: Admin) -> dict[str, bytes]:
-        return await admin.items(prefix)
+        # An empty document stands for a pin that is not in its table.
+        return {key: document for key, document in (await admin.items(prefix)).items() if document}
 
     found = with_admin(ctx, main)
     if output == "json":
@@ -97,16 +126,25 @@ def list_command(ctx: click.Context, prefix: str, output: str) -> None:
 def rm_command(ctx: click.Context, key: str, force: bool) -> None:
     """Delete a static descriptor. With --force, free the name of a self-published one.
 
+    KEY may be any key that `toolbus doctor` names: also one that no document can have, or of a document in a wrong place.
+
     \b
     Examples:
       toolbus rm tool/tell-haiku
       toolbus rm --force tool-service/joke-service
     """
 
-    async def main(admin: Admin) -> bool:
-        return await admin.delete(key) or (force and await admin.transfer(key))
+    async def main(admin: Admin) -> tuple[bool, bool]:
+        removed = await admin.delete(key)
+        misplaced = await admin.delete_misplaced(key)
+        return removed or (force and not misplaced and await admin.transfer(key)), misplaced
 
-    if not with_admin(ctx, main):
+    removed, misplaced = with_admin(ctx, main)
+    if misplaced:
+        say(f"removed {key}, which was misplaced: it stood where any worker may write")
+        if not removed:
+            return
+    if not removed:
         fail(f"there is no static descriptor {key!r}" + ("" if force else "; --force frees the name of a self-published one"))
     say(f"removed {key}")
 

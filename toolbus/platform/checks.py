@@ -8,6 +8,7 @@ from typing import Any
 
 from toolbus.client.tools.groups import ToolGroup
 from toolbus.effects import effect_flaw
+from toolbus.naming import GROUP_ID, TOOL_NAME
 from toolbus.platform.described import descriptor_of
 from toolbus.platform.records import BackendRuntime, RecordedTool, Running, ToolMeta
 from toolbus.platform.source_checks import check_source
@@ -15,7 +16,6 @@ from toolbus.platform.values import check_id, check_number, check_text, wrong
 from toolbus.results import DescriptorError
 from toolbus.schema import check_possible
 
-_GROUP_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _DIGEST = re.compile(r"[0-9a-f]{0,128}")
 _MOST_NAME = 200
 _MOST_DESCRIPTION = 20_000
@@ -85,15 +85,15 @@ def check_group(group: ToolGroup) -> ToolGroup:
     Raises:
         DescriptorError: a field is wrong; ``path`` names it.
     """
-    # Gateways take these ids, too, which have always been allowed for groups.
-    if _GROUP_ID.fullmatch(group.group_id) is None:
-        raise wrong(group.group_id, "1 to 64 letters, digits, '_', '.' and '-'", "$.group_id")
+    if GROUP_ID.match(group.group_id) is None:
+        raise wrong(group.group_id, "1 to 64 letters, digits, '_', '.' and '-', and not '.' or '..'", "$.group_id")
     for name in ("name", "category"):
         check_text(getattr(group, name), f"$.{name}", _MOST_NAME)
     for name in ("description", "usage_example"):
         check_text(getattr(group, name), f"$.{name}", _MOST_DESCRIPTION)
     for index, tool in enumerate(group.tool_ids):
-        check_text(tool, f"$.tool_ids[{index}]", 128)
+        if TOOL_NAME.match(tool) is None:
+            raise wrong(tool, "the name of a tool: 1 to 128 characters without spaces, slashes or braces", f"$.tool_ids[{index}]")
     for index, tool in enumerate(group.usage_order):
         if tool not in group.tool_ids:
             raise DescriptorError(f"{tool!r} is not among tool_ids", path=f"$.usage_order[{index}]")

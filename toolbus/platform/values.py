@@ -6,9 +6,9 @@ import re
 from pathlib import PurePosixPath
 
 from toolbus.display import shortened
+from toolbus.naming import RECORD_ID
 from toolbus.results import DescriptorError
 
-_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SECRET_NAME = re.compile(
     r"secret|token|passw|pwd|credential|authorization|cookie|session[-_]?id|(?:api|access|private|signing|auth)[-_]?key|(?:^|[-_])(?:key|auth)$",
@@ -32,7 +32,7 @@ def check_id(value: str, path: str) -> None:
     Raises:
         DescriptorError: it is none.
     """
-    if _ID.fullmatch(value) is None:
+    if RECORD_ID.match(value) is None:
         raise wrong(value, "1 to 64 letters, digits, '_', '.' and '-', beginning with a letter or digit", path)
 
 

@@ -105,12 +105,13 @@ class RedisPins:
         return _described(name, tools.get(name), {name: pin})
 
     async def remove(self, name: str) -> bool:
-        """Forget the decision about a tool; False when there was none.
+        """Forget the decision about a tool, and a document that withholds it like one; False when there was none.
 
         Raises:
             BrokerError: the server refuses it.
         """
-        return await self._registry.delete_item(pins.KEY + name)
+        decided = await self._registry.delete_item(pins.KEY + name)
+        return await self._registry.delete_misplaced(pins.KEY + name) or decided
 
     async def pin_new(self, tools: Iterable[ToolDescriptor], *, by: str = "") -> list[str]:
         """Approve those of these tools that have no pin, as they are; return their names.

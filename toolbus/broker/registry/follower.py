@@ -15,6 +15,7 @@ from toolbus.broker.reading import shown, skip, text, uses_up
 from toolbus.broker.registry.publications import read_record
 from toolbus.broker.transport.replies import fields_of, scan_hash
 from toolbus.broker.transport.transport import Transport
+from toolbus.naming import key_flaw
 from toolbus.pins import KEY as PIN
 from toolbus.results import DescriptorError, EnvelopeError
 
@@ -168,19 +169,27 @@ async def read_items(link: Transport, keys: Keys) -> dict[str, bytes | RefusedTo
     def refused(name: str, reason: str) -> RefusedTool:
         return RefusedTool(name, "?", f"its key can't be read: {reason}")
 
-    tables = await asyncio.gather(*(_read_all(link, table, lambda _, document: document, refused) for table in keys.tables()))
+    def usable(key: str, document: bytes) -> bytes | RefusedTool:
+        flaw = key_flaw(key)
+        return RefusedTool(key, "?", flaw) if flaw else document
+
+    tables = await asyncio.gather(*(_read_all(link, table, usable, refused) for table in keys.tables()))
     found: dict[str, bytes | RefusedTool] = {}
     placed: dict[str, bytes | RefusedTool] = {}
     for table, documents in zip(keys.tables(), tables, strict=True):
         # A document that does not stand where its kind does was written by somebody who may not decide it, or by an older toolbus.
         placed |= {key: each for key, each in documents.items() if keys.table(key) == table}
-        found |= {key: _misplaced(key) for key in documents if keys.table(key) != table}
+        others = {key: each for key, each in documents.items() if keys.table(key) != table}
+        found |= {key: each if isinstance(each, RefusedTool) else _misplaced(key) for key, each in others.items()}
     return found | placed
 
 
 def _misplaced(key: str) -> bytes | RefusedTool:
     """Return what stands for a document that is not in its table; a pin that can't be read withholds its tool."""
-    return b"" if key.startswith(PIN) else RefusedTool(key, "?", "it is not in the table of its kind; `toolbus migrate` moves it there")
+    if key.startswith(PIN):
+        return b""
+    ways = f"`toolbus rm {key}` removes it, `toolbus migrate` moves it there"
+    return RefusedTool(key, "?", f"it is not in the table of its kind, and any worker could have written it: look at it first; {ways}")
 
 
 async def _read_all(

@@ -10,6 +10,7 @@ from toolbus.broker.reading import skip, text
 from toolbus.broker.registry.registry import RedisRegistry
 from toolbus.broker.transport.replies import scan_hash
 from toolbus.broker.transport.transport import Transport
+from toolbus.naming import key_flaw
 from toolbus.results import EnvelopeError
 
 
@@ -28,7 +29,7 @@ async def misplaced_documents(link: Transport, keys: Keys) -> dict[str, bytes]:
         except EnvelopeError as error:
             skip(keys.items, error, field=name)
             continue
-        if keys.table(key) != keys.items:
+        if keys.table(key) != keys.items and not key_flaw(key):
             found[key] = document
     return dict(sorted(found.items()))
 

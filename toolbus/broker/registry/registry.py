@@ -182,6 +182,18 @@ class RedisRegistry:
             raise self._item_refused(key, reply[1], owned=True)
         return int(reply[1]) > 0
 
+    async def delete_misplaced(self, key: str) -> bool:
+        """Delete a document that stands in the table that workers may write, and does not belong there; False when there was none.
+
+        Raises:
+            BrokerUnavailable: it is deleted, but too few replicas know it.
+        """
+        if self._keys.table(key) == self._keys.items:
+            return False
+        # The change is told in the log: whoever has read it forgets it, and reads the one in the right table.
+        reply = await self._change(scripts.ITEM, (self._keys.items,), key, "", "")
+        return int(reply[1]) > 0
+
     async def replace_items(self, changes: Iterable[ItemChange]) -> str:
         """Change documents at once, if all are what was expected; return the key of one that is another, and then nothing has changed.
 

@@ -19,6 +19,7 @@ from toolbus.client.tools.subscription import Subscription
 from toolbus.client.tools.tool import ChangeKind, Tool, ToolChange
 from toolbus.client.tools.withholding import Withholding
 from toolbus.descriptors import ServiceDescriptor, is_tool_document, parse_service, parse_tool
+from toolbus.naming import key_flaw
 from toolbus.results import DescriptorError
 from toolbus.safe_text import type_name
 from toolbus.schema import mended_document
@@ -203,6 +204,11 @@ class Catalogue:
 
     def _take_item(self, key: str, document: bytes | None) -> None:
         kind, _, name = key.partition("/")
+        if flaw := key_flaw(key):
+            self._refused_items.pop(key, None)
+            if document is not None:
+                self._refused_items[key] = RefusedTool(key, "?", flaw)
+            return
         if kind == "toolkit":
             self.presets_version += 1
             if document is None:

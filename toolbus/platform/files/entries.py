@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,7 +37,10 @@ def load(folder: Path, file: str) -> Any:
         DescriptorError: it can't be read; the message names it.
     """
     try:
-        with (folder / file).open("rb") as opened:
+        with open(folder / file, "rb", opener=_open_at_once) as opened:
+            # A pipe may never end, and a device neither.
+            if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
+                raise DescriptorError(f"{file} is no regular file; put one there")
             data = opened.read(MOST_FILE + 1)
     except FileNotFoundError:
         return None
@@ -44,9 +49,17 @@ def load(folder: Path, file: str) -> Any:
     if len(data) > MOST_FILE:
         raise DescriptorError(f"{file} is over the limit of {MOST_FILE:,} bytes")
     try:
-        return read_document(data, Any)
+        document = read_document(data, Any)
     except ValueError as error:
         raise DescriptorError(f"{file} can't be read as JSON: {error}") from None
+    if document is None:
+        raise DescriptorError(f"{file} is null, and expected is a list or an object of entries by id; an empty one is {{}}")
+    return document
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open a file without waiting for somebody who writes to it."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def entries(document: Any, file: str, id_field: str, word: str) -> Entries:
