@@ -19,6 +19,16 @@ def redact(url: str) -> str:
     return _ALONE.sub(lambda found: f"{found[1]}***{'@' if found[0].endswith('@') else ''}", shown)
 
 
+def without_credentials(url: str) -> str:
+    """Return the URL without the user and password of the server; the same URL when it has none."""
+    scheme, found, rest = url.partition("://")
+    server, end, after = _END_OF_SERVER.match(rest).groups()  # type: ignore[union-attr] # it matches every text
+    bare = f"{scheme}{found}{server.rpartition('@')[2]}{end}{after}"
+    address, asked, query = bare.partition("?")
+    kept = [each for each in query.split("&") if each.partition("=")[0] not in {"username", "password"}]
+    return bare if len(kept) == len(query.split("&")) else f"{address}{asked if kept else ''}{'&'.join(kept)}"
+
+
 def check_url(url: str) -> None:
     """Check what can be known of a URL before anything is connected; nothing in the message is part of a password.
 

@@ -169,7 +169,7 @@ def test_a_scaler_counts_what_waits(users: Users, namespace: str, server: str) -
         client.expire(queue, 60)
         assert scaler.ping()
         assert scaler.client_setname("keda")
-        assert scaler.execute_command("COMMAND", "COUNT") > 100
+        assert scaler.command_count() > 100
         assert scaler.xlen(queue) == 1
 
 

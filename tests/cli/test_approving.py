@@ -90,3 +90,19 @@ def test_a_pending_record_that_cannot_be_read_is_told(shell: Shell, folder: Path
         assert "pending/stitcher: " in said.stdout + said.stderr
     assert shell.run("pins", "reject", "stitcher").returncode == 0
     assert [each["key"] for each in shell.json("list")] == ["recorded/stitcher"]
+
+
+@pytest.mark.parametrize("words", [("--yes",), ("--digest",)], ids=" ".join)
+def test_code_that_is_not_pinned_is_told(shell: Shell, folder: Path, words: tuple[str, ...]) -> None:
+    """An approval that is not of the code says so, before and after; one that is of the code does not."""
+    put(shell, "pending/stitcher", folder)
+    assert not shell.json("pins", "show", "stitcher")["pending"]["unpinned"]
+    document = {"meta": {"name": "Stitcher", "description": "Put images."}, "sources": [{"type": "local", "host_dir": str(folder)}]}
+    assert shell.run("put", "pending/stitcher", given=json.dumps(document)).returncode == 0
+    waiting = shell.json("pins", "show", "stitcher")["pending"]
+    warning = f"its code is not pinned: whoever may write its folder '{folder}' changes it without approval"
+    assert waiting["unpinned"] == warning
+    done = shell.run("approve", "stitcher", *words, *([waiting["digest"]] if words == ("--digest",) else []))
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count(warning) == 1
+    assert shell.json("pins", "show", "stitcher")["unpinned"] == warning

@@ -54,7 +54,7 @@ FOREIGN = {
     "mkdir": "writes to /etc",
     "printf": "writes to /etc",
     "python3": "makes an environment in /opt",
-    "redis-cli": "comes with a server; tests/rights take the printed rights to real servers",
+    "redis-cli": "comes with a server; tests/broker takes the printed rights to real servers",
     "schemathesis": "is not installed; tests/gateway checks the document",
     "systemctl": "needs systemd; tests/deploy checks the units",
 }

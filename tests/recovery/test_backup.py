@@ -20,6 +20,7 @@ import redis
 from tests.servers import eventually
 from tests.test_contract_lost_sessions import SavedBasket
 from toolbus import Settings, ToolBus, Worker, tool
+from toolbus.broker.access.rights import rights
 from toolbus.broker.admin import Admin
 from toolbus.broker.embedded import EmbeddedServer, find_binary, free_port
 from toolbus.broker.keys import Keys
@@ -44,7 +45,7 @@ except redis.RedisError as error:
 lines = [f"{{name}}:{{value}}" for name, value in found.items()] if isinstance(found, dict) else [found]
 print(*("PONG" if line is True and words == ["PING"] else line for line in lines), sep="\\n")
 """
-SERVER = '#!/bin/sh\nexec {binary} "$@" --bind 127.0.0.1 --logfile "$NEW/server.log"\n'
+SERVER = '#!/bin/sh\nexec {binary} "$@" --logfile "$NEW/server.log"\n'
 
 runs: Counter[str] = Counter()
 gates: dict[str, asyncio.Event] = {}
@@ -87,6 +88,12 @@ def blocks() -> list[str]:
     return re.findall(r"```bash\n(.*?)```", section, re.DOTALL)[:2]
 
 
+def users_of(server: EmbeddedServer) -> Path:
+    """The server's ACL file."""
+    assert server.data_dir is not None
+    return server.data_dir / "users.acl"
+
+
 class Shell:
     """A folder in which the commands run, with the two programs that they need."""
 
@@ -104,6 +111,7 @@ class Shell:
             "PATH": f"{programs}:{os.environ['PATH']}",
             "FROM_PORT": str(server.port),
             "DATA": str(server.data_dir),
+            "USERS": str(users_of(server)),
             "NEW": str(self.new),
             "PORT": str(self.port),
         }
@@ -129,7 +137,8 @@ def source(tmp_path: Path) -> Iterator[EmbeddedServer]:
     """A server as the documentation wants it, with an append-only file."""
     folder = tmp_path / "old"
     folder.mkdir()
-    with EmbeddedServer(data_dir=folder, appendonly=True) as server:
+    (folder / "users.acl").touch()
+    with EmbeddedServer(data_dir=folder, appendonly=True, config={"aclfile": str(folder / "users.acl")}) as server:
         yield server
 
 
@@ -158,6 +167,9 @@ async def site(settings: Settings) -> AsyncIterator[ToolBus]:
 async def fill(settings: Settings) -> str:
     """Store what people write; return the id of a token."""
     token, ident, hashed = new_token()
+    with redis.Redis.from_url(settings.url) as client:
+        client.execute_command("ACL", "SETUSER", "workers", "on", ">secret", *rights(["worker"], "default").rules().split())
+        client.acl_save()
     async with Admin(settings) as admin:
         await admin.put("tool/stored", b'{"type": "tool-service", "name": "stored", "description": "x", "service": "saved"}')
         await admin.pins.approve("work")
@@ -197,6 +209,9 @@ async def test_the_runbook_restores_a_copy_and_runs_nothing_twice(source: Embedd
             assert set(runs.values()) == {1}
     source.kill()
     await shell.run(restore)
+    # The user is there with the rights of its role, and a worker is let in.
+    async with Admin(settings_of(shell.url.replace("redis://", "redis://workers:secret@"))) as admin:
+        assert await admin.roles() == ["worker"]
     await _restored(settings_of(shell.url), token)
 
 

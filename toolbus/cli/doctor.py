@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 _SLOW_MS = 5.0
 _SKEWED = 5.0
+# Seconds for the attempt without a password.
+_ATTEMPT = 5.0
 _SERVICE = "the service {0!r}, which no worker has served yet: start one that serves it, or `toolbus rm tool/{1}`"
 
 
@@ -99,6 +101,7 @@ async def _examine(settings: Settings) -> list[Finding]:
             f"server is {round(health.skew, 1) + 0.0:+.1f} s from here" + ("; harmless if it stays so" if skewed else ""),
         ),
         _role(roles),
+        *await _nobody(settings),
         protocol,
         Finding("registry", "ok", f"{len(snapshot[0])} services in namespace {settings.namespace!r}"),
         *(
@@ -148,6 +151,31 @@ def _role(roles: list[str] | None) -> Finding:
     if not roles:
         return Finding("role", "warn", "this user has none of the roles of `toolbus acl` in this namespace")
     return Finding("role", "ok", " and ".join(roles))
+
+
+async def _nobody(settings: Settings) -> list[Finding]:
+    """Try once whether the server lets in users without a password; nothing is tried when this process is such a user."""
+    from msgspec.structs import replace
+
+    from toolbus.broker.admin import Admin
+    from toolbus.urls import without_credentials
+
+    anonymous = replace(settings, url=without_credentials(settings.url), password_file="")
+    if anonymous == settings:
+        return []
+    check = "no password"
+    try:
+        async with asyncio.timeout(_ATTEMPT), Admin(anonymous) as admin:
+            roles = await admin.roles()
+    except ToolbusError:
+        return [Finding(check, "ok", "the server refuses users without a password")]
+    except TimeoutError:
+        return [Finding(check, "warn", f"the server did not say within {_ATTEMPT:g} s whether it refuses users without a password")]
+    if roles == []:
+        return [Finding(check, "ok", "users without a password have no role in this namespace")]
+    may = "may do everything" if roles is None else f"have the rights of {' and '.join(roles)}"
+    advice = "make a user for administrators, then `ACL SETUSER default off` (docs/how-to/roles.md)"
+    return [Finding(check, "warn", f"users without a password {may} on the server: {advice}")]
 
 
 def _replicas(health: ServerHealth, waited_for: int) -> Finding:

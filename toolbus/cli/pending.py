@@ -37,6 +37,15 @@ def review_of(ctx: click.Context, name: str) -> Review | None:
     return None if pending is None else with_files(reviewed(pending, served), pending)
 
 
+async def unpinned(admin: Admin, name: str) -> str:
+    """Return a warning when the code of a recorded tool that is served is not part of what was approved; else an empty text."""
+    from toolbus.platform.review import unpinned_code
+    from toolbus.platform.store import Records
+
+    tool = (await Records(admin).all()).tools.get(name)
+    return "" if tool is None else unpinned_code(tool)
+
+
 def approve(ctx: click.Context, review: Review, *, digest: str, yes: bool, by: str, reason: str, output: str) -> None:
     """Approve a tool by its digest, or after a person has seen it and says so."""
     if not digest:
@@ -62,6 +71,9 @@ def approve(ctx: click.Context, review: Review, *, digest: str, yes: bool, by: s
     else:
         say(f"approved {visible(tool.tool_id)}, revision {tool.revision} ({review.digest[:16]}); hosts serve it from now on")
         say("its descriptor is pinned: a record that changes it without approval is withheld until it is approved")
+        if digest and review.unpinned:
+            # Nothing was shown before.
+            say(visible(review.unpinned), fg="yellow", err=True)
 
 
 def reject(ctx: click.Context, name: str) -> bool:
@@ -116,6 +128,8 @@ def show(review: Review) -> None:
             say(f"  {visible(file.path)} ({file.bytes:,} bytes)")
         if len(review.files) > _MOST_FILES:
             say(f"  and {len(review.files) - _MOST_FILES} more")
+    if review.unpinned:
+        say(visible(review.unpinned), fg="yellow", err=True)
     if review.note:
         say(visible(review.note), fg="red", err=True)
 

@@ -92,7 +92,9 @@ def show_command(ctx: click.Context, name: str) -> None:
         if found is None and waiting is None:
             fail(_nothing(ctx, name))
         tool = (await admin.pins.offered()).get(name)
-        said = {"pin": found, "tool": None if tool is None else tool_document(tool)}
+        said: dict[str, Any] = {"pin": found, "tool": None if tool is None else tool_document(tool)}
+        if warning := await pending.unpinned(admin, name):
+            said["unpinned"] = warning
         return said if waiting is None else {**said, "pending": waiting}
 
     print_json(with_admin(ctx, main))
@@ -178,17 +180,22 @@ def approve_command(ctx: click.Context, name: str, yes: bool, digest: str, reaso
 
 
 def _approve(ctx: click.Context, names: tuple[str, ...], digest: str, reason: str, output: str) -> None:
+    from toolbus.cli import pending
+
     by = _who()
 
-    async def main(admin: Admin) -> list[PinnedTool]:
-        return [await admin.pins.approve(name, by=by, reason=reason, digest=digest) for name in names]
+    async def main(admin: Admin) -> tuple[list[PinnedTool], dict[str, str]]:
+        approved = [await admin.pins.approve(name, by=by, reason=reason, digest=digest) for name in names]
+        return approved, {name: warning for name in names if (warning := await pending.unpinned(admin, name))}
 
-    found = with_admin(ctx, main)
+    found, warnings = with_admin(ctx, main)
     if output == "json":
         print_json(found)
         return
     for each in found:
         say(f"approved {visible(each.name)} of {visible(each.service)} ({each.digest[:16]})")
+    for name, warning in warnings.items():
+        say(f"{visible(name)}: {visible(warning)}", fg="yellow", err=True)
     if not found:
         say("every tool is approved or rejected", err=True)
 

@@ -44,6 +44,7 @@ class Review(msgspec.Struct, frozen=True):
         changes: fields that differ from the tool that is served, or all that a new one says.
         files: of its code, as far as it is on this machine.
         note: why there are no files, or what is wrong with them.
+        unpinned: a warning, when the approval is not of its code.
     """
 
     tool_id: str
@@ -55,6 +56,7 @@ class Review(msgspec.Struct, frozen=True):
     changes: tuple[Change, ...] = ()
     files: tuple[CodeFile, ...] = ()
     note: str = ""
+    unpinned: str = ""
 
 
 def reviewed(pending: RecordedTool, served: RecordedTool | None) -> Review:
@@ -67,6 +69,7 @@ def reviewed(pending: RecordedTool, served: RecordedTool | None) -> Review:
         pending.made_by,
         pending.code,
         tuple(changes(served, pending)),
+        unpinned=unpinned_code(pending),
     )
 
 
@@ -99,6 +102,14 @@ def folder_of(tool: RecordedTool) -> Path | None:
     """Return the folder of a tool's code, if its first source with one names it in full."""
     named = next((source.host_dir for source in tool.sources if source.host_dir), "")
     return Path(named) if named.startswith("/") else None
+
+
+def unpinned_code(tool: RecordedTool) -> str:
+    """Return a warning about code that is not part of what is approved; an empty text when it is, or when there is none."""
+    local = next((source.host_dir for source in tool.sources if source.type == "local" or source.host_dir), None)
+    if local is None or tool.code:
+        return ""
+    return f"its code is not pinned: whoever may write its folder{f' {local!r}' if local else ''} changes it without approval"
 
 
 def with_files(review: Review, tool: RecordedTool) -> Review:
