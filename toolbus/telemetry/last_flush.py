@@ -13,6 +13,7 @@ PATIENCE = 5.0
 """Seconds for which the end of a program waits for the last traces, metrics and logs together."""
 
 FAILED = "telemetry.export_failed"
+"""The event of an exporter's complaint, which is not exported itself."""
 
 
 class _Complaints(logging.Handler):
@@ -25,7 +26,7 @@ class _Complaints(logging.Handler):
         except Exception:  # noqa: BLE001 - a message and arguments that do not fit
             self.handleError(record)
             return
-        log.warning(FAILED, error=text, component=record.name)
+        log.warning("telemetry.export_failed", error=text, component=record.name)
 
 
 def log_complaints() -> None:
