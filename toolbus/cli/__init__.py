@@ -92,7 +92,7 @@ class _Commands(click.Group):
             # The reader of the output has gone; click ends the command quietly.
             raise
         except ToolbusError as error:
-            raise Failure(str(error)) from None
+            raise Failure(_explained(ctx, error)) from None
         except OSError as error:
             raise _unwritable(error) from None
         except KeyboardInterrupt:
@@ -120,6 +120,16 @@ class _Commands(click.Group):
         rows = [(name, click.Command(name, help=about).get_short_help_str(width)) for name, (_, about) in sorted(_COMMANDS.items())]
         with formatter.section("Commands"):
             formatter.write_dl(rows)
+
+
+def _explained(ctx: click.Context, error: ToolbusError) -> str:
+    """Return the message of an error; that of a right that is missing says which roles the user has."""
+    text = str(error)
+    if not text.startswith(("NOPERM", "ERR ")):
+        return text
+    from toolbus.cli.refusal import explained
+
+    return explained(ctx, error)
 
 
 def _unwritable(error: OSError) -> Failure:

@@ -19,7 +19,7 @@ NEEDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "draw": {"threshold": _START, "hops": _START},
     "evaluate": {"episodes": _MADE, "wrong": _MADE},
     "mount": {"query": _API, "base_url": _API, "hosts": _API},
-    "serve": {name: ("keys",) for name in ("issuer", "audiences", "user_claim", "groups_claim", "tools_claim", "permissions_claim")},
+    "serve": dict.fromkeys(("issuer", "audiences", "user_claim", "groups_claim", "tools_claim", "permissions_claim"), ("keys",)),
 }
 """For each command, the parameters that need one of others."""
 

@@ -21,6 +21,7 @@ class Role(msgspec.Struct, frozen=True, kw_only=True):
         hears: channels that it subscribes to.
         never: commands that its scripts do without.
         tables: tables of the registry's documents that it writes.
+        checks: it sends what every process of toolbus sends: the checks of the server, and the question for its role.
     """
 
     about: str
@@ -30,6 +31,7 @@ class Role(msgspec.Struct, frozen=True, kw_only=True):
     hears: str = ""
     never: frozenset[str] = frozenset()
     tables: str = ""
+    checks: bool = True
 
 
 _APART = "reg:recorded reg:pending reg:groups reg:pins"
@@ -231,6 +233,13 @@ ROLES: Mapping[str, Role] = MappingProxyType(
             alone=MappingProxyType({"del": "stats", "xrange": "stats recent", "xrevrange": "log recent"}),
             # A lease that is further ahead than any can be is put right by others.
             never=frozenset({"zadd"}),
+        ),
+        "scaler": Role(
+            about="counts requests for KEDA, which scales workers, and does nothing else",
+            scripts=(),
+            # In a cluster, its client asks for the nodes.
+            commands=MappingProxyType({"xlen": Touched(reads="q"), "cluster|slots": Touched()}),
+            checks=False,
         ),
     }
 )  # fmt: skip
