@@ -154,7 +154,7 @@ def test_an_exporter_that_there_is_not_is_named(shell: Shell) -> None:
     ],
 )
 def test_a_component_that_is_not_installed_is_told(shell: Shell, variable: str, value: str, advice: str) -> None:
-    """The variable, and what to install or set, stand in one line."""
+    """One line has the variable, and what to install or set."""
     (shell.folder / "exported.py").write_text(TOOLS)
     shell.environment |= {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9", variable: value}
     done = shell.run("worker", "exported.py")
