@@ -25,12 +25,13 @@ def _without(shell: Shell, url: str, user: str) -> None:
 
 
 def test_a_good_deployment_passes_every_trial(shell: Shell) -> None:
-    """Calls, a stream, a cancellation and a worker's death end as they must, and no service stays."""
+    """Calls, a stream, a cancellation and a worker's death end as they must, and neither a service nor a recent call stays."""
     findings = {each["check"]: each for each in shell.json("doctor", "--deep")}
     for trial in ("round trip", "call", "calls at once", "stream", "cancellation", "lease"):
         assert findings[trial]["state"] in {"ok", "warn"}, findings[trial]
     assert "500 pieces whole" in findings["stream"]["found"]
     assert shell.json("services") == []
+    assert shell.json("calls") == []
 
 
 def test_the_rights_of_an_agent_and_a_worker_are_enough(shell: Shell) -> None:

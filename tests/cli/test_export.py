@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -139,3 +140,42 @@ def test_an_exporter_that_there_is_not_is_named(shell: Shell) -> None:
     assert done.returncode == 1
     assert "telegraph" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "advice"),
+    [
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "install opentelemetry-exporter-otlp-proto-grpc, or set http/protobuf"),
+        ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "grpc", "or set http/protobuf"),
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json", "set http/protobuf"),
+        ("OTEL_TRACES_SAMPLER", "sometimes", "there are always_off"),
+        ("OTEL_PROPAGATORS", "b3", "install opentelemetry-propagator-b3"),
+        ("OTEL_METRICS_EXPORTER", "prometheus", "install opentelemetry-exporter-prometheus"),
+    ],
+)
+def test_a_component_that_is_not_installed_is_told(shell: Shell, variable: str, value: str, advice: str) -> None:
+    """One line has the variable, and what to install or set."""
+    (shell.folder / "exported.py").write_text(TOOLS)
+    shell.environment |= {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9", variable: value}
+    done = shell.run("worker", "exported.py")
+    assert done.returncode == 1
+    assert f"{variable}={value}" in done.stderr
+    assert advice in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_collector_that_is_away_does_not_delay_the_end(shell: Shell) -> None:
+    """The end comes although an export may take 600 s, lost signals are told once, and all lines are JSON."""
+    (shell.folder / "exported.py").write_text(TOOLS)
+    shell.environment |= {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9", "OTEL_EXPORTER_OTLP_TIMEOUT": "600"}
+    shell.environment |= {"OTEL_BLRP_SCHEDULE_DELAY": "100"}
+    worker = shell.start_anew("worker", "exported.py")
+    assert shell.run("call", "exported_echo", "text=hey", "--wait", "20").returncode == 0
+    worker.terminate()
+    _, written = worker.communicate(timeout=60)
+    assert worker.returncode == 0
+    events = [json.loads(line) for line in written.splitlines()]
+    lost = [event for event in events if event["event"] == "telemetry.lost"]
+    assert len(lost) == 1
+    assert "logs" in lost[0]["signals"]
+    assert 1 <= sum(event["event"] == "telemetry.export_failed" for event in events) <= 3

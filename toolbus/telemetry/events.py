@@ -190,6 +190,8 @@ EVENTS: Mapping[str, str] = {
     "toolkit.tool_unreachable": "a tool was left out of the toolkit graph, because no edge leads to it",
     "toolkit.group_unreachable": "no action calls this group of tools, so it is never recommended",
     "tool.name_taken": "two services offer a tool of this name; the first keeps it",
+    "telemetry.export_failed": "what OpenTelemetry says of an export that fails or is tried again",
+    "telemetry.lost": "the last of these signals could not be exported in time, and is lost",
     "telemetry.no_exporter": "the environment asks for exported telemetry, and the package that exports is not installed",
     "tool.left_out": "a tool has a parameter for a service that no code provides, so it is not served; see `toolbus.provide`",
     "tool.class_left_out": "a class of tools can't be made without arguments, so it is not served: make an object of it in the module",

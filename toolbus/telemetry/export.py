@@ -10,7 +10,9 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from toolbus.results import ConfigurationError
+from toolbus.telemetry.components import check_components
 from toolbus.telemetry.events import NAME
+from toolbus.telemetry.last_flush import FAILED, bound_last_flush, log_complaints
 from toolbus.telemetry.listening import active, metering
 from toolbus.telemetry.logger import log, logger
 from toolbus.telemetry.output import FIELDS
@@ -44,6 +46,9 @@ def configure_export(name: str) -> None:
         return
     for variable, value in _defaults(name).items():
         os.environ.setdefault(variable, value)
+    if _CONFIG_FILE not in os.environ:
+        check_components()
+    log_complaints()
 
     class _Configurator(_OTelSDKConfigurator):
         """Distributions configure the SDK by a class of their own."""
@@ -53,6 +58,7 @@ def configure_export(name: str) -> None:
         configurator().configure()
     except (RuntimeError, ValueError) as error:
         raise ConfigurationError(f"OpenTelemetry can't be set up from the environment: {error}") from None
+    bound_last_flush()
     if os.environ.get("OTEL_LOGS_EXPORTER", "none") != "none":
         logger.addHandler(_ExportHandler())
 
@@ -98,6 +104,9 @@ class _ExportHandler(logging.Handler):
         """Hand a record to the SDK, which exports it in batches from a thread of its own."""
         fields: dict[str, Any] = dict(getattr(record, FIELDS, None) or {})
         event = str(fields.pop("event", record.getMessage()))
+        if event == FAILED:
+            # Each failed export would have another one to make.
+            return
         try:
             self._logger.emit(
                 timestamp=int(record.created * 1e9),

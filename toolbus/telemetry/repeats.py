@@ -35,9 +35,10 @@ _EACH = frozenset(
 )  # fmt: skip
 
 BOUNDED = frozenset(EVENTS) - _EACH
-"""Events of which at most ``MOST_LINES`` are logged per minute; ``more`` in the next line is the number left out."""
+"""Events of which at most ``MOST_LINES`` or ``FEWER`` are logged per minute; ``more`` in the next line is the number left out."""
 
 MOST_LINES = 30
+FEWER: Mapping[str, int] = {"telemetry.export_failed": 3}
 _PERIOD = 60.0
 _MOST_REMEMBERED = 8_192
 
@@ -66,7 +67,7 @@ class Repeats:
         began, lines, missed = self._minutes.get(name, (self._clock(), 0, 0))
         if self._clock() - began > _PERIOD:
             began, lines = self._clock(), 0
-        if lines >= MOST_LINES:
+        if lines >= FEWER.get(name, MOST_LINES):
             self._minutes[name] = (began, lines, missed + 1)
             return None
         self._minutes[name] = (began, lines + 1, 0)
