@@ -136,7 +136,14 @@ def test_a_few_real_namespaces_take_what_is_predicted() -> None:
     found = check.compare(costs(), calls=3_000, in_flight=64, cases=((1, 1), (2, 1), (4, 2)))
     most = {"server, µs per call": 3.0, "memory, KB": 2.0, "commands per call": 1.33, "bytes per call": 1.33, "connections": 1.0}
     assert {each.what for each in found} == most.keys()
-    wrong = [each for each in found if not 1 / most[each.what] <= each.predicted / each.measured <= most[each.what]]
+    # Buffers of the server's own come and go meanwhile.
+    slack = {"memory, KB": 64}
+    wrong = [
+        each
+        for each in found
+        if not 1 / most[each.what] <= each.predicted / each.measured <= most[each.what]
+        and abs(each.predicted - each.measured) > slack.get(each.what, 0)
+    ]
     assert wrong == [], check.shown(wrong)
 
 

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import anyio
 import pytest
@@ -231,6 +232,36 @@ def test_closing_ends_watches_and_turns(bus: ToolBus) -> None:
         assert turn.result(30) == ["cancelled"]
         for ended in (events, changes, requests):
             assert isinstance(ended.result(30), list)
+
+
+def test_what_begins_just_before_the_loop_stops_ends_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader that asks for an event at the moment in which the bus closes does not keep the loop from ending."""
+    begun, stopped = threading.Event(), threading.Event()
+
+    async def endless() -> AsyncIterator[int]:
+        await asyncio.Event().wait()
+        yield 1
+
+    with start_blocking_portal() as portal:
+        spawn = portal._spawn_task_from_thread
+
+        def slow(*args: Any) -> None:
+            begun.set()
+            # The portal was asked whether it runs. Without the wait of close(), it has stopped when this thread goes on.
+            stopped.wait(1.0)
+            spawn(*args)
+
+        loop = Loop(portal)
+        monkeypatch.setattr(portal, "_spawn_task_from_thread", slow)
+        reader = threading.Thread(target=lambda: list(loop.each(endless(), lasting=True)), daemon=True)
+        reader.start()
+        assert begun.wait(20)
+        loop.close()
+        monkeypatch.undo()
+        portal.call(portal.stop)
+        stopped.set()
+        reader.join(20)
+        assert not reader.is_alive()
 
 
 def test_what_begins_while_the_bus_closes_ends_as_well() -> None:

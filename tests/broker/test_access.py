@@ -8,10 +8,12 @@ import redis
 from tests.broker.users import Users
 from toolbus import Settings, ToolBus, Worker, tool
 from toolbus.broker import scripts
+from toolbus.broker.access.refused import wanted, with_roles
 from toolbus.broker.access.roles import ROLES
 from toolbus.broker.access.touched import SCRIPTS
 from toolbus.broker.admin import Admin
 from toolbus.broker.keys import Keys
+from toolbus.broker.transport.wire import pack
 from toolbus.cli.acl import acl_command
 
 _KEYS = Keys("walled")
@@ -103,6 +105,12 @@ _FORBIDDEN: dict[str, tuple[tuple[str, ...], ...]] = {
         ("PUBLISH", _KEYS.wake("s"), "cancel c"), ("CLIENT", "UNBLOCK", "1"),
         *_DECISIONS,
     ),
+    "scaler": (
+        ("XRANGE", _KEYS.queue("s"), "-", "+"), ("XPENDING", _KEYS.queue("s"), "g"), ("XINFO", "STREAM", _KEYS.queue("s"), "FULL"),
+        ("XDEL", _KEYS.queue("s"), "1-1"), ("XADD", _KEYS.queue("s"), "*", "r", "x"), ("XLEN", _KEYS.dead_letters("s")),
+        ("HGETALL", _KEYS.services), ("HGET", _KEYS.tokens, "id"), ("EVAL", "return 1", "0"), ("SUBSCRIBE", _KEYS.confirmed),
+        ("SCRIPT", "LOAD", "return 1"), ("INFO",), ("SCAN", "0"), *_DECISIONS,
+    ),
 }  # fmt: skip
 
 
@@ -144,13 +152,25 @@ def test_each_role_is_refused_what_it_must_not_do(users: Users, namespace: str, 
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("role", [name for name, role in ROLES.items() if role.checks])
 async def test_a_process_finds_out_its_roles(users: Users, role: str) -> None:
     """An operator's check names the role of the user, under every role."""
     async with Admin(users.settings(role)) as admin:
         assert await admin.roles() == [role]
         await admin.snapshot()
         assert (await admin.health()).latency_ms > 0
+
+
+def test_a_scaler_counts_what_waits(users: Users, namespace: str, server: str) -> None:
+    """It begins a connection as the client of KEDA does, and sees the length of a service's queue."""
+    queue = Keys(namespace).queue("s")
+    with redis.Redis.from_url(server) as client, redis.Redis.from_url(users.settings("scaler").url, protocol=3) as scaler:
+        client.xadd(queue, {"r": "x"})
+        client.expire(queue, 60)
+        assert scaler.ping()
+        assert scaler.client_setname("keda")
+        assert scaler.execute_command("COMMAND", "COUNT") > 100
+        assert scaler.xlen(queue) == 1
 
 
 @pytest.mark.anyio
@@ -187,8 +207,43 @@ async def test_an_operator_looks_after_everything(users: Users) -> None:
 
 @pytest.mark.anyio
 async def test_a_missing_right_is_named(users: Users) -> None:
-    """The error says which script or command lacks which keys, and how to print the rights."""
-    settings = users.settings("monitor")
-    async with Admin(settings) as admin:
-        with pytest.raises(Exception, match=r"^ERR .*the script confirmations/pause needs reading and writing reg:paused.*`toolbus acl`"):
+    """The error says which role has the right, which script or command lacks which keys, and how to print the rights."""
+    said = (
+        r"^ERR .*the role worker, platform or operator; the script confirmations/pause needs reading and writing reg:paused.*`toolbus acl`"
+    )
+    async with Admin(users.settings("monitor")) as admin:
+        with pytest.raises(Exception, match=said):
             await admin.pause("walled")
+
+
+@pytest.mark.parametrize(
+    ("command", "needed"),
+    [
+        (("HSCAN", _KEYS.services, "0"), "agent, worker, nested, platform, approver, messenger, gateway, monitor or operator"),
+        (("HSET", _KEYS.tokens, "id", "x"), "operator"),
+        (("EVALSHA", scripts.OVERVIEWS.sha, "1", _KEYS.queue("s")), "gateway, monitor or operator"),
+        (("EVALSHA", scripts.ITEM.sha, "2", _KEYS.services, _KEYS.recorded, "x"), "approver or operator"),
+        (("EVALSHA", scripts.ITEM.sha, "2", _KEYS.services, _KEYS.groups, "x"), "approver, gateway or operator"),
+    ],
+)
+def test_the_roles_with_a_right_are_named(command: tuple[str, ...], needed: str) -> None:
+    """The most powerful one is named last."""
+    said = wanted(pack(command))
+    assert said.startswith(f"it needs the role {needed}; ")
+
+
+def test_a_repair_names_its_keys() -> None:
+    """It is given keys of any kind, so no table has them."""
+    said = wanted(pack(("EVALSHA", scripts.MEND.sha, "1", _KEYS.live, "x")))
+    assert f"the script recover/mend needs reading and writing {_KEYS.live}," in said
+    assert "the role agent, worker, nested" in said
+
+
+def test_a_refusal_is_told_with_the_roles_of_its_user() -> None:
+    """One without any role has the wrong namespace; one with the role has rights of an older release."""
+    text = f"NOPERM no; {wanted(pack(('HSET', _KEYS.tokens, 'id', 'x')))}; more"
+    assert "it needs the role operator (this user is: agent, worker); " in with_roles(text, ["agent", "worker"], "n")
+    assert with_roles(text, [], "other").startswith(
+        "the user of this process has no rights in the namespace 'other': set TOOLBUS_NAMESPACE"
+    )
+    assert "set them again with `toolbus acl operator`" in with_roles(text, ["operator"], "n")

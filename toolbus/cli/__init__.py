@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import errno
 import gc
 import importlib
@@ -12,7 +11,7 @@ from typing import Any
 
 import click
 
-from toolbus.cli.common import Failure, reason
+from toolbus.cli.common import Failure, no_command, reason
 from toolbus.cli.everywhere import accepting, options
 from toolbus.cli.output import say
 from toolbus.cli.streams import drop_unwritable_output, open_closed
@@ -82,9 +81,7 @@ class _Commands(click.Group):
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command, or fail with the names that look like it."""
         if args[0] not in _COMMANDS and not args[0].startswith("-"):
-            near = difflib.get_close_matches(args[0], _COMMANDS)
-            advice = f"did you mean {', '.join(near)}?" if near else "`toolbus --help` lists them"
-            raise click.UsageError(f"there is no command {args[0]!r}; {advice}", ctx)
+            raise no_command(ctx, args[0], _COMMANDS)
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -95,7 +92,7 @@ class _Commands(click.Group):
             # The reader of the output has gone; click ends the command quietly.
             raise
         except ToolbusError as error:
-            raise Failure(str(error)) from None
+            raise Failure(_explained(ctx, error)) from None
         except OSError as error:
             raise _unwritable(error) from None
         except KeyboardInterrupt:
@@ -123,6 +120,16 @@ class _Commands(click.Group):
         rows = [(name, click.Command(name, help=about).get_short_help_str(width)) for name, (_, about) in sorted(_COMMANDS.items())]
         with formatter.section("Commands"):
             formatter.write_dl(rows)
+
+
+def _explained(ctx: click.Context, error: ToolbusError) -> str:
+    """Return the message of an error; that of a right that is missing says which roles the user has."""
+    text = str(error)
+    if not text.startswith(("NOPERM", "ERR ")):
+        return text
+    from toolbus.cli.refusal import explained
+
+    return explained(ctx, error)
 
 
 def _unwritable(error: OSError) -> Failure:

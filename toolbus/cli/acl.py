@@ -7,7 +7,7 @@ import click
 from toolbus.cli.common import settings_of
 from toolbus.cli.output import print_json, say
 
-_ROLES = ("agent", "worker", "nested", "platform", "approver", "messenger", "gateway", "operator", "monitor")
+_ROLES = ("agent", "worker", "nested", "platform", "approver", "messenger", "gateway", "operator", "monitor", "scaler")
 
 
 @click.command("acl", no_args_is_help=True)
@@ -27,6 +27,7 @@ def acl_command(ctx: click.Context, roles: tuple[str, ...], output: str) -> None
     gateway    serves tools over HTTP and MCP, keeps groups, reads tokens, watches
     operator   looks after everything with this command
     monitor    watches, and changes nothing
+    scaler     KEDA's scaler of workers: counts requests, and is no process of toolbus
 
     The rules are of one namespace, and keep the user's passwords. See docs/how-to/roles.md.
 

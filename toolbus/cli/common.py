@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
@@ -52,6 +53,13 @@ class Seconds(click.FloatRange):
         if math.isnan(number):
             self.fail(f"{value!r} is not a number of seconds", param, ctx)
         return super().convert(number, param, ctx)
+
+
+def no_command(ctx: click.Context, name: str, names: Iterable[str]) -> click.UsageError:
+    """Return the error for a command that there is not in a group, with the names that look like it."""
+    near = difflib.get_close_matches(name, list(names))
+    advice = f"did you mean {', '.join(near)}?" if near else f"`{ctx.command_path} --help` lists them"
+    return click.UsageError(f"there is no command {name!r}; {advice}", ctx)
 
 
 class NotMendable(ConfigurationError):

@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from toolbus.cli.common import no_command
+from toolbus.cli.needs import check_needs
 from toolbus.encoding import whole_text
 
 _LEVELS = click.Choice(["debug", "info", "warning", "error"], case_sensitive=False)
@@ -43,6 +45,7 @@ def accepting(command: click.Command) -> click.Command:
     """Let a command, and those of its group, take the options too, where one after the name replaces one before it; check its texts."""
     if isinstance(command, click.Group):
         context = click.Context(command)
+        _suggest(command)
         for name in command.list_commands(context):
             found = command.get_command(context, name)
             if found is not None:
@@ -53,7 +56,20 @@ def accepting(command: click.Command) -> click.Command:
         if taken.isdisjoint(names):
             command.params.append(click.Option([*names, name], **about, hidden=True, expose_value=False, callback=_keep))
     _check_texts(command.params)
+    check_needs(command)
     return command
+
+
+def _suggest(group: click.Group) -> None:
+    """Let a group answer a misspelt command with the names that look like it, as the main command does."""
+    resolve = group.resolve_command
+
+    def resolved(ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        if not args[0].startswith("-") and group.get_command(ctx, args[0]) is None:
+            raise no_command(ctx, args[0], group.list_commands(ctx))
+        return resolve(ctx, args)
+
+    group.resolve_command = resolved  # type: ignore[method-assign]
 
 
 def _check_texts(params: Iterable[click.Parameter]) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -85,6 +83,7 @@ class Hosting(NamedTuple):
 
 async def _serve(settings: Settings, hosting: Hosting, place: ProbePlace, lifeline: int | None) -> None:
     from toolbus.host.host import Host
+    from toolbus.worker.process.ending import end_process
     from toolbus.worker.process.lifeline import Told, tell, watch_lifeline
     from toolbus.worker.process.notify import Notifier
     from toolbus.worker.process.probed_worker import ProbedWorker
@@ -93,7 +92,7 @@ async def _serve(settings: Settings, hosting: Hosting, place: ProbePlace, lifeli
 
     host = Host(settings, **hosting._asdict())
     if lifeline is not None:
-        watch_lifeline(lifeline, lambda: os.kill(os.getpid(), signal.SIGTERM), settings.grace)
+        watch_lifeline(lifeline, end_process, settings.grace)
     async with probing(lambda: ProbedWorker(host.worker), place, quiet=lifeline is not None) as (probed, port), notifier.alive():
 
         def opened() -> None:

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from toolbus.cli.common import fail, json_option, namespace_of, output_option, settings_of, with_admin, with_bus
+from toolbus.cli.common import fail, json_option, namespace_of, output_option, settings_of, with_admin
 from toolbus.cli.output import print_json, print_table, say
 from toolbus.client.tools.formats import FORMATS, Format
 from toolbus.display import one_line, visible
 from toolbus.settings import PREFIX, Settings
 
 if TYPE_CHECKING:
-    from toolbus import ToolBus
     from toolbus.broker.admin import Admin, ServiceOverview
     from toolbus.broker.protocols import RefusedTool
     from toolbus.client.tools.catalogue import Catalogue
@@ -50,20 +49,18 @@ def tools_command(
     """
     from toolbus.cli.review import refused as refused_of
     from toolbus.cli.review import title
+    from toolbus.client.tools.view import ToolView
 
     if strict and wanted is None:
         raise click.UsageError("--strict needs --format; give both")
 
-    async def main(bus: ToolBus) -> tuple[list[Any], list[RefusedTool]]:
-        view = bus.tools.filter(groups=groups or None, categories=categories or None)
-        if wanted is not None:
-            return view.definitions(wanted, strict=strict), []
-        return [tool for tool in view.values() if tool.available or everything], refused_of(bus.tools.catalogue)
-
-    found, refused = with_bus(ctx, main)
+    catalogue = _catalogue(ctx)
+    view = ToolView(catalogue).filter(groups=groups or None, categories=categories or None)
     if wanted is not None:
-        print_json(found)
+        print_json(view.definitions(wanted, strict=strict))
         return
+    found = [tool for tool in view.values() if tool.available or everything]
+    refused = refused_of(catalogue)
     if output == "json":
         others = [{"name": tool.name, "service": tool.service, "available": False, "refused": tool.reason} for tool in refused]
         print_json([*map(_tool, found), *(others if everything else ())])
@@ -153,20 +150,19 @@ def describe_command(ctx: click.Context, name: str) -> None:
     """
     from toolbus.client.tools.review import unusable
 
-    async def main(bus: ToolBus) -> dict[str, Any]:
-        if name in bus.tools:
-            return _tool(bus.tools[name])
-        catalogue = bus.tools.catalogue
-        service = _service(name, catalogue)
-        if service is not None:
-            return {**service, "refused": _reasons(unusable(catalogue), name)}
-        for refused in unusable(catalogue):
-            if name in {refused.name, refused.service}:
-                fail(f"{refused.name} of {refused.service} can't be used: {one_line(refused.reason, 300)}")
-        near = difflib.get_close_matches(name, {*catalogue.names(), *catalogue.services, *catalogue.static_services}, n=3, cutoff=0.5)
-        return fail(f"there is no tool or service {name!r}{namespace_of(ctx)}" + (f"; did you mean {', '.join(near)}?" if near else ""))
-
-    print_json(with_bus(ctx, main))
+    catalogue = _catalogue(ctx)
+    if name in catalogue.tools:
+        print_json(_tool(catalogue.tools[name]))
+        return
+    service = _service(name, catalogue)
+    if service is not None:
+        print_json({**service, "refused": _reasons(unusable(catalogue), name)})
+        return
+    for refused in unusable(catalogue):
+        if name in {refused.name, refused.service}:
+            fail(f"{refused.name} of {refused.service} can't be used: {one_line(refused.reason, 300)}")
+    near = difflib.get_close_matches(name, {*catalogue.names(), *catalogue.services, *catalogue.static_services}, n=3, cutoff=0.5)
+    fail(f"there is no tool or service {name!r}{namespace_of(ctx)}" + (f"; did you mean {', '.join(near)}?" if near else ""))
 
 
 @click.command("settings")
@@ -185,6 +181,18 @@ def settings_command(ctx: click.Context, output: str) -> None:
         return
     rows = [(name, value, source, PREFIX + name.upper()) for name, (value, source) in found.items()]
     print_table(("SETTING", "VALUE", "SOURCE", "VARIABLE"), rows, empty="")
+
+
+def _catalogue(ctx: click.Context) -> Catalogue:
+    """Return the tools as an agent has them, by reading the registry alone: whoever watches may not open a reply stream."""
+    from toolbus.client.tools.review import catalogue_of
+
+    required = settings_of(ctx).require_approval
+
+    async def main(admin: Admin) -> Catalogue:
+        return catalogue_of(await admin.snapshot(), require_approval=required)
+
+    return with_admin(ctx, main)
 
 
 def _reasons(refused: list[RefusedTool], service: str) -> list[dict[str, str]]:

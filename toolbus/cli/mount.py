@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -170,11 +168,12 @@ def _sources(given: tuple[str, ...], option: str) -> dict[str, str]:
 
 async def _serve(service: Mount, settings: Settings, place: ProbePlace, lifeline: int | None, *, pin: bool) -> int:
     from toolbus.mounts.serving import mounted
+    from toolbus.worker.process.ending import end_process
     from toolbus.worker.process.lifeline import watch_lifeline
     from toolbus.worker.worker import Worker
 
     if lifeline is not None:
-        watch_lifeline(lifeline, lambda: os.kill(os.getpid(), signal.SIGTERM), settings.grace)
+        watch_lifeline(lifeline, end_process, settings.grace)
     async with mounted([service]) as serve_with:
         worker = Worker(service, settings=settings)
         serve_with(worker)

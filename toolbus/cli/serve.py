@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import socket
 import sys
 from typing import TYPE_CHECKING, Any
@@ -143,13 +141,14 @@ async def _serve(
     from toolbus.gateway.principals import Everyone
     from toolbus.gateway.probed import ProbedGateway
     from toolbus.gateway.serving import serve
+    from toolbus.worker.process.ending import end_process
     from toolbus.worker.process.lifeline import Told, tell, watch_lifeline
     from toolbus.worker.process.notify import Notifier
 
     notifier = Notifier()
 
     if lifeline is not None:
-        watch_lifeline(lifeline, lambda: os.kill(os.getpid(), signal.SIGTERM), settings.grace)
+        watch_lifeline(lifeline, end_process, settings.grace)
     async with ToolBus(settings=settings) as bus:
         authenticator = authenticator_of(bus, auth)
         gateway = Gateway(bus, authenticator or Everyone(), options)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -113,13 +112,14 @@ async def _work(
     from toolbus.mounts.serving import mounted
     from toolbus.worker.loading import installed
     from toolbus.worker.loading.command_line import load
+    from toolbus.worker.process.ending import end_process
     from toolbus.worker.process.lifeline import watch_lifeline
     from toolbus.worker.process.load_reports import load_reports
     from toolbus.worker.worker import Worker
 
     served = [*(installed.examples() if examples else ()), *map(_mounting, map(load, targets))]
     if lifeline is not None:
-        watch_lifeline(lifeline, lambda: os.kill(os.getpid(), signal.SIGTERM), settings.grace)
+        watch_lifeline(lifeline, end_process, settings.grace)
     async with mounted(served) as serve_with:
         worker = Worker(served, settings=settings, middleware=_middleware(around))
         serve_with(worker)

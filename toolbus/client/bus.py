@@ -17,6 +17,7 @@ from toolbus.client.confirmations.pending import PendingConfirmations
 from toolbus.client.executor.observations import ATTACHMENTS, LIMIT
 from toolbus.client.executor.observers import EventBus
 from toolbus.client.executor.state import BusState, MakeCall
+from toolbus.client.refusing import raised, turning
 from toolbus.client.tools.tool import Tool
 from toolbus.client.tools.view import ToolView
 from toolbus.client.views import BusView, ServiceView
@@ -81,6 +82,7 @@ class ToolBus:
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         await self.aclose()
 
+    @turning
     async def open(self) -> None:
         """Connect and load the registry's snapshot; opening an open bus does nothing.
 
@@ -93,6 +95,7 @@ class ToolBus:
             else:
                 await self._dispatcher.open()
 
+    @turning
     async def aclose(self) -> None:
         """End every running call as cancelled, leave the sessions, and disconnect; closing a closed bus does nothing.
 
@@ -114,8 +117,12 @@ class ToolBus:
         Raises:
             ConfigurationError: an option is wrong, or the bus is not open.
         """
-        chosen = merged(_NOTHING, options) if options else _NOTHING
-        return await self._make_call(CallTarget(tool), arguments, chosen, streaming=False).result()
+        try:
+            chosen = merged(_NOTHING, options) if options else _NOTHING
+            call = self._make_call(CallTarget(tool), arguments, chosen, streaming=False)
+        except ConfigurationError as error:
+            await raised(error)
+        return await call.result()
 
     def stream(self, tool: str, arguments: Mapping[str, Any] | None = None, **options: Unpack[CallOptions]) -> Call:
         """Return a call to be entered with ``async with`` and read as its answer is produced.
@@ -141,6 +148,7 @@ class ToolBus:
         """Return a view bound to a session, for ``async with``, which closes the session."""
         return self._view.session(id, **options)
 
+    @turning
     async def close_session(self) -> None:
         """End the bound session; a bus itself has none, so use the method of a view.
 
@@ -149,6 +157,7 @@ class ToolBus:
         """
         await self._view.close_session()
 
+    @turning
     async def end_session(self, user: str, session: str) -> None:
         """End a session of any view: cancel this bus's calls in it, and tell every service that it called in it."""
         await self._state.end_session(user, session)
@@ -185,6 +194,7 @@ class ToolBus:
             **options,
         )
 
+    @turning
     async def process_tool_calls(self, message: object, *, concurrent: bool = True, **options: Unpack[CallOptions]) -> list[dict[str, Any]]:
         """Run a turn's tool calls and return the messages that answer them, see ``ToolExecutor.process_tool_calls``."""
         return await self._view.process_tool_calls(message, concurrent=concurrent, **options)
@@ -228,6 +238,7 @@ class ToolBus:
         """Return names of tools that look like a wrong one: of those that a user may see, or of all for None."""
         return self._dispatcher.catalogue.near(name, user)
 
+    @turning
     async def wait_for_tool(self, name: str, timeout: float = 10.0) -> Tool:
         """Wait until a tool can be called.
 
@@ -245,6 +256,7 @@ class ToolBus:
         self._dispatcher.opened()
         return catalogue.tools[name]
 
+    @turning
     async def put(self, key: str, document: bytes, owner: str = "") -> None:
         """Store a document (JSON).
 
@@ -261,6 +273,7 @@ class ToolBus:
         _check_key(key)
         await self._dispatcher.check().broker.put_item(key, document, owner)
 
+    @turning
     async def delete(self, key: str, owner: str = "") -> bool:
         """Delete a document; return False when there was none.
 
@@ -271,6 +284,7 @@ class ToolBus:
         _check_key(key)
         return await self._dispatcher.check().broker.delete_item(key, owner)
 
+    @turning
     async def replace(self, changes: Sequence[ItemChange]) -> str:
         """Change documents at once, if all are what was expected; return the key of one that is another, and then nothing has changed.
 
@@ -327,6 +341,7 @@ class ToolBus:
 
         return Tasks(self._state)
 
+    @turning
     async def usage(self, days: int = 1) -> list[Usage]:
         """Return what calls cost on the last days (UTC), by user and tool, where ``Metering`` counts them.
 

@@ -13,6 +13,7 @@ from toolbus.client.confirmations.pending import PendingConfirmations
 from toolbus.client.executor.observations import ATTACHMENTS, LIMIT
 from toolbus.client.executor.observers import EventBus
 from toolbus.client.executor.state import BusState
+from toolbus.client.refusing import raised, turning
 from toolbus.client.tools.view import ToolView
 from toolbus.confirmations import CONFIRM_TIMEOUT
 from toolbus.options import CallOptions, ServiceCallOptions, mapping, merged, session_id, text
@@ -49,6 +50,7 @@ class BusView:
         options["session"] = session_id(id)
         return _closing(self.bind(**options))
 
+    @turning
     async def close_session(self) -> None:
         """End the bound session: this bus's calls in it are cancelled, and every service that it called in it hears of the end.
 
@@ -62,6 +64,7 @@ class BusView:
             raise ConfigurationError("no session is bound here: use bus.bind(session=…), or `async with bus.session(…)`")
         await self._state.end_session(self._defaults.get("user", ""), session)
 
+    @turning
     async def usage(self, days: int = 1) -> list[Usage]:
         """Return what calls cost on the last days (UTC), by user and tool, where ``Metering`` counts them.
 
@@ -72,7 +75,11 @@ class BusView:
 
     async def call(self, tool: str, arguments: Mapping[str, Any] | None = None, **options: Unpack[CallOptions]) -> ToolResult:
         """Call a tool and wait for its result, see ``ToolBus.call``."""
-        return await self._state.make_call(CallTarget(tool), arguments, merged(self._defaults, options), streaming=False).result()
+        try:
+            call = self._state.make_call(CallTarget(tool), arguments, merged(self._defaults, options), streaming=False)
+        except ConfigurationError as error:
+            await raised(error)
+        return await call.result()
 
     def stream(self, tool: str, arguments: Mapping[str, Any] | None = None, **options: Unpack[CallOptions]) -> Call:
         """Call a tool and read its answer as it is produced, see ``ToolBus.stream``."""
@@ -133,6 +140,7 @@ class BusView:
             model=model,
         )
 
+    @turning
     async def process_tool_calls(self, message: object, *, concurrent: bool = True, **options: Unpack[CallOptions]) -> list[dict[str, Any]]:
         """Run a turn's tool calls and return the messages that answer them, see ``ToolExecutor.process_tool_calls``."""
         return await self.executor(**options).process_tool_calls(message, concurrent=concurrent)
@@ -171,7 +179,11 @@ class ServiceView:
         self, user: str, config: Mapping[str, Any], arguments: Mapping[str, Any], **options: Unpack[ServiceCallOptions]
     ) -> ToolResult:
         """Call the service; ``str()`` of the result is the observation."""
-        return await self._make(user, config, arguments, options, streaming=False).result()
+        try:
+            call = self._make(user, config, arguments, options, streaming=False)
+        except ConfigurationError as error:
+            await raised(error)
+        return await call.result()
 
     def stream(self, user: str, config: Mapping[str, Any], arguments: Mapping[str, Any], **options: Unpack[ServiceCallOptions]) -> Call:
         """Call the service and read its answer as it is produced."""

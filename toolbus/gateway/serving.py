@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import signal
 import socket
 from collections.abc import Callable, Iterator
 
@@ -17,6 +16,7 @@ from toolbus.gateway.gateway import Gateway
 from toolbus.gateway.http_protocol import GuardedProtocol
 from toolbus.results import ConfigurationError
 from toolbus.safe_text import reason_of
+from toolbus.worker.process.ending import ended_by
 
 # Pools of clients keep connections for about a minute; one that we close first costs them a failed request.
 _KEEP_ALIVE = 75
@@ -119,10 +119,6 @@ def _signals(server: uvicorn.Server, gateway: Gateway, grace: float, on_stopping
     def stop() -> None:
         nonlocal first
         if server.should_exit:
-            if loop.time() - first < _TWICE:
-                return
-            telemetry.log.warning("gateway.cut", calls=gateway.measures.in_flight)
-            server.force_exit = True
             return
         telemetry.log.info("gateway.draining", calls=gateway.measures.in_flight, grace=grace)
         first, server.should_exit = loop.time(), True
@@ -131,19 +127,20 @@ def _signals(server: uvicorn.Server, gateway: Gateway, grace: float, on_stopping
         timers.append(loop.call_later(max(0.0, grace - gateway.options.resume), gateway.stopping.set))
         timers.append(loop.call_later(grace, cut))
 
+    def again() -> None:
+        if loop.time() - first >= _TWICE:
+            telemetry.log.warning("gateway.cut", calls=gateway.measures.in_flight)
+            server.force_exit = True
+
     def cut() -> None:
         telemetry.log.warning("gateway.cut", calls=gateway.measures.in_flight)
 
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    for number in numbers:
-        loop.add_signal_handler(number, stop)
     try:
-        yield
+        with ended_by(stop, again):
+            yield
     finally:
         for timer in timers:
             timer.cancel()
-        for number in numbers:
-            loop.remove_signal_handler(number)
 
 
 class _Bridge(logging.Handler):

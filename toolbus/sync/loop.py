@@ -29,8 +29,10 @@ class Loop:
         self._process = os.getpid()
         # What would wait for as long as the bus is open.
         self._lasting: set[Future[Any]] = set()
+        # How many threads are about to begin such a thing.
+        self._beginning = 0
         self._closing = False
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
 
     def check(self) -> None:
         """Check that this is the process in which the loop runs.
@@ -120,9 +122,11 @@ class Loop:
         return leave
 
     def close(self) -> None:
-        """End what would wait for as long as the bus is open, also what another thread begins meanwhile."""
+        """End what would wait for as long as the bus is open; from then on, nothing of the kind begins."""
         with self._lock:
             self._closing = True
+            # The portal of a loop that has stopped cancels nothing any more, and waits for it for ever.
+            self._lock.wait_for(lambda: not self._beginning)
             lasting = [*self._lasting]
         for future in lasting:
             future.cancel()
@@ -131,18 +135,27 @@ class Loop:
         if self.is_here:
             raise ConfigurationError(_OWN_THREAD)
         try:
-            future = self._portal.start_task_soon(function)
+            return self._start_lasting(function) if lasting else self._portal.start_task_soon(function)
         except RuntimeError as error:
             if "not running" in str(error):
                 raise ConfigurationError(NOT_OPEN) from None
             raise
-        if lasting:
+
+    def _start_lasting(self, function: Callable[[], Any]) -> Future[Any]:
+        with self._lock:
+            if self._closing:
+                raise ConfigurationError(NOT_OPEN)
+            self._beginning += 1
+        try:
+            # It waits for the event loop, which may wait for the lock.
+            future: Future[Any] = self._portal.start_task_soon(function)
             with self._lock:
                 self._lasting.add(future)
-                closing = self._closing
-            future.add_done_callback(self._ended)
-            if closing:
-                future.cancel()
+        finally:
+            with self._lock:
+                self._beginning -= 1
+                self._lock.notify_all()
+        future.add_done_callback(self._ended)
         return future
 
     def _ended(self, future: Future[Any]) -> None:

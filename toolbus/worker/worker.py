@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -21,6 +20,7 @@ from toolbus.worker import isolation
 from toolbus.worker.definition.provide import Services
 from toolbus.worker.definition.service import ToolService
 from toolbus.worker.isolation.pool import Isolation
+from toolbus.worker.process.ending import ended_by
 from toolbus.worker.process.loop_watch import LoopWatch
 from toolbus.worker.run.nested import NestedBus
 from toolbus.worker.serving import life
@@ -116,38 +116,32 @@ class Worker:
             on_drain: called once when it begins to drain.
         """
         stop = asyncio.Event()
-        loop = asyncio.get_running_loop()
 
-        def stopped() -> None:
-            if stop.is_set():
-                telemetry.log.error("worker.killed", running=self._running)
-                os._exit(1)
-            stop.set()
-            if self._opening is not None:
+        def begin() -> None:
+            if not stop.is_set() and self._opening is not None:
                 self._opening.cancel()
+            stop.set()
 
-        signals = (signal.SIGTERM, signal.SIGINT)
-        for number in signals:
-            loop.add_signal_handler(number, stopped)
+        def again() -> None:
+            telemetry.log.error("worker.killed", running=self._running)
+            os._exit(1)
+
         try:
-            async with self:
-                if on_open is not None:
-                    on_open()
-                # This process is the worker's own.
-                life.collect_rarely()
-                await self._until(stop)
-                stop.set()
-                if on_drain is not None:
-                    on_drain()
-                telemetry.log.info("worker.draining", running=self._running, grace=self.settings.grace)
+            with ended_by(begin, again):
+                async with self:
+                    if on_open is not None:
+                        on_open()
+                    # This process is the worker's own.
+                    life.collect_rarely()
+                    await self._until(stop)
+                    if on_drain is not None:
+                        on_drain()
+                    telemetry.log.info("worker.draining", running=self._running, grace=self.settings.grace)
         except asyncio.CancelledError:
             # A signal ends the start, which waits for the server as long as it takes.
             task = asyncio.current_task()
             if not stop.is_set() or self._home is not None or task is None or task.uncancel():
                 raise
-        finally:
-            for number in signals:
-                loop.remove_signal_handler(number)
 
     async def republish(self, service: ToolService) -> bool:
         """Publish a service anew whose ``tools`` have changed; False when they are what they were.

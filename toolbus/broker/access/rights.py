@@ -73,7 +73,7 @@ def rights(roles: Iterable[str], namespace: str) -> Rights:
     given |= reads & writes
     keys = Keys(namespace)
     channels = {family for each in touched for family in each.tells.split()} | {family for role in found for family in role.hears.split()}
-    commands = {command for role in found for command in role.commands} | _CHECKS
+    commands = {command for role in found for command in role.commands} | (_CHECKS if any(role.checks for role in found) else frozenset())
     if any(role.sources for role in found):
         commands |= _SOURCES
     commands |= {command for role in found for script in role.scripts for command in commands_of(script) - role.never}

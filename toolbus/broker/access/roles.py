@@ -22,6 +22,7 @@ class Role(msgspec.Struct, frozen=True, kw_only=True):
         never: commands that its scripts do without.
         tables: tables of the registry's documents that it writes.
         sources: whether it may bring scripts to the server; else it runs those that others have loaded.
+        checks: it sends what every process of toolbus sends: the checks of the server, and the question for its role.
     """
 
     about: str
@@ -32,6 +33,7 @@ class Role(msgspec.Struct, frozen=True, kw_only=True):
     never: frozenset[str] = frozenset()
     tables: str = ""
     sources: bool = True
+    checks: bool = True
 
 
 _APART = "reg:recorded reg:pending reg:groups reg:pins"
@@ -235,6 +237,14 @@ ROLES: Mapping[str, Role] = MappingProxyType(
             alone=MappingProxyType({"del": "stats", "xrange": "stats recent", "xrevrange": "log recent"}),
             # A lease that is further ahead than any can be is put right by others.
             never=frozenset({"zadd"}),
+            sources=False,
+        ),
+        "scaler": Role(
+            about="counts requests for KEDA, which scales workers, and does nothing else",
+            scripts=(),
+            # In a cluster, its client asks for the nodes.
+            commands=MappingProxyType({"xlen": Touched(reads="q"), "cluster|slots": Touched()}),
+            checks=False,
             sources=False,
         ),
     }

@@ -189,6 +189,10 @@ class Connector:
             text = str(error)
             if text.startswith(("WRONGPASS", "NOAUTH", "NOPERM")):
                 raise BrokerError(self._refused(text)) from None
+            if text.startswith("BUSY "):
+                # It speaks to us, and says that it does so again when a script has ended.
+                self._reached = True
+                raise BrokerUnavailable(f"{self.display}: {text.rstrip('.')}; waiting for the script to end") from None
             raise BrokerError(f"{self.display}: {text}") from None
         except redis.InvalidResponse as error:
             raise BrokerError(f"{self.display} does not answer as a Redis server does ({error}); {_SPEAKS_TLS}") from None

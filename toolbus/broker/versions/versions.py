@@ -9,7 +9,7 @@ import msgspec
 
 from toolbus.broker.keys import Keys
 from toolbus.broker.protocols.registry import ItemChange
-from toolbus.broker.reading import shown
+from toolbus.broker.reading import shown, text
 from toolbus.broker.registry.registry import RedisRegistry
 from toolbus.broker.transport.replies import scan_hash
 from toolbus.broker.transport.transport import Transport
@@ -17,7 +17,7 @@ from toolbus.broker.versions.migrations import MIGRATIONS, Migration
 from toolbus.broker.versions.namespace import NamespaceVersion, read_version
 from toolbus.broker.versions.spoken import Versions, speaks, spoken
 from toolbus.envelope import VERSION
-from toolbus.results import BrokerError, ToolbusError
+from toolbus.results import BrokerError, EnvelopeError, ToolbusError
 
 MOST_BATCH = 1_000
 """Most documents that are written at once."""
@@ -77,11 +77,14 @@ class RedisVersions:
         """
         found: list[SpokenBy] = []
         async for name, _ in scan_hash(self._link, self._keys.services):
-            service = shown(name)
-            table = self._keys.instances("").encode() + name
+            try:
+                service = text(name)
+            except EnvelopeError:
+                # Whoever reads the registry tells of it.
+                continue
             instances: dict[str, bytes] = {}
             publications: dict[bytes, Versions | None] = {}
-            async for field, value in scan_hash(self._link, table.decode("utf-8", "surrogateescape")):
+            async for field, value in scan_hash(self._link, self._keys.instances(service)):
                 if field[:2] == b"i:":
                     instances[shown(field[2:])] = value.partition(b":")[2]
                 elif field[:2] == b"d:":

@@ -16,10 +16,11 @@ from toolbus.client.calls.assembly import Assembly
 from toolbus.client.calls.buffer import EventBuffer
 from toolbus.client.calls.refusals import refusal_of
 from toolbus.client.confirmations.grant import Grant
+from toolbus.client.refusing import raised
 from toolbus.envelope import Frame, Request, result_of_frame
 from toolbus.events import Answered, Asked, Event, Finished, Reset, Text, size_of
 from toolbus.options import characters
-from toolbus.results import ErrorInfo, ResultMeta, StreamReset, ToolError, ToolResult
+from toolbus.results import ConfigurationError, ErrorInfo, ResultMeta, StreamReset, ToolError, ToolResult
 
 _CANCELLED = ErrorInfo("cancelled", message="cancelled by the caller")
 
@@ -385,13 +386,15 @@ class Call(msgspec.Struct, eq=False):
 
     async def _launch(self) -> None:
         # A call that was cancelled before is not published any more.
-        if not self._launched and self._result is None:
-            trouble = self._begin()
-            if trouble is not None:
-                await trouble
+        if not self._launched and self._result is None and (trouble := self._begin()) is not None:
+            await trouble
 
     def _begin(self) -> Coroutine[Any, Any, None] | None:
-        # Wrong options raise here, and again at the next use, since the call was not launched.
-        trouble = self._host.launch(self)
+        try:
+            trouble = self._host.launch(self)
+        except ConfigurationError as error:
+            # Wrong options raise again at the next use, since the call was not launched.
+            return raised(error)
         self._launched = True
-        return trouble
+        # A caller that tries again and again must not starve other tasks, and with them the news of the registry.
+        return asyncio.sleep(0) if trouble is None and self._result is not None else trouble

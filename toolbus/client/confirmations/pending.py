@@ -12,6 +12,7 @@ import msgspec
 from toolbus import telemetry
 from toolbus.broker import protocols
 from toolbus.client.confirmations.confirmation import Confirmation, Confirmer
+from toolbus.client.refusing import turning
 from toolbus.confirmations import ConfirmationAnswer, ConfirmationRequest, denied
 from toolbus.results import BrokerError, ConfigurationError, ConfirmationClosed, ErrorInfo, ToolError
 from toolbus.rules import told
@@ -43,6 +44,7 @@ class PendingConfirmations(Mapping[str, Confirmation]):
 
     # -- answering --------------------------------------------------------------------------------
 
+    @turning
     async def pending(self, *, user: str | None = None) -> list[ConfirmationRequest]:
         """Return the open requests of all processes, oldest first, without the ``whole`` of their arguments.
 
@@ -54,6 +56,7 @@ class PendingConfirmations(Mapping[str, Confirmation]):
         """
         return [request for request in await self._store().pending() if user is None or request.user == user]
 
+    @turning
     async def get(self, id: str) -> ConfirmationRequest:  # type: ignore[override] # the mapping's own could only find ours
         """Return one open request of any process.
 
@@ -63,6 +66,7 @@ class PendingConfirmations(Mapping[str, Confirmation]):
         """
         return await self._store().get(id)
 
+    @turning
     async def allow(self, id: str, note: str = "", *, by: str = "", digest: str = "") -> None:
         """Let a call of any process go on.
 
@@ -78,6 +82,7 @@ class PendingConfirmations(Mapping[str, Confirmation]):
         """
         await self.answer(id, ConfirmationAnswer(True, note, by, digest))
 
+    @turning
     async def deny(self, id: str, reason: str = "", *, by: str = "") -> None:
         """End a call of any process as ``forbidden``; raise as ``allow`` does."""
         await self.answer(id, ConfirmationAnswer(False, reason, by))
@@ -90,6 +95,7 @@ class PendingConfirmations(Mapping[str, Confirmation]):
         """
         return self._store().watch()
 
+    @turning
     async def answer(self, id: str, answer: ConfirmationAnswer) -> None:
         """Answer a request of any process; raise as ``allow`` does."""
         try:

@@ -9,6 +9,7 @@ from toolbus.client.executor.context import ExecutorContext
 from toolbus.client.executor.order import Place
 from toolbus.client.executor.toolcalls import ModelCall, answers, tool_calls
 from toolbus.client.executor.turn import Turn
+from toolbus.client.refusing import turning
 from toolbus.envelope import new_id
 from toolbus.results import ConfigurationError, ToolResult
 
@@ -19,6 +20,7 @@ class ToolExecutor(ExecutorContext):
     Every failure, also one of the model's own making, becomes an observation that tells the model what to do next, never an exception.
     """
 
+    @turning
     async def process_tool_calls(self, message: object, *, concurrent: bool = True) -> list[dict[str, Any]]:
         """Run a turn's calls and return the messages that answer them, in order, ready to be added to the conversation.
 
@@ -86,6 +88,7 @@ class ToolExecutor(ExecutorContext):
         """
         return [self.place(name) for name in names]
 
+    @turning
     async def execute(self, name: str, arguments: object = None) -> ToolResult:
         """Run one call as a model's: repaired, cast, validated, confirmed, observed and logged."""
         async with self.turn([ModelCall(new_id(), name, arguments)]) as turn:

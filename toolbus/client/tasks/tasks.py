@@ -17,6 +17,7 @@ from toolbus.client.calls.call import Call, CallTarget
 from toolbus.client.calls.dispatcher import Dispatcher
 from toolbus.client.confirmations.grant import Grant
 from toolbus.client.executor.state import BusState
+from toolbus.client.refusing import turning
 from toolbus.client.tasks.state import TaskState, state_of
 from toolbus.client.tools.tool import Tool
 from toolbus.envelope import Request
@@ -50,6 +51,7 @@ class Tasks:
     def __init__(self, state: BusState) -> None:
         self._state = state
 
+    @turning
     async def begin(self, tool: Tool, arguments: Mapping[str, Any], user: str, grant: Grant | None = None) -> tuple[Task, Call]:
         """Publish a call, and return it with its task as soon as any process would find both.
 
@@ -78,6 +80,7 @@ class Tasks:
             raise
         return task, call
 
+    @turning
     async def find(self, id: str, user: str) -> Task | None:
         """Return a user's task; None when there is none of that id, or it is another user's.
 
@@ -90,6 +93,7 @@ class Tasks:
             record = await self._store.get(user, id)
         return None if record is None else Task(id, user, record)
 
+    @turning
     async def state(self, task: Task) -> TaskState | None:
         """Return what is known of a task now; None when its answer is not kept any more.
 
@@ -121,6 +125,7 @@ class Tasks:
         call.entry = ""
         call.cancel()
 
+    @turning
     async def cancel(self, task: Task) -> None:
         """Remove a task's call, or tell the worker that runs it.
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 GROUP = "toolbus.workers"
 
+_COMMAND = re.compile(r": pip install '[^']*'")
 _EXAMPLES = ("calculator", "joke", "json_query", "text")
 
 
@@ -112,7 +114,9 @@ def import_installed(service: InstalledService) -> ModuleType:
         except ConfigurationError as error:
             if not service.extras:
                 raise
-            raise ConfigurationError(f"{error}; install what it needs: pip install '{service.requirement}'") from None
+            # A module below may name the extra of its own part, and the service's extras have it.
+            said = _COMMAND.sub("", str(error))
+            raise ConfigurationError(f"{said}; install what it needs: pip install '{service.requirement}'") from None
     return module
 
 

@@ -97,6 +97,8 @@ class Supervisor:
         self._watchers = list(watchers)
         self._on_stopping = on_stopping
         self._children: dict[int, asyncio.subprocess.Process] = {}
+        # Those that were told to drain.
+        self._told: set[asyncio.subprocess.Process] = set()
         self._numbers = itertools.count()
         self._keepers: dict[int, asyncio.Task[None]] = {}
         # By slots that are to have a child: set when it is to end.
@@ -216,6 +218,7 @@ class Supervisor:
                 code = await self._outlive(child, ending)
             finally:
                 loop.remove_reader(line.fileno())
+                self._told.discard(child)
                 for watcher in self._watchers:
                     watcher.ended(slot)
             del self._children[slot]
@@ -275,7 +278,10 @@ class Supervisor:
         return await ended
 
     async def _end(self, child: asyncio.subprocess.Process) -> None:
-        _signal(child, signal.SIGTERM)
+        # A second signal would end it at once: a reload may be over only after everything is to stop.
+        if child not in self._told:
+            self._told.add(child)
+            _signal(child, signal.SIGTERM)
         try:
             async with asyncio.timeout(self._grace + _MARGIN):
                 await child.wait()
