@@ -126,7 +126,7 @@ async def test_after_a_reconnect_what_was_published_meanwhile_is_looked_up(wakin
 
 
 async def test_the_channel_of_all_services_carries_questions_alone(waking: Waking) -> None:
-    """Whoever may only ask for statistics can't cancel a call."""
+    """A process that may only ask for statistics can't cancel a call."""
     await waking.hear("cancel call-1", channel=KEYS.wake_all)
     assert waking.bench.listener.cancelled == []
     assert await waking.hear("back pool", channel=KEYS.wake_all) == []

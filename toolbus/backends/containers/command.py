@@ -25,10 +25,7 @@ _MOST_PROCESSES = 4096
 
 # Whoever can write there, or speak with a daemon there, is the machine's master.
 _MASTERFUL = tuple(
-    Path(each)
-    for each in (
-        *("/proc", "/sys", "/dev", "/boot", "/etc", "/run", "/root/.ssh", "/var/lib/docker", "/var/lib/containers"),
-    )
+    Path(each) for each in (*("/proc", "/sys", "/dev", "/boot", "/etc", "/run", "/root/.ssh", "/var/lib/docker", "/var/lib/containers"),)
 )
 
 # Everybody's files.
