@@ -322,6 +322,18 @@ def test_handlers_and_filters_beside_ours_get_every_event(logger: logging.Logger
     assert [json.loads(line)["id"] for line in stream.getvalue().splitlines()] == ["a", "c"]
 
 
+@pytest.mark.parametrize("fields", [{}, {"id": "c"}, {"process": 1}, {"id": "c", "error": float("nan")}], ids=str)
+@pytest.mark.parametrize("format", ["json", "text"])
+def test_lines_of_one_of_several_processes_say_which(logger: logging.Logger, format: Any, fields: dict[str, Any]) -> None:
+    """Each line has the number of its process once, whatever the event's own fields are."""
+    stream = Stream()
+    telemetry.configure_logging(format=format, stream=stream, process=4711)
+    telemetry.log.info("call.finished", **fields)
+    (line,) = stream.getvalue().splitlines()
+    assert line.count("process") == 1
+    assert ('"process":4711' if format == "json" else "process=4711") in line
+
+
 @pytest.mark.parametrize("format", ["json", "text"])
 def test_an_event_costs_few_calls(logger: logging.Logger, format: Any) -> None:
     """Logging the end of a call takes fewer than 80 calls of functions, so that a worker can log every call."""

@@ -110,6 +110,8 @@ MISTAKES = [
     ("name: x\noperators:\n  - {id: o, actions: [a]}\n", "p.yaml:3: operators[0].actions[0]: there is no entry 'a'"),
     ("name: x\noperators:\n  - {id: o}\n  - {id: o}\n", "p.yaml:4: operators[1].id: there are two operators 'o'"),
     ("name: a b\n", "p.yaml:1: name: "),
+    ("name: '..'\n", "p.yaml:1: name: "),
+    ('name: "a\\n"\n', "p.yaml:1: name: "),
     ("version: 2\nname: x\n", "p.yaml:1: version: Invalid enum value 2"),
     ("tools: []\n", "p.yaml:1: preset: Object missing required field `name`"),
     ("name: x\ntools: [\n", "p.yaml:3: not YAML"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -95,7 +96,9 @@ def mount_command(
     from toolbus.worker.process.event_loop import run_loop
 
     settings = settings_of(ctx) if listing else settings_with_server(ctx, concurrency=concurrency)
-    telemetry.configure_logging("warning" if listing else settings.log_level, settings.log_format)
+    # Its lines stand among those of others.
+    process = 0 if lifeline is None else os.getpid()
+    telemetry.configure_logging("warning" if listing else settings.log_level, settings.log_format, process=process)
     telemetry.configure_export("toolbus-mount")
     for library in _LIBRARIES:
         # They log tracebacks of what a server does wrong, which is told by events of ours.

@@ -81,7 +81,9 @@ def worker_command(
     extra += ["--examples"] if examples else []
     extra += [word for each in around for word in ("--middleware", each)]
     settings = settings_with_server(ctx, concurrency=concurrency, grace=grace, lease=lease)
-    telemetry.configure_logging(settings.log_level, settings.log_format)
+    # Its lines stand among those of others.
+    process = 0 if lifeline is None else os.getpid()
+    telemetry.configure_logging(settings.log_level, settings.log_format, process=process)
     telemetry.configure_export("toolbus-worker")
     place = ProbePlace(health_host, health_port)
     watched = (*targets, *around) if reload else ()

@@ -62,15 +62,20 @@ class _Times:
 
 
 class JsonLine:
-    """Makes a line that is one JSON object."""
+    """Makes a line that is one JSON object.
 
-    def __init__(self) -> None:
+    Args:
+        process: the id of this process, where several write to one place; 0 leaves it out.
+    """
+
+    def __init__(self, process: int = 0) -> None:
+        self._process = f',"process":{process}' if process else ""
         self._time = _Times(lambda second: time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second)))
 
     def __call__(self, when: float, level: str, event: str, fields: Mapping[str, Any], raised: str, stack: str) -> str:
         """Return the line."""
-        begin = f'{{"time":"{self._time(when)}Z","level":"{level}","event":{quoted(event)}'
-        if fields and not raised and not stack and "time" not in fields and "level" not in fields and "event" not in fields:
+        begin = f'{{"time":"{self._time(when)}Z","level":"{level}","event":{quoted(event)}{self._process}'
+        if fields and not raised and not stack and fields.keys().isdisjoint(_RESERVED):
             try:
                 rest = _encode(fields)
             except Exception:  # noqa: BLE001 - as in text_of
@@ -87,7 +92,7 @@ class JsonLine:
         return ",".join(parts) + "}"
 
 
-_RESERVED = frozenset({"time", "level", "event"})
+_RESERVED = frozenset({"time", "level", "event", "process"})
 _encode = msgspec.json.Encoder().encode
 
 
@@ -113,16 +118,22 @@ _COLOURS = {"debug": "\x1b[2m", "info": "\x1b[32m", "warning": "\x1b[33m", "erro
 
 
 class TextLine:
-    """Makes a line with time, level, event and fields; traceback lines are indented, so that none can pass for an event."""
+    """Makes a line with time, level, event and fields; traceback lines are indented, so that none can pass for an event.
 
-    def __init__(self, *, colours: bool) -> None:
+    Args:
+        colours: whether the terminal shows them.
+        process: as in ``JsonLine``.
+    """
+
+    def __init__(self, *, colours: bool, process: int = 0) -> None:
+        self._process = {"process": process} if process else {}
         self._time = _Times(lambda second: time.strftime("%H:%M:%S", time.localtime(second)))
         self._colours_on = colours
 
     def __call__(self, when: float, level: str, event: str, fields: Mapping[str, Any], raised: str, stack: str) -> str:
         """Return the line."""
         parts = [self._time(when), self._painted(f"{level:<8}", _COLOURS.get(level, "")), self._painted(visible(event), _BOLD)]
-        parts += [f"{self._painted(name, _CYAN)}={word(value)}" for name, value in fields.items()]
+        parts += [f"{self._painted(name, _CYAN)}={word(value)}" for name, value in {**fields, **self._process}.items()]
         line = " ".join(parts)
         for block in filter(None, (raised, stack)):
             line += "".join(f"\n    {visible(each)}" for each in block.split("\n"))

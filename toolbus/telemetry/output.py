@@ -34,15 +34,17 @@ _PERIOD = 0.02
 _PATIENCE = 2.0
 
 
-def configure_logging(level: str = "info", format: LogFormat = "auto", stream: TextIO | None = None) -> None:
+def configure_logging(level: str = "info", format: LogFormat = "auto", stream: TextIO | None = None, process: int = 0) -> None:
     """Write toolbus's events to ``stream`` (standard error by default); for programs, not for libraries.
 
-    ``auto`` means text on a terminal and JSON lines elsewhere. Text has colours on a terminal unless NO_COLOR is set.
+    ``auto`` means text on a terminal and JSON lines elsewhere. Text has colours on a terminal unless NO_COLOR is set. Each line has the
+    number of the ``process`` where that is not 0.
     """
     stream = sys.stderr if stream is None else stream
     terminal = stream.isatty()
     json_lines = format == "json" or (format == "auto" and not terminal)
-    handler = LineHandler(stream, JsonLine() if json_lines else TextLine(colours=terminal and not os.environ.get("NO_COLOR")))
+    coloured = terminal and not os.environ.get("NO_COLOR")
+    handler = LineHandler(stream, JsonLine(process) if json_lines else TextLine(colours=coloured, process=process))
     logger = logging.getLogger(NAME)
     for old in logger.handlers[:]:
         logger.removeHandler(old)

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from toolbus.naming import SERVICE_ID
 from toolbus.results import ToolkitError
 
 _Id = Annotated[str, Meta(min_length=1, max_length=256)]
@@ -106,7 +107,7 @@ class Preset(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         revision: revision of the learned scores; empty when none were learned.
     """
 
-    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
+    name: Annotated[str, Meta(pattern=f"^{SERVICE_ID.pattern}")]
     version: Literal[1] = 1
     description: str = ""
     tools: tuple[ToolEntry, ...] = ()
