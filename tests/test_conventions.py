@@ -1,0 +1,70 @@
+"""The names in spans and metrics are those of OpenTelemetry's published registry."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+from pathlib import Path
+
+import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.semconv._incubating import attributes, metrics
+
+from toolbus import ToolBus, Worker, telemetry, tool
+
+# Those of the conventions for GenAI are in a repository of their own now, which no package has yet:
+# https://github.com/open-telemetry/semantic-conventions-genai/blob/main/docs/gen-ai/gen-ai-metrics.md
+_NEWER = {"gen_ai.execute_tool.duration"}
+# Deprecated in this package only: they are stable now, or in that repository.
+_ELSEWHERE = re.compile(r"Deprecated in favor of stable|Moved to the \[OpenTelemetry GenAI semantic conventions repository\]")
+_CONSTANT = re.compile(r'^\w+: Final = "([^"]+)"\n"""\n(.*?)"""', re.MULTILINE | re.DOTALL)
+_OURS = "toolbus."
+
+
+@tool(service="conventional", effect="read")
+async def conventional(fail: bool = False) -> str:
+    """Succeed, or fail."""
+    if fail:
+        raise ValueError("as asked")
+    return "fine"
+
+
+def published(package: object) -> dict[str, str]:
+    """The names of a package of the registry, and what it says of each."""
+    found: dict[str, str] = {}
+    for module in pkgutil.iter_modules(package.__path__):  # type: ignore[attr-defined]
+        source = importlib.import_module(f"{package.__name__}.{module.name}").__file__  # type: ignore[attr-defined]
+        assert source
+        found |= dict(_CONSTANT.findall(Path(source).read_text("utf-8")))
+    return found
+
+
+@pytest.mark.anyio
+async def test_names_are_published_and_not_deprecated() -> None:
+    """A call that succeeds and one that fails send only names of the registry that are in use, and our own."""
+    spans, reader, provider = InMemorySpanExporter(), InMemoryMetricReader(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(spans))
+    with telemetry.providers(tracer=provider, meter=MeterProvider([reader])):
+        async with Worker([conventional], url="memory://"), ToolBus("memory://") as bus:
+            await bus.wait_for_tool("conventional")
+            assert (await bus.call("conventional")).success
+            assert not (await bus.call("conventional", {"fail": True})).success
+        data = reader.get_metrics_data()
+    assert data is not None
+    sent = [each for scope in data.resource_metrics[0].scope_metrics for each in scope.metrics]
+    points = {name for each in sent for point in each.data.data_points for name in (point.attributes or ())}
+    finished = spans.get_finished_spans()
+    assert len(finished) == 6
+    in_spans = {name for span in finished for name in (span.attributes or ())}
+    in_events = {name for span in finished for event in span.events for name in (event.attributes or ())}
+    for names, known in ((points | in_spans | in_events, published(attributes)), ({each.name for each in sent}, published(metrics))):
+        assert len(known) > 20
+        assert {name for name in names if not name.startswith(_OURS)} - _NEWER <= known.keys()
+        said = {name: known.get(name, "") for name in names}
+        assert [name for name, text in said.items() if "Deprecated" in text and not _ELSEWHERE.search(text)] == []
+    assert {each.name: each.unit for each in sent}["messaging.process.duration"] == "s"
