@@ -21,7 +21,7 @@ TRIES = 50
 Try = Callable[[ToolBus], Awaitable[Any]]
 
 
-@tool(service="plug", effect="read", confirm=True)
+@tool(service="refusals-turn", effect="read", confirm=True)
 async def guarded() -> str:
     """Be there for those who may."""
     return "here"

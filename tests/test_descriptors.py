@@ -226,7 +226,7 @@ def test_documents_of_others_are_left_alone(document: object, ours: bool) -> Non
 
 # --- Writing back, digests ---
 
-NAMES = st.text(st.sampled_from("abc-_.é9"), min_size=1, max_size=20)
+NAMES = st.text(st.sampled_from("abc-_.é9"), min_size=1, max_size=20).filter(lambda name: name not in {".", ".."})
 VALUES = st.none() | st.booleans() | st.integers(-1000, 1000) | st.text(st.characters(exclude_categories=["Cs"]), max_size=10)
 KEYS = NAMES.filter(lambda name: name not in RESERVED_KEYS)
 ARGUMENTS = st.lists(st.builds(Argument, NAMES, NAMES, st.text("ab "), st.booleans()), max_size=3, unique_by=lambda each: each.name).map(
@@ -236,7 +236,7 @@ TOOLS = st.builds(
     ToolDescriptor,
     name=NAMES,
     description=NAMES,
-    service=st.text(st.sampled_from("abc-_.9"), min_size=1, max_size=20),
+    service=st.text(st.sampled_from("abc-_.9"), min_size=1, max_size=20).filter(lambda name: name not in {".", ".."}),
     config=st.dictionaries(KEYS, VALUES, max_size=3),
     groups=st.lists(NAMES, max_size=3).map(tuple),
     category=NAMES | st.just(""),

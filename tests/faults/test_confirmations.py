@@ -16,6 +16,7 @@ from tests.forking import ForkServer, Program
 from tests.servers import eventually
 from toolbus import Settings, ToolBus, Worker, tool
 from toolbus.broker.embedded import EmbeddedServer
+from toolbus.broker.keys import Keys
 from toolbus.confirmations import ConfirmationRequest
 from toolbus.results import ConfirmationClosed
 
@@ -160,6 +161,9 @@ async def test_a_server_restart_in_mid_wait(fresh_server: Callable[..., Embedded
         server.kill()
         server.start()
         assert (await one_but(other)).id == before.id
+        with redis.Redis.from_url(server.url) as client:
+            services = Keys(settings.namespace).services
+            await eventually(lambda: bool(client.hexists(services, "guarded-service")), timeout=30)
         await other.confirmations.allow(before.id)
         result = await call
         assert result.output == "ran", result.error

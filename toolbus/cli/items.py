@@ -66,7 +66,9 @@ def put_command(ctx: click.Context, key: str | None, file: str | None, everythin
 @json_option
 @click.pass_context
 def get_command(ctx: click.Context, key: str | None, everything: bool) -> None:
-    """Print a static descriptor as JSON; with --all, every document by its key: also groups, recorded tools, presets and pins.
+    """Print a static descriptor as JSON.
+
+    With --all, every document by its key: also groups, recorded tools, presets and pins.
 
     \b
     Examples:

@@ -37,11 +37,13 @@ def print_all(ctx: click.Context) -> None:
         }
         return {key: each for key, each in sorted(items.items()) if isinstance(each, bytes) and each}, unusable
 
+    from toolbus.schema.documents import read_document
+
     documents, unusable = with_admin(ctx, main)
     found: dict[str, msgspec.Raw] = {}
     for key, document in documents.items():
         try:
-            msgspec.json.decode(document)
+            read_document(document, object)
         except _UNREADABLE:
             unusable[key] = "it holds no JSON; `toolbus put` replaces it, `toolbus rm` deletes it"
         else:
@@ -127,7 +129,9 @@ def _checked(key: str, value: object) -> bytes:
 
 
 def _same(stored: bytes | None, document: bytes) -> bool:
+    from toolbus.schema.documents import read_document
+
     try:
-        return stored is not None and bool(msgspec.json.decode(stored) == msgspec.json.decode(document))
+        return stored is not None and bool(read_document(stored, object) == read_document(document, object))
     except _UNREADABLE:
         return False

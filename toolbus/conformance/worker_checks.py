@@ -274,7 +274,7 @@ async def frees_slots(scene: WorkerScene) -> None:
         sent = await asyncio.gather(*publishing)
         for each in sent:
             # A call that expired in the queue has one frame: it never held a slot.
-            stopped += len(await scene.ended(each)) > 1
+            stopped += len(await scene.ended(each, 60.0)) > 1
         if stopped >= 100:
             break
     else:
