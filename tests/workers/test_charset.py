@@ -5,7 +5,9 @@ import time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from toolbus_workers.web.charset import decode
+from toolbus_workers.charset import codec_of, decode, guess, read_text
+
+from toolbus import ToolError
 
 WORDS = "Grüße aus Köln, façade, 100 €"
 
@@ -76,3 +78,49 @@ def test_hostile_bytes_take_no_time(body, declared):
     began = time.process_time()
     decode(body, declared)
     assert time.process_time() - began < 3
+
+
+TABLES = {
+    "gbk": "客户,金额\n北京,12\n上海,7\n",
+    "big5": "客戶,金額\n台北,12\n高雄,7\n",
+    "shift_jis": "顧客,金額\n東京,12\n大阪,7\n",
+    "euc-jp": "顧客,金額\n東京タワー,12\nおおさか,7\n",
+    "euc-kr": "고객,금액\n서울,12\n부산,7\n",
+    "windows-1251": "клиент,сумма\nМосква,12\nКазань,7\n",
+    "koi8-r": "клиент,сумма\nМосква,12\nКазань,7\n",
+    "windows-1250": "zákazník,částka\nPříbram,12\n",
+    "windows-1252": "Kunde,Größe\nMüller,12\nJäger,7\n",
+    "windows-1253": "πελάτης,ποσό\nΑθήνα,12\n",
+    "windows-1255": "לקוח,סכום\nירושלים,12\n",
+    "windows-1256": "عميل,مبلغ\nالقاهرة,12\n",
+    "windows-874": "ลูกค้า,จำนวน\nกรุงเทพ,12\n",
+}
+
+
+@pytest.mark.parametrize("encoding", TABLES)
+def test_text_of_old_files_is_read_as_what_it_is_and_says_what_was_assumed(encoding):
+    """Short tables of every alphabet are found out, alone and behind much ASCII."""
+    codec, text = codec_of(encoding), TABLES[encoding]
+    for whole in (text, "id,name\n" * 20_000 + text):
+        found = read_text(whole.encode(codec))
+        assert found.text == whole
+        assert found.assumed
+        assert read_text(whole.encode(codec), encoding) == (whole, "")
+
+
+@pytest.mark.parametrize("content", ["José García".encode("cp1252"), b"a,b\xe9\n", bytes(range(128, 256)) * 3])
+def test_text_that_may_be_several_things_is_refused(content):
+    """What another encoding reads nearly as well is not guessed, and the error says what to give."""
+    assert guess(content) is None or read_text(content).text
+    if guess(content) is None:
+        with pytest.raises(ToolError, match="give its encoding"):
+            read_text(content)
+
+
+@pytest.mark.parametrize(
+    ("content", "encoding"), [("п".encode("cp1251"), "utf-8"), (b"a", "punycode"), (b"a", "nonsense"), (b"\xff", "gbk")]
+)
+def test_an_encoding_that_does_not_fit_is_refused(content, encoding):
+    """A wrong or unknown name is an error that names it."""
+    with pytest.raises(ToolError, match=encoding):
+        read_text(content, encoding)

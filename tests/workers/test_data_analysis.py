@@ -44,7 +44,7 @@ async def test_uploaded_rows_are_queried_in_process_and_over_a_server(transport,
         ('{"a": 1, "b": "x"}\n{"a": 2, "b": "ü"}', {"format": "json"}),
         ("\ufeffa;b\n1;x\n2;ü\n", {}),
         (base64.b64encode("a,b\n1,x\n2,ü\n".encode("utf-16")).decode(), {"encoding": "base64"}),
-        (base64.b64encode("a,b\n1,x\n2,ü\n".encode("cp1252")).decode(), {"encoding": "base64"}),
+        (base64.b64encode("a,b\n1,x\n2,ü\n".encode("cp1252")).decode(), {"encoding": "base64", "charset": "windows-1252"}),
     ],
 )
 async def test_text_formats_are_read_in_their_usual_shapes_and_encodings(client, content, arguments):
@@ -54,10 +54,35 @@ async def test_text_formats_are_read_in_their_usual_shapes_and_encodings(client,
     assert (await client.sql("SELECT * FROM t ORDER BY a")).data["rows"] == [[1, "x"], [2, "ü"]]
 
 
+@pytest.mark.parametrize(
+    ("charset", "word"),
+    [
+        ("gbk", "今天天气很好"),
+        ("big5", "今天天氣很好"),
+        ("shift_jis", "今日はとても"),
+        ("euc-kr", "오늘은 날씨가"),
+        ("windows-1251", "Москва"),
+    ],
+)
+async def test_an_upload_says_which_charset_was_assumed(client, charset, word):
+    """Text in other encodings is read as what it is, and named; what can't be told is refused until it is named."""
+    content = base64.b64encode(f"a,b\n1,{word}\n".encode(charset)).decode()
+    found = await client.upload("t", content, encoding="base64")
+    assert found.data["assumed_charset"]
+    assert f"was read as {found.data['assumed_charset']}" in found.output
+    given = await client.upload("u", content, encoding="base64", charset=charset)
+    assert given.data["assumed_charset"] == ""
+    for table in "tu":
+        assert (await client.sql(f"SELECT b FROM {table}")).data["rows"] == [[word]]
+    unsure = base64.b64encode("name\nJosé García\n".encode("cp1252")).decode()
+    assert (await client.upload("v", unsure, encoding="base64")).error.code == "bad_encoding"
+    assert (await client.upload("v", unsure, encoding="base64", charset="windows-1252")).success
+
+
 async def test_parquet_is_read_and_appended_to(client, tmp_path):
     """Parquet comes in base64, and more rows are matched by their columns' names."""
     assert (await client.upload("t", parquet(tmp_path, "SELECT 1 AS a, DATE '2024-01-02' AS d"), format="parquet")).success
-    result = await client.upload("t", "d,a\n2024-02-03,2\n", append=True)
+    result = await client.call("data_append", table="t", content="d,a\n2024-02-03,2\n")
     assert result.data["total"] == 2
     assert (await client.sql("FROM t ORDER BY a")).data["rows"] == [[1, "2024-01-02"], [2, "2024-02-03"]]
 
@@ -90,7 +115,7 @@ async def test_every_type_arrives_as_json(client):
         "CREATE TEMP TABLE IF NOT EXISTS t AS (SELECT 1)",
         "CREATE TEMP VIEW v (a, b) AS FROM sales",
         "create or replace temporary view v as from sales",
-        "DROP TABLE sales",
+        "DROP TABLE IF EXISTS t",
         "/* first */ SELECT ';' AS \"a;b\" -- ;\n ; ;",
     ],
 )
@@ -98,6 +123,37 @@ async def test_reading_statements_and_temporary_tables_are_allowed(sales, statem
     """The gate lets through what reads, and what only the session sees."""
     result = await sales.sql(statement)
     assert result.success, result.error
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "DROP TABLE sales",
+        "DROP TABLE main.sales",
+        "CREATE TEMP TABLE sales AS SELECT 3",
+        "CREATE OR REPLACE TEMP TABLE SALES AS SELECT 3",
+        'CREATE OR REPLACE TEMP VIEW temp.main."sales" AS SELECT 3',
+        "CREATE TEMP VIEW Sales AS SELECT 3",
+    ],
+)
+async def test_an_uploaded_table_can_be_neither_changed_nor_hidden(sales, statement):
+    """Statements that would drop, replace or cover it are refused, and it stays as it was uploaded."""
+    failed(await sales.sql(statement), "forbidden", "uploaded")
+    assert (await sales.sql("SELECT count(*), sum(amount)::BIGINT FROM sales")).data["rows"] == [[3, 35]]
+    assert len((await sales.call("data_tables")).data["tables"]) == 1
+
+
+@pytest.mark.parametrize("reading", ["t", "seen", '"T"', "sales WHERE amount IN (SELECT amount FROM t)"])
+async def test_a_statement_that_would_change_more_each_time_is_refused(sales, reading):
+    """What reads the table that it replaces, also through a view, would give 2, 4, 8 rows."""
+    for statement in ("CREATE TEMP TABLE t AS FROM sales", "CREATE TEMP VIEW seen AS FROM t"):
+        assert (await sales.sql(statement)).success
+    refused = await sales.sql(f"CREATE OR REPLACE TEMP TABLE t AS FROM sales UNION ALL FROM {reading}")
+    failed(refused, "invalid_arguments", "reads_itself")
+    for _ in range(2):
+        assert (await sales.sql("CREATE OR REPLACE TEMP TABLE t AS FROM sales UNION ALL FROM sales")).success
+        assert (await sales.sql("SELECT count(*) FROM seen")).data["rows"] == [[6]]
+    failed(await sales.upload("T", "a\n1\n"), "invalid_arguments", "derived")
 
 
 async def test_a_result_is_bounded_in_rows_and_says_what_was_left_out(client):
@@ -129,7 +185,9 @@ async def test_an_operator_adds_a_tool_with_tighter_limits(valkey_server, namesp
         assert (await client.call("few-rows", sql="FROM range(9)")).data["rows"] == [[0], [1]]
         failed(await client.call("few-rows", statement="FROM range(9)"), "invalid_arguments", "")
         assert "max_rows" in failed(await client.call("broken", sql="FROM range(9)"), "tool_error", "bad_config")
-        assert "data_analysis, data_describe" in failed(await client.call("nothing", sql="FROM range(9)"), "tool_error", "bad_config")
+        assert "data_analysis, data_append, data_describe" in failed(
+            await client.call("nothing", sql="FROM range(9)"), "tool_error", "bad_config"
+        )
 
 
 # -- what it refuses ----------------------------------------------------------------------------------
@@ -308,13 +366,13 @@ async def test_an_unknown_table_is_answered_with_the_known_ones(sales):
         ({"content": base64.b64encode(b"PAR1\0\0").decode(), "format": "parquet", "encoding": "base64"}, "bad_sql"),
         ({"content": "a\n1", "table": "bad name"}, "bad_name"),
         ({"content": "a\n1", "table": 'x"; DROP TABLE y; --'}, "bad_name"),
-        ({"content": "a\n1", "append": True}, "no_table"),
     ],
 )
 async def test_broken_uploads_make_no_table(client, arguments, code):
     """Broken, empty or misnamed data is refused with what is wrong with it, and the path of no file is told."""
     message = failed(await client.call("data_upload", **{"table": "t", **arguments}), "invalid_arguments", code)
     assert "/dev/fd" not in message
+    failed(await client.call("data_append", table="t", content="a\n1"), "invalid_arguments", "no_table")
     assert (await client.call("data_tables")).data == {"tables": []}
 
 

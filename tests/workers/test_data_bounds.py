@@ -179,9 +179,9 @@ async def test_an_upload_is_bounded_in_bytes_and_may_come_in_parts(valkey_server
         await client.bus.wait_for_tool("small", 10)
         for content, encoding in (("a\n" + "1\n" * 10, "text"), ("YQox" * 10, "base64")):
             refused = await client.call("small", table="t", content=content, encoding=encoding)
-            assert "append=true" in failed(refused, "invalid_arguments", "too_large")
+            assert "data_append" in failed(refused, "invalid_arguments", "too_large")
         assert (await client.call("small", table="t", content="a\n1\n")).success
-        assert (await client.call("small", table="t", content="a\n2\n", append=True)).data["total"] == 2
+        assert (await client.call("data_append", table="t", content="a\n2\n")).data["total"] == 2
         assert (await client.sql("FROM t")).data["rows"] == [[1], [2]]
 
 

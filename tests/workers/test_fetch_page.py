@@ -91,12 +91,29 @@ async def test_long_pages_are_cut_and_say_so():
     assert short.output.endswith("only its beginning is shown")
 
 
-@pytest.mark.parametrize("encoding", ["gzip", "deflate", "GZIP"])
-async def test_compressed_pages_are_unpacked(encoding):
-    """gzip, also in several members, and deflate."""
-    body = zlib.compress(b"<p>honey") if encoding == "deflate" else gzip.compress(b"<p>ho") + gzip.compress(b"ney")
+PACKED = {
+    "gzip": gzip.compress(b"<p>ho") + gzip.compress(b"ney"),
+    "GZIP": gzip.compress(b"<p>honey"),
+    "deflate": zlib.compress(b"<p>honey"),
+    "Deflate": zlib.compress(b"<p>honey", wbits=-15),
+}
+
+
+@pytest.mark.parametrize(("encoding", "body"), PACKED.items(), ids=PACKED)
+async def test_compressed_pages_are_unpacked(encoding, body):
+    """gzip, also in several members, and deflate with and without its header."""
     async with site(answer(body, f"Content-Encoding: {encoding}")) as there:
         assert (await fetched(local(), there.url())).data == {"text": "honey"}
+
+
+@pytest.mark.parametrize(("encoding", "body"), PACKED.items(), ids=PACKED)
+async def test_a_page_that_was_cut_off_is_no_page(encoding, body):
+    """Compressed data that ends too early is an error, wherever it was cut."""
+    for end in (1, 2, 9, len(body) - 1):
+        async with site(answer(body[:end], f"Content-Encoding: {encoding}")) as there:
+            with pytest.raises(ToolError, match="cut off") as raised:
+                await fetched(local(), there.url())
+        assert raised.value.error.retryable
 
 
 async def test_redirects_are_followed_to_the_page():

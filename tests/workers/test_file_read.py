@@ -110,6 +110,25 @@ async def test_encodings_and_line_ends_are_mended(bus, root):
     assert (await read(bus, "empty.txt")).data["lines"] == 0
 
 
+@pytest.mark.parametrize("encoding", ["gbk", "shift_jis", "windows-1251"])
+async def test_a_file_that_is_not_utf_8_is_read_alike_in_all_its_parts(bus, root, encoding):
+    """The answer says what was assumed, no part cuts a character, and what can't be told is refused until it is named."""
+    text = {"gbk": "今天天气很好，", "shift_jis": "今日はとても天気が", "windows-1251": "Сегодня хорошая "}[encoding] * 20_000
+    (root / "old.txt").write_bytes(text.encode(encoding))
+    for name in ("", encoding):
+        read_parts, offset = [], 0
+        while offset is not None:
+            part = await read(bus, "old.txt", offset=offset, encoding=name)
+            assert bool(part.data["assumed_encoding"]) == (not name)
+            read_parts.append(part.data["text"])
+            offset = part.data["next_offset"]
+        assert len(read_parts) > 1
+        assert "".join(read_parts) == text
+    (root / "unsure.txt").write_bytes("José García".encode("cp1252"))
+    assert (await read(bus, "unsure.txt")).error.code == "bad_encoding"
+    assert (await read(bus, "unsure.txt", encoding="windows-1252")).data["text"] == "José García"
+
+
 @pytest.mark.parametrize(
     ("content", "kind"),
     [

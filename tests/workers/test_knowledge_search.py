@@ -213,10 +213,12 @@ async def test_broken_documents_are_set_aside_and_counted(folder):
     os.mkfifo(folder / "pipe.txt")
     async with searching(folder) as bus:
         result = await search(bus, "honey root")
-        assert set(paths(result)) == {"bees.md", "utf16.txt", "wrong.html", "surrogate.txt"}
-        assert result.data["notes"] == ["4 documents could not be read"]
+        assert set(paths(result)) == {"bees.md", "utf16.txt", "surrogate.txt"}
+        assert result.data["notes"] == ["5 documents could not be read"]
         info = await bus.call("get_document_info", {"document_id": document_id("binary.txt")})
         assert info.data["error"] == "it is binary, not text"
+        info = await bus.call("get_document_info", {"document_id": document_id("wrong.html")})
+        assert "do not tell its encoding" in info.data["error"]
 
 
 def smashed(method):
@@ -414,4 +416,4 @@ def test_any_bytes_are_text_or_unreadable(content, path):
 )
 def test_encodings_are_told_apart(content, text):
     """Byte order marks, UTF-8, and the usual encodings that a page names; others are not tried."""
-    assert decode(content) == text
+    assert decode(content).text == text

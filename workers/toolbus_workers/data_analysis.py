@@ -1,6 +1,6 @@
 """Query uploaded tables (CSV, JSON and Parquet) with SQL in DuckDB, in a sandbox for each session.
 
-``toolbus worker data_analysis`` serves ``data_upload``, ``data_tables``, ``data_describe`` and
+``toolbus worker data_analysis`` serves ``data_upload``, ``data_append``, ``data_tables``, ``data_describe`` and
 ``data_analysis``. Tables belong to the user and session of the call, live in the memory of a separate process, and are
 dropped with the session, or when it was idle for a while. Statements can't reach files, the network or settings. Calls of
 a session go to the worker that has its tables, so any number of workers may serve a namespace.
@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-import codecs
 import contextlib
 import json
 import re
@@ -20,6 +19,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from toolbus import Session, ToolError, ToolResult, invocation
+from toolbus_workers.charset import read_text
 from toolbus_workers.data_sessions import Key, Limits, Sessions, Statistics
 from toolbus_workers.operations import Config, OperationService, load_limits, operation
 
@@ -90,11 +90,12 @@ class DataAnalysis(OperationService, config=DataConfig):
         """Return the number of live sessions and busy calls."""
         return Statistics(0, 0) if self._sessions is None else self._sessions.statistics()
 
-    @operation(group="data_analysis", timeout=60.0)
+    @operation(group="data_analysis", effect="idempotent", timeout=60.0)
     async def data_analysis(self, config: DataConfig, sql: str) -> ToolResult:
         """Run one SQL statement (DuckDB's dialect) on the session's tables and return the rows.
 
-        Reading statements are allowed, and CREATE TEMP TABLE or VIEW … AS for intermediate results.
+        Reading statements are allowed, and CREATE TEMP TABLE or VIEW … AS for intermediate results, which DROP removes.
+        Uploaded tables can't be changed.
         Files, networks and settings can't be reached; data comes in by data_upload.
 
         Args:
@@ -123,7 +124,7 @@ class DataAnalysis(OperationService, config=DataConfig):
         content: str,
         format: Format = "csv",
         encoding: Literal["text", "base64"] = "text",
-        append: bool = False,
+        charset: str = "",
     ) -> ToolResult:
         """Make a table of CSV, JSON (an array of objects, or one object a line) or Parquet data, for SQL in data_analysis.
 
@@ -132,18 +133,45 @@ class DataAnalysis(OperationService, config=DataConfig):
             content: the data, as text or in base64; Parquet is always in base64
             format: csv, json or parquet
             encoding: how content is written
-            append: add the rows to the existing table, matching columns by name; each part of a CSV has its header
+            charset: encoding of base64 text, e.g. windows-1251 or gbk; when empty, it is UTF-8 or found out, and the answer says so
         """
+        return await self._load(config, table, _payload(content, format, encoding, config.max_upload), format, charset, append=False)
+
+    @operation(group="data_analysis", effect="once", timeout=60.0)
+    async def data_append(
+        self,
+        config: DataConfig,
+        table: str,
+        content: str,
+        format: Format = "csv",
+        encoding: Literal["text", "base64"] = "text",
+        charset: str = "",
+    ) -> ToolResult:
+        """Add rows to a table that data_upload made, matching columns by name; a second run would add them again.
+
+        Args:
+            table: the table's name
+            content: the rows, as for data_upload; each part of a CSV has its header
+            format: csv, json or parquet
+            encoding: how content is written
+            charset: encoding of base64 text; when empty, it is UTF-8 or found out, and the answer says so
+        """
+        return await self._load(config, table, _payload(content, format, encoding, config.max_upload), format, charset, append=True)
+
+    async def _load(self, config: DataConfig, table: str, payload: bytes, format: Format, charset: str, *, append: bool) -> ToolResult:
         if not _NAME.match(table):
             raise _fail("the table's name must be letters, digits and _, at most 63, and begin with no digit", "bad_name")
-        if append and invocation().attempt > 1:
-            message = "an earlier attempt may have appended these rows already; count them, and append again if they are missing"
-            raise ToolError(message, type="outcome_unknown", code="append_interrupted")
-        payload = _payload(content, format, encoding, config.max_upload)
-        request = {"do": "load", "table": table, "format": format, "append": append}
-        found = await self._ask(config, request, payload)
+        assumed = ""
+        if format != "parquet":
+            text, assumed = read_text(payload, charset)
+            if "\0" in text:
+                raise _fail("the content is binary, not text; is its format right?", "binary")
+            payload = text.encode()
+        found = await self._ask(config, {"do": "load", "table": table, "format": format, "append": append}, payload)
         columns = ", ".join(f"{column['name']} {column['type']}" for column in found["columns"])
-        return ToolResult.ok(found, output=f"Table {table}: {found['total']} rows; columns: {columns}\n")
+        note = f"(the content is not UTF-8; it was read as {assumed}, so give its charset if that looks wrong)\n" if assumed else ""
+        output = f"Table {table}: {found['total']} rows; columns: {columns}\n{note}"
+        return ToolResult.ok({**found, "assumed_charset": assumed}, output=output)
 
     @operation(group="data_analysis")
     async def data_tables(self, config: DataConfig) -> ToolResult:
@@ -176,10 +204,10 @@ class DataAnalysis(OperationService, config=DataConfig):
 
 
 def _payload(content: str, format: Format, encoding: str, limit: int) -> bytes:
-    """Return the bytes of an upload; text formats in UTF-8.
+    """Return the bytes of an upload.
 
     Raises:
-        ToolError: the content is empty, too large, not base64, or not text.
+        ToolError: the content is empty, too large, or not base64.
     """
     if len(content) > limit * 4 // 3 + 4:
         raise _too_large(len(content), limit)
@@ -196,19 +224,6 @@ def _payload(content: str, format: Format, encoding: str, limit: int) -> bytes:
         raise _fail("the content is empty; give the rows of the table", "empty")
     if len(payload) > limit:
         raise _too_large(len(payload), limit)
-    return payload if format == "parquet" else _in_utf8(payload)
-
-
-def _in_utf8(payload: bytes) -> bytes:
-    if payload.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        payload = payload.decode("utf-16", "replace").encode()
-    payload = payload.removeprefix(codecs.BOM_UTF8)
-    if b"\0" in payload:
-        raise _fail("the content is binary, not text; is its format right?", "binary")
-    try:
-        payload.decode()
-    except UnicodeDecodeError:
-        return payload.decode("cp1252", "replace").encode()
     return payload
 
 
@@ -233,7 +248,9 @@ def _check_characters(text: str) -> None:
 
 
 def _too_large(size: int, limit: int) -> ToolError:
-    return _fail(f"the content has {size:,} bytes; at most {limit:,} go in one upload, so send it in parts with append=true", "too_large")
+    return _fail(
+        f"the content has {size:,} bytes; at most {limit:,} go in one upload, so send the further parts with data_append", "too_large"
+    )
 
 
 def _fail(message: str, code: str) -> ToolError:

@@ -38,10 +38,16 @@ _DROP = re.compile(r"DROP (TABLE|VIEW) ")
 
 
 class Plan(NamedTuple):
-    """A statement that passed the gate; ``wrapped`` tells whether it can stand in a FROM clause."""
+    """A statement that passed the gate.
+
+    Attributes:
+        wrapped: True when it can stand in a FROM clause.
+        replaced: statement that removes what this one replaces, or empty.
+    """
 
     sql: str
     wrapped: bool
+    replaced: str = ""
 
 
 class Engine:
@@ -98,7 +104,10 @@ class Engine:
 
     def load(self, table: str, format: str, *, append: bool) -> dict[str, Any]:
         """Create a table from the uploaded file, or append the file to one."""
-        names = [each["name"] for each in self.tables()["tables"]]
+        tables = self.tables()["tables"]
+        names = [each["name"] for each in tables]
+        if table.lower() in {each["name"].lower() for each in tables if each["temporary"]}:
+            raise Refused(f"{table!r} is a table or view that a statement derived; take another name, or drop it first", "derived")
         source = _READERS[format].format(self.upload)
         if append:
             if table not in names:
@@ -116,11 +125,49 @@ class Engine:
         plan = self._gate(sql)
         if plan.wrapped:
             return self._rows(plan.sql, max_rows, max_bytes)
-        found = self._db.execute(plan.sql)
         if plan.sql.startswith("EXPLAIN"):
+            found = self._db.execute(plan.sql)
             text = "\n".join(str(row[-1]) for row in found.fetchall())
             return {"columns": [], "rows": [], "more": False, "cut": int(len(text) > max_bytes), "text": text[:max_bytes]}
+        self._derive(plan)
         return {"columns": [], "rows": [], "more": False, "cut": 0, "text": "Done."}
+
+    def _derive(self, plan: Plan) -> None:
+        """Create or drop a derived table or view; what was uploaded stays as it is, and a second run changes nothing more.
+
+        Raises:
+            Refused: the statement changes or hides an uploaded table, or reads what it replaces.
+        """
+        uploaded = self._names(temporary=False)
+        known = uploaded | self._names(temporary=True)
+        self._db.execute("BEGIN TRANSACTION")
+        try:
+            if plan.replaced:
+                self._db.execute(plan.replaced)
+                known -= uploaded | self._names(temporary=True)
+            try:
+                self._db.execute(plan.sql)
+            except duckdb.CatalogException as error:
+                # What a statement replaces is gone before it runs, so it can't find it.
+                if plan.replaced and any(f" {name} " in str(error).lower() for name in known):
+                    message = "the statement reads what it replaces, so that a second run would change it again; take another name"
+                    raise Refused(message, "reads_itself") from None
+                raise
+            self._check_uploaded(uploaded)
+        except BaseException:
+            with contextlib.suppress(duckdb.Error):
+                self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")
+
+    def _check_uploaded(self, uploaded: set[str]) -> None:
+        """Check that the uploaded tables are what they were, and that nothing derived hides one."""
+        if self._names(temporary=False) != uploaded or uploaded & self._names(temporary=True):
+            message = "uploaded tables can't be dropped, replaced or hidden by a statement; take another name, or upload the table again"
+            raise Refused(message, "uploaded", "forbidden")
+
+    def _names(self, *, temporary: bool) -> set[str]:
+        return {each["name"].lower() for each in self.tables()["tables"] if each["temporary"] is temporary}
 
     def _rows(self, sql: str, max_rows: int, max_bytes: int) -> dict[str, Any]:
         """Return the first rows of a query as JSON values; changes that it makes to tables are rolled back."""
@@ -177,9 +224,15 @@ class Engine:
             self._check_room([each["name"] for each in self.tables()["tables"]])
             at = next((at for at, (word, _) in enumerate(words) if word.upper() == "AS"), len(words))
             if (inner := self._inner(sql, words[at:])) is not None:
-                return Plan(f"{sql.encode()[: words[at][1]].decode()} {inner}", wrapped=False)
+                head = sql.encode()[: words[at][1]].decode()
+                return Plan(f"{head} {inner}", wrapped=False, replaced=self._removing(sql, words[:at]) if "REPLACE" in start else "")
         word = "PIVOT without IN" if kind == "MULTI" else " ".join(start.split()[: 2 if kind in {"CREATE", "DROP"} else 1])
         raise Refused(f"{cut(word, 40)} is not allowed here; {_ALLOWED}", "statement_refused", "forbidden")
+
+    def _removing(self, sql: str, words: list[tuple[str, int]]) -> str:
+        """Return the statement that drops what CREATE OR REPLACE TEMP TABLE or VIEW, given up to its AS, is going to replace."""
+        name = sql.encode()[words[4][1] : words[-1][1]].decode().partition("(")[0]
+        return f"DROP {words[4][0]} IF EXISTS {name}"
 
     def _inner(self, sql: str, words: list[tuple[str, int]]) -> str | None:
         """Return the query that starts at the first of these words, wrapped for a statement around it; None when it is no query."""
@@ -198,7 +251,7 @@ class Engine:
 
     def _check_room(self, names: list[str]) -> None:
         if len(names) >= MAX_TABLES:
-            raise Refused(f"the session has {len(names)} tables, the most it may have; drop some with DROP TABLE", "too_many_tables")
+            raise Refused(f"the session has {len(names)} tables, the most it may have; DROP TABLE removes derived ones", "too_many_tables")
 
 
 def _tokens(sql: str) -> tuple[str, list[tuple[str, int]]]:

@@ -5,7 +5,6 @@ Markup is scanned instead of parsed: no entity is expanded, nesting costs nothin
 
 from __future__ import annotations
 
-import codecs
 import html
 import io
 import lzma
@@ -17,6 +16,8 @@ import zlib
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from toolbus import ToolError
+from toolbus_workers.charset import Text, read_text
 from toolbus_workers.text import headings
 
 MAX_TITLE = 200
@@ -40,16 +41,6 @@ _BREAKING = frozenset({
     "w:p", "w:br", "w:tr", "text:p", "text:h", "text:list-item", "table:table-row",
 })  # fmt: skip
 _HEADINGS = {**{f"h{level}": level for level in range(1, 7)}, "text:h": 2}
-_CHARSET = re.compile(
-    rb"charset\s*=\s*[\"']?\s*(iso-8859-\d{1,2}|windows-125\d|koi8-[ru]|gb2312|gbk|gb18030|big5|euc-jp|euc-kr|shift_jis)", re.IGNORECASE
-)
-_BOMS = (
-    (codecs.BOM_UTF8, "utf-8"),
-    (codecs.BOM_UTF32_LE, "utf-32"),
-    (codecs.BOM_UTF32_BE, "utf-32"),
-    (codecs.BOM_UTF16_LE, "utf-16"),
-    (codecs.BOM_UTF16_BE, "utf-16"),
-)
 
 
 class Unreadable(Exception):
@@ -57,10 +48,11 @@ class Unreadable(Exception):
 
 
 class Document(NamedTuple):
-    """A document's text, with line breaks between its paragraphs, and its title."""
+    """A document's text, with line breaks between its paragraphs, its title, and the encoding that was assumed, if any."""
 
     title: str
     text: str
+    assumed: str = ""
 
 
 def format_of(path: str) -> str:
@@ -77,35 +69,29 @@ def read(content: bytes, path: str, most: int) -> Document:
     kind = format_of(path)
     if kind in ZIPPED:
         until = time.monotonic() + MAX_SECONDS
-        text = "\n\n".join(_markup_text(decode(part), most, until) for part in _zipped(content, kind, most))
-    elif kind in MARKUP:
-        text = _markup_text(decode(content), most, time.monotonic() + MAX_SECONDS)
+        found = Text("\n\n".join(_markup_text(decode(part).text, most, until) for part in _zipped(content, kind, most)))
     else:
-        text = decode(content)
-    text = text[:most].replace("\r\n", "\n").replace("\r", "\n")
+        found = decode(content)
+        if kind in MARKUP:
+            found = Text(_markup_text(found.text, most, time.monotonic() + MAX_SECONDS), found.assumed)
+    text = found.text[:most].replace("\r\n", "\n").replace("\r", "\n")
     if not text.strip():
         raise Unreadable("it holds no text")
-    return Document(_title(text, kind) or path.rpartition("/")[2], text)
+    return Document(_title(text, kind) or path.rpartition("/")[2], text, found.assumed)
 
 
-def decode(content: bytes) -> str:
-    """Return bytes as text: by their byte order mark, as UTF-8, or in the encoding they name; replace invalid bytes.
+def decode(content: bytes) -> Text:
+    """Return bytes as text, as ``read_text`` does.
 
     Raises:
-        Unreadable: they are not text.
+        Unreadable: they are not text, or nothing tells their encoding.
     """
-    for mark, encoding in _BOMS:
-        if content.startswith(mark):
-            return _checked(content.decode(encoding, "replace").removeprefix("\ufeff"))
     try:
-        return _checked(content.decode())
-    except UnicodeDecodeError:
-        named = _CHARSET.search(content, 0, 2_048)
-    try:
-        return _checked(content.decode(named[1].decode("ascii") if named else "cp1252", "replace"))
-    except LookupError:
-        # The name may be an encoding that does not exist, such as iso-8859-99.
-        return _checked(content.decode("cp1252", "replace"))
+        found = read_text(content)
+    except ToolError:
+        _checked(content.decode("latin-1"))
+        raise Unreadable("it is not UTF-8, and its bytes do not tell its encoding; convert it to UTF-8") from None
+    return Text(_checked(found.text), found.assumed)
 
 
 def _checked(text: str) -> str:

@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from toolbus import ToolError, ToolResult, invocation
+from toolbus_workers.charset import codec_of, likeliest
 from toolbus_workers.operations import Config, OperationService, load_limits, operation
 from toolbus_workers.sandbox import MAX_ENTRIES, Entry, Root, date, split
 
@@ -74,13 +75,21 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Part(NamedTuple):
-    """Some lines of a file; ``end`` is the byte offset after them, ``whole`` tells whether they end with a complete line."""
+    """Some lines of a file.
+
+    Attributes:
+        end: byte offset after them.
+        whole: True when they end with a complete line.
+        last: True when the file ends with them.
+        assumed: encoding that was found out, or empty when the file is UTF-8 or its encoding was given.
+    """
 
     text: str
     lines: int
     end: int
     whole: bool
     last: bool
+    assumed: str
 
 
 class FileRead(OperationService, config=FilesConfig):
@@ -99,6 +108,7 @@ class FileRead(OperationService, config=FilesConfig):
         start_line: Annotated[int, Meta(ge=1)] = 1,
         lines: Annotated[int, Meta(ge=1, le=MAX_LINES)] = 500,
         offset: Annotated[int, Meta(ge=0, le=1 << 60)] = 0,
+        encoding: str = "",
     ) -> ToolResult:
         """Read lines of a text file; paths are relative to the root folder, see file_list.
 
@@ -107,18 +117,21 @@ class FileRead(OperationService, config=FilesConfig):
             start_line: the first line to read, from 1, counted from offset
             lines: how many lines to read
             offset: the byte to begin at; next_offset of an earlier answer goes on where it ended
+            encoding: the file's encoding, e.g. windows-1251 or gbk; when empty, it is UTF-8 or found out, and the answer says so
         """
         with self._root().open(_joined(config.folder, path)) as (opened, status):
             file = _as_utf8(opened, status.st_size)
             size = file.seek(0, os.SEEK_END)
             if offset > size:
                 raise _wrong(f"the file has {size:,} bytes; give an offset up to that", "beyond_end")
-            part = _lines(file, offset, start_line, lines, config.max_bytes)
+            part = _lines(file, offset, start_line, lines, config.max_bytes, encoding)
         notes = []
         if not part.whole:
             notes.append(f"the last line is cut; go on with offset={part.end}")
         elif not part.last:
             notes.append(f"there is more; go on with {f'start_line={start_line + part.lines}' if not offset else f'offset={part.end}'}")
+        if part.assumed:
+            notes.append(f"the file is not UTF-8; it was read as {part.assumed}, so give its encoding if that looks wrong")
         data = {
             "path": path,
             "bytes": status.st_size,
@@ -127,6 +140,7 @@ class FileRead(OperationService, config=FilesConfig):
             "lines": part.lines,
             "next_offset": None if part.last else part.end,
             "text": part.text,
+            "assumed_encoding": part.assumed,
         }
         separator = "" if part.text.endswith("\n") or not part.text else "\n"
         text = part.text or "(no text)\n"
@@ -184,7 +198,7 @@ def _as_utf8(file: BinaryIO, size: int) -> BinaryIO:
     return file
 
 
-def _lines(file: BinaryIO, offset: int, start_line: int, lines: int, most: int) -> Part:
+def _lines(file: BinaryIO, offset: int, start_line: int, lines: int, most: int, encoding: str) -> Part:
     """Return ``lines`` lines, at most ``most`` bytes, from a position on.
 
     Raises:
@@ -197,8 +211,9 @@ def _lines(file: BinaryIO, offset: int, start_line: int, lines: int, most: int) 
     content = content[:most]
     if b"\0" in content:
         raise _binary("binary data")
+    codec, assumed = _encoding(file, content, encoding)
     if not reached:
-        content = _without_half(content)
+        content = _without_half(content, codec)
     end = 0
     count = 0
     while count < lines and (found := content.find(b"\n", end)) >= 0:
@@ -212,7 +227,7 @@ def _lines(file: BinaryIO, offset: int, start_line: int, lines: int, most: int) 
     last = reached and end == len(content)
     whole = last or taken.endswith(b"\n")
     text = taken.removeprefix(codecs.BOM_UTF8) if not at else taken
-    return Part(_decoded(text).replace("\r\n", "\n"), count, at + end, whole, last)
+    return Part(text.decode(codec, "replace").replace("\r\n", "\n"), count, at + end, whole, last, assumed)
 
 
 def _place_of(file: BinaryIO, offset: int, start_line: int) -> int:
@@ -240,23 +255,31 @@ def _place_of(file: BinaryIO, offset: int, start_line: int) -> int:
     return at
 
 
-def _without_half(content: bytes) -> bytes:
-    """Return the bytes without a UTF-8 character that was cut at their end."""
-    for back in range(1, min(4, len(content)) + 1):
-        byte = content[-back]
-        if byte < 0x80:
-            break
-        if byte >= 0xC0:
-            length = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
-            return content[:-back] if length > back else content
-    return content
+def _without_half(content: bytes, codec: str) -> bytes:
+    """Return the bytes without a character that was cut at their end."""
+    decoder = codecs.getincrementaldecoder(codec)("replace")
+    decoder.decode(content)
+    half = len(decoder.getstate()[0])
+    return content[: len(content) - half] if half < len(content) else content
 
 
-def _decoded(content: bytes) -> str:
+def _encoding(file: BinaryIO, content: bytes, encoding: str) -> tuple[str, str]:
+    """Return the codec of a file's part, and the encoding that was assumed, if any.
+
+    Raises:
+        ToolError: the given encoding is unknown, or the file is not UTF-8 and several encodings are as likely.
+    """
+    if encoding:
+        return codec_of(encoding), ""
     try:
-        return content.decode()
+        codecs.getincrementaldecoder("utf-8")().decode(content)
     except UnicodeDecodeError:
-        return content.decode("cp1252", "replace")
+        # All parts of a file are read alike, so its beginning decides where it can.
+        file.seek(0)
+        head = file.read(MAX_BYTES)
+        found = likeliest(content if head.isascii() else head)
+        return found, "" if found == "utf-8" else found
+    return "utf-8", ""
 
 
 def _described(entry: Entry, prefix: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from toolbus import ToolError
-from toolbus_workers.documents import FORMATS, ZIPPED, Unreadable, format_of, read
+from toolbus_workers.documents import FORMATS, ZIPPED, Document, Unreadable, format_of, read
 from toolbus_workers.sandbox import Entry, Root
 from toolbus_workers.text import parts
 
@@ -26,7 +26,8 @@ MAX_TERM = 64
 
 _SCHEMA = """
 CREATE TABLE documents (
-    id TEXT PRIMARY KEY, path TEXT, title TEXT, format TEXT, size INTEGER, modified REAL, characters INTEGER, passages INTEGER, error TEXT);
+    id TEXT PRIMARY KEY, path TEXT, title TEXT, format TEXT, size INTEGER, modified REAL, characters INTEGER, passages INTEGER, error TEXT,
+    encoding TEXT);
 CREATE TABLE passages (id INTEGER PRIMARY KEY, document TEXT, number INTEGER, line INTEGER, text TEXT);
 CREATE INDEX of_document ON passages (document, number);
 CREATE VIRTUAL TABLE words USING fts5 (text, title, tokenize = 'porter unicode61 remove_diacritics 2');
@@ -38,7 +39,7 @@ _UNSPACED = re.compile("[\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]")
 
 
 class Info(NamedTuple):
-    """A document in the index; ``error`` is the reason when its text could not be read."""
+    """A document in the index; ``error`` is the reason when its text could not be read, ``encoding`` the one that was assumed."""
 
     id: str
     path: str
@@ -49,6 +50,7 @@ class Info(NamedTuple):
     characters: int
     passages: int
     error: str
+    encoding: str
 
 
 class Passage(NamedTuple):
@@ -190,9 +192,8 @@ class Index:
     def _take_in(self, entry: Entry, room: int) -> int:
         """Add a document, readable or not, and return its number of characters."""
         try:
-            title, text = self._read(entry, room)
-            pieces = list(_pieces(text))
-            self._add(entry, title, len(text), pieces, "")
+            found = self._read(entry, room)
+            self._add(entry, found.title, len(found.text), list(_pieces(found.text)), encoding=found.assumed)
         except Unreadable as reason:
             error = str(reason)
         except ToolError as reason:
@@ -200,17 +201,28 @@ class Index:
         except Exception as reason:  # noqa: BLE001 - no file may make the others unsearchable
             error = f"it can't be read ({type(reason).__name__})"
         else:
-            return len(text)
+            return len(found.text)
         self._add(entry, entry.path.rpartition("/")[2], 0, [], error)
         _logger.warning("%s is left out of the index: %s", json.dumps(entry.path), error)
         return 0
 
-    def _add(self, entry: Entry, title: str, characters: int, pieces: list[tuple[int, str]], error: str) -> None:
+    def _add(self, entry: Entry, title: str, characters: int, pieces: list[tuple[int, str]], error: str = "", encoding: str = "") -> None:
         document = document_id(entry.path)
-        described = (document, entry.path, title, format_of(entry.path), entry.size, entry.modified, characters, len(pieces), error)
+        described = (
+            document,
+            entry.path,
+            title,
+            format_of(entry.path),
+            entry.size,
+            entry.modified,
+            characters,
+            len(pieces),
+            error,
+            encoding,
+        )
         with self._database as database:
             database.execute("BEGIN")
-            database.execute("INSERT INTO documents VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", described)
+            database.execute("INSERT INTO documents VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", described)
             for number, (line, piece) in enumerate(pieces, 1):
                 made = database.execute(
                     "INSERT INTO passages (document, number, line, text) VALUES (?, ?, ?, ?)", (document, number, line, piece)
@@ -218,7 +230,7 @@ class Index:
                 words = (made.lastrowid, _spaced(piece), _spaced(title))
                 database.execute("INSERT INTO words (rowid, text, title) VALUES (?, ?, ?)", words)
 
-    def _read(self, entry: Entry, room: int) -> tuple[str, str]:
+    def _read(self, entry: Entry, room: int) -> Document:
         if entry.size > self._most_document:
             raise Unreadable(f"it has {entry.size:,} bytes; at most {self._most_document:,} are read")
         with self._root.open(entry.path) as (file, _):
@@ -229,7 +241,8 @@ class Index:
         if len(found.text) > room:
             raise Unreadable("the index is full; an operator may raise its limit of text")
         # The database can't store lone surrogates, which UTF-16 text may contain.
-        return found.title.encode("utf-8", "replace").decode(), found.text.encode("utf-8", "replace").decode()
+        title, text = (part.encode("utf-8", "replace").decode() for part in (found.title, found.text))
+        return Document(title, text, found.assumed)
 
 
 def document_id(path: str) -> str:

@@ -172,6 +172,7 @@ def _described(document: Info) -> dict[str, Any]:
         "passages": document.passages,
         "modified": date(document.modified),
         "error": document.error,
+        "assumed_encoding": document.encoding,
     }
 
 

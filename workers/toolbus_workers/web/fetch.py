@@ -15,7 +15,7 @@ import msgspec
 from toolbus import ToolError
 from toolbus.outbound.guard import Guard
 from toolbus.outbound.transport import Transport
-from toolbus_workers.web.charset import decode
+from toolbus_workers.charset import decode
 
 MAX_BYTES = 5_000_000
 MAX_SECONDS = 30.0
@@ -301,16 +301,25 @@ async def _body(url: httpx.URL, response: httpx.Response, limit: int) -> bytes:
             raise _not_text(url, "is damaged: it can't be decompressed") from None
         if max(received, len(body)) > limit:
             raise _too_large(url, limit)
+    if unpack is not None and received and not unpack.complete:
+        message = f"{_shown(url)} was cut off before its compressed text ended; try again"
+        raise ToolError(message, type="unavailable", code="cut_off", retryable=True)
     return bytes(body)
 
 
 class _Unpacker:
-    """Decompresses gzip and zlib data, and never produces more than one byte over the limit."""
+    """Decompresses gzip, zlib and raw deflate data, and never produces more than one byte over the limit."""
 
     def __init__(self, limit: int) -> None:
         self._room = limit + 1
         self._members = 1
+        self._head = b""
         self._member = zlib.decompressobj(zlib.MAX_WBITS | 32)
+
+    @property
+    def complete(self) -> bool:
+        """True when the data ended where its format says."""
+        return self._member.eof
 
     def feed(self, data: bytes) -> bytes:
         """Return the decompressed next piece.
@@ -318,6 +327,14 @@ class _Unpacker:
         Raises:
             zlib.error: the data is damaged.
         """
+        if len(self._head) < 2:
+            self._head, data = self._head + data, b""
+            if len(self._head) < 2:
+                return b""
+            data = self._head
+            # HTTP means zlib by "deflate" (RFC 9110, 8.4.1.2), and some servers leave out its header.
+            if data[:2] != b"\x1f\x8b" and (data[0] & 15 != zlib.DEFLATED or (data[0] << 8 | data[1]) % 31):
+                self._member = zlib.decompressobj(-zlib.MAX_WBITS)
         out = bytearray()
         while data and self._room:
             if self._member.eof:
