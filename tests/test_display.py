@@ -139,3 +139,36 @@ def test_prose_stays_prose() -> None:
     assert harmless("a\r\nb") == "a\nb"
     for each in "\x00\x07\x1b\r\x7f\x9b\u202e\u2066\u200b\u2028\ufeff\ud800\U000e0041":
         assert harmless(f"ä{each}b") == f"ä{visible(each)}b" != f"ä{each}b"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("p\u0430yp\u0430l", "p\\u0430yp\\u0430l"),
+        ("pay@p\u0430ypal.example", "pay@p\\u0430ypal.example"),
+        ("get_\u0440\u0430ul", "get_\\u0440\\u0430ul"),
+        ("\u03a1AYPAL", "\\u03a1AYPAL"),
+        ("p\u0251ypal", "p\\u0251ypal"),
+        ("\u0440\u0430\u0443\u0440\u0430", "\\u0440\\u0430\\u0443\\u0440\\u0430"),
+        ("\U0001d5c9\U0001d5ba\U0001d5d2", "\\ud835\\uddc9\\ud835\\uddba\\ud835\\uddd2"),
+    ],
+)
+def test_letters_that_imitate_others_are_written_out(text: str, shown: str) -> None:
+    """Cyrillic, Greek and other letters among Latin ones, and whole words that look like ASCII, in texts, values and keys."""
+    assert visible(text) == shown
+    assert visible_lines(f"a\n{text}") == f"a\n{shown}"
+    for value in ({"to": text}, {text: 1}, [text], {"to": text, "memo": "m" * 12_345}):
+        assert f'"{shown}"' in readable(value)[0]
+    assert text not in pretty({text: text})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Оплатить счёт: сосна, оса и раса", "и", "Привет world", "iPhone-а", "Яndex", "支払いtool", "bezahlen_zurück_支払い",
+        "ΔE, Ωm and αβγ", "μm", "kırmızı", "naïve", "سلام hello", "עברית", "ภาษาไทย", "한국어", "Հայերեն",
+    ],
+)  # fmt: skip
+def test_words_of_every_language_are_kept(text: str) -> None:
+    """What no reader takes for something else is shown as it is."""
+    assert visible(text) == text

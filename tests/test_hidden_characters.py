@@ -54,10 +54,19 @@ def deep(name: str) -> dict[str, Any]:
 )
 def test_names_that_hide_something_are_refused(made: Any, hiding: str) -> None:
     """Of tools and of arguments, at every depth, when a descriptor is read and when a publication is."""
-    with pytest.raises(DescriptorError, match="invisible characters") as refused:
+    with pytest.raises(DescriptorError, match="invisible or imitating characters") as refused:
         parse_tool(made(f"pay{hiding}ment"), None)
     assert hiding not in str(refused.value)
     assert parse_tool(made("bezahlen_zurück_支払い"), None).name
+
+
+@pytest.mark.parametrize(
+    "made", [lambda name: {**TWO_TIER, "name": name}, with_arguments, with_schema, deep], ids=["tool", "tier", "schema", "deep"]
+)
+def test_names_that_imitate_others_are_refused(made: Any) -> None:
+    """A tool whose name has a Cyrillic letter among Latin ones is not the one that it looks like."""
+    with pytest.raises(DescriptorError, match=r"imitating characters: 'p\\u0430yment'"):
+        parse_tool(made("p\u0430yment"), None)
 
 
 def test_a_schema_of_any_depth_can_be_checked() -> None:

@@ -75,6 +75,13 @@ class ConfirmationRequest(msgspec.Struct, frozen=True, omit_defaults=True):
         description = shortened(" ".join(self.description.split()), _MOST_DESCRIPTION)
         return msgspec.structs.replace(self, question=shortened(self.question, MOST_QUESTION), description=description, **names)
 
+    def visible(self) -> Self:
+        """Return a copy for a program that shows the fields itself: nothing in their texts hides or imitates anything."""
+        shown_texts = {name: visible_lines(text) for name, text in msgspec.structs.asdict(self).items() if isinstance(text, str)}
+        return msgspec.structs.replace(
+            self, **{**shown_texts, "id": self.id, "whole": pretty(json.loads(self.whole)) if self.whole else ""}
+        )
+
     def __str__(self) -> str:
         return self.text()
 

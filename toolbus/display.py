@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import re
 import unicodedata
@@ -21,6 +22,11 @@ _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f]")
 _HARMFUL = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 _KEPT = frozenset("\n\t\u200c\u200d")
 # Printable by their Unicode category, but invisible.
+_WORD = re.compile(r"[^\W_]+")
+# Letters that may look like one of ASCII; accented Latin letters stand before them, and the scripts of East Asia between them.
+_OTHER_LETTERS = re.compile("[\u0250-\u2e7f\ua4d0-\uabff\ufb00-\ufdff\U00010000-\U0001ffff]")
+# A shorter word is part of many languages, such as the Russian for "and".
+_LEAST_IMITATED = 3
 _BLANK = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]")
 
 
@@ -50,9 +56,16 @@ _LAYOUTS = tuple(
 
 
 def visible(text: str) -> str:
-    """Return the text on one line, with every character that could hide, move or imitate other text written as a JSON escape."""
+    """Return the text on one line, with every character that could hide, move or imitate other text written as a JSON escape.
+
+    Letters imitate when they look like ASCII ones and stand in a word with Latin letters, as in ``paypal`` with two Cyrillic ones,
+    or when a whole word looks like ASCII and no other word shows that the text is in their language. Which look alike is told by
+    Unicode's table of confusable characters (https://www.unicode.org/reports/tr39/).
+    """
     if text.isascii() and text.isprintable():
         return text
+    if _OTHER_LETTERS.search(text) is not None:
+        text = _WORD.sub(functools.partial(_unmasked, _tells_its_language(text)), text)
     made: list[str] = []
     marks = _MOST_MARKS  # full from the start: a leading mark would join the text before it
     for character in text:
@@ -63,6 +76,37 @@ def visible(text: str) -> str:
         marks = 0 if character.isalnum() else _MOST_MARKS
         made.append(character if character.isprintable() and not _BLANK.match(character) else _escaped(character))
     return "".join(made)
+
+
+@functools.lru_cache(4096)
+def _imitates(letter: str) -> bool:
+    from confusable_homoglyphs import confusables  # noqa: PLC0415 - its tables are only needed for text in other alphabets
+
+    found = confusables.is_confusable(letter, preferred_aliases=[]) or ()
+    return any(similar["c"].isascii() for each in found for similar in each["homoglyphs"])
+
+
+def _is_cased(letter: str) -> bool:
+    return unicodedata.category(letter) in {"Ll", "Lu"}
+
+
+def _tells_its_language(text: str) -> bool:
+    """Return whether a cased letter of another alphabet looks like no ASCII one."""
+    return any(_is_cased(letter) and not _imitates(letter) for letter in _OTHER_LETTERS.findall(text))
+
+
+def _unmasked(in_language: bool, word: re.Match[str]) -> str:
+    """Return a word with the letters that imitate ASCII written as escapes."""
+    letters = word[0]
+    others = _OTHER_LETTERS.findall(letters)
+    if not others:
+        return letters
+    if len(others) == len(letters):
+        imitated = len(letters) >= _LEAST_IMITATED and not in_language
+        masked = imitated and all(_is_cased(each) and _imitates(each) for each in others)
+    else:
+        masked = any("a" <= each.lower() <= "z" for each in letters)
+    return _OTHER_LETTERS.sub(lambda each: _escaped(each[0]) if _imitates(each[0]) else each[0], letters) if masked else letters
 
 
 def harmless(text: str) -> str:

@@ -62,7 +62,7 @@ def check_names(tool: str, arguments: Sequence[str], schema: Mapping[str, Any] |
 
     Raises:
         DescriptorError: the tool, one of its arguments or a property of its schema has characters that are invisible, that turn text,
-            or that command a terminal.
+            that command a terminal, or that imitate letters.
     """
     _check(tool, "tool", "$.name")
     for index, argument in enumerate(arguments):
@@ -74,7 +74,7 @@ def check_names(tool: str, arguments: Sequence[str], schema: Mapping[str, Any] |
 def _check(name: str, what: str, path: str) -> None:
     # The first is the quick answer for almost every name.
     if not (name.isascii() and name.isprintable()) and visible(name) != name:
-        raise DescriptorError(f"the name of the {what} has invisible characters: '{visible(name)}'", path=path)
+        raise DescriptorError(f"the name of the {what} has invisible or imitating characters: '{visible(name)}'", path=path)
 
 
 def _check_properties(schema: Mapping[str, Any], what: str) -> None:

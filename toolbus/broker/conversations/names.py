@@ -40,5 +40,5 @@ def name_to_hold(user: str, id: str) -> Name:
     """
     name = name_of(user, id)
     if visible(id) != id:
-        raise ConfigurationError(f"the id of a conversation has invisible characters: '{visible(id)}'")
+        raise ConfigurationError(f"the id of a conversation has invisible or imitating characters: '{visible(id)}'")
     return name

@@ -70,7 +70,7 @@ class Conversations(Protocol):
         """Return a user's conversation, to be held by ``async with``; it begins when there is none.
 
         Raises:
-            ConfigurationError: the id is empty, too long, or has invisible characters.
+            ConfigurationError: the id is empty, too long, or has invisible or imitating characters.
         """
 
     async def newest(self, limit: int) -> list[ConversationInfo]:

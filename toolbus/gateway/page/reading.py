@@ -89,7 +89,8 @@ async def confirmation(request: Request) -> Response:
     gateway = gateway_of(request)
     await gateway.admitted(request, "observe")
     try:
-        return shown(await gateway.bus.confirmations.get(request.path_params["id"]))
+        found = await gateway.bus.confirmations.get(request.path_params["id"])
+        return shown(found.visible())
     except ConfirmationClosed as error:
         raise Problem(404, "not_found", str(error)) from None
     except BrokerError as error:

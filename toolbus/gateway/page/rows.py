@@ -81,7 +81,7 @@ def sections_of(snapshot: Snapshot, refused: Iterable[RefusedTool]) -> Sections:
         "tools": {f"{row.service} {row.name}": msgspec.structs.replace(row, description="") for row in snapshot.tools},
         "recent": {row.entry: row for row in snapshot.recent},
         "dead": {f"{row.queue} {row.id}": msgspec.structs.replace(row, error=row.error[:_MOST_ERROR]) for row in snapshot.dead},
-        "confirmations": {row.id: row for row in snapshot.confirmations},
+        "confirmations": {row.id: row.visible() for row in snapshot.confirmations},
         "sessions": {f"{row.service} {row.user} {row.session} {row.instance}": _session(row, snapshot.at) for row in snapshot.sessions},
         "refused": {f"{row.service} {row.name}": RefusedRow(*row) for row in list(refused)[:_MOST_REFUSED]},
     }
