@@ -9,10 +9,12 @@ import pytest
 
 from tests.broker.fakes import FENCE, KEYS
 from tests.broker.finishing import Finishing
+from tests.servers import eventually
 from toolbus.broker.dead_letters.bury import FreedKey
 from toolbus.broker.take.requests import UNSURE, Fence
 from toolbus.broker.transport.command import ReplyError
 from toolbus.envelope import join_frames
+from toolbus.results import BrokerError, BrokerUnavailable
 
 pytestmark = pytest.mark.anyio
 
@@ -125,9 +127,9 @@ async def test_indexes_of_nothing_are_left_out(finishing: Finishing) -> None:
     assert finishing.drained()
 
 
-@pytest.mark.parametrize(("error", "ends"), [("TRYAGAIN the slot is being moved", True), ("OOM no memory", False)])
-async def test_a_worker_whose_results_are_refused_gives_up(finishing: Finishing, error: str, ends: bool) -> None:
-    """After half a minute; not when the server refuses everybody's. A success begins anew."""
+async def test_a_worker_whose_results_are_refused_gives_up(finishing: Finishing) -> None:
+    """After half a minute. A success begins anew."""
+    error = "TRYAGAIN the slot is being moved"
     answers = finishing.bench.link.answers
     right = answers["finish"]
 
@@ -140,16 +142,63 @@ async def test_a_worker_whose_results_are_refused_gives_up(finishing: Finishing,
         answers["finish"] = ReplyError(error) if refused else right
         assert finishing.given_up == []
         await finish(number)
-    assert [str(each) for each in finishing.given_up] == ([f"no calls could be finished for 31 s: {error}"] if ends else [])
+    assert [str(each) for each in finishing.given_up] == [f"no calls could be finished for 31 s: {error}"]
 
 
 async def test_a_script_that_is_refused_leaves_the_calls_to_others(finishing: Finishing) -> None:
     """They stay pending without renewal, and are recovered."""
-    finishing.bench.link.answers["finish"] = lambda keys, args: ReplyError("OOM")
+    finishing.bench.link.answers["finish"] = lambda keys, args: ReplyError("NOPERM")
     finishing.outbox.finish(finishing.bench.hold(b"1-0"), b"end")
     await finishing.turn()
     assert finishing.bench.stream.held == {}
     assert finishing.lost == []
+    assert finishing.drained()
+    assert finishing.outbox.calls_finished == 0
+
+
+@pytest.mark.parametrize("error", ["MISCONF", "OOM"])
+@pytest.mark.parametrize("script", ["send", "finish", "finish_each"])
+async def test_what_the_server_refuses_for_a_while_is_written_then(finishing: Finishing, script: str, error: str) -> None:
+    """Frames and ends keep their order, and nothing is counted before it is written."""
+    link, outbox, bench = finishing.bench.link, finishing.outbox, finishing.bench
+    one, two = bench.hold(b"1-0"), bench.hold(b"2-0", agent="other")
+    right, link.answers[script] = link.answers[script], ReplyError(f"{error} no writes")
+    frees = FreedKey("record", "call", "mark", one.run) if script == "finish_each" else None
+    outbox.send(two, b"running")
+    outbox.send(one, b"x" * (300_000 if script == "send" else 1))
+    outbox.finish(one, b"end", frees)
+    await eventually(lambda: link.names.count(script) >= 3)
+    assert script == "finish_each" or outbox.frames_sent == 0
+    assert outbox.calls_finished == 0
+    assert one.entry in bench.stream.held
+    outbox.send(two, b"later")
+    link.answers[script] = right
+    await outbox.drained()
+    assert (outbox.frames_sent, outbox.calls_finished) == (3, 1)
+    assert link.names[-1] == "send"
+    assert link.args("send")[-1] == (KEYS.replies("other"), join_frames([b"later"]))
+    if frees is not None:
+        assert link.args("finish_each")[-1][-5:-3] == ("!3", 2) or b"call" in link.args("finish_each")[-1]
+    assert one.entry not in bench.stream.held
+
+
+@pytest.mark.parametrize("error", [ReplyError("NOPERM"), BrokerUnavailable("the connection was closed")], ids=["refused", "closed"])
+async def test_calls_whose_frames_are_refused_end_with_the_reason(finishing: Finishing, error: BrokerError) -> None:
+    """Their callers would wait for the frames; an end is not written behind a hole, and what went along with it is not counted."""
+    link, outbox, bench = finishing.bench.link, finishing.outbox, finishing.bench
+    running, ending = bench.hold(b"1-0"), bench.hold(b"2-0", agent="other")
+    link.answers["send"] = link.answers["finish"] = error
+    outbox.send(running, b"frame")
+    outbox.finish(ending, b"end")
+    await finishing.turn()
+    assert (outbox.frames_sent, outbox.calls_finished) == (0, 0)
+    [(replies, reason)] = finishing.gone
+    assert (replies, reason.type, reason.code) == (KEYS.replies("agent"), "unavailable", "frames_refused")
+    assert str(error) in reason.message
+    outbox.send(ending, b"x" * 300_000)
+    outbox.finish(ending, b"end")
+    await finishing.turn()
+    assert link.names.count("finish") == 1
     assert finishing.drained()
 
 

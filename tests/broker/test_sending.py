@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import random
+import re
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
 from tests.broker.fakes import KEYS
 from tests.broker.finishing import Finishing
+from toolbus.broker.transport.command import ReplyError
 
 pytestmark = pytest.mark.anyio
 
@@ -108,6 +113,102 @@ async def test_frames_wait_for_the_answer_of_those_before(finishing: Finishing) 
     link.release()
     assert finishing.drained()
     assert finishing.outbox.frames_sent == 3
+
+
+class Disorder:
+    """Four runs of two callers on one outbox, whose events come in an order that a seed chooses."""
+
+    def __init__(self, seed: int, refusal: str | None) -> None:
+        self.finishing = Finishing()
+        self.choose = random.Random(seed)
+        self.refusal = refusal
+        self.link = self.finishing.bench.link
+        self.link.holding = True
+        self.link.answers |= {name: self._answering(self.link.answers[name]) for name in ("send", "finish", "finish_each")}
+        self.runs = [self.finishing.bench.hold(f"{number}-0".encode(), agent=f"agent{number % 2}") for number in range(4)]
+        self.made = [0] * 4
+        self.gathered = [0] * 4
+        self.ended: set[int] = set()
+        self.written: list[bytes] = []
+        self.answers = 0
+
+    def _answering(self, right: Any) -> Any:
+        def answer(keys: Any, args: Any) -> Any:
+            if self.refusal is not None and self.choose.random() < 0.3:
+                return ReplyError(f"{self.refusal} no writes")
+            self.written += frames_in(args)
+            return right(keys, args) if callable(right) else right
+
+        return answer
+
+    def frame(self, number: int) -> bytes:
+        """Make the next frame of a run."""
+        self.made[number] += 1
+        return b"run%d:%d:" % (number, self.made[number]) + b"x" * self.choose.choice([1, 1, 100_000, 200_000])
+
+    def pack(self, number: int) -> None:
+        """Send what a run has gathered, as its stream does just before a flush."""
+        gathered, self.gathered[number] = self.gathered[number], 0
+        for _ in range(gathered):
+            self.finishing.outbox.send(self.runs[number], self.frame(number))
+
+    def release(self) -> None:
+        """Answer the oldest script."""
+        self.answers += 1
+        self.link.release()
+
+    async def step(self) -> None:
+        """Let one thing happen."""
+        outbox, choose = self.finishing.outbox, self.choose
+        number, step = choose.randrange(4), choose.choice(["send", "pack", "finish", "answer", "answer", "turn", "turn"])
+        if step == "turn":
+            await self.finishing.turn()
+        elif step == "answer" and self.link.held:
+            self.release()
+        elif number in self.ended or step == "answer":
+            return
+        elif step == "pack":
+            if not self.gathered[number]:
+                outbox.before_sending(functools.partial(self.pack, number))
+            self.gathered[number] += 1
+        elif step == "send":
+            self.pack(number)
+            outbox.send(self.runs[number], self.frame(number))
+        elif choose.random() < 0.3:
+            self.pack(number)
+            outbox.finish(self.runs[number], self.frame(number))
+            self.ended.add(number)
+
+    def in_flight(self) -> list[bytes]:
+        """Return the runs of each script that is not answered."""
+        return [run for _, _, args in self.link.seen[self.answers :] for run in sorted({each[:4] for each in frames_in(args)})]
+
+
+def frames_in(args: tuple[Any, ...]) -> list[bytes]:
+    """Return the frames that a script carries, without their filling."""
+    return [each for word in args if type(word) is bytes for each in re.findall(rb"run\d+:\d+:", word)]
+
+
+@pytest.mark.parametrize("refusal", [None, "MISCONF", "OOM"])
+async def test_nothing_of_a_run_overtakes_anything_of_it(monkeypatch: pytest.MonkeyPatch, refusal: str | None) -> None:
+    """In any order of frames, texts, ends, answers and refusals, no run is in two unanswered scripts, and all is written in order."""
+    monkeypatch.setattr("toolbus.broker.finish.outbox._AGAIN_FIRST", 0.0)
+    monkeypatch.setattr("toolbus.broker.finish.outbox._AGAIN_MOST", 0.0)
+    for seed in range(300):
+        disorder = Disorder(seed, refusal)
+        for _ in range(80):
+            await disorder.step()
+            runs = disorder.in_flight()
+            assert len(runs) == len(set(runs)), f"seed {seed}: {runs}"
+        while not disorder.finishing.drained():
+            if disorder.link.held:
+                disorder.release()
+            await disorder.finishing.turn()
+        for number, made in enumerate(disorder.made):
+            wanted = [b"run%d:%d:" % (number, each + 1) for each in range(made)]
+            assert [each for each in disorder.written if each.startswith(b"run%d:" % number)] == wanted, f"seed {seed}"
+        outbox = disorder.finishing.outbox
+        assert (outbox.calls_finished, outbox.frames_sent) == (len(disorder.ended), sum(disorder.made) - len(disorder.ended))
 
 
 async def test_a_flush_of_two_streams_is_answered_with_the_last_script(finishing: Finishing) -> None:

@@ -88,6 +88,7 @@ class WorkerSteps:
             on_replies_gone=self._replies_gone,
             on_lost=listener.on_lost,
             failing=Failing(settings.lease, "no calls could be finished", listener.on_failed),
+            server=connector.display,
         )
         self.endings = Endings(link, keys, instance, outbox=self.outbox, ownership=self.ownership, notes=self.notes, start=self.links.start)
         # Tell operators.

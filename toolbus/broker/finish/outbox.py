@@ -1,10 +1,11 @@
 """Send what runs produce, in batches: frames per agent, last frames with the removal of their requests.
 
-One flush is in flight at a time: what is produced meanwhile goes out together when its answers
-arrive. With one call in flight nothing waits, and under load the batches grow by themselves.
+One flush is under way at a time, from the moment when it is scheduled until all of its scripts are answered: what is produced
+meanwhile goes out together in the next one. With one call in flight nothing waits, and under load the batches grow by themselves.
 
 The server may refuse any command for a while and carry out the next one. So nothing of a call is in flight
 behind something else of it: its last frames and its end are one script, and what is too large for one goes part by part.
+What is refused is sent again before anything else, for as long as ``Patience`` holds; then its calls end with the reason.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from toolbus.broker.finish.parts import MOST_BYTES, MOST_IDS, Batch, Frames, Par
 from toolbus.broker.keys import Keys
 from toolbus.broker.take.requests import UNSURE, RequestStream, StreamDelivery, common_fence, entries_of
 from toolbus.broker.transport.command import Reply, ReplyError
+from toolbus.broker.transport.refusals import Patience
 from toolbus.broker.transport.transport import Transport
 from toolbus.envelope import join_frames
 from toolbus.results import BrokerError, ErrorInfo
@@ -31,6 +33,9 @@ _MOST_WATCHED = 10_000
 # The replies to a shared call are not trimmed while they are read.
 _MOST_KEPT = 10
 _CONGESTED = 4 * 1024 * 1024
+# The link repeats what is refused for other passing reasons; these it answers, since publishers must not wait for them.
+_PASSING = frozenset({"MISCONF", "OOM"})
+_AGAIN_FIRST, _AGAIN_MOST = 0.05, 1.0
 
 
 class _Written:
@@ -50,6 +55,7 @@ class Outbox:
         on_replies_gone: called when a reply stream is gone or over the limit.
         on_lost: called for a delivery that could not be finished because it belongs to another worker.
         failing: told when calls could not be finished.
+        server: the server, as operators know it.
     """
 
     def __init__(
@@ -62,8 +68,10 @@ class Outbox:
         on_replies_gone: Callable[[str, ErrorInfo], None],
         on_lost: Callable[[StreamDelivery], None],
         failing: Failing,
+        server: str = "",
     ) -> None:
         self._link = link
+        self._server = server
         # Every script names a key of the namespace, so that a cluster finds its slot.
         self._route = keys.live
         self._kept_prefix = keys.call_prefix
@@ -83,8 +91,12 @@ class Outbox:
         self._queued_bytes = 0
         self._room = asyncio.Event()
         self._room.set()
+        # Scripts of the flush that are not answered, and one for the flush itself while it is made.
         self._in_flight = 0
-        self._scheduled = False
+        # True from the moment when a flush is scheduled until it is answered and nothing more waits.
+        self._flushing = False
+        self._patience = Patience(self._loop.time)
+        self._again_in = _AGAIN_FIRST
         self._idle = asyncio.Event()
         self._idle.set()
         self.frames_sent = 0
@@ -127,7 +139,7 @@ class Outbox:
         batch.append((delivery, frame))
         if frees is not None:
             self._freed[delivery.run] = frees
-        if not self._scheduled and not self._in_flight:
+        if not self._flushing:
             self._schedule()
 
     def then(self, operation: Callable[[], None]) -> None:
@@ -140,66 +152,89 @@ class Outbox:
         await self._idle.wait()
 
     def _schedule(self) -> None:
-        if not self._scheduled and not self._in_flight:
-            self._scheduled = True
+        if not self._flushing:
+            self._flushing = True
             self._idle.clear()
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
+        self._in_flight += 1
         packers, self._packers = self._packers, []
         for pack in packers:
             pack()
-        self._scheduled = False
         frames, self._frames = self._frames, {}
         finished, self._finished = self._finished, {}
         operations, self._operations = self._operations, []
         self._queued_bytes = 0
         self._room.set()
         for stream, batch in finished.items():
-            self.calls_finished += len(batch)
             self._finish_after(stream, frames.pop(stream, {}), batch)
         if frames:
-            self._append(sendable([item for by_replies in frames.values() for item in by_replies.items()]), _nothing)
+            running = [item for by_replies in frames.values() for item in by_replies.items()]
+            self._append(sendable(running), _nothing, _not_finished)
         self._then += operations
         self._link.flush()
-        if not self._in_flight:
-            self._all_answered()
+        self._answered()
 
     def _answered(self) -> None:
         self._in_flight -= 1
-        if not self._in_flight:
-            self._all_answered()
-
-    def _all_answered(self) -> None:
+        if self._in_flight:
+            return
         operations, self._then = self._then, []
         for operation in operations:
             operation()
         if self._frames or self._finished or self._packers or self._operations:
             self._flush()
         else:
+            self._flushing = False
             self._idle.set()
 
-    def _append(self, parts: list[Part], then: Callable[[], None]) -> None:
-        """Append frames, part by part, and go on when that is done."""
+    def _put_off(self, error: BrokerError, again: Callable[[], None]) -> bool:
+        """Do something again in a moment that the server refused for a reason that passes; False when it is to be given up."""
+        if str(error).partition(" ")[0] not in _PASSING or not isinstance(error, ReplyError):
+            return False
+        if not self._patience.holds(self._server, error):
+            return False
+        # The flush is not answered before that, so nothing overtakes it.
+        self._in_flight += 1
+
+        def now() -> None:
+            again()
+            self._answered()
+
+        self._loop.call_later(self._again_in, now)
+        self._again_in = min(self._again_in * 2, _AGAIN_MOST)
+        return True
+
+    def _accepted(self) -> None:
+        self._patience.end()
+        self._again_in = _AGAIN_FIRST
+
+    def _append(self, parts: list[Part], then: Callable[[], None], refused: Callable[[BrokerError], None]) -> None:
+        """Append frames, part by part, and go on when that is done; ``refused`` when not all of them could be."""
         if not parts:
             then()
             return
         part, *further = parts
         args: list[str | bytes] = []
         for replies, frames in part:
-            payload = join_frames(frames)
-            args += (replies, payload)
-            self.frames_sent += len(frames)
-            self._watch(replies, len(payload))
+            args += (replies, join_frames(frames))
         self._in_flight += 1
 
         def appended(reply: Reply) -> None:
-            if isinstance(reply, BrokerError):
-                telemetry.log.error("frames.refused", agents=len(part), error=str(reply))
-            else:
+            if not isinstance(reply, BrokerError):
+                self._accepted()
+                self._note_sent(part)
                 for index in _within(reply, len(part)):
                     self._gone(part[index - 1][0])
-            self._append(further, then)
+                self._append(further, then, refused)
+            elif not self._put_off(reply, lambda: self._append(parts, then, refused)):
+                telemetry.log.error("frames.refused", agents=len(part), error=str(reply))
+                # A call whose frames were dropped must not go on: its caller would wait for them.
+                error = ErrorInfo("unavailable", "frames_refused", f"the server took no more of this call's frames: {reply}")
+                for replies in {replies for each in parts for replies, _ in each}:
+                    self._on_replies_gone(replies, error)
+                refused(reply)
             self._answered()
 
         # Written again after a reconnect: the caller drops what it already has by its seq.
@@ -253,14 +288,18 @@ class Outbox:
             for part in parts:
                 self._finish(stream, frames, part)
             return
-        self._append(sendable(list(frames.items())), lambda: self._finish_after(stream, {}, batch))
+        self._append_before(stream, frames, batch, lambda: self._finish_after(stream, {}, batch))
+
+    def _append_before(self, stream: RequestStream, frames: Frames, batch: Batch, then: Callable[[], None]) -> None:
+        """Append frames that stand before ends; when they are refused, the ends must not be written, and others run the calls again."""
+        self._append(sendable(list(frames.items())), then, lambda error: self._take_out(stream, batch, error))
 
     def _finish(self, stream: RequestStream, frames: Frames, batch: Batch) -> None:
         """Finish a batch in one step if the fence proves that all of it is ours, and entry by entry if not."""
         batch = self._still_held(stream, batch)
         fence = common_fence([delivery for delivery, _ in batch]) if batch else None
         if fence is None or self._freed or fence.counter == UNSURE:
-            self._append(sendable(list(frames.items())), lambda: self._finish_each(stream, batch))
+            self._append_before(stream, frames, batch, lambda: self._finish_each(stream, batch))
             return
         by_replies = {replies: list(waiting) for replies, waiting in frames.items()}
         for delivery, frame in batch:
@@ -273,20 +312,25 @@ class Outbox:
         self._in_flight += 1
 
         def done(reply: Reply) -> None:
-            if isinstance(reply, list) and len(reply) == 2:
-                self._append(sendable(list(frames.items())), lambda: self._finish_each(stream, batch))
+            if isinstance(reply, BrokerError):
+                if not self._put_off(reply, lambda: self._finish(stream, frames, batch)):
+                    # The frames of other calls that went along were not written either.
+                    self._append_before(stream, frames, batch, lambda: self._take_out(stream, batch, reply))
+            elif len(reply) == 2:
+                self._append_before(stream, frames, batch, lambda: self._finish_each(stream, batch))
             else:
-                self._note_sent(frames)
+                self._note_sent(list(frames.items()))
                 self._take_out(stream, batch, reply)
             self._answered()
 
         # Safe to write again after a reconnect: what was finished is no longer pending.
         self._link.run(scripts.FINISH, (stream.key, stream.fence), tuple(args), done, repeatable=True)
 
-    def _note_sent(self, frames: Frames) -> None:
-        for replies, sent in frames.items():
-            self.frames_sent += len(sent)
-            self._watch(replies, sum(map(len, sent)))
+    def _note_sent(self, part: Part) -> None:
+        for replies, frames in part:
+            self.frames_sent += len(frames)
+            # Frames travel in brackets, with commas between them.
+            self._watch(replies, sum(map(len, frames)) + len(frames) + 1)
 
     def _finish_each(self, stream: RequestStream, batch: Batch) -> None:
         """Finish a batch of which not everything may be ours any more, or which frees idempotency keys."""
@@ -299,7 +343,7 @@ class Outbox:
         for index, (delivery, frame) in enumerate(batch, 1):
             if delivery.replies:
                 by_replies.setdefault(delivery.replies, []).extend((index, frame))
-            frees = self._freed.pop(delivery.run, None)
+            frees = self._freed.get(delivery.run)
             if frees is not None:
                 keys += (frees.record, frees.mark)
                 by_key[f"!{len(keys) - 1}"] = [index, frees.call.encode(), index, frees.run.encode()]
@@ -312,7 +356,10 @@ class Outbox:
         self._in_flight += 1
 
         def done(reply: Reply) -> None:
-            self._take_out(stream, batch, reply)
+            if not isinstance(reply, BrokerError) or not self._put_off(reply, lambda: self._finish_each(stream, batch)):
+                for delivery, _ in batch:
+                    self._freed.pop(delivery.run, None)
+                self._take_out(stream, batch, reply)
             self._answered()
 
         self._link.run(scripts.FINISH_EACH, tuple(keys), tuple(args), done, repeatable=True)
@@ -329,10 +376,13 @@ class Outbox:
                 self._failing.refused(str(reply))
             return
         self._failing.since = None
+        self._accepted()
         generation, counter, lost, gone, stream.depth = reply
         stream.fence_is(generation, counter)
-        for index in _within(lost, len(batch)):
-            self.lost += 1
+        gone_elsewhere = _within(lost, len(batch))
+        self.lost += len(gone_elsewhere)
+        self.calls_finished += len(batch) - len(gone_elsewhere)
+        for index in gone_elsewhere:
             self._on_lost(batch[index - 1][0])
         for key in gone:
             self._gone(key.decode("utf-8", "replace"))
@@ -345,6 +395,10 @@ def _within(indexes: list[int], most: int) -> list[int]:
 
 def _nothing() -> None:
     """Go on with nothing."""
+
+
+def _not_finished(error: BrokerError) -> None:
+    """Go on with nothing: no end waits for these frames."""
 
 
 def _bounded(batch: Batch) -> list[Batch]:
