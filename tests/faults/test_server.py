@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from time import monotonic
 from typing import Any
 
 import msgspec
@@ -53,6 +54,44 @@ async def test_a_server_restart_heals_by_itself(fresh_server: FreshServer, kept:
             return (await bus.call("echo", {"text": "after"}, timeout=1.0)).output == "after"
 
         await eventually(healed, timeout=20)
+
+
+@tool(service="steady", effect="read")
+async def count(numbers: int) -> AsyncIterator[str]:
+    """Count."""
+    for number in range(numbers):
+        yield f"{number} "
+        await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize("seconds", [0.5, 2.5])
+async def test_streams_outlast_a_server_that_refuses_writes(fresh_server: FreshServer, seconds: float) -> None:
+    """While a save fails, frames and ends are kept; then every stream goes on where it was, in its first attempt."""
+    server = fresh_server(config={"save": "3600 1"})
+    assert server.data_dir is not None
+    settings = Settings.load({}, url=server.url, lease=10.0)
+    client = redis.Redis.from_url(server.url)
+    wanted = "".join(f"{number} " for number in range(300))
+    async with Worker([count], settings=settings, concurrency=6) as worker, ToolBus(settings=settings) as bus:
+        calls = [asyncio.create_task(bus.call("count", {"numbers": 300}, timeout=30.0)) for _ in range(6)]
+        await eventually(lambda: worker.statistics()["frames_sent"] >= 60)
+        obstacle = server.data_dir / "dump.rdb"
+        obstacle.mkdir()
+        client.bgsave()
+        await eventually(lambda: client.info("persistence")["rdb_last_bgsave_status"] == "err")
+        with pytest.raises(redis.ResponseError, match="MISCONF"):
+            client.set("a", 1)
+        # The longer time is more than the handlers take, so that their ends are refused, too.
+        await asyncio.sleep(seconds)
+        assert not any(call.done() for call in calls)
+        obstacle.rmdir()
+        client.bgsave()
+        restored = monotonic()
+        results = [await call for call in calls]
+    # None had to be run again, which takes a lease.
+    assert monotonic() - restored < 5.0
+    assert [(result.output, result.meta.attempts) for result in results] == [(wanted, 1)] * 6
+    client.close()
 
 
 async def test_flushall_heals_by_itself(fresh_server: FreshServer) -> None:
