@@ -8,7 +8,9 @@ import time
 import pytest
 
 from tests.contract import Place, plugged
-from toolbus import invocation, tool
+from toolbus import Blob, Settings, ToolBus, ToolResult, invocation, tool
+from toolbus.events import Finished
+from toolbus.middleware import Next, ToolCall
 from toolbus.results import CallCancelled
 
 pytestmark = pytest.mark.anyio
@@ -198,3 +200,29 @@ async def test_output_over_the_limit_is_an_error_that_keeps_what_came(place: Pla
     assert result.error is not None
     assert result.error.code == "output_limit"
     assert result.output == "y" * 50_000
+
+
+@pytest.mark.parametrize("guarded", [False, True], ids=["plain", "middleware"])
+async def test_a_reader_that_reads_at_once_gets_events_of_any_size(place: Place, guarded: bool) -> None:
+    """One event may be larger than the buffer, which bounds what waits beside the newest one."""
+    blob = Blob("application/octet-stream", bytes(9 * 1024 * 1024))
+
+    @tool(service="flood", effect="read", replace=True)
+    async def large():
+        """Produce a large file."""
+        yield "here: "
+        yield blob
+        yield ToolResult.ok({"bytes": len(blob.data)})
+
+    async def watch(call: ToolCall, following: Next) -> ToolResult:
+        return await following(call)
+
+    settings = Settings.load(base=place.settings)
+    async with place.worker(large), ToolBus(settings=settings, middleware=[watch] if guarded else []) as bus:
+        await bus.wait_for_tool("large")
+        async with bus.stream("large") as call:
+            events = [event async for event in call.events()]
+        assert [event for event in events if isinstance(event, Blob)] == [blob]
+        assert isinstance(events[-1], Finished)
+        assert events[-1].result.content == (blob,)
+        assert events[-1].result.data == {"bytes": len(blob.data)}

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+from collections.abc import AsyncIterator
 
 import pytest
 
 from tests.contract import Place, plugged
 from tests.servers import eventually
-from toolbus import ConfigurationError, ToolService, Worker, tool
+from toolbus import ConfigurationError, ToolService, Worker, invocation, tool
 
 pytestmark = pytest.mark.anyio
 
@@ -231,7 +233,7 @@ async def test_calls_left_at_the_end_of_the_grace_go_to_another_worker(redis_pla
         async with redis_place.worker(stubborn, lease=0.5):
             await first.drain()
             result = await call
-    assert (result.output, result.meta.attempts, starts) == ("done elsewhere", 1, 2)
+    assert (result.output, result.meta.attempts, starts) == ("done elsewhere", 2, 2)
 
 
 async def test_another_event_loop_is_told_so(place: Place) -> None:
@@ -246,3 +248,36 @@ async def test_another_event_loop_is_told_so(place: Place) -> None:
             return "no error"
 
         assert "another event loop" in await asyncio.to_thread(elsewhere)
+
+
+@pytest.mark.parametrize("times", [1, 3])
+async def test_each_attempt_of_a_call_that_is_handed_back_has_a_number_of_its_own(place: Place, times: int) -> None:
+    """Also when the frames of the old run leave in the moment of the hand-back; nobody takes hand-backs for crashes."""
+    attempts: list[list[int]] = [[] for _ in range(4)]
+    last = asyncio.Event()
+
+    @tool(service="long", effect="read", replace=True)
+    async def long(number: int) -> AsyncIterator[str]:
+        """Stream until the last worker has it."""
+        attempts[number].append(invocation().attempt)
+        for piece in range(2_000):
+            yield f"{piece} "
+            if piece > 20:
+                await asyncio.sleep(0.001 if not last.is_set() else 0)
+
+    async with place.bus() as bus:
+        workers = [place.worker(long, grace=0.05, concurrency=4, max_deliveries=5) for _ in range(times + 1)]
+        async with workers[0]:
+            await bus.wait_for_tool("long")
+            calls = [asyncio.create_task(bus.call("long", {"number": number}, timeout=30.0)) for number in range(4)]
+            for leaving, following in itertools.pairwise(workers):
+                await eventually(lambda: all(len(each) == workers.index(leaving) + 1 for each in attempts))  # noqa: B023
+                await following.__aenter__()
+                await leaving.drain()
+            last.set()
+            results = [await call for call in calls]
+        for worker in workers[1:]:
+            await worker.aclose()
+    assert [result.output for result in results] == ["".join(f"{piece} " for piece in range(2_000))] * 4
+    # The last two attempts are for requests that may have killed their workers.
+    assert attempts == [[min(number, 3) for number in range(1, times + 2)]] * 4

@@ -45,6 +45,7 @@ def test_every_setting_reads_its_variable(name: str) -> None:
         "recent": "arguments",
         "require_approval": "True",
         "wait_timeout": "2",
+        "reply_bytes": "20000000",
     }
     given = words.get(name, "1000")
     settings = Settings.load({f"TOOLBUS_{name.upper()}": given})
@@ -98,3 +99,14 @@ def test_sources_say_where_each_value_comes_from() -> None:
     assert sources["lease"] == (12.0, "TOOLBUS_LEASE")
     assert sources["grace"] == (3.0, "argument 'grace'")
     assert sources["url"] == (Settings().url, "default")
+
+
+@pytest.mark.parametrize(("values", "names"), [
+    ({"max_output": 2_000, "reply_bytes": 1_999, "max_frame": 256}, ("MAX_OUTPUT", "REPLY_BYTES")),
+    ({"max_frame": 2_000, "max_output": 300, "reply_bytes": 300}, ("MAX_FRAME", "REPLY_BYTES")),
+    ({"timeout": 20.0, "max_timeout": 10.0}, ("TIMEOUT", "MAX_TIMEOUT")),
+])  # fmt: skip
+def test_a_limit_that_another_one_cuts_off_is_refused(values: dict[str, Any], names: tuple[str, str]) -> None:
+    """The error names both, since either may be the wrong one."""
+    with pytest.raises(ConfigurationError, match=f"TOOLBUS_{names[0]} .* is more than TOOLBUS_{names[1]} "):
+        Settings.load({}, **values)

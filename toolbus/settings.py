@@ -99,7 +99,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             except msgspec.ValidationError as error:
                 reason = f"choose {', '.join(get_args(cls._types()[name]))}" if name in _WORDS else error
                 raise ConfigurationError(f"{source} is wrong: {reason} (given: {value!r})") from None
-        return cls(**values)
+        settings = cls(**values)
+        for name, most in _WITHIN.items():
+            if getattr(settings, name) > getattr(settings, most):
+                one, other = (f"{PREFIX}{each.upper()} ({getattr(settings, each)})" for each in (name, most))
+                raise ConfigurationError(f"{one} is more than {other}, which bounds it: lower the first or raise the second")
+        return settings
 
     @classmethod
     def sources(cls, environ: Mapping[str, str] | None = None, **arguments: Any) -> dict[str, tuple[Any, str]]:
@@ -115,6 +120,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def _types(cls) -> dict[str, Any]:
         return {field.name: field.type for field in msgspec.structs.fields(cls)}
+
+
+# Settings that can't be reached beyond others: an answer waits as a whole among the unread replies of its caller.
+_WITHIN = {"max_frame": "reply_bytes", "max_output": "reply_bytes", "timeout": "max_timeout"}
 
 
 def _check_url(url: str, source: str) -> None:

@@ -352,7 +352,7 @@ async def test_hand_back_gives_what_is_held_under_the_known_fence(recovery: Reco
     del bench.stream.held[lost.entry]
     old.fence = Fence(b"0.z", b"5")
     await hand_back(bench.as_link, [kept, lost, old])
-    assert bench.link.args("hand_back") == [("mine", *FENCE, KEYS.wake("pool"), "pool", b"1-0", 1)]
+    assert bench.link.args("hand_back") == [("mine", *FENCE, KEYS.wake("pool"), "pool", b"1-0", 1, 1)]
     assert set(bench.stream.held) == {b"3-0", b"4-0"}
     again = bench.hold(b"5-0", fence=Fence(FENCE.generation, b"6"))
     await hand_back(bench.as_link, [other, again])
@@ -361,7 +361,13 @@ async def test_hand_back_gives_what_is_held_under_the_known_fence(recovery: Reco
     assert len(bench.link.args("hand_back")) == 2
     many = [bench.hold(f"{number}-1".encode()) for number in range(300)]
     await hand_back(bench.as_link, many)
-    assert [len(args) for args in bench.link.args("hand_back")[2:]] == [5 + 2 * 256, 5 + 2 * 44]
+    assert [len(args) for args in bench.link.args("hand_back")[2:]] == [5 + 3 * 256, 5 + 3 * 44]
+    begun = [bench.hold(f"{number}-2".encode(), attempt=number) for number in range(1, 6)]
+    for delivery in begun:
+        delivery.begun = True
+    await hand_back(bench.as_link, begun)
+    # What others could take for a request that kills its workers keeps its number.
+    assert [args[7::3] for args in bench.link.args("hand_back")[4:]] == [(2, 3, 3, 4, 5)]
 
 
 async def test_what_a_group_passed_over_is_looked_for_in_stretches(recovery: Recovery, caplog: pytest.LogCaptureFixture) -> None:

@@ -20,7 +20,7 @@ from toolbus.results import BrokerUnavailable
 pytestmark = pytest.mark.anyio
 
 GONE = BrokerUnavailable("gone")
-REFUSED = ReplyError("OOM no memory")
+REFUSED = ReplyError("NOPERM no rights")
 
 
 async def test_ends_that_the_server_refused_are_counted_by_service(observed: Observed) -> None:
@@ -30,7 +30,7 @@ async def test_ends_that_the_server_refused_are_counted_by_service(observed: Obs
     for entry in (b"1-0", b"2-0"):
         finishing.outbox.finish(finishing.bench.hold(entry), b"end")
     await finishing.turn()
-    assert observed.events == [{"level": "ERROR", "event": "finish.refused", "service": "pool", "calls": 2, "error": "OOM no memory"}]
+    assert observed.events == [{"level": "ERROR", "event": "finish.refused", "service": "pool", "calls": 2, "error": "NOPERM no rights"}]
 
 
 async def test_frames_that_the_server_refused_are_told_with_the_number_of_callers(observed: Observed) -> None:
@@ -40,7 +40,7 @@ async def test_frames_that_the_server_refused_are_told_with_the_number_of_caller
     for entry, agent in ((b"1-0", "first"), (b"2-0", "second")):
         finishing.outbox.send(finishing.bench.hold(entry, agent=agent), b"frame")
     await finishing.turn()
-    assert observed.events == [{"level": "ERROR", "event": "frames.refused", "agents": 2, "error": "OOM no memory"}]
+    assert observed.events == [{"level": "ERROR", "event": "frames.refused", "agents": 2, "error": "NOPERM no rights"}]
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from tests.client.frames import ONE, TWO, Item, fed, kinds, result, run, seen
 from toolbus import Blob, ErrorInfo, Progress
-from toolbus.client.calls import assembly
 from toolbus.envelope import Confirm, Frame
 from toolbus.events import Asked, Reset, Started, Text
 
@@ -29,11 +30,19 @@ def test_a_different_or_shorter_rerun_resets(second: str) -> None:
     assert seen(events)[0] == result(events).output == second
 
 
-def test_too_long_to_compare_resets_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Above the limit nothing is held back: the new run's text follows a Reset as it comes."""
-    monkeypatch.setattr(assembly, "HOLD_BACK", 3)
-    events = fed(*run(1, "abcd", end=False), *run(2, "ab", "cd", end=False))
-    assert kinds(events) == [Started, Text, Reset, Text, Text]
+@pytest.mark.parametrize("pieces", [(1_000_000, 900_000, 1_000_001), (2_900_001,), (1,) * 2_000 + (2_898_001,)])
+def test_a_text_of_any_length_is_compared(pieces: tuple[int, ...]) -> None:
+    """Millions of characters are said again without a reset, however they are cut, and a difference at their end is seen."""
+    text = "".join(f"{number} " for number in range(500_000))[:2_900_001]
+    cuts = [*itertools.accumulate(pieces, initial=0)]
+    again = [text[start:end] for start, end in itertools.pairwise(cuts)]
+    first = run(1, *(text[start : start + 70_000] for start in range(0, len(text), 70_000)), end=False)
+    events = fed(*first, *run(2, *again, "more"))
+    assert Reset not in kinds(events)
+    assert seen(events)[0] == result(events).output == text + "more"
+    events = fed(*first, *run(2, *again[:-1], again[-1][:-1] + "X"))
+    assert kinds(events).count(Reset) == 1
+    assert seen(events)[0] == result(events).output == text[:-1] + "X"
 
 
 def test_late_frames_of_a_replaced_run_are_dropped() -> None:
@@ -110,12 +119,6 @@ def test_a_newer_epoch_counts_attempts_anew() -> None:
     assert result(fed(before[0], *after)).output == "az"
     assert fed(after[0], *before) == fed(after[0])
     assert result(fed(after[0], *before, *after[1:])).output == "az"
-
-
-def test_a_text_of_the_most_characters_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many characters as may be held back are compared."""
-    monkeypatch.setattr(assembly, "HOLD_BACK", 4)
-    assert Reset not in kinds(fed(*run(1, "abcd", end=False), *run(2, "ab", "cde")))
 
 
 def test_texts_of_one_frame_are_compared_too() -> None:

@@ -266,10 +266,10 @@ async def test_a_position_may_be_the_start(position: int) -> None:
 
 @pytest.mark.parametrize(("room", "ends"), [(0, False), (-1, True)])
 async def test_events_that_wait_are_bounded(room: int, ends: bool) -> None:
-    """A stream whose events reach more bytes than the limit ends, and the worker is told; what it had is kept."""
+    """A stream whose events, beside the newest one, are more bytes than the limit ends, and the worker is told; what it had is kept."""
     host = Host()
     # Started and Progress count 64 bytes each, text and blobs what they have.
-    call = made(host, streaming=True, limit=64 + 5 + 64 + 3 + room)
+    call = made(host, streaming=True, limit=64 + 5 + 64 + room)
     for frame in run(1, "abcde", Progress(1), ONE, end=False):
         call.feed(frame, 1.0)
     assert (call.done, host.withdrawn) == (ends, [call] * ends)
@@ -277,7 +277,7 @@ async def test_events_that_wait_are_bounded(room: int, ends: bool) -> None:
         result = await call.result()
         assert result.error is not None
         assert (result.error.type, result.output, result.content) == ("slow_consumer", "abcde", (ONE,))
-        assert f"{64 + 5 + 64 + 3 + room} bytes" in result.error.message
+        assert f"{64 + 5 + 64 + room} bytes" in result.error.message
 
 
 async def test_what_nobody_reads_is_not_kept() -> None:

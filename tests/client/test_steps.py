@@ -28,7 +28,7 @@ BY_TYPE = {
     ("rate_limited", "quota"), ("overloaded", "confirmations"), ("forbidden", "denied"), ("cancelled", envelope.NOT_BEGUN),
     ("deadline_exceeded", "idle_timeout"), ("invalid_arguments", "bad_json"), ("invalid_arguments", "bad_reference"),
     ("invalid_arguments", "malformed_request"), ("tool_error", "max_deliveries"), ("tool_error", "process_died"),
-    ("tool_error", "CancelledError"), ("tool_error", "SystemExit"),
+    ("unavailable", "frames_refused"), ("tool_error", "CancelledError"), ("tool_error", "SystemExit"),
     # Of recorded tools.
     ("unavailable", "tool_failed"), ("unavailable", "tool_closed"), ("unavailable", "not_reached"),
     # Of mounted servers and APIs.

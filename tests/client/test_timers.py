@@ -18,6 +18,10 @@ from toolbus.results import ErrorInfo
 
 pytestmark = pytest.mark.anyio
 
+LEASE = 3.0
+GAP = 4.0 + timers.GAP_SECONDS
+"""Seconds until a dead worker's call runs again, and some."""
+
 
 def call(**fields: Any) -> Any:
     """Return a call that records its end in ``ended`` and the frames that it looks for in ``looked``."""
@@ -33,7 +37,7 @@ async def test_a_silent_call_ends() -> None:
     """A call of which nothing is heard for its idle timeout is given up."""
     deadlines = Deadlines(asyncio.get_running_loop(), 0.005)
     silent = call(idle_timeout=0.02)
-    CallTimers(deadlines).watch_idle(silent)
+    CallTimers(deadlines, LEASE, lambda: True).watch_idle(silent)
     await eventually(lambda: bool(silent.ended))
     [error] = silent.ended
     assert isinstance(error, ErrorInfo)
@@ -44,25 +48,15 @@ async def test_a_paused_call_may_be_silent() -> None:
     """While its handler waits for a confirmation, silence is counted from the end of the pause."""
     deadlines = Deadlines(asyncio.get_running_loop(), 0.005)
     paused = call(idle_timeout=0.02, last_heard=time.monotonic() - 1, pause=SimpleNamespace(until=time.monotonic() + 60))
-    CallTimers(deadlines).watch_idle(paused)
+    CallTimers(deadlines, LEASE, lambda: True).watch_idle(paused)
     assert paused.ended == []
     assert paused.idle_slot
-
-
-async def test_a_missing_frame_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The call checks for the frame once the time for it is over."""
-    monkeypatch.setattr(timers, "GAP_SECONDS", 0.01)
-    deadlines = Deadlines(asyncio.get_running_loop(), 0.005)
-    waiting = call()
-    CallTimers(deadlines).watch_gap(waiting, ("run", 3))
-    await eventually(lambda: bool(waiting.looked))
-    assert waiting.looked == [("run", 3)]
 
 
 async def test_timers_go_with_their_call() -> None:
     """Neither timer of a call that has ended stays, and a moved deadline replaces the one before."""
     deadlines = Deadlines(asyncio.get_running_loop(), 0.005)
-    made, kept = call(idle_timeout=60.0, ends=time.monotonic() + 60), CallTimers(deadlines)
+    made, kept = call(idle_timeout=60.0, ends=time.monotonic() + 60), CallTimers(deadlines, LEASE, lambda: True)
     kept.watch_idle(made)
     kept.watch_gap(made, ("run", 1))
     kept.rearm(made, time.monotonic())
@@ -105,7 +99,8 @@ class Due:
 
     def run(self) -> None:
         """Let all of them be due."""
-        for _, callback in list(self.kept.values()):
+        kept, self.kept = self.kept, {}
+        for _, callback in kept.values():
             callback()
 
 
@@ -119,7 +114,7 @@ def due(monkeypatch: pytest.MonkeyPatch) -> Due:
 async def test_silence_is_counted_from_the_last_frame(due: Due) -> None:
     """A call is looked at when its idle timeout may be over, and given up when it is, to the instant."""
     silent = call(idle_timeout=5.0, last_heard=NOW - 4.5)
-    CallTimers(due).watch_idle(silent)
+    CallTimers(due, LEASE, lambda: True).watch_idle(silent)
     assert (due.times(), silent.ended) == ([NOW + 0.5], [])
     silent.last_heard = NOW - 5.0
     due.run()
@@ -131,7 +126,7 @@ async def test_silence_is_counted_from_the_last_frame(due: Due) -> None:
 async def test_a_call_that_was_heard_is_watched_on(due: Due) -> None:
     """When the timer is due and something was heard in between, the call goes on."""
     heard = call(idle_timeout=5.0, last_heard=NOW - 4.5)
-    CallTimers(due).watch_idle(heard)
+    CallTimers(due, LEASE, lambda: True).watch_idle(heard)
     heard.last_heard = NOW - 1.0
     due.run()
     assert heard.ended == []
@@ -140,7 +135,7 @@ async def test_a_call_that_was_heard_is_watched_on(due: Due) -> None:
 
 async def test_a_moved_deadline_replaces_the_one_before(due: Due) -> None:
     """A call has one timer for its deadline and one for its silence, which is counted anew."""
-    kept = CallTimers(due)
+    kept = CallTimers(due, LEASE, lambda: True)
     moved = call(idle_timeout=5.0, last_heard=NOW - 1.0, ends=NOW + 60.0)
     kept.watch_idle(moved)
     kept.rearm(moved, NOW - 0.5)
@@ -157,16 +152,38 @@ async def test_a_moved_deadline_replaces_the_one_before(due: Due) -> None:
 async def test_a_call_without_an_idle_timeout_has_one_timer(due: Due) -> None:
     """Moving its deadline watches for no silence."""
     moved = call(ends=NOW + 60.0)
-    CallTimers(due).rearm(moved, NOW)
+    CallTimers(due, LEASE, lambda: True).rearm(moved, NOW)
     assert due.times() == [NOW + 60.0]
 
 
-async def test_a_missing_frame_has_its_time(due: Due) -> None:
-    """A gap is looked at when late frames have had their time, and the timers of a call go one by one."""
-    kept = CallTimers(due)
+async def test_a_missing_frame_has_its_time(due: Due, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gap is looked at when a dead worker's run would have been replaced, and the timers of a call go one by one."""
+    kept = CallTimers(due, LEASE, lambda: True)
     waiting = call(idle_timeout=5.0, last_heard=NOW)
     kept.watch_gap(waiting, ("run", 1))
-    assert due.times() == [NOW + timers.GAP_SECONDS]
+    for second in range(int(GAP)):
+        assert due.times() == [NOW + second + 1]
+        assert waiting.looked == []
+        monkeypatch.setattr(timers.time, "monotonic", lambda now=NOW + second + 1: now)
+        due.run()
+    assert waiting.looked == [("run", 1)]
+    kept.watch_gap(waiting, ("run", 2))
     kept.watch_idle(waiting)
     kept.remove(waiting)
     assert due.times() == []
+
+
+@pytest.mark.parametrize("late", [0.0, 10.0], ids=["disconnected", "stalled"])
+async def test_time_in_which_nothing_could_be_read_is_no_time_for_a_missing_frame(
+    due: Due, monkeypatch: pytest.MonkeyPatch, late: float
+) -> None:
+    """A loop that stood still, or a connection that was lost, ends no call."""
+    waiting = call()
+    CallTimers(due, LEASE, lambda: late > 0).watch_gap(waiting, ("run", 1))
+    now = NOW
+    for _ in range(20):
+        now += 1.0 + late
+        monkeypatch.setattr(timers.time, "monotonic", lambda now=now: now)
+        due.run()
+    assert waiting.looked == []
+    assert due.times()

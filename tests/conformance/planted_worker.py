@@ -247,7 +247,7 @@ class PlantedWorker:
                 if missing and not self.draining and FAULT != "no-again":
                     await self.register()
             for call in list(self.calls.values()) if FAULT != "no-renew" else ():
-                found = await self.script("lease/renew", [QUEUE, FENCE], self.me, *call.fence, call.entry, call.attempt)
+                found = await self.script("lease/renew", [QUEUE, FENCE], self.me, *call.fence, call.entry, call.attempt, call.attempt + 1)
                 if found[2] and FAULT != "no-fence" and self.calls.pop(call.entry, None) and call.task is not None:
                     call.stopped = "handed back"
                     call.task.cancel()
@@ -309,7 +309,8 @@ class PlantedWorker:
                 call.task.cancel()
         if left and FAULT != "drops-at-end":
             for call in left:
-                await self.script("recover/hand_back", [QUEUE, FENCE], self.me, *call.fence, WAKE, SERVICE, call.entry, call.attempt)
+                known = (self.me, *call.fence, WAKE, SERVICE)
+                await self.script("recover/hand_back", [QUEUE, FENCE], *known, call.entry, call.attempt, call.attempt + 1)
         if FAULT != "stays":
             await self.script("recover/retire", [QUEUE, FENCE, CANCELLED, TABLE, LIVE], self.me, SERVICE)
         os._exit(0)

@@ -322,7 +322,8 @@ class RedisWorkerBroker:
         self._steps.recent.note(delivery, ending)
 
     async def hand_back(self, deliveries: Sequence[StreamDelivery]) -> None:
-        """Give deliveries that have not been answered to other workers, without counting an attempt."""
+        """Give deliveries that have not been answered to other workers, after all frames that their runs have sent."""
+        await self._steps.outbox.passed()
         await hand_back(self._steps.link, deliveries)
 
     def statistics(self) -> dict[str, int]:

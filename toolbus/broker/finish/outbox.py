@@ -11,6 +11,7 @@ What is refused is sent again before anything else, for as long as ``Patience`` 
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable
 
 from toolbus import telemetry
@@ -147,6 +148,13 @@ class Outbox:
         self._operations.append(operation)
         self._schedule()
 
+    async def passed(self) -> None:
+        """Wait until everything that was queued until now is answered; more may have been queued meanwhile."""
+        if self._flushing:
+            passed = self._loop.create_future()
+            self.then(functools.partial(_resolve, passed))
+            await passed
+
     async def drained(self) -> None:
         """Wait until everything queued is answered by the server."""
         await self._idle.wait()
@@ -263,7 +271,9 @@ class Outbox:
         if kept:
             self._on_replies_gone(replies, ErrorInfo("tool_error", "output_limit", f"{size} are too much to be kept for later callers"))
         else:
-            self._on_replies_gone(replies, ErrorInfo("slow_consumer", message=f"the caller leaves {size} unread"))
+            self._on_replies_gone(
+                replies, ErrorInfo("slow_consumer", message=f"the caller leaves {size} unread (TOOLBUS_REPLY_LIMIT, _REPLY_BYTES)")
+            )
 
     def _gone(self, replies: str) -> None:
         self._written.pop(replies, None)
@@ -391,6 +401,11 @@ class Outbox:
 def _within(indexes: list[int], most: int) -> list[int]:
     """Return the numbers by which a script may have named what it was given, from 1 to ``most``."""
     return [index for index in indexes if 0 < index <= most] if indexes else indexes
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 def _nothing() -> None:

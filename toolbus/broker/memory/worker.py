@@ -191,7 +191,9 @@ class MemoryWorkerBroker:
                 queue.dead.append((str(error), entry.document))
                 continue
             age = (time.monotonic() - entry.published) * 1000
-            delivery = MemoryDelivery(request, request.agent, entry.id.encode(), 0, entry.attempt, entry.deadline, age, new_run(), queue)
+            delivery = MemoryDelivery(
+                request, request.agent, entry.id.encode(), 0, entry.attempt, entry.deadline, age, new_run(), False, queue
+            )
             self._held[entry.id] = delivery, entry
             queue.running += 1
             yield delivery
@@ -311,7 +313,9 @@ class MemoryWorkerBroker:
             held = self._held.pop(delivery.entry.decode(), None)
             if held is not None:
                 delivery.queue.running -= 1
-                _put_back(delivery.queue, held[1])
+                # As over a server: no two attempts have one number, and nobody who hands back died of the request.
+                further = delivery.begun and delivery.attempt + 1 < self._settings.alone_from
+                _put_back(delivery.queue, held[1]._replace(attempt=delivery.attempt + further))
         self._hub.arrived.set()
 
     async def ask(

@@ -29,6 +29,7 @@ class Delivery(msgspec.Struct, eq=False):
         deadline: local monotonic seconds.
         queued_ms: milliseconds for which the request waited.
         run: the token of this run.
+        begun: whether its run has begun, so that its caller may have frames of it.
     """
 
     request: Request
@@ -39,10 +40,11 @@ class Delivery(msgspec.Struct, eq=False):
     deadline: float
     queued_ms: float
     run: str
+    begun: bool
 
     def again(self, attempt: int, run: str) -> Self:
         """Return the same request for a further run on this worker."""
-        return msgspec.structs.replace(self, attempt=attempt, run=run)
+        return msgspec.structs.replace(self, attempt=attempt, run=run, begun=False)
 
 
 class Ending(NamedTuple):

@@ -245,6 +245,7 @@ class RequestStream:
                 deadline_ms / 1000 - offset,
                 max(0.0, now_ms - float(entry.partition(b"-")[0])),
                 self._next_run(),
+                False,
                 self,
                 fence,
                 server,

@@ -1,7 +1,7 @@
 """``Assembly``: puts the frames of a call together, as pure logic without tasks or clocks.
 
-A call may be run more than once, when a worker dies. Frames of the new run are held back until its
-text reaches what was already delivered: when it is the same, the caller sees nothing of it.
+A call may be run more than once, when a worker dies. The text of the new run is compared with what was already delivered, piece by
+piece as it comes: while it is the same, the caller sees nothing of it.
 """
 
 from __future__ import annotations
@@ -12,11 +12,8 @@ from toolbus.envelope import Frame, text_of
 from toolbus.events import Answered, Asked, Event, Finished, Reset, Started, Text
 from toolbus.results import Blob, ErrorInfo, ResultMeta, ToolResult
 
-HOLD_BACK = 1_048_576
-"""Most characters of a new run's text that are held back for comparison."""
-
 GAP_SECONDS = 2.0
-"""Seconds to wait for frames that later ones have overtaken."""
+"""Seconds to wait for frames that later ones have overtaken, beyond those that it takes until a dead worker's calls run again."""
 
 _MOST_BANNED = 64
 # Pieces of text that are kept one by one before they are joined.
@@ -34,11 +31,12 @@ class Assembly:
         finished: whether the terminal frame was taken in; later frames are ignored.
         attempt: delivery number of the current run, 0 before the first.
         state: the token of the session's state that the terminal frame has.
+        early_frames: how many frames came before others that they should follow.
     """
 
     __slots__ = (
-        "_banned", "_blobs", "_blobs_seen", "_data", "_early", "_early_bytes", "_epoch", "_held", "_held_length", "_joined", "_length",
-        "_next", "_output", "_partial", "_run", "_run_text", "attempt", "finished", "state", "text", "worker",
+        "_banned", "_blobs", "_blobs_seen", "_compared", "_data", "_early", "_early_bytes", "_epoch", "_is_again", "_joined", "_length",
+        "_next", "_offset", "_output", "_partial", "_run", "_run_text", "attempt", "early_frames", "finished", "state", "text", "worker",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -49,11 +47,12 @@ class Assembly:
         self._length = self._joined = 0
         self._run = ""
         self._next = 0
-        self._early: dict[int, Frame] = {}
-        self._early_bytes = 0
+        self._early: dict[int, tuple[Frame, int]] = {}
+        self._early_bytes = self.early_frames = 0
         self._banned: list[str] = []
-        self._held: list[str] | None = None
-        self._held_length = 0
+        # True while the current run says again what was delivered: up to the offset in the part of the text with this number, until now.
+        self._is_again = False
+        self._compared = self._offset = 0
         self._run_text = False
         self._blobs: list[Blob] = []
         self._blobs_seen = 0
@@ -76,7 +75,9 @@ class Assembly:
             return [*events, *self._hold_early(frame)]
         self._advance(frame, events)
         while self._early and not self.finished and self._next in self._early:
-            self._advance(self._early.pop(self._next), events)
+            early, size = self._early.pop(self._next)
+            self._early_bytes -= size
+            self._advance(early, events)
         return events
 
     @property
@@ -112,20 +113,20 @@ class Assembly:
         self._epoch, self.attempt = frame.epoch, frame.attempt
         self._next = 0
         self._early = {}
+        self._early_bytes = 0
         self._run_text = False
         self._blobs_seen = 0
         self._partial = []
         self._output = []
         self._data = []
-        self._held, self._held_length = None, 0
-        if self._length > HOLD_BACK:
-            self._reset(events)
-        elif self._length or self._blobs:
-            self._held = []
+        self._is_again = bool(self._length or self._blobs)
+        self._compared = self._offset = 0
 
     def _hold_early(self, frame: Frame) -> list[Event]:
-        self._early[frame.seq] = frame
-        self._early_bytes = len(msgspec.json.encode(frame)) + (self._early_bytes if len(self._early) > 1 else 0)
+        size = len(msgspec.json.encode(frame))
+        self._early[frame.seq] = frame, size
+        self._early_bytes += size
+        self.early_frames += 1
         if len(self._early) > _MOST_EARLY or self._early_bytes > _MOST_EARLY_BYTES:
             return [self.lose()]
         return []
@@ -154,7 +155,7 @@ class Assembly:
                 else:
                     self._take_texts(frame.texts, events)
             case "progress":
-                if frame.progress is not None and self._held is None:
+                if frame.progress is not None and not self._is_again:
                     events.append(frame.progress)
             case "blob":
                 self._take_blob(frame, events)
@@ -165,11 +166,11 @@ class Assembly:
             case "data":
                 self._data.append(frame.response or "")
             case "reset":
-                self._held, self._blobs_seen, self._run_text = None, 0, False
+                self._is_again, self._blobs_seen, self._run_text = False, 0, False
                 self._reset(events)
 
     def _take_confirm(self, frame: Frame, events: list[Event]) -> None:
-        # Also of a run that is held back: it is about now, and no part of the answer.
+        # Also of a run that says again what was delivered: it is about now, and no part of the answer.
         if frame.confirm is None:
             return
         if frame.confirm.timeout > 0:
@@ -186,16 +187,12 @@ class Assembly:
 
     def _take_text(self, text: str, events: list[Event]) -> None:
         self._run_text = True
-        if self._held is None:
-            self._deliver(text, events)
-            return
-        self._held.append(text)
-        self._held_length += len(text)
-        if self._held_length >= self._length:
-            self._compare(events)
+        if self._is_again:
+            text = self._compare(text, events)
+        self._deliver(text, events)
 
     def _take_texts(self, texts: list[str], events: list[Event]) -> None:
-        if self._held is not None:
+        if self._is_again:
             for text in texts:
                 self._take_text(text, events)
             return
@@ -216,19 +213,32 @@ class Assembly:
             self._add([text])
             events.append(Text(text))
 
-    def _compare(self, events: list[Event]) -> None:
-        held, self._held = "".join(self._held or ()), None
-        if held.startswith("".join(self.text)):
-            self._deliver(held[self._length :], events)
-        else:
-            self._diverge(held, events)
+    def _compare(self, text: str, events: list[Event]) -> str:
+        """Return the part of a text that goes beyond what was delivered; a text that differs is delivered anew."""
+        at = 0
+        while self._compared < len(self.text):
+            part = self.text[self._compared]
+            size = min(len(part) - self._offset, len(text) - at)
+            if not part.startswith(text[at : at + size], self._offset):
+                self._diverge(self._own_text() + text[at:], events)
+                return ""
+            at += size
+            self._offset += size
+            if self._offset < len(part):
+                return ""
+            self._compared += 1
+            self._offset = 0
+        self._is_again = False
+        return text[at:]
 
     def _own_text(self) -> str:
-        """Return the text of the current run so far: held back, or equal to what was delivered."""
-        return "".join(self.text if self._held is None else self._held)
+        """Return the text of the current run so far, which is equal to what was delivered."""
+        if not self._is_again:
+            return "".join(self.text)
+        return "".join(self.text[: self._compared]) + "".join(self.text[self._compared : self._compared + 1])[: self._offset]
 
     def _diverge(self, text: str, events: list[Event]) -> None:
-        self._held = None
+        self._is_again = False
         blobs = self._blobs[: self._blobs_seen]
         self._reset(events)
         self._deliver(text, events)
@@ -266,7 +276,7 @@ class Assembly:
             # A plain value is its own only piece of text.
             self._take_text(output, events)
             output = None
-        short = (self._held is not None and self._length) or self._blobs_seen < len(self._blobs)
+        short = (self._is_again and self._length) or self._blobs_seen < len(self._blobs)
         if short and frame.error is None:
             self._diverge(self._own_text(), events)
         self.finished = True

@@ -25,6 +25,10 @@ class EventBuffer:
         self.is_awaited = False
         self._arrived: asyncio.Event | None = None
 
+    def is_over(self, limit: int) -> bool:
+        """Return whether more bytes than ``limit`` wait beside the newest event: one alone may be of any size, and is read next."""
+        return self.size > limit and self.size - size_of(self.events[-1]) > limit
+
     def put(self, event: Event) -> None:
         """Append one event, and wake the reader."""
         self.events.append(event)

@@ -241,7 +241,7 @@ class Call(msgspec.Struct, eq=False):
                 buffer.events.append(seen)
         if (waiting := self._events) is None:
             return
-        if waiting.size > self._limit:
+        if waiting.is_over(self._limit):
             self._refuse_slow_reader()
         elif waiting.events:
             waiting.wake()
@@ -374,7 +374,9 @@ class Call(msgspec.Struct, eq=False):
         return self._events
 
     def _refuse_slow_reader(self) -> None:
-        self.complete_with(ErrorInfo("slow_consumer", message=f"more than {self._limit} bytes wait to be read from this call"))
+        self.complete_with(
+            ErrorInfo("slow_consumer", message=f"more than {self._limit} bytes wait to be read from this call (TOOLBUS_CALL_BUFFER)")
+        )
 
     async def _more(self) -> bool:
         """Wait until events can be read; False when no more will come."""

@@ -33,10 +33,10 @@ class BusConnection:
     def __init__(self, settings: Settings) -> None:
         self.loop, self.thread, self.forks = asyncio.get_running_loop(), threading.get_ident(), process_forks[0]
         self.deadlines = Deadlines(self.loop)
-        self.timers = CallTimers(self.deadlines)
         self.catalogue = Catalogue(require_approval=settings.require_approval)
         self.tools = ToolView(self.catalogue)
         self.broker: AgentBroker = agent_broker(settings)
         self.agent = self.broker.agent
+        self.timers = CallTimers(self.deadlines, settings.lease, lambda: bool(self.broker.statistics().get("connected", 1)))
         self.failure: ErrorInfo | None = None
         self.is_open = False

@@ -13,7 +13,7 @@ from toolbus.client.calls.call import Call, CallTarget
 from toolbus.client.calls.dispatcher import Dispatcher
 from toolbus.client.calls.refusals import check_name
 from toolbus.envelope import new_id
-from toolbus.events import Event, Finished, Text, size_of
+from toolbus.events import Event, Finished, Text
 from toolbus.middleware.chain import Middleware, ToolCall, chained
 from toolbus.results import Blob, ConfigurationError, ErrorInfo, ToolError, ToolResult
 from toolbus.safe_text import reason_of, type_name
@@ -41,7 +41,7 @@ class MiddlewareCall(Call, eq=False):
         if not self.streaming or self._result is not None:
             return
         buffer = self._buffer()
-        if buffer.size + size_of(event) > self._limit:
+        if buffer.size > self._limit:
             self._refuse_slow_reader()
         else:
             buffer.put(event)

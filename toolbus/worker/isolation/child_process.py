@@ -85,7 +85,7 @@ class ChildProcess:
             raise ChildDeviated(f"message {number} instead of {self._heard}")
         self._heard += 1
         if size > most:
-            raise ToolError(f"the output is over the limit of {most - SLACK} bytes", code="output_limit")
+            raise ToolError(f"the output is over the limit of {most - SLACK} bytes (TOOLBUS_MAX_OUTPUT)", code="output_limit")
         try:
             return messages.decode_message(await self._take(size))
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

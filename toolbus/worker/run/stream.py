@@ -181,4 +181,4 @@ class Stream:
         self._sent += size
         limit = self._settings.max_output
         if self._sent > limit:
-            raise ToolError(f"the output is over the limit of {limit} bytes", code="output_limit")
+            raise ToolError(f"the output is over the limit of {limit} bytes (TOOLBUS_MAX_OUTPUT)", code="output_limit")
