@@ -47,7 +47,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     concurrency: _Count = 100
     isolated: Annotated[int, msgspec.Meta(ge=0)] = 0
     grace: _NotNegative = 30.0
-    start_patience: _NotNegative | None = None
+    connect_timeout: _NotNegative | None = None
     max_deliveries: _Count = 5
     timeout: _Positive = 60.0
     max_timeout: _Positive = 86_400.0

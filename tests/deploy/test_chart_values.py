@@ -20,7 +20,7 @@ COMPANIONS: dict[str, dict[str, Any]] = {
     "serviceAccount.create": {"serviceAccount.name": ""},
 }
 # Settings that the chart sets by other values.
-SET_OTHERWISE = {"url", "namespace", "grace", "password_file", "tls_ca", "tls_cert", "tls_key", "log_format", "start_patience"}
+SET_OTHERWISE = {"url", "namespace", "grace", "password_file", "tls_ca", "tls_cert", "tls_key", "log_format", "connect_timeout"}
 
 
 def another(schema: dict[str, Any], now: Any) -> Any:

@@ -64,5 +64,5 @@ def test_they_start_what_the_program_takes(unit_file: Path) -> None:
     found.make_context(words[0], words[1:])
     Settings.load({name: value for name, value in variables.items() if name.startswith("TOOLBUS_")})
     assert float(options["TimeoutStopSec"].removesuffix("s")) >= Settings().grace + 10
-    assert float(options["TimeoutStartSec"].removesuffix("s")) > float(variables["TOOLBUS_START_PATIENCE"])
+    assert float(options["TimeoutStartSec"].removesuffix("s")) > float(variables["TOOLBUS_CONNECT_TIMEOUT"])
     assert (options["Type"], options["NotifyAccess"], options["KillMode"]) == ("notify", "main", "mixed")

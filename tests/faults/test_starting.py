@@ -6,18 +6,29 @@ import asyncio
 import os
 import signal
 import socket
+import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
 from tests.contract import Place
 from tests.servers import eventually
 from toolbus import ToolBus, Worker, tool
+from toolbus.broker.embedded import EmbeddedServer
 from toolbus.results import BrokerUnavailable
 
 pytestmark = pytest.mark.anyio
+
+HERE = """from toolbus import tool
+
+@tool(service="starting", effect="read")
+async def here() -> str:
+    \"\"\"Be there.\"\"\"
+    return "here"
+"""
 
 
 @tool(service="starting", effect="read")
@@ -124,7 +135,7 @@ async def test_a_worker_with_patience_waits_for_a_server_that_was_never_there(re
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     async with redis_place.bus() as bus:
-        worker = Worker([here], settings=redis_place.with_(url=f"redis://127.0.0.1:{port}", start_patience=30.0))
+        worker = Worker([here], settings=redis_place.with_(url=f"redis://127.0.0.1:{port}", connect_timeout=30.0))
         running = asyncio.create_task(worker.run())
         assert (await bus.call("here", wait=0.3)).error is not None
         assert not running.done()
@@ -135,11 +146,55 @@ async def test_a_worker_with_patience_waits_for_a_server_that_was_never_there(re
         server.close()
 
 
+@pytest.mark.parametrize("command", ["worker", "serve", "host", "im"])
+async def test_commands_that_serve_wait_for_a_server_that_restarts(redis_place: Place, command: str, tmp_path: Path) -> None:
+    """They say so in one line, and end with the error when the time is over; a name that does not exist ends them at once."""
+    (tmp_path / "here_tool.py").write_text(HERE)
+    words = [command, *{"worker": ["here_tool.py"], "serve": ["--port", "0"]}.get(command, [])]
+    variables = {**os.environ, "TOOLBUS_IM_SERVER": "ws://127.0.0.1:1", "TOOLBUS_IM_CONTACT": "me", "TOOLBUS_LOG_FORMAT": "json"}
+
+    async def run(url: str, *more: str) -> tuple[str, float]:
+        began = time.monotonic()
+        line = [sys.executable, "-m", "toolbus", "--url", url, *more, *words]
+        made = await asyncio.create_subprocess_exec(*line, env=variables, cwd=tmp_path, stderr=asyncio.subprocess.PIPE)
+        _, said = await asyncio.wait_for(made.communicate(), 30)
+        assert made.returncode == 1, said
+        return said.decode(), time.monotonic() - began
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    said, seconds = await run(f"redis://127.0.0.1:{port}", "--connect-timeout", "2")
+    assert said.count("open.interrupted") == 1
+    assert seconds > 1.0
+    assert f"can't reach redis://127.0.0.1:{port}" in said.splitlines()[-1]
+    said, seconds = await run("redis://no-such-host.invalid:6379", "--connect-timeout", "600")
+    assert "open.interrupted" not in said
+    assert "can't reach redis://no-such-host.invalid" in said
+
+
+async def test_a_worker_outlasts_the_restart_of_its_server(fresh_server: Callable[..., EmbeddedServer], tmp_path: Path) -> None:
+    """Started while the server is down, with the defaults of the command, it serves as soon as the server is up."""
+    (tmp_path / "here_tool.py").write_text(HERE)
+    server = fresh_server(appendonly=True)
+    server.kill()
+    line = [sys.executable, "-m", "toolbus", "--url", server.url, "worker", "here_tool.py"]
+    made = await asyncio.create_subprocess_exec(*line, cwd=tmp_path, stderr=asyncio.subprocess.PIPE)
+    assert made.stderr is not None
+    while b"open.interrupted" not in await asyncio.wait_for(made.stderr.readline(), 20):
+        assert made.returncode is None
+    server.start()
+    async with ToolBus(server.url) as bus:
+        assert (await bus.call("here", wait=20.0)).output == "here"
+    made.terminate()
+    await asyncio.wait_for(made.communicate(), 20)
+    assert made.returncode == 0
+
+
 async def test_the_patience_of_a_worker_ends(redis_place: Place) -> None:
     """It does so for servers that have answered, and for those that have not."""
     async with dropping(redis_place, b"SCRIPT", float("inf")) as way:
         for url in (way.url, "redis://127.0.0.1:1"):
             began = time.monotonic()
             with pytest.raises(BrokerUnavailable, match="can't reach"):
-                await asyncio.wait_for(Worker([here], settings=redis_place.with_(url=url, start_patience=1.0)).run(), 20)
+                await asyncio.wait_for(Worker([here], settings=redis_place.with_(url=url, connect_timeout=1.0)).run(), 20)
             assert 0.5 < time.monotonic() - began < 15.0

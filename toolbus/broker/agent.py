@@ -102,7 +102,9 @@ class RedisAgentBroker:
     # -- connecting -------------------------------------------------------------------------------
 
     async def open(self, listener: AgentListener) -> None:
-        """Connect, load the registry's snapshot, and start to listen; a connection that is lost meanwhile is made anew for a call's time.
+        """Connect, load the registry's snapshot, and start to listen.
+
+        A connection that is lost meanwhile is made anew for ``connect_timeout`` seconds, or else for a call's time.
 
         Raises:
             BrokerError: the server can't be reached or can't serve.
@@ -112,7 +114,7 @@ class RedisAgentBroker:
             self._steps = AgentSteps(self._settings, self._connector, self._keys, self._agent, self._clock, listener)
             await self._steps.start()
 
-        await open_patiently(start, self._connector, self._settings.timeout)
+        await open_patiently(start, self._connector, self._settings.connect_timeout, otherwise=self._settings.timeout)
 
     async def aclose(self) -> None:
         """Stop listening and remove this agent's keys."""

@@ -75,7 +75,7 @@ class RedisWorkerBroker:
     # -- connecting -------------------------------------------------------------------------------
 
     async def open(self, listener: WorkerListener) -> None:
-        """Connect; a connection that is lost meanwhile is made anew until that is cancelled, or for ``start_patience`` seconds.
+        """Connect; a connection that is lost meanwhile is made anew until that is cancelled, or for ``connect_timeout`` seconds.
 
         Raises:
             BrokerError: the server can't be reached or can't serve.
@@ -85,9 +85,7 @@ class RedisWorkerBroker:
             self._steps = WorkerSteps(self._settings, self._connector, self._keys, self._instance, self._clock, listener)
             await self._steps.start()
 
-        patience = self._settings.start_patience
-        unseen = patience is not None
-        await open_patiently(start, self._connector, math.inf if patience is None else patience, unseen=unseen)
+        await open_patiently(start, self._connector, self._settings.connect_timeout, otherwise=math.inf)
 
     async def aclose(self) -> None:
         """Send what is still to be sent, leave the streams, and disconnect."""

@@ -90,13 +90,24 @@ def environment_of(given: Mapping[str, object]) -> dict[str, str]:
     return {**known, **{PREFIX + name.upper(): str(value) for name, value in given.items()}}
 
 
-def settings_with_server(context: click.Context, **overrides: Any) -> Settings:
+RESTART = 30.0
+"""Seconds for which a command that goes on until it is stopped waits for its server at the start: servers and workers restart together."""
+
+
+def settings_with_server(context: click.Context, *, serves: bool = False, **overrides: Any) -> Settings:
     """Return the settings of a command that works with other processes.
+
+    Args:
+        context: the command's.
+        serves: whether it goes on until it is stopped, so that it waits for a server that is being restarted.
+        overrides: settings by name; None leaves one as it is.
 
     Raises:
         ConfigurationError: an option or variable is wrong, or the URL names no server.
     """
     settings = settings_of(context, **overrides)
+    if serves and settings.connect_timeout is None:
+        settings = Settings.load({}, base=settings, connect_timeout=RESTART)
     if settings.url.startswith("memory:"):
         raise ConfigurationError("memory:// exists in one process only, but this command needs several; unset TOOLBUS_URL or drop --url")
     return settings

@@ -17,6 +17,13 @@ _FORMATS = click.Choice(["auto", "text", "json"], case_sensitive=False)
 _OPTIONS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "url": (("--url",), {"help": "Server, e.g. redis://localhost:6379 (TOOLBUS_URL)."}),
     "namespace": (("--namespace",), {"help": "Namespace whose tools to use (TOOLBUS_NAMESPACE)."}),
+    "connect_timeout": (
+        ("--connect-timeout",),
+        {
+            "type": click.FloatRange(min=0),
+            "help": "Seconds to wait at the start for a server that can't be reached (TOOLBUS_CONNECT_TIMEOUT; 30 where tools are served).",
+        },
+    ),
     "log_level": (("-l", "--log-level"), {"type": _LEVELS, "help": "TOOLBUS_LOG_LEVEL; info."}),
     "log_format": (("--log-format",), {"type": _FORMATS, "help": "TOOLBUS_LOG_FORMAT; auto."}),
 }

@@ -63,7 +63,7 @@ def host_command(
     from toolbus import telemetry
     from toolbus.worker.process.event_loop import run_loop
 
-    settings = settings_with_server(ctx, concurrency=concurrency or _CONCURRENCY, grace=grace, lease=lease)
+    settings = settings_with_server(ctx, serves=True, concurrency=concurrency or _CONCURRENCY, grace=grace, lease=lease)
     telemetry.configure_logging(settings.log_level, settings.log_format)
     telemetry.configure_export("toolbus-host")
     place = ProbePlace(health_host, health_port)

@@ -47,7 +47,7 @@ def im_command(ctx: click.Context, server: str, contact: str, tool: str, user: s
     from toolbus import telemetry
     from toolbus.worker.process.event_loop import run_loop
 
-    settings = settings_with_server(ctx)
+    settings = settings_with_server(ctx, serves=True)
     if not _is_address(server):
         raise click.UsageError("--server is an address such as ws://localhost:8765")
     if not contact.strip() or len(contact) > 255:

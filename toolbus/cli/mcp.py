@@ -23,7 +23,7 @@ def mcp_command(ctx: click.Context, user: str, groups: tuple[str, ...], names: t
     Example, as a client's configuration has it:
       {"mcpServers": {"toolbus": {"command": "toolbus", "args": ["mcp"]}}}
     """
-    settings = settings_with_server(ctx)
+    settings = settings_with_server(ctx, serves=True)
     if find_spec("mcp") is None:
         fail("MCP needs its SDK: pip install 'toolbus[mcp]'")
     import asyncio

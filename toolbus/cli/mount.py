@@ -95,7 +95,7 @@ def mount_command(
     from toolbus import telemetry
     from toolbus.worker.process.event_loop import run_loop
 
-    settings = settings_of(ctx) if listing else settings_with_server(ctx, concurrency=concurrency)
+    settings = settings_of(ctx) if listing else settings_with_server(ctx, serves=True, concurrency=concurrency)
     # Its lines stand among those of others.
     process = 0 if lifeline is None else os.getpid()
     telemetry.configure_logging("warning" if listing else settings.log_level, settings.log_format, process=process)

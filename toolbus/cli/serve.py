@@ -101,7 +101,7 @@ def serve_command(
         from toolbus.gateway.serving import listen
     except ImportError as error:
         fail(needs_gateway(error))
-    settings = settings_with_server(ctx, grace=grace)
+    settings = settings_with_server(ctx, serves=True, grace=grace)
     sites = access.pop("origins")
     auth = AuthOptions(**access)
     # A proxy may hand requests on under another name than that of the gateway's own page.

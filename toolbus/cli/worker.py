@@ -80,7 +80,7 @@ def worker_command(
     extra = ["--health-file", str(health_file)] if health_file is not None else []
     extra += ["--examples"] if examples else []
     extra += [word for each in around for word in ("--middleware", each)]
-    settings = settings_with_server(ctx, concurrency=concurrency, grace=grace, lease=lease)
+    settings = settings_with_server(ctx, serves=True, concurrency=concurrency, grace=grace, lease=lease)
     # Its lines stand among those of others.
     process = 0 if lifeline is None else os.getpid()
     telemetry.configure_logging(settings.log_level, settings.log_format, process=process)

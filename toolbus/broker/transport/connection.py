@@ -6,6 +6,7 @@ import asyncio
 import copy
 import os
 import re
+import socket
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -33,6 +34,7 @@ _READ_TIMEOUT = BLOCK + 5.0
 # Connecting, authenticating and loading the scripts, all in all. A server that hangs is waited for, unless another may take its place.
 _OPEN_TIMEOUT, _OPEN_TIMEOUT_FOUND = 7.0, 3.0
 _CUT = re.compile(r"Connection closed by server|Error while reading from|while writing to socket")
+_NO_SUCH_NAME = socket.EAI_NONAME
 _SPEAKS_TLS = "if the server speaks TLS at this port, write rediss:// for redis://"
 _WANTS_PASSWORD = re.compile(r"NOAUTH|HELLO must be called|Authentication required")
 _HOW = f"write redis://:PASSWORD@HOST, or name a file with it in {PREFIX}PASSWORD_FILE"
@@ -184,7 +186,9 @@ class Connector:
             reason = (str(error) or type(error).__name__).rstrip(".")
             if self._tls and (refusal := unreadable(self._discovery.options) or explain(reason)):
                 raise BrokerError(f"{self.display}: {refusal}") from None
-            raise BrokerUnavailable(f"can't reach {self.display}: {_plain(reason, self.display)}; {self._advice(reason)}") from None
+            # A name that does not exist is a mistake; everything else may pass.
+            kind = BrokerError if _NO_SUCH_NAME in _causes(error) else BrokerUnavailable
+            raise kind(f"can't reach {self.display}: {_plain(reason, self.display)}; {self._advice(reason)}") from None
         except redis.ResponseError as error:
             text = str(error)
             if text.startswith(("WRONGPASS", "NOAUTH", "NOPERM")):
@@ -225,6 +229,16 @@ class Connector:
         if self._tls:
             return f"if the server wants a client certificate, set {PREFIX}TLS_CERT and {PREFIX}TLS_KEY to one that it trusts"
         return _SPEAKS_TLS
+
+
+def _causes(error: BaseException | None) -> list[int | None]:
+    """Return the numbers of the errors of look-ups that led to an error."""
+    found: list[int | None] = []
+    while error is not None:
+        if isinstance(error, socket.gaierror):
+            found.append(error.errno)
+        error = error.__cause__ or error.__context__
+    return found
 
 
 def _plain(reason: str, display: str) -> str:

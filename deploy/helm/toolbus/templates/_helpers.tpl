@@ -57,7 +57,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
   value: {{ .grace | quote }}
 - name: TOOLBUS_LOG_FORMAT
   value: json
-- name: TOOLBUS_START_PATIENCE
+- name: TOOLBUS_CONNECT_TIMEOUT
   value: "120"
 {{- if .auth.secret }}
 - name: TOOLBUS_PASSWORD_FILE
