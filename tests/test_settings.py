@@ -104,7 +104,6 @@ def test_sources_say_where_each_value_comes_from() -> None:
 @pytest.mark.parametrize(("values", "names"), [
     ({"max_output": 2_000, "reply_bytes": 1_999, "max_frame": 256}, ("MAX_OUTPUT", "REPLY_BYTES")),
     ({"max_frame": 2_000, "max_output": 300, "reply_bytes": 300}, ("MAX_FRAME", "REPLY_BYTES")),
-    ({"timeout": 20.0, "max_timeout": 10.0}, ("TIMEOUT", "MAX_TIMEOUT")),
 ])  # fmt: skip
 def test_a_limit_that_another_one_cuts_off_is_refused(values: dict[str, Any], names: tuple[str, str]) -> None:
     """The error names both, since either may be the wrong one."""

@@ -4,6 +4,7 @@ The exception tree::
 
     ToolbusError
     ├── ToolError                a tool's failure as an exception, with ``.error``
+    │   └── CallRefused          the bus refused a call before its tool began
     ├── StreamReset              a new attempt produced different text than plain iteration already delivered
     ├── CallCancelled            raised inside a handler by ``check_cancelled()``
     ├── ConfigurationError       settings, URL or usage are wrong; the message says what to change
@@ -47,6 +48,9 @@ ErrorType = Literal[
 
 ERROR_TYPES: frozenset[str] = frozenset(get_args(ErrorType))
 
+Origin = Literal["bus", "tool"]
+"""Who says that a call failed: the bus, which finds, carries and guards calls, or the tool itself."""
+
 
 class ErrorInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     """The reason why a call failed, as a value.
@@ -58,6 +62,7 @@ class ErrorInfo(msgspec.Struct, frozen=True, omit_defaults=True):
         retryable: whether the same call may succeed later.
         retry_after: seconds to wait before trying again, when known.
         details: any further JSON value.
+        origin: who failed. A tool may use every type: its ``not_found`` is about an order, say, and that of the bus about the tool.
     """
 
     type: ErrorType
@@ -66,6 +71,7 @@ class ErrorInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     retryable: bool = False
     retry_after: float | None = None
     details: Any = None
+    origin: Origin = "bus"
 
     def __str__(self) -> str:
         return f"{self.type}: {self.message}" if self.message else self.type
@@ -227,6 +233,10 @@ class ToolError(ToolbusError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return self.__class__, (self.error,)
+
+
+class CallRefused(ToolError):
+    """The bus refused a call before its tool began, as for arguments that do not fit; the tool said nothing."""
 
 
 class StreamReset(ToolbusError):

@@ -123,7 +123,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 # Settings that can't be reached beyond others: an answer waits as a whole among the unread replies of its caller.
-_WITHIN = {"max_frame": "reply_bytes", "max_output": "reply_bytes", "timeout": "max_timeout"}
+_WITHIN = {"max_frame": "reply_bytes", "max_output": "reply_bytes"}
 
 
 def _check_url(url: str, source: str) -> None:

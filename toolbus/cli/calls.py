@@ -116,7 +116,7 @@ def call_command(
         say(f"{blobs}; --save DIR writes {them} to files, --output json shows {them} in base64", err=True)
     if result.error is not None:
         error = result.error
-        where = namespace_of(ctx) if error.type == "not_found" else ""
+        where = namespace_of(ctx) if error.type == "not_found" and error.origin == "bus" else ""
         code = f" ({visible(error.code)})" if error.code and error.message and error.code not in _PLAIN else ""
         later = f"; try again after {error.retry_after:g} s" if error.retry_after else ""
         fail(f"{error.type}{code}: {error.message or error.code}{later}{where}")

@@ -128,7 +128,7 @@ def _failure(result: ToolResult, tool: str) -> str:
     error = result.error
     if error is None:
         return ""
-    if error.type in {"not_found", "unavailable"} and not result.output:
+    if error.type in {"not_found", "unavailable"} and error.origin == "bus" and not result.output:
         return f"{error.message or error.type}; the service agent is `toolbus worker service-agent` (asked for the tool {tool!r})"
     return f"{error.type}: {error.message or error.code}"
 

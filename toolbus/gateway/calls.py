@@ -16,7 +16,7 @@ from toolbus import telemetry
 from toolbus.client.calls.call import Call
 from toolbus.gateway.gateway import Gateway
 from toolbus.gateway.principals import Principal
-from toolbus.gateway.problems import Problem
+from toolbus.gateway.problems import Problem, is_answer
 from toolbus.options import ServiceCallOptions
 from toolbus.results import ConfigurationError, ErrorInfo, ToolResult
 
@@ -140,7 +140,7 @@ def result_response(result: ToolResult, headers: dict[str, str]) -> Response:
     Raises:
         Problem: the call failed for another reason.
     """
-    if result.error is not None and result.error.type != "tool_error":
+    if not is_answer(result.error):
         raise problem_of(result, headers)
     return Response(msgspec.json.encode(result), 200, headers, "application/json")
 

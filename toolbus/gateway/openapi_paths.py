@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 from toolbus.gateway.headers import MOST_KEY
 from toolbus.gateway.problems import MEDIA_TYPE
-from toolbus.results import ErrorType
+from toolbus.results import ErrorType, Origin
 
 Part = dict[str, Any]
 
@@ -38,6 +38,7 @@ SCHEMAS: Part = {
             "retryable": {"type": "boolean"},
             "retry_after": {"type": ["number", "null"]},
             "details": {},
+            "origin": {"type": "string", "enum": sorted(get_args(Origin))},
         },
         ["type"],
     ),

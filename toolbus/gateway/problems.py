@@ -30,6 +30,15 @@ STATUS: dict[ErrorType, int] = {
 """The status code of each type of error."""
 
 
+# Of a tool they are about what it was asked for, and no answer of the gateway's to the request.
+_OF_TOOLS = frozenset({"not_found", "forbidden"})
+
+
+def is_answer(error: ErrorInfo | None) -> bool:
+    """Return whether a result with this error is a tool's answer, and no failure of the request."""
+    return error is None or error.type == "tool_error" or (error.origin == "tool" and error.type in _OF_TOOLS)
+
+
 class Problem(Exception):
     """A request that can't be answered as asked.
 

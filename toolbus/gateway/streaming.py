@@ -17,7 +17,7 @@ from toolbus.gateway.gateway import Gateway
 from toolbus.gateway.headers import EVENTS
 from toolbus.gateway.permissions import Permission
 from toolbus.gateway.positions import Position, Replay
-from toolbus.gateway.problems import Problem
+from toolbus.gateway.problems import Problem, is_answer
 from toolbus.gateway.sse import COMMENT, event_bytes, opening
 from toolbus.results import ConfigurationError, ErrorInfo
 
@@ -84,7 +84,7 @@ class EventStream(Response):
             event = self._first.result()
         except ConfigurationError as error:
             raise Problem(422, "invalid_request", str(error)) from None
-        if type(event) is Finished and event.result.error is not None and event.result.error.type != "tool_error":
+        if type(event) is Finished and not is_answer(event.result.error):
             self._error = event.result.error
             raise problem_of(event.result, trace_headers(self._request, self._call))
 

@@ -12,7 +12,7 @@ from toolbus.results import ErrorInfo, ToolResult
 
 _FIRST, _MOST = 0.5, 30.0
 # These ends of a call say nothing of the message: it is asked again, under the same key.
-_AGAIN = frozenset({"unavailable", "overloaded", "not_found", "cancelled", "deadline_exceeded", "slow_consumer", "outcome_unknown"})
+_AGAIN = frozenset({"unavailable", "overloaded", "cancelled", "deadline_exceeded", "slow_consumer", "outcome_unknown"})
 
 
 class Answering:
@@ -46,7 +46,8 @@ class Answering:
             error = result.error
             if error is None:
                 return _said(result)
-            if not (error.type in _AGAIN or error.retryable):
+            nobody_there = error.type == "not_found" and error.origin == "bus"
+            if not (nobody_there or error.type in _AGAIN or error.retryable):
                 return f"I can't answer this: {error.message or error.code or error.type}"
             telemetry.log.warning("im.unanswered", chat=window.chat_id, error=str(error), retry_in=pause)
             await asyncio.sleep(_wait(error, pause))

@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from toolbus.results import ToolError
+from toolbus.results import CallRefused
 from toolbus.safe_text import type_name
 
 MOST_VIOLATIONS = 5
@@ -23,12 +23,12 @@ _PROSE = ("description", "title", "default", "examples")
 _PLAIN_KEY = re.compile(r"\w+\Z")
 
 
-def of(violations: Sequence[str]) -> ToolError:
+def of(violations: Sequence[str]) -> CallRefused:
     """Return the error for arguments with these violations; more than five are only hinted at."""
     parts = [shorten(violation, _PART_LIMIT) for violation in violations[:MOST_VIOLATIONS]]
     if len(violations) > MOST_VIOLATIONS:
         parts.append("and more")
-    return ToolError(shorten("; ".join(parts), _MESSAGE_LIMIT), type="invalid_arguments")
+    return CallRefused(shorten("; ".join(parts), _MESSAGE_LIMIT), type="invalid_arguments")
 
 
 def violation(what: str, path: Iterable[str | int] = ()) -> str:
@@ -36,7 +36,7 @@ def violation(what: str, path: Iterable[str | int] = ()) -> str:
     return f"{shorten(what, _PART_LIMIT // 2)} - at `{shorten(place(path), _PART_LIMIT // 2)}`"
 
 
-def not_an_object(value: object) -> ToolError:
+def not_an_object(value: object) -> CallRefused:
     """Return the error for arguments that are not an object."""
     return of([violation(f"Expected `object`, got `{type_word(value)}`")])
 

@@ -98,11 +98,11 @@ async def test_results_of_every_kind_are_answered() -> None:
     """A failure without a reason gets one; an error, data and blobs arrive as they are."""
     bench = Bench(answer)
     end = await bench.run("answer", {"kind": "failure"})
-    assert end.frame.error == ErrorInfo("tool_error", message="the tool reported a failure without a reason")
+    assert end.frame.error == ErrorInfo("tool_error", message="the tool reported a failure without a reason", origin="tool")
     assert end.frees
     bench.broker.ends.clear()
     end = await bench.run("answer", {"kind": "error"})
-    assert end.frame.error == ErrorInfo("tool_error", "bad", "it failed")
+    assert end.frame.error == ErrorInfo("tool_error", "bad", "it failed", origin="tool")
     bench.broker.ends.clear()
     end = await bench.run("answer", {"kind": "data"})
     assert end.frame.data == {"a": 1}
@@ -167,7 +167,7 @@ async def test_a_failure_without_a_caller_becomes_a_dead_letter() -> None:
     await bench.settle()
     [letter] = bench.broker.buried
     assert (letter.reason, letter.error) == ("failed", "tool_error: no")
-    assert letter.frame.error == ErrorInfo("tool_error", "refused", "no")
+    assert letter.frame.error == ErrorInfo("tool_error", "refused", "no", origin="tool")
     assert (letter.frame.kind, letter.frame.end_of_stream) == ("end", True)
     assert bench.broker.ends == []
     assert not (await bench.run("echo", {"text": "x"}, replies="")).frees
@@ -195,7 +195,7 @@ async def test_a_bug_in_answering_still_answers(monkeypatch: pytest.MonkeyPatch,
 
     monkeypatch.setattr("toolbus.worker.run.run.Run.error_info", broken)
     end = await bench.run("fail", {"kind": "crash"})
-    assert end.frame.error == ErrorInfo("tool_error", "ValueError", "what the handler raised can't be told")
+    assert end.frame.error == ErrorInfo("tool_error", "ValueError", "what the handler raised can't be told", origin="tool")
     assert lines(caplog) == ["run.bug id=call-1"]
 
 

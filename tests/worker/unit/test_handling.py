@@ -152,7 +152,7 @@ async def test_middleware_sees_the_call_and_may_change_its_arguments() -> None:
     assert (calls[0].digest, calls[0].tallies) == (bench.slots._served["unit"].publication.digest, bench.broker.tallies)
     bench.broker.ends.clear()
     end = await bench.run("burst", {"text": "broken"})
-    assert results[1].error == end.frame.error == ErrorInfo("tool_error", "ValueError", "broken!")
+    assert results[1].error == end.frame.error == ErrorInfo("tool_error", "ValueError", "broken!", origin="tool")
 
 
 @pytest.mark.parametrize("threaded", [False, True])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.worker.unit.fakes import Bench, echo, frame_of
@@ -70,7 +71,7 @@ def test_a_returned_value_becomes_a_result(value: object, result: ToolResult) ->
 )
 def test_an_exception_becomes_an_error(raised: BaseException, error: ErrorInfo) -> None:
     """The error says what the exception says, or its name when it says nothing or can't be asked."""
-    assert error_of(raised) == error
+    assert error_of(raised) == msgspec.structs.replace(error, origin="tool")
 
 
 @pytest.mark.parametrize(
@@ -108,13 +109,13 @@ def test_an_exception_is_told_by_its_text_or_its_name() -> None:
 )
 def test_a_text_that_says_nothing_alone_is_told_with_the_name(raised: Exception, told: str) -> None:
     """A key, a number or nothing does not tell a model what went wrong."""
-    assert error_of(raised) == ErrorInfo("tool_error", type(raised).__name__, told)
+    assert error_of(raised) == ErrorInfo("tool_error", type(raised).__name__, told, origin="tool")
 
 
 def test_an_error_type_that_does_not_exist_is_told() -> None:
     """The message names it, for the log and the caller, and the error is a tool_error."""
     error = error_of(ToolError("hm", type="no_such_type", code="c"))  # type: ignore[arg-type]
-    assert error == ErrorInfo("tool_error", "c", "hm (its error type, 'no_such_type', does not exist)")
+    assert error == ErrorInfo("tool_error", "c", "hm (its error type, 'no_such_type', does not exist)", origin="tool")
 
 
 # -- arguments that another descriptor allowed --------------------------------------------------------

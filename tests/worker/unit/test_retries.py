@@ -149,7 +149,7 @@ async def test_a_result_that_may_succeed_later_is_run_again(caplog: pytest.LogCa
     assert (bench.broker.ends, bench.broker.frames, len(bench.broker.retried)) == ([], [], 1)
     [letter] = bench.broker.buried
     assert (letter.reason, letter.error) == ("retries_exhausted", "rate_limited: later")
-    assert letter.frame.error == ErrorInfo("rate_limited", "slow", "later", retryable=True)
+    assert letter.frame.error == ErrorInfo("rate_limited", "slow", "later", retryable=True, origin="tool")
     assert [line.split()[:2] for line in lines(caplog)] == [
         *[["call.failed", "error=rate_limited"]] * 2,
         ["request.buried", "service=unit"],

@@ -130,7 +130,7 @@ async def test_the_output_of_a_call_is_bounded(items: list[Any], fits: bool) -> 
         assert error is None
     else:
         assert error is not None
-        assert (error.code, error.message) == ("output_limit", "the output is over the limit of 100 bytes")
+        assert (error.code, error.message) == ("output_limit", "the output is over the limit of 100 bytes (TOOLBUS_MAX_OUTPUT)")
 
 
 async def test_a_result_must_be_the_last_item() -> None:

@@ -181,7 +181,7 @@ def answer_of(name: str, result: BusResult) -> ToolResult:
     if result.error is None:
         return ToolResult.ok(data)
     error = result.error
-    message = f"Tool not found: {name}" if error.type == "not_found" else error.message or str(error)
+    message = f"Tool not found: {name}" if error.type == "not_found" and error.origin == "bus" else error.message or str(error)
     return ToolResult(False, data or None, message)
 
 

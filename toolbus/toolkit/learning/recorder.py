@@ -148,7 +148,7 @@ class Recorder:
         if now is None or type(event.event) is not Finished or self._thread is None:
             return
         result, (episode, locate) = event.event.result, now
-        if result.error is not None and result.error.type == "not_found":
+        if result.error is not None and result.error.type == "not_found" and result.error.origin == "bus":
             return  # an unknown tool has no edge
         place = locate(event.tool)
         if place is None:

@@ -127,6 +127,6 @@ def outcome_of(result: ToolResult) -> Outcome:
     """Return what the result of a call says about its tool."""
     if result.error is None:
         return "success"
-    if result.error.type in _FAILURES:
+    if result.error.type in _FAILURES or (result.error.type == "not_found" and result.error.origin == "tool"):
         return "failure"
     return _OUTCOMES.get(result.error.type, "unavailable")

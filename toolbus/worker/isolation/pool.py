@@ -14,7 +14,7 @@ import msgspec
 
 from toolbus import telemetry
 from toolbus.envelope import Request, encode
-from toolbus.results import ConfigurationError, ToolError
+from toolbus.results import CallRefused, ConfigurationError, ToolError
 from toolbus.safe_text import reason_of
 from toolbus.settings import Settings
 from toolbus.worker.definition.function import FunctionTool
@@ -193,7 +193,9 @@ class Isolation:
             fit = said.fit and not child.late and child.is_quiet()
             error = read(messages.error_of, said)
             if error is not None:
-                raise HandlerCrashed(error, said.crashed) if said.crashed else ToolError(error)
+                if said.crashed:
+                    raise HandlerCrashed(error, said.crashed)
+                raise (CallRefused if error.origin == "bus" else ToolError)(error)
         except ChildDeviated as error:
             telemetry.log.error("isolation.child_deviated", tool=made.name, id=request.id, said=str(error))
             raise deviation(made, str(error), once=enter is not None) from None

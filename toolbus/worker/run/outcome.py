@@ -14,7 +14,7 @@ from toolbus.descriptors import Publication
 from toolbus.display import shortened
 from toolbus.encoding import exact_text, whole_text
 from toolbus.envelope import Frame, Request, encode, encode_data
-from toolbus.results import ERROR_TYPES, Blob, CallCancelled, EnvelopeError, ErrorInfo, ToolError, ToolResult
+from toolbus.results import ERROR_TYPES, Blob, CallCancelled, CallRefused, EnvelopeError, ErrorInfo, Origin, ToolError, ToolResult
 from toolbus.safe_text import is_a, reason_of, type_name
 from toolbus.worker.run.attachments import blob_of, detached
 
@@ -109,7 +109,7 @@ def checked(result: ToolResult, sent: int = 0) -> ToolResult:
     if error is not None:
         if not isinstance(error, ErrorInfo):
             raise _bad_result("error is an ErrorInfo or None (ToolResult.fail(…) takes a text)", error)
-        error = encodable(error)
+        error = encodable(msgspec.structs.replace(error, origin="tool"))
     if content or type(content) is not tuple:
         if not isinstance(content, (tuple, list)):
             raise _bad_result(_CONTENT, content)
@@ -129,8 +129,12 @@ def _bad_result(rule: str, value: object) -> ToolError:
 
 
 def error_of(error: BaseException) -> ErrorInfo:
-    """Return what a handler raised, as a value that every caller can read."""
-    return encodable(_error_of(error))
+    """Return what a handler raised, as a value that every caller can read.
+
+    What it raised of another call is its own failure all the same.
+    """
+    origin: Origin = "bus" if is_a(error, CallRefused) else "tool"
+    return encodable(msgspec.structs.replace(_error_of(error), origin=origin))
 
 
 def _error_of(error: BaseException) -> ErrorInfo:
@@ -154,7 +158,7 @@ def mismatch(request: Request, publication: Publication, error: ErrorInfo) -> Er
     if error.type != "invalid_arguments" or not request.digest or request.digest == publication.digest:
         return error
     message = f"{error.message} (the caller checked against descriptor {request.digest}, this worker serves {publication.digest})"
-    return ErrorInfo(error.type, error.code, message, True, error.retry_after, error.details)
+    return msgspec.structs.replace(error, message=message, retryable=True)
 
 
 def encodable(error: ErrorInfo) -> ErrorInfo:
@@ -184,6 +188,7 @@ def encodable(error: ErrorInfo) -> ErrorInfo:
         error.retryable is True,
         float(after) if isinstance(after, (int, float)) and 0 <= after <= _MOST_AFTER else None,
         details,
+        error.origin,
     )
 
 

@@ -11,7 +11,7 @@ from toolbus.broker.protocols import Delivery, Note, WorkerBroker
 from toolbus.confirmations import MOST_QUESTION, ConfirmationAnswer, ConfirmationRequest, denied, digest_of, plain, shown
 from toolbus.envelope import Confirm, new_run
 from toolbus.options import seconds
-from toolbus.results import BrokerError, ErrorInfo, ToolError
+from toolbus.results import BrokerError, CallRefused, ErrorInfo, ToolError
 
 
 class AskingRun(Protocol):
@@ -65,9 +65,9 @@ class Questions:
             most = min(timeout, self._left)
             answer = await self._asked(request, most) if most > 0 else None
         if answer is None:
-            raise ToolError(ErrorInfo("deadline_exceeded", "unconfirmed", f"nobody answered within {most:g} s: {question}"))
+            raise CallRefused(ErrorInfo("deadline_exceeded", "unconfirmed", f"nobody answered within {most:g} s: {question}"))
         if not answer.allowed:
-            raise ToolError(denied(repr(question), answer.reason, answer.by))
+            raise CallRefused(denied(repr(question), answer.reason, answer.by))
         return answer
 
     async def _asked(self, request: ConfirmationRequest, most: float) -> ConfirmationAnswer | None:
@@ -90,7 +90,7 @@ class Questions:
                 left = since + most - self._clock()
                 answer = await self._broker.ask(delivery, request, left, opened) if left > 0 else None
         except BrokerError as error:
-            raise ToolError(ErrorInfo("unavailable", "unconfirmed", f"nobody could be asked: {error}", retryable=True)) from None
+            raise CallRefused(ErrorInfo("unavailable", "unconfirmed", f"nobody could be asked: {error}", retryable=True)) from None
         finally:
             took = min(self._clock() - since, most)
             self._left -= took

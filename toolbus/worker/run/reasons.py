@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from toolbus.broker.protocols import Beginning
 from toolbus.envelope import NOT_BEGUN, NOT_FINISHED, Request
-from toolbus.results import ErrorInfo, ToolError
+from toolbus.results import CallRefused, ErrorInfo
 from toolbus.worker.run.states import RunState
 
 _UNKNOWN: dict[Beginning, str] = {
@@ -46,15 +46,15 @@ def worker_stopped(state: RunState) -> ErrorInfo | None:
     return None
 
 
-def no_session(request: Request) -> ToolError:
+def no_session(request: Request) -> CallRefused:
     """Return the failure of a handler that asks for the state of a session, in a call that names none."""
     step = "call it in one, with bus.session() or bus.bind(session=…)"
     message = f"{request.tool!r} keeps a state for each session, and this call names none: {step}"
-    return ToolError(message, type="invalid_arguments", code="no_session")
+    return CallRefused(message, type="invalid_arguments", code="no_session")
 
 
-def not_begun(beginning: Beginning) -> ToolError:
+def not_begun(beginning: Beginning) -> CallRefused:
     """Return the failure of ``once`` work that must not begin."""
     if beginning == "unconfirmed":
-        return ToolError(_UNCONFIRMED, type="unavailable", code="not_replicated", retryable=True)
-    return ToolError(_UNKNOWN[beginning], type="outcome_unknown")
+        return CallRefused(_UNCONFIRMED, type="unavailable", code="not_replicated", retryable=True)
+    return CallRefused(_UNKNOWN[beginning], type="outcome_unknown")

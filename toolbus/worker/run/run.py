@@ -352,7 +352,7 @@ class Run(msgspec.Struct, eq=False):
             return
         error = result.error
         if error is None and not result.success:
-            error = ErrorInfo("tool_error", message="the tool reported a failure without a reason")
+            error = ErrorInfo("tool_error", message="the tool reported a failure without a reason", origin="tool")
         if error is not None and self._given_up(error, retryable=error.retryable):
             return
         payload = last_frame(self, result, error, self.context.settings.max_frame)
@@ -367,7 +367,7 @@ class Run(msgspec.Struct, eq=False):
         except BaseException:  # noqa: BLE001 - the run must leave the worker all the same
             telemetry.log.exception("run.bug", id=self.delivery.request.id)
             if self.state < _ANSWERED:
-                info = ErrorInfo("tool_error", type_name(error), "what the handler raised can't be told")
+                info = ErrorInfo("tool_error", type_name(error), "what the handler raised can't be told", origin="tool")
                 self._end_with(self.frame("end", info))
                 self._count_stopped(info)
 
