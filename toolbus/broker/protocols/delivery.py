@@ -49,14 +49,14 @@ class Ending(NamedTuple):
     """The end of one attempt, for the record of recent calls; times are local monotonic seconds, 0 when there were none.
 
     Attributes:
-        outcome: ``succeeded``, ``failed``, ``cancelled``, ``retried`` or ``dead``.
+        outcome: ``succeeded``, ``failed``, ``cancelled``, ``retried``, ``lost`` (given to another worker) or ``dead``.
         started: when it began to run.
         first: when its first text was sent.
         ended: when it was answered.
         error: why it failed.
     """
 
-    outcome: Literal["succeeded", "failed", "cancelled", "retried", "dead"]
+    outcome: Literal["succeeded", "failed", "cancelled", "retried", "lost", "dead"]
     started: float
     first: float
     ended: float

@@ -20,7 +20,7 @@ from toolbus.client.refusing import raised
 from toolbus.envelope import Frame, Request, result_of_frame
 from toolbus.events import Answered, Asked, Event, Finished, Reset, Text, size_of
 from toolbus.options import characters
-from toolbus.results import ConfigurationError, ErrorInfo, ResultMeta, StreamReset, ToolError, ToolResult
+from toolbus.results import ConfigurationError, ErrorInfo, ResultMeta, StreamReset, ToolError, ToolResult, deadline_exceeded
 
 _CANCELLED = ErrorInfo("cancelled", message="cancelled by the caller")
 
@@ -49,8 +49,8 @@ class CallHost(Protocol):
             ConfigurationError: an option is wrong; nothing was published.
         """
 
-    def withdraw(self, call: Call) -> None:
-        """Tell the broker that the caller no longer waits for the call."""
+    def withdraw(self, call: Call, why: str) -> None:
+        """Tell the broker that the caller no longer waits for the call, and the type of the error that it has instead."""
 
     def inquire(self, call: Call, error: ErrorInfo) -> None:
         """End a call with ``error`` and what became of it; a ``once`` call that may have begun as ``outcome_unknown``."""
@@ -119,7 +119,8 @@ class Call(msgspec.Struct, eq=False):
     waited: float = 0.0
     pause: Pause | None = None
     span: telemetry.CallSpan | None = None
-    withdrawn: bool = False
+    # Why the caller no longer waits: the type of an error.
+    withdrawn: str = ""
     # The token of the session's state that answered.
     state: str = ""
     # The permit of a model's call; a program's own call needs none.
@@ -228,7 +229,7 @@ class Call(msgspec.Struct, eq=False):
             if type(event) is Finished:
                 if not frame.end_of_stream and assembly.missing is not None:
                     # The call ended here because of a gap, but its worker still runs it.
-                    self._host.withdraw(self)
+                    self._host.withdraw(self, "outcome_unknown")
                 self.state = assembly.state
                 self._complete(event.result)
                 return
@@ -256,7 +257,7 @@ class Call(msgspec.Struct, eq=False):
             self._host.watch_gap(self, assembly.missing)
             return
         event = assembly.lose()
-        self._host.withdraw(self)
+        self._host.withdraw(self, "outcome_unknown")
         self._complete(event.result)
 
     @property
@@ -304,13 +305,13 @@ class Call(msgspec.Struct, eq=False):
     def complete_with(self, error: ErrorInfo) -> None:
         """End the call from this side, and tell the worker."""
         if self._result is None:
-            self._host.withdraw(self)
+            self._host.withdraw(self, error.type)
             self._complete(self._assembled().fail(error))
 
     def expire(self) -> None:
         """End the call because its deadline has passed."""
         timeout = self.options.get("timeout") or (self.request.timeout if self.request is not None else 0)
-        error = ErrorInfo("deadline_exceeded", message=f"no result within {timeout:g} s", retryable=True)
+        error = deadline_exceeded(f"no result within {timeout:g} s")
         if self._result is None and self._assembly is not None:
             self.give_up(self._host.unfinished(self, error))
         elif self._result is None and self.entry:
@@ -332,7 +333,7 @@ class Call(msgspec.Struct, eq=False):
         if verdict.status == "queued":
             self.entry = verdict.entry
             if self.withdrawn:
-                self._host.withdraw(self)
+                self._host.withdraw(self, self.withdrawn)
             return
         if self.grant is not None and verdict.status != "unknown":
             # Nothing was published, so the permission can be used again.

@@ -1,12 +1,15 @@
-"""The log lines and counts of runs that have ended, and of requests that were set aside, beside their metrics."""
+"""Report the ends of attempts: counts, the record of recent calls, metrics and log lines."""
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_left
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
 
 from toolbus import telemetry
 from toolbus.broker.protocols import Delivery, Ending
+from toolbus.broker.recent.records import Outcome
 from toolbus.display import shortened
 from toolbus.results import EnvelopeError, ErrorInfo
 from toolbus.safe_text import is_a
@@ -16,55 +19,100 @@ from toolbus.worker.statistics.sampling import Sampling
 # Characters of an error's message in a log line.
 _MOST_MESSAGE = 400
 
+End = Literal["finished", "failed", "retried", "dead", "cancelled", "handed_back", "lost", "refused", "withdrawn", "buried"]
+"""How an attempt ends at a worker; its error says why.
 
-class StoppedRun(Protocol):
-    """A run that was stopped, as its counts need it."""
-
-    delivery: Delivery
-
-    @property
-    def began(self) -> float:
-        """The monotonic time at which it began to run; 0 before."""
-
-    @property
-    def first_text(self) -> float:
-        """The monotonic time at which its first text was sent; 0 when there was none."""
+``finished``; ``failed`` (the handler did, the time was up, or the worker was stopped); ``retried`` (it failed, and is tried again here);
+``dead`` (it failed, and became a dead letter); ``cancelled`` (by its caller, or the caller is gone); ``handed_back`` (to other workers);
+``lost`` (another worker has it); and of requests that did not run here: ``refused``, ``withdrawn`` (by their caller), and ``buried``.
+"""
 
 
-def count_stopped(run: StoppedRun, counts: ToolCounts, sampling: Sampling, now: float, error: ErrorInfo | None) -> None:
-    """Count the end of an attempt that the handler did not end; the error is None when the delivery is lost."""
-    began = run.began or now
-    if error is None:
-        counts.cancelled += 1
-    elif error.type == "cancelled":
-        counts.cancelled += 1
-        sampling.tell(run.delivery, Ending("cancelled", run.began, run.first_text, now, error))
-    else:
-        counts.buckets[bisect_left(SECONDS, now - began)] += 1
-        counts.seconds += now - began
-        counts.fail(error, run.delivery.request.id)
-        sampling.tell(run.delivery, Ending("failed", run.began, run.first_text, now, error))
+class EndKind(NamedTuple):
+    """What is reported of an end.
+
+    Attributes:
+        outcome: among the recent calls; empty when another worker tells of it.
+        counted: ``ended`` with its latency, ``cancelled``, or ``refused``.
+        event: of its log line. A crash has one of its own.
+    """
+
+    outcome: Outcome | Literal[""]
+    counted: Literal["ended", "cancelled", "refused"]
+    event: Literal["call.finished", "call.failed", "call.cancelled", "call.handed_back", "call.lost"]
 
 
-def report_buried(delivery: Delivery, reason: str) -> None:
-    """Log that a request was set aside as a dead letter."""
-    request = delivery.request
-    telemetry.log.error("request.buried", service=request.service, tool=request.tool, id=request.id, reason=reason)
+ENDS: Mapping[End, EndKind] = {
+    "finished": EndKind("succeeded", "ended", "call.finished"),
+    "failed": EndKind("failed", "ended", "call.failed"),
+    "retried": EndKind("retried", "ended", "call.failed"),
+    "dead": EndKind("dead", "ended", "call.failed"),
+    "cancelled": EndKind("cancelled", "cancelled", "call.cancelled"),
+    "handed_back": EndKind("lost", "cancelled", "call.handed_back"),
+    "lost": EndKind("", "cancelled", "call.lost"),
+    "refused": EndKind("failed", "refused", "call.failed"),
+    "withdrawn": EndKind("cancelled", "refused", "call.cancelled"),
+    "buried": EndKind("dead", "refused", "call.failed"),
+}
+"""All ends."""
 
 
-def report_end(delivery: Delivery, elapsed: float, frames: int, error: ErrorInfo | None, exception: BaseException | None) -> None:
-    """Log a run's end, and count it.
+def report_end(
+    end: End,
+    delivery: Delivery,
+    counts: ToolCounts | None,
+    sampling: Sampling,
+    now: float,
+    began: float = 0.0,
+    first: float = 0.0,
+    frames: int = 0,
+    error: ErrorInfo | None = None,
+    exception: BaseException | None = None,
+) -> None:
+    """Report the end of an attempt, whichever it is.
 
     Args:
-        delivery: what was run.
-        elapsed: seconds that it ran.
+        end: which one.
+        delivery: what was run, or not.
+        counts: of its tool; None when this worker does not know the tool.
+        sampling: takes in what is told of among the recent calls.
+        now: monotonic seconds.
+        began: when it began to run; 0 when it did not.
+        first: when its first text was sent; 0 when there was none.
         frames: how many frames it sent.
-        error: why it failed, if it did.
+        error: why it did not succeed; None when another worker goes on with it.
         exception: what its handler raised, when that was not meant as an answer; its traceback is logged.
     """
+    kind = ENDS[end]
+    elapsed = now - began if began else 0.0
+    if counts is not None:
+        _count(kind, counts, delivery, elapsed, error)
+    if kind.outcome == "succeeded":
+        if now >= sampling.due:
+            sampling.tell_success(delivery, began, first, now)
+    elif kind.outcome:
+        sampling.tell(delivery, Ending(kind.outcome, began, first, now, error))
+    if began and telemetry.metering():
+        reason = end if error is None and end != "finished" else "" if error is None else error.type
+        telemetry.record_run(delivery.request.service, elapsed, delivery.queued_ms / 1000, frames, reason)
+    if end != "finished" or telemetry.logs(logging.INFO):
+        _log(kind, delivery, elapsed, error, exception)
+
+
+def _count(kind: EndKind, counts: ToolCounts, delivery: Delivery, elapsed: float, error: ErrorInfo | None) -> None:
+    if kind.counted == "ended":
+        counts.buckets[bisect_left(SECONDS, elapsed)] += 1
+        counts.seconds += elapsed
+        if error is not None:
+            counts.fail(error, delivery.request.id)
+    elif kind.counted == "cancelled":
+        counts.cancelled += 1
+    elif error is not None:
+        counts.refuse(error, delivery.request.id)
+
+
+def _log(kind: EndKind, delivery: Delivery, elapsed: float, error: ErrorInfo | None, exception: BaseException | None) -> None:
     request = delivery.request
-    if telemetry.metering():
-        telemetry.record_run(request.service, elapsed, delivery.queued_ms / 1000, frames, error)
     fields = {
         "tool": request.tool or request.service,
         "user": request.user,
@@ -72,12 +120,27 @@ def report_end(delivery: Delivery, elapsed: float, frames: int, error: ErrorInfo
         "attempt": delivery.attempt,
         "ms": round(elapsed * 1000, 1),
     }
-    if error is None:
-        telemetry.log.info("call.finished", **fields)
-    elif exception is None or is_a(exception, EnvelopeError):
-        # The traceback of a result that can't be sent has no line of the handler.
+    if error is not None:
         # A refusal of arguments quotes them, and logs hold no arguments.
         message = "" if error.type == "invalid_arguments" else shortened(error.message, _MOST_MESSAGE)
-        telemetry.log.warning("call.failed", error=error.type, code=error.code, **({"message": message} if message else {}), **fields)
+        told = {"error": error.type, "code": error.code, **({"message": message} if message else {}), **fields}
+    if error is None:
+        if kind.event == "call.finished":
+            telemetry.log.info("call.finished", **fields)
+        elif kind.event == "call.lost":
+            telemetry.log.warning("call.lost", **fields)
+        else:
+            telemetry.log.info("call.handed_back", **fields)
+    elif kind.event == "call.cancelled":
+        telemetry.log.info("call.cancelled", **told)
+    elif exception is None or is_a(exception, EnvelopeError):
+        # The traceback of a result that can't be sent has no line of the handler.
+        telemetry.log.warning("call.failed", **told)
     else:
         telemetry.log.error("call.crashed", error=error.code, exc_info=exception, **fields)
+
+
+def report_buried(delivery: Delivery, reason: str) -> None:
+    """Log that a request was set aside as a dead letter."""
+    request = delivery.request
+    telemetry.log.error("request.buried", service=request.service, tool=request.tool, id=request.id, reason=reason)
