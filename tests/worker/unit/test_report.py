@@ -18,7 +18,7 @@ from opentelemetry.trace import StatusCode
 from tests.worker.unit.fakes import Bench, echo, lines, pay
 from toolbus import ErrorInfo, Retry, ToolError, ToolResult, telemetry, tool
 from toolbus.broker.protocols import Delivery
-from toolbus.worker.run.report import ENDS, End, report_end
+from toolbus.worker.run.outcome import ENDS, End, report_end
 from toolbus.worker.run.run import Run
 
 pytestmark = pytest.mark.anyio

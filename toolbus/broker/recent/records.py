@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
-Outcome = Literal["succeeded", "failed", "cancelled", "retried", "lost", "dead"]
-"""The end of an attempt.
-
-``succeeded``; ``failed`` (the caller got an error); ``cancelled``; ``retried`` (it failed, and its worker tries again); ``lost`` (its
-worker died or let go of it, and another one has taken it over); ``dead`` (it became a dead letter).
-"""
+from toolbus.broker.protocols import Outcome
 
 
 class RecentCall(msgspec.Struct):

@@ -22,9 +22,8 @@ from toolbus.worker.run.context import RunContext
 from toolbus.worker.run.handling import Handling
 from toolbus.worker.run.invocation import Caller, Invocation, enter
 from toolbus.worker.run.keeping import forget, kept
-from toolbus.worker.run.outcome import error_of, is_crash, is_retryable, last_frame, mismatch, result_of
+from toolbus.worker.run.outcome import End, error_of, is_crash, is_retryable, last_frame, mismatch, report_buried, report_end, result_of
 from toolbus.worker.run.questions import Questions
-from toolbus.worker.run.report import End, report_buried, report_end
 from toolbus.worker.run.states import NEXT, RunState
 from toolbus.worker.run.stream import Stream
 from toolbus.worker.serving.handlers import Handler, Served

@@ -22,8 +22,7 @@ from toolbus.worker.run import reasons
 from toolbus.worker.run.context import ContextRun
 from toolbus.worker.run.invocation import Caller
 from toolbus.worker.run.nested import NestedBus
-from toolbus.worker.run.outcome import refusal
-from toolbus.worker.run.report import End, report_buried, report_end
+from toolbus.worker.run.outcome import End, refusal, report_buried, report_end
 from toolbus.worker.run.run import Run
 from toolbus.worker.run.states import RunState
 from toolbus.worker.run.threads import Threads
