@@ -193,6 +193,11 @@ class Run(msgspec.Struct, eq=False):
         return self.state is _CREATED
 
     @property
+    def began(self) -> float:
+        """The monotonic time at which it began to run; 0 before."""
+        return self._started
+
+    @property
     def stuck(self) -> bool:
         """True if the handler still runs although it was told to stop."""
         return self.state is _ANSWERED and self.task is not None and not self.task.done()
