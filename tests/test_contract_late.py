@@ -79,6 +79,32 @@ async def test_a_worker_knows_why_its_caller_gave_a_call_up(place: Place, why: s
     assert (error.type, error.code, error.retryable) == expected.get(why, ("cancelled", why, False))
 
 
+async def test_a_call_that_waited_most_of_its_time_says_so(place: Place) -> None:
+    """It is not the tool that takes too long: asking for less does not help."""
+
+    @tool(service="late", effect="read", replace=True)
+    async def linger(seconds: float) -> str:
+        """Take a while."""
+        begun.set()
+        await asyncio.sleep(seconds)
+        return ""
+
+    begun = asyncio.Event()
+    async with place.serving(linger, concurrency=1) as bus:
+        await bus.wait_for_tool("linger")
+        first = asyncio.create_task(bus.call("linger", {"seconds": 1.5}))
+        await begun.wait()
+        async with bus.stream("linger", {"seconds": 60}, timeout=2.5) as call:
+            async for _ in call.events():
+                pass
+            late = await call.result()
+        assert (await first).success
+    assert late.error is not None
+    assert (late.error.type, late.error.code, late.error.retryable) == ("deadline_exceeded", "began_late", True)
+    assert "of which it had waited 1." in late.error.message
+    assert "asking for less does not help" in observe(late)
+
+
 def test_the_next_step_after_a_call_that_ran_is_to_ask_for_less() -> None:
     """Its workers are there."""
     assert next_step(ErrorInfo("deadline_exceeded", "not_finished")).startswith("it runs too long: ask for less")

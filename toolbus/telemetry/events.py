@@ -100,6 +100,7 @@ EVENTS: Mapping[str, str] = {
     "listener.failed": "a bug: handling a received message raised, so the message is dropped; the traceback follows",
     "gateway.answered": "a request was answered; only told with the level `debug`",
     "gateway.failed": "a request was answered with an error of the gateway's; `request` is the id that the client got",
+    "gateway.stream_dropped": "streams held too much for slow clients, so the one that held `bytes` ended as `slow_consumer`",
     "gateway.refused": "a request's token was not accepted; `reason` says why, and nothing of the token is told",
     "keys.loaded": "the keys of an authorization server were fetched and had changed",
     "keys.unavailable": "the keys of an authorization server can't be fetched; the known ones count for a day",

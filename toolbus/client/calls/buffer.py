@@ -7,6 +7,9 @@ from collections import deque
 
 from toolbus.events import Event, Text, size_of
 
+# Bytes that an event takes beside its text.
+_EACH = 100
+
 
 class EventBuffer:
     """Events in the order in which they are to be read.
@@ -24,6 +27,11 @@ class EventBuffer:
         self.size = 0
         self.is_awaited = False
         self._arrived: asyncio.Event | None = None
+
+    @property
+    def held(self) -> int:
+        """About how many bytes of memory the events take, which may be small and many."""
+        return self.size + _EACH * len(self.events)
 
     def put(self, event: Event) -> None:
         """Append one event, and wake the reader."""

@@ -18,10 +18,12 @@ from toolbus.client.calls.refusals import refusal_of
 from toolbus.client.confirmations.grant import Grant
 from toolbus.client.refusing import raised
 from toolbus.envelope import Frame, Request, result_of_frame
-from toolbus.events import Answered, Asked, Event, Finished, Reset, Text, size_of
+from toolbus.events import Answered, Asked, Event, Finished, Reset, Started, Text, size_of
 from toolbus.options import characters
 from toolbus.results import ConfigurationError, ErrorInfo, ResultMeta, StreamReset, ToolError, ToolResult, deadline_exceeded
 
+# Bytes of unread events above which a reader lags.
+_LAGS = 65_536
 _CANCELLED = ErrorInfo("cancelled", message="cancelled by the caller")
 
 
@@ -117,6 +119,8 @@ class Call(msgspec.Struct, eq=False):
     # Monotonic seconds, without the current pause; ``waited`` are the seconds of the pauses that are over.
     deadline: float = 0.0
     waited: float = 0.0
+    # How long it had waited for a worker, as far as that is known.
+    queued_ms: float = 0.0
     pause: Pause | None = None
     span: telemetry.CallSpan | None = None
     # Why the caller no longer waits: the type of an error.
@@ -195,6 +199,25 @@ class Call(msgspec.Struct, eq=False):
         """End the call now, with a ``cancelled`` result; the handler is told. Returns at once."""
         self.complete_with(_CANCELLED)
 
+    @property
+    def unread(self) -> int:
+        """About how many bytes of memory its unread events take, also after its end; with the text of its result when the reader lags."""
+        held = 0 if self._events is None else self._events.held
+        if held > _LAGS:
+            held += 0 if self._assembly is None else sum(map(len, self._assembly.text))
+            held += 0 if self._result is None else len(self._result.output or "")
+        return held
+
+    def drop(self, error: ErrorInfo) -> None:
+        """End the call with ``error``, even if it has ended, and forget its text and what was not read."""
+        if self._result is None:
+            self._assembly = None
+            self.complete_with(error)
+        else:
+            self._result = ToolResult(success=False, error=error, meta=self._result.meta)
+        if self._events is not None:
+            self._events.clear()
+
     # -- for the bus ------------------------------------------------------------------------------
 
     def resume_from(self, position: Any) -> None:
@@ -272,7 +295,9 @@ class Call(msgspec.Struct, eq=False):
 
     def _react(self, event: Event, now: float) -> None:
         """Pause or resume the deadline, or count a reset, as an event demands."""
-        if type(event) is Asked:
+        if type(event) is Started:
+            self.queued_ms = event.queued_ms if event.attempt == 1 else 0.0
+        elif type(event) is Asked:
             self._pause(event.timeout, now)
         elif type(event) is Answered:
             self._resume(now)

@@ -41,7 +41,8 @@ def inquire(call: Call, error: ErrorInfo, connection: BusConnection) -> None:
 
 def unfinished_of(call: Call, error: ErrorInfo, connection: BusConnection | None) -> ErrorInfo:
     """Return the error of a call whose time was up while a worker had it."""
-    return unfinished(error, _service(call), available=connection is None or _is_served(call, connection))
+    timeout = 0.0 if call.request is None else call.request.timeout
+    return unfinished(error, _service(call), timeout, call.queued_ms, available=connection is None or _is_served(call, connection))
 
 
 def _service(call: Call) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from toolbus.broker.protocols import Beginning
-from toolbus.envelope import NOT_BEGUN, NOT_FINISHED, NOT_TAKEN, Request
+from toolbus.envelope import NOT_BEGUN, NOT_TAKEN, Request, late_code, waited_for
 from toolbus.results import ErrorInfo, ToolError, deadline_exceeded
 from toolbus.worker.run.states import RunState
 
@@ -20,27 +20,28 @@ LEAVING = ErrorInfo("cancelled", message="the worker is going away")
 GIVEN_UP = ErrorInfo("cancelled", message="the middleware around the handler gave it up")
 
 
-def deadline_passed(state: RunState, timeout: float) -> ErrorInfo:
-    """Return the error of a run that did not end within ``timeout`` seconds."""
-    message = f"the tool did not finish within {timeout:g} s"
+def deadline_passed(state: RunState, timeout: float, queued_ms: float = 0.0) -> ErrorInfo:
+    """Return the error of a run that did not end within ``timeout`` seconds, of which it had waited ``queued_ms`` milliseconds."""
+    message = f"the tool did not finish within {timeout:g} s{waited_for(queued_ms)}"
     if state is RunState.ENTERED:
         return ErrorInfo("outcome_unknown", "deadline_exceeded", f"{message}; {_MAYBE}")
-    return deadline_exceeded(message, NOT_FINISHED)
+    return deadline_exceeded(message, late_code(timeout, queued_ms))
 
 
-def given_up(state: RunState, why: str, *, once: bool) -> ErrorInfo:
+def given_up(state: RunState, why: str, timeout: float = 0.0, queued_ms: float = 0.0, *, once: bool) -> ErrorInfo:
     """Return the error of a run that its caller gave up; it says whether ``once`` work can have had its effect.
 
     Args:
         state: how far the run has come.
         why: the type of the error with which the call ended at its caller.
+        timeout, queued_ms: seconds that the call had, and milliseconds of them that it had waited for a worker.
         once: whether it is ``once`` work.
     """
     message = _GIVEN_UP.get(why, f"its caller gave it up ({why})")
     if state is RunState.ENTERED:
         return ErrorInfo("outcome_unknown", why, f"{message} while the tool ran; {_MAYBE}")
     if why == "deadline_exceeded":
-        return deadline_exceeded(f"{message} before the tool had finished", NOT_FINISHED)
+        return deadline_exceeded(f"{message} before the tool had finished{waited_for(queued_ms)}", late_code(timeout, queued_ms))
     if once:
         return ErrorInfo("cancelled", NOT_BEGUN, f"{message} before the tool began")
     return ErrorInfo("cancelled", "" if why == "cancelled" else why, message)

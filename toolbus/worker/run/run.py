@@ -132,12 +132,12 @@ class Run(msgspec.Struct, eq=False):
 
     def expire(self) -> None:
         """End the run because its time is up."""
-        self.stop(reasons.deadline_passed(self.state, self.delivery.request.timeout))
+        self.stop(reasons.deadline_passed(self.state, self.delivery.request.timeout, self._waited))
 
     def cancel(self, why: str = "cancelled") -> None:
         """End the run because its caller gave it up; ``why`` is the type of the error that the caller has."""
         once = self.handler.effect == "once" or self.delivery.request.effect == "once"
-        self.stop(reasons.given_up(self.state, why, once=once))
+        self.stop(reasons.given_up(self.state, why, self.delivery.request.timeout, self._waited, once=once))
 
     def interrupt(self) -> bool:
         """End the run because its worker leaves; return whether another worker may run the request, since it was not answered."""
@@ -196,6 +196,11 @@ class Run(msgspec.Struct, eq=False):
     def began(self) -> float:
         """The monotonic time at which it began to run; 0 before."""
         return self._started
+
+    @property
+    def _waited(self) -> float:
+        # An earlier attempt may have run most of the time since the request was published.
+        return self.delivery.queued_ms if self.delivery.attempt == 1 else 0.0
 
     @property
     def stuck(self) -> bool:
