@@ -8,7 +8,7 @@ import pytest
 
 from tests.contract import Place
 from tests.servers import eventually
-from toolbus import tool
+from toolbus import invocation, tool
 from toolbus.client.executor.observations import observe
 from toolbus.client.executor.steps import next_step
 from toolbus.results import ErrorInfo
@@ -38,10 +38,71 @@ async def test_the_error_says_whether_a_worker_took_the_call(place: Place) -> No
         assert "asking for less does not help" in observe(queued)
         ran = await running
         assert ran.error is not None
-        assert ran.error.type == "deadline_exceeded"
+        assert (ran.error.type, ran.error.retryable) == ("deadline_exceeded", True)
         assert "did not finish" in ran.error.message
         assert "ask for less" in observe(ran)
         assert len(begun) == 1
+
+
+@pytest.mark.parametrize("why", ["deadline_exceeded", "cancelled", "slow_consumer"])
+async def test_a_worker_knows_why_its_caller_gave_a_call_up(place: Place, why: str) -> None:
+    """The caller's timer is not taken for the caller's wish, whichever of both timers is first."""
+    told: list[ErrorInfo] = []
+
+    @tool(service="late", effect="read", replace=True)
+    async def linger() -> str:
+        """Take a while, and note why it ends."""
+        begun.set()
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            stopped = invocation()._run.stopped
+            assert stopped is not None
+            told.append(stopped)
+            raise
+        return ""
+
+    begun = asyncio.Event()
+    async with place.serving(linger) as bus:
+        await bus.wait_for_tool("linger")
+        async with bus.stream("linger") as call:
+            waiting = asyncio.create_task(call.result())
+            await begun.wait()
+            if why == "deadline_exceeded":
+                call.expire()
+            else:
+                call.complete_with(ErrorInfo(why))
+            await waiting
+            await eventually(lambda: told)
+    expected = {"deadline_exceeded": ("deadline_exceeded", "not_finished", True), "cancelled": ("cancelled", "", False)}
+    [error] = told
+    assert (error.type, error.code, error.retryable) == expected.get(why, ("cancelled", why, False))
+
+
+async def test_a_call_that_waited_most_of_its_time_says_so(place: Place) -> None:
+    """It is not the tool that takes too long: asking for less does not help."""
+
+    @tool(service="late", effect="read", replace=True)
+    async def linger(seconds: float) -> str:
+        """Take a while."""
+        begun.set()
+        await asyncio.sleep(seconds)
+        return ""
+
+    begun = asyncio.Event()
+    async with place.serving(linger, concurrency=1) as bus:
+        await bus.wait_for_tool("linger")
+        first = asyncio.create_task(bus.call("linger", {"seconds": 1.5}))
+        await begun.wait()
+        async with bus.stream("linger", {"seconds": 60}, timeout=2.5) as call:
+            async for _ in call.events():
+                pass
+            late = await call.result()
+        assert (await first).success
+    assert late.error is not None
+    assert (late.error.type, late.error.code, late.error.retryable) == ("deadline_exceeded", "began_late", True)
+    assert "of which it had waited 1." in late.error.message
+    assert "asking for less does not help" in observe(late)
 
 
 def test_the_next_step_after_a_call_that_ran_is_to_ask_for_less() -> None:

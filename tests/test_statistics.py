@@ -18,7 +18,8 @@ from toolbus.broker.admin import Admin
 from toolbus.broker.keys import Keys
 from toolbus.broker.recent.records import RecentCall
 from toolbus.broker.recent.writer import MOST_RECORDS
-from toolbus.broker.statistics.answers import BUCKETS, InstanceAnswer, ToolStatistics
+from toolbus.broker.statistics.answers import BUCKETS, MOST_CALLS, InstanceAnswer, RunningCall, ToolStatistics
+from toolbus.watch.assembly import running_calls
 from toolbus.worker.definition.retry import Retry
 
 pytestmark = pytest.mark.anyio
@@ -371,3 +372,36 @@ async def test_records_of_strangers_stop_no_reader(place: Place, document: bytes
             found, after = await admin.recent_after("0-0")
             assert [each.id for each in found] == ["first", "last"]
             assert (await admin.recent_after(after)) == ([], after)
+
+
+async def test_running_calls_are_named(place: Place) -> None:
+    """Each with who called it, its worker and since when, the longest first; those past the bound are only counted."""
+    async with place.serving(*TOOLS, concurrency=MOST_CALLS + 5) as bus, admin_of(place) as admin:
+        await bus.wait_for_tool("hold")
+        first = asyncio.create_task(bus.call("hold", user="ann", session="s"))
+
+        async def found() -> list[RunningCall]:
+            return running_calls((await admin.statistics()).answers.values())
+
+        [named] = await eventually(found)
+        assert (named.tool, named.service, named.user, named.session, named.attempt) == ("hold", "counted", "ann", "s", 1)
+        assert named.instance in (await admin.statistics()).answers
+        assert abs(named.since - await admin.now()) < 5
+        others = [asyncio.create_task(bus.call("hold")) for _ in range(MOST_CALLS + 2)]
+
+        async def all_run() -> bool:
+            [answer] = (await admin.statistics()).answers.values()
+            return answer.running == MOST_CALLS + 3
+
+        await eventually(all_run)
+        several = await found()
+        assert len(several) == MOST_CALLS
+        assert several[0].id == named.id
+        for task in (first, *others):
+            task.cancel()
+        await asyncio.gather(first, *others, return_exceptions=True)
+
+        async def ended() -> bool:
+            return not await found()
+
+        await eventually(ended)

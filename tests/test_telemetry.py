@@ -385,7 +385,7 @@ def test_nothing_happens_without_an_sdk() -> None:
         assert span is None
     telemetry.count("toolbus.resets")
     telemetry.record_call("add", "calculator", 0.1, None)
-    telemetry.record_run("calculator", 0.1, 0.0, 1, None)
+    telemetry.record_run("calculator", 0.1, 0.0, 1, "")
 
 
 def test_no_op_providers_are_not_active() -> None:
@@ -429,7 +429,7 @@ def test_call_and_run_are_measured(reader: InMemoryMetricReader) -> None:
     """A call's duration and outcome, a run's duration, waiting time, attempts and frames are recorded under their names."""
     telemetry.record_call("add", "calculator", 0.25, None)
     telemetry.record_call("add", "calculator", 0.5, ErrorInfo("tool_error"))
-    telemetry.record_run("calculator", 0.2, 0.05, 3, None)
+    telemetry.record_run("calculator", 0.2, 0.05, 3, "")
     telemetry.count("toolbus.resets", 2, toolbus__reason="hash")
     found = points(reader)
     assert set(found) == {

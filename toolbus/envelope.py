@@ -30,6 +30,8 @@ NOT_BEGUN = "not_begun"
 NOT_TAKEN = "not_taken"
 """Error code of a call whose time was up before a worker ran it."""
 NOT_FINISHED = "not_finished"
+BEGAN_LATE = "began_late"
+"""The code of a call whose time was up while it ran, most of which it had waited for a worker."""
 """Error code of a call whose time was up while a worker had it."""
 SESSION_LOST = "session_lost"
 """Error code of a call that was not run, or not run again, since the state of its session was lost."""
@@ -397,3 +399,13 @@ def pieces(text: str, limit: int) -> Iterator[str]:
             end -= 1
         yield data[start:end].decode()
         start = end
+
+
+def late_code(timeout: float, queued_ms: float) -> str:
+    """Return the code of a call whose ``timeout`` (seconds) was up while it ran, after it had waited for so many milliseconds."""
+    return BEGAN_LATE if queued_ms > timeout * 500 > 0 else NOT_FINISHED
+
+
+def waited_for(queued_ms: float) -> str:
+    """Return what to add to a sentence about a call's time that it spent waiting; empty for less than a second."""
+    return f", of which it had waited {queued_ms / 1000:.1f} s for a free slot of a worker" if queued_ms >= 1_000 else ""

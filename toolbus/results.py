@@ -77,6 +77,11 @@ class ErrorInfo(msgspec.Struct, frozen=True, omit_defaults=True):
         return f"{self.type}: {self.message}" if self.message else self.type
 
 
+def deadline_exceeded(message: str, code: str = "") -> ErrorInfo:
+    """Return the error of a call whose time was up. Whoever says so, the same call may succeed later."""
+    return ErrorInfo("deadline_exceeded", code, message, retryable=True)
+
+
 _MOST_PROGRESS = sys.float_info.max
 
 

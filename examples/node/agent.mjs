@@ -22,7 +22,7 @@ async function cancel(id, error) {
   const call = calls.get(id)
   if (!call) return
   end(id, error)
-  if (call.entry) await writing.script('publish/cancel', [`${P}q:${call.service}`, `${P}cancelled:${call.service}`], call.entry, id, 60_000, `${P}wake:${call.service}`)
+  if (call.entry) await writing.script('publish/cancel', [`${P}q:${call.service}`, `${P}cancelled:${call.service}`], call.entry, id, 60_000, `${P}wake:${call.service}`, error.type)
 }
 
 async function publish({ call: name, service, tool, arguments: given = {}, timeout = 60 }) {

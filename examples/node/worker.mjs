@@ -58,14 +58,15 @@ async function answer(entry, request, deadline) {
     const tool = tools[request.tool]
     if ((request.v ?? 1) !== 1) error = { type: 'invalid_arguments', message: `this worker speaks version 1, not ${request.v}` }
     else if (!tool) error = { type: 'not_found', message: `there is no tool ${request.tool}` }
-    else if (deadline <= Date.now()) error = { type: 'deadline_exceeded', message: 'the deadline had passed' }
+    else if (deadline <= Date.now()) error = { type: 'deadline_exceeded', message: 'the deadline had passed', retryable: true }
     else if (request.events) await writing.script('finish/send', [live], to, frame({ kind: 'start' }))
     if (!error) for await (const part of tool.run(request.arguments ?? {}, controller.signal)) for (const piece of pieces(part)) {
       controller.signal.throwIfAborted()
       if ((await writing.script('finish/send', [live], to, frame({ response: piece }))).length) controller.abort('cancelled') // the agent is gone
     }
   } catch (reason) {
-    error = controller.signal.aborted ? { type: controller.signal.reason, message: 'stopped' } : { type: 'tool_error', message: String(reason) }
+    const why = controller.signal.reason
+    error = controller.signal.aborted ? { type: why, message: 'stopped', retryable: why === 'deadline_exceeded' } : { type: 'tool_error', message: String(reason) }
   }
   clearTimeout(timer)
   running.delete(request.id)

@@ -206,9 +206,9 @@ class FakeListener:
         """Count."""
         self.left_over += 1
 
-    def on_cancelled(self, call: str) -> None:
+    def on_cancelled(self, call: str, why: str = "cancelled") -> None:
         """Take note."""
-        self.cancelled.append(call)
+        self.cancelled.append(call if why == "cancelled" else f"{call} {why}")
 
     def on_lost(self, delivery: Delivery) -> None:
         """Take note."""

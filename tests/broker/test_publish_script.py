@@ -194,3 +194,26 @@ def test_a_reply_stream_is_made_once(publishing: Publishing) -> None:
     assert publishing.redis.eval(scripts.LISTEN.source, 1, stream, 60_000) == 1
     assert publishing.redis.eval(scripts.LISTEN.source, 1, stream, 90_000) in {0, None}
     assert publishing.redis.pttl(stream) > 60_000
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("why", ["", "cancelled", "deadline_exceeded"])
+def test_workers_hear_why_a_call_is_over(publishing: Publishing, shared: bool, why: str) -> None:
+    """Beside the word that every worker knows, unless that says it all."""
+    redis, keys = publishing.redis, publishing.keys
+    entry = publishing.share("call")[1].decode() if shared else publishing.flush(0, "one")
+    redis.xreadgroup("g", "worker", {publishing.queue: ">"})
+    with redis.pubsub() as heard:
+        heard.subscribe("wake")
+        heard.get_message(timeout=1)
+        if shared:
+            of_call = (keys.shared("key"), publishing.queue, keys.cancelled("pool"))
+            redis.eval(scripts.LEAVE.source, 3, *of_call, "call", "call", "0-1", 5_000, "wake", keys.prefix, 0, *([why] if why else []))
+        else:
+            redis.eval(
+                scripts.CANCEL.source, 2, publishing.queue, keys.cancelled("pool"), entry, "call", 5_000, "wake", *([why] if why else [])
+            )
+        words = [heard.get_message(timeout=1)["data"]]
+        if why == "deadline_exceeded":
+            words.append(heard.get_message(timeout=1)["data"])
+    assert words == [*([b"over call deadline_exceeded"] if why == "deadline_exceeded" else []), b"cancel call"]

@@ -271,7 +271,7 @@ async def test_a_call_is_cancelled_where_it_is_queued(publishing: Publishing) ->
         publishing.publisher.cancel("call", "pool", "1-1", 0, fates.append)
     assert fates == ["removed", "signalled", "gone", "shared", "unknown", "unknown"]
     assert publishing.link.keys("cancel")[0] == (KEYS.queue("pool"), KEYS.cancelled("pool"))
-    assert publishing.link.args("cancel")[0] == ("1-1", "call", 1, KEYS.wake("pool"))
+    assert publishing.link.args("cancel")[0] == ("1-1", "call", 1, KEYS.wake("pool"), "cancelled")
     publishing.publisher.cancel("call", "pool", "1-1", 500, None)
     assert publishing.link.args("cancel")[-1][2] == 500
 

@@ -231,11 +231,11 @@ def test_a_caller_leaves_the_call_that_runs_for_it(effect: str, once: int) -> No
     sent = request(b"1-0", idempotency_key="key", shared=True, effect=effect)
     calling.calls.cancel(sent, "pool", "1-1", fates.append, 5.0)
     calling.calls.forget("call-1-0")
-    calling.calls.cancel(sent, "pool", "", None, -60.0)
+    calling.calls.cancel(sent, "pool", "", None, -60.0, "deadline_exceeded")
     assert calling.link.keys("leave")[0] == (KEYS.shared(share_digest(sent)), KEYS.queue("pool"), KEYS.cancelled("pool"))
     assert calling.link.args("leave") == [
-        ("call-1-0", "first", "1-1", 35_000, KEYS.wake("pool"), KEYS.prefix, once),
-        ("call-1-0", "call-1-0", "0-1", 1, KEYS.wake("pool"), KEYS.prefix, once),
+        ("call-1-0", "first", "1-1", 35_000, KEYS.wake("pool"), KEYS.prefix, once, "cancelled"),
+        ("call-1-0", "call-1-0", "0-1", 1, KEYS.wake("pool"), KEYS.prefix, once, "deadline_exceeded"),
     ]
     assert fates == ["signalled"]
     assert calling.calls.positions() == []

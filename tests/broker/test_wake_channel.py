@@ -68,6 +68,8 @@ async def test_messages_reach_those_whom_they_concern(waking: Waking) -> None:
     """Messages for other services and workers are ignored, and so are those that can't be read."""
     await waking.hear("cancel call-1")
     assert waking.bench.listener.cancelled == ["call-1"]
+    await waking.hear("over call-2 deadline_exceeded")
+    assert waking.bench.listener.cancelled.pop() == "call-2 deadline_exceeded"
     assert await waking.hear("confirm id-1") == [("confirmed", "id-1")]
     assert await waking.hear("back pool") == [("back", "pool")]
     assert await waking.hear("back other") == []
@@ -77,7 +79,7 @@ async def test_messages_reach_those_whom_they_concern(waking: Waking) -> None:
     assert await waking.hear("left agent") == [("left", "pool", "agent")]
     assert await waking.hear('end ["user","session"]') == [("closed", "pool", "user", "session")]
     assert await waking.hear("left agent", channel=KEYS.wake("other")) == []
-    for nonsense in ("cancel !", "end nonsense", "left !", "confirm", "pause other", "what"):
+    for nonsense in ("cancel !", "end nonsense", "left !", "confirm", "pause other", "what", "over call-1", "over ! cancelled"):
         assert await waking.hear(nonsense) == []
     waking.channel.receive([b"message", b"\xff", b"cancel \xff"])
     waking.channel.receive([b"subscribe", b"channel", 1])

@@ -85,10 +85,10 @@ async def test_the_commands_of_the_guide_work_under_monitor(
         assert "roles_echo" in done.stdout or "roles-cli" in done.stdout
 
 
-def test_tools_are_all_listed_by_a_monitor(shell: Shell, under: As) -> None:
-    """Also those that nobody serves, and their definitions."""
+def test_options_of_listings_work_for_a_monitor(shell: Shell, under: As) -> None:
+    """Tools that nobody serves, definitions, and running calls."""
     with under("monitor"):
-        for words in (("tools", "--all"), ("tools", "--format", "openai")):
+        for words in (("tools", "--all"), ("tools", "--format", "openai"), ("calls", "--running")):
             assert shell.run(*words).returncode == 0
 
 

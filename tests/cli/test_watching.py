@@ -9,12 +9,14 @@ import pytest
 import redis
 
 from tests.cli.shell import Shell
-from tests.servers import eventually
+from tests.servers import eventually, eventually_sync
 from toolbus.broker.keys import Keys
 
 pytestmark = pytest.mark.anyio
 
 TOOLS = '''"""Tools of a test."""
+
+import asyncio
 
 from toolbus import ToolError, tool
 
@@ -23,6 +25,12 @@ from toolbus import ToolError, tool
 async def shout(text: str):
     """Shout a text."""
     return text.upper()
+
+
+@tool(effect="read")
+async def dawdle():
+    """Take a minute."""
+    await asyncio.sleep(60)
 
 
 @tool(effect="read")
@@ -106,6 +114,20 @@ def test_calls_can_be_narrowed(called: Shell) -> None:
     assert "tool_error: luck: no luck" in lines[3]
 
 
+def test_running_calls_are_listed(called: Shell) -> None:
+    """With their users and workers, as text and JSON, also for who may only watch; what makes no sense with them is refused."""
+    assert called.json("calls", "--running") == []
+    called.start_anew("call", "dawdle", "--user", "ann")
+    [found] = eventually_sync(lambda: called.json("calls", "--running", "--tool", "dawdle"))
+    assert (found["tool"], found["user"], found["attempt"], found["stopped"]) == ("dawdle", "ann", 1, False)
+    assert found["since"] > 1e9
+    assert called.json("calls", "--running", "--user", "bob") == []
+    lines = called.run("calls", "--running").stdout.splitlines()
+    assert lines[0].split() == ["SINCE", "TOOL", "TRY", "USER", "WORKER", "CALL", "STATE"]
+    assert lines[1].split()[1:] == ["dawdle", "1", "ann", found["instance"], found["id"]]
+    assert called.run("calls", "--running", "--follow").returncode == 2
+
+
 async def test_calls_are_followed_until_ctrl_c(called: Shell) -> None:
     """Requests that are there already, and then each new one on a line of its own."""
     program = called.start_anew("calls", "--follow", "--output", "json", "--tool", "shout")
@@ -133,7 +155,7 @@ def test_top_prints_one_snapshot(called: Shell) -> None:
     found = called.json("top", "--once", "--every", "0.2")
     assert [(each["id"], each["live"], each["calls"]) for each in found["services"]] == [("loud", True, 3)]
     assert [each["answered"] for each in found["instances"]] == [True]
-    assert {each["name"]: each["failures"] for each in found["tools"]} == {"shout": 0, "stumble": 1}
+    assert {each["name"]: each["failures"] for each in found["tools"]} == {"dawdle": 0, "shout": 0, "stumble": 1}
     assert len(found["recent"]) == 3
     assert found["window"] >= 0.2
     assert found["problems"] == []

@@ -46,8 +46,9 @@ class Host:
             raise self.problems.pop(0)
         return self.trouble
 
-    def withdraw(self, call: Call) -> None:
+    def withdraw(self, call: Call, why: str) -> None:
         """Record that the caller of a call no longer waits."""
+        call.withdrawn = why
         self.withdrawn.append(call)
 
     def inquire(self, call: Call, error: ErrorInfo) -> None:

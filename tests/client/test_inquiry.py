@@ -40,7 +40,14 @@ class Broker:
         """Send nothing."""
 
     def cancel(
-        self, request: Request, queue: str, entry: str, on_fate: Callable[[Fate], None] | None = None, *, waited: float = 0.0
+        self,
+        request: Request,
+        queue: str,
+        entry: str,
+        on_fate: Callable[[Fate], None] | None = None,
+        *,
+        waited: float = 0.0,
+        why: str = "cancelled",
     ) -> None:
         """Record an inquiry; a plain cancellation needs no answer."""
         if on_fate is not None:

@@ -16,7 +16,7 @@ from toolbus.client.calls import refusals
 from toolbus.client.executor.observations import observe
 from toolbus.client.executor.steps import AFTER, NEXT, next_step, waiting
 from toolbus.middleware.limits import Quota, RateLimit
-from toolbus.results import ErrorType
+from toolbus.results import ErrorType, deadline_exceeded
 
 PACKAGE = Path(toolbus.__file__).parent
 # What a model can't do or know: options of programs, names of Python, keys.
@@ -26,7 +26,8 @@ BY_TYPE = {
     ("unavailable", "withdrawn"), ("unavailable", "no_worker"), ("unavailable", "circuit_open"), ("unavailable", "not_replicated"),
     ("unavailable", "no_process"), ("unavailable", "rate_limit"), ("unavailable", "quota"), ("rate_limited", "rate_limit"),
     ("rate_limited", "quota"), ("overloaded", "confirmations"), ("forbidden", "denied"), ("cancelled", envelope.NOT_BEGUN),
-    ("deadline_exceeded", "idle_timeout"), ("invalid_arguments", "bad_json"), ("invalid_arguments", "bad_reference"),
+    ("deadline_exceeded", "idle_timeout"), ("slow_consumer", "gateway_buffer"),
+    ("invalid_arguments", "bad_json"), ("invalid_arguments", "bad_reference"),
     ("invalid_arguments", "malformed_request"), ("tool_error", "max_deliveries"), ("tool_error", "process_died"),
     ("unavailable", "frames_refused"), ("tool_error", "CancelledError"), ("tool_error", "SystemExit"),
     # Of recorded tools.
@@ -69,9 +70,27 @@ def of_call(node: ast.Call) -> Iterator[tuple[str, str]]:
     if node.func.id == "ErrorInfo" and node.args:
         code = node.args[1] if len(node.args) > 1 else named.get("code")
         yield from ((kind, text) for kind in texts(node.args[0]) for text in texts(code))
+    elif node.func.id == "deadline_exceeded":
+        code = node.args[1] if len(node.args) > 1 else named.get("code")
+        yield from (("deadline_exceeded", text) for text in texts(code))
     elif node.func.id == "ToolError":
         kinds = list(texts(named.get("type"))) or ["tool_error"]
         yield from ((kind, text) for kind in kinds for text in texts(named.get("code")))
+
+
+def test_the_bus_makes_timeouts_in_one_place() -> None:
+    """So they are retryable wherever they come from."""
+    made = deadline_exceeded("late")
+    assert (made.type, made.retryable) == ("deadline_exceeded", True)
+    elsewhere = [
+        f"{path.relative_to(PACKAGE)}:{node.lineno}"
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in {"ErrorInfo", "ToolError"}
+        for kind in (*node.args[:1], *(each.value for each in node.keywords if each.arg == "type"))
+        if "deadline_exceeded" in texts(kind) and path.name != "results.py"
+    ]
+    assert elsewhere == []
 
 
 def texts(node: ast.expr | None) -> Iterator[str]:

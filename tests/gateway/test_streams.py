@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import os
 import secrets
+from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.gateway.served import Event, Site, events, noted, stream, text_of
+from tests.forking import Program
+from tests.gateway.served import Event, Site, events, noted, run, stream, text_of
 from tests.servers import eventually
 
 pytestmark = pytest.mark.anyio
@@ -158,15 +161,51 @@ async def test_a_stopping_gateway_hands_streams_to_another(site: Site, other: ht
     await eventually(lambda: program.poll() == 0, timeout=30.0)
 
 
-async def test_a_client_that_reads_nothing_ends_as_a_slow_consumer(client: httpx.AsyncClient, site: Site) -> None:
-    """Its call ends, the gateway's memory is bounded, and others go on."""
-    host, _, port = site.urls[0].removeprefix("http://").partition(":")
-    reader, writer = await asyncio.open_connection(host, int(port), limit=1024)
-    mark = secrets.token_hex(4)
+async def flooded(url: str, mark: str) -> asyncio.StreamWriter:
+    """The connection of a client that asks for endless text and reads none of it."""
+    host, _, port = url.removeprefix("http://").partition(":")
+    _, writer = await asyncio.open_connection(host, int(port), limit=1024)
     body = b'{"tool_id": "floods", "params": {"mark": "%b"}}' % mark.encode()
     head = b"POST /run_tool HTTP/1.1\r\nHost: localhost\r\nAccept: text/event-stream\r\nContent-Type: application/json\r\n"
     writer.write(head + b"Content-Length: %d\r\n\r\n%b" % (len(body), body))
     await writer.drain()
+    return writer
+
+
+async def test_a_client_that_reads_nothing_ends_as_a_slow_consumer(client: httpx.AsyncClient, site: Site) -> None:
+    """Its call ends, the gateway's memory is bounded, and others go on."""
+    mark = secrets.token_hex(4)
+    writer = await flooded(site.urls[0], mark)
     await noted(client, f"{mark}-cancelled")
     writer.close()
-    assert reader is not None
+
+
+def resident(program: Program) -> int:
+    """The bytes of memory that a process has."""
+    return int(Path(f"/proc/{program.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+async def test_all_streams_together_hold_no_more_than_the_bound(site: Site, client: httpx.AsyncClient) -> None:
+    """The slowest end, though none holds as much as a call may; one that is read goes on to its end."""
+    program, url = site.gateway("--buffer", "8")
+    mark = secrets.token_hex(4)
+    async with httpx.AsyncClient(base_url=url, timeout=30) as own:
+        assert (await own.get("/health")).status_code == 200
+        before = resident(program)
+
+        async def counted() -> list[Event]:
+            async with stream(own, "counts", {"upto": 100, "pause": 0.05}) as response:
+                return [event async for event in events(response)]
+
+        reads = asyncio.create_task(counted())
+        writers = [await flooded(url, mark) for _ in range(10)]
+        most = before
+        while (await run(client, "seen", {"name": f"{mark}-cancelled"})).json()["data"] < len(writers):
+            most = max(most, resident(program))
+            await asyncio.sleep(0.05)
+        assert (await reads)[-1].data["success"] is True
+    for writer in writers:
+        writer.close()
+    assert most - before < 150_000_000, f"{(most - before) // 1_000_000} MB"
+    assert site.logged(program, "gateway.stream_dropped")["bytes"] < 8_388_608
+    program.terminate()

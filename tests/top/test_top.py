@@ -117,13 +117,14 @@ async def test_every_table_has_its_key() -> None:
             ("5", "no luck"),
             ("6", "nothing waits"),
             ("7", "no open sessions"),
+            ("8", "no running calls"),
         ):
             await pilot.press(key)
             await shown(app, pilot, text)
         await pilot.press("tab")
         await shown(app, pilot, "service000")
         await pilot.press("shift+tab")
-        await shown(app, pilot, "no open sessions")
+        await shown(app, pilot, "no running calls")
 
 
 async def test_rows_are_sorted_by_any_column_either_way() -> None:

@@ -149,13 +149,20 @@ class RedisAgentBroker:
         self._steps.publisher.publish(Publish(request.id, queue, limit, deadline, document, sender, request.effect == "once", session))
 
     def cancel(
-        self, request: Request, queue: str, entry: str, on_fate: Callable[[Fate], None] | None = None, *, waited: float = 0.0
+        self,
+        request: Request,
+        queue: str,
+        entry: str,
+        on_fate: Callable[[Fate], None] | None = None,
+        *,
+        waited: float = 0.0,
+        why: str = "cancelled",
     ) -> None:
         """Remove a queued call, or tell the worker that runs it."""
         if request.shared:
-            self._steps.shared.cancel(request, queue, entry, on_fate, waited)
+            self._steps.shared.cancel(request, queue, entry, on_fate, waited, why)
             return
-        self._steps.publisher.cancel(request.id, queue, entry, int((request.timeout + waited) * 1000), on_fate)
+        self._steps.publisher.cancel(request.id, queue, entry, int((request.timeout + waited) * 1000), on_fate, why)
 
     def forget(self, request: Request) -> None:
         """Stop reading for a call that has ended."""

@@ -24,7 +24,7 @@ _COMMANDS = {
     "agent": ("agent", "Let a model answer QUESTION with tools."),
     "approve": ("pins", "Approve a tool as it is now, so that agents may use this form of it."),
     "call": ("calls", "Call a tool."),
-    "calls": ("recent", "Show the attempts of recent calls."),
+    "calls": ("recent", "Show the attempts of recent calls, and what runs."),
     "chat": ("chat", "Talk with the service agent."),
     "confirm": ("confirm", "Show and answer confirmation requests."),
     "conformance": ("conformance", "Try whether a worker or an agent in another language keeps the protocol."),

@@ -1,20 +1,24 @@
-"""``calls``: show the recent calls, and follow them."""
+"""``calls``: show the recent calls and those that run, and follow them."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
 from toolbus.cli.common import namespace_of, output_option, with_admin
 from toolbus.cli.output import print_json, print_table, say
-from toolbus.display import visible
+from toolbus.display import one_line, visible
 
 if TYPE_CHECKING:
     from toolbus.broker.admin import Admin
     from toolbus.broker.recent.records import RecentCall
+    from toolbus.broker.statistics.answers import RunningCall
+    from toolbus.broker.statistics.asking import Statistics
+
+    C = TypeVar("C", RecentCall, RunningCall)
 
 # As many as the server keeps, about.
 _MOST = 1_200
@@ -28,6 +32,7 @@ _FAILED = frozenset({"failed", "cancelled", "retried", "lost", "dead"})
 @click.option("--user", help="Only calls for this user.")
 @click.option("--call", help="Only the attempts of calls whose id starts with this.")
 @click.option("--failed", is_flag=True, help="Only attempts that did not succeed.")
+@click.option("--running", is_flag=True, help="The calls that run now instead, asked from the workers; the longest first.")
 @click.option("--limit", type=click.IntRange(1, _MOST), default=50, show_default=True, help="At most so many, the newest ones.")
 @click.option("--follow", is_flag=True, help="Go on with new ones as they come, until Ctrl-C; JSON has one document per line.")
 @output_option
@@ -39,6 +44,7 @@ def calls_command(
     user: str | None,
     call: str | None,
     failed: bool,
+    running: bool,
     limit: int,
     follow: bool,
     output: str,
@@ -48,25 +54,34 @@ def calls_command(
     Workers tell of some of them: of all while there are few, and of at most ten a second each while there are many. Attempts that
     did not succeed have a share of their own. TOOLBUS_RECENT=off at a worker turns that off.
 
-    \b
-    Example:
-      toolbus calls --failed --follow
-    """
-    sought = {"tool": tool, "service": service, "user": user}
+    With --running, each worker names a hundred calls at most, those that have run longest.
 
-    def chosen(found: Iterable[RecentCall]) -> list[RecentCall]:
-        wanted = {name: value for name, value in sought.items() if value is not None}
+    \b
+    Examples:
+      toolbus calls --failed --follow
+      toolbus calls --running --tool search
+    """
+    wanted = {name: value for name, value in (("tool", tool), ("service", service), ("user", user)) if value is not None}
+    if running and (failed or follow):
+        raise click.UsageError("--running shows calls that have not ended; leave out --failed and --follow")
+
+    def chosen(found: Iterable[C]) -> list[C]:
         return [
-            each
-            for each in found
-            if all(getattr(each, name) == value for name, value in wanted.items())
-            and (not failed or each.outcome in _FAILED)
-            and each.id.startswith(call or "")
+            each for each in found if all(getattr(each, name) == value for name, value in wanted.items()) and each.id.startswith(call or "")
         ]
 
+    def ended(found: Iterable[RecentCall]) -> list[RecentCall]:
+        return [each for each in chosen(found) if not failed or each.outcome in _FAILED]
+
     async def main(admin: Admin) -> None:
+        if running:
+            from toolbus.watch.assembly import running_calls
+
+            statistics = await admin.statistics(service or "")
+            _print_running(ctx, chosen(running_calls(statistics.answers.values()))[:limit], statistics, output)
+            return
         everything = await admin.recent(_MOST)
-        found = chosen(everything)[:limit][::-1]
+        found = ended(everything)[:limit][::-1]
         if not follow:
             _print(ctx, found, output)
             return
@@ -76,7 +91,7 @@ def calls_command(
                 _print_line(each, output)
             await asyncio.sleep(_EVERY)
             new, after = await admin.recent_after(after)
-            found = chosen(new)
+            found = ended(new)
 
     with_admin(ctx, main)
 
@@ -89,6 +104,24 @@ def _print(ctx: click.Context, found: list[RecentCall], output: str) -> None:
         return
     table = TABLES["calls"]
     print_table([column.title for column in table.columns], map(table.cells, found), empty=f"no recent calls{namespace_of(ctx)}")
+
+
+def _print_running(ctx: click.Context, found: list[RunningCall], statistics: Statistics, output: str) -> None:
+    import msgspec
+
+    from toolbus.watch.tables import TABLES
+
+    if output == "json":
+        print_json([msgspec.structs.asdict(each) for each in found])
+    else:
+        table = TABLES["running"]
+        print_table([column.title for column in table.columns], map(table.cells, found), empty=f"no running calls{namespace_of(ctx)}")
+    held = sum(answer.running for answer in statistics.answers.values())
+    named = sum(len(answer.calls) for answer in statistics.answers.values())
+    if held > named:
+        say(f"workers hold {held - named} more calls than they name", fg="yellow", err=True)
+    if statistics.silent:
+        say(f"workers that did not answer: {one_line(', '.join(map(visible, statistics.silent)), 300)}", fg="yellow", err=True)
 
 
 def _print_line(call: RecentCall, output: str) -> None:

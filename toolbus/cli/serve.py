@@ -54,6 +54,15 @@ _ENV = "TOOLBUS_GATEWAY_"
     envvar=f"{_ENV}HEARTBEAT",
     help="Longest silence of a stream of events, in seconds.",
 )
+@click.option(
+    "--buffer",
+    type=click.FloatRange(1, 1_000_000),
+    default=128.0,
+    show_default=True,
+    metavar="MB",
+    envvar=f"{_ENV}BUFFER",
+    help="Most megabytes that all streams together hold for clients that read slowly.",
+)
 @health_options(_ENV)
 @access_options
 @click.option("--listening", type=int, hidden=True)
@@ -68,6 +77,7 @@ def serve_command(
     grace: float | None,
     resume: float,
     heartbeat: float,
+    buffer: float,
     health_host: str,
     health_port: int | None,
     listening: int | None,
@@ -115,7 +125,7 @@ def serve_command(
     telemetry.configure_export("toolbus-gateway")
     place = listen(host, port) if listening is None else socket.socket(fileno=listening)
     probed = ProbePlace(health_host, health_port)
-    options = GatewayOptions(chat=chat, resume=resume, heartbeat=heartbeat)
+    options = GatewayOptions(chat=chat, resume=resume, heartbeat=heartbeat, buffer=buffer)
     with place:
         run_loop(lambda: _serve(settings, options, auth, guards, place, probed, lifeline, is_open=is_open))
     sys.stdout.flush()

@@ -8,7 +8,9 @@ from functools import cached_property
 
 from starlette.requests import HTTPConnection
 
+from toolbus import telemetry
 from toolbus.client.bus import ToolBus
+from toolbus.client.calls.call import Call
 from toolbus.deadlines import Deadlines
 from toolbus.gateway.backlog import Backlog
 from toolbus.gateway.measures import Measures
@@ -17,8 +19,49 @@ from toolbus.gateway.options import GatewayOptions
 from toolbus.gateway.principals import Authenticator, Permission, Principal
 from toolbus.gateway.problems import Problem
 from toolbus.gateway.supplied import Supply
+from toolbus.results import ErrorInfo
 
 _POLL = 0.05
+_MEGABYTE = 1_000_000
+# Seconds between two looks at what streams hold; a gateway takes in some MB meanwhile.
+_LOOK_AGAIN = 0.1
+
+
+class StreamBuffers:
+    """Keeps what the streams of a gateway hold for slow clients below a bound.
+
+    Args:
+        most: megabytes of all together; above that, the streams that hold most end as ``slow_consumer``.
+    """
+
+    def __init__(self, most: float) -> None:
+        self._most = most
+        self._calls: set[Call] = set()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, call: Call) -> None:
+        """Count a call until ``remove``, also what is not read of it when it has ended."""
+        self._calls.add(call)
+        if self._timer is None:
+            self._look_later()
+
+    def remove(self, call: Call) -> None:
+        """Count a call no longer."""
+        self._calls.discard(call)
+
+    def _look_later(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(_LOOK_AGAIN, self._look) if self._calls else None
+
+    def _look(self) -> None:
+        held = sorted(((size, call) for call in self._calls if (size := call.unread)), key=lambda each: each[0])
+        over = sum(size for size, _ in held) - self._most * _MEGABYTE
+        while held and over > 0:
+            size, call = held.pop()
+            over -= size
+            telemetry.log.warning("gateway.stream_dropped", id=call.id, bytes=size)
+            message = f"the client reads too slowly: {size} bytes wait for it, and all streams together hold more than {self._most:g} MB"
+            call.drop(ErrorInfo("slow_consumer", "gateway_buffer", message))
+        self._look_later()
 
 
 class Gateway:
@@ -32,6 +75,7 @@ class Gateway:
     Attributes:
         measures: counts of the calls that came over HTTP.
         draining: set when the gateway is told to stop: no answer that has no end of its own goes on.
+        buffers: what its streams hold.
         stopping: set when streams that can be resumed elsewhere are to end.
     """
 
@@ -41,6 +85,7 @@ class Gateway:
         self.authenticator = authenticator
         self.options = options or GatewayOptions()
         self.measures = Measures()
+        self.buffers = StreamBuffers(self.options.buffer)
         self.draining = asyncio.Event()
         self.stopping = asyncio.Event()
         self.documents = Documents()

@@ -91,10 +91,12 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events until the call ends."""
         self._gateway.measures.streams += 1
+        self._gateway.buffers.add(self._call)
         try:
             await self._send_all(send)
         finally:
             self._gateway.measures.streams -= 1
+            self._gateway.buffers.remove(self._call)
             self.close()
 
     def close(self) -> None:

@@ -6,7 +6,7 @@ import asyncio
 
 from toolbus import rules
 from toolbus.middleware.chain import Next, ToolCall
-from toolbus.results import ErrorInfo, ToolResult
+from toolbus.results import ErrorInfo, ToolResult, deadline_exceeded
 
 _RULES = {"seconds": rules.number("a number of seconds above 0", above=0, most=1e9)}
 
@@ -34,4 +34,4 @@ class Timeout:
         message = f"{call.name} did not finish within {self.seconds:g} s"
         if call.effect == "once":
             return ToolResult.fail(ErrorInfo("outcome_unknown", "timeout", f"{message}; it may or may not have taken effect"))
-        return ToolResult.fail(ErrorInfo("deadline_exceeded", "timeout", message, retryable=True))
+        return ToolResult.fail(deadline_exceeded(message, "timeout"))

@@ -26,13 +26,12 @@ from mcp_types import (
 )
 
 from toolbus.mounts.codes import TOO_LONG, is_over, is_unreadable
-from toolbus.results import Blob, ErrorInfo, ErrorType, ToolError, ToolResult
+from toolbus.results import Blob, ErrorInfo, ErrorType, ToolError, ToolResult, deadline_exceeded
 
 _MOST_MESSAGE = 2_000
 _TYPES: dict[int, ErrorType] = {
     INVALID_PARAMS: "invalid_arguments",
     METHOD_NOT_FOUND: "not_found",
-    REQUEST_TIMEOUT: "deadline_exceeded",
 }
 
 
@@ -83,6 +82,8 @@ def error_of(error: MCPError, effect: str) -> ToolError:
     if is_unreadable(error):
         return bad_answer(error.message)
     message = str(error.message)[:_MOST_MESSAGE]
+    if error.code == REQUEST_TIMEOUT:
+        return ToolError(deadline_exceeded(message, f"mcp_{error.code}"))
     return ToolError(message, type=_TYPES.get(error.code, "tool_error"), code="too_long" if error.code == TOO_LONG else f"mcp_{error.code}")
 
 

@@ -103,12 +103,20 @@ def record_call(tool: str, service: str, seconds: float, error: ErrorInfo | None
     instruments.add("toolbus.calls", 1, (("messaging.destination.name", service), *outcome))
 
 
-def record_run(service: str, seconds: float, queued: float, frames: int, error: ErrorInfo | None) -> None:
-    """Record the end of a handler, at the worker's side; ``queued`` is how many seconds its request had waited."""
+def record_run(service: str, seconds: float, queued: float, frames: int, error: str) -> None:
+    """Record the end of a run, at the worker's side.
+
+    Args:
+        service: of the tool.
+        seconds: how long it ran.
+        queued: seconds that its request had waited.
+        frames: how many it sent.
+        error: the type of its error, ``handed_back`` or ``lost`` when another worker goes on with it; empty for a success.
+    """
     if not metering():
         return
     instruments, about = _all(), {"messaging.destination.name": service}
-    process = {"messaging.system": "redis", "messaging.operation.name": "process", **about, **dict(_outcome(error))}
+    process = {"messaging.system": "redis", "messaging.operation.name": "process", **about, **({"error.type": error} if error else {})}
     instruments.record("messaging.process.duration", seconds, process)
     instruments.record("toolbus.queue.duration", queued, about)
     counted = (("messaging.destination.name", service),)

@@ -22,8 +22,9 @@ ABOUT: Mapping[str, tuple[str, ...]] = {
 _EACH = frozenset(
     {
         # A line for each call, request, session or answer, which somebody may look for.
-        "call.abandoned", "call.alone", "call.crashed", "call.failed", "call.finished", "cancel.done", "confirmation.asked",
-        "confirmation.settled", "execution.crashed", "execution.failed", "execution.finished", "execution.started", "request.buried",
+        "call.abandoned", "call.alone", "call.cancelled", "call.crashed", "call.failed", "call.finished", "call.handed_back",
+        "cancel.done", "confirmation.asked", "confirmation.settled", "execution.crashed", "execution.failed", "execution.finished",
+        "execution.started", "request.buried",
         "session.ended", "session.handed_over", "session.lost", "session.restored", "session.unopened", "session.unrestored",
         # A line for each step in the life of a process, and for each part of its own program.
         "nanoclaw.left_out", "project.unreadable", "service.registered", "service.withdrawn", "supervisor.killing", "supervisor.reloading",

@@ -12,7 +12,7 @@ from typing import Any, Self
 from toolbus.broker.protocols import Delivery
 from toolbus.envelope import Request, decode_request, encode_request, new_id, new_run
 from toolbus.middleware.chain import Middleware, checked
-from toolbus.results import ConfigurationError, ErrorInfo, ToolResult
+from toolbus.results import ConfigurationError, ToolResult
 from toolbus.settings import Settings
 from toolbus.testing.outcome import Outcome
 from toolbus.testing.recorder import Confirm, Recorder
@@ -161,7 +161,7 @@ class InvocationEnvironment:
     def cancel(self) -> None:
         """Cancel the running calls, as a caller would."""
         for run in [*self._runs]:
-            run.stop(ErrorInfo("cancelled", message="cancelled by the caller"))
+            run.cancel()
 
     async def _serve(self, owner: object) -> Served:
         async with self._lock:

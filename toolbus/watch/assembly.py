@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
+
+import msgspec
 
 from toolbus.broker.admin import ServiceOverview
 from toolbus.broker.dead_letters.dead_letters import DeadLetter
-from toolbus.broker.statistics.answers import InstanceAnswer, ToolStatistics
+from toolbus.broker.statistics.answers import InstanceAnswer, RunningCall, ToolStatistics
 from toolbus.broker.statistics.asking import Statistics, merged
 from toolbus.descriptors import ToolDescriptor
 from toolbus.display import shortened
@@ -136,6 +139,12 @@ def session_views(answers: Iterable[InstanceAnswer]) -> tuple[SessionView, ...]:
         for each in answer.sessions
     ]
     return tuple(sorted(found, key=lambda view: view.idle))
+
+
+def running_calls(answers: Iterable[InstanceAnswer]) -> list[RunningCall]:
+    """Return the calls that run, the longest first and those that wait to begin last."""
+    found = [msgspec.structs.replace(each, instance=answer.instance) for answer in answers for each in answer.calls]
+    return sorted(found, key=lambda each: each.since or math.inf)
 
 
 def dead_letter_view(letter: DeadLetter) -> DeadLetterView:

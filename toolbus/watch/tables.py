@@ -214,6 +214,23 @@ _CALLS = Table(
     "no recent calls",
 )
 
+_RUNNING = Table(
+    "Running",
+    lambda snapshot: snapshot.running,
+    lambda view: f"{view.instance}/{view.id}",
+    (
+        _time("SINCE", "since"),
+        Column("TOOL", lambda view: view.tool or view.service, lambda view: view.tool or view.service),
+        Column("TRY", lambda view: str(view.attempt), lambda view: view.attempt, right=True),
+        _text("USER", "user"),
+        _text("WORKER", "instance"),
+        _text("CALL", "id"),
+        Column("STATE", lambda view: "stopping" if view.stopped else "" if view.since else "waits", lambda view: view.stopped),
+    ),
+    ("SINCE", False),
+    "no running calls",
+)
+
 _DEAD = Table(
     "Dead letters",
     lambda snapshot: snapshot.dead,
@@ -273,6 +290,7 @@ TABLES: Mapping[str, Table] = MappingProxyType(
         "dead": _DEAD,
         "confirmations": _WAITING,
         "sessions": _SESSIONS,
+        "running": _RUNNING,
     }
 )
 """The tables of a snapshot by name."""

@@ -1,12 +1,13 @@
 """``Snapshot``: the state of a namespace at one moment, with rates since earlier samples.
 
 ``toolbus top`` and the gateway's page show these; ``msgspec.json.encode(snapshot)`` is the JSON of both. All fields are always there,
-but for those of confirmations that have their defaults.
+but for those of confirmations and running calls that have their defaults.
 
 ==================  ==============================================================================================================
 Struct              Fields
 ==================  ==============================================================================================================
-``Snapshot``        at, took_ms, window, services, instances, tools, recent, dead, confirmations, sessions, pins, silent, problems
+``Snapshot``        at, took_ms, window, services, instances, tools, recent, dead, confirmations, sessions, running, pins, silent,
+                    problems
 ``ServiceView``     id, owner, digest, live, paused, workers, queued, running, dead, tools, calls, calls_per_s, failures_per_s,
                     p50_ms, p99_ms
 ``InstanceView``    id, answered, host, pid, version, python, started, uptime, services, slots, running, waiting, calls, failures,
@@ -16,6 +17,7 @@ Struct              Fields
 ``RecentCall``      id, tool, service, user, session, instance, attempt, outcome, queued, taken, first, ended, error, code, message,
                     by, agent, arguments, trace, entry  (``toolbus.broker.recent.records``)
 ``DeadLetterView``  id, queue, at, call, tool, service, user, reason, attempts, error
+``RunningCall``     id, tool, service, user, session, instance, attempt, since, stopped  (``toolbus.broker.statistics.answers``)
 ``SessionView``     service, user, session, instance, running, idle
 ``PinView``         name, digest
 confirmations       ``toolbus.confirmations.ConfirmationRequest``, without ``whole``
@@ -29,7 +31,7 @@ from __future__ import annotations
 import msgspec
 
 from toolbus.broker.recent.records import RecentCall
-from toolbus.broker.statistics.answers import LastError
+from toolbus.broker.statistics.answers import LastError, RunningCall
 from toolbus.confirmations import ConfirmationRequest
 
 
@@ -172,6 +174,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         dead: dead letters, the newest first.
         confirmations: what waits for a person, the oldest first.
         sessions: open sessions, those used last first.
+        running: calls that run, the longest first.
         pins: approved descriptors by name.
         silent: ids of workers that did not answer.
         problems: parts of the snapshot that could not be read, each with the reason.
@@ -187,6 +190,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     dead: tuple[DeadLetterView, ...] = ()
     confirmations: tuple[ConfirmationRequest, ...] = ()
     sessions: tuple[SessionView, ...] = ()
+    running: tuple[RunningCall, ...] = ()
     pins: tuple[PinView, ...] = ()
     silent: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()

@@ -18,7 +18,7 @@ from toolbus.confirmations import ConfirmationRequest
 from toolbus.results import BrokerError, EnvelopeError
 from toolbus.settings import Settings
 from toolbus.watch.activity import Activity
-from toolbus.watch.assembly import ToolViews, dead_letter_view, instance_views, service_views, session_views
+from toolbus.watch.assembly import ToolViews, dead_letter_view, instance_views, running_calls, service_views, session_views
 from toolbus.watch.views import DeadLetterView, PinView, Snapshot
 
 T = TypeVar("T")
@@ -118,6 +118,7 @@ class Watch:
             dead=tuple(dead),
             confirmations=tuple(waiting),
             sessions=session_views(answers),
+            running=tuple(running_calls(answers)),
             pins=pins,
             silent=tuple(statistics.silent),
             problems=tuple(problems),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import pytest
 from opentelemetry.sdk.metrics import MeterProvider
@@ -15,9 +15,11 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from tests.worker.unit.fakes import Bench, echo, lines
-from toolbus import ErrorInfo, ToolError, ToolResult, telemetry, tool
-from toolbus.worker.run.report import report_end
+from tests.worker.unit.fakes import Bench, echo, lines, pay
+from toolbus import ErrorInfo, Retry, ToolError, ToolResult, telemetry, tool
+from toolbus.broker.protocols import Delivery
+from toolbus.worker.run.outcome import ENDS, End, report_end
+from toolbus.worker.run.run import Run
 
 pytestmark = pytest.mark.anyio
 
@@ -67,6 +69,154 @@ async def fail_late(kind: str = "") -> ToolResult:
     if kind == "crash":
         raise ValueError("broken")
     return ToolResult.fail(ErrorInfo("rate_limited", "slow", "later"))
+
+
+@pytest.fixture
+def signals() -> Iterator[tuple[InMemorySpanExporter, InMemoryMetricReader]]:
+    """Provide the spans that have ended and the metrics, both at once."""
+    exporter, tracer, reader = InMemorySpanExporter(), TracerProvider(), InMemoryMetricReader()
+    tracer.add_span_processor(SimpleSpanProcessor(exporter))
+    meter = MeterProvider(metric_readers=[reader])
+    with telemetry.providers(meter=meter, tracer=tracer):
+        yield exporter, reader
+    tracer.shutdown()
+    meter.shutdown()
+
+
+# -- every end ----------------------------------------------------------------------------------------
+
+
+@tool(service="unit", replace=True, retry=Retry(attempts=2, delay=1.0, jitter=0.0))
+async def again() -> str:
+    """Fail, and be tried again."""
+    raise ToolError("no", code="busy", retryable=True)
+
+
+@tool(service="unit", replace=True)
+async def linger() -> str:
+    """Take a minute."""
+    await asyncio.sleep(60)
+    return "late"
+
+
+class Case(NamedTuple):
+    """One way to an end: what brings it about once the call has been given to the worker, and what is then told of it.
+
+    Attributes:
+        outcome: among the recent calls; None when this worker tells nothing.
+        error, code: everywhere; empty when another worker goes on with the call.
+        measured: ``error.type`` of the metrics; None when nothing ran.
+    """
+
+    end: End
+    tool: str
+    act: Callable[[Bench, Delivery], object]
+    event: str
+    outcome: str | None
+    error: str = ""
+    code: str = ""
+    measured: str | None = ""
+    changes: Mapping[str, Any] = {}
+
+
+def _nothing(bench: Bench, delivery: Delivery) -> None:
+    pass
+
+
+def _run(bench: Bench, delivery: Delivery) -> Run:
+    return bench.slots._runs[delivery.run]
+
+
+TIME = {"error": "deadline_exceeded", "code": "not_finished", "measured": "deadline_exceeded"}
+GONE = ErrorInfo("cancelled", "caller_gone", "the calling agent is gone")
+CASES: Mapping[str, Case] = {
+    "finished": Case("finished", "echo", _nothing, "call.finished", "succeeded"),
+    "failed": Case("failed", "fail_late", _nothing, "call.failed", "failed", "rate_limited", "slow", "rate_limited"),
+    "time is up": Case("failed", "linger", _nothing, "call.failed", "failed", **TIME),
+    "the caller's time is up": Case(
+        "failed", "linger", lambda bench, delivery: bench.slots.on_cancelled(delivery.request.id, "deadline_exceeded"),
+        "call.failed", "failed", **TIME,
+    ),
+    "retried": Case("retried", "again", _nothing, "call.failed", "retried", "tool_error", "busy", "tool_error"),
+    "nobody learns": Case("dead", "fail_late", _nothing, "call.failed", "dead", "rate_limited", "slow", "rate_limited", {"replies": ""}),
+    "cancelled": Case(
+        "cancelled", "linger", lambda bench, delivery: bench.slots.on_cancelled(delivery.request.id),
+        "call.cancelled", "cancelled", "cancelled", "", "cancelled",
+    ),
+    "the caller reads too slowly": Case(
+        "cancelled", "linger", lambda bench, delivery: bench.slots.on_cancelled(delivery.request.id, "slow_consumer"),
+        "call.cancelled", "cancelled", "cancelled", "slow_consumer", "cancelled",
+    ),
+    "the caller is gone": Case(
+        "cancelled", "linger", lambda bench, delivery: bench.slots.on_replies_gone("a", GONE),
+        "call.cancelled", "cancelled", "cancelled", "caller_gone", "cancelled",
+    ),
+    "the worker leaves": Case(
+        "handed_back", "linger", lambda bench, delivery: _run(bench, delivery).interrupt(),
+        "call.handed_back", "lost", measured="handed_back",
+    ),
+    "the worker breaks off": Case(
+        "handed_back", "linger", lambda bench, delivery: _run(bench, delivery).abandon(),
+        "call.handed_back", "lost", measured="handed_back",
+    ),
+    "the worker leaves once work": Case(
+        "failed", "pay", lambda bench, delivery: _run(bench, delivery).interrupt(),
+        "call.failed", "failed", "outcome_unknown", "worker_stopped", "outcome_unknown",
+    ),
+    "lost": Case("lost", "linger", lambda bench, delivery: bench.slots.on_lost(delivery), "call.lost", None, measured="lost"),
+    "unknown": Case("refused", "nothing", _nothing, "call.failed", "failed", "not_found", "", None),
+    "too late": Case(
+        "refused", "echo", _nothing, "call.failed", "failed", "deadline_exceeded", "not_taken", None, {"deadline": 0.0}
+    ),
+    "cancelled before": Case(
+        "withdrawn", "echo", _nothing, "call.cancelled", "cancelled", "cancelled", "not_begun", None, {"id": "early"}
+    ),
+    "given up before": Case(
+        "refused", "echo", _nothing, "call.failed", "failed", "deadline_exceeded", "not_taken", None, {"id": "expired"}
+    ),
+    "too many attempts": Case("buried", "echo", _nothing, "call.failed", "dead", "tool_error", "max_deliveries", None, {"attempt": 9}),
+}  # fmt: skip
+
+
+def test_every_end_has_a_case() -> None:
+    """Another end is tried below, too."""
+    assert {case.end for case in CASES.values()} == set(ENDS)
+
+
+@pytest.mark.parametrize("name", CASES)
+async def test_every_end_is_told_everywhere_with_its_reason(
+    name: str, signals: tuple[InMemorySpanExporter, InMemoryMetricReader], caplog: pytest.LogCaptureFixture, gate: asyncio.Event
+) -> None:
+    """One log line, one record among the recent calls, one measurement, one count, and a span: all say how it ended, and why."""
+    caplog.set_level(logging.INFO, logger="toolbus")
+    spans, reader = signals
+    case = CASES[name]
+    bench = Bench(echo, fail_late, again, linger, pay, max_deliveries=5)
+    bench.slots.on_cancelled("early")
+    bench.slots.on_cancelled("expired", "deadline_exceeded")
+    delivery = bench.delivery(case.tool, {"text": "x"} if case.tool == "echo" else None, **case.changes)
+    bench.slots.start(delivery)
+    bench.slots.watch_deadlines()
+    await asyncio.sleep(0.5)
+    case.act(bench, delivery)
+    await asyncio.sleep(0.2 if case.end == "retried" else 12.0)
+    told = [line for line in lines(caplog) if line.startswith("call.")]
+    assert [line.split()[0] for line in told] == [case.event]
+    assert f"id={delivery.request.id} attempt={delivery.attempt} ms=" in told[0]
+    if case.error:
+        assert f"error={case.error} code={case.code or chr(34) * 2} " in told[0]
+    noted = [(each.outcome, each.error and (each.error.type, each.error.code)) for _, _, each in bench.broker.noted]
+    assert noted == ([] if case.outcome is None else [(case.outcome, (case.error, case.code) if case.error else None)])
+    found = measured(reader).get("messaging.process.duration", []) if case.measured is not None else []
+    assert [attributes.get("error.type", "") for _, attributes in found] == ([] if case.measured is None else [case.measured])
+    finished = spans.get_finished_spans()
+    assert len(finished) == (case.measured is not None)
+    for span in finished:
+        assert (span.attributes or {}).get("error.type", "") == (case.error or ("cancelled" if case.measured else ""))
+    [counted] = bench.slots.answer().tools
+    kind = ENDS[case.end].counted
+    assert (counted.started, counted.cancelled) == (kind != "refused", kind == "cancelled")
+    assert {**counted.failed, **counted.refused} == ({case.error: 1} if case.error and kind != "cancelled" else {})
 
 
 # -- log lines ----------------------------------------------------------------------------------------
@@ -126,7 +276,8 @@ async def test_a_refusal_of_arguments_is_logged_without_them(caplog: pytest.LogC
 async def test_the_line_of_a_call_without_a_tool_names_its_service(caplog: pytest.LogCaptureFixture) -> None:
     """The untyped lower tier has no tools."""
     caplog.set_level(logging.INFO, logger="toolbus")
-    report_end(Bench(echo).delivery(""), 0.5, 1, None, None)
+    bench = Bench(echo)
+    report_end("finished", bench.delivery(""), None, bench.slots.sampling, 10.5, 10.0, frames=1)
     assert lines(caplog) == ['call.finished tool=unit user="" id=call-1 attempt=1 ms=500.0']
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from tests.worker.unit.fakes import Bench, hold
 from toolbus import ErrorInfo, Retry, Session, ToolError, ToolService, tool
+from toolbus.results import deadline_exceeded
 
 pytestmark = pytest.mark.anyio
 
@@ -35,7 +36,7 @@ async def test_deliveries_start_while_there_are_slots_and_the_rest_goes_back(gat
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"deadline": 1000.0}, ErrorInfo("deadline_exceeded", "not_taken", "the deadline passed while the request waited 12 ms")),
+        ({"deadline": 1000.0}, deadline_exceeded("the deadline passed while the request waited 12 ms", "not_taken")),
         ({"service": "other"}, ErrorInfo("not_found", message="this worker does not serve 'other'")),
     ],
 )
@@ -64,7 +65,8 @@ async def test_a_request_with_too_many_attempts_becomes_a_dead_letter(caplog: py
     message = "given up at attempt 4: the workers of all 3 before died or lost their leases while it ran"
     assert (letter.reason, letter.error) == ("max_deliveries", message)
     assert letter.frame.error == ErrorInfo("tool_error", "max_deliveries", message)
-    [line] = [record.getMessage() for record in caplog.records]
+    failed, line = [record.getMessage() for record in caplog.records]
+    assert failed.startswith("call.failed error=tool_error code=max_deliveries")
     assert line == f"request.buried service=unit tool=hold id=call-1 reason={message!r}".replace("'", '"')
     bench.slots.start(bench.delivery("hold", attempt=3), alone=True)
     await bench.settle()

@@ -94,7 +94,7 @@ async def test_a_move_that_is_not_in_the_table_is_an_error() -> None:
 )
 def test_a_run_ends_as_its_state_says(state: RunState, once: bool, kinds: tuple[tuple[str, str] | None, ...]) -> None:
     """Work that may have taken effect has an unknown outcome; what was only marked is safe to call again."""
-    errors = [reasons.deadline_passed(state, 2.0), reasons.cancelled(state, once=once), reasons.worker_stopped(state)]
+    errors = [reasons.deadline_passed(state, 2.0), reasons.given_up(state, "cancelled", once=once), reasons.worker_stopped(state)]
     assert [None if error is None else (error.type, error.code) for error in errors] == [*kinds]
     for error in errors:
         assert error is None or error.message

@@ -15,7 +15,7 @@ from toolbus.backends.http.requests import Request, request_of
 from toolbus.backends.http.sending import Broken, Nonsense, NotReached, Received, Sender, TooLong, Unfit
 from toolbus.backends.runner import Output
 from toolbus.outbound.answers import Answer
-from toolbus.results import ConfigurationError, ToolbusError, ToolError, ToolResult
+from toolbus.results import ConfigurationError, ToolbusError, ToolError, ToolResult, deadline_exceeded
 
 # Bytes of an error's body that are read.
 _MOST_REFUSAL = 65_536
@@ -178,7 +178,7 @@ class HttpCalls:
         if self._endpoint.once:
             return ToolError(f"{message}, so it is unknown whether the call had its effect", type="outcome_unknown", code=code)
         if code == "deadline_exceeded":
-            return ToolError(message, type="deadline_exceeded", code=code)
+            return ToolError(deadline_exceeded(message, code))
         return ToolError(message, code=code, retryable=code == "connection_lost")
 
 

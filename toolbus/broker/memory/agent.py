@@ -168,21 +168,28 @@ class MemoryAgentBroker:
         return Verdict("queued", entry=entry.id)
 
     def cancel(
-        self, request: Request, queue: str, entry: str, on_fate: Callable[[Fate], None] | None = None, *, waited: float = 0.0
+        self,
+        request: Request,
+        queue: str,
+        entry: str,
+        on_fate: Callable[[Fate], None] | None = None,
+        *,
+        waited: float = 0.0,
+        why: str = "cancelled",
     ) -> None:
         """Remove a queued call, or tell the worker that runs it."""
-        fate = self._leave(request, queue) if request.shared else self._cancel(request.id, queue, entry)
+        fate = self._leave(request, queue, why) if request.shared else self._cancel(request.id, queue, entry, why)
         if on_fate is not None:
             on_fate(fate)
 
-    def _leave(self, request: Request, queue: str) -> Fate:
+    def _leave(self, request: Request, queue: str, why: str) -> Fate:
         shared = self._hub.shared.get(share_digest(request)) if self._hub is not None else None
         if self._hub is None or shared is None:
             return "gone"
         shared.callers.pop(request.id, None)
         if shared.callers:
             return "shared"
-        fate = self._cancel(shared.call, queue, shared.entry)
+        fate = self._cancel(shared.call, queue, shared.entry, why)
         if fate == "removed" or (fate == "signalled" and request.effect != "once"):
             self._hub.shared.pop(share_digest(request), None)
         return fate
@@ -205,7 +212,7 @@ class MemoryAgentBroker:
         for shared in self._hub.shared_calls.values() if self._hub is not None else ():
             shared.callers.pop(call, None)
 
-    def _cancel(self, call: str, queue: str, entry: str) -> Fate:
+    def _cancel(self, call: str, queue: str, entry: str, why: str) -> Fate:
         target = self._hub.queues.get(queue) if self._hub is not None else None
         if self._hub is None or target is None:
             return "gone"
@@ -217,7 +224,7 @@ class MemoryAgentBroker:
                 return "removed"
         # Draining workers have left the registry, and still run what they took.
         for worker in list(self._hub.workers):
-            worker.listener.on_cancelled(call)
+            worker.listener.on_cancelled(call, why)
         return "signalled"
 
     async def close_session(self, user: str, session: str, queues: Collection[str]) -> None:

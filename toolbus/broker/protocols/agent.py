@@ -105,11 +105,19 @@ class AgentBroker(Protocol):
         """
 
     def cancel(
-        self, request: Request, queue: str, entry: str, on_fate: Callable[[Fate], None] | None = None, *, waited: float = 0.0
+        self,
+        request: Request,
+        queue: str,
+        entry: str,
+        on_fate: Callable[[Fate], None] | None = None,
+        *,
+        waited: float = 0.0,
+        why: str = "cancelled",
     ) -> None:
         """Remove a queued call, or tell the worker that runs it. Returns at once; ``on_fate`` hears what was found.
 
-        ``waited`` are the seconds by which its deadline is later than its timeout says.
+        ``waited`` are the seconds by which its deadline is later than its timeout says, ``why`` is the type of the error with which it
+        ended for its caller.
         """
 
     def forget(self, request: Request) -> None:

@@ -14,6 +14,13 @@ Beginning = Literal["started", "began", "unsure", "unconfirmed", "lost"]
 forgotten that one did); ``unconfirmed`` (too few replicas know that it begins, and no attempt will run); ``lost`` (another worker has
 it)."""
 
+Outcome = Literal["succeeded", "failed", "cancelled", "retried", "lost", "dead"]
+"""The end of an attempt.
+
+``succeeded``; ``failed`` (the caller got an error); ``cancelled``; ``retried`` (it failed, and its worker tries again); ``lost`` (its
+worker died or let go of it, and another one has taken it over); ``dead`` (it became a dead letter).
+"""
+
 
 class Delivery(msgspec.Struct, eq=False):
     """One request handed to this worker, under a run token of its own.
@@ -51,14 +58,14 @@ class Ending(NamedTuple):
     """The end of one attempt, for the record of recent calls; times are local monotonic seconds, 0 when there were none.
 
     Attributes:
-        outcome: ``succeeded``, ``failed``, ``cancelled``, ``retried`` or ``dead``.
+        outcome: see ``Outcome``.
         started: when it began to run.
         first: when its first text was sent.
         ended: when it was answered.
         error: why it failed.
     """
 
-    outcome: Literal["succeeded", "failed", "cancelled", "retried", "dead"]
+    outcome: Outcome
     started: float
     first: float
     ended: float

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from toolbus.envelope import NOT_BEGUN, NOT_FINISHED, NOT_TAKEN, Frame
+from toolbus.envelope import BEGAN_LATE, NOT_BEGUN, NOT_FINISHED, NOT_TAKEN, Frame
 
-_ENDS_OF_ANOTHER = frozenset({("cancelled", NOT_BEGUN), ("deadline_exceeded", NOT_TAKEN), ("deadline_exceeded", NOT_FINISHED)})
+_ENDS_OF_ANOTHER = frozenset({("cancelled", NOT_BEGUN), *(("deadline_exceeded", code) for code in (NOT_TAKEN, BEGAN_LATE, NOT_FINISHED))})
 
 
 def ended_for_another(frame: Frame) -> bool:

@@ -52,8 +52,8 @@ class WorkerListener(Protocol):
     def on_left_over(self) -> None:
         """Make room: deliveries that must run alone wait for a worker that holds nothing."""
 
-    def on_cancelled(self, call: str) -> None:
-        """Take in that a caller cancelled a call."""
+    def on_cancelled(self, call: str, why: str = "cancelled") -> None:
+        """Take in that a caller gave up a call; ``why`` is the type of the error that it has instead."""
 
     def on_extended(self, call: str, deadline: float) -> None:
         """Take in that a caller with more time joined a call, which may run until ``deadline`` (monotonic seconds) now."""

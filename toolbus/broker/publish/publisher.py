@@ -110,7 +110,7 @@ class Publisher:
     def _writes(self, publish: Publish) -> bool:
         return self._link.connected and self._mastership.admits(once=publish.once)
 
-    def cancel(self, call: str, queue: str, entry: str, left_ms: int, on_fate: OnFate | None) -> None:
+    def cancel(self, call: str, queue: str, entry: str, left_ms: int, on_fate: OnFate | None, why: str = "cancelled") -> None:
         """Remove a queued call, or tell the workers."""
         if not entry:
             before = len(self._waiting)
@@ -125,7 +125,7 @@ class Publisher:
                 on_fate(fate)
 
         keys = (self._keys.queue(queue), self._keys.cancelled(queue))
-        self._link.run(scripts.CANCEL, keys, (entry, call, max(1, left_ms), self._keys.wake(queue)), done, repeatable=True)
+        self._link.run(scripts.CANCEL, keys, (entry, call, max(1, left_ms), self._keys.wake(queue), why), done, repeatable=True)
 
     def flush(self) -> None:
         """Write what waits and may be written now."""

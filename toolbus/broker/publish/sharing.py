@@ -131,7 +131,9 @@ class SharedCalls:
         for publish in kept.values():
             publish()
 
-    def cancel(self, request: Request, queue: str, entry: str, on_fate: Callable[[Fate], None] | None, waited: float) -> None:
+    def cancel(
+        self, request: Request, queue: str, entry: str, on_fate: Callable[[Fate], None] | None, waited: float, why: str = "cancelled"
+    ) -> None:
         """Stop waiting for a shared call; it is cancelled when no other caller waits for it."""
         if self._kept.pop(request.id, None) is not None:
             if on_fate is not None:
@@ -147,7 +149,7 @@ class SharedCalls:
         runs = self._followed[stream].call if stream is not None else request.id
         keys = (self._keys.shared(share_digest(request)), self._keys.queue(queue), self._keys.cancelled(queue))
         left = max(1, int((request.timeout + waited) * 1000))
-        args = (request.id, runs, entry or "0-1", left, self._keys.wake(queue), self._keys.prefix, int(request.effect == "once"))
+        args = (request.id, runs, entry or "0-1", left, self._keys.wake(queue), self._keys.prefix, int(request.effect == "once"), why)
         self._link.run(scripts.LEAVE, keys, args, done, repeatable=True)
 
     def forget(self, call: str) -> None:

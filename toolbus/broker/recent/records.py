@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
-Outcome = Literal["succeeded", "failed", "cancelled", "retried", "lost", "dead"]
-"""The end of an attempt.
-
-``succeeded``; ``failed`` (the caller got an error); ``cancelled``; ``retried`` (it failed, and its worker tries again); ``lost`` (its
-worker died or let go of it, and another one has taken it over); ``dead`` (it became a dead letter).
-"""
+from toolbus.broker.protocols import Outcome
 
 
 class RecentCall(msgspec.Struct):
@@ -24,12 +19,12 @@ class RecentCall(msgspec.Struct):
         attempt: its number, from 1.
         outcome: how it ended, see ``Outcome``.
         queued: when the request was published.
-        taken: when the worker began to run it; 0 for a ``lost`` one, and for one that was refused.
+        taken: when the worker began to run it; 0 for one that was refused, and for a ``lost`` one that another worker tells of.
         first: when its first text was sent; 0 for calls that sent none before their result.
         ended: when it was answered; for a ``lost`` one, when it was taken over.
         error, code: the type and code of the error; empty when there was none.
         message: the error's message, shortened; empty for refused arguments, which it would quote.
-        by: the worker that took a ``lost`` one over.
+        by: the worker that took a ``lost`` one over; empty when its worker gave it away.
         agent: the process that called.
         arguments: the arguments as JSON, shortened; only with ``TOOLBUS_RECENT=arguments``.
         trace: the id of its trace, if the caller had one.

@@ -80,6 +80,9 @@ class Answering:
             uptime=now - self._began,
             services=tuple(msgspec.structs.replace(each, paused=each.id in paused) for each in found.services),
             tools=with_retaken(found.tools, self._retaken()),
+            calls=tuple(
+                msgspec.structs.replace(each, since=self._clock.server_time(each.since)) if each.since else each for each in found.calls
+            ),
             commands=commands,
             connects=connects,
         )
@@ -99,7 +102,7 @@ def _encoded(answer: InstanceAnswer) -> bytes:
     document = msgspec.json.encode(msgspec.structs.replace(answer, tools=tuple(tools)))
     while len(document) > MOST_DOCUMENT and tools:
         tools = tools[: len(tools) // 2]
-        document = msgspec.json.encode(msgspec.structs.replace(answer, tools=tuple(tools), sessions=()))
+        document = msgspec.json.encode(msgspec.structs.replace(answer, tools=tuple(tools), sessions=(), calls=()))
     return document
 
 

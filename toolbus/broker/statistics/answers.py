@@ -12,6 +12,9 @@ BOUNDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 
 BUCKETS = len(BOUNDS) + 1
 """The number of latency buckets."""
 
+MOST_CALLS = 100
+"""Most running calls that a worker names."""
+
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 _Time = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
 
@@ -84,6 +87,28 @@ class OpenSession(msgspec.Struct, frozen=True, omit_defaults=True):
     idle: _Time = 0.0
 
 
+class RunningCall(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A call that holds a slot of a worker.
+
+    Attributes:
+        id, tool, service, user, session: what was called, and for whom; long names are shortened.
+        instance: the worker; empty in the worker's own answer.
+        attempt: its number, from 1.
+        since: when it began to run: seconds since 1970 by the server's clock; 0 if it has not, and waits for its session.
+        stopped: it has been answered, and its handler has not stopped yet.
+    """
+
+    id: str
+    tool: str = ""
+    service: str = ""
+    user: str = ""
+    session: str = ""
+    instance: str = ""
+    attempt: _Count = 1
+    since: _Time = 0.0
+    stopped: bool = False
+
+
 class InstanceAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     """The statistics of one worker process.
 
@@ -96,6 +121,7 @@ class InstanceAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
         services: what it serves.
         tools: counts of the tools that were called.
         sessions: open sessions, the last used ones first; some hundred at most.
+        calls: those that run, the longest first; ``MOST_CALLS`` at most.
         commands, connects: commands sent to the server, and connections made, since it started.
     """
 
@@ -112,5 +138,6 @@ class InstanceAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     services: tuple[ServedService, ...] = ()
     tools: tuple[ToolStatistics, ...] = ()
     sessions: tuple[OpenSession, ...] = ()
+    calls: tuple[RunningCall, ...] = ()
     commands: _Count = 0
     connects: _Count = 0

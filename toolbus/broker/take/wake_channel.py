@@ -115,6 +115,9 @@ class WakeChannel:
     def _dispatch(self, channel: str, word: str, rest: str) -> None:
         if word == "cancel":
             self._listener.on_cancelled(identifier(rest))
+        elif word == "over":
+            call, _, why = rest.partition(" ")
+            self._listener.on_cancelled(identifier(call), identifier(why))
         elif word == "extend":
             call, _, deadline = rest.partition(" ")
             self._listener.on_extended(identifier(call), integer(deadline) / 1000 - self._clock.offset)

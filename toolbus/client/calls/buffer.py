@@ -7,6 +7,9 @@ from collections import deque
 
 from toolbus.events import Event, Text, size_of
 
+# Bytes that an event takes beside its text.
+_EACH = 100
+
 
 class EventBuffer:
     """Events in the order in which they are to be read.
@@ -28,6 +31,11 @@ class EventBuffer:
     def is_over(self, limit: int) -> bool:
         """Return whether more bytes than ``limit`` wait beside the newest event: one alone may be of any size, and is read next."""
         return self.size > limit and self.size - size_of(self.events[-1]) > limit
+
+    @property
+    def held(self) -> int:
+        """About how many bytes of memory the events take, which may be small and many."""
+        return self.size + _EACH * len(self.events)
 
     def put(self, event: Event) -> None:
         """Append one event, and wake the reader."""

@@ -18,10 +18,12 @@ from toolbus.client.calls.refusals import refusal_of
 from toolbus.client.confirmations.grant import Grant
 from toolbus.client.refusing import raised
 from toolbus.envelope import Frame, Request, result_of_frame
-from toolbus.events import Answered, Asked, Event, Finished, Reset, Text, size_of
+from toolbus.events import Answered, Asked, Event, Finished, Reset, Started, Text, size_of
 from toolbus.options import characters
-from toolbus.results import ConfigurationError, ErrorInfo, ResultMeta, StreamReset, ToolError, ToolResult
+from toolbus.results import ConfigurationError, ErrorInfo, ResultMeta, StreamReset, ToolError, ToolResult, deadline_exceeded
 
+# Bytes of unread events above which a reader lags.
+_LAGS = 65_536
 _CANCELLED = ErrorInfo("cancelled", message="cancelled by the caller")
 
 
@@ -49,8 +51,8 @@ class CallHost(Protocol):
             ConfigurationError: an option is wrong; nothing was published.
         """
 
-    def withdraw(self, call: Call) -> None:
-        """Tell the broker that the caller no longer waits for the call."""
+    def withdraw(self, call: Call, why: str) -> None:
+        """Tell the broker that the caller no longer waits for the call, and the type of the error that it has instead."""
 
     def inquire(self, call: Call, error: ErrorInfo) -> None:
         """End a call with ``error`` and what became of it; a ``once`` call that may have begun as ``outcome_unknown``."""
@@ -117,9 +119,12 @@ class Call(msgspec.Struct, eq=False):
     # Monotonic seconds, without the current pause; ``waited`` are the seconds of the pauses that are over.
     deadline: float = 0.0
     waited: float = 0.0
+    # How long it had waited for a worker, as far as that is known.
+    queued_ms: float = 0.0
     pause: Pause | None = None
     span: telemetry.CallSpan | None = None
-    withdrawn: bool = False
+    # Why the caller no longer waits: the type of an error.
+    withdrawn: str = ""
     # The token of the session's state that answered.
     state: str = ""
     # The permit of a model's call; a program's own call needs none.
@@ -194,6 +199,25 @@ class Call(msgspec.Struct, eq=False):
         """End the call now, with a ``cancelled`` result; the handler is told. Returns at once."""
         self.complete_with(_CANCELLED)
 
+    @property
+    def unread(self) -> int:
+        """About how many bytes of memory its unread events take, also after its end; with the text of its result when the reader lags."""
+        held = 0 if self._events is None else self._events.held
+        if held > _LAGS:
+            held += 0 if self._assembly is None else sum(map(len, self._assembly.text))
+            held += 0 if self._result is None else len(self._result.output or "")
+        return held
+
+    def drop(self, error: ErrorInfo) -> None:
+        """End the call with ``error``, even if it has ended, and forget its text and what was not read."""
+        if self._result is None:
+            self._assembly = None
+            self.complete_with(error)
+        else:
+            self._result = ToolResult(success=False, error=error, meta=self._result.meta)
+        if self._events is not None:
+            self._events.clear()
+
     # -- for the bus ------------------------------------------------------------------------------
 
     def resume_from(self, position: Any) -> None:
@@ -228,7 +252,7 @@ class Call(msgspec.Struct, eq=False):
             if type(event) is Finished:
                 if not frame.end_of_stream and assembly.missing is not None:
                     # The call ended here because of a gap, but its worker still runs it.
-                    self._host.withdraw(self)
+                    self._host.withdraw(self, "outcome_unknown")
                 self.state = assembly.state
                 self._complete(event.result)
                 return
@@ -256,7 +280,7 @@ class Call(msgspec.Struct, eq=False):
             self._host.watch_gap(self, assembly.missing)
             return
         event = assembly.lose()
-        self._host.withdraw(self)
+        self._host.withdraw(self, "outcome_unknown")
         self._complete(event.result)
 
     @property
@@ -271,7 +295,9 @@ class Call(msgspec.Struct, eq=False):
 
     def _react(self, event: Event, now: float) -> None:
         """Pause or resume the deadline, or count a reset, as an event demands."""
-        if type(event) is Asked:
+        if type(event) is Started:
+            self.queued_ms = event.queued_ms if event.attempt == 1 else 0.0
+        elif type(event) is Asked:
             self._pause(event.timeout, now)
         elif type(event) is Answered:
             self._resume(now)
@@ -304,13 +330,13 @@ class Call(msgspec.Struct, eq=False):
     def complete_with(self, error: ErrorInfo) -> None:
         """End the call from this side, and tell the worker."""
         if self._result is None:
-            self._host.withdraw(self)
+            self._host.withdraw(self, error.type)
             self._complete(self._assembled().fail(error))
 
     def expire(self) -> None:
         """End the call because its deadline has passed."""
         timeout = self.options.get("timeout") or (self.request.timeout if self.request is not None else 0)
-        error = ErrorInfo("deadline_exceeded", message=f"no result within {timeout:g} s", retryable=True)
+        error = deadline_exceeded(f"no result within {timeout:g} s")
         if self._result is None and self._assembly is not None:
             self.give_up(self._host.unfinished(self, error))
         elif self._result is None and self.entry:
@@ -332,7 +358,7 @@ class Call(msgspec.Struct, eq=False):
         if verdict.status == "queued":
             self.entry = verdict.entry
             if self.withdrawn:
-                self._host.withdraw(self)
+                self._host.withdraw(self, self.withdrawn)
             return
         if self.grant is not None and verdict.status != "unknown":
             # Nothing was published, so the permission can be used again.

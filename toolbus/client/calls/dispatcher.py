@@ -188,15 +188,15 @@ class Dispatcher:
             return None
         return self._waiting.publish(call, self._publish, self.catalogue, self.patience(call.options))
 
-    def withdraw(self, call: Call) -> None:
-        """Tell the broker that the caller no longer waits for the call."""
-        call.withdrawn = True
+    def withdraw(self, call: Call, why: str) -> None:
+        """Tell the broker that the caller no longer waits for the call, and the type of the error that it has instead."""
+        call.withdrawn = why
         if self._connection is None:
             return
         if call in self._waiting:
             self._connection.catalogue.wake()
         if call.entry and call.request is not None and self._connection.is_open:
-            self._connection.broker.cancel(call.request, call.queue, call.entry, waited=call.waited_in_all)
+            self._connection.broker.cancel(call.request, call.queue, call.entry, waited=call.waited_in_all, why=why)
 
     def inquire(self, call: Call, error: ErrorInfo) -> None:
         """End a call when it is known whether a worker took it, and after a moment in any case."""

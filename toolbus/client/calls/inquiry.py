@@ -36,12 +36,13 @@ def inquire(call: Call, error: ErrorInfo, connection: BusConnection) -> None:
 
     connection.deadlines.add(time.monotonic() + (_INQUIRY if once else _MOMENT), (call.id, "inquiry"), lambda: end(error))
     if call.request is not None and connection.is_open:
-        connection.broker.cancel(call.request, call.queue, call.entry, heard, waited=call.waited_in_all)
+        connection.broker.cancel(call.request, call.queue, call.entry, heard, waited=call.waited_in_all, why=error.type)
 
 
 def unfinished_of(call: Call, error: ErrorInfo, connection: BusConnection | None) -> ErrorInfo:
     """Return the error of a call whose time was up while a worker had it."""
-    return unfinished(error, _service(call), available=connection is None or _is_served(call, connection))
+    timeout = 0.0 if call.request is None else call.request.timeout
+    return unfinished(error, _service(call), timeout, call.queued_ms, available=connection is None or _is_served(call, connection))
 
 
 def _service(call: Call) -> str:

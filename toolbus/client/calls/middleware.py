@@ -15,7 +15,7 @@ from toolbus.client.calls.refusals import check_name
 from toolbus.envelope import new_id
 from toolbus.events import Event, Finished, Text
 from toolbus.middleware.chain import Middleware, ToolCall, chained
-from toolbus.results import Blob, ConfigurationError, ErrorInfo, ToolError, ToolResult
+from toolbus.results import Blob, ConfigurationError, ErrorInfo, ToolError, ToolResult, deadline_exceeded
 from toolbus.safe_text import reason_of, type_name
 
 # Seconds that a closing bus waits for middleware that does not end when it is cancelled.
@@ -220,7 +220,7 @@ class MiddlewareRunner:
                     call.expire()
                 slot = connection.deadlines.add(time.monotonic() + _EXPIRING, key, look)
             else:
-                outer.complete_with(ErrorInfo("deadline_exceeded", message=f"no result within {timeout:g} s", retryable=True))
+                outer.complete_with(deadline_exceeded(f"no result within {timeout:g} s"))
 
         slot = connection.deadlines.add(ends, key, look)
         try:

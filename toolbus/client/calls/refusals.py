@@ -7,7 +7,7 @@ import msgspec
 from toolbus.broker.protocols import Verdict
 from toolbus.client.tools.catalogue import Catalogue
 from toolbus.client.tools.tool import Tool
-from toolbus.envelope import NOT_FINISHED, NOT_TAKEN
+from toolbus.envelope import NOT_TAKEN, late_code, waited_for
 from toolbus.results import ConfigurationError, ErrorInfo
 from toolbus.rules import told
 from toolbus.safe_text import type_name
@@ -84,10 +84,18 @@ def untaken(error: ErrorInfo, service: str, *, available: bool) -> ErrorInfo:
     return msgspec.structs.replace(error, code=NOT_TAKEN, message=f"{error.message}: no worker took the call, so it did not run; {why}")
 
 
-def unfinished(error: ErrorInfo, service: str, *, available: bool) -> ErrorInfo:
-    """Return the error of a call whose time was up while a worker had it; ``available`` when workers of its service live."""
+def unfinished(error: ErrorInfo, service: str, timeout: float = 0.0, queued_ms: float = 0.0, *, available: bool) -> ErrorInfo:
+    """Return the error of a call whose time was up while a worker had it.
+
+    Args:
+        error: what the caller knows.
+        service: that was called.
+        timeout, queued_ms: seconds that the call had, and milliseconds of them that it had waited for a worker, as far as it was told.
+        available: whether workers of the service live.
+    """
     if available:
-        return msgspec.structs.replace(error, code=NOT_FINISHED, message=f"{error.message}: a worker took it and did not finish it in time")
+        message = f"{error.message}: a worker took it and did not finish it in time{waited_for(queued_ms)}"
+        return msgspec.structs.replace(error, code=late_code(timeout, queued_ms), message=message)
     why = f"the worker that took it has stopped, and no live worker serves {service!r} now"
     return msgspec.structs.replace(error, code=WORKER_LOST, message=f"{error.message}: {why}")
 

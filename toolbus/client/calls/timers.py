@@ -8,7 +8,7 @@ from collections.abc import Callable
 from toolbus.client.calls.assembly import GAP_SECONDS
 from toolbus.client.calls.call import Call
 from toolbus.deadlines import Deadlines
-from toolbus.results import ErrorInfo
+from toolbus.results import deadline_exceeded
 
 # Seconds between two looks at whether frames could be read meanwhile.
 _GAP_STEP = 1.0
@@ -42,7 +42,7 @@ class CallTimers:
         left = heard + call.idle_timeout - time.monotonic()
         if left <= 0:
             message = f"nothing was heard for {call.idle_timeout:g} s (idle timeout)"
-            call.give_up(ErrorInfo("deadline_exceeded", "idle_timeout", message, retryable=True))
+            call.give_up(deadline_exceeded(message, "idle_timeout"))
             return
         call.idle_slot = self._deadlines.add(time.monotonic() + left, (call.id, "idle"), lambda: self.watch_idle(call))
 

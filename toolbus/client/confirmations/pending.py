@@ -14,7 +14,7 @@ from toolbus.broker import protocols
 from toolbus.client.confirmations.confirmation import Confirmation, Confirmer
 from toolbus.client.refusing import turning
 from toolbus.confirmations import ConfirmationAnswer, ConfirmationRequest, denied
-from toolbus.results import BrokerError, ConfigurationError, ConfirmationClosed, ErrorInfo, ToolError
+from toolbus.results import BrokerError, ConfigurationError, ConfirmationClosed, ErrorInfo, ToolError, deadline_exceeded
 from toolbus.rules import told
 
 # Seconds that an answer of this process waits for the server to say that it is the first one.
@@ -202,7 +202,7 @@ def _settles(own: Confirmation, answer: ConfirmationAnswer) -> bool:
 
 def _unanswered(confirmation: Confirmation) -> ErrorInfo:
     message = f"nobody answered within {confirmation.timeout:g} s whether {confirmation.tool!r} may run, so it did not"
-    return ErrorInfo("deadline_exceeded", "unconfirmed", message)
+    return deadline_exceeded(message, "unconfirmed")
 
 
 async def _local_answer(confirmation: Confirmation, confirmer: Confirmer | None, seconds: float | None) -> ErrorInfo | None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from toolbus.client.calls.refusals import WORKER_LOST
-from toolbus.envelope import NOT_FINISHED, NOT_TAKEN, SESSION_LOST
+from toolbus.envelope import BEGAN_LATE, NOT_FINISHED, NOT_TAKEN, SESSION_LOST
 from toolbus.results import ErrorInfo, ErrorType
 
 # Units of waits in seconds, each for waits up to so many.
@@ -58,6 +58,7 @@ AFTER: Mapping[tuple[ErrorType, str], str] = {
     ("deadline_exceeded", NOT_TAKEN): (
         "its workers are busy or have stopped: try again later, or use another tool; asking for less does not help"
     ),
+    ("deadline_exceeded", BEGAN_LATE): "its workers are busy: try again later, or use another tool; asking for less does not help",
     ("deadline_exceeded", NOT_FINISHED): _TOO_LONG,
     ("deadline_exceeded", "timeout"): _TOO_LONG,
     ("deadline_exceeded", WORKER_LOST): "its worker has stopped: try again later, or use another tool; asking for less does not help",

@@ -22,7 +22,7 @@ from toolbus.client.tasks.state import TaskState, state_of
 from toolbus.client.tools.tool import Tool
 from toolbus.envelope import Request
 from toolbus.options import merged
-from toolbus.results import BrokerUnavailable, ErrorInfo, ToolResult
+from toolbus.results import BrokerUnavailable, ErrorInfo, ToolResult, deadline_exceeded
 
 _ENTROPY = 24
 _LONGEST_ID = 64
@@ -179,4 +179,4 @@ class Tasks:
         late = time.time() - record.created - record.timeout - _GRACE
         if late <= 0 or state.question is not None or state.started:
             return None
-        return ToolResult.fail(ErrorInfo("deadline_exceeded", message=f"no worker took the call within {record.timeout:g} s"))
+        return ToolResult.fail(deadline_exceeded(f"no worker took the call within {record.timeout:g} s"))

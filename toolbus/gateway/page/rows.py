@@ -17,6 +17,7 @@ Sections = dict[str, dict[str, Any]]
 _MOST_TEXT = 240
 _MOST_ERROR = 2_000
 _MOST_REFUSED = 100
+_MOST_RUNNING = 300
 
 
 class CatalogueRow(msgspec.Struct, frozen=True):
@@ -83,6 +84,7 @@ def sections_of(snapshot: Snapshot, refused: Iterable[RefusedTool]) -> Sections:
         "dead": {f"{row.queue} {row.id}": msgspec.structs.replace(row, error=row.error[:_MOST_ERROR]) for row in snapshot.dead},
         "confirmations": {row.id: row.visible() for row in snapshot.confirmations},
         "sessions": {f"{row.service} {row.user} {row.session} {row.instance}": _session(row, snapshot.at) for row in snapshot.sessions},
+        "running": {f"{row.instance} {row.id}": row for row in snapshot.running[:_MOST_RUNNING]},
         "refused": {f"{row.service} {row.name}": RefusedRow(*row) for row in list(refused)[:_MOST_REFUSED]},
     }
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from toolbus.backends.runner import CONNECTION_LOST, NOT_REACHED
 from toolbus.host.pool.member import Cut
-from toolbus.results import ToolError
+from toolbus.results import ToolError, deadline_exceeded
 
 CLOSED = "tool_closed"
 """The code of calls to a pool that was closed before they began."""
@@ -64,9 +64,9 @@ def closed(tool: str) -> ToolError:
 def too_late(tool: str, reason: str) -> ToolError:
     """Return the error of a call whose deadline passed before it had an instance."""
     why = f": {reason}" if reason else ""
-    return ToolError(f"{tool} had no instance for the call within its time{why}", type="deadline_exceeded", code="not_started")
+    return ToolError(deadline_exceeded(f"{tool} had no instance for the call within its time{why}", "not_started"))
 
 
 def overran(tool: str) -> ToolError:
     """Return the error of a call whose deadline passed while it ran."""
-    return ToolError(f"{tool} did not answer within the call's time", type="deadline_exceeded")
+    return ToolError(deadline_exceeded(f"{tool} did not answer within the call's time"))

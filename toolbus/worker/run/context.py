@@ -28,6 +28,10 @@ class ContextRun(Protocol):
     def state(self) -> RunState:
         """The state of the run."""
 
+    @property
+    def began(self) -> float:
+        """The monotonic time at which it began to run; 0 before."""
+
     def expire(self) -> None:
         """End the run because its time is up."""
 

@@ -79,7 +79,12 @@ class Handling:
             attempt=run.delivery.attempt,
             worker=run.context.broker.instance,
         ) as span:
-            result = await self._handle()
+            try:
+                result = await self._handle()
+            finally:
+                if span is not None and run.stopped is not None and (run.abandoned or run.state >= RunState.ANSWERED):
+                    # Whatever the handler makes of it, the run has ended for this reason.
+                    span.fail(run.stopped)
             if span is not None and result.error is not None:
                 span.fail(result.error)
             return result

@@ -11,7 +11,7 @@ from toolbus.broker.protocols import Delivery, Note, WorkerBroker
 from toolbus.confirmations import MOST_QUESTION, ConfirmationAnswer, ConfirmationRequest, denied, digest_of, plain, shown
 from toolbus.envelope import Confirm, new_run
 from toolbus.options import seconds
-from toolbus.results import BrokerError, CallRefused, ErrorInfo, ToolError
+from toolbus.results import BrokerError, CallRefused, ErrorInfo, ToolError, deadline_exceeded
 
 
 class AskingRun(Protocol):
@@ -65,7 +65,7 @@ class Questions:
             most = min(timeout, self._left)
             answer = await self._asked(request, most) if most > 0 else None
         if answer is None:
-            raise CallRefused(ErrorInfo("deadline_exceeded", "unconfirmed", f"nobody answered within {most:g} s: {question}"))
+            raise CallRefused(deadline_exceeded(f"nobody answered within {most:g} s: {question}", "unconfirmed"))
         if not answer.allowed:
             raise CallRefused(denied(repr(question), answer.reason, answer.by))
         return answer

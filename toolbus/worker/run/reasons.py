@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from toolbus.broker.protocols import Beginning
-from toolbus.envelope import NOT_BEGUN, NOT_FINISHED, Request
-from toolbus.results import CallRefused, ErrorInfo
+from toolbus.envelope import NOT_BEGUN, NOT_TAKEN, Request, late_code, waited_for
+from toolbus.results import CallRefused, ErrorInfo, deadline_exceeded
 from toolbus.worker.run.states import RunState
 
 _UNKNOWN: dict[Beginning, str] = {
@@ -13,27 +13,44 @@ _UNKNOWN: dict[Beginning, str] = {
 }
 _UNCONFIRMED = "too few replicas of the server have confirmed the call in time, so it did not run"
 _MAYBE = "it may or may not have taken effect"
+_GIVEN_UP = {"cancelled": "cancelled by the caller", "deadline_exceeded": "its caller's time was up"}
 
 MOVED = ErrorInfo("cancelled", message="the call moved to another worker")
 LEAVING = ErrorInfo("cancelled", message="the worker is going away")
 GIVEN_UP = ErrorInfo("cancelled", message="the middleware around the handler gave it up")
 
 
-def deadline_passed(state: RunState, timeout: float) -> ErrorInfo:
-    """Return the error of a run that did not end within ``timeout`` seconds."""
-    message = f"the tool did not finish within {timeout:g} s"
+def deadline_passed(state: RunState, timeout: float, queued_ms: float = 0.0) -> ErrorInfo:
+    """Return the error of a run that did not end within ``timeout`` seconds, of which it had waited ``queued_ms`` milliseconds."""
+    message = f"the tool did not finish within {timeout:g} s{waited_for(queued_ms)}"
     if state is RunState.ENTERED:
         return ErrorInfo("outcome_unknown", "deadline_exceeded", f"{message}; {_MAYBE}")
-    return ErrorInfo("deadline_exceeded", NOT_FINISHED, message)
+    return deadline_exceeded(message, late_code(timeout, queued_ms))
 
 
-def cancelled(state: RunState, *, once: bool) -> ErrorInfo:
-    """Return the error of a run that its caller cancelled; it says whether ``once`` work can have had its effect."""
+def given_up(state: RunState, why: str, timeout: float = 0.0, queued_ms: float = 0.0, *, once: bool) -> ErrorInfo:
+    """Return the error of a run that its caller gave up; it says whether ``once`` work can have had its effect.
+
+    Args:
+        state: how far the run has come.
+        why: the type of the error with which the call ended at its caller.
+        timeout, queued_ms: seconds that the call had, and milliseconds of them that it had waited for a worker.
+        once: whether it is ``once`` work.
+    """
+    message = _GIVEN_UP.get(why, f"its caller gave it up ({why})")
     if state is RunState.ENTERED:
-        return ErrorInfo("outcome_unknown", "cancelled", f"cancelled by the caller while the tool ran; {_MAYBE}")
+        return ErrorInfo("outcome_unknown", why, f"{message} while the tool ran; {_MAYBE}")
+    if why == "deadline_exceeded":
+        return deadline_exceeded(f"{message} before the tool had finished{waited_for(queued_ms)}", late_code(timeout, queued_ms))
     if once:
-        return ErrorInfo("cancelled", NOT_BEGUN, "cancelled by the caller before the tool began")
-    return ErrorInfo("cancelled", message="cancelled by the caller")
+        return ErrorInfo("cancelled", NOT_BEGUN, f"{message} before the tool began")
+    return ErrorInfo("cancelled", "" if why == "cancelled" else why, message)
+
+
+def given_up_waiting(why: str) -> ErrorInfo:
+    """Return the error of a request that its caller gave up before it ran."""
+    message = f"{_GIVEN_UP.get(why, f'its caller gave it up ({why})')} before the tool began"
+    return deadline_exceeded(message, NOT_TAKEN) if why == "deadline_exceeded" else ErrorInfo("cancelled", NOT_BEGUN, message)
 
 
 def worker_stopped(state: RunState) -> ErrorInfo | None:

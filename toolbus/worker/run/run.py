@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
-from bisect import bisect_left
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from toolbus import telemetry
-from toolbus.broker.protocols import Delivery, Ending, session_of
+from toolbus.broker.protocols import Delivery, session_of
 from toolbus.confirmations import ConfirmationAnswer
 from toolbus.display import shortened
 from toolbus.encoding import exact_text
@@ -24,16 +22,13 @@ from toolbus.worker.run.context import RunContext
 from toolbus.worker.run.handling import Handling
 from toolbus.worker.run.invocation import Caller, Invocation, enter
 from toolbus.worker.run.keeping import forget, kept
-from toolbus.worker.run.outcome import error_of, is_crash, is_retryable, last_frame, mismatch, result_of
+from toolbus.worker.run.outcome import End, error_of, is_crash, is_retryable, last_frame, mismatch, report_buried, report_end, result_of
 from toolbus.worker.run.questions import Questions
-from toolbus.worker.run.report import count_stopped, report_buried, report_end
 from toolbus.worker.run.states import NEXT, RunState
 from toolbus.worker.run.stream import Stream
 from toolbus.worker.serving.handlers import Handler, Served
-from toolbus.worker.statistics.counts import SECONDS
 from toolbus.worker.transitions import BadTransitionError
 
-_Failure = Literal["failed", "retried", "dead"]
 _CREATED, _RUNNING, _MARKED, _ENTERED = RunState.CREATED, RunState.RUNNING, RunState.MARKED, RunState.ENTERED
 _ANSWERED, _ENDED = RunState.ANSWERED, RunState.ENDED
 # Seconds within which a worker that goes down has abandoned its runs.
@@ -138,36 +133,36 @@ class Run(msgspec.Struct, eq=False):
 
     def expire(self) -> None:
         """End the run because its time is up."""
-        self.stop(reasons.deadline_passed(self.state, self.delivery.request.timeout))
+        self.stop(reasons.deadline_passed(self.state, self.delivery.request.timeout, self._waited))
 
-    def cancel(self) -> None:
-        """End the run because its caller cancelled it."""
+    def cancel(self, why: str = "cancelled") -> None:
+        """End the run because its caller gave it up; ``why`` is the type of the error that the caller has."""
         once = self.handler.effect == "once" or self.delivery.request.effect == "once"
-        self.stop(reasons.cancelled(self.state, once=once))
+        self.stop(reasons.given_up(self.state, why, self.delivery.request.timeout, self._waited, once=once))
 
     def interrupt(self) -> bool:
         """End the run because its worker leaves; return whether another worker may run the request, since it was not answered."""
         if self.state < _ANSWERED:
             reason = reasons.worker_stopped(self.state)
-            self.stop(reason)
+            self.stop(reason, unanswered="handed_back")
             return reason is None
         self.stop(None)
         return False
 
-    def stop(self, error: ErrorInfo | None) -> None:
-        """End the run now: answer with ``error``, or not at all when the delivery is lost (None); cancel the handler."""
+    def stop(self, error: ErrorInfo | None, unanswered: End = "lost") -> None:
+        """End the run now: answer with ``error``, or not at all when another worker is to (None); cancel the handler."""
         unbegun = self.state is _CREATED
         if self.state < _ANSWERED:
             entered = self.state is _ENTERED
             self._move(_ANSWERED)
-            self._count_stopped(error)
+            self._report(unanswered if error is None else "cancelled" if error.type == "cancelled" else "failed", error)
             if error is not None:
                 if not unbegun and self.served.restores_sessions:
                     forget(self)
                 self.context.broker.finish(self.delivery, encode(self.frame("end", error)), frees=not entered)
         if self._stream is not None:
             self._stream.gathered.clear()
-        self.stop_handler(error or reasons.MOVED)
+        self.stop_handler(error or (reasons.MOVED if unanswered == "lost" else reasons.LEAVING))
         if self._handling is not None:
             self._handling.stop()
         if self.task is not None:
@@ -199,6 +194,16 @@ class Run(msgspec.Struct, eq=False):
         return self.state is _CREATED
 
     @property
+    def began(self) -> float:
+        """The monotonic time at which it began to run; 0 before."""
+        return self._started
+
+    @property
+    def _waited(self) -> float:
+        # An earlier attempt may have run most of the time since the request was published.
+        return self.delivery.queued_ms if self.delivery.attempt == 1 else 0.0
+
+    @property
     def stuck(self) -> bool:
         """True if the handler still runs although it was told to stop."""
         return self.state is _ANSWERED and self.task is not None and not self.task.done()
@@ -212,6 +217,9 @@ class Run(msgspec.Struct, eq=False):
     def _leave(self) -> None:
         """Free the slot, once. As a callback of the task's it took a further turn of the loop, and 4 % of a worker's time."""
         if self.state is not _ENDED:
+            if self.state < _ANSWERED:
+                # Its worker goes down: it has not handed the request back, and another one takes it over.
+                self._report("handed_back")
             self.state = _ENDED
             self.context.ended(self)
             # These refer to this run: rings that only the garbage collector finds, for 12 % of a worker's time.
@@ -300,7 +308,7 @@ class Run(msgspec.Struct, eq=False):
         beginning = await self.context.broker.begin(self.delivery)
         if beginning == "lost":
             self._move(_ANSWERED)
-            self._count_stopped(None)
+            self._report("lost")
             raise asyncio.CancelledError
         if beginning != "started":
             raise reasons.not_begun(beginning)
@@ -359,17 +367,17 @@ class Run(msgspec.Struct, eq=False):
         frees = error is not None and self.state is not _ENTERED
         self._move(_ANSWERED)
         self.context.broker.finish(self.delivery, payload, frees=frees)
-        self._report(error)
+        self._report("finished" if error is None else "failed", error)
 
     def _contain(self, error: BaseException) -> None:
         try:
             self._fail(error)
         except BaseException:  # noqa: BLE001 - the run must leave the worker all the same
             telemetry.log.exception("run.bug", id=self.delivery.request.id)
+            info = ErrorInfo("tool_error", type_name(error), "what the handler raised can't be told", origin="tool")
             if self.state < _ANSWERED:
-                info = ErrorInfo("tool_error", type_name(error), "what the handler raised can't be told", origin="tool")
                 self._end_with(self.frame("end", info))
-                self._count_stopped(info)
+            self._report("failed", info)
 
     def _fail(self, error: BaseException) -> None:
         if self.state >= _ANSWERED:
@@ -378,14 +386,14 @@ class Run(msgspec.Struct, eq=False):
         raised = error if is_crash(error, info) else None
         if not self._given_up(info, raised, retryable=is_retryable(error, info)):
             self._end_with(self.frame("end", info))
-            self._report(info, raised)
+            self._report("failed", info, raised)
 
     def _given_up(self, error: ErrorInfo, raised: BaseException | None = None, *, retryable: bool) -> bool:
         """Have a failed request tried again, or set aside as a dead letter; return False when it is to be answered simply."""
         policy = self.handler.retry if retryable and self.state is _RUNNING else None
         if policy is not None and self.context.try_again(self, error):
             self._move(_ANSWERED)
-            self._report(error, outcome="retried")
+            self._report("retried", error)
             return True
         if policy is None and self.delivery.replies:
             return False
@@ -393,7 +401,7 @@ class Run(msgspec.Struct, eq=False):
         self._move(_ANSWERED)
         reason = "retries_exhausted" if policy is not None else "failed"
         self.context.broker.bury(self.delivery, reason, str(error), encode(self.frame("end", error)))
-        self._report(error, raised, outcome="dead")
+        self._report("dead", error, raised)
         report_buried(self.delivery, reason)
         return True
 
@@ -408,32 +416,8 @@ class Run(msgspec.Struct, eq=False):
             return error.info
         return mismatch(self.delivery.request, self.served.publication, error_of(error))
 
-    def _report(self, error: ErrorInfo | None, exception: BaseException | None = None, outcome: _Failure = "failed") -> None:
-        """Count the end of the attempt, and log it."""
-        context, started = self.context, self._started
-        now = context.clock()
-        elapsed = now - started
-        counts = self.handler.counts
-        counts.buckets[bisect_left(SECONDS, elapsed)] += 1
-        counts.seconds += elapsed
-        if error is not None:
-            counts.fail(error, self.delivery.request.id)
-            context.sampling.tell(self.delivery, Ending(outcome, started, self.first_text, now, error))
-        elif now >= context.sampling.due:
-            context.sampling.tell_success(self.delivery, started, self.first_text, now)
-        if error is not None or telemetry.metering() or telemetry.logs(logging.INFO):
-            report_end(self.delivery, elapsed, self._seq, error, exception)
-
-    def _count_stopped(self, error: ErrorInfo | None) -> None:
-        """Count the end of an attempt that the handler did not end; None when the delivery is lost."""
-        count_stopped(self, self.handler.counts, self.context.sampling, self.context.clock(), error)
-
-    @property
-    def began(self) -> float:
-        """The monotonic time at which it began to run; 0 before."""
-        return self._started
-
-    @property
-    def first_text(self) -> float:
-        """The monotonic time at which its first text was sent; 0 when there was none."""
-        return 0.0 if self._stream is None else self._stream.first
+    def _report(self, end: End, error: ErrorInfo | None = None, exception: BaseException | None = None) -> None:
+        context, delivery = self.context, self.delivery
+        stream, now = self._stream, context.clock()
+        first = 0.0 if stream is None else stream.first
+        report_end(end, delivery, self.handler.counts, context.sampling, now, self._started, first, self._seq, error, exception)

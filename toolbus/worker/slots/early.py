@@ -9,21 +9,21 @@ class Early:
     """Cancellations and later deadlines of requests that are on their way to this worker; the oldest are forgotten first.
 
     Attributes:
-        cancelled: ids of calls that must not start.
+        cancelled: calls that must not start, each with the type of the error that its caller has.
         extended: later deadlines by call, in monotonic seconds.
     """
 
     __slots__ = ("cancelled", "extended")
 
     def __init__(self) -> None:
-        self.cancelled: dict[str, None] = {}
+        self.cancelled: dict[str, str] = {}
         self.extended: dict[str, float] = {}
 
-    def cancel(self, call: str) -> None:
+    def cancel(self, call: str, why: str = "cancelled") -> None:
         """Remember that a call must not start."""
         if len(self.cancelled) >= _MOST:
             del self.cancelled[next(iter(self.cancelled))]
-        self.cancelled[call] = None
+        self.cancelled.setdefault(call, why)
 
     def extend(self, call: str, deadline: float) -> None:
         """Remember the time of a call that joined another one."""

@@ -10,7 +10,7 @@ from toolbus import telemetry
 from toolbus.broker.protocols import Delivery, WorkerBroker
 from toolbus.deadlines import Deadlines
 from toolbus.envelope import NOT_TAKEN, EntryNumbers, numbers_of
-from toolbus.results import BrokerError, ErrorInfo
+from toolbus.results import BrokerError, ErrorInfo, deadline_exceeded
 from toolbus.worker.slots.waiting import Waiting
 
 # Seconds between two questions about calls that are elsewhere; they usually come within one.
@@ -130,7 +130,7 @@ class Lines:
             # It was given more time.
             self._look_later(delivery)
             return
-        self._refuse(delivery, ErrorInfo("deadline_exceeded", NOT_TAKEN, "the deadline passed while earlier calls of its session ran"))
+        self._refuse(delivery, deadline_exceeded("the deadline passed while earlier calls of its session ran", NOT_TAKEN))
 
     def leave(self, delivery: Delivery) -> None:
         """Let the next call go on: this one has ended, or is not this worker's any more."""

@@ -7,23 +7,22 @@ import contextlib
 import contextvars
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from toolbus import telemetry
 from toolbus.background import keep_running
-from toolbus.broker.protocols import Delivery, Ending, WorkerBroker
+from toolbus.broker.protocols import Delivery, WorkerBroker
 from toolbus.broker.statistics.answers import InstanceAnswer
 from toolbus.deadlines import Deadlines
-from toolbus.envelope import NOT_BEGUN, NOT_TAKEN
+from toolbus.envelope import NOT_TAKEN
 from toolbus.middleware.chain import Middleware
-from toolbus.results import ErrorInfo, ToolbusError, ToolError
+from toolbus.results import ErrorInfo, ToolbusError, ToolError, deadline_exceeded
 from toolbus.settings import Settings
 from toolbus.worker.isolation.pool import Isolation
+from toolbus.worker.run import reasons
 from toolbus.worker.run.context import ContextRun
 from toolbus.worker.run.invocation import Caller
 from toolbus.worker.run.nested import NestedBus
-from toolbus.worker.run.outcome import refusal
-from toolbus.worker.run.report import report_buried
+from toolbus.worker.run.outcome import End, refusal, report_buried, report_end
 from toolbus.worker.run.run import Run
 from toolbus.worker.run.states import RunState
 from toolbus.worker.run.threads import Threads
@@ -240,16 +239,14 @@ class Slots:
         if self._early.extended:
             delivery.deadline = max(delivery.deadline, self._early.extended.pop(request.id, 0.0))
         if request.id in self._early.cancelled:
-            error = ErrorInfo("cancelled", NOT_BEGUN, "cancelled before it ran")
+            error = reasons.given_up_waiting(self._early.cancelled[request.id])
         elif delivery.attempt > self.settings.max_deliveries:
             self._bury(delivery)
             return
         elif delivery.deadline <= self.clock():
-            error = ErrorInfo("deadline_exceeded", NOT_TAKEN, f"the deadline passed while the request waited {delivery.queued_ms:.0f} ms")
-        elif served is None:
-            error = ErrorInfo("not_found", message=f"this worker does not serve {request.service!r}")
+            error = deadline_exceeded(f"the deadline passed while the request waited {delivery.queued_ms:.0f} ms", NOT_TAKEN)
         if error is not None or served is None:
-            self._refuse(delivery, error)
+            self._refuse(delivery, error or ErrorInfo("not_found", message=f"this worker does not serve {request.service!r}"))
             return
         try:
             handler = served.handler(request)
@@ -303,12 +300,14 @@ class Slots:
         self._waiting.due.append(delivery)
         self.start_due()
 
-    def _refuse(self, delivery: Delivery, error: ErrorInfo | None) -> None:
-        served, request = self._served.get(delivery.request.service), delivery.request
-        if error is not None and served is not None:
-            served.counts_of(request.tool).refuse(error, request.id)
-        outcome: Any = "cancelled" if error is not None and error.type == "cancelled" else "failed"
-        self.sampling.tell(delivery, Ending(outcome, 0.0, 0.0, self.clock(), error))
+    def _report(self, end: End, delivery: Delivery, error: ErrorInfo | None = None) -> None:
+        """Report the end of a request that was not run here."""
+        served = self._served.get(delivery.request.service)
+        counts = None if served is None else served.counts_of(delivery.request.tool)
+        report_end(end, delivery, counts, self.sampling, self.clock(), error=error)
+
+    def _refuse(self, delivery: Delivery, error: ErrorInfo) -> None:
+        self._report("withdrawn" if error.type == "cancelled" else "refused", delivery, error)
         self.broker.finish(delivery, refusal(delivery, self.broker.instance, error), frees=True)
         if delivery.request.ordered:
             self._lines.leave(delivery)
@@ -316,9 +315,9 @@ class Slots:
     def _bury(self, delivery: Delivery) -> None:
         before = delivery.attempt - 1
         message = f"given up at attempt {delivery.attempt}: the workers of all {before} before died or lost their leases while it ran"
-        report_buried(delivery, message)
         error = ErrorInfo("tool_error", "max_deliveries", message)
-        self.sampling.tell(delivery, Ending("dead", 0.0, 0.0, self.clock(), error))
+        self._report("buried", delivery, error)
+        report_buried(delivery, message)
         self.broker.bury(delivery, "max_deliveries", message, refusal(delivery, self.broker.instance, error))
         if delivery.request.ordered:
             self._lines.leave(delivery)
@@ -415,17 +414,17 @@ class Slots:
         """True after a failure that ends the worker."""
         return self._failure is not None
 
-    def on_cancelled(self, call: str) -> None:
+    def on_cancelled(self, call: str, why: str = "cancelled") -> None:
         """Stop a call, or remember that it must not start."""
         running = [run for run in self._runs.values() if run.delivery.request.id == call]
         waiting = self._waiting.find(call=call)
         for run in running:
             # A caller whose time is up cancels, too; a handler that cleans up after its deadline is not to be cancelled out of that.
             if not run.stuck:
-                run.cancel()
-        self._refuse_all(waiting, ErrorInfo("cancelled", NOT_BEGUN, "cancelled by the caller before the tool began"))
+                run.cancel(why)
+        self._refuse_all(waiting, reasons.given_up_waiting(why))
         if not running and not waiting:
-            self._early.cancel(call)
+            self._early.cancel(call, why)
 
     def on_extended(self, call: str, deadline: float) -> None:
         """Give a call the time of one that joined it, or remember that: the request may be on its way to this worker."""
@@ -441,7 +440,9 @@ class Slots:
     def on_lost(self, delivery: Delivery) -> None:
         """Stop a run whose delivery another worker has now."""
         run = self._runs.get(delivery.run)
-        telemetry.log.warning("call.lost", id=delivery.request.id, tool=delivery.request.tool, running=run is not None)
+        if run is None or run.stuck:
+            # Its end here was counted, if it ran, but the answer was not taken.
+            report_end("lost", delivery, None, self.sampling, self.clock())
         if run is not None:
             run.stop(None)
         else:

@@ -9,10 +9,13 @@ import socket
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from toolbus.broker.statistics.answers import InstanceAnswer, OpenSession, ServedService
+from toolbus.broker.statistics.answers import MOST_CALLS, InstanceAnswer, OpenSession, RunningCall, ServedService
+from toolbus.display import shortened
 from toolbus.worker.run.context import ContextRun
 from toolbus.worker.run.states import RunState
 from toolbus.worker.serving.handlers import Served
+
+_MOST_NAME = 256
 
 
 def answer_of(
@@ -22,7 +25,7 @@ def answer_of(
 
     Args:
         served: the services by id.
-        runs: those that hold a slot.
+        runs: those that hold a slot, the oldest first.
         slots, waiting: how many calls may run at once, and wait here.
         sessions: open ones by service.
     """
@@ -52,7 +55,16 @@ def answer_of(
         services=tuple(services),
         tools=(*tools, *unknown),
         sessions=tuple(each for found in sessions.values() for each in found),
+        calls=tuple(map(_running, held[:MOST_CALLS])),
     )
+
+
+def _running(run: ContextRun) -> RunningCall:
+    """Return a run as others see it, but with the worker's own monotonic time."""
+    request = run.delivery.request
+    tool, service, user, session = (shortened(each, _MOST_NAME) for each in (request.tool, request.service, request.user, request.session))
+    stopped = run.state >= RunState.ANSWERED
+    return RunningCall(request.id, tool, service, user, session, "", run.delivery.attempt, run.began, stopped)
 
 
 @functools.cache

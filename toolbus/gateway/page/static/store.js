@@ -11,6 +11,7 @@ const KEYS = {
   dead: (row) => `${row.queue} ${row.id}`,
   confirmations: (row) => row.id,
   sessions: (row) => `${row.service} ${row.user} ${row.session} ${row.instance}`,
+  running: (row) => `${row.instance} ${row.id}`,
   pins: (row) => row.name,
   refused: (row) => `${row.service} ${row.name}`,
 };
@@ -20,6 +21,7 @@ const USUAL = {
     tool: "", service: "", user: "", session: "", instance: "", attempt: 1, outcome: "succeeded", queued: 0, taken: 0, first: 0, ended: 0,
     error: "", code: "", message: "", by: "", agent: "", arguments: "", trace: "", entry: "",
   },
+  running: { tool: "", service: "", user: "", session: "", instance: "", attempt: 1, since: 0, stopped: false },
   confirmations: {
     asker: "agent", service: "", owner: "", user: "", session: "", arguments: "", asked_at: 0, expires_at: 0, digest: "", shortened: false,
     description: "", effect: "", external: false, question: "",

@@ -1,7 +1,7 @@
 // Recent calls with their attempts and errors, and the timeline of one of them.
 
 import { empty, h, icon, named, put, visible, visibleLines } from "../dom.js";
-import { clock, day, milliseconds, number, plural, short } from "../format.js";
+import { clock, day, duration, milliseconds, number, plural, short } from "../format.js";
 import { store } from "../store.js";
 import { Table, nameCell } from "../table.js";
 
@@ -49,6 +49,15 @@ const COLUMNS = [
   { label: "Worker", text: (row) => visible(short(row.instance || "–")), by: (row) => row.instance, kind: "mono secondary" },
 ];
 
+const RUNNING = [
+  { label: "Tool", wide: true, by: (row) => row.tool, cell: (row, td) => nameCell(td, row.tool || row.service, (name) => named(name)) },
+  { label: "Runs for", text: (row) => (row.stopped ? "stopping" : row.since ? duration(store.now() - row.since) : "waits"), by: (row) => -row.since, numeric: true },
+  { label: "Attempt", text: (row) => number(row.attempt), by: (row) => row.attempt, numeric: true, tone: (row) => (row.attempt > 1 ? "warn" : "faint") },
+  { label: "User", text: (row) => visible(row.user || "–").slice(0, 60), by: (row) => row.user },
+  { label: "Worker", text: (row) => visible(short(row.instance || "–")), by: (row) => row.instance, kind: "mono secondary" },
+  { label: "Call", text: (row) => visible(short(row.id)), by: (row) => row.id, kind: "mono secondary" },
+];
+
 const FILTERS = { all: () => true, failed: (row) => ["failed", "dead"].includes(row.outcome), again: (row) => row.count > 1 };
 
 export function list(place, { query, setQuery }) {
@@ -58,7 +67,16 @@ export function list(place, { query, setQuery }) {
   const none = empty("No calls yet", "The last calls of the namespace are listed here, whoever makes them. Try a tool on this page, or type in a terminal:", "toolbus call NAME argument=value");
   const nothing = empty("Nothing found", "None of the recent calls fits.");
   const count = h("span", { class: "count" });
-  place.append(h("section", { class: "card" }, h("header", {}, h("h2", {}, "Recent calls ", count), h("div", { class: "actions" }, select, search)), table.element, none, nothing));
+  const running = new Table({ columns: RUNNING, key: (row) => `${row.instance} ${row.id}`, label: "running calls", sort: 1, descending: true, most: 300 });
+  const held = h("span", { class: "count" });
+  const now = h("section", { class: "card" }, h("header", {}, h("h2", {}, "Running now ", held)), running.element);
+  const drawRunning = () => {
+    const rows = [...store.running.values()];
+    running.show(rows);
+    now.hidden = !rows.length;
+    put(held, number(rows.length));
+  };
+  place.append(now, h("section", { class: "card" }, h("header", {}, h("h2", {}, "Recent calls ", count), h("div", { class: "actions" }, select, search)), table.element, none, nothing));
   const draw = () => {
     const all = calls();
     const words = search.value.trim().toLowerCase().split(/\s+/).filter(Boolean);
@@ -76,7 +94,14 @@ export function list(place, { query, setQuery }) {
   search.addEventListener("input", () => { setQuery(search.value); draw(); });
   select.addEventListener("change", draw);
   draw();
-  return { update: (topics) => { if (topics.has("recent")) draw(); } };
+  drawRunning();
+  return {
+    update: (topics) => {
+      if (topics.has("recent")) draw();
+      if (topics.has("running")) drawRunning();
+      else running.refresh();
+    },
+  };
 }
 
 function bar(kind, from, to, scale, title) {
@@ -157,5 +182,12 @@ export function one(place, { id }) {
       h("section", { class: "card" }, h("header", {}, h("h2", {}, "Attempts")), call.attempts.map(attemptCard)));
   };
   draw();
-  return { update: (topics) => { if (topics.has("recent")) draw(); } };
+  drawRunning();
+  return {
+    update: (topics) => {
+      if (topics.has("recent")) draw();
+      if (topics.has("running")) drawRunning();
+      else running.refresh();
+    },
+  };
 }
