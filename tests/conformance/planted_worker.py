@@ -48,6 +48,7 @@ FAULTS = {
     "no-reap": ("takes-over", "takes nothing over"),
     "reruns-poison": ("buries-poison", "runs a request however often it failed"),
     "drops-at-end": ("hands-back", "drops what runs when it is told to end"),
+    "counts-no-hand-back": ("hands-back", "hands a call back under the number of the run that it cut off"),
     "same-attempt": ("takes-over", "calls every attempt the first"),
 }
 
@@ -309,7 +310,10 @@ class PlantedWorker:
                 call.task.cancel()
         if left and FAULT != "drops-at-end":
             for call in left:
-                await self.script("recover/hand_back", [QUEUE, FENCE], self.me, *call.fence, WAKE, SERVICE, call.entry, call.attempt)
+                begun = FAULT != "counts-no-hand-back"
+                keys = [QUEUE, FENCE, *([f"{PREFIX}pause:{SERVICE}:{call.entry}"] if begun else ())]
+                given = (call.entry, call.attempt, HOUR if begun else "")
+                await self.script("recover/hand_back", keys, self.me, *call.fence, WAKE, SERVICE, *given)
         if FAULT != "stays":
             await self.script("recover/retire", [QUEUE, FENCE, CANCELLED, TABLE, LIVE], self.me, SERVICE)
         os._exit(0)

@@ -29,6 +29,8 @@ class Delivery(msgspec.Struct, eq=False):
         deadline: local monotonic seconds.
         queued_ms: milliseconds for which the request waited.
         run: the token of this run.
+        begun: whether a run of it has been started here.
+        handed_back: how many of the attempts before this one were cut off by workers that left.
     """
 
     request: Request
@@ -39,10 +41,17 @@ class Delivery(msgspec.Struct, eq=False):
     deadline: float
     queued_ms: float
     run: str
+    begun: bool = False
+    handed_back: int = 0
+
+    @property
+    def tries(self) -> int:
+        """The number of this attempt among those that count against ``max_deliveries``: a worker that leaves did not die of its calls."""
+        return self.attempt - self.handed_back
 
     def again(self, attempt: int, run: str) -> Self:
         """Return the same request for a further run on this worker."""
-        return msgspec.structs.replace(self, attempt=attempt, run=run)
+        return msgspec.structs.replace(self, attempt=attempt, run=run, begun=False)
 
 
 class Ending(NamedTuple):
