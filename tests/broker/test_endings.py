@@ -165,7 +165,7 @@ async def test_a_request_that_can_not_be_read_becomes_a_dead_letter(finishing: F
 async def test_the_note_of_a_later_deadline_goes_with_its_call(finishing: Finishing) -> None:
     """After the end was answered, and only where there is one."""
     one, two, three = (finishing.bench.hold(entry) for entry in (b"1-0", b"2-0", b"3-0"))
-    one.extended = three.extended = True
+    one.noted = three.noted = True
     finishing.endings.finish(one, b"end", frees=False)
     finishing.endings.finish(two, b"end", frees=False)
     finishing.endings.bury(three, "failed", "broken", b"end")

@@ -68,7 +68,7 @@ def renews(stream: Stream, known: str, attempt: int) -> bool:
 
 def hands_back(stream: Stream, known: str, attempt: int) -> bool:
     """Hand the entry back for others, and return whether that was allowed."""
-    return bool(stream.run(scripts.HAND_BACK, (), GENERATION, known, "wake", "pool", stream.entry, attempt, attempt))
+    return bool(stream.run(scripts.HAND_BACK, (), GENERATION, known, "wake", "pool", stream.entry, attempt, ""))
 
 
 SCRIPTS: tuple[Owns, ...] = (counts, starts, buries, finishes, renews, hands_back)

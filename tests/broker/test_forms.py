@@ -58,6 +58,12 @@ def test_every_script_and_every_command_has_a_form() -> None:
     assert min(refused.values()) >= 7, refused
 
 
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_no_script_drops_what_it_unpacks(name: str) -> None:
+    """Lua passes the first value alone of an ``unpack`` that other arguments follow."""
+    assert not re.search(r"unpack\([^()]*\)\s*,", SCRIPTS[name].source)
+
+
 def test_the_right_types_fit() -> None:
     """Each alternative of a form is accepted; so is anything where there is no form."""
     finish = forms.SCRIPTS["finish/finish"]

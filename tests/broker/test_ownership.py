@@ -33,7 +33,7 @@ class Owning:
         self.number = 0
 
     def _own(self, keys: Any, args: Any) -> Any:
-        asked = (len(args) - 6) // 3
+        asked = (len(args) - 6) // 4
         return [FENCE.generation, FENCE.counter, self.after, self.verdicts or [b"mine"] * asked]
 
     @property
@@ -69,7 +69,7 @@ async def test_a_session_is_asked_about_once_while_the_lease_is_unbroken(owning:
     first = owning.take()
     assert await owning.settle(first) == [first]
     args = owning.bench.link.args("own")[0]
-    assert args == ("mine", "pool", FENCE.generation, 6_000, 3_600_000, owning.bench.stream.wake, 6, b"1-0", 1)
+    assert args == ("mine", "pool", FENCE.generation, 6_000, 3_600_000, owning.bench.stream.wake, 6, b"1-0", 1, 0)
     second = owning.take()
     assert await owning.settle(second) == [second]
     assert owning.asked == 1
@@ -187,7 +187,7 @@ async def test_owners_are_renewed_before_their_keys_end(owning: Owning) -> None:
     owning.bench.times.now += 0.1
     owning.verdicts = [b"mine"]
     await owning.ownership.keep()
-    assert owning.bench.link.args("own")[1][6:] == (6, b"", 0)
+    assert owning.bench.link.args("own")[1][6:] == (6, b"", 0, 0)
     await owning.ownership.keep()
     assert owning.asked == 2
     owning.bench.times.now += 1_201.0
@@ -273,7 +273,7 @@ async def test_many_uncertain_calls_are_asked_about_in_parts_and_each_once(ownin
     owning.bench.times.now += LEASE
     calls = [owning.take(str(number % 7)) for number in range(300)]
     assert await owning.settle(*calls) == calls
-    assert [(len(args) - 6) // 3 for args in owning.bench.link.args("own")] == [256, 44]
+    assert [(len(args) - 6) // 4 for args in owning.bench.link.args("own")] == [256, 44]
 
 
 async def test_the_key_of_an_owner_is_the_same_for_every_worker(owning: Owning) -> None:
@@ -336,10 +336,11 @@ async def test_a_session_is_asked_about_again_only_after_a_pause(
     delivery = owning.take()
     await owning.settle(delivery)
     owning.verdicts = [verdict]
+    delivery.begun = True
     if lapsed:
         owning.bench.times.now += LEASE
     assert await owning.ownership.holds(delivery) is holds
-    assert owning.asked == asked
+    assert [args[-1] for args in owning.bench.link.args("own")] == [0, 1][:asked], "a run that began was an attempt"
 
 
 async def test_a_worker_that_leaves_asks_about_whatever_it_takes(owning: Owning) -> None:

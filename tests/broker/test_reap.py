@@ -69,6 +69,13 @@ class Pool:
         self.noted = {entry: note for entry, *_, note in answer[2]}
         return list(self.attempts)
 
+    def hand_back(self, consumer: str, known: bytes | None, entries: dict[bytes, str], attempt: int = 1) -> int:
+        """Give entries back, each with the TTL of its note or none; how many were."""
+        keys = [self.queue, self.fence, *(self.notes + entry.decode() for entry, ttl in entries.items() if ttl)]
+        args = [word for entry, ttl in entries.items() for word in (entry, attempt, ttl)]
+        answer: Any = self.redis.eval(scripts.HAND_BACK.source, len(keys), *keys, consumer, "one", known or b"", "wake", "pool", *args)
+        return int(answer)
+
     def count(self, consumer: str = "mine", counter: str = "0") -> list[int]:
         """Say that the consumer runs what was taken over last; for each entry whether it is its own."""
         keys = (2, self.queue, self.fence)
@@ -240,6 +247,30 @@ def test_what_was_handed_back_is_taken_without_counting(pool: Pool) -> None:
     assert pool.reap(handed_back_only=True) == ids
     assert pool.delivered() == [1, 1]
     assert set(pool.attempts.values()) == {1}
+
+
+def test_everything_that_had_begun_is_handed_back_as_the_next_attempt(pool: Pool) -> None:
+    """Its new number is the script's; what had not begun keeps its own; one that waited for a person keeps its deadline in its note."""
+    ids = pool.take("other", 4)
+    pool.redis.set(pool.notes + ids[2].decode(), "7000 0 0", px=60_000)
+    assert pool.hand_back("other", b"0", {ids[0]: "60000", ids[1]: "", ids[2]: "1", ids[3]: "60000"}) == 4
+    assert pool.hand_back("other", b"0", dict.fromkeys(ids, "60000")) == 0, "a script that is sent again counts once"
+    assert pool.reap(handed_back_only=True) == ids
+    assert pool.attempts == dict(zip(ids, [2, 1, 2, 2], strict=True))
+    assert pool.noted == dict(zip(ids, [b"0 0 0 1", b"", b"7000 0 0 1", b"0 0 0 1"], strict=True))
+    assert all(1 < pool.redis.pttl(pool.notes + entry.decode()) <= 60_000 for entry in (ids[0], *ids[2:]))
+
+
+def test_what_leaving_workers_cut_off_is_no_suspect(pool: Pool) -> None:
+    """However often that was; the attempts that workers died of count, and nothing else does."""
+    (entry,) = pool.take("mine", 1)
+    for attempt in range(1, 5):
+        assert pool.hand_back("mine", pool.counter("mine"), {entry: "60000"}, attempt) == 1
+        assert pool.reap(busy=True) == [entry]
+    assert (pool.attempts, pool.noted, pool.left) == ({entry: 5}, {entry: b"0 0 0 4"}, False)
+    pool.redis.xclaim(pool.queue, "g", "~back", 0, [entry], retrycount=7, justid=True)
+    assert pool.reap(busy=True) == []
+    assert pool.left, "workers died of its fifth and sixth attempt"
 
 
 def test_a_delivery_whose_reply_was_lost_is_taken_again_without_counting(pool: Pool) -> None:

@@ -290,12 +290,13 @@ async def test_a_delivery_that_is_lost_again_does_not_run(recovery: Recovery) ->
 
 async def test_a_later_deadline_comes_with_the_entry(recovery: Recovery) -> None:
     """A call whose handler has waited for a confirmation has the time that it waited on top; a note that can't be read changes nothing."""
-    recovery.entries = [recovery.entry(1, note=b"200000 0 0"), recovery.entry(2, note=b"nonsense"), recovery.entry(3, note=b"1000 0 0")]
+    recovery.entries = [recovery.entry(1, note=b"200000 0 0"), recovery.entry(2, note=b"nonsense"), recovery.entry(3, note=b"1000 0 0 2")]
     await recovery.upkeep.recover()
     first, second, third = sorted(recovery.bench.listener.recovered, key=lambda delivery: delivery.entry)
-    assert (first.deadline, first.extended) == (200.0, True)  # type: ignore[attr-defined]
-    assert (second.deadline, second.extended) == (160.0, False)  # type: ignore[attr-defined]
-    assert (third.deadline, third.extended) == (160.0, True)  # type: ignore[attr-defined]
+    assert (first.deadline, first.noted) == (200.0, True)  # type: ignore[attr-defined]
+    assert (second.deadline, second.noted) == (160.0, False)  # type: ignore[attr-defined]
+    assert (third.deadline, third.noted) == (160.0, True)  # type: ignore[attr-defined]
+    assert [first.handed_back, second.handed_back, third.handed_back] == [0, 0, 2]
 
 
 async def test_calls_of_dead_callers_end(recovery: Recovery) -> None:
@@ -352,22 +353,20 @@ async def test_hand_back_gives_what_is_held_under_the_known_fence(recovery: Reco
     del bench.stream.held[lost.entry]
     old.fence = Fence(b"0.z", b"5")
     await hand_back(bench.as_link, [kept, lost, old])
-    assert bench.link.args("hand_back") == [("mine", *FENCE, KEYS.wake("pool"), "pool", b"1-0", 1, 1)]
+    assert bench.link.args("hand_back") == [("mine", *FENCE, KEYS.wake("pool"), "pool", b"1-0", 1, "")]
     assert set(bench.stream.held) == {b"3-0", b"4-0"}
     again = bench.hold(b"5-0", fence=Fence(FENCE.generation, b"6"))
     await hand_back(bench.as_link, [other, again])
     assert bench.link.args("hand_back")[1][1:3] == (FENCE.generation, UNSURE)
     await hand_back(bench.as_link, [lost])
     assert len(bench.link.args("hand_back")) == 2
+    begun = bench.hold(b"6-0")
+    begun.begun = True
+    await hand_back(bench.as_link, [begun])
+    assert bench.link.args("hand_back")[2][5:] == (b"6-0", 1, 120_000), "a minute longer than it may run"
     many = [bench.hold(f"{number}-1".encode()) for number in range(300)]
     await hand_back(bench.as_link, many)
-    assert [len(args) for args in bench.link.args("hand_back")[2:]] == [5 + 3 * 256, 5 + 3 * 44]
-    begun = [bench.hold(f"{number}-2".encode(), attempt=number) for number in range(1, 6)]
-    for delivery in begun:
-        delivery.begun = True
-    await hand_back(bench.as_link, begun)
-    # What others could take for a request that kills its workers keeps its number.
-    assert [args[7::3] for args in bench.link.args("hand_back")[4:]] == [(2, 3, 3, 4, 5)]
+    assert [len(args) for args in bench.link.args("hand_back")[3:]] == [5 + 3 * 256, 5 + 3 * 44]
 
 
 async def test_what_a_group_passed_over_is_looked_for_in_stretches(recovery: Recovery, caplog: pytest.LogCaptureFixture) -> None:

@@ -23,7 +23,7 @@ def test_an_entry_becomes_a_delivery_in_local_time(bench: Bench) -> None:
     bench.clock.observe(1_100_000.0, 100.0, 100.0)
     [made] = bench.stream.deliveries([(b"1099000-0", 2, entry_fields(request(b"1-0"), 1_130_000, b"run"))], FENCE)
     assert (made.deadline, made.queued_ms, made.attempt, made.epoch) == (130.0, 1_000.0, 2, 1)
-    assert (made.queue, made.fence, made.server, made.extended) == (bench.stream, FENCE, b"run", False)
+    assert (made.queue, made.fence, made.server, made.noted) == (bench.stream, FENCE, b"run", False)
     assert made.replies == KEYS.replies("agent")
     assert bench.stream.held == {b"1099000-0": made}
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from tests.broker.fakes import FENCE, KEYS, SETTINGS, Bench, FakeListener, Times
+from tests.broker.finishing import Finishing
 from toolbus.broker.agent import RedisAgentBroker
 from toolbus.broker.agent_steps import AgentSteps
 from toolbus.broker.lease.beats import BeatEffects
@@ -60,6 +62,17 @@ async def test_a_broker_that_is_not_open_says_so(made: Any) -> None:
     """Every use before ``open`` is an error that callers know."""
     with pytest.raises(BrokerUnavailable, match="not open"):
         made(SETTINGS).statistics()
+
+
+async def test_frames_leave_before_what_sent_them_is_handed_back() -> None:
+    """No frame of the next run may come before one of the run that was cut off."""
+    finishing = Finishing()
+    bench, broker = finishing.bench, RedisWorkerBroker(SETTINGS)
+    broker._steps = cast("Any", SimpleNamespace(outbox=finishing.outbox, link=bench.link))
+    delivery = bench.hold()
+    broker.send(delivery, b"{}")
+    await broker.hand_back([delivery])
+    assert bench.link.names == ["send", "hand_back"]
 
 
 class Beating:

@@ -173,7 +173,7 @@ async def test_what_comes_beyond_the_slots_goes_back(taking: Taking) -> None:
     taking.found = [[[KEYS.queue("pool").encode(), taking.entries(3, 1, 2)]]]
     assert [delivery.entry for delivery in await taking.intake.take(10)] == [b"1-0", b"2-0"]
     await taking.bench.settle()
-    assert taking.writing.args("hand_back")[0][5:] == (b"3-0", 1, 1)
+    assert taking.writing.args("hand_back")[0][5:] == (b"3-0", 1, "")
     taking.taking = False
     taking.bench.listener.slots = 0
     taking.found = [[[KEYS.queue("pool").encode(), taking.entries(4, 5)]]]

@@ -67,7 +67,7 @@ async def test_a_call_that_kills_every_process_ends_as_that(shell: Shell, valkey
         result = await bus.call("die", timeout=55)
     assert result.error is not None
     assert (result.error.type, result.error.code) == ("tool_error", "max_deliveries")
-    assert "given up at attempt 4: the workers of all 3 before died" in result.error.message
+    assert "given up at attempt 4: the workers of 3 before died" in result.error.message
 
 
 CANCELLING = '''

@@ -48,6 +48,7 @@ FAULTS = {
     "no-reap": ("takes-over", "takes nothing over"),
     "reruns-poison": ("buries-poison", "runs a request however often it failed"),
     "drops-at-end": ("hands-back", "drops what runs when it is told to end"),
+    "counts-no-hand-back": ("hands-back", "hands a call back under the number of the run that it cut off"),
     "same-attempt": ("takes-over", "calls every attempt the first"),
 }
 
@@ -247,7 +248,7 @@ class PlantedWorker:
                 if missing and not self.draining and FAULT != "no-again":
                     await self.register()
             for call in list(self.calls.values()) if FAULT != "no-renew" else ():
-                found = await self.script("lease/renew", [QUEUE, FENCE], self.me, *call.fence, call.entry, call.attempt, call.attempt + 1)
+                found = await self.script("lease/renew", [QUEUE, FENCE], self.me, *call.fence, call.entry, call.attempt)
                 if found[2] and FAULT != "no-fence" and self.calls.pop(call.entry, None) and call.task is not None:
                     call.stopped = "handed back"
                     call.task.cancel()
@@ -309,8 +310,10 @@ class PlantedWorker:
                 call.task.cancel()
         if left and FAULT != "drops-at-end":
             for call in left:
-                known = (self.me, *call.fence, WAKE, SERVICE)
-                await self.script("recover/hand_back", [QUEUE, FENCE], *known, call.entry, call.attempt, call.attempt + 1)
+                begun = FAULT != "counts-no-hand-back"
+                keys = [QUEUE, FENCE, *([f"{PREFIX}pause:{SERVICE}:{call.entry}"] if begun else ())]
+                given = (call.entry, call.attempt, HOUR if begun else "")
+                await self.script("recover/hand_back", keys, self.me, *call.fence, WAKE, SERVICE, *given)
         if FAULT != "stays":
             await self.script("recover/retire", [QUEUE, FENCE, CANCELLED, TABLE, LIVE], self.me, SERVICE)
         os._exit(0)

@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from toolbus import Settings, Worker, tool
+from toolbus import Settings, Worker, invocation, tool
 
 
 @tool(service="faults", effect="read", description=f"Count slowly, release {os.environ.get('TEST_VERSION', '1')}.")
@@ -25,8 +25,11 @@ async def count(n: int, delay: float = 0.02):
 
 @tool(service="faults", effect="read")
 async def count_behind(gate: str, n: int):
-    """Count to five, and on once a file is gone."""
+    """Count to five, say so in a file of this run's, and count on once another one is gone."""
     for number in range(n):
+        if number == 5:
+            # A run's number is the server's, so two runs with one number are told apart by their processes.
+            Path(f"{gate}.{invocation().id}.{invocation().attempt}.{os.getpid()}").touch()  # noqa: ASYNC240 - the file is the test's
         while number >= 5 and Path(gate).exists():  # noqa: ASYNC110, ASYNC240 - the file is the test's
             await asyncio.sleep(0.01)
         yield f"{number} "

@@ -265,13 +265,13 @@ class Pool:
         self.client.xclaim(self.queue, "g", name, 0, [entry], retrycount=attempt, justid=True)
         return entry
 
-    def own(self, name: str, *entries: str, session: str = "s", attempt: int = 1) -> list[str]:
+    def own(self, name: str, *entries: str, session: str = "s", attempt: int = 1, begun: bool = False) -> list[str]:
         """Ask as a worker whose a session is."""
         instances, owner = self.keys.instances("pool"), self.keys.session("pool", session)
         keys = (self.queue, self.fence, self.keys.live, self.keys.pulse, instances, owner)
         args: list[Any] = [name, "pool", "0.one", 60_000, 60_000, self.keys.wake("pool")]
         for entry in entries:
-            args += (len(keys), entry, attempt)
+            args += (len(keys), entry, attempt, int(begun))
         answer: Any = self.client.eval(scripts.OWN.source, len(keys), *keys, *args)
         return list(answer[3])
 
@@ -308,6 +308,15 @@ def test_a_call_is_handed_to_the_sessions_owner_alone(pool: Pool) -> None:
     assert pool.reap("ann", handed_back_only=True) == [1]
     assert [owner for owner, _ in pool.pending()] == ["ann"] * 3
     assert pool.own("bob", entry) == ["lost"], "nor does it steal what its owner has taken"
+
+
+def test_a_call_that_had_begun_elsewhere_is_handed_over_as_the_next_attempt(pool: Pool) -> None:
+    """Its session went to another worker while it ran: two runs with one number could not be told apart."""
+    entry = pool.take("bob", attempt=2)
+    pool.own("ann", pool.take("ann"))
+    assert pool.own("bob", entry, attempt=2, begun=True) == ["moved"]
+    assert pool.own("bob", entry, attempt=2, begun=True) == ["lost"], "a script that is sent again counts once"
+    assert pool.reap("ann", handed_back_only=True) == [3]
 
 
 def inherited(verdicts: list[str]) -> bool:

@@ -260,27 +260,35 @@ async def test_what_a_drain_finishes_nobody_else_begins(redis_place: Place, spaw
     assert (result.meta.attempts, pid_of(result.meta.worker), leaving.wait()) == (1, leaving.pid, 0)
 
 
+def runs_behind(gate: Path) -> list[tuple[str, str]]:
+    """Return call and attempt of each run that has come to a gate."""
+    return sorted((call, attempt) for call, attempt, _ in (path.name.split(".")[1:] for path in gate.parent.glob("gate.*")))
+
+
 async def test_what_a_drain_cuts_off_is_handed_back_and_goes_on_elsewhere(redis_place: Place, spawn: Spawn, tmp_path: Path) -> None:
-    """At the end of its grace a worker hands its stream to another at once: still the first attempt, and nothing to see."""
+    """Worker after worker hands its streams on at the end of its grace: each run is an attempt of its own, and callers see nothing of it.
+
+    As many workers may leave a call as like to: none of them died of it.
+    """
     gate = tmp_path / "gate"
     gate.touch()
-    leaving = spawn(grace=0.2)
+    settings = {"grace": 0.2, "max_deliveries": 2}
+    worker = spawn(**settings)
     async with bus_of(redis_place) as bus:
         await workers_up(bus, redis_place, 1)
-        pieces: list[str] = []
-        async with bus.stream("count_behind", {"gate": str(gate), "n": 60}, timeout=60.0) as call:
-            async for text in call:
-                pieces.append(text)
-                if len(pieces) == 5:
-                    spawn()
-                    await workers_up(bus, redis_place, 2)
-                    leaving.terminate()
-                    await eventually(lambda: leaving.poll() is not None, timeout=20)
-                    gate.unlink()
-            result = await call.result()
-    assert "".join(pieces) == EXPECTED
-    assert (result.meta.attempts, leaving.wait()) == (1, 0)
-    assert pid_of(result.meta.worker) != leaving.pid
+        calls = [asyncio.create_task(bus.call("count_behind", {"gate": str(gate), "n": 60}, timeout=60.0)) for _ in range(4)]
+        for runs in range(1, 5):
+            await eventually(lambda runs=runs: len(runs_behind(gate)) == runs * len(calls), timeout=20)
+            leaving, worker = worker, spawn(**settings)
+            await workers_up(bus, redis_place, 2)
+            leaving.terminate()
+            await eventually(lambda leaving=leaving: leaving.poll() is not None, timeout=20)
+            assert leaving.returncode == 0
+        gate.unlink()
+        results = await asyncio.gather(*calls)
+    assert runs_behind(gate) == sorted((result.meta.id, str(attempt)) for result in results for attempt in range(1, 6))
+    assert [result.output for result in results] == [EXPECTED] * len(calls)
+    assert [(result.meta.attempts, pid_of(result.meta.worker)) for result in results] == [(5, worker.pid)] * len(calls)
 
 
 async def test_once_work_that_a_drain_cuts_off_is_answered_as_unknown(redis_place: Place, spawn: Spawn) -> None:

@@ -63,7 +63,7 @@ async def answered(cache: Cache, request: Request, *, digest: str = "d") -> int:
         ran += 1
         return ToolResult.ok("x")
 
-    delivery = Delivery(request, "", b"", 0, 1, time.monotonic() + 60, 0.0, "run", False)
+    delivery = Delivery(request, "", b"", 0, 1, time.monotonic() + 60, 0.0, "run")
     handler = Handler(rows, rows, "", None)
     within = MiddlewareCall(delivery, handler, digest, MemoryTallies())
     await within.run((cache,), handle, lambda error: pytest.fail(str(error)), lambda: None)

@@ -306,7 +306,7 @@ class RedisWorkerBroker:
 
     def finish(self, delivery: StreamDelivery, frame: bytes, *, frees: bool = False) -> None:
         """Send the last frame and remove the request, if it is still ours, and its session is."""
-        if frees or delivery.extended or delivery.queue.sticky:
+        if frees or delivery.noted or delivery.queue.sticky:
             self._steps.endings.finish(delivery, frame, frees=frees)
         else:
             self._steps.outbox.finish(delivery, frame)
@@ -320,8 +320,10 @@ class RedisWorkerBroker:
         self._steps.recent.note(delivery, ending)
 
     async def hand_back(self, deliveries: Sequence[StreamDelivery]) -> None:
-        """Give deliveries that have not been answered to other workers, after all frames that their runs have sent."""
-        await self._steps.outbox.passed()
+        """Give deliveries that have not been answered to other workers, after the frames that were sent until now."""
+        sent = asyncio.Event()
+        self._steps.outbox.then(sent.set)
+        await sent.wait()
         await hand_back(self._steps.link, deliveries)
 
     def statistics(self) -> dict[str, int]:

@@ -149,18 +149,20 @@ async def buries_poison(scene: WorkerScene) -> None:
 
 @WORKER.check(2)
 async def hands_back(scene: WorkerScene) -> None:
-    """On SIGTERM, with TOOLBUS_GRACE over, what still runs is handed back, not lost."""
+    """On SIGTERM, with TOOLBUS_GRACE over, what still runs is handed back for its next attempt, not lost."""
     if scene.worker is None:
         raise Broken("there is no worker")
     sent = await scene.publish("count", {"to": 300, "delay": 0.1}, timeout=60.0)
     await until(lambda: _has_text(scene, sent), 5.0, "no text came")
     await scene.program.stop(scene.worker)
-    holder, _, _ = await scene.holder(sent)
+    holder, _, count = await scene.holder(sent)
     frames = await scene.frames(sent)
     if frames[-1].get("end_of_stream"):
         raise Broken(f"the call was ended as {error_of(frames) or 'a success'} instead of being handed back")
     if not holder.startswith("~back"):
         raise Broken(f"the entry is with {holder or 'nobody'}, not with ~back")
+    if count != 2:
+        raise Broken(f"its next run would be attempt {count}, as the one that was cut off was 1")
 
 
 @WORKER.check(2)

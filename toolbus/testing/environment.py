@@ -133,7 +133,7 @@ class InvocationEnvironment:
         served = await self._serve(owner)
         request = self._request(served, name, dict(arguments or {}))
         recorder = Recorder(self.settings, self._threads, self._isolations[owner], self._middleware, self._answers, self._confirm)
-        delivery = Delivery(request, "test", b"", 0, self.attempt, time.monotonic() + request.timeout, 0.0, new_run(), False)
+        delivery = Delivery(request, "test", b"", 0, self.attempt, time.monotonic() + request.timeout, 0.0, new_run())
         loop = asyncio.get_running_loop()
         run = Run(recorder, loop, delivery, served, served.handler(request))
         run.task = task = loop.create_task(run.execute()) if served.sessions is None else served.sessions.start(run)

@@ -245,7 +245,6 @@ class Bench:
                 "deadline": self.loop.time() + 10.0,
                 "queued_ms": 12.34,
                 "run": f"run-{number}",
-                "begun": False,
                 **changes,
             }
         )

@@ -62,7 +62,7 @@ async def test_a_request_with_too_many_attempts_becomes_a_dead_letter(caplog: py
     bench = Bench(hold, max_deliveries=3)
     bench.slots.start(bench.delivery("hold", attempt=4))
     [letter] = bench.broker.buried
-    message = "given up at attempt 4: the workers of all 3 before died or lost their leases while it ran"
+    message = "given up at attempt 4: the workers of 3 before died or lost their leases while it ran"
     assert (letter.reason, letter.error) == ("max_deliveries", message)
     assert letter.frame.error == ErrorInfo("tool_error", "max_deliveries", message)
     failed, line = [record.getMessage() for record in caplog.records]

@@ -42,7 +42,7 @@ SCRIPTS: Mapping[str, Touched] = MappingProxyType(
         "lease/renew": Touched("q fence"),
         "recover/reap": Touched("q fence live pulse", reads="pause"),
         "recover/rescue": Touched("q", tells="wake"),
-        "recover/hand_back": Touched("q fence", tells="wake"),
+        "recover/hand_back": Touched("q fence pause", tells="wake"),
         "recover/retire": Touched("q fence cancelled reg:s live"),
         "recover/mend": Touched(),
         "take/start": Touched("q fence started"),

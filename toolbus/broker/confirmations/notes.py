@@ -1,4 +1,4 @@
-"""Notes of the later deadlines of calls whose handlers have waited for a confirmation."""
+"""Notes about calls: the later deadline of one whose handler has waited for a confirmation, and how often one was cut off."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from toolbus.broker.transport.transport import Transport
 from toolbus.envelope import share_digest
 from toolbus.results import EnvelopeError
 
-# Milliseconds for which a note outlives its deadline.
-_NOTE_TTL = 60_000
+NOTE_TTL = 60_000
+"""Milliseconds for which a note outlives its call's deadline."""
+
+# The place of the number of hand-backs, behind the times.
+_HANDED_BACK = len(Note._fields)
 
 
 class DeadlineNotes:
@@ -36,22 +39,24 @@ class DeadlineNotes:
             BrokerError: the server could not be told.
         """
         request, keys = delivery.request, self._keys
-        delivery.extended = True
+        delivery.noted = True
         left = int(max(0.0, note.deadline + note.until - note.since - self._clock.monotonic()) * 1000)
         kept = [keys.started(request.id)]
         if request.shared:
             kept += [keys.call(request.id), keys.shared(share_digest(request))]
-        args = (write_note(note, self._clock), left + _NOTE_TTL, left + self._retention_ms)
+        text = write_note(note, self._clock) + (f" {delivery.handed_back}" if delivery.handed_back else "")
+        args = (text, left + NOTE_TTL, left + self._retention_ms)
         await self._link.execute_script(scripts.EXTEND, (delivery.queue.pause_key(delivery.entry), *kept), args, repeatable=True)
 
     def apply(self, delivery: StreamDelivery, text: bytes) -> None:
-        """Give a delivery the deadline that a note states; one that can't be read changes nothing."""
+        """Give a delivery what a note states; one that can't be read changes nothing."""
         try:
             note = read_note(text, self._clock)
         except EnvelopeError as error:
             skip(delivery.queue.pause_key(delivery.entry), error)
             return
-        delivery.extended = True
+        delivery.noted = True
+        delivery.handed_back = handed_back(text)
         delivery.deadline = max(delivery.deadline, note.effective(self._clock.monotonic()))
 
     def drop(self, delivery: StreamDelivery) -> None:
@@ -65,13 +70,22 @@ def write_note(note: Note, clock: ServerClock) -> str:
 
 
 def read_note(text: bytes, clock: ServerClock) -> Note:
-    """Return the note in local times.
+    """Return the times of a note, as local ones.
 
     Raises:
         EnvelopeError: it can't be read.
     """
-    words = text.split(maxsplit=3)
-    if len(words) != len(Note._fields):
-        raise EnvelopeError(f"a note is {len(Note._fields)} numbers, not {len(words)}")
-    times = [integer(word) / 1000 for word in words]
+    words, most = text.split(maxsplit=_HANDED_BACK + 1), _HANDED_BACK + 1
+    if len(words) not in {_HANDED_BACK, most}:
+        raise EnvelopeError(f"a note is {_HANDED_BACK} or {most} numbers, not {len(words)}")
+    times = [integer(word) / 1000 for word in words[:_HANDED_BACK]]
     return Note(*(when and when - clock.offset for when in times))
+
+
+def handed_back(text: bytes) -> int:
+    """Return how often leaving workers have cut a call off, as its note states; 0 when that can't be read."""
+    words = text.split(maxsplit=_HANDED_BACK + 1)
+    try:
+        return integer(words[_HANDED_BACK]) if len(words) > _HANDED_BACK else 0
+    except EnvelopeError:
+        return 0

@@ -117,5 +117,5 @@ class Endings:
         return FreedKey(self._keys.shared(share_digest(request)), request.id, self._keys.started(request.id), delivery.run)
 
     def _drop_note(self, delivery: StreamDelivery) -> None:
-        if delivery.extended:
+        if delivery.noted:
             self._outbox.then(lambda: self._notes.drop(delivery))

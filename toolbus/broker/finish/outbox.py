@@ -11,7 +11,6 @@ What is refused is sent again before anything else, for as long as ``Patience`` 
 from __future__ import annotations
 
 import asyncio
-import functools
 from collections.abc import Callable
 
 from toolbus import telemetry
@@ -147,13 +146,6 @@ class Outbox:
         """Do something on the link after the frames that were queued until now."""
         self._operations.append(operation)
         self._schedule()
-
-    async def passed(self) -> None:
-        """Wait until everything that was queued until now is answered; more may have been queued meanwhile."""
-        if self._flushing:
-            passed = self._loop.create_future()
-            self.then(functools.partial(_resolve, passed))
-            await passed
 
     async def drained(self) -> None:
         """Wait until everything queued is answered by the server."""
@@ -401,11 +393,6 @@ class Outbox:
 def _within(indexes: list[int], most: int) -> list[int]:
     """Return the numbers by which a script may have named what it was given, from 1 to ``most``."""
     return [index for index in indexes if 0 < index <= most] if indexes else indexes
-
-
-def _resolve(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
 
 
 def _nothing() -> None:

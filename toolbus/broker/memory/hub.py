@@ -65,6 +65,7 @@ class QueuedEntry(NamedTuple):
     attempt: int
     session: tuple[str, str] | None
     ordered: bool = False
+    handed_back: int = 0
 
 
 class Queue:

@@ -23,7 +23,7 @@ _TAKE_WAIT = 2.0
 _MOST_KEPT = 100_000
 
 
-class MemoryDelivery(Delivery, eq=False):
+class MemoryDelivery(Delivery, eq=False, kw_only=True):
     """A delivery of a queue in process."""
 
     queue: Queue
@@ -191,9 +191,8 @@ class MemoryWorkerBroker:
                 queue.dead.append((str(error), entry.document))
                 continue
             age = (time.monotonic() - entry.published) * 1000
-            delivery = MemoryDelivery(
-                request, request.agent, entry.id.encode(), 0, entry.attempt, entry.deadline, age, new_run(), False, queue
-            )
+            place = request.agent, entry.id.encode(), 0, entry.attempt, entry.deadline, age, new_run()
+            delivery = MemoryDelivery(request, *place, handed_back=entry.handed_back, queue=queue)
             self._held[entry.id] = delivery, entry
             queue.running += 1
             yield delivery
@@ -313,9 +312,10 @@ class MemoryWorkerBroker:
             held = self._held.pop(delivery.entry.decode(), None)
             if held is not None:
                 delivery.queue.running -= 1
-                # As over a server: no two attempts have one number, and nobody who hands back died of the request.
-                further = delivery.begun and delivery.attempt + 1 < self._settings.alone_from
-                _put_back(delivery.queue, held[1]._replace(attempt=delivery.attempt + further))
+                entry = held[1]
+                if delivery.begun:
+                    entry = entry._replace(attempt=delivery.attempt + 1, handed_back=delivery.handed_back + 1)
+                _put_back(delivery.queue, entry)
         self._hub.arrived.set()
 
     async def ask(

@@ -14,6 +14,7 @@ Beginning = Literal["started", "began", "unsure", "unconfirmed", "lost"]
 forgotten that one did); ``unconfirmed`` (too few replicas know that it begins, and no attempt will run); ``lost`` (another worker has
 it)."""
 
+
 Outcome = Literal["succeeded", "failed", "cancelled", "retried", "lost", "dead"]
 """The end of an attempt.
 
@@ -36,7 +37,8 @@ class Delivery(msgspec.Struct, eq=False):
         deadline: local monotonic seconds.
         queued_ms: milliseconds for which the request waited.
         run: the token of this run.
-        begun: whether its run has begun, so that its caller may have frames of it.
+        begun: whether a run of it has been started here.
+        handed_back: how many of the attempts before this one were cut off by workers that left.
     """
 
     request: Request
@@ -47,7 +49,13 @@ class Delivery(msgspec.Struct, eq=False):
     deadline: float
     queued_ms: float
     run: str
-    begun: bool
+    begun: bool = False
+    handed_back: int = 0
+
+    @property
+    def tries(self) -> int:
+        """The number of this attempt among those that count against ``max_deliveries``: a worker that leaves did not die of its calls."""
+        return self.attempt - self.handed_back
 
     def again(self, attempt: int, run: str) -> Self:
         """Return the same request for a further run on this worker."""

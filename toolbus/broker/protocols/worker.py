@@ -206,7 +206,10 @@ class WorkerBrokerOf(Protocol[D]):
         """
 
     async def hand_back(self, deliveries: Sequence[D]) -> None:
-        """Give deliveries that have not been answered to other workers, without counting an attempt."""
+        """Give deliveries that have not been answered to other workers, after the frames that were sent until now.
+
+        One that has begun to run is run as the next attempt there, which does not count against ``max_deliveries``.
+        """
 
     def send(self, delivery: D, frame: bytes) -> None:
         """Send a frame that is not the last one."""

@@ -1,19 +1,32 @@
 #!lua flags=allow-oom
 -- include take/_fence
--- Give entries back: they wait under the consumer "~back", which takers empty first. One whose handler had begun goes on under the next
--- number, so that no two of its attempts have the same.
--- KEYS: 1 request stream, 2 fence
--- ARGV: 1 consumer, 2 known generation, 3 known counter, 4 wake channel, 5 service,
---       then of each entry: id, the number of its attempt, the number of its next one
+-- Give entries to other workers: they wait under the consumer "~back", which takers empty first. One that had begun to run waits for its
+-- next attempt, since two runs with one number can't be told apart; its note says how often that happened, since no worker died of it.
+-- KEYS: 1 request stream, 2 fence, 3.. the note of each entry that had begun to run
+-- ARGV: 1 consumer, 2 known generation, 3 known counter, 4 wake channel, 5 service, then of each entry: id, number of its attempt, and
+--       TTL of its note (ms) if it had begun to run, else ""
 -- Returns how many were given back.
 local queue, fence, consumer = KEYS[1], KEYS[2], ARGV[1]
 local generation, counter = fence_state(fence, consumer)
 local unmoved = is_unmoved(generation, counter, ARGV[2], ARGV[3])
-local given = 0
+
+local function note_hand_back(note, ttl)
+  local known = redis.pcall('GET', note)
+  local times, before = (type(known) == 'string' and known or ''):match('^(%d+ %d+ %d+) ?(%d*)$')
+  local text = (times or '0 0 0') .. ' ' .. (tonumber(before) or 0) + 1
+  if times then redis.call('SET', note, text, 'KEEPTTL') else redis.call('SET', note, text, 'PX', ttl) end
+end
+
+local given, noted = 0, 2
 for i = 6, #ARGV, 3 do
-  if unmoved or still_owned(queue, consumer, ARGV[i], ARGV[i + 1], generation == ARGV[2]) then
-    -- An absolute number, so that a script that is sent again counts once.
-    redis.call('XCLAIM', queue, 'g', '~back', 0, ARGV[i], 'RETRYCOUNT', ARGV[i + 2], 'JUSTID')
+  local id, attempt, ttl = ARGV[i], ARGV[i + 1], ARGV[i + 2]
+  if ttl ~= '' then noted = noted + 1 end
+  if unmoved or still_owned(queue, consumer, id, attempt, generation == ARGV[2]) then
+    if ttl ~= '' then
+      note_hand_back(KEYS[noted], ttl)
+      attempt = attempt + 1
+    end
+    redis.call('XCLAIM', queue, 'g', '~back', 0, id, 'RETRYCOUNT', attempt, 'JUSTID')
     given = given + 1
   end
 end

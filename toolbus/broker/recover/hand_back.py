@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from toolbus.broker import scripts
+from toolbus.broker.confirmations.notes import NOTE_TTL
 from toolbus.broker.take.requests import StreamDelivery, common_fence
 from toolbus.broker.transport.transport import Transport
 
@@ -14,8 +15,7 @@ _MOST_AT_ONCE = 256
 async def hand_back(link: Transport, deliveries: Sequence[StreamDelivery]) -> None:
     """Give deliveries to other workers; those that are no longer held are left out.
 
-    What was never begun keeps its number. What was begun gets the next one, up to the last that is not suspected of killing its workers:
-    those who hand a request back did not die of it.
+    One that has begun to run is run as the next attempt there.
 
     Raises:
         BrokerError: the server could not be told; the leases of the deliveries end, and other workers take them over.
@@ -32,10 +32,8 @@ async def hand_back(link: Transport, deliveries: Sequence[StreamDelivery]) -> No
             for delivery in part:
                 del stream.held[delivery.entry]
             if part:
-                entries = [word for each in part for word in (each.entry, each.attempt, _next(each))]
-                args = (stream.consumer, *common_fence(part), stream.wake, stream.service, *entries)
-                await link.execute_script(scripts.HAND_BACK, (stream.key, stream.fence), args, repeatable=True)
-
-
-def _next(delivery: StreamDelivery) -> int:
-    return delivery.attempt + 1 if delivery.begun and delivery.attempt + 1 < delivery.queue.alone_from else delivery.attempt
+                notes = [stream.pause_key(delivery.entry) for delivery in part if delivery.begun]
+                args: list[bytes | str | int] = [stream.consumer, *common_fence(part), stream.wake, stream.service]
+                for delivery in part:
+                    args += (delivery.entry, delivery.attempt, stream.left_ms(delivery) + NOTE_TTL if delivery.begun else "")
+                await link.execute_script(scripts.HAND_BACK, (stream.key, stream.fence, *notes), tuple(args), repeatable=True)

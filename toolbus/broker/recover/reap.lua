@@ -8,7 +8,7 @@
 -- KEYS: 1 request stream, 2 fence, 3 live instances, 4 pulse
 -- ARGV: 1 consumer, 2 service, 3 most entries to take, 4 lease (ms), 5 "1" to take only what was handed back or over,
 --       6 "1" when this worker holds other entries, 7 the attempt from which an entry runs alone,
---       8 "1" when this worker could make room for one, 9 prefix of the notes of later deadlines
+--       8 "1" when this worker could make room for one, 9 prefix of the notes of entries
 -- Returns {generation, counter,
 --          {{id, delivery count until now, 1 when this one is to be counted, fields, its consumer until now, note or ""}, ...},
 --          1 when this worker is to make room for an entry that must run alone,
@@ -60,14 +60,19 @@ local function answer()
   return {generation, counter, taken, left, delivered()}
 end
 
--- A suspect, which may have killed its workers, is taken alone: it must not take others with it, not even those behind it. A worker
--- that holds nothing looks for a suspect first; a busy one leaves it, and hears of it if it has waited.
-local function is_suspect(attempt) return attempt >= alone end
-
 -- A note of another type is none.
 local function note_of(id)
   local note = redis.pcall('GET', ARGV[9] .. id)
   return type(note) == 'string' and note or ''
+end
+
+-- A suspect, which may have killed its workers, is taken alone: it must not take others with it, not even those behind it. A worker
+-- that holds nothing looks for a suspect first; a busy one leaves it, and hears of it if it has waited.
+local function is_suspect(entry, counted)
+  local attempt = entry[4] + counted
+  if attempt < alone then return false end
+  -- Attempts that leaving workers cut off killed nobody (hand_back.lua).
+  return attempt - (tonumber(note_of(entry[1]):match('^%d+ %d+ %d+ (%d+)$')) or 0) >= alone
 end
 
 -- An entry keeps its delivery count until its new consumer says that it runs it (count.lua): one that dies before has tried nothing.
@@ -88,7 +93,7 @@ local function take_suspect(pending, once_more)
   if busy then return false end
   for _, entry in ipairs(pending) do
     local counted = waits(entry[2]) and 0 or once_more
-    if is_suspect(entry[4] + counted) then
+    if is_suspect(entry, counted) then
       if take(entry, counted) then
         if entry[2] ~= me and not waits(entry[2]) then bump_fence(fence, entry[2]) end
         room = 0
@@ -109,7 +114,7 @@ for _, consumer in ipairs({'~to:' .. me, '~back'}) do
     if back.err then return {'', '', {}, 0, '0-0'} end
     if #taken == 0 and take_suspect(back, 0) then return answer() end
     for _, entry in ipairs(back) do
-      if is_suspect(entry[4]) then
+      if is_suspect(entry, 0) then
         left = 1
       else
         take(entry, 0)
@@ -127,7 +132,7 @@ local function is_known_dead(instance) return redis.call('HEXISTS', fence, 'x:' 
 local function claim(pending, owner, spare)
   local moved, counted = false, waits(owner) and 0 or 1
   for _, entry in ipairs(pending) do
-    if is_suspect(entry[4] + counted) then
+    if is_suspect(entry, counted) then
       if not spare then left = 1 end
     elseif room > 0 then
       moved = take(entry, counted) or moved
@@ -173,7 +178,7 @@ if room > 0 then
   local idle = redis.call('XPENDING', queue, 'g', 'IDLE', lease, '-', '+', math.min(room, 256), me)
   if #taken == 0 and take_suspect(idle, 1) then return answer() end
   for _, entry in ipairs(idle) do
-    if is_suspect(entry[4] + 1) then
+    if is_suspect(entry, 1) then
       left = 1
     else
       take(entry, entry[4] > 1 and 1 or 0)

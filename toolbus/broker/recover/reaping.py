@@ -6,6 +6,7 @@ import itertools
 from typing import NamedTuple
 
 from toolbus.broker import scripts
+from toolbus.broker.confirmations.notes import handed_back
 from toolbus.broker.keys import Keys
 from toolbus.broker.take.requests import Fence, RequestStream
 from toolbus.broker.transport.command import Reply
@@ -21,7 +22,7 @@ class ReapedEntry(NamedTuple):
         counted: 1 when its run here is a further attempt, 0 when not.
         fields: its fields, flat; None when the entry is gone.
         owner: the consumer that had it until now.
-        note: the later deadline of a call whose handler has waited for a confirmation, see ``read_note``; empty for others.
+        note: what is known about the call beyond its fields, see ``read_note`` and ``handed_back``; empty for most.
     """
 
     id: bytes
@@ -35,6 +36,11 @@ class ReapedEntry(NamedTuple):
     def attempt(self) -> int:
         """The number of the attempt that its run here is."""
         return self.delivered + self.counted
+
+    @property
+    def tries(self) -> int:
+        """The number of that attempt among those that no leaving worker cut off."""
+        return self.attempt - handed_back(self.note)
 
 
 class Reaped(NamedTuple):

@@ -196,13 +196,13 @@ class Upkeep:
         else:
             telemetry.log.warning("requests.recovered", service=stream.service, calls=len(reaped.entries))
         # The entry that was tried least is least likely to kill this worker.
-        for entry in sorted(reaped.entries, key=lambda entry: entry.attempt):
+        for entry in sorted(reaped.entries, key=lambda entry: entry.tries):
             await self._run_again(stream, entry, reaped.fence)
         return stream in self.postponed and self._listener.free_slots() > 0
 
     async def _run_again(self, stream: RequestStream, entry: ReapedEntry, fence: Fence) -> None:
         """Count and start one entry at a time: if it kills this worker, later entries have not used an attempt."""
-        if entry.attempt >= stream.alone_from and self._listener.busy():
+        if entry.tries >= stream.alone_from and self._listener.busy():
             # Another request came in between: the suspect would wait here, and lose the attempt to whatever happens to this worker.
             return
         # Decoding may already be what kills its workers, so the attempt counts before.

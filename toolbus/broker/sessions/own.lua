@@ -3,10 +3,10 @@
 -- include lease/_pulse
 -- include lease/_lease
 -- Settle which worker has the sessions of some entries: the first worker to ask has it until it gives it up or its lease ends. An entry
--- of a session that another live worker has waits for that one under the consumer "~to:<instance>": its attempt is still to come.
+-- of a session that another live worker has waits for that one under the consumer "~to:<instance>", with the number of its next run.
 -- KEYS: 1 request stream, 2 fence, 3 live instances, 4 pulse, 5 the service's instances, 6.. owners of sessions
 -- ARGV: 1 consumer, 2 service, 3 known generation, 4 lease (ms), 5 TTL of an owner (ms), 6 wake channel,
---       then per entry: index of its session in KEYS, id or "" (only the session is meant), number of its attempt
+--       then per entry: index of its session in KEYS, id or "" (only the session is meant), number of its attempt, 1 if that has begun, else 0
 -- Returns {generation, counter before, counter now, {"mine", "new", "heir <now>" (it is ours now; its owner has ended, or has lost
 -- its state), "moved" or "lost" (the entry), ...}}
 local queue, fence, me, service, wake = KEYS[1], KEYS[2], ARGV[1], ARGV[2], ARGV[6]
@@ -24,7 +24,7 @@ local function is_live(instance)
 end
 
 local verdicts, told, moved = {}, {}, false
-for i = 7, #ARGV, 3 do
+for i = 7, #ARGV, 4 do
   local key, id = KEYS[tonumber(ARGV[i])], ARGV[i + 1]
   local owner = redis.pcall('GET', key)
   if type(owner) == 'table' then
@@ -41,7 +41,7 @@ for i = 7, #ARGV, 3 do
   else
     verdict = 'moved'
     if id ~= '' then
-      redis.call('XCLAIM', queue, 'g', '~to:' .. owner, 0, id, 'JUSTID')
+      redis.call('XCLAIM', queue, 'g', '~to:' .. owner, 0, id, 'RETRYCOUNT', ARGV[i + 2] + ARGV[i + 3], 'JUSTID')
       moved = true
       if not told[owner] then redis.call('PUBLISH', wake, 'to ' .. owner .. ' ' .. service) end
       told[owner] = true

@@ -156,7 +156,7 @@ class Ownership:
         asked = self._monotonic()
         try:
             async with asyncio.timeout(_PATIENCE):
-                verdicts = await self._own(stream, pairs, [(each.entry, each.attempt) for each in deliveries])
+                verdicts = await self._own(stream, pairs, [(each.entry, each.attempt, each.begun) for each in deliveries])
         except (BrokerError, TimeoutError) as error:
             reason = str(error) or "the server did not answer"
             telemetry.log.warning("sessions.unsettled", service=stream.service, calls=len(deliveries), error=reason)
@@ -173,11 +173,11 @@ class Ownership:
                 self._gain(stream, owned, pair, asked, verdict)
         return True
 
-    async def _own(self, stream: RequestStream, pairs: Sequence[SessionName], entries: Sequence[tuple[bytes, int]]) -> list[bytes]:
+    async def _own(self, stream: RequestStream, pairs: Sequence[SessionName], entries: Sequence[tuple[bytes, int, bool]]) -> list[bytes]:
         index: dict[SessionName, int] = {}
         args: list[Any] = []
-        for pair, (entry, attempt) in zip(pairs, entries, strict=True):
-            args += (index.setdefault(pair, len(index) + _FIRST_OWNER), entry, attempt)
+        for pair, (entry, attempt, begun) in zip(pairs, entries, strict=True):
+            args += (index.setdefault(pair, len(index) + _FIRST_OWNER), entry, attempt, int(begun))
         known = stream.fence_known
         common = (self._instance, stream.service, known.generation, int(self._lease * 1000), int(OWNER_TTL * 1000), stream.wake)
         owners = (self._key(stream, pair) for pair in index)
@@ -221,7 +221,7 @@ class Ownership:
             due = [pair for pair, then in owned.items() if asked - then > _KEEP_EVERY][:_MOST]
             if not due:
                 continue
-            for pair, verdict in zip(due, await self._own(stream, due, [(b"", 0)] * len(due)), strict=True):
+            for pair, verdict in zip(due, await self._own(stream, due, [(b"", 0, False)] * len(due)), strict=True):
                 if verdict == b"moved":
                     self._lose(stream, owned, pair)
                 elif pair in owned:

@@ -110,14 +110,14 @@ class BadEntry(Exception):
         super().__init__(reason)
 
 
-class StreamDelivery(Delivery, eq=False):
+class StreamDelivery(Delivery, eq=False, kw_only=True):
     """A delivery of a request stream.
 
     Attributes:
         queue: the stream that it comes from.
         fence: the state under which it is known to be this worker's.
         server: run id of the server that accepted it, when it must not happen twice.
-        extended: whether its handler has waited for a confirmation, so that the deadline is later than the request says.
+        noted: whether the server has a note about it, which goes when it ends.
         recovered: whether it was taken over, and not delivered by the group.
         after: the entry before it in its session, if one had not ended when it was published.
     """
@@ -125,7 +125,7 @@ class StreamDelivery(Delivery, eq=False):
     queue: RequestStream
     fence: Fence
     server: bytes = b""
-    extended: bool = False
+    noted: bool = False
     recovered: bool = False
     after: bytes = b""
 
@@ -245,17 +245,20 @@ class RequestStream:
                 deadline_ms / 1000 - offset,
                 max(0.0, now_ms - float(entry.partition(b"-")[0])),
                 self._next_run(),
-                False,
-                self,
-                fence,
-                server,
+                queue=self,
+                fence=fence,
+                server=server,
                 after=after if _is_id(after) else b"",
             )
             made.append(delivery)
         return made
 
+    def left_ms(self, delivery: StreamDelivery) -> int:
+        """Return the milliseconds until a delivery's deadline."""
+        return int(max(0.0, delivery.deadline - self._clock.monotonic()) * 1000)
+
     def pause_key(self, entry: bytes) -> str:
-        """Return the key of the note that says when an entry's time is up."""
+        """Return the key of the note about an entry: when its time is up, and how often it was cut off."""
         return self._keys.pause(self.queue, entry.decode())
 
     def renewable(self, now: float) -> list[StreamDelivery]:

@@ -82,4 +82,4 @@ def _changed(run: KeptRun) -> SessionBook | None:
 def _has_attempts(run: KeptRun) -> bool:
     """Return whether a retryable failure leads to another attempt, unless the deadline comes first."""
     policy = run.handler.retry if run.state is RunState.RUNNING else None
-    return policy is not None and policy.allows(run.delivery.attempt, run.context.settings.max_deliveries)
+    return policy is not None and policy.allows(run.delivery.tries, run.context.settings.max_deliveries)

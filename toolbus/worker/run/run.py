@@ -86,7 +86,6 @@ class Run(msgspec.Struct, eq=False):
     async def execute(self) -> None:
         """Run the handler to its end and answer. Nothing that the handler raises is raised from here."""
         self._move(_RUNNING)
-        self.delivery.begun = True
         self._started = self.context.clock()
         request = self.delivery.request
         enter(self)

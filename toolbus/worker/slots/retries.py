@@ -47,9 +47,9 @@ class Retries:
 
     def keep(self, delivery: Delivery, policy: Retry | None, error: ErrorInfo) -> bool:
         """Hold a failed request for another attempt; return False when there is to be none."""
-        if policy is None or not policy.allows(delivery.attempt, self._most):
+        if policy is None or not policy.allows(delivery.tries, self._most):
             return False
-        at = self._clock() + policy.after(delivery.attempt, error.retry_after)
+        at = self._clock() + policy.after(delivery.tries, error.retry_after)
         if at >= delivery.deadline:
             return False
         self._waiting.add_retry(delivery)

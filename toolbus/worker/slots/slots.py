@@ -233,14 +233,14 @@ class Slots:
             delivery: what to run.
             alone: whether it may run now even if it may have killed its workers.
         """
-        request = delivery.request
+        request, tries = delivery.request, delivery.attempt - delivery.handed_back
         served = self._served.get(request.service)
         error: ErrorInfo | None = None
         if self._early.extended:
             delivery.deadline = max(delivery.deadline, self._early.extended.pop(request.id, 0.0))
         if request.id in self._early.cancelled:
             error = reasons.given_up_waiting(self._early.cancelled[request.id])
-        elif delivery.attempt > self.settings.max_deliveries:
+        elif tries > self.settings.max_deliveries:
             self._bury(delivery)
             return
         elif delivery.deadline <= self.clock():
@@ -255,11 +255,12 @@ class Slots:
             return
         if request.ordered and not self._lines.admits(delivery):
             return
-        if delivery.attempt >= self._alone_from and not alone:
+        if tries >= self._alone_from and not alone:
             self._waiting.suspects.append(delivery)
             self._taking.suspect_arrived()
             return
         run = Run(self, self._loop, delivery, served, handler)
+        delivery.begun = True
         self._runs[delivery.run] = run
         self.free -= 1
         if self.free < 1:
@@ -313,8 +314,8 @@ class Slots:
             self._lines.leave(delivery)
 
     def _bury(self, delivery: Delivery) -> None:
-        before = delivery.attempt - 1
-        message = f"given up at attempt {delivery.attempt}: the workers of all {before} before died or lost their leases while it ran"
+        before = delivery.tries - 1
+        message = f"given up at attempt {delivery.attempt}: the workers of {before} before died or lost their leases while it ran"
         error = ErrorInfo("tool_error", "max_deliveries", message)
         self._report("buried", delivery, error)
         report_buried(delivery, message)
