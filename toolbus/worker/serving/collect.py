@@ -27,7 +27,7 @@ from toolbus.safe_text import type_name
 from toolbus.schema import check_for, derive, mended, mended_document
 from toolbus.schema.corrections import summary
 from toolbus.settings import Settings
-from toolbus.worker.definition.function import FunctionTool, tool_of, tools_of_service
+from toolbus.worker.definition.function import FunctionTool, definitions_of, methods_of, tool_of, tools_of_service
 from toolbus.worker.definition.objects import functions_of, holds_tools
 from toolbus.worker.definition.options import check_service, overrides, place_of, returns_unseen
 from toolbus.worker.definition.provide import Services, injected
@@ -95,15 +95,17 @@ def _flat(targets: object) -> Iterable[object]:
 
 
 def _functions(target: object) -> list[FunctionTool]:
-    found = tool_of(target)
-    if found is None and callable(target) and tool_of(inspect.unwrap(target)) is not None:
+    found = definitions_of(target)
+    if not found and callable(target) and tool_of(inspect.unwrap(target)) is not None:
         raise ConfigurationError(f"{target!r} wraps a tool: put @tool above the other decorators, so that the tool is what they make")
-    if found is None:
+    if not found:
         raise ConfigurationError(f"{target!r} is not a tool: decorate it with @tool, or give a ToolService or a module")
-    if not found.service:
-        raise ConfigurationError(f"{found.origin} is a method; give its ToolService instead")
-    # A service is served whole, or replicas would differ.
-    return tools_of_service(found.service)
+    # What other modules made of the same function is theirs; and a service is served whole, or replicas would differ.
+    services = {made.service for made in found if made.module == found[-1].module}
+    tools = [made for service in sorted(services - {""}) for made in tools_of_service(service)]
+    if not any(made in found for made in tools):
+        raise ConfigurationError(f"{found[-1].origin} is a method; give its ToolService instead")
+    return tools
 
 
 class _Tools:
@@ -169,10 +171,7 @@ def _served_service(name: str, service: ToolService, settings: Settings, service
         except DescriptorError as error:
             raise DescriptorError(f"{cls.__name__}.tools[{index}]: {error}", path=error.path) from None
         tools.add(tool, _invoke_handler(invoke, tool, service))
-    for attribute in dir(cls):
-        made = tool_of(getattr(cls, attribute, None))
-        if made is None:
-            continue
+    for made, attribute in methods_of(cls).items():
         found = _function_handler(made, tools, name, getattr(service, attribute), services, service.effect, service.retry)
         if found is not None:
             tools.add(_ordered(found[0], service.sequential), found[1])
