@@ -8,6 +8,7 @@ import inspect
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
+from types import MethodType
 from typing import Any, Literal, NamedTuple, TypeVar, overload
 
 from toolbus import rules
@@ -251,10 +252,10 @@ def tool_of(function: object) -> FunctionTool | None:
 
 def definitions_of(function: object) -> list[FunctionTool]:
     """Return all that ``@tool`` was told about a function, which may be several tools."""
-    if isinstance(function, Held):
+    if is_a(function, Held):
         return [function.made]
     found = _by_function.get(_key(function))
-    if found is None and inspect.ismethod(function):
+    if found is None and is_a(function, MethodType):
         found = _by_function.get(_key(function.__func__))
     return found or []
 
@@ -271,6 +272,14 @@ def methods_of(cls: type[ToolService]) -> dict[FunctionTool, str]:
         for each in named[-1:] or [each for each in made if each.module == made[-1].module]:
             found.setdefault(each, attribute)
     return found
+
+
+def methods_in(module: str) -> set[FunctionTool]:
+    """Return the tools that are attributes of the services that a module has."""
+    loaded = sys.modules.get(module)
+    values = [] if loaded is None else list(vars(loaded).values())
+    classes = {id(cls): cls for value in values if issubclass(cls := value if is_a(value, type) else type(value), ToolService)}
+    return {made for cls in classes.values() for made in methods_of(cls)}
 
 
 class Held(functools.partial[Any]):
@@ -307,12 +316,12 @@ def tools_of_service(service: str) -> list[FunctionTool]:
 
 def tools_of_module(module: str) -> list[FunctionTool]:
     """Return the function tools that belong to a module, or to a module of that package."""
-    return _functions(made for tools in _by_service.values() for made in tools.values() if _is_of(made, module))
+    return _functions(made for tools in _by_service.values() for made in tools.values() if is_of(made.module, module))
 
 
 def methods_of_module(module: str) -> list[FunctionTool]:
     """Return the tools that bodies of classes register in a module, or in a module of that package."""
-    return [made for each in _by_function.values() for made in each if not made.service and _is_of(made, module)]
+    return [made for each in _by_function.values() for made in each if not made.service and is_of(made.module, module)]
 
 
 def find_tool(module: str, qualname: str, name: str) -> FunctionTool | None:
@@ -343,7 +352,7 @@ def register(made: FunctionTool, *, replace: bool = False) -> None:
     if made.service:
         tools = _by_service.setdefault(made.service, {})
         before = tools.get(made.name)
-        if before is not None and _key(before.function) != key and before not in _methods(before.module):
+        if before is not None and _key(before.function) != key and before not in methods_in(before.module):
             anew = before.origin == made.origin and (made.loading is None or made.loading is not before.loading)
             if not (replace or anew):
                 other = "the second one" if before.origin == made.origin else made.origin
@@ -366,26 +375,19 @@ def _forget(made: FunctionTool) -> None:
 
 def _key(function: object) -> tuple[int, ...]:
     """Return what tells callables apart, hashable or not; an object's method is another object each time."""
-    return (id(function.__self__), id(function.__func__)) if inspect.ismethod(function) else (id(function),)
+    return (id(function.__self__), id(function.__func__)) if is_a(function, MethodType) else (id(function),)
 
 
 def _functions(found: Iterator[FunctionTool] | Collection[FunctionTool]) -> list[FunctionTool]:
     """Return those that are no methods, sorted by name."""
     tools = sorted(found, key=lambda made: made.name)
-    methods = {each for module in {made.module for made in tools} for each in _methods(module)}
+    methods = {each for module in {made.module for made in tools} for each in methods_in(module)}
     return [made for made in tools if made not in methods]
 
 
-def _methods(module: str) -> set[FunctionTool]:
-    """Return the tools that are attributes of the services that a module has."""
-    loaded = sys.modules.get(module)
-    values = [] if loaded is None else list(vars(loaded).values())
-    classes = {id(cls): cls for value in values if issubclass(cls := value if is_a(value, type) else type(value), ToolService)}
-    return {made for cls in classes.values() for made in methods_of(cls)}
-
-
-def _is_of(made: FunctionTool, module: str) -> bool:
-    return made.module == module or made.module.startswith(f"{module}.")
+def is_of(module: str, package: str) -> bool:
+    """Return whether a module is this one, or one of this package."""
+    return module == package or module.startswith(f"{package}.")
 
 
 def _home(function: Callable[..., Any]) -> Home:

@@ -20,7 +20,7 @@ from typing import Any, TypeGuard
 from toolbus import telemetry
 from toolbus.results import ConfigurationError
 from toolbus.safe_text import described, is_a
-from toolbus.worker.definition.function import held, tool_of, tools_of_module
+from toolbus.worker.definition.function import held, is_of, methods_in, methods_of, methods_of_module, tool_of, tools_of_module
 from toolbus.worker.definition.objects import functions_of, holds_tools, is_tool_class, made
 from toolbus.worker.definition.service import ToolService
 
@@ -171,11 +171,15 @@ def import_module(name: str) -> ModuleType:
         raise ConfigurationError(f"{name} can't be imported: {_where(error, name)}") from None
 
 
-def defined_in(module: ModuleType) -> list[object]:
+def defined_in(module: ModuleType, left_out: dict[str, str] | None = None) -> list[object]:
     """Return the services and tool functions of a module, or of a package with all modules in it, which are imported.
 
     A service's class stands for itself unless an instance of it is there, or it is the base of others and has no id of its own.
     So does a class of tool objects (``toolbus.toolkit.Tool``); objects, groups and graphs of such tools are served, too.
+
+    Args:
+        module: the module or package.
+        left_out: gets what is not served though the module has it, and why.
 
     Raises:
         ConfigurationError: there are none, or a module can't be imported.
@@ -201,7 +205,25 @@ def defined_in(module: ModuleType) -> list[object]:
         )
     for each in refused:
         telemetry.log.warning("tool.class_left_out", module=module.__name__, error=each)
+    if left_out is not None:
+        left_out.update(_left_out(module.__name__, values))
+        left_out.update((each.partition(" ")[0], each) for each in refused)
     return found
+
+
+def _left_out(module: str, values: list[tuple[ModuleType, Any]]) -> Iterator[tuple[str, str]]:
+    """Yield the tools and services that a module, or a package, has and does not serve, and why."""
+    methods = {each for holder in {holder.__name__ for holder, _ in values} for each in methods_in(holder)}
+    for each in methods_of_module(module):
+        if each not in methods:
+            yield each.name, f"the class of {each.qualname} is no ToolService of {each.module}"
+    bases = {base for _, value in values if _is_service_class(value) for base in value.__mro__[1:]}
+    for _, value in values:
+        found = tool_of(value)
+        if found is not None and found not in methods and not is_of(found.module, module):
+            yield found.name, f"it is a tool of {found.module}, which {module} imports: serve that, or register it here with tool(…)"
+        elif _is_service_class(value) and value not in bases and not is_of(value.__module__, module) and (value.tools or methods_of(value)):
+            yield value.__name__, f"it is a service of {value.__module__}, which {module} imports: serve that, or make an object of it here"
 
 
 def _tool_objects(values: list[tuple[ModuleType, Any]]) -> tuple[list[Callable[..., Any]], list[str]]:
