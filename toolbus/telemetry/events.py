@@ -224,6 +224,7 @@ EVENTS: Mapping[str, str] = {
     "worker.handed_back": "unanswered calls were given to other workers",
     "worker.killed": "a second signal ended the worker at once",
     "worker.loop_blocked": "a handler has blocked the event loop for half a second; the stack shows where",
+    "worker.serving": "the worker serves these services and tools; `left_out` are those that it has and does not serve, and why",
     "worker.stopped": "the worker has stopped",
     "worker.stuck": "handlers that can't be stopped hold half of the slots; the worker drains so that it can be replaced",
     "worker.unregister_failed": "the worker could not take its services out of the registry; their leases will expire",

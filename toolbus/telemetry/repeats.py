@@ -31,7 +31,7 @@ _EACH = frozenset(
         "supervisor.restarting", "task.given_up", "tool.left_out", "tool.return_ignored", "tool.unresolved_annotation", "tools.refused",
         "tools.undeclared_effect", "worker.close_incomplete",
         "worker.draining", "worker.failed", "worker.grace_ended", "worker.hand_back_failed", "worker.handed_back", "worker.killed",
-        "worker.stopped", "worker.stuck", "worker.unregister_failed",
+        "worker.serving", "worker.stopped", "worker.stuck", "worker.unregister_failed",
     }
 )  # fmt: skip
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -132,7 +132,7 @@ class InvocationEnvironment:
         owner, name = _aim(target, tool)
         served = await self._serve(owner)
         request = self._request(served, name, dict(arguments or {}))
-        recorder = Recorder(self.settings, self._threads, self._isolations[owner], self._middleware, self._answers, self._confirm)
+        recorder = Recorder(self.settings, self._threads, self._isolations[_key(owner)], self._middleware, self._answers, self._confirm)
         delivery = Delivery(request, "test", b"", 0, self.attempt, time.monotonic() + request.timeout, 0.0, new_run())
         loop = asyncio.get_running_loop()
         run = Run(recorder, loop, delivery, served, served.handler(request))
@@ -165,7 +165,7 @@ class InvocationEnvironment:
 
     async def _serve(self, owner: object) -> Served:
         async with self._lock:
-            served = self._served.get(owner)
+            served = self._served.get(_key(owner))
             if served is None:
                 served = collect(owner, self.settings, self._services)[0]
                 await self._services.start()
@@ -177,10 +177,10 @@ class InvocationEnvironment:
                 except BaseException:
                     await isolation.aclose()
                     raise
-                self._isolations[owner] = isolation
+                self._isolations[_key(owner)] = isolation
                 if served.has_sessions:
                     served.sessions = TriedSessions(served)
-                self._served[owner] = served
+                self._served[_key(owner)] = served
             return served
 
     def _request(self, served: Served, name: str, arguments: dict[str, Any]) -> Request:
@@ -206,6 +206,11 @@ class InvocationEnvironment:
         )
         limit = self.settings.max_request
         return decode_request(encode_request(request, limit=limit), limit=limit)
+
+
+def _key(owner: object) -> object:
+    # An object with __eq__ alone has no hash; its tool keeps it, and so its id.
+    return owner if isinstance(owner, Hashable) else id(owner)
 
 
 def _aim(target: object, tool: str) -> tuple[object, str]:

@@ -64,7 +64,8 @@ class Worker:
     ) -> None:
         self.settings = Settings.load(base=settings, url=url, namespace=namespace, concurrency=concurrency)
         self._services = Services(provide)
-        found = [] if services is None else collect(services, self.settings, self._services)
+        self._left_out: dict[str, str] = {}
+        found = [] if services is None else collect(services, self.settings, self._services, self._left_out)
         self._served = {served.id: served for served in found}
         self.middleware = checked_around(middleware, self._served.values())
         # What services said of themselves when they were last published, before names of others were left out.
@@ -313,6 +314,7 @@ class Worker:
                 slots.sessions.open(served)
             for served in self._served.values():
                 await life.publish(self.broker, served)
+            life.tell(self._served.values(), self._left_out)
         except BaseException:
             for served in ready:
                 await life.clean_up(served)

@@ -6,19 +6,36 @@ import difflib
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar, overload
+from types import MethodType
+from typing import Any, Literal, NamedTuple, TypeVar, overload
 
 from toolbus import rules
 from toolbus.effects import Effect, effect_flaw
 from toolbus.results import ConfigurationError
+from toolbus.safe_text import is_a
 from toolbus.worker.definition.options import TOOL
 from toolbus.worker.definition.retry import Retry
+from toolbus.worker.definition.service import ToolService
 
 F = TypeVar("F", bound=Callable[..., Any])
 Isolation = Literal["", "process"]
 Task = Literal["always", "never", "auto"] | float | None
+
+
+class Home(NamedTuple):
+    """Where a tool belongs.
+
+    Attributes:
+        module: the module that registers it.
+        loading: identifies the import of the module during which it is registered; None when that is done later.
+        in_class: it is registered in the body of a class.
+    """
+
+    module: str
+    loading: object = None
+    in_class: bool = False
 
 
 class FunctionTool:
@@ -27,19 +44,23 @@ class FunctionTool:
     Attributes:
         function: the function itself, unchanged; or a partial, or an object that can be called.
         name: the tool's name.
-        module, qualname: where the function, or the object's class, is defined.
-        service: id of the service it belongs to; empty for a method of a ``ToolService``.
-        origin: module and qualified name, which tell a redefinition from a clash.
+        module: the module that it belongs to, which may have the function from elsewhere.
+        loading: see ``Home``.
+        qualname: of the function, or of the object's class.
+        service: id of the service it belongs to; empty for what a class's body registers.
+        origin: where the function, or the object's class, is defined, which tells a redefinition from a clash.
     """
 
     __slots__ = (
-        "cache", "category", "confirm", "description", "effect", "function", "groups", "isolation", "memory_limit", "module", "name",
-        "origin", "output_limit", "output_schema", "parameters", "qualname", "retry", "sequential", "service", "task", "tenants", "timeout",
+        "cache", "category", "confirm", "description", "effect", "function", "groups", "isolation", "loading", "memory_limit", "module",
+        "name", "origin", "output_limit", "output_schema", "parameters", "qualname", "retry", "sequential", "service", "task", "tenants",
+        "timeout",
     )  # fmt: skip
 
     def __init__(
         self,
         function: Callable[..., Any],
+        home: Home | None = None,
         *,
         name: str | None,
         description: str | None,
@@ -60,9 +81,9 @@ class FunctionTool:
         task: Task,
         output_schema: Mapping[str, Any] | None,
     ) -> None:
-        defined = _defined(function)
-        self.module: str = defined.__module__
-        self.qualname: str = defined.__qualname__
+        module, self.qualname = _defined(function)
+        home = home or Home(module)
+        self.module, self.loading = home.module, home.loading
         said = {
             "name": name, "description": description, "parameters": parameters, "category": category, "groups": groups,
             "service": service, "effect": effect, "timeout": timeout, "output_limit": output_limit, "confirm": confirm,
@@ -93,12 +114,12 @@ class FunctionTool:
         self.retry = retry
         self.cache = cache
         self.sequential = sequential
-        self.origin = f"{self.module}.{self.qualname}"
+        self.origin = f"{module}.{self.qualname}"
         self.isolation = isolation
         self.memory_limit = memory_limit
         self.task = task
         self.output_schema = output_schema
-        self.service = "" if _is_method(function) else service or service_name(self.module)
+        self.service = "" if home.in_class else service or service_name(self.module)
         self._check_isolation()
 
     def _check_isolation(self) -> None:
@@ -115,7 +136,7 @@ class FunctionTool:
             raise ConfigurationError(f"{where} has a memory_limit, which only Linux enforces")
 
 
-_by_function: dict[Callable[..., Any], FunctionTool] = {}
+_by_function: dict[tuple[int, ...], list[FunctionTool]] = {}
 _by_service: dict[str, dict[str, FunctionTool]] = {}
 
 
@@ -207,81 +228,100 @@ def tool(
             f"@tool has no option {each!r}{f'; did you mean {near[0]!r}?' if near else ''} (there are: {', '.join(TOOL)})"
         )
 
-    def register(decorated: F) -> F:
+    bare = callable(name) or isinstance(name, (staticmethod, classmethod))
+    said = {
+        "name": None if bare else name, "description": description, "parameters": parameters, "category": category, "groups": groups,
+        "service": service, "effect": effect, "timeout": timeout, "output_limit": output_limit, "confirm": confirm, "tenants": tenants,
+        "retry": retry, "cache": cache, "sequential": sequential, "isolation": isolation, "memory_limit": memory_limit, "task": task,
+        "output_schema": output_schema,
+    }  # fmt: skip
+
+    def decorate(decorated: F) -> F:
         # What a class's attribute gives when it is looked up is the function within.
         function: Callable[..., Any] = decorated.__func__ if isinstance(decorated, (staticmethod, classmethod)) else decorated
-        made = FunctionTool(
-            function,
-            name=None if bare else name,
-            description=description,
-            parameters=parameters,
-            category=category,
-            groups=groups,
-            service=service,
-            effect=effect,
-            timeout=timeout,
-            output_limit=output_limit,
-            confirm=confirm,
-            tenants=tenants,
-            retry=retry,
-            cache=cache,
-            sequential=sequential,
-            isolation=isolation,
-            memory_limit=memory_limit,
-            task=task,
-            output_schema=output_schema,
-        )
-        rules.check({"replace": replace}, TOOL, f"the tool {made.name!r} ({made.origin})")
-        _register(made, replace=replace)
+        register(defined_as(function, _home(function), **said), replace=replace)
         return decorated
 
-    bare = callable(name) or isinstance(name, (staticmethod, classmethod))
-    return register(name) if bare else register
+    return decorate(name) if bare else decorate
 
 
 def tool_of(function: object) -> FunctionTool | None:
-    """Return what ``@tool`` was told about a function, or None when it was never decorated."""
-    if isinstance(function, _Held):
-        return function.made
-    if inspect.ismethod(function):
-        function = function.__func__
-    try:
-        return _by_function.get(function)  # type: ignore[call-overload, no-any-return] # any hashable may be asked about
-    except TypeError:
-        return None
+    """Return what ``@tool`` was told about a function, the last time, or None when it was never decorated."""
+    return next(reversed(definitions_of(function)), None)
 
 
-class _Held(functools.partial[Any]):
-    """An object's method and its definition, which no table of the process keeps, so that both end with the object."""
+def definitions_of(function: object) -> list[FunctionTool]:
+    """Return all that ``@tool`` was told about a function, which may be several tools."""
+    if is_a(function, Held):
+        return [function.made]
+    found = _by_function.get(_key(function))
+    if found is None and is_a(function, MethodType):
+        found = _by_function.get(_key(function.__func__))
+    return found or []
+
+
+def methods_of(cls: type[ToolService]) -> dict[FunctionTool, str]:
+    """Return the tools among a class's attributes, and the attribute of each.
+
+    An attribute is the tool of its own name, if its function is several ones; else all of them.
+    """
+    found: dict[FunctionTool, str] = {}
+    for attribute in dir(cls):
+        made = definitions_of(getattr(cls, attribute, None))
+        named = [each for each in made if each.name == attribute]
+        for each in named[-1:] or [each for each in made if each.module == made[-1].module]:
+            found.setdefault(each, attribute)
+    return found
+
+
+def methods_in(module: str) -> set[FunctionTool]:
+    """Return the tools that are attributes of the services that a module has."""
+    loaded = sys.modules.get(module)
+    values = [] if loaded is None else list(vars(loaded).values())
+    classes = {id(cls): cls for value in values if issubclass(cls := value if is_a(value, type) else type(value), ToolService)}
+    return {made for cls in classes.values() for made in methods_of(cls)}
+
+
+class Held(functools.partial[Any]):
+    """A callable and the definition that is meant, which no table of the process keeps, so that both end with their object."""
 
     made: FunctionTool
 
 
-def held(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return an object's method as a tool that belongs to no service yet.
+def held(method: Callable[..., Any], made: FunctionTool | None = None) -> Callable[..., Any]:
+    """Return a callable as a tool: as it was defined, or an object's method that belongs to no service yet.
+
+    Raises:
+        ConfigurationError: it can't be a tool.
+    """
+    holder = Held(method)
+    holder.made = made or defined_as(holder, name=getattr(method, "__name__", ""))
+    return holder
+
+
+def defined_as(function: Callable[..., Any], home: Home | None = None, **said: Any) -> FunctionTool:
+    """Return a definition with options of ``@tool``, which no table has yet; without a home it belongs where the function is defined.
 
     Raises:
         ConfigurationError: it can't be a tool.
     """
     options = {name: option.default for name, option in inspect.signature(tool).parameters.items() if name in TOOL and name != "replace"}
-    made = _Held(method)
-    made.made = FunctionTool(made, **{**options, "name": getattr(method, "__name__", "")})
-    return made
+    return FunctionTool(function, home, **{**options, **said})
 
 
 def tools_of_service(service: str) -> list[FunctionTool]:
     """Return the function tools of one service in this process, sorted by name."""
-    return [found for _, found in sorted(_by_service.get(service, {}).items())]
+    return _functions(_by_service.get(service, {}).values())
 
 
 def tools_of_module(module: str) -> list[FunctionTool]:
-    """Return the function tools that a module, or a module of that package, defines."""
-    return [
-        found
-        for tools in _by_service.values()
-        for _, found in sorted(tools.items())
-        if found.module == module or found.module.startswith(f"{module}.")
-    ]
+    """Return the function tools that belong to a module, or to a module of that package."""
+    return _functions(made for tools in _by_service.values() for made in tools.values() if is_of(made.module, module))
+
+
+def methods_of_module(module: str) -> list[FunctionTool]:
+    """Return the tools that bodies of classes register in a module, or in a module of that package."""
+    return [made for each in _by_function.values() for made in each if not made.service and is_of(made.module, module)]
 
 
 def find_tool(module: str, qualname: str, name: str) -> FunctionTool | None:
@@ -301,30 +341,74 @@ def service_name(module: str) -> str:
     return module
 
 
-def _register(made: FunctionTool, *, replace: bool) -> None:
+def register(made: FunctionTool, *, replace: bool = False) -> None:
+    """Keep a definition, so that workers of this process serve it.
+
+    Raises:
+        ConfigurationError: its service has another tool of that name.
+    """
+    rules.check({"replace": replace}, TOOL, f"the tool {made.name!r} ({made.origin})")
+    key = _key(made.function)
     if made.service:
         tools = _by_service.setdefault(made.service, {})
         before = tools.get(made.name)
-        if before is not None and before.origin != made.origin and not replace:
-            raise ConfigurationError(
-                f"the tool {made.name!r} of service {made.service!r} is already {before.origin}; "
-                f"give {made.origin} another name, or say replace=True"
-            )
-        if before is not None:
-            _by_function.pop(before.function, None)
+        if before is not None and _key(before.function) != key and before not in methods_in(before.module):
+            anew = before.origin == made.origin and (made.loading is None or made.loading is not before.loading)
+            if not (replace or anew):
+                other = "the second one" if before.origin == made.origin else made.origin
+                raise ConfigurationError(
+                    f"the tool {made.name!r} of service {made.service!r} is already {before.origin}; "
+                    f"give {other} another name, or say replace=True"
+                )
+            _forget(before)
         tools[made.name] = made
-    _by_function[made.function] = made
+    known = _by_function.setdefault(key, [])
+    known[:] = [each for each in known if (each.name, each.service) != (made.name, made.service)] + [made]
 
 
-def _defined(function: Any) -> Any:
-    """Return what says where a callable is defined: the function within partials, or the class of an object."""
+def _forget(made: FunctionTool) -> None:
+    key = _key(made.function)
+    others = [each for each in _by_function.pop(key, ()) if each is not made]
+    if others:
+        _by_function[key] = others
+
+
+def _key(function: object) -> tuple[int, ...]:
+    """Return what tells callables apart, hashable or not; an object's method is another object each time."""
+    return (id(function.__self__), id(function.__func__)) if is_a(function, MethodType) else (id(function),)
+
+
+def _functions(found: Iterator[FunctionTool] | Collection[FunctionTool]) -> list[FunctionTool]:
+    """Return those that are no methods, sorted by name."""
+    tools = sorted(found, key=lambda made: made.name)
+    methods = {each for module in {made.module for made in tools} for each in methods_in(module)}
+    return [made for made in tools if made not in methods]
+
+
+def is_of(module: str, package: str) -> bool:
+    """Return whether a module is this one, or one of this package."""
+    return module == package or module.startswith(f"{package}.")
+
+
+def _home(function: Callable[..., Any]) -> Home:
+    """Return where a tool belongs that is being registered: the module that is loaded, a program's own, or where it is defined."""
+    frame = inspect.currentframe()
+    registering, in_class = "", False
+    while frame is not None:
+        name = str(frame.f_globals.get("__name__"))
+        if frame.f_code.co_name == "<module>" and name != "__main__" and name in sys.modules:
+            return Home(name, getattr(sys.modules[name], "__spec__", None), in_class)
+        # The body of a class has names of its own, and is no function.
+        in_class = in_class or (not frame.f_code.co_flags & inspect.CO_OPTIMIZED and "__qualname__" in frame.f_locals)
+        if not name.startswith("toolbus."):
+            registering = registering or name
+        frame = frame.f_back
+    return Home("__main__" if registering == "__main__" else _defined(function)[0], None, in_class)
+
+
+def _defined(function: Any) -> tuple[str, str]:
+    """Return where a callable is defined, module and name: the function within partials, or the class of an object."""
     while isinstance(function, functools.partial):
         function = function.func
-    return function if hasattr(function, "__qualname__") else type(function)
-
-
-def _is_method(function: Callable[..., Any]) -> bool:
-    if not inspect.isfunction(function):
-        return False
-    scope = function.__qualname__.rpartition(".")[0]
-    return bool(scope) and not scope.endswith("<locals>")
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return getattr(named, "__module__", None) or type(function).__module__, named.__qualname__

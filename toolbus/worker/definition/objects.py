@@ -13,7 +13,7 @@ import msgspec
 
 from toolbus.results import ConfigurationError
 from toolbus.safe_text import is_a, reason_of, type_name
-from toolbus.worker.definition.function import tool
+from toolbus.worker.definition.function import defined_as, register
 
 # Clients, locks and the like do not tell two tools apart.
 _DATA = (str, int, float, bytes, type(None), list, tuple, dict, set, frozenset, Path, Enum)
@@ -95,10 +95,10 @@ def _registered(found: ToolObject) -> Callable[..., Any]:
     function = found.function
     if not callable(function):
         raise ConfigurationError(f"the function of the tool {found.name!r} is a {type_name(function)}, which can't be called")
-    # A partial belongs to no class, unlike a method, whose service would be its class.
+    # One function may be several tools.
     held: Callable[..., Any] = functools.partial(function)
     description = inspect.cleandoc(found.description) or None
-    tool(found.name, description, found.parameters, replace=True)(held)
+    register(defined_as(held, name=found.name, description=description, parameters=found.parameters), replace=True)
     return held
 
 

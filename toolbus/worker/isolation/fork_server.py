@@ -29,6 +29,7 @@ from toolbus.worker.isolation import child as children
 from toolbus.worker.isolation.limits import LINUX, adopt_orphans, leave_signals_to_worker, native_threads, offspring
 from toolbus.worker.isolation.messages import Order, Report, Setup
 from toolbus.worker.isolation.targets import ChildTool, find
+from toolbus.worker.loading.modules import ask
 
 _FRESH = "from toolbus.worker.isolation.fork_server import fresh_child; fresh_child({descriptor}, {parent})"
 _SETUP = "TOOLBUS_ISOLATION_SETUP"
@@ -207,6 +208,7 @@ def _prepare(document: bytes) -> tuple[ChildTool, ...]:
         os.environ["PYTHONPATH"] = setup.pythonpath
     from multiprocessing import spawn  # noqa: PLC0415 - only a fork server needs it
 
+    ask(setup.places)
     spawn.prepare(setup.prepare)
     return find(setup.targets)
 

@@ -34,11 +34,13 @@ class Setup(msgspec.Struct, frozen=True):
 
     Attributes:
         prepare: what ``multiprocessing.spawn.prepare`` takes: ``sys.path``, ``sys.argv``, the folder, and the main module if it has tools.
+        places: where modules are that were asked for by path, see ``places_asked``.
         pythonpath: the variable as it was, or None; the fork server's own start needed another.
     """
 
     prepare: dict[str, Any]
     targets: tuple[Target, ...]
+    places: dict[str, str]
     pythonpath: str | None
 
 

@@ -23,6 +23,7 @@ from toolbus.worker.isolation.child_process import ChildDeviated, ChildLost, Chi
 from toolbus.worker.isolation.failures import HandlerCrashed, death, deviation, no_process
 from toolbus.worker.isolation.messages import SLACK, Job, Order, Report, Setup
 from toolbus.worker.isolation.targets import MAIN, target_of
+from toolbus.worker.loading.modules import places_asked
 
 _MOST_CALLS = 1_000
 """Calls after which a child is replaced, so that what handlers leak goes with it."""
@@ -131,7 +132,8 @@ class Isolation:
         prepared = spawn.get_preparation_data("toolbus")
         main = any(target.module == MAIN for target in self._targets)
         names = (*_PREPARED, *_MAIN_FROM) if main else _PREPARED
-        return Setup({name: prepared[name] for name in names if name in prepared}, self._targets, os.environ.get("PYTHONPATH"))
+        prepare = {name: prepared[name] for name in names if name in prepared}
+        return Setup(prepare, self._targets, places_asked(), os.environ.get("PYTHONPATH"))
 
     async def _listen(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.closing(writer):

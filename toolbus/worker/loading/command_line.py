@@ -3,48 +3,52 @@
 from __future__ import annotations
 
 import difflib
+import os
 import pkgutil
 import sys
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
+from typing import NamedTuple
 
 from toolbus.results import ConfigurationError
 from toolbus.worker.loading.installed import (
     InstalledService,
+    find_below,
     find_installed,
     find_module,
     import_installed,
     installed_service,
     installed_services,
 )
-from toolbus.worker.loading.modules import MissingModuleError, absent, import_module
+from toolbus.worker.loading.modules import MissingModuleError, absent, import_from, import_module
 
 
 def load(target: str) -> object:
     """Import a target.
 
-    A path, of a file or of a package's folder, is imported as a module under its name, with the folder around it on ``sys.path``.
-    A name without dots is a module of the current folder, else an installed service (see ``installed.py``), else any module.
-    ``:name`` picks one object of a module or path.
+    A path, of a file or of a package's folder, is imported as the module that it is within the packages around it, with the folder
+    around those on ``sys.path``. A name is a module of the current folder, else an installed service (see ``installed.py``) if it has no
+    dots, else any module. ``:name`` picks one object of a module or path.
 
     Raises:
-        ConfigurationError: it can't be found or imported; names the line that failed.
+        ConfigurationError: it can't be found or imported, which names the line that failed; or another module has its name.
     """
-    place, name = _split(target)
-    service = None if name or _is_path(place) else _installed(place)
-    if service is not None:
-        place, _, name = service.target.partition(":")
-        module = import_installed(service)
+    asked = _asked(target)
+    if asked.service is not None:
+        module = import_installed(asked.service)
+    elif asked.place is None:
+        module = _from_name(asked.module)
     else:
-        module = _from_path(Path(place)) if _is_path(place) else _from_name(place)
-    if not name:
+        _see_here()
+        module = import_from(asked.module, asked.place)
+    if not asked.attribute:
         return module
     found: object = module
-    for part in name.split("."):
+    for part in asked.attribute.split("."):
         found = getattr(found, part, None)
     if found is None:
-        raise ConfigurationError(f"{place} has no {name!r}")
+        raise ConfigurationError(f"{target.partition(':')[0]} has no {asked.attribute!r}")
     return found
 
 
@@ -57,16 +61,13 @@ def folders(targets: tuple[str, ...]) -> list[Path]:
     found: set[Path] = set()
     _see_here()
     for target in targets:
-        place = _split(target)[0]
-        if _is_path(place):
-            path = _checked(Path(place))
-            found.add(path.resolve() if path.is_dir() else path.resolve().parent)
+        asked = _asked(target)
+        if asked.place is not None:
+            found.add(asked.place if asked.place.is_dir() else asked.place.resolve().parent)
             continue
-        service = _installed(place)
-        name = place if service is None else service.target.partition(":")[0]
-        spec = find_module(name) if service is None else find_installed(name)
+        spec = find_module(asked.module) if asked.service is None else find_installed(asked.module)
         if spec is None:
-            raise ConfigurationError(f"{absent(name)}; {_advice(name)}")
+            raise ConfigurationError(f"{absent(asked.module)}; {_advice(asked.module)}")
         if spec.origin:
             found.add(Path(spec.origin).parent)
         else:
@@ -74,57 +75,67 @@ def folders(targets: tuple[str, ...]) -> list[Path]:
     return sorted(found)
 
 
-def _split(target: str) -> tuple[str, str]:
-    """Return the place and the name in it, or an empty text."""
+class _Asked(NamedTuple):
+    """What a target asks for.
+
+    Attributes:
+        module: its name.
+        attribute: the object in it, or empty for the whole module.
+        place: the file or folder that it must be; None for wherever its name leads to.
+        service: the installed service that it is.
+    """
+
+    module: str
+    attribute: str
+    place: Path | None = None
+    service: InstalledService | None = None
+
+
+def _asked(target: str) -> _Asked:
+    """Return what a target asks for; imports nothing.
+
+    Raises:
+        ConfigurationError: it is no target, or there is no such file, or it can't have a module.
+    """
     place, colon, name = target.partition(":")
     if not place or (colon and not name):
         raise ConfigurationError(f"{target!r} is no target: give a path (jokes.py, mytools/), a module, module:name, or an installed name")
-    return place, name
+    if place.endswith(".py") or "/" in place or place in {".", ".."}:
+        # Not where links lead to, since a module has the name that its user gives it.
+        path = Path(os.path.abspath(place))  # noqa: PTH100 - there is no other that leaves links alone
+        if not path.exists():
+            raise ConfigurationError(f"there is no file or folder {place!r}")
+        return _Asked(_module_of(path), name, path)
+    here = _is_here(place)
+    if here is not None:
+        return _Asked(place, name, here)
+    service = installed_service(place) if not name and "." not in place else None
+    if service is None:
+        return _Asked(place, name)
+    module, _, attribute = service.target.partition(":")
+    return _Asked(module, attribute, None, service)
 
 
-def _is_path(place: str) -> bool:
-    return place.endswith(".py") or "/" in place or place in {".", ".."}
-
-
-def _installed(place: str) -> InstalledService | None:
-    """Return the installed service of a short name, unless the current folder has a module of that name."""
-    return None if "." in place or _is_here(place) else installed_service(place)
-
-
-def _is_here(name: str) -> bool:
-    spec = PathFinder.find_spec(name, [str(Path.cwd())])
-    if spec is None:
-        return False
-    # A folder without any Python file is data that happens to have that name.
-    return spec.origin is not None or any(next(Path(place).glob("*.py"), None) for place in spec.submodule_search_locations or ())
-
-
-def _from_path(path: Path) -> ModuleType:
-    path = _checked(path)
-    name = _name_of(path)
-    folder = str(path.resolve().parent)
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    known = sys.modules.get(name)
-    if known is not None and (getattr(known, "__file__", None) == str(path.resolve()) or str(path) in getattr(known, "__path__", ())):
-        return known
-    if known is not None:
-        raise ConfigurationError(f"{path.name} has the name of another module ({known.__name__}); rename it")
-    return _from_name(name)
-
-
-def _checked(path: Path) -> Path:
-    """Return the path of a file or folder that can be imported."""
-    path = path.resolve() if path.is_dir() else path
-    if not path.is_dir() and not path.is_file():
-        raise ConfigurationError(f"there is no file or folder {str(path)!r}")
-    if not _name_of(path).isidentifier():
+def _module_of(path: Path) -> str:
+    """Return the name of a file's or folder's module: with the packages around it, which relative imports need."""
+    name = path.name if path.is_dir() else path.stem
+    if not name.isidentifier():
         raise ConfigurationError(f"{path.name} can't be imported: rename it to letters, digits and _")
-    return path
+    around = path.parent
+    while around.name.isidentifier() and (around / "__init__.py").is_file():
+        name, around = f"{around.name}.{name}", around.parent
+    return name
 
 
-def _name_of(path: Path) -> str:
-    return path.name if path.is_dir() else path.stem
+def _is_here(name: str) -> Path | None:
+    """Return the file or folder of a module that the current folder has."""
+    spec = find_below(PathFinder.find_spec(name.partition(".")[0], [str(Path.cwd())]), name)
+    if spec is None:
+        return None
+    if spec.origin is not None:
+        return Path(spec.origin).parent if spec.submodule_search_locations else Path(spec.origin)
+    # A folder without any Python file is data that happens to have that name.
+    return next((Path(place) for place in spec.submodule_search_locations or () if next(Path(place).glob("*.py"), None)), None)
 
 
 def _from_name(name: str) -> ModuleType:

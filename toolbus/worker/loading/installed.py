@@ -123,18 +123,18 @@ def import_installed(service: InstalledService) -> ModuleType:
 def find_installed(name: str) -> ModuleSpec | None:
     """Return where an installed module is, without importing anything; packages in the current folder do not count."""
     top = name.partition(".")[0]
-    return _below(PathFinder.find_spec(top, _installed_path(top)), name)
+    return find_below(PathFinder.find_spec(top, _installed_path(top)), name)
 
 
 def find_module(name: str) -> ModuleSpec | None:
     """Return where any module is, without importing anything."""
     try:
-        return _below(find_spec(name.partition(".")[0]), name)
+        return find_below(find_spec(name.partition(".")[0]), name)
     except (ImportError, ValueError):
         return None
 
 
-def _below(spec: ModuleSpec | None, name: str) -> ModuleSpec | None:
+def find_below(spec: ModuleSpec | None, name: str) -> ModuleSpec | None:
     """Return where a module is, given where its topmost package is."""
     for depth in range(1, name.count(".") + 1):
         if spec is None:

@@ -27,7 +27,7 @@ from toolbus.safe_text import type_name
 from toolbus.schema import check_for, derive, mended, mended_document
 from toolbus.schema.corrections import summary
 from toolbus.settings import Settings
-from toolbus.worker.definition.function import FunctionTool, tool_of, tools_of_service
+from toolbus.worker.definition.function import FunctionTool, definitions_of, methods_of, tool_of, tools_of_service
 from toolbus.worker.definition.objects import functions_of, holds_tools
 from toolbus.worker.definition.options import check_service, overrides, place_of, returns_unseen
 from toolbus.worker.definition.provide import Services, injected
@@ -43,7 +43,7 @@ _MOST_DESCRIPTION = 16_384
 _EXTENSIONS = ("cache", "sequential", "task", "output_schema")
 
 
-def collect(targets: object, settings: Settings, services: Services | None = None) -> list[Served]:
+def collect(targets: object, settings: Settings, services: Services | None = None, left_out: dict[str, str] | None = None) -> list[Served]:
     """Return what to serve.
 
     A tool with a parameter for a service that is not provided is left out, and named in the log.
@@ -52,14 +52,16 @@ def collect(targets: object, settings: Settings, services: Services | None = Non
         targets: services (classes or instances), decorated functions, modules, packages, or lists of them.
         settings: the worker's.
         services: what handlers' parameters are filled in with; those of the process when left out.
+        left_out: gets the tools that are not served though they are there, and why.
 
     Raises:
         ConfigurationError: a target is not a tool, or two services have one id.
     """
     services = Services() if services is None else services
+    left_out = {} if left_out is None else left_out
     instances: dict[str, ToolService] = {}
     functions: dict[str, dict[str, FunctionTool]] = {}
-    for target in _flat(targets):
+    for target in _flat(targets, left_out):
         if isinstance(target, ToolService):
             check_service(target)
             name = target.id or type_name(target)
@@ -69,10 +71,13 @@ def collect(targets: object, settings: Settings, services: Services | None = Non
             continue
         for found in _functions(target):
             functions.setdefault(found.service, {})[found.name] = found
+    methods = {made for each in instances.values() for made in methods_of(type(each))}
+    functions = {name: left for name, tools in functions.items() if (left := {k: v for k, v in tools.items() if v not in methods})}
     for name in functions.keys() & instances.keys():
         raise ConfigurationError(f"both a ToolService and decorated functions form the service {name!r}")
-    served = [_served_service(name, service, settings, services) for name, service in instances.items()]
-    served += filter(None, (_served_functions(name, list(tools.values()), settings, services) for name, tools in functions.items()))
+    served = [_served_service(name, service, settings, services, left_out) for name, service in instances.items()]
+    for name, tools in functions.items():
+        served += filter(None, [_served_functions(name, list(tools.values()), settings, services, left_out)])
     if not served and functions:
         raise ConfigurationError("there is nothing to serve: every tool needs a service that nobody provides; see toolbus.provide()")
     if not served:
@@ -80,14 +85,14 @@ def collect(targets: object, settings: Settings, services: Services | None = Non
     return served
 
 
-def _flat(targets: object) -> Iterable[object]:
+def _flat(targets: object, left_out: dict[str, str]) -> Iterable[object]:
     if isinstance(targets, (list, tuple, set, frozenset)):
         for target in targets:
-            yield from _flat(target)
+            yield from _flat(target, left_out)
     elif isinstance(targets, type) and issubclass(targets, ToolService):
         yield targets()
     elif isinstance(targets, ModuleType):
-        yield from _flat(defined_in(targets))
+        yield from _flat(defined_in(targets, left_out), left_out)
     elif holds_tools(targets):
         yield from functions_of(targets.__toolbus_tools__())
     else:
@@ -95,21 +100,24 @@ def _flat(targets: object) -> Iterable[object]:
 
 
 def _functions(target: object) -> list[FunctionTool]:
-    found = tool_of(target)
-    if found is None and callable(target) and tool_of(inspect.unwrap(target)) is not None:
+    found = definitions_of(target)
+    if not found and callable(target) and tool_of(inspect.unwrap(target)) is not None:
         raise ConfigurationError(f"{target!r} wraps a tool: put @tool above the other decorators, so that the tool is what they make")
-    if found is None:
+    if not found:
         raise ConfigurationError(f"{target!r} is not a tool: decorate it with @tool, or give a ToolService or a module")
-    if not found.service:
-        raise ConfigurationError(f"{found.origin} is a method; give its ToolService instead")
-    # A service is served whole, or replicas would differ.
-    return tools_of_service(found.service)
+    # What other modules made of the same function is theirs; and a service is served whole, or replicas would differ.
+    services = {made.service for made in found if made.module == found[-1].module}
+    tools = [made for service in sorted(services - {""}) for made in tools_of_service(service)]
+    if not any(made in found for made in tools):
+        raise ConfigurationError(f"{found[-1].origin} is a method; give its ToolService instead")
+    return tools
 
 
 class _Tools:
     """A service's tools while they are collected."""
 
-    def __init__(self) -> None:
+    def __init__(self, left_out: dict[str, str]) -> None:
+        self.left_out = left_out
         self._descriptors: dict[str, ToolDescriptor] = {}
         self._corrections: dict[str, list[str]] = {}
         self.handlers: dict[str, Handler] = {}
@@ -143,7 +151,7 @@ class _Tools:
 # -- services -----------------------------------------------------------------------------------------
 
 
-def _served_service(name: str, service: ToolService, settings: Settings, services: Services) -> Served:
+def _served_service(name: str, service: ToolService, settings: Settings, services: Services, left_out: dict[str, str]) -> Served:
     cls = type(service)
     descriptor = parse_service(
         {
@@ -158,7 +166,7 @@ def _served_service(name: str, service: ToolService, settings: Settings, service
         }
     )
     invoke = None if cls.invoke is ToolService.invoke else service.invoke
-    tools = _Tools()
+    tools = _Tools(left_out)
     for index, document in enumerate(service.tools):
         if invoke is None:
             raise ConfigurationError(f"{cls.__name__} lists tools but does not override invoke()")
@@ -169,13 +177,14 @@ def _served_service(name: str, service: ToolService, settings: Settings, service
         except DescriptorError as error:
             raise DescriptorError(f"{cls.__name__}.tools[{index}]: {error}", path=error.path) from None
         tools.add(tool, _invoke_handler(invoke, tool, service))
-    for attribute in dir(cls):
-        made = tool_of(getattr(cls, attribute, None))
-        if made is None:
-            continue
+    for made, attribute in methods_of(cls).items():
         found = _function_handler(made, tools, name, getattr(service, attribute), services, service.effect, service.retry)
         if found is not None:
             tools.add(_ordered(found[0], service.sequential), found[1])
+    for base in filter(lambda each: issubclass(each, ToolService), cls.__mro__[1:]):
+        for made, attribute in methods_of(base).items():
+            if not definitions_of(getattr(cls, attribute, None)):
+                left_out[made.name] = f"{cls.__name__}.{attribute} overrides it without @tool"
     if invoke is not None:
         _tell_lost("", name, invoke)
     untyped = None if invoke is None else _invoke_handler(invoke, None, service)
@@ -229,14 +238,16 @@ def _arity(invoke: Callable[..., Any], cls: type) -> int:
 # -- functions ----------------------------------------------------------------------------------------
 
 
-def _served_functions(name: str, functions: list[FunctionTool], settings: Settings, services: Services) -> Served | None:
+def _served_functions(
+    name: str, functions: list[FunctionTool], settings: Settings, services: Services, left_out: dict[str, str]
+) -> Served | None:
     about = _first_line(getattr(sys.modules.get(functions[0].module), "__doc__", None))
     try:
         descriptor = parse_service({"id": name, "description": about})
     except DescriptorError as error:
         advice = "the functions of a file form a service of its name: say @tool(service=…), or rename the file"
         raise DescriptorError(f"{error}; {advice}", path=error.path) from None
-    tools = _Tools()
+    tools = _Tools(left_out)
     for made in functions:
         found = _function_handler(made, tools, name, made.function, services)
         if found is not None:
@@ -269,6 +280,7 @@ def _function_handler(
     for name, type_ in derived.injected.items():
         if name not in given and name not in spared:
             telemetry.log.warning("tool.left_out", tool=made.name, service=service, parameter=name, needs=type_.__qualname__)
+            tools.left_out[made.name] = f"nobody provides the {type_.__qualname__} of its parameter {name}"
             return None
     for name, error in derived.unresolved.items():
         telemetry.log.warning("tool.unresolved_annotation", tool=made.name, service=service, parameter=name, error=error)

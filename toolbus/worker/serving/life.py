@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping
 
 import msgspec
 
@@ -14,6 +14,8 @@ from toolbus.worker.definition.provide import Services
 from toolbus.worker.run.outcome import without_exits
 from toolbus.worker.serving.handlers import Served
 from toolbus.worker.slots.slots import Slots
+
+_MOST_TOLD = 20
 
 
 async def begin(made: Served, slots: Slots, served: MutableMapping[str, Served]) -> None:
@@ -55,6 +57,22 @@ async def publish(broker: WorkerBroker, served: Served) -> None:
     undeclared = served.undeclared()
     if undeclared:
         telemetry.log.info("tools.undeclared_effect", service=served.id, tools=undeclared, meaning="may be re-run after a crash")
+
+
+def tell(served: Iterable[Served], left_out: Mapping[str, str]) -> None:
+    """Say what a worker serves, and what it left out and why."""
+    every = list(served)
+    tools = sorted(tool.name for each in every for tool in each.publication.tools)
+    refused = dict.fromkeys((name for each in every for name in each.tools if name not in tools), "its name belongs to another owner")
+    missing = {**left_out, **refused}
+    fields: dict[str, object] = {"services": sorted(each.id for each in every)[:_MOST_TOLD], "tools": tools[:_MOST_TOLD]}
+    if len(tools) > _MOST_TOLD:
+        fields["further"] = len(tools) - _MOST_TOLD
+    if missing:
+        fields["left_out"] = dict(sorted(missing.items())[:_MOST_TOLD])
+    if len(missing) > _MOST_TOLD:
+        fields["further_left_out"] = len(missing) - _MOST_TOLD
+    telemetry.log.info("worker.serving", **fields)
 
 
 async def clean_up(served: Served) -> None:
