@@ -59,7 +59,7 @@ def _asks_for_integers(left: list[Any]) -> bool:
         part = left.pop()
         if isinstance(part, Mapping):
             kinds = part.get("type")
-            if kinds == "integer" or (isinstance(kinds, (list, tuple)) and "integer" in kinds) or not REFERENCES.isdisjoint(part):
+            if kinds == "integer" or (isinstance(kinds, (list, tuple)) and "integer" in kinds) or any(key in part for key in REFERENCES):
                 return True
             left += part.values()
         elif isinstance(part, (list, tuple)):
