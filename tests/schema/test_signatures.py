@@ -33,7 +33,9 @@ def allows_null(schema: dict[str, Any]) -> bool:
     return "null" in schema.get("type", ()) or any(part.get("type") == "null" for part in schema.get("anyOf", ()))
 
 
-EACH = pytest.mark.parametrize("signature", SIGNATURES, ids=[f"{number}-{each.type}" for number, each in enumerate(SIGNATURES)])
+EACH = pytest.mark.parametrize(
+    "signature", SIGNATURES, ids=[f"{number}-{each.type}".partition(" at 0x")[0] for number, each in enumerate(SIGNATURES)]
+)
 
 
 @EACH
