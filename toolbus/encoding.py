@@ -6,12 +6,14 @@ import contextlib
 import dataclasses
 import datetime
 import math
+import operator
 import os
 import re
 from collections import UserString, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, KeysView, Mapping, ValuesView
 from collections.abc import Set as AbstractSet
 from decimal import Decimal
+from numbers import Rational
 from types import SimpleNamespace
 from typing import Any
 
@@ -60,6 +62,9 @@ def simpler(value: Any) -> Any:
             return convert(value)
     if kind.__module__ in _TEXTUAL:
         return str(value)
+    number = _number(value)
+    if number is not None:
+        return number
     for unfinished, advice in _UNFINISHED:
         if isinstance(value, unfinished):
             raise TypeError(f"a value of the type {kind.__module__}.{kind.__qualname__} can't be sent; {advice}")
@@ -125,6 +130,27 @@ def _finite(number: float) -> float:
     return plain
 
 
+def _number(value: Any) -> int | float | None:
+    """Return the number that a value of a numeric library becomes, or None when it becomes none.
+
+    Raises:
+        ValueError: it is NaN, infinite or complex.
+        OverflowError: it is too large.
+    """
+    kind = type(value)
+    if isinstance(value, Rational) and value.denominator == 1:
+        return int(value.numerator)
+    # Symbols of an unknown value have these methods too, and raise when they are asked.
+    for name, become in (("__index__", operator.index), ("__float__", float)):
+        with contextlib.suppress(TypeError):
+            if hasattr(kind, name):
+                return _finite(become(value)) if become is float else become(value)
+    with contextlib.suppress(TypeError):
+        if hasattr(kind, "__complex__") and complex(value).imag:
+            raise ValueError(f"{value} is a complex number, which JSON does not know; send its parts or its text")
+    return None
+
+
 def _of_model(model: Any) -> Any:
     """Return a Pydantic model as its own serialisation makes it, with those bytes as they are that it takes for text and are none."""
     try:
@@ -148,7 +174,7 @@ def _of_key(key: Any) -> Any:
 
 
 # Modules whose values are told as text; they need not be imported for that.
-_TEXTUAL = frozenset({"fractions", "ipaddress", "zoneinfo"})
+_TEXTUAL = frozenset({"ipaddress", "zoneinfo"})
 _KEYS = {None: "null", True: "true", False: "false"}
 _CONVERSIONS: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
     (str, exact_text),

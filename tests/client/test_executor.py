@@ -16,8 +16,8 @@ from tests.contract import Place
 from tests.servers import eventually
 from toolbus import Blob, ConfigurationError, ToolBus, ToolService, Worker, invocation, tool
 from toolbus.client.confirmations.confirmation import Confirmation
-from toolbus.client.executor.arguments import said
 from toolbus.client.executor.observers import Confirming, Requested, ToolEvent
+from toolbus.client.executor.toolcalls import said
 from toolbus.client.tools.names import wire_name
 from toolbus.events import Finished, Text
 from toolbus.results import ConfirmationClosed
@@ -302,7 +302,7 @@ async def test_preparing_a_call_is_cheap(bus: ToolBus) -> None:
         started = time.perf_counter()
         found = executor.find("repeat")
         assert found is not None
-        executor.preparers.prepare(found, said(text)[0], [])
+        found.prepare(said(text)[0], [])
         times.append(time.perf_counter() - started)
     assert sorted(times)[len(times) // 2] < 0.0005
 

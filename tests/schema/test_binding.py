@@ -23,7 +23,7 @@ def test_bound_arguments_leave_defaults_to_the_function() -> None:
 
 def test_a_wrong_value_names_its_place_and_the_schema() -> None:
     """A refusal carries the path, what was expected, and the schema there."""
-    assert refused(derive(search).bind, {"query": "x", "count": "3"}) == (
+    assert refused(derive(search).bind, {"query": "x", "count": "many"}) == (
         'Expected `int`, got `str` - at `$.count` (schema: {"type":"integer"})'
     )
 

@@ -9,15 +9,14 @@ import pytest
 
 from tests.schema.published import PUBLISHED, Published
 from toolbus import ToolError
-from toolbus.client.executor.arguments import Preparer, said
-from toolbus.client.tools.tool import Tool
+from toolbus.client.executor.toolcalls import said
 from toolbus.descriptors import ToolDescriptor
-from toolbus.schema import Validator, mended, strict
+from toolbus.schema import Preparer, Validator, mended, preparer_for, strict
 
 
 def preparer(schema: dict[str, Any]) -> Preparer:
     """Return what an executor prepares a model's arguments with."""
-    return Preparer(Tool(ToolDescriptor("tool", "Does it.", "svc", parameters=schema), None, available=True, owner="o", digest=""))
+    return preparer_for(ToolDescriptor("tool", "Does it.", "svc", parameters=schema))
 
 
 EACH = pytest.mark.parametrize("published", PUBLISHED, ids=[each.name for each in PUBLISHED])

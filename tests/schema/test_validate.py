@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.examples import examples
 from toolbus.descriptors import Argument, ToolDescriptor
 from toolbus.results import DescriptorError, ToolError
-from toolbus.schema import Validator, check_for, required_only
+from toolbus.schema import Validator, preparer_for, required_only
 
 SEARCH = {
     "type": "object",
@@ -269,30 +269,30 @@ def test_required_only_enforces_presence_and_nothing_else() -> None:
 
 def test_a_tool_with_parameters_is_checked_by_its_schema() -> None:
     """``parameters`` are enforced."""
-    checker = check_for(ToolDescriptor("search", "d", "s", parameters=SEARCH))
-    checker.check({"query": "x"})
+    checker = preparer_for(ToolDescriptor("search", "d", "s", parameters=SEARCH))
+    checker.prepare({"query": "x"})
     with pytest.raises(ToolError):
-        checker.check({"query": 3})
+        checker.prepare({"query": 3})
 
 
 def test_a_two_tier_tool_is_checked_for_its_required_arguments() -> None:
     """Of ``arguments`` only ``required`` is enforced, not the types shown to the model."""
     arguments = (Argument("topic", "string", "what about", required=True), Argument("count", "integer", "how many"))
-    checker = check_for(ToolDescriptor("joke", "d", "s", arguments=arguments))
-    checker.check({"topic": 3, "count": "many", "else": 1})
+    checker = preparer_for(ToolDescriptor("joke", "d", "s", arguments=arguments))
+    checker.prepare({"topic": 3, "count": "many", "else": 1})
     with pytest.raises(ToolError, match="topic"):
-        checker.check({"count": 1})
+        checker.prepare({"count": 1})
 
 
 def test_a_tool_without_either_accepts_anything() -> None:
     """An untyped tool gets what the caller sends."""
-    check_for(ToolDescriptor("raw", "d", "s")).check({"any": object()})
+    preparer_for(ToolDescriptor("raw", "d", "s")).prepare({"any": object()})
 
 
 def test_a_tool_with_an_impossible_schema_names_its_parameters() -> None:
     """The error's path leads into the descriptor."""
     with pytest.raises(DescriptorError) as caught:
-        check_for(ToolDescriptor("bad", "d", "s", parameters={"type": "nope"}))
+        preparer_for(ToolDescriptor("bad", "d", "s", parameters={"type": "nope"}))
     assert caught.value.path == "$.parameters.type"
 
 

@@ -62,6 +62,40 @@ class When(datetime.datetime):
     """A time of a library's own, such as pandas' Timestamp."""
 
 
+class Floating:
+    """A number of a library's own, such as mpmath's."""
+
+    def __init__(self, number: float) -> None:
+        self.number = number
+
+    def __float__(self) -> float:
+        return self.number
+
+
+class Indexed:
+    """A whole number of a library's own, such as sympy's."""
+
+    def __index__(self) -> int:
+        return 7
+
+
+class Imaginary:
+    """A complex number of a library's own."""
+
+    def __float__(self) -> float:
+        raise TypeError("it has an imaginary part")
+
+    def __complex__(self) -> complex:
+        return 1j
+
+
+class Symbol(Imaginary):
+    """A number whose value nobody knows."""
+
+    def __complex__(self) -> complex:
+        raise TypeError("it has no value")
+
+
 class Colour(enum.Enum):
     """An enum."""
 
@@ -213,7 +247,18 @@ KINDS: dict[str, tuple[Callable[[], Any], Any]] = {
     "decimal nan": (lambda: {"a": [decimal.Decimal("NaN")]}, Refused("NaN is not a finite number - at `$.a[0]`")),
     "decimal infinity": (lambda: decimal.Decimal("-Infinity"), NOT_FINITE),
     "texts of no numbers": (lambda: ["NaN", "Infinity", "null"], ["NaN", "Infinity", "null"]),
-    "fraction": (lambda: fractions.Fraction(1, 2), "1/2"),
+    "fraction": (lambda: fractions.Fraction(1, 2), 0.5),
+    "whole fraction": (lambda: {"n": fractions.Fraction(2**70)}, {"n": 2**70}),
+    "too large a fraction": (lambda: fractions.Fraction(2**2000, 3), Refused("too large")),
+    "float of its own": (lambda: [Floating(1.5), Floating(2.0)], [1.5, 2.0]),
+    "float of its own, not finite": (lambda: {"a": Floating(float("nan"))}, Refused("nan is not a finite number - at `$.a`")),
+    "index of its own": (Indexed, 7),
+    "number of unknown value": (Symbol, Refused("can't be sent")),
+    "complex of its own": (lambda: [Imaginary()], Refused("is a complex number")),
+    "complex number": (
+        lambda: {"z": 1 + 2j},
+        Refused("(1+2j) is a complex number, which JSON does not know; send its parts or its text - at `$.z`"),
+    ),
     "address": (lambda: ipaddress.ip_address("10.0.0.1"), "10.0.0.1"),
     "namespace": (lambda: types.SimpleNamespace(a=[1]), {"a": [1]}),
     "numpy times": (

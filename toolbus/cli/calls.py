@@ -135,7 +135,7 @@ async def _allowed(
     from toolbus.client.confirmations.confirmation import Confirmation
     from toolbus.envelope import new_run
 
-    tool.check(arguments)
+    arguments = tool.prepare(arguments)
     confirmation = Confirmation(new_run(), "", tool, arguments, user=user, session=session, timeout=seconds, limit=bus.settings.max_request)
     here = sys.stdin.isatty()
 

@@ -36,8 +36,7 @@ class Permission:
     """
 
     def __init__(self, confirmations: PendingConfirmations, tool: Tool, call: Call, limit: int) -> None:
-        arguments = call.arguments or {}
-        tool.check(arguments)
+        arguments = tool.prepare(call.arguments or {})
         given = call.options.get("timeout")
         user, session = call.options.get("user", ""), call.options.get("session", "")
         timeout = CONFIRM_TIMEOUT if given is None else min(CONFIRM_TIMEOUT, given)

@@ -8,10 +8,9 @@ from typing import Any
 import msgspec
 
 from toolbus.broker.reading import document, skip
-from toolbus.client.executor.arguments import said
 from toolbus.client.executor.executor import ToolExecutor
 from toolbus.client.executor.references import Kept, kept_of, references
-from toolbus.client.executor.toolcalls import ModelCall
+from toolbus.client.executor.toolcalls import ModelCall, said
 from toolbus.results import EnvelopeError, ToolError, ToolResult
 
 _MOST_DOCUMENT = 262_144

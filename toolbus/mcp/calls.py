@@ -11,7 +11,6 @@ from toolbus.client.bus import ToolBus
 from toolbus.client.calls.call import Call
 from toolbus.client.confirmations.confirmation import Confirmation
 from toolbus.client.confirmations.grant import Grant
-from toolbus.client.executor.arguments import Preparers
 from toolbus.client.tools.declared import task_after
 from toolbus.client.tools.tool import Tool
 from toolbus.confirmations import CONFIRM_TIMEOUT
@@ -37,7 +36,6 @@ class ToolCalls:
     def __init__(self, bus: ToolBus, caller_of: CallerOf) -> None:
         self._bus = bus
         self._caller_of = caller_of
-        self._preparers = Preparers()
 
     async def call(self, context: Context, params: CallToolRequestParams) -> dict[str, Any]:
         """Call a tool. What fails within the call is a result with ``isError``.
@@ -66,12 +64,11 @@ class ToolCalls:
             ToolError: the arguments do not fit.
             ConfigurationError: the bus is not open.
         """
-        arguments = self._preparers.prepare(tool, arguments, [])
-        return caller.view(self._bus).stream(tool.name, arguments)
+        return caller.view(self._bus).stream(tool.name, tool.prepare(arguments))
 
     async def _call(self, context: Context, caller: Caller, client: Client, tool: Tool, params: CallToolRequestParams) -> dict[str, Any]:
         try:
-            arguments = self._preparers.prepare(tool, params.arguments or {}, [])
+            arguments = tool.prepare(params.arguments or {})
             grant = Grant(tool)
             if tool.descriptor.confirm and tool.available:
                 confirmation = self._confirmation(tool, arguments, caller)

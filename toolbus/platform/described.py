@@ -9,7 +9,7 @@ from toolbus import pins
 from toolbus.descriptors import ServiceDescriptor, ToolDescriptor, parse_tool
 from toolbus.platform.records import RecordedTool
 from toolbus.results import DescriptorError
-from toolbus.schema import check_for, mended_document
+from toolbus.schema import mended_document, preparer_for
 
 _MOST_DESCRIPTION = 16_384
 
@@ -46,7 +46,7 @@ def descriptor_of(record: RecordedTool) -> ToolDescriptor:
     try:
         document, _ = mended_document(document_of(record))
         tool = parse_tool({"effect": "", **document}, ServiceDescriptor(id=record.tool_id))
-        check_for(tool)
+        preparer_for(tool)
     except DescriptorError as error:
         message = str(error).removesuffix(f" - at `{error.path}`")
         raise DescriptorError(message, path=error.path.replace("$.parameters", "$.meta.input_schema", 1)) from None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from toolbus.lazy import lazily
 
 if TYPE_CHECKING:
-    from toolbus.schema.checking import Checker, check_for, required_only
+    from toolbus.schema.checking import Checker, Preparer, preparer_for, required_only
     from toolbus.schema.derivation import Derived, derive, describable
     from toolbus.schema.dialects import strict
     from toolbus.schema.mend import mended, mended_document
@@ -20,14 +20,15 @@ if TYPE_CHECKING:
 __all__ = [
     "Checker",
     "Derived",
+    "Preparer",
     "Validator",
-    "check_for",
     "check_possible",
     "derive",
     "describable",
     "mended",
     "mended_document",
     "plain_object",
+    "preparer_for",
     "required_only",
     "strict",
 ]
@@ -35,7 +36,7 @@ __all__ = [
 __getattr__, __dir__ = lazily(
     globals(),
     {
-        "toolbus.schema.checking": ("Checker", "check_for", "required_only"),
+        "toolbus.schema.checking": ("Checker", "Preparer", "preparer_for", "required_only"),
         "toolbus.schema.derivation": ("Derived", "derive", "describable"),
         "toolbus.schema.mend": ("mended", "mended_document"),
         "toolbus.schema.portable": ("check_possible", "plain_object"),

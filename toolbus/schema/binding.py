@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import msgspec
 
 from toolbus.results import ToolError
 from toolbus.schema import custom, refusal
-from toolbus.schema.checking import Checker
+from toolbus.schema.casting import cast
+from toolbus.schema.checking import Preparer
 
 # Raised when converting arguments of the wrong shape, lone surrogates, numbers out of range or endless nesting.
 _WRONG = (msgspec.ValidationError, ValueError, OverflowError, RecursionError)
@@ -19,12 +20,12 @@ _ARGUMENT = re.compile(r"`\$\.(\w+)[^`]*`\Z")
 
 
 class TypedBinder:
-    """Validates arguments by the annotations of a function and converts them.
+    """Validates arguments by the annotations of a function and converts them. What does not fit is cast where its schema leaves no doubt.
 
     Arguments that were left out stay out, so that the function's own defaults apply.
     """
 
-    __slots__ = ("_fields", "_hints", "_known", "_required", "_reserved", "_rest", "_struct")
+    __slots__ = ("_adapted", "_fields", "_hints", "_known", "_required", "_reserved", "_rest", "_schema", "_struct")
 
     def __init__(
         self,
@@ -34,13 +35,28 @@ class TypedBinder:
         *,
         rest: Any,
         reserved: Collection[str],
+        schema: Mapping[str, Any],
         hints: Mapping[str, object],
+        adapted: Mapping[str, Callable[[Any], Any]],
     ) -> None:
-        """Make a binder; ``rest`` is the type of further arguments (None: there may be none), ``hints`` are schemas by name."""
+        """Make a binder.
+
+        Args:
+            function: its name.
+            types: of its parameters.
+            required: the parameters without a default.
+            rest: the type of further arguments; None: there may be none.
+            reserved: names that no further argument may have.
+            schema: of the arguments.
+            hints: schemas by name.
+            adapted: what converts arguments that msgspec can't, by name; those of further arguments under an empty name.
+        """
         # Struct fields get names of their own, since a parameter may have the name of one of Struct's attributes.
         self._fields = {name: f"f{index}" for index, name in enumerate(types)}
         self._known = types.keys()
         self._hints = hints
+        self._schema = schema
+        self._adapted = dict(adapted)
         self._required = tuple(required)
         self._rest = rest
         self._reserved = frozenset(reserved)
@@ -62,13 +78,34 @@ class TypedBinder:
             ToolError: ``invalid_arguments``; the message names the place and what was expected there.
         """
         try:
+            return self._bound(arguments)
+        except ToolError:
+            if not isinstance(arguments, Mapping):
+                raise
+            made, changes = cast(arguments, self._schema)
+            if not changes:
+                raise
+        return self._bound(made)
+
+    def _bound(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        try:
             values = msgspec.convert(arguments, self._struct, str_keys=True, dec_hook=custom.convert)
         except _WRONG as error:
             raise self._refusal(arguments, error) from None
         fields = self._fields
         if self._rest is None:
-            return {name: getattr(values, fields[name]) for name in arguments}
-        return {name: getattr(values, fields[name]) if name in fields else self._further(name, value) for name, value in arguments.items()}
+            bound = {name: getattr(values, fields[name]) for name in arguments}
+        else:
+            bound = {
+                name: getattr(values, fields[name]) if name in fields else self._further(name, value) for name, value in arguments.items()
+            }
+        for name, convert in self._adapted.items():
+            if name in bound:
+                try:
+                    bound[name] = convert(bound[name])
+                except ValueError as error:
+                    raise refusal.of([_located(error, refusal.place([name])) + refusal.hint(self._hints.get(name))]) from None
+        return bound
 
     def _further(self, name: object, value: object) -> Any:
         if not isinstance(name, str):
@@ -76,6 +113,8 @@ class TypedBinder:
         if name in self._reserved:
             raise refusal.of([refusal.unexpected([name], self._known)])
         try:
+            if "" in self._adapted:
+                return self._adapted[""](value)
             return msgspec.convert(value, self._rest, str_keys=True, dec_hook=custom.convert)
         except _WRONG as error:
             raise refusal.of([_located(error, refusal.place([name]))]) from None
@@ -96,15 +135,15 @@ class TypedBinder:
 
 
 class CheckedBinder:
-    """Passes arguments on unchanged, once they match a schema that the author gave."""
+    """Passes arguments on, once they match a schema that the author gave."""
 
-    __slots__ = ("_checker", "_known", "_open", "_required", "_reserved")
+    __slots__ = ("_known", "_open", "_preparer", "_required", "_reserved")
 
     def __init__(
-        self, checker: Checker, known: Collection[str], required: Collection[str], *, rest: bool, reserved: Collection[str]
+        self, preparer: Preparer, known: Collection[str], required: Collection[str], *, rest: bool, reserved: Collection[str]
     ) -> None:
         """Make a binder; ``rest`` says whether the function takes further names, except those that are ``reserved``."""
-        self._checker = checker
+        self._preparer = preparer
         self._known = frozenset(known)
         self._required = frozenset(required)
         self._open = rest
@@ -116,10 +155,10 @@ class CheckedBinder:
         Raises:
             ToolError: ``invalid_arguments``; the message names the place and what is expected there.
         """
-        self._checker.check(arguments)
-        names = arguments.keys()
+        made = self._preparer.prepare(arguments)
+        names = made.keys()
         if self._required <= names and (self._reserved.isdisjoint(names) if self._open else names <= self._known):
-            return dict(arguments)
+            return dict(made)
         # The schema accepts more than the function does.
         unknown = [name for name in names if name in self._reserved or not (self._open or name in self._known)]
         violations = [refusal.unexpected(unknown, sorted(self._known))] if unknown else []
@@ -130,10 +169,10 @@ class CheckedBinder:
 class WholeBinder:
     """Passes all arguments as one dict, once they match a schema that the author gave."""
 
-    __slots__ = ("_checker", "_name")
+    __slots__ = ("_name", "_preparer")
 
-    def __init__(self, checker: Checker, name: str) -> None:
-        self._checker = checker
+    def __init__(self, preparer: Preparer, name: str) -> None:
+        self._preparer = preparer
         self._name = name
 
     def bind(self, arguments: Mapping[str, Any], /) -> dict[str, Any]:
@@ -142,8 +181,7 @@ class WholeBinder:
         Raises:
             ToolError: ``invalid_arguments``; the message names the place and what is expected there.
         """
-        self._checker.check(arguments)
-        return {self._name: dict(arguments)}
+        return {self._name: dict(self._preparer.prepare(arguments))}
 
 
 def _located(error: Exception, root: str) -> str:

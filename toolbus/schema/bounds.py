@@ -45,6 +45,36 @@ def heavier_than(value: object, limit: int) -> bool:
     return weight > limit
 
 
+def integers_in(schema: Mapping[str, Any]) -> frozenset[str] | None:
+    """Return the properties within which a schema may ask for integers; None when it may do so elsewhere, too."""
+    properties = schema.get("properties")
+    known = properties if isinstance(properties, Mapping) else {}
+    if _asks_for_integers([part for key, part in schema.items() if key not in {"properties", "$defs", "definitions"}]):
+        return None
+    return frozenset(name for name, part in known.items() if _asks_for_integers([part]))
+
+
+def _asks_for_integers(left: list[Any]) -> bool:
+    while left:
+        part = left.pop()
+        if isinstance(part, Mapping):
+            kinds = part.get("type")
+            if kinds == "integer" or (isinstance(kinds, (list, tuple)) and "integer" in kinds) or any(key in part for key in REFERENCES):
+                return True
+            left += part.values()
+        elif isinstance(part, (list, tuple)):
+            left += part
+    return False
+
+
+def holds_float(value: Any) -> bool:
+    """Return whether a float is within an object or list that a validator has walked, so that its depth is bounded."""
+    for child in value.values() if isinstance(value, dict) else value:
+        if isinstance(child, float) or (isinstance(child, _CONTAINERS) and holds_float(child)):
+            return True
+    return False
+
+
 def foreign_part(value: object) -> tuple[str | int, ...]:
     """Return the path of a part that JSON can't express, among the first ten thousand; empty when there is none."""
     left: deque[tuple[tuple[str | int, ...], object]] = deque([((), value)])

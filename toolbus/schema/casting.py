@@ -37,9 +37,13 @@ _UNCHANGED = object()
 def cast(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Return the arguments with unambiguous mismatches corrected, and the list of changes; the input is not modified.
 
-    A text becomes the number, boolean, array or object whose JSON it is, where the schema accepts no text. A null is left
-    out where the schema accepts none and requires no value. This is meant for arguments that were refused: valid values stay as
-    they are, and so does a value that can't be corrected, such as a text whose number would lose digits or that repeats a key.
+    A text becomes the number, boolean, array or object whose JSON it is, where the schema accepts no text. A number without a
+    fraction becomes an integer where the schema asks for one. A null is left out where the schema accepts none and requires no
+    value. Other valid values stay as they are, and so does a value that can't be corrected, such as a text whose number would lose
+    digits or that repeats a key.
+
+    Raises:
+        ToolError: ``invalid_arguments``: a float that stands for several integers is where one is asked for.
     """
     caster = _Caster(schema)
     value = caster.value(dict(arguments), schema, (), 0)
@@ -74,6 +78,8 @@ class _Caster:
         kinds = _kinds(schema)
         if kinds and isinstance(value, str) and "string" not in kinds:
             value = self._read(value, kinds, path)
+        elif isinstance(value, float) and "integer" in kinds and "number" not in kinds:
+            return self._whole(value, path)
         elif isinstance(value, (bool, int, float)) and isinstance(schema.get("enum"), list):
             return self._text_for(value, schema["enum"], path)
         if isinstance(value, dict):
@@ -88,6 +94,16 @@ class _Caster:
             return text
         self._note(f"string → {refusal.type_word(read)}", path)
         return read
+
+    def _whole(self, value: float, path: tuple[str | int, ...]) -> float:
+        """Return the integer that a float is, or the float itself when it has a fraction."""
+        if not value.is_integer():
+            return value
+        if abs(value) >= _EXACT:
+            what = "Expected `integer`, got a float of 2**53 or more, which stands for several; write it in digits alone"
+            raise refusal.of([refusal.violation(what, path)])
+        self._note("number → integer", path)
+        return int(value)
 
     def _text_for(self, value: float, texts: list[Any], path: tuple[str | int, ...]) -> Any:
         """Return the one text of an enumeration of texts that stands for a boolean or a number, or the value itself."""

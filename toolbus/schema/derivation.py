@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, Union
 
 import msgspec
 
 from toolbus.results import DescriptorError
 from toolbus.schema.binding import CheckedBinder, TypedBinder, WholeBinder
-from toolbus.schema.checking import Checker
-from toolbus.schema.custom import convert, describe, hoist
-from toolbus.schema.signature import Injected, Parameter, Signature, read_signature
+from toolbus.schema.checking import Preparer
+from toolbus.schema.custom import Adapted, convert, describe, hoist, in_order, understood
+from toolbus.schema.signature import Injected, Parameter, Signature, allows_none, read_signature
 
 _REF_TEMPLATE = "#/$defs/{name}"
 
@@ -28,7 +28,8 @@ class Derived(msgspec.Struct, frozen=True):
         spared: values for those of them that can do without their service, when no code provides it.
         bind: turns arguments into keyword arguments; raises ``ToolError`` (``invalid_arguments``) with the place and what was
             expected there. Arguments that were left out stay out.
-        unresolved: why some parameters take anything: their annotations can't be evaluated. Empty where the schema was given.
+        unresolved: why some parameters take more than their annotations say: these can't be evaluated, or not be described whole.
+            Empty where the schema was given.
     """
 
     description: str
@@ -48,9 +49,10 @@ def derive(
 ) -> Derived:
     """Derive a tool from a function, method, generator function, partial or callable object.
 
-    Without ``parameters`` the schema comes from annotations, defaults and docstring; a type that msgspec can't describe becomes
-    "any" and is passed unchanged. With ``parameters`` that schema is enforced and values are not converted; a function with
-    one positional parameter that is no property of the schema receives all arguments as a dict.
+    Without ``parameters`` the schema comes from annotations, defaults and docstring. A type that msgspec can't describe is described
+    and converted by Pydantic where that is installed; else it becomes "any" and is passed unchanged. With ``parameters`` that schema
+    is enforced, and values are cast but not converted; a function with one positional parameter that is no property of the schema
+    receives all arguments as a dict.
 
     Args:
         injected: the types of parameters that the worker fills in, or a predicate for them.
@@ -71,27 +73,35 @@ def _from_annotations(signature: Signature) -> Derived:
     for parameter in signature.parameters:
         if not parameter.named:
             raise _misfit(signature, f"takes {parameter.name!r} by position only; tools are called with named arguments")
-    annotations = {parameter.name: _usable(parameter) for parameter in signature.parameters}
-    rest = None if signature.rest is None else _usable(signature.rest)
-    schema = _schema(signature, annotations, rest)
+    taken = [_usable(parameter) for parameter in (*signature.parameters, *([signature.rest] if signature.rest else []))]
+    types = {each.parameter.name: each.type for each in taken}
+    rest = None if signature.rest is None else types.pop(signature.rest.name)
+    schema = _schema(signature, taken)
     binder = TypedBinder(
         signature.function,
-        annotations,
+        types,
         [parameter.name for parameter in signature.parameters if parameter.required],
         rest=rest,
         reserved=signature.reserved,
+        schema=schema,
         hints=_hints(schema),
+        adapted={"" if each.parameter is signature.rest else each.parameter.name: each.adapted.convert for each in taken if each.adapted},
     )
-    return Derived(signature.description, schema, signature.injected, binder.bind, signature.spared, signature.unresolved)
+    unresolved = signature.unresolved | {each.parameter.name: each.problem for each in taken if each.problem}
+    return Derived(signature.description, schema, signature.injected, _filling(binder.bind, signature), signature.spared, unresolved)
 
 
-def _schema(signature: Signature, annotations: Mapping[str, Any], rest: Any) -> dict[str, Any]:
-    described, components = msgspec.json.schema_components([*annotations.values(), rest], schema_hook=describe, ref_template=_REF_TEMPLATE)
+def _schema(signature: Signature, taken: Iterable[_Taken]) -> dict[str, Any]:
+    described, components = msgspec.json.schema_components([each.type for each in taken], schema_hook=describe, ref_template=_REF_TEMPLATE)
     definitions: dict[str, Any] = {}
-    schemas = [hoist(schema, definitions) for schema in described]
+    schemas = [
+        hoist(schema if each.adapted is None else each.adapted.schema, definitions) for schema, each in zip(described, taken, strict=True)
+    ]
     definitions |= {name: hoist(schema, definitions) for name, schema in components.items()}
+    in_order([schemas, definitions], [each.parameter.annotation for each in taken])
+    rest = None if signature.rest is None else schemas.pop()
     properties: dict[str, Any] = {}
-    for parameter, schema in zip(signature.parameters, schemas, strict=False):
+    for parameter, schema in zip(signature.parameters, schemas, strict=True):
         if parameter.description:
             schema["description"] = parameter.description
         properties[parameter.name] = {**schema, **_default(parameter.default)}
@@ -100,8 +110,8 @@ def _schema(signature: Signature, annotations: Mapping[str, Any], rest: Any) -> 
         document["required"] = required
     if rest is None:
         document["additionalProperties"] = False
-    elif rest is not Any:
-        document["additionalProperties"] = schemas[-1]
+    elif rest:
+        document["additionalProperties"] = rest
     if definitions:
         document["$defs"] = definitions
     return document
@@ -113,11 +123,43 @@ def _hints(schema: dict[str, Any]) -> dict[str, object]:
     return {name: definitions.get(each.get("$ref"), each) for name, each in schema["properties"].items()}
 
 
-def _usable(parameter: Parameter) -> Any:
-    """Return the parameter's type if msgspec can describe and convert it, else Any; a default of None allows null."""
-    if parameter.default is None and _supported(lambda: parameter.annotation | None):
-        return parameter.annotation | None
-    return parameter.annotation if _supported(lambda: parameter.annotation) else Any
+class _Taken(msgspec.Struct, frozen=True):
+    """How a parameter's arguments are described and converted: by msgspec as ``type``, or by Pydantic. ``problem`` is what neither can."""
+
+    parameter: Parameter
+    type: Any = Any
+    adapted: Adapted | None = None
+    problem: str = ""
+
+
+def _usable(parameter: Parameter) -> _Taken:
+    """Return how a parameter's arguments are described and converted; a default of None allows null."""
+    annotation = parameter.annotation
+    if annotation is object:
+        return _Taken(parameter)
+    if parameter.default is None and not allows_none(annotation):
+        annotation = Union[annotation, None]  # noqa: UP007 - not every annotation has the operator
+    type_, lost = understood(annotation)
+    supported = _supported(lambda: type_)
+    if supported and not lost:
+        return _Taken(parameter, type_)
+    try:
+        return _Taken(parameter, adapted=Adapted(annotation, parameter.name))
+    except ValueError as error:
+        return _Taken(parameter, type_ if supported else Any, problem=str(error))
+
+
+def _filling(bind: Callable[[Mapping[str, Any]], dict[str, Any]], signature: Signature) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+    """Return a binder that gives what was left out the defaults that Python would not: those within Pydantic's fields."""
+    makers = signature.filled
+    if not makers:
+        return bind
+
+    def fill(arguments: Mapping[str, Any], /) -> dict[str, Any]:
+        bound = bind(arguments)
+        return bound | {name: make() for name, make in makers.items() if name not in bound}
+
+    return fill
 
 
 def describable(type_: object) -> bool:
@@ -148,29 +190,29 @@ def _default(value: object) -> dict[str, Any]:
 def _from_schema(signature: Signature, parameters: Mapping[str, Any]) -> Derived:
     from toolbus.schema.validate import Validator  # noqa: PLC0415 - it loads the compiler of schemas, which few need
 
-    validator = Validator(parameters, path="$.parameters")
     schema = dict(parameters)
+    preparer = Preparer(schema, Validator(parameters, path="$.parameters"))
     if schema.get("type", "object") != "object":
         raise DescriptorError(f"the parameters of {signature.function} must be an object schema", path="$.parameters.type")
     properties = schema.get("properties", {})
     positional = [parameter for parameter in signature.parameters if parameter.positional]
     if len(positional) == 1 and positional[0].name not in properties:
-        bind = _whole(signature, positional[0], validator).bind
+        bind = _whole(signature, positional[0], preparer).bind
     else:
-        bind = _checked(signature, properties, validator).bind
-    return Derived(signature.description, schema, signature.injected, bind, signature.spared)
+        bind = _checked(signature, properties, preparer).bind
+    return Derived(signature.description, schema, signature.injected, _filling(bind, signature), signature.spared)
 
 
-def _whole(signature: Signature, taker: Parameter, validator: Checker) -> WholeBinder:
+def _whole(signature: Signature, taker: Parameter, preparer: Preparer) -> WholeBinder:
     for parameter in signature.parameters:
         if parameter is not taker and parameter.required:
             raise _misfit(signature, f"takes all arguments in {taker.name!r}, so nothing is left for {parameter.name!r}")
     if not taker.named:
         raise _misfit(signature, f"takes {taker.name!r} by position only; tools are called with named arguments")
-    return WholeBinder(validator, taker.name)
+    return WholeBinder(preparer, taker.name)
 
 
-def _checked(signature: Signature, properties: Collection[str], validator: Checker) -> CheckedBinder:
+def _checked(signature: Signature, properties: Collection[str], preparer: Preparer) -> CheckedBinder:
     known = {parameter.name for parameter in signature.parameters if parameter.named}
     for name in properties:
         if name in signature.reserved or not (name in known or signature.rest):
@@ -182,7 +224,7 @@ def _checked(signature: Signature, properties: Collection[str], validator: Check
         if properties and parameter.required and parameter.name not in properties:
             raise _misfit(signature, f"needs {parameter.name!r}, which is not a property of its schema")
     required = [parameter.name for parameter in signature.parameters if parameter.required]
-    return CheckedBinder(validator, known, required, rest=signature.rest is not None, reserved=signature.reserved)
+    return CheckedBinder(preparer, known, required, rest=signature.rest is not None, reserved=signature.reserved)
 
 
 def _misfit(signature: Signature, what: str) -> DescriptorError:

@@ -60,7 +60,7 @@ _LEFT_OUT = frozenset(
     {
         "$schema", "$id", "$comment", "default", "examples", "example", "deprecated", "readOnly", "writeOnly", "minLength", "maxLength",
         "pattern", "format", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "minItems", "maxItems",
-        "uniqueItems", "minProperties", "maxProperties", "contentEncoding", "contentMediaType", "contentSchema",
+        "uniqueItems", "discriminator", "minProperties", "maxProperties", "contentEncoding", "contentMediaType", "contentSchema",
     }
 )  # fmt: skip
 _SHAPE = frozenset({"type", "properties", "required", "additionalProperties", "items", "enum", "const", "anyOf", "oneOf", "$ref"})
@@ -213,7 +213,7 @@ class _Writer:
         _, _, name = str(target)[2:].partition("/")
         if local and name and name not in self._named:
             raise _NotExpressible
-        if not local or not self._dialect.references or not schema.keys() <= _PROSE | {"$ref"}:
+        if not local or not self._dialect.references or not schema.keys() <= _PROSE | {"$ref", "default"}:
             raise _NotExpressible
         return {"$ref": target}
 

@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from toolbus.results import CallRefused
 from toolbus.safe_text import type_name
@@ -39,6 +40,17 @@ def violation(what: str, path: Iterable[str | int] = ()) -> str:
 def not_an_object(value: object) -> CallRefused:
     """Return the error for arguments that are not an object."""
     return of([violation(f"Expected `object`, got `{type_word(value)}`")])
+
+
+def as_dict(arguments: object) -> dict[str, Any]:
+    """Return arguments as a dictionary.
+
+    Raises:
+        ToolError: ``invalid_arguments``: they are not an object.
+    """
+    if not isinstance(arguments, Mapping):
+        raise not_an_object(arguments)
+    return dict(arguments)
 
 
 def missing(name: str, path: Iterable[str | int] = ()) -> str:

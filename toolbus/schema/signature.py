@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import types
 from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Annotated, Any, TypeAlias, Union, get_args, get_origin, get_type_hints
@@ -58,6 +59,7 @@ class Signature(msgspec.Struct, frozen=True):
         star: the name of ``*args``, or empty.
         reserved: names that no argument may have, even with ``**kwargs``.
         unresolved: why the annotations of some parameters stand for anything: they can't be evaluated.
+        filled: what makes the defaults that stand in Pydantic's fields, which Python would pass as the fields themselves.
     """
 
     function: str
@@ -69,13 +71,14 @@ class Signature(msgspec.Struct, frozen=True):
     reserved: frozenset[str]
     spared: dict[str, Any] = {}
     unresolved: dict[str, str] = {}
+    filled: dict[str, Callable[[], Any]] = {}
 
 
 def read_signature(function: _Function, *, injected: Injected, skip_self: bool) -> Signature:
     """Read the signature of a function, method, partial or callable object.
 
     Raises:
-        DescriptorError: Python can't show its signature, or a parameter to be injected is positional-only.
+        DescriptorError: Python can't show its signature, a parameter to be injected is positional-only, or one has an alias.
     """
     name = getattr(function, "__qualname__", None) or type(function).__qualname__
     try:
@@ -93,6 +96,7 @@ def read_signature(function: _Function, *, injected: Injected, skip_self: bool) 
     services: dict[str, type] = {}
     spared: dict[str, Any] = {}
     unresolved: dict[str, str] = {}
+    filled: dict[str, Callable[[], Any]] = {}
     rest: Parameter | None = None
     star = ""
     for each in found:
@@ -100,9 +104,10 @@ def read_signature(function: _Function, *, injected: Injected, skip_self: bool) 
             annotation = _resolve(each.annotation, namespace, target)
         except Exception as error:  # noqa: BLE001 - evaluating an annotation runs the user's code; an unresolved annotation means Any
             annotation, unresolved[each.name] = Any, described(error)
+        annotation, default = _with_default(annotation, each, name, filled)
         service = _service_type(annotation, injected)
         text = _described(annotation) or documented.get(each.name, "")
-        parameter = Parameter(each.name, annotation, each.default, text, named=each.kind in _NAMED, positional=each.kind in _POSITIONAL)
+        parameter = Parameter(each.name, annotation, default, text, named=each.kind in _NAMED, positional=each.kind in _POSITIONAL)
         if each.kind is inspect.Parameter.VAR_POSITIONAL:
             star = each.name
         elif each.kind is inspect.Parameter.VAR_KEYWORD:
@@ -113,12 +118,12 @@ def read_signature(function: _Function, *, injected: Injected, skip_self: bool) 
             services[each.name] = service
             if each.default is not inspect.Parameter.empty:
                 spared[each.name] = each.default
-            elif _allows_none(annotation):
+            elif allows_none(annotation):
                 spared[each.name] = None
         else:
             raise DescriptorError(f"{name} takes the injected {each.name!r} by position only", path="$.parameters")
     kept = frozenset(reserved | services.keys())
-    return Signature(name, description, tuple(parameters), services, rest, star, kept, spared, unresolved)
+    return Signature(name, description, tuple(parameters), services, rest, star, kept, spared, unresolved, filled)
 
 
 def _target(function: _Function) -> _Function:
@@ -162,6 +167,25 @@ def _resolve(annotation: object, namespace: dict[str, Any], target: _Function) -
     return get_type_hints(holder, globalns=namespace, include_extras=True)["it"]
 
 
+def _with_default(annotation: Any, of: inspect.Parameter, function: str, filled: dict[str, Callable[[], Any]]) -> tuple[Any, Any]:
+    """Return a parameter's annotation and default, with what a Pydantic field says in the place of either; note what makes that default."""
+    pydantic = sys.modules.get("pydantic.fields")
+    if pydantic is None:
+        return annotation, of.default
+    default = of.default
+    if isinstance(default, pydantic.FieldInfo):
+        annotation, default = Annotated[annotation, default], inspect.Parameter.empty
+    for field in get_args(annotation)[1:] if get_origin(annotation) is Annotated else ():
+        if not isinstance(field, pydantic.FieldInfo):
+            continue
+        if field.alias or field.validation_alias:
+            raise DescriptorError(f"{function} gives {of.name!r} an alias: name the parameter so", path="$.parameters")
+        if default is inspect.Parameter.empty and not field.is_required():
+            filled[of.name] = functools.partial(field.get_default, call_default_factory=True)
+            default = filled[of.name]()
+    return annotation, default
+
+
 def _service_type(annotation: Any, injected: Injected) -> type | None:
     """Return the service type in ``X``, ``Optional[X]`` or ``Annotated[X, …]``, or None."""
     origin = get_origin(annotation)
@@ -177,9 +201,10 @@ def _service_type(annotation: Any, injected: Injected) -> type | None:
     return candidate if wanted else None
 
 
-def _allows_none(annotation: Any) -> bool:
+def allows_none(annotation: Any) -> bool:
+    """Return whether an annotation is a union with None."""
     if get_origin(annotation) is Annotated:
-        return _allows_none(get_args(annotation)[0])
+        return allows_none(get_args(annotation)[0])
     return type(None) in get_args(annotation)
 
 

@@ -58,7 +58,7 @@ class Validator:
             ToolError: ``invalid_arguments``; the message names up to five places, what is expected there, and a hint of the schema.
         """
         if type(arguments) is not dict:
-            arguments = _as_dict(arguments)
+            arguments = refusal.as_dict(arguments)
         if self._levels is not None and bounds.deeper_than(arguments, self._levels):
             raise refusal.of([refusal.violation(f"Expected at most {self._levels} nested levels")])
         try:
@@ -116,12 +116,6 @@ def flaw(schema: dict[str, Any]) -> tuple[tuple[str | int, ...], str] | None:
 
 def _compiled(schema: dict[str, Any]) -> Any:
     return jsonschema_rs.validator_for(schema, offline=True, pattern_options=_PATTERNS, mask=_MASK)
-
-
-def _as_dict(arguments: object) -> dict[str, Any]:
-    if not isinstance(arguments, Mapping):
-        raise refusal.not_an_object(arguments)
-    return dict(arguments)
 
 
 def _look_up(value: Any, path: Iterable[str | int]) -> Any:

@@ -199,7 +199,8 @@ EVENTS: Mapping[str, str] = {
     "tool.left_out": "a tool has a parameter for a service that no code provides, so it is not served; see `toolbus.provide`",
     "tool.class_left_out": "a class of tools can't be made without arguments, so it is not served: make an object of it in the module",
     "tool.return_ignored": "a generator returns a value, which nobody sees: yield it",
-    "tool.unresolved_annotation": "an annotation can't be evaluated, so the parameter takes anything; import its type, or mend its name",
+    "tool.unresolved_annotation": "an annotation can't be evaluated, or neither msgspec nor Pydantic can describe all of it, so the "
+    "parameter takes more than it says; import its type, mend its name, or give parameters=…",
     "tool.withheld": "a tool is not offered, because no operator has approved it as it is; `reason` says what to do",
     "tools.refused": "some tools' names belong to another owner; the rest are registered",
     "tools.undeclared_effect": "tools that don't declare the effect of a second execution may run again after a crash",

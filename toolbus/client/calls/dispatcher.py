@@ -269,7 +269,10 @@ class Dispatcher:
         if call.grant is not None and (problem := call.grant.problem(tool, call.arguments or _NOTHING, call.options)) is not None:
             return problem
         try:
-            tool.check(call.arguments or _NOTHING)
+            given = call.arguments or _NOTHING
+            prepared = tool.prepare(given)
+            if prepared is not given:
+                call.arguments = prepared
         except ToolError as error:
             return error.error
         return tool.resolution

@@ -78,7 +78,6 @@ class ExecutorContext:
         self.confirm_anywhere = confirmer is None if confirm_anywhere is None else confirm_anywhere
         self.model = model
         self.memories = state.memories
-        self.preparers = state.preparers
         self.events = state.events
         self.confirmations = state.confirmations
         self.user: str = self._options.get("user", "")

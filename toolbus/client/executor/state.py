@@ -10,7 +10,6 @@ from toolbus.broker.protocols import Confirmations, Conversations, SessionResult
 from toolbus.client.calls.call import Call, CallTarget
 from toolbus.client.calls.dispatcher import Dispatcher
 from toolbus.client.confirmations.pending import PendingConfirmations
-from toolbus.client.executor.arguments import Preparers
 from toolbus.client.executor.observers import EventBus
 from toolbus.client.executor.order import CallOrder
 from toolbus.client.executor.references import Memories
@@ -29,13 +28,12 @@ class MakeCall(Protocol):
 
 
 class BusState:
-    """The dispatcher of a bus, beside the earlier results, prepared schemas, observers and confirmations of its executors."""
+    """The dispatcher of a bus, beside the earlier results, observers and confirmations of its executors."""
 
     def __init__(self, dispatcher: Dispatcher, make_call: MakeCall) -> None:
         self.dispatcher = dispatcher
         self.make_call = make_call
         self.memories = Memories()
-        self.preparers = Preparers()
         self.events = EventBus()
         self.confirmations = PendingConfirmations(lambda: self.shared_confirmations)
         # Those that an executor uses.

@@ -10,6 +10,7 @@ import msgspec
 from toolbus.client.executor.parts import Observation, blob_parts, content_of, text_parts
 from toolbus.results import ConfigurationError
 from toolbus.safe_text import type_name
+from toolbus.schema import refusal
 
 Shape = Literal["chat", "responses", "anthropic"]
 
@@ -142,3 +143,20 @@ def _plain(value: object) -> Any:
     """Return an SDK's object as plain data; everything else as it is."""
     dump = getattr(value, "model_dump", None)
     return dump() if callable(dump) else value
+
+
+def said(arguments: object) -> tuple[dict[str, Any], list[str]]:
+    """Return the arguments of a model as an object, and the list of repairs.
+
+    Raises:
+        ToolError: ``invalid_arguments``: they can't be read without guessing.
+    """
+    if isinstance(arguments, (str, bytes)):
+        from toolbus.schema.repair import parse  # noqa: PLC0415 - only models send text
+
+        return parse(arguments)
+    if arguments is None:
+        return {}, []
+    if isinstance(arguments, Mapping):
+        return (arguments if type(arguments) is dict else dict(arguments)), []
+    raise refusal.not_an_object(arguments)

@@ -17,14 +17,13 @@ from toolbus import telemetry
 from toolbus.client.calls.refusals import withdrawn
 from toolbus.client.confirmations.confirmation import Confirmation
 from toolbus.client.confirmations.grant import Grant
-from toolbus.client.executor.arguments import said
 from toolbus.client.executor.context import ExecutorContext
 from toolbus.client.executor.observers import Confirming, ExecutionEvent, Requested, ToolEvent
 from toolbus.client.executor.order import Place
 from toolbus.client.executor.parts import Observation
 from toolbus.client.executor.references import Kept, kept_of, references, resolved
 from toolbus.client.executor.running import RunningCall, set_order
-from toolbus.client.executor.toolcalls import ModelCall, answers
+from toolbus.client.executor.toolcalls import ModelCall, answers, said
 from toolbus.client.tools.tool import Tool
 from toolbus.envelope import SESSION_LOST, new_run
 from toolbus.events import Asked, Finished, size_of
@@ -243,7 +242,7 @@ class Turn:
         None when there is another revision by now, and nothing was published.
         """
         running.changes = [*repairs]
-        arguments = self._executor.preparers.prepare(tool, arguments, running.changes)
+        arguments = tool.prepare(arguments, running.changes)
         requested = Requested(arguments, tuple(running.changes))
         if requested != running.requested:
             running.requested = requested

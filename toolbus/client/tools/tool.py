@@ -10,7 +10,7 @@ import msgspec
 from toolbus.descriptors import ServiceDescriptor, ToolDescriptor
 from toolbus.display import harmless
 from toolbus.results import DescriptorError, ToolError
-from toolbus.schema import Checker, check_for
+from toolbus.schema import Preparer, preparer_for
 
 ChangeKind = Literal["added", "updated", "removed"]
 
@@ -45,14 +45,14 @@ class Tool:
         digest: of the publication it came with.
     """
 
-    __slots__ = ("_checker", "_resolution", "available", "descriptor", "digest", "owner", "service_descriptor")
+    __slots__ = ("_preparer", "_resolution", "available", "descriptor", "digest", "owner", "service_descriptor")
 
     descriptor: ToolDescriptor
     service_descriptor: ServiceDescriptor | None
     available: bool
     owner: str
     digest: str
-    _checker: Checker | None
+    _preparer: Preparer | None
     _resolution: Resolution | None
 
     def __init__(self, descriptor: ToolDescriptor, service: ServiceDescriptor | None, *, available: bool, owner: str, digest: str) -> None:
@@ -62,7 +62,7 @@ class Tool:
         write(self, "available", available)
         write(self, "owner", owner)
         write(self, "digest", digest)
-        write(self, "_checker", None)
+        write(self, "_preparer", None)
         write(self, "_resolution", None)
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -112,21 +112,25 @@ class Tool:
         """Return the bare function definition: ``{name, description, parameters}``."""
         return {"name": self.name, "description": self.description, "parameters": self.parameters}
 
-    def check(self, arguments: Mapping[str, Any]) -> None:
-        """Check arguments.
+    def prepare(self, arguments: Mapping[str, Any], changes: list[str] | None = None) -> dict[str, Any]:
+        """Return arguments that the tool takes, cast where its schema leaves no doubt; the ones given when they fit.
+
+        Args:
+            arguments: left as they are.
+            changes: what was cast is added, also when the arguments are refused all the same.
 
         Raises:
             ToolError: ``invalid_arguments``, naming the place; ``tool_error`` (``bad_schema``) when the tool's own schema is impossible.
         """
-        checker = self._checker
-        if checker is None:
+        preparer = self._preparer
+        if preparer is None:
             try:
-                checker = check_for(self.descriptor)
+                preparer = preparer_for(self.descriptor)
             except DescriptorError as error:
                 # Publications come from workers of every kind, and reading them compiles no schema.
                 raise ToolError(f"the schema of the tool {self.name!r} is wrong: {error}", code="bad_schema") from None
-            object.__setattr__(self, "_checker", checker)
-        checker.check(arguments)
+            object.__setattr__(self, "_preparer", preparer)
+        return preparer.prepare(arguments, changes)
 
     @property
     def resolution(self) -> Resolution:

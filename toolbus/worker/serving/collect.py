@@ -24,7 +24,7 @@ from toolbus.effects import Effect
 from toolbus.envelope import OLDEST, VERSION, Request
 from toolbus.results import ConfigurationError, DescriptorError
 from toolbus.safe_text import type_name
-from toolbus.schema import check_for, derive, mended, mended_document
+from toolbus.schema import derive, mended, mended_document, preparer_for
 from toolbus.schema.corrections import summary
 from toolbus.settings import Settings
 from toolbus.worker.definition.function import FunctionTool, definitions_of, methods_of, tool_of, tools_of_service
@@ -203,21 +203,20 @@ def _ordered(tool: ToolDescriptor, sequential: bool | None) -> ToolDescriptor:
 
 def _invoke_handler(invoke: Callable[..., Any], tool: ToolDescriptor | None, service: ToolService) -> Handler:
     arity = _arity(invoke, type(service))
-    check = None if tool is None else check_for(tool).check
+    prepare = None if tool is None else preparer_for(tool).prepare
 
     def start(request: Request) -> Any:
-        if check is not None:
-            check(request.arguments)
+        arguments = request.arguments if prepare is None else prepare(request.arguments)
         if arity == 2:
-            return invoke(request.config, request.arguments)
-        return invoke(request.user, request.config, request.arguments)
+            return invoke(request.config, arguments)
+        return invoke(request.user, request.config, arguments)
 
     return Handler(
         invoke,
         start,
         service.effect if tool is None else tool.effect,
         service.retry,
-        check=check,
+        check=prepare,
         tenants=() if tool is None else tool.tenants,
         cache=None if tool is None else tool.cacheable,
     )
