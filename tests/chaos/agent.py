@@ -67,7 +67,7 @@ async def _live(order: Order) -> None:
     (Path(order.logs) / f"{order.name}.idle").touch()
     await told.wait()
     counting.cancel()
-    journal.write(Counted(time.monotonic(), bus.agent, bus.statistics()["malformed"]))
+    journal.write(_counted(bus))
     await bus.aclose()
 
 
@@ -91,7 +91,13 @@ async def _make_calls(order: Order, journal: Journal, bus: ToolBus) -> None:
 async def _count(journal: Journal, bus: ToolBus) -> None:
     while True:
         await asyncio.sleep(_COUNT_EVERY)
-        journal.write(Counted(time.monotonic(), bus.agent, bus.statistics()["malformed"]))
+        journal.write(_counted(bus))
+
+
+def _counted(bus: ToolBus) -> Counted:
+    counts = bus.statistics()
+    # The other version may not count them.
+    return Counted(time.monotonic(), bus.agent, counts["malformed"], counts.get("early_frames", 0))
 
 
 async def _make(journal: Journal, bus: ToolBus, planned: Planned, *, after: asyncio.Task[None] | None) -> None:

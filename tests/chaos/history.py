@@ -75,10 +75,11 @@ class Cancelled(Record, frozen=True):
 
 
 class Counted(Record, frozen=True):
-    """An agent's own count of frames it could not read, since it started."""
+    """An agent's own counts since it started: frames that it could not read, and those that came before earlier ones of their runs."""
 
     id: str
     malformed: int
+    early: int = 0
 
 
 # -- workers --------------------------------------------------------------------------------------------

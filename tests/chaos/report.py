@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from tests.chaos.history import Begun, Ended, Exited, History, Hit, Issued, Started
+from tests.chaos.history import Begun, Counted, Ended, Exited, History, Hit, Issued, Started
 from tests.chaos.options import Options
 from tests.chaos.oracle import Violation
 from tests.chaos.oracle.sessions import answers, seat
@@ -36,6 +36,7 @@ class Report(msgspec.Struct, frozen=True):
         kills: worker processes that died, killed or of poison.
         recoveries: for streams whose worker was killed in mid-stream, the longest silence their caller sat through.
         resets: streams that began anew.
+        early: frames that came before earlier ones of their runs.
         reruns: calls that were begun more than once, though their tools don't fail at first.
         others: processes that imported the other version of toolbus.
         sessions, moves: sticky sessions, and how often one began anew because its worker was gone.
@@ -52,6 +53,7 @@ class Report(msgspec.Struct, frozen=True):
     faults: dict[str, int]
     recoveries: Times
     resets: int
+    early: int
     reruns: int
     others: int
     sessions: int
@@ -75,6 +77,7 @@ def report(options: Options, planned: list[Planned], history: History, violation
         how = "ok" if record.success else "/".join(filter(None, (record.error, record.code)))
         results.setdefault(tools[record.key], Counter())[how] += 1
     begun = Counter(record.key for record in history.of(Begun))
+    early = {counted.id: counted.early for counted in history.of(Counted)}
     lives = {session: len({seat(ended)[0] for ended in answered}) for session, answered in answers(planned, ended).items() if answered}
     return Report(
         options=options,
@@ -87,6 +90,7 @@ def report(options: Options, planned: list[Planned], history: History, violation
         faults=dict(sorted(Counter(hit.kind for hit in history.of(Hit) if not hit.what.startswith("failed")).items())),
         recoveries=recoveries(history),
         resets=sum(len(record.segments) - 1 for record in ended if record.segments),
+        early=sum(early.values()),
         reruns=sum(count > 1 for key, count in begun.items() if tools.get(key) not in FAILING),
         others=sum(started.other for started in history.of(Started)),
         sessions=len(lives),
@@ -132,7 +136,7 @@ def text(found: Report) -> str:
     called = f"{found.calls} calls in {found.seconds:.0f} s ({found.calls_per_second:g}/s)"
     lines = [
         f"seed {options.seed}: {called}, {found.abandoned} more abandoned by killed agents",
-        f"workers that died: {found.kills}; calls run more than once: {found.reruns}; resets seen: {found.resets}",
+        f"workers that died: {found.kills}; calls run more than once: {found.reruns}; resets seen: {found.resets}; frames out of order: {found.early}",
         "faults: " + (", ".join(f"{kind} {count}" for kind, count in found.faults.items()) or "none"),
     ]
     if options.other:

@@ -148,6 +148,7 @@ PLANTED: dict[str, tuple[Change, str, str]] = {
     "two calls that are one to their session": (changed(Ended, SITS[1].key, output=f"{SITS[1].key}:1.5:1"), "session", SITS[1].key),
     "an answer of another call's seat": (changed(Ended, SITS[1].key, output=SEATS[0]), "one-end", SITS[1].key),
     "text of another call": (seen(STORY, "".join(story("a0-000009", 6))), "address", STORY.key),
+    "a frame that overtook another": (with_(Counted(7.0, "agent-0", 0, 1)), "stream", ""),
     "an unreadable frame that nobody planted": (with_(Counted(7.0, "agent-1", 1)), "address", ""),
     "once work done twice": (with_(Begun(9.0, PAY.key, 2, WORKER + 30)), "executions", PAY.key),
     "too many deliveries": (with_(Begun(7.0, CRASH.key, 6, WORKER + 31)), "executions", CRASH.key),
@@ -269,6 +270,13 @@ def test_an_agent_that_was_cut_off_for_long_may_lose_its_calls() -> None:
     assert violations(with_(Hit(0.5, "server-kill", 2.5, ""))(lost(clean())))
     assert violations(with_(Hit(4.5, "server-kill", 19.5, ""))(lost(clean())))
     assert violations(with_(Hit(-25.0, "server-kill", -10.0, ""))(lost(clean())))
+
+
+def test_a_server_that_lost_frames_leaves_holes() -> None:
+    """What its agents counted around that time says nothing about an order; what they counted later does."""
+    late = with_(Hit(5.5, "server-kill", 6.5, ""), Counted(7.0, "agent-0", 0, 3), Counted(15.0, "agent-0", 0, 3))
+    assert violations(late(clean())) == []
+    assert violations(with_(Counted(17.0, "agent-0", 0, 4))(late(clean())))
 
 
 def test_a_group_made_anew_counts_deliveries_anew() -> None:

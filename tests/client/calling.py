@@ -37,6 +37,7 @@ class Host:
         self.forgotten: list[Call] = []
         self.inquired: list[tuple[Call, ErrorInfo]] = []
         self.rearmed: list[tuple[Call, float]] = []
+        self.early_frames = 0
         self.gaps: list[tuple[Call, tuple[str, int]]] = []
 
     def launch(self, call: Call) -> Coroutine[Any, Any, None] | None:

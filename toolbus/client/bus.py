@@ -351,9 +351,11 @@ class ToolBus:
         return await self._view.usage(days)
 
     def statistics(self) -> dict[str, int]:
-        """Return counts: calls in flight, tools known, and the broker's own."""
-        connection = self._dispatcher.opened()
-        return {"in_flight": self._dispatcher.in_flight, "tools": len(connection.catalogue.tools), **connection.broker.statistics()}
+        """Return counts: calls in flight, frames that came before earlier ones of their runs, tools known, and the broker's own."""
+        dispatcher = self._dispatcher
+        connection = dispatcher.opened()
+        own = {"in_flight": dispatcher.in_flight, "early_frames": dispatcher.early_frames, "tools": len(connection.catalogue.tools)}
+        return own | connection.broker.statistics()
 
 
 def _check_key(key: str) -> None:

@@ -3,7 +3,8 @@
 The rules, by the names that violations carry:
 
 - ``one-end``: each call ends exactly once, with what the tool must say for it, or an error that is true.
-- ``stream``: what the caller saw of a stream is whole, in order, without repeats, or has an explicit reset.
+- ``stream``: what the caller saw of a stream is whole, in order, without repeats, or has an explicit reset; nothing overtakes what
+  stands before it.
 - ``rest``: when all calls have ended nothing waits, runs, or lies around: no entries, consumers, or keys without a TTL.
 - ``memory``: server and processes stay within what they reached early in the run, and a margin.
 - ``address``: no frame comes to the wrong agent or call, and none is unreadable that nobody made so.
@@ -27,7 +28,7 @@ from tests.chaos.oracle.executions import executions, lifetimes, overlaps
 from tests.chaos.oracle.keys import keys
 from tests.chaos.oracle.rest import memory, processes, rest
 from tests.chaos.oracle.sessions import sessions
-from tests.chaos.oracle.streams import addresses, streams
+from tests.chaos.oracle.streams import addresses, holes, streams
 from tests.chaos.plan import Planned
 
 __all__ = ["Violation", "judge"]
@@ -37,6 +38,7 @@ RULES: tuple[Rule, ...] = (
     truth,
     letters,
     streams,
+    holes,
     addresses,
     executions,
     overlaps,

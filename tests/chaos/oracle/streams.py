@@ -6,10 +6,11 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-from tests.chaos.history import Agent, Counted, Planted
-from tests.chaos.oracle.case import Case, Violation, short
+from tests.chaos.history import Agent, Counted, Hit, Planted
+from tests.chaos.oracle.case import MARGIN, Case, Violation, short
 from tests.chaos.oracle.outputs import expected
 from tests.chaos.plan import POISON, Planned
+from tests.chaos.schedule import KINDS, LOSSY
 
 _KEY = re.compile(r"a(\d+)-\d{6}")
 _BABBLE = re.compile(r"<([^:>]+):([^:>]+):(\d+)/(\d+)>")
@@ -71,6 +72,21 @@ def addresses(case: Case) -> Iterator[Violation]:
     for agent, count in worst.items():
         if count and agent not in planted:
             yield Violation("address", f"agent {index.get(agent)} got {count} frames it could not read, and nobody had sent it any")
+
+
+def holes(case: Case) -> Iterator[Violation]:
+    """No frame comes before an earlier one of its run, unless the server lost what it had or the agent could not be heard of."""
+    disturbing = [hit for hit in case.history.of(Hit) if KINDS[hit.kind].outage or hit.kind in LOSSY]
+    index = {agent.id: agent.index for agent in case.history.of(Agent)}
+    before: dict[str, Counted] = {}
+    for counted in case.history.of(Counted):
+        since = before.get(counted.id, Counted(0.0, counted.id, 0))
+        before[counted.id] = counted
+        disturbed = any(hit.at < counted.at and hit.until > since.at - MARGIN for hit in disturbing)
+        if counted.early > since.early and not disturbed:
+            yield Violation(
+                "stream", f"agent {index.get(counted.id)} got {counted.early - since.early} frames before earlier ones of their runs"
+            )
 
 
 def _difference(text: str, right: str) -> str:

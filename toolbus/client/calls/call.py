@@ -40,9 +40,11 @@ class CallHost(Protocol):
 
     Attributes:
         most_waiting: seconds for which a call's time may stand still, in all.
+        early_frames: how many frames came while earlier ones of their runs were missing.
     """
 
     most_waiting: float
+    early_frames: int
 
     def launch(self, call: Call) -> Coroutine[Any, Any, None] | None:
         """Resolve, check and publish; returns what is to be awaited when the call waits for a worker.
@@ -243,8 +245,8 @@ class Call(msgspec.Struct, eq=False):
         self.last_heard = now
         assembly = self._assembled()
         events = assembly.feed(frame)
-        if assembly.missing is not None and not self.gap_slot:
-            self._host.watch_gap(self, assembly.missing)
+        if assembly.missing is not None:
+            self._note_gap(assembly.missing)
         if self.pause is not None and self.pause.run != assembly.run:
             # The worker that asked is gone; the run that replaces it asks again.
             self._resume(now)
@@ -269,6 +271,11 @@ class Call(msgspec.Struct, eq=False):
             self._refuse_slow_reader()
         elif waiting.events:
             waiting.wake()
+
+    def _note_gap(self, missing: tuple[str, int]) -> None:
+        self._host.early_frames += 1
+        if not self.gap_slot:
+            self._host.watch_gap(self, missing)
 
     def look_for(self, missing: tuple[str, int]) -> None:
         """End the call if this frame is still missing; if another one is, check again later."""

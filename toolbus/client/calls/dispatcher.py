@@ -39,6 +39,7 @@ class Dispatcher:
         # A call that a handler makes is a part of the handler's own: waiting for that one to end would be waiting forever.
         self.nested = False
         self.most_waiting = settings.max_timeout
+        self.early_frames = 0
         self._connection: BusConnection | None = None
         self._calls: dict[str, Call] = {}
         self._waiting = WaitingCalls()
