@@ -201,5 +201,5 @@ async def test_a_call_runs_through_few_files(valkey_server: str, namespace: str)
             finally:
                 sys.setprofile(before)
     fewest = min(files, key=len)
-    assert len(fewest) <= 26, sorted(fewest)
+    assert len(fewest) <= 26, "\n".join(sorted(fewest))
     assert len(fewest) > 15, "the call was not followed"

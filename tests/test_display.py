@@ -170,5 +170,5 @@ def test_letters_that_imitate_others_are_written_out(text: str, shown: str) -> N
     ],
 )  # fmt: skip
 def test_words_of_every_language_are_kept(text: str) -> None:
-    """What no reader takes for something else is shown as it is."""
+    """Text that no reader takes for something else is shown as it is."""
     assert visible(text) == text

@@ -24,9 +24,9 @@ from toolbus.sync.tallies import Tallies as SyncTallies
 # For the parts of the client alone, and no user's.
 # fmt: off
 _OF_CALLS = {
-    "arguments", "attached", "complete_with", "deadline", "ends", "entry", "expire", "feed", "gap_slot", "give_up", "grant",
-    "idle_slot", "idle_timeout", "last_heard", "look_for", "options", "pause", "queue", "request", "resume_from",
-    "settle", "slot", "span", "state", "streaming", "target", "waited", "waited_in_all", "withdrawn",
+    "arguments", "attached", "complete_with", "deadline", "drop", "ends", "entry", "expire", "feed", "gap_slot", "give_up", "grant",
+    "idle_slot", "idle_timeout", "last_heard", "look_for", "options", "pause", "queue", "queued_ms", "request", "resume_from",
+    "settle", "slot", "span", "state", "streaming", "target", "unread", "waited", "waited_in_all", "withdrawn",
 }
 # fmt: on
 _OF_EXECUTORS = {

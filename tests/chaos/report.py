@@ -136,7 +136,10 @@ def text(found: Report) -> str:
     called = f"{found.calls} calls in {found.seconds:.0f} s ({found.calls_per_second:g}/s)"
     lines = [
         f"seed {options.seed}: {called}, {found.abandoned} more abandoned by killed agents",
-        f"workers that died: {found.kills}; calls run more than once: {found.reruns}; resets seen: {found.resets}; frames out of order: {found.early}",
+        (
+            f"workers that died: {found.kills}; calls run more than once: {found.reruns}; resets seen: {found.resets}; "
+            f"frames out of order: {found.early}"
+        ),
         "faults: " + (", ".join(f"{kind} {count}" for kind, count in found.faults.items()) or "none"),
     ]
     if options.other:

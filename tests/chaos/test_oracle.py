@@ -273,7 +273,7 @@ def test_an_agent_that_was_cut_off_for_long_may_lose_its_calls() -> None:
 
 
 def test_a_server_that_lost_frames_leaves_holes() -> None:
-    """What its agents counted around that time says nothing about an order; what they counted later does."""
+    """Frames counted around that time say nothing about an order; later ones do."""
     late = with_(Hit(5.5, "server-kill", 6.5, ""), Counted(7.0, "agent-0", 0, 3), Counted(15.0, "agent-0", 0, 3))
     assert violations(late(clean())) == []
     assert violations(with_(Counted(17.0, "agent-0", 0, 4))(late(clean())))

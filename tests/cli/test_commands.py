@@ -276,7 +276,7 @@ def test_a_worker_that_cannot_start_says_why_in_one_line(shell: Shell, target: s
 
 def test_an_unreachable_server_says_what_to_do(shell: Shell) -> None:
     """Connection refused is one line that names `toolbus dev`, for every command."""
-    shell.environment["TOOLBUS_URL"] = "redis://127.0.0.1:1"
+    shell.environment |= {"TOOLBUS_URL": "redis://127.0.0.1:1", "TOOLBUS_CONNECT_TIMEOUT": "0"}
     for words in (["tools"], ["call", "x"], ["worker", "loud.py"], ["services"], ["list"]):
         done = shell.run(*words)
         assert done.returncode == 1

@@ -48,7 +48,13 @@ async def test_failures_are_results_and_unknown_tools_are_errors(url: str, mode:
         assert broken.is_error
         assert "it broke" in broken.content[0].text  # type: ignore[union-attr]
         assert broken.meta is not None
-        assert broken.meta["toolbus/error"] == {"type": "tool_error", "code": "E1", "message": "it broke", "retryable": True}
+        assert broken.meta["toolbus/error"] == {
+            "type": "tool_error",
+            "code": "E1",
+            "message": "it broke",
+            "retryable": True,
+            "origin": "tool",
+        }
         wrong = await client.call_tool("echo", {"txt": 1})
         assert wrong.is_error
         assert "Missing required `text`" in wrong.content[0].text  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-"""What an author writes in a signature reaches the model, the check and the handler."""
+"""All that an author writes in a signature reaches the model, the check and the handler."""
 
 from __future__ import annotations
 

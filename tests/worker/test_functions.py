@@ -199,7 +199,7 @@ async def test_annotations_of_every_kind_reach_the_handler(here: Place) -> None:
     good = {"box": {"corner": {"x": 1, "y": 2}}, "pair": [1, "r"], "options": {"depth": 3}, "mode": "b", "size": 4, "maybe": None}
     async with here.serving(take) as bus:
         assert (await bus.call("take", good)).data == [2, True, "r", 3, "b", 4, None]
-        for name, wrong in (("box", {"corner": {"x": "1"}}), ("mode", "c"), ("size", 0), ("pair", [1]), ("options", {"depth": "x"})):
+        for name, wrong in (("box", {"corner": {"x": "one"}}), ("mode", "c"), ("size", 0), ("pair", [1]), ("options", {"depth": "x"})):
             error = (await bus.call("take", {**good, name: wrong})).error
             assert error is not None
             assert (error.type, name in error.message) == ("invalid_arguments", True)

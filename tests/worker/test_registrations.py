@@ -235,7 +235,7 @@ WAYS = {
 
 @pytest.mark.parametrize("way", WAYS)
 async def test_the_command_line_serves_every_form(shell: Shell, valkey_server: str, namespace: str, way: str) -> None:
-    """Whether it is a file, a module, one of several processes, or part of ``toolbus dev``."""
+    """A file, a module, several processes and ``toolbus dev`` all serve the same tools."""
     folder = shell.folder / "other" if "elsewhere" in way else shell.folder
     folder.mkdir(exist_ok=True)
     (folder / "library.py").write_text(LIBRARY)

@@ -98,7 +98,7 @@ CASES = {
     ids=lambda each: each or "unsafe",
 )
 def test_what_was_asked_for_is_imported(tmp_path: Path, case: str, safe: str) -> None:
-    """Whatever else has its name is not: a file or folder is imported as it was named, or refused in one line."""
+    """A file or folder is imported as it was named, or refused in one line, never another one of its name."""
     files, targets, expected = CASES[case]
     for each in files:
         file, _, link = each.partition(" -> ")

@@ -110,7 +110,7 @@ def test_text_of_old_files_is_read_as_what_it_is_and_says_what_was_assumed(encod
 
 @pytest.mark.parametrize("content", ["José García".encode("cp1252"), b"a,b\xe9\n", bytes(range(128, 256)) * 3])
 def test_text_that_may_be_several_things_is_refused(content):
-    """What another encoding reads nearly as well is not guessed, and the error says what to give."""
+    """Text that another encoding reads nearly as well is refused, and the error says what to give."""
     assert guess(content) is None or read_text(content).text
     if guess(content) is None:
         with pytest.raises(ToolError, match="give its encoding"):

@@ -145,7 +145,7 @@ async def test_an_uploaded_table_can_be_neither_changed_nor_hidden(sales, statem
 
 @pytest.mark.parametrize("reading", ["t", "seen", '"T"', "sales WHERE amount IN (SELECT amount FROM t)"])
 async def test_a_statement_that_would_change_more_each_time_is_refused(sales, reading):
-    """What reads the table that it replaces, also through a view, would give 2, 4, 8 rows."""
+    """A statement that reads the table it replaces, also through a view, is refused: it would give 2, 4, 8 rows."""
     for statement in ("CREATE TEMP TABLE t AS FROM sales", "CREATE TEMP VIEW seen AS FROM t"):
         assert (await sales.sql(statement)).success
     refused = await sales.sql(f"CREATE OR REPLACE TEMP TABLE t AS FROM sales UNION ALL FROM {reading}")

@@ -49,7 +49,7 @@ def calls_command(
     follow: bool,
     output: str,
 ) -> None:
-    """Show the attempts of recent calls. The oldest one comes first.
+    """Show the attempts of recent calls, and what runs. The oldest one comes first.
 
     Workers tell of some of them: of all while there are few, and of at most ten a second each while there are many. Attempts that
     did not succeed have a share of their own. TOOLBUS_RECENT=off at a worker turns that off.

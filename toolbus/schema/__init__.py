@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING
 from toolbus.lazy import lazily
 
 if TYPE_CHECKING:
-    from toolbus.schema.checking import Checker, Preparer, preparer_for, required_only
     from toolbus.schema.derivation import Derived, derive, describable
     from toolbus.schema.dialects import strict
     from toolbus.schema.mend import mended, mended_document
     from toolbus.schema.portable import check_possible, plain_object
-    from toolbus.schema.validate import Validator
+    from toolbus.schema.validate import Checker, Preparer, Validator, preparer_for, required_only
 
 __all__ = [
     "Checker",
@@ -36,11 +35,10 @@ __all__ = [
 __getattr__, __dir__ = lazily(
     globals(),
     {
-        "toolbus.schema.checking": ("Checker", "Preparer", "preparer_for", "required_only"),
         "toolbus.schema.derivation": ("Derived", "derive", "describable"),
         "toolbus.schema.mend": ("mended", "mended_document"),
         "toolbus.schema.portable": ("check_possible", "plain_object"),
         "toolbus.schema.dialects": ("strict",),
-        "toolbus.schema.validate": ("Validator",),
+        "toolbus.schema.validate": ("Checker", "Preparer", "Validator", "preparer_for", "required_only"),
     },
 )

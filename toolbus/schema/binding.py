@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from toolbus.results import ToolError
 from toolbus.schema import custom, refusal
 from toolbus.schema.casting import cast
-from toolbus.schema.checking import Preparer
+
+if TYPE_CHECKING:
+    from toolbus.schema.validate import Preparer
 
 # Raised when converting arguments of the wrong shape, lone surrogates, numbers out of range or endless nesting.
 _WRONG = (msgspec.ValidationError, ValueError, OverflowError, RecursionError)

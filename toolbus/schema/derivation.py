@@ -5,15 +5,17 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, Union
+from typing import TYPE_CHECKING, Any, Union
 
 import msgspec
 
 from toolbus.results import DescriptorError
 from toolbus.schema.binding import CheckedBinder, TypedBinder, WholeBinder
-from toolbus.schema.checking import Preparer
 from toolbus.schema.custom import Adapted, convert, describe, hoist, in_order, understood
 from toolbus.schema.signature import Injected, Parameter, Signature, allows_none, read_signature
+
+if TYPE_CHECKING:
+    from toolbus.schema.validate import Preparer
 
 _REF_TEMPLATE = "#/$defs/{name}"
 
@@ -124,7 +126,7 @@ def _hints(schema: dict[str, Any]) -> dict[str, object]:
 
 
 class _Taken(msgspec.Struct, frozen=True):
-    """How a parameter's arguments are described and converted: by msgspec as ``type``, or by Pydantic. ``problem`` is what neither can."""
+    """A parameter with what describes and converts its arguments: msgspec as ``type``, or Pydantic. ``problem`` is what neither can."""
 
     parameter: Parameter
     type: Any = Any
@@ -188,7 +190,7 @@ def _default(value: object) -> dict[str, Any]:
 
 
 def _from_schema(signature: Signature, parameters: Mapping[str, Any]) -> Derived:
-    from toolbus.schema.validate import Validator  # noqa: PLC0415 - it loads the compiler of schemas, which few need
+    from toolbus.schema.validate import Preparer, Validator  # noqa: PLC0415 - it loads the compiler of schemas, which few need
 
     schema = dict(parameters)
     preparer = Preparer(schema, Validator(parameters, path="$.parameters"))

@@ -207,8 +207,9 @@ class Outbox:
         return True
 
     def _accepted(self) -> None:
-        self._patience.end()
-        self._again_in = _AGAIN_FIRST
+        if self._again_in > _AGAIN_FIRST:
+            self._patience.end()
+            self._again_in = _AGAIN_FIRST
 
     def _append(self, parts: list[Part], then: Callable[[], None], refused: Callable[[BrokerError], None]) -> None:
         """Append frames, part by part, and go on when that is done; ``refused`` when not all of them could be."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from toolbus.descriptors import ServiceDescriptor, ToolDescriptor
 from toolbus.display import harmless
 from toolbus.results import DescriptorError, ToolError
-from toolbus.schema import Preparer, preparer_for
+
+if TYPE_CHECKING:
+    from toolbus.schema.validate import Preparer
 
 ChangeKind = Literal["added", "updated", "removed"]
 
@@ -124,6 +126,8 @@ class Tool:
         """
         preparer = self._preparer
         if preparer is None:
+            from toolbus.schema.validate import preparer_for  # noqa: PLC0415 - it loads the compiler of schemas
+
             try:
                 preparer = preparer_for(self.descriptor)
             except DescriptorError as error:

@@ -25,7 +25,7 @@ Task = Literal["always", "never", "auto"] | float | None
 
 
 class Home(NamedTuple):
-    """Where a tool belongs.
+    """The place at which a tool is registered.
 
     Attributes:
         module: the module that registers it.

@@ -76,7 +76,7 @@ def folders(targets: tuple[str, ...]) -> list[Path]:
 
 
 class _Asked(NamedTuple):
-    """What a target asks for.
+    """A module, or an object in it, that a target asks for.
 
     Attributes:
         module: its name.

@@ -24,7 +24,7 @@ from toolbus.effects import Effect
 from toolbus.envelope import OLDEST, VERSION, Request
 from toolbus.results import ConfigurationError, DescriptorError
 from toolbus.safe_text import type_name
-from toolbus.schema import derive, mended, mended_document, preparer_for
+from toolbus.schema import derive, mended, mended_document
 from toolbus.schema.corrections import summary
 from toolbus.settings import Settings
 from toolbus.worker.definition.function import FunctionTool, definitions_of, methods_of, tool_of, tools_of_service
@@ -203,7 +203,11 @@ def _ordered(tool: ToolDescriptor, sequential: bool | None) -> ToolDescriptor:
 
 def _invoke_handler(invoke: Callable[..., Any], tool: ToolDescriptor | None, service: ToolService) -> Handler:
     arity = _arity(invoke, type(service))
-    prepare = None if tool is None else preparer_for(tool).prepare
+    prepare = None
+    if tool is not None and (tool.parameters is not None or tool.arguments is not None):
+        from toolbus.schema import preparer_for  # noqa: PLC0415 - it loads the compiler of schemas, which few services need
+
+        prepare = preparer_for(tool).prepare
 
     def start(request: Request) -> Any:
         arguments = request.arguments if prepare is None else prepare(request.arguments)
