@@ -8,12 +8,12 @@ from typing import Any
 
 import msgspec
 
-from toolbus import telemetry
+from toolbus import schema, telemetry
 from toolbus.descriptors import ServiceDescriptor, check_types, parse_tool
 from toolbus.mounts.naming import bus_name
 from toolbus.mounts.options import Options
 from toolbus.results import DescriptorError, ToolResult
-from toolbus.schema import mended_document, preparer_for
+from toolbus.schema import mended_document
 from toolbus.worker.run.invocation import Invocation
 
 _MOST_DESCRIPTION = 16_384
@@ -111,7 +111,7 @@ class Described:
                 return f"its description and schemas have more than {_MOST_DOCUMENT:,} bytes"
             if self._size + size > _MOST_TOGETHER:
                 return f"the tools before it have {_MOST_TOGETHER:,} bytes of descriptions and schemas; serve some of them: --include"
-            preparer_for(check_types(parse_tool(mended_document(document)[0], self._service)))
+            schema.preparer_for(check_types(parse_tool(mended_document(document)[0], self._service)))
         except (DescriptorError, TypeError, ValueError, RecursionError) as error:
             return str(error) or "it is nested too deeply"
         self._size += size

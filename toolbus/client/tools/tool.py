@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from toolbus import schema
 from toolbus.descriptors import ServiceDescriptor, ToolDescriptor
 from toolbus.display import harmless
 from toolbus.results import DescriptorError, ToolError
@@ -126,10 +127,8 @@ class Tool:
         """
         preparer = self._preparer
         if preparer is None:
-            from toolbus.schema.validate import preparer_for  # noqa: PLC0415 - it loads the compiler of schemas
-
             try:
-                preparer = preparer_for(self.descriptor)
+                preparer = schema.preparer_for(self.descriptor)
             except DescriptorError as error:
                 # Publications come from workers of every kind, and reading them compiles no schema.
                 raise ToolError(f"the schema of the tool {self.name!r} is wrong: {error}", code="bad_schema") from None

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from toolbus import telemetry
+from toolbus import schema, telemetry
 from toolbus.descriptors import (
     Publication,
     ServiceDescriptor,
@@ -205,9 +205,7 @@ def _invoke_handler(invoke: Callable[..., Any], tool: ToolDescriptor | None, ser
     arity = _arity(invoke, type(service))
     prepare = None
     if tool is not None and (tool.parameters is not None or tool.arguments is not None):
-        from toolbus.schema import preparer_for  # noqa: PLC0415 - it loads the compiler of schemas, which few services need
-
-        prepare = preparer_for(tool).prepare
+        prepare = schema.preparer_for(tool).prepare
 
     def start(request: Request) -> Any:
         arguments = request.arguments if prepare is None else prepare(request.arguments)
