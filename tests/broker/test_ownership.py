@@ -228,15 +228,6 @@ async def test_an_inherited_session_is_told_with_the_time_of_the_answer(owning: 
     assert owning.sessions.said == [("inherited", "pool", "u", "s", (1790000000000, 2**63))]
 
 
-async def test_a_leaving_worker_lets_others_take_what_waits_for_it(owning: Owning) -> None:
-    """Part by part, until a part is not full."""
-    left = [256, 256, 3]
-    owning.bench.link.answers["pass_on"] = lambda keys, args: left.pop(0)
-    await owning.ownership.pass_on([owning.bench.stream])
-    assert left == []
-    assert owning.bench.link.args("pass_on")[0] == ("mine", owning.bench.stream.wake, "pool", 256)
-
-
 async def test_a_run_is_doubted_only_after_the_lease_lapsed(owning: Owning) -> None:
     """A run of a session is doubted once the lease has lapsed; one that was never asked about, or has no session, is not."""
     one = owning.take()

@@ -10,7 +10,7 @@ import pytest
 from tests.broker.fakes import FENCE, KEYS, SETTINGS, Bench, entry_fields, request
 from toolbus.broker.confirmations.notes import DeadlineNotes
 from toolbus.broker.recover.abandoned import AbandonedCalls
-from toolbus.broker.recover.hand_back import hand_back
+from toolbus.broker.recover.hand_back import hand_back, pass_on
 from toolbus.broker.recover.upkeep import Upkeep
 from toolbus.broker.take.requests import UNSURE, Fence
 from toolbus.results import BrokerUnavailable
@@ -344,6 +344,15 @@ async def test_the_sessions_of_dead_callers_end_some_at_a_time(recovery: Recover
     first, second = (each[1] for each in recovery.bench.listener.sessions.said)
     assert len(first) == len(second) == 256
     assert first | second == agents
+
+
+async def test_a_leaving_worker_lets_others_take_what_waits_for_it(recovery: Recovery) -> None:
+    """Part by part, until a part is not full."""
+    bench, left = recovery.bench, [256, 256, 3]
+    bench.link.answers["pass_on"] = lambda keys, args: left.pop(0)
+    await pass_on(bench.as_link, [bench.stream])
+    assert left == []
+    assert bench.link.args("pass_on")[0] == ("mine", bench.stream.wake, "pool", 256)
 
 
 async def test_hand_back_gives_what_is_held_under_the_known_fence(recovery: Recovery) -> None:

@@ -51,10 +51,12 @@ BURY = Script("dead_letters/bury")
 REDRIVE = Script("dead_letters/redrive")
 COUNT = Script("take/count")
 HAND_BACK = Script("recover/hand_back")
+HAND_OVER = Script("recover/hand_over")
+OUTLIVE = Script("recover/outlive")
 RETIRE = Script("recover/retire")
 OWN = Script("sessions/own")
 DISOWN = Script("sessions/disown")
-PASS_ON = Script("sessions/pass_on")
+PASS_ON = Script("recover/pass_on")
 LINE = Script("sessions/line")
 SAVE = Script("sessions/save")
 FORGET = Script("sessions/forget")
@@ -99,8 +101,8 @@ END_CREATION = Script("creations/end")
 STOP_CREATION = Script("creations/stop")
 
 ALL = (
-    PUBLISH, CANCEL, SHARE, LEAVE, SEND, FINISH, FINISH_EACH, RENEW, REAP, START, BURY, REDRIVE, COUNT, HAND_BACK, RETIRE,
-    REGISTER, UNREGISTER, SWEEP, BEAT, ITEM, REPLACE, TRANSFER, OVERVIEW, OVERVIEWS, PURGE, SPEND, QUOTA, USAGE,
+    PUBLISH, CANCEL, SHARE, LEAVE, SEND, FINISH, FINISH_EACH, RENEW, REAP, START, BURY, REDRIVE, COUNT, HAND_BACK, HAND_OVER, OUTLIVE,
+    RETIRE, REGISTER, UNREGISTER, SWEEP, BEAT, ITEM, REPLACE, TRANSFER, OVERVIEW, OVERVIEWS, PURGE, SPEND, QUOTA, USAGE,
     ASK, ANSWER, WITHDRAW, EXTEND,
     OWN, DISOWN, PASS_ON, LINE, SAVE, FORGET, LOAD, ELSEWHERE, LISTEN, PAUSE, TAKE, MEND, RESCUE,
     HOLD, APPEND, RENEW_HOLD, REMOVE, NOTE, TELL, KEEP,

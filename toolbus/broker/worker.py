@@ -18,7 +18,7 @@ from toolbus.broker.limits.tallies import RedisTallies
 from toolbus.broker.not_open import NotOpen
 from toolbus.broker.opening import open_patiently
 from toolbus.broker.protocols import Beginning, Ending, Note, Snapshot, WorkerListener
-from toolbus.broker.recover.hand_back import hand_back
+from toolbus.broker.recover.hand_back import hand_back, hand_over, outlive, pass_on
 from toolbus.broker.routes.routes import RedisRoutes
 from toolbus.broker.take.requests import RequestStream, StreamDelivery
 from toolbus.broker.transport.connection import Connector
@@ -184,7 +184,7 @@ class RedisWorkerBroker:
             stream.leaving = False
             raise
         try:
-            await steps.ownership.pass_on([stream])
+            await pass_on(steps.link, [stream])
         except BrokerError as error:
             # Others take it over when the lease has ended.
             telemetry.log.warning("upkeep.failed", error=str(error))
@@ -209,6 +209,17 @@ class RedisWorkerBroker:
         del steps.streams[service]
         telemetry.log.info("service.withdrawn", service=service)
 
+    async def outlive(self, seconds: float) -> None:
+        """Let callers turn to other revisions of the services before this worker leaves, and wait until their older calls were taken."""
+        steps = self._steps
+        try:
+            async with asyncio.timeout(seconds):
+                await asyncio.gather(*(outlive(steps.link, self._keys, each, steps.registration) for each in steps.streams.values()))
+        except TimeoutError:
+            pass
+        except BrokerError as error:
+            telemetry.log.warning("upkeep.failed", error=str(error))
+
     async def unregister(self) -> None:
         """Take every service of this instance out of the registry; leases of running calls go on."""
         steps = self._steps
@@ -219,7 +230,7 @@ class RedisWorkerBroker:
         asyncio.get_running_loop().call_later(_STOP_WAITING, steps.intake.abort)
         if steps.streams:
             await steps.registration.unregister()
-            await steps.ownership.pass_on(steps.streams.values())
+            await pass_on(steps.link, list(steps.streams.values()))
 
     # -- taking -----------------------------------------------------------------------------------
 
@@ -325,6 +336,10 @@ class RedisWorkerBroker:
         self._steps.outbox.then(sent.set)
         await sent.wait()
         await hand_back(self._steps.link, deliveries)
+
+    async def hand_over(self, delivery: StreamDelivery) -> bool:
+        """Give a delivery that has not begun to a worker that serves the revision which it was made for; False when there is none."""
+        return await hand_over(self._steps.link, self._keys, delivery)
 
     def statistics(self) -> dict[str, int]:
         """Return counts for operators and metrics."""

@@ -245,8 +245,12 @@ class Worker:
         if home is None or slots is None:
             return
         self._changing = "drains"
-        slots.stop()
         try:
+            try:
+                if not slots.failed:
+                    await self.broker.outlive(self.settings.grace / 2)
+            finally:
+                slots.stop()
             async with self._altering:
                 await self._leave(home, slots)
         finally:

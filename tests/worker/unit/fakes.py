@@ -159,6 +159,12 @@ class FakeBroker:
             raise self.hand_back_failure
         self.handed_back += deliveries
 
+    async def outlive(self, seconds: float) -> None:
+        pass
+
+    async def hand_over(self, delivery: Delivery) -> bool:
+        return False
+
     async def unregister(self) -> None:
         self.unregistered += 1
         if isinstance(self.hand_back_failure, Exception):

@@ -219,7 +219,7 @@ async def test_arguments_that_another_descriptor_allowed_are_refused_with_both_d
     bench = Bench(echo)
     end = await bench.run("echo", {}, digest="other")
     assert end.frame.error is not None
-    assert (end.frame.error.type, end.frame.error.retryable) == ("invalid_arguments", True)
+    assert (end.frame.error.code, end.frame.error.retryable) == ("other_revision", True)
     assert bench.slots._served["unit"].publication.digest in end.frame.error.message
 
 

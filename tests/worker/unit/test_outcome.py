@@ -11,8 +11,8 @@ import pytest
 from tests.worker.unit.fakes import Bench, echo, frame_of
 from toolbus import Blob, ErrorInfo, ToolError, ToolResult
 from toolbus.envelope import Request
-from toolbus.results import CallCancelled, EnvelopeError
-from toolbus.worker.run.outcome import HandlerExit, encodable, error_of, mismatch, refusal, result_of, said, without_exits
+from toolbus.results import CallCancelled, EnvelopeError, ErrorType
+from toolbus.worker.run.outcome import HandlerExit, encodable, error_of, other_revision, refusal, result_of, said, without_exits
 
 pytestmark = pytest.mark.anyio
 
@@ -121,13 +121,13 @@ def test_an_error_type_that_does_not_exist_is_told() -> None:
 # -- arguments that another descriptor allowed --------------------------------------------------------
 
 
-async def test_refused_arguments_name_both_descriptors_when_they_differ() -> None:
-    """The caller checked against another revision: the call may succeed once it knows this one."""
+@pytest.mark.parametrize("type_", ["invalid_arguments", "not_found"])
+async def test_a_call_for_another_revision_is_not_the_callers_mistake(type_: ErrorType) -> None:
+    """The call may succeed once the caller knows this revision; the message has the reason and both digests."""
     publication = Bench(echo).slots._served["unit"].publication
-    error = ErrorInfo("invalid_arguments", "bad", "not a number", retry_after=2.0, details={"at": "$.n"})
-    told = mismatch(Request("c", "a", "unit", digest="other"), publication, error)
-    assert (told.type, told.code, told.retryable, told.retry_after, told.details) == (error.type, error.code, True, 2.0, {"at": "$.n"})
-    for part in (error.message, "other", publication.digest):
+    told = other_revision(ErrorInfo(type_, message="not a number"), Request("c", "a", "unit", digest="other"), publication)
+    assert (told.type, told.code, told.retryable) == ("unavailable", "other_revision", True)
+    for part in ("not a number", "other", publication.digest):
         assert part in told.message
 
 
@@ -135,10 +135,10 @@ async def test_other_errors_do_not_speak_of_descriptors() -> None:
     """The same descriptor, a caller that checked nothing, and a failure of another kind leave the error as it is."""
     publication = Bench(echo).slots._served["unit"].publication
     error = ErrorInfo("invalid_arguments", "bad", "not a number")
-    assert mismatch(Request("c", "a", "unit", digest=publication.digest), publication, error) is error
-    assert mismatch(Request("c", "a", "unit"), publication, error) is error
-    failure = ErrorInfo("tool_error", "bad", "broken")
-    assert mismatch(Request("c", "a", "unit", digest="other"), publication, failure) is failure
+    assert other_revision(error, Request("c", "a", "unit", digest=publication.digest), publication) is error
+    assert other_revision(error, Request("c", "a", "unit"), publication) is error
+    for failure in (ErrorInfo("tool_error", "bad", "broken"), ErrorInfo("not_found", message="no order", origin="tool")):
+        assert other_revision(failure, Request("c", "a", "unit", digest="other"), publication) is failure
 
 
 # -- what is sent -------------------------------------------------------------------------------------

@@ -107,9 +107,9 @@ _READ_PLATFORM = {
 }
 _WORKER_SCRIPTS = (
     "finish/send", "finish/finish", "finish/finish_each", "lease/beat", "lease/renew",
-    "recover/reap", "recover/rescue", "recover/hand_back", "recover/retire", "recover/mend",
+    "recover/reap", "recover/rescue", "recover/hand_back", "recover/hand_over", "recover/outlive", "recover/retire", "recover/mend",
     "take/start", "take/count", "take/take", "dead_letters/bury",
-    "sessions/own", "sessions/disown", "sessions/pass_on", "sessions/line", "sessions/save", "sessions/forget",
+    "sessions/own", "sessions/disown", "recover/pass_on", "sessions/line", "sessions/save", "sessions/forget",
     "sessions/load", "sessions/elsewhere", "registry/register", "registry/unregister", "registry/sweep",
     *_ASK, "confirmations/extend", "confirmations/pause", *_LIMITS, "recent/note", "statistics/tell",
 )  # fmt: skip

@@ -55,7 +55,7 @@ class HubWorker(Protocol):
 class QueuedEntry(NamedTuple):
     """A request that waits or runs; times are local monotonic seconds, ``session`` its user and session.
 
-    ``ordered`` when it runs after those of its session that came before it.
+    ``ordered`` when it runs after those of its session that came before it; ``worker`` is the one that it waits for while that serves.
     """
 
     id: str
@@ -66,6 +66,7 @@ class QueuedEntry(NamedTuple):
     session: tuple[str, str] | None
     ordered: bool = False
     handed_back: int = 0
+    worker: HubWorker | None = None
 
 
 class Queue:

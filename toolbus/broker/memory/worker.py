@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -20,6 +21,8 @@ from toolbus.results import EnvelopeError
 from toolbus.settings import Settings
 
 _TAKE_WAIT = 2.0
+# Seconds between two looks at what is left of the calls of an old revision.
+_LOOK_AGAIN = 0.02
 _MOST_KEPT = 100_000
 
 
@@ -111,6 +114,24 @@ class MemoryWorkerBroker:
         self._hub.instances[service] = [*others, Instance(publication, self)]
         self._hub.announce(service)
 
+    async def outlive(self, seconds: float) -> None:
+        """Let callers turn to other revisions of the services, and wait until their older calls were taken."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                for service, publication in list(self._services.items()):
+                    others = [each for each in self._hub.instances.get(service, []) if each.worker is not self]
+                    if others and all(each.publication.digest != publication.digest for each in others):
+                        self._hub.instances[service] = [Instance(publication, self), *others]
+                        self._hub.announce(service)
+                        await self._taken(self._hub.queues[publication.service.queue])
+
+    async def _taken(self, queue: Queue) -> None:
+        newest = max((int(entry.id) for entry in queue.waiting), default=-1)
+        while True:
+            await asyncio.sleep(_LOOK_AGAIN)
+            if not any(entry.worker is self or int(entry.id) <= newest for entry in queue.waiting):
+                return
+
     async def unregister(self) -> None:
         """Take every service of this worker out of the registry."""
         for service in self._services:
@@ -198,15 +219,15 @@ class MemoryWorkerBroker:
             yield delivery
 
     def _takeable(self, publication: Publication, most: int) -> list[QueuedEntry]:
-        """Take entries off a service's queue; those of sessions that other live workers have stay for them."""
-        queue = self._hub.queues[publication.service.queue]
-        if not publication.service.sticky_sessions:
-            return [queue.waiting.popleft() for _ in range(min(most, len(queue.waiting)))]
+        """Take entries off a service's queue; those that wait for other live workers, or of sessions that these have, stay for them."""
+        queue, sticky = self._hub.queues[publication.service.queue], publication.service.sticky_sessions
         taken: list[QueuedEntry] = []
         for entry in list(queue.waiting):
             if len(taken) == most:
                 break
-            if entry.session is None or self._owns(publication.service.id, queue, entry.session):
+            if entry.worker is not None and entry.worker is not self and self._hub.is_registered(entry.worker):
+                continue
+            if not sticky or entry.session is None or self._owns(publication.service.id, queue, entry.session):
                 queue.waiting.remove(entry)
                 taken.append(entry)
         return taken
@@ -305,6 +326,18 @@ class MemoryWorkerBroker:
         again = delivery.again(delivery.attempt + 1, new_run())
         self._held[delivery.entry.decode()] = again, held[1]._replace(attempt=again.attempt)
         return again
+
+    async def hand_over(self, delivery: MemoryDelivery) -> bool:
+        """Give a delivery that has not begun to a worker that serves the revision which it was made for."""
+        request, held = delivery.request, self._held.get(delivery.entry.decode())
+        for instance in self._hub.instances.get(request.service, []):
+            if held is not None and instance.publication.digest == request.digest and instance.worker is not self:
+                del self._held[delivery.entry.decode()]
+                delivery.queue.running -= 1
+                _put_back(delivery.queue, held[1]._replace(worker=instance.worker))
+                self._hub.arrived.set()
+                return True
+        return held is None
 
     async def hand_back(self, deliveries: Sequence[MemoryDelivery]) -> None:
         """Put deliveries that have not been answered back at the head of their queue."""

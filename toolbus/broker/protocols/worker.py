@@ -130,6 +130,12 @@ class WorkerBrokerOf(Protocol[D]):
             BrokerError: the server could not be told; say it again.
         """
 
+    async def outlive(self, seconds: float) -> None:
+        """Let callers turn to other revisions of the services before this worker leaves, and wait until their older calls were taken.
+
+        Returns at once unless it is the last worker of its revision beside workers of another one; waits ``seconds`` at most.
+        """
+
     async def unregister(self) -> None:
         """Take every service of this instance out of the registry; stop taking."""
 
@@ -209,6 +215,13 @@ class WorkerBrokerOf(Protocol[D]):
         """Give deliveries that have not been answered to other workers, after the frames that were sent until now.
 
         One that has begun to run is run as the next attempt there, which does not count against ``max_deliveries``.
+        """
+
+    async def hand_over(self, delivery: D) -> bool:
+        """Give a delivery that has not begun to a worker that serves the revision which it was made for.
+
+        Returns:
+            Whether it is this worker's no longer; False when there is no such worker.
         """
 
     def send(self, delivery: D, frame: bytes) -> None:

@@ -18,6 +18,8 @@ from toolbus.broker.versions.namespace import read_version
 from toolbus.descriptors import Publication
 from toolbus.results import BrokerError, BrokerUnavailable, DescriptorError, EnvelopeError, RegistrationRefused, ToolbusError
 
+# The number of the earliest start.
+_FIRST_START = 1
 # What the instances of a service share, in their table.
 _SHARED = ("owner", "queue", "scale_to_zero", "current")
 
@@ -73,6 +75,20 @@ class WorkerRegistration:
             service, owner = publication.service.id, publication.owner
             telemetry.log.warning("service.other_program", service=service, owner=owner, here=origin, there=others[:3], advice=advice)
         return answer
+
+    def digest(self, service: str) -> str:
+        """Return the digest of the revision that this worker serves; empty when it serves none."""
+        published = self._published.get(service)
+        return "" if published is None else published.publication.digest
+
+    async def step_back(self, service: str) -> None:
+        """Let other instances' revisions of a service be the ones that agents see, although they started earlier.
+
+        Raises:
+            BrokerError: the server could not be asked.
+        """
+        published = self._published[service]
+        published.start = (await self._registry.register(published.publication, self._instance, _FIRST_START)).start
 
     async def unregister(self) -> None:
         """Take every service of this instance out of the registry.

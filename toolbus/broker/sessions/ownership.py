@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from toolbus import telemetry
@@ -259,18 +259,6 @@ class Ownership:
                 answers = await self._link.execute_script(scripts.LINE, keys, tuple(args), repeatable=True)
                 found |= {each.entry: answer.split() for each, answer in zip(part, answers, strict=True)}
         return [found[delivery.entry] for delivery in deliveries]
-
-    async def pass_on(self, streams: Collection[RequestStream]) -> None:
-        """Let any worker take what waits for this one in some streams.
-
-        Raises:
-            BrokerError: the server can't be asked.
-        """
-        for stream in [each for each in self._owned if each in streams]:
-            passed = _MOST
-            while passed == _MOST:
-                args = (self._instance, stream.wake, stream.service, _MOST)
-                passed = await self._link.execute_script(scripts.PASS_ON, (stream.key,), args, repeatable=True)
 
     def _key(self, stream: RequestStream, pair: SessionName) -> str:
         return self._keys.session(stream.queue, session_digest(*pair))

@@ -160,12 +160,16 @@ def _error_of(error: BaseException) -> ErrorInfo:
     return ErrorInfo("tool_error", type_name(error), said(error))
 
 
-def mismatch(request: Request, publication: Publication, error: ErrorInfo) -> ErrorInfo:
-    """Return the error of arguments that the caller may have checked against another revision of the descriptor; it names both digests."""
-    if error.type != "invalid_arguments" or not request.digest or request.digest == publication.digest:
+def other_revision(error: ErrorInfo, request: Request, publication: Publication) -> ErrorInfo:
+    """Return a refusal, or what it means when the caller chose the arguments by another revision than this worker's."""
+    of_caller = error.origin == "bus" and error.type in {"invalid_arguments", "not_found"}
+    if not of_caller or not request.digest or request.digest == publication.digest:
         return error
-    message = f"{error.message} (the caller checked against descriptor {request.digest}, this worker serves {publication.digest})"
-    return msgspec.structs.replace(error, message=message, retryable=True)
+    message = (
+        f"{error.message} (the arguments are for revision {request.digest} of {publication.service.id}, of which no worker is left;"
+        f" this one serves {publication.digest}): look at the tool again"
+    )
+    return ErrorInfo("unavailable", "other_revision", message, retryable=True)
 
 
 def encodable(error: ErrorInfo) -> ErrorInfo:

@@ -22,7 +22,17 @@ from toolbus.worker.run.context import RunContext
 from toolbus.worker.run.handling import Handling
 from toolbus.worker.run.invocation import Caller, Invocation, enter
 from toolbus.worker.run.keeping import forget, kept
-from toolbus.worker.run.outcome import End, error_of, is_crash, is_retryable, last_frame, mismatch, report_buried, report_end, result_of
+from toolbus.worker.run.outcome import (
+    End,
+    error_of,
+    is_crash,
+    is_retryable,
+    last_frame,
+    other_revision,
+    report_buried,
+    report_end,
+    result_of,
+)
 from toolbus.worker.run.questions import Questions
 from toolbus.worker.run.states import NEXT, RunState
 from toolbus.worker.run.stream import Stream
@@ -413,7 +423,7 @@ class Run(msgspec.Struct, eq=False):
         """Return what the caller is told of an exception."""
         if is_a(error, HandlerCrashed):
             return error.info
-        return mismatch(self.delivery.request, self.served.publication, error_of(error))
+        return other_revision(error_of(error), self.delivery.request, self.served.publication)
 
     def _report(self, end: End, error: ErrorInfo | None = None, exception: BaseException | None = None) -> None:
         context, delivery = self.context, self.delivery

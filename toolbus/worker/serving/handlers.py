@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from toolbus.broker.protocols import session_of
 from toolbus.confirmations import digest_of
 from toolbus.descriptors import Publication
 from toolbus.effects import Effect
@@ -157,7 +158,7 @@ class Served:
         """Return the handler of a request.
 
         Raises:
-            ToolError: there is none for it, or it is not what a person allowed.
+            ToolError: there is none for it, or it is not what a person allowed, or its arguments are for another revision.
         """
         found = self._handlers.get(request.tool) or self._untyped
         if found is not None and found.tenants and request.user not in found.tenants:
@@ -168,7 +169,17 @@ class Served:
             raise ToolError(f"service {self.id!r} has no tool {request.tool!r} (it has: {known})", type="not_found")
         if request.confirmed:
             self._check_confirmed(request)
+        if request.digest and found.check is not None and request.digest != self.publication.digest:
+            found.check(request.arguments)
         return found
+
+    def is_of_other_revision(self, request: Request) -> bool:
+        """Return whether the caller chose its arguments by another revision, whose worker may be asked to run the call.
+
+        A call of a session stays with the worker that has the session.
+        """
+        other = bool(request.digest) and request.digest != self.publication.digest
+        return other and not (self.sticky and session_of(request) is not None)
 
     def _check_confirmed(self, request: Request) -> None:
         """Compare a call with what a person allowed.

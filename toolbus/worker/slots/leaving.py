@@ -40,6 +40,16 @@ async def hand_back(broker: WorkerBroker, deliveries: Sequence[Delivery]) -> Non
         telemetry.log.warning("worker.hand_back_failed", error=str(error) or "the server did not answer")
 
 
+async def hand_over(broker: WorkerBroker, delivery: Delivery) -> bool:
+    """Give a delivery to a worker of the revision that its caller knows; return False when that can't be done, and log why."""
+    try:
+        async with asyncio.timeout(_ANSWERS_WITHIN):
+            return await broker.hand_over(delivery)
+    except (BrokerError, TimeoutError) as error:
+        telemetry.log.warning("worker.hand_back_failed", error=str(error) or "the server did not answer")
+        return False
+
+
 async def give_up(broker: WorkerBroker, waiting: Waiting, service: str, ended: Callable[[], bool], within: float) -> None:
     """Give what waits for one service to other workers until its calls have ended, or ``within`` seconds have passed."""
     until = time.monotonic() + within

@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import contextvars
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any
 
 from toolbus import telemetry
 from toolbus.background import keep_running
@@ -22,14 +23,14 @@ from toolbus.worker.run import reasons
 from toolbus.worker.run.context import ContextRun
 from toolbus.worker.run.invocation import Caller
 from toolbus.worker.run.nested import NestedBus
-from toolbus.worker.run.outcome import End, refusal, report_buried, report_end
+from toolbus.worker.run.outcome import End, other_revision, refusal, report_buried, report_end
 from toolbus.worker.run.run import Run
 from toolbus.worker.run.states import RunState
 from toolbus.worker.run.threads import Threads
 from toolbus.worker.serving.handlers import Served
 from toolbus.worker.sessions.worker import WorkerSessions
 from toolbus.worker.slots.early import Early
-from toolbus.worker.slots.leaving import give_up, hand_back, sign_off
+from toolbus.worker.slots.leaving import give_up, hand_back, hand_over, sign_off
 from toolbus.worker.slots.lines import Lines
 from toolbus.worker.slots.retries import Retries
 from toolbus.worker.slots.taking import Taking
@@ -222,7 +223,24 @@ class Slots:
             self.start(delivery)
 
     def _hand_back(self, deliveries: Sequence[Delivery]) -> None:
-        task = self._loop.create_task(hand_back(self.broker, list(deliveries)))
+        self._spawn(hand_back(self.broker, list(deliveries)))
+
+    def _turn_away(self, delivery: Delivery, served: Served, error: ErrorInfo) -> None:
+        if served.is_of_other_revision(delivery.request):
+            self._spawn(self._hand_over(delivery, served, error))
+        else:
+            self._refuse(delivery, error)
+
+    async def _hand_over(self, delivery: Delivery, served: Served, error: ErrorInfo) -> None:
+        """Give a delivery to a worker of the revision that its caller knows; answer it if there is none."""
+        if await hand_over(self.broker, delivery):
+            if delivery.request.ordered:
+                self._lines.lose(delivery)
+        else:
+            self._refuse(delivery, other_revision(error, delivery.request, served.publication))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
         self._handing_back.add(task)
         task.add_done_callback(self._handing_back.discard)
 
@@ -251,7 +269,7 @@ class Slots:
         try:
             handler = served.handler(request)
         except ToolError as failure:
-            self._refuse(delivery, failure.error)
+            self._turn_away(delivery, served, failure.error)
             return
         if request.ordered and not self._lines.admits(delivery):
             return
