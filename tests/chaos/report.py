@@ -37,6 +37,7 @@ class Report(msgspec.Struct, frozen=True):
         recoveries: for streams whose worker was killed in mid-stream, the longest silence their caller sat through.
         resets: streams that began anew.
         early: frames that came before earlier ones of their runs.
+        unbegun: calls told as unknown whose handler never began: their worker died between the mark and the handler's first step.
         reruns: calls that were begun more than once, though their tools don't fail at first.
         others: processes that imported the other version of toolbus.
         sessions, moves: sticky sessions, and how often one began anew because its worker was gone.
@@ -54,6 +55,7 @@ class Report(msgspec.Struct, frozen=True):
     recoveries: Times
     resets: int
     early: int
+    unbegun: int
     reruns: int
     others: int
     sessions: int
@@ -71,6 +73,7 @@ class Report(msgspec.Struct, frozen=True):
 def report(options: Options, planned: list[Planned], history: History, violations: list[Violation], seconds: float) -> Report:
     """Count a run's history."""
     tools = {call.key: call.tool for call in planned}
+    shares = {call.key: call.shares for call in planned}
     results: dict[str, Counter[str]] = {}
     ended = history.of(Ended)
     for record in ended:
@@ -91,6 +94,7 @@ def report(options: Options, planned: list[Planned], history: History, violation
         recoveries=recoveries(history),
         resets=sum(len(record.segments) - 1 for record in ended if record.segments),
         early=sum(early.values()),
+        unbegun=sum(record.error == "outcome_unknown" and not begun[record.key] for record in ended if not shares[record.key]),
         reruns=sum(count > 1 for key, count in begun.items() if tools.get(key) not in FAILING),
         others=sum(started.other for started in history.of(Started)),
         sessions=len(lives),
@@ -138,7 +142,8 @@ def text(found: Report) -> str:
         f"seed {options.seed}: {called}, {found.abandoned} more abandoned by killed agents",
         (
             f"workers that died: {found.kills}; calls run more than once: {found.reruns}; resets seen: {found.resets}; "
-            f"frames out of order: {found.early}"
+            f"frames out of order: {found.early}; "
+            f"unknown though never begun: {found.unbegun}"
         ),
         "faults: " + (", ".join(f"{kind} {count}" for kind, count in found.faults.items()) or "none"),
     ]

@@ -88,22 +88,22 @@ async def test_plain_functions_and_generators_run_in_threads() -> None:
 
 @pytest.mark.parametrize("effect", ["", "once"])
 async def test_an_isolated_tool_runs_in_the_pool(effect: str, seen: list[Any]) -> None:
-    """The pool is given the request and its limits; ``once`` work enters when a process is ready, and refused arguments take none."""
+    """The pool is given the request and its limits; ``once`` work is marked when a process is ready, and refused arguments take none."""
     bench = Bench(apart)
     asked: list[dict[str, Any]] = []
 
-    async def pooled(made: Any, request: Any, *, enter: Any, **limits: Any) -> AsyncIterator[str]:
+    async def pooled(made: Any, request: Any, *, begin: Any, **limits: Any) -> AsyncIterator[str]:
         asked.append({"name": made.name, "id": request.id, **limits})
-        if enter is not None:
+        if begin is not None:
             seen.append(bench.slots._runs["run-1"].state)
-            enter()
+            await begin()
             seen.append(bench.slots._runs["run-1"].state)
         yield "apart"
 
     bench.slots.isolation.run = pooled  # type: ignore[method-assign, assignment]
     await bench.run("apart", {"number": 1}, attempt=2, effect=effect)
     assert asked == [{"name": "apart", "id": "call-1", "attempt": 2, "deadline": NOW + 10.0}]
-    assert seen == ([RunState.MARKED, RunState.ENTERED] if effect else [])
+    assert seen == ([RunState.RUNNING, RunState.ENTERED] if effect else [])
     bench.broker.ends.clear()
     end = await bench.run("apart", {"number": "one"}, effect=effect)
     assert end.frame.error is not None

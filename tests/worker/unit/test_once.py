@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from tests.servers import eventually
 from tests.worker.unit.fakes import Bench, echo, hold, pay
 from toolbus import ErrorInfo, ToolResult, tool
+from toolbus.middleware import Next, ToolCall
 from toolbus.worker.run.states import RunState
 
 pytestmark = pytest.mark.anyio
@@ -28,6 +30,26 @@ async def test_once_work_is_marked_before_it_begins(gate: asyncio.Event, seen: l
     await bench.settle()
     [end] = bench.broker.ends
     assert (end.frame.response, end.frees) == ("paid", False)
+
+
+@pytest.mark.parametrize("effect", ["", "once"])
+async def test_nothing_comes_between_the_mark_and_the_handler(effect: str, seen: list[Any]) -> None:
+    """Middleware has had its time when the mark is set; until then another worker may run the call."""
+
+    async def slow(call: ToolCall, following: Next) -> ToolResult:
+        await asyncio.sleep(0.01)
+        seen.append(len(bench.broker.begun))
+        return await following(call)
+
+    bench = Bench(hold if effect else pay, middleware=(slow,))
+    held = await bench.begin("hold" if effect else "pay", effect=effect)
+    assert held.state < RunState.MARKED
+    await eventually(lambda: held.state is RunState.ENTERED)
+    assert (seen[0], len(bench.broker.begun)) == (0, 1)
+    held = await bench.begin("hold" if effect else "pay", effect=effect, id="other")
+    assert held.interrupt(), "another worker may run it"
+    await bench.settle()
+    assert len(bench.broker.begun) == 1
 
 
 async def test_a_request_may_make_work_once() -> None:

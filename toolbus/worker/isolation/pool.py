@@ -7,7 +7,7 @@ import contextlib
 import os
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -168,7 +168,7 @@ class Isolation:
     # -- calls ------------------------------------------------------------------------------------
 
     async def run(
-        self, made: FunctionTool, request: Request, *, attempt: int, deadline: float, enter: Callable[[], None] | None = None
+        self, made: FunctionTool, request: Request, *, attempt: int, deadline: float, begin: Callable[[], Awaitable[None]] | None = None
     ) -> AsyncIterator[Any]:
         """Run one call; yield what the handler yields, and lastly its result. Left early, it kills the child.
 
@@ -177,7 +177,7 @@ class Isolation:
             request: what it is called with.
             attempt: which delivery of its request the call is.
             deadline: monotonic seconds.
-            enter: called just before a child gets work that must not happen twice; a child that dies leaves its outcome unknown.
+            begin: awaited just before a child gets work that must not happen twice; a child that dies leaves its outcome unknown.
 
         Raises:
             ToolError: it failed, or its process died.
@@ -185,10 +185,11 @@ class Isolation:
         """
         job = Job(self._indexes[made], encode(request), attempt, deadline, made.memory_limit, os.urandom(8))
         child = await self._take()
-        fit = False
+        fit = True
         try:
-            if enter is not None:
-                enter()
+            if begin is not None:
+                await begin()
+            fit = False
             await child.send(job)
             while (said := await child.hear(self._most)).kind != "end":
                 yield item_of(said)
@@ -200,13 +201,13 @@ class Isolation:
                 raise (CallRefused if error.origin == "bus" else ToolError)(error)
         except ChildDeviated as error:
             telemetry.log.error("isolation.child_deviated", tool=made.name, id=request.id, said=str(error))
-            raise deviation(made, str(error), once=enter is not None) from None
+            raise deviation(made, str(error), once=begin is not None) from None
         except ChildLost:
             self._kill(child)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_DIES_WITHIN):
                     await asyncio.shield(child.died)
-            raise death(child.died.result() if child.died.done() else None, made, once=enter is not None) from None
+            raise death(child.died.result() if child.died.done() else None, made, once=begin is not None) from None
         finally:
             if fit and child.calls < _MOST_CALLS and not child.died.done():
                 self._keep(child)

@@ -38,8 +38,12 @@ class HandledRun(Protocol):
     def state(self) -> RunState:
         """The state of the run."""
 
-    def enter_once(self, request: Request) -> None:
-        """Take note that the handler of ``once`` work is called now."""
+    @property
+    def once(self) -> bool:
+        """True if it must not happen twice."""
+
+    async def begin_once(self, request: Request) -> None:
+        """Mark that the handler of ``once`` work begins."""
 
     def open_stream(self) -> Stream:
         """Return what sends the items that the handler yields."""
@@ -126,13 +130,13 @@ class Handling:
             # Middleware went on although the run was stopped, and the caller may know that the handler was not called.
             raise CallCancelled(str(run.stopped or reasons.MOVED))
         handler, request = run.handler, run.delivery.request if call is None else call.request
-        start, once = handler.start, run.state is RunState.MARKED or run.state is RunState.ENTERED
-        if once and handler.isolated is None:
-            run.enter_once(request)
+        start = handler.start
+        if run.once and handler.isolated is None:
+            await run.begin_once(request)
         if handler.coroutine:
             return result_of(await start(request))
         if handler.isolated is not None:
-            value = self._start_isolated(handler.isolated, request, once=once)
+            value = self._start_isolated(handler.isolated, request)
         elif handler.threaded:
             self._thread = run.context.threads.call(lambda: start(request), handler.pace)
             value = await self._thread.wait()
@@ -148,11 +152,11 @@ class Handling:
             return await run.open_stream().consume(self._iteration if call is None else call.watch(self._iteration))
         return result_of(value)
 
-    def _start_isolated(self, made: FunctionTool, request: Request, *, once: bool) -> AsyncIterator[Any]:
+    def _start_isolated(self, made: FunctionTool, request: Request) -> AsyncIterator[Any]:
         run = self._run
         if run.handler.check is not None:
             # Arguments that do not fit take no process.
             run.handler.check(request.arguments)
         delivery = run.delivery
-        entering = functools.partial(run.enter_once, request) if once else None
-        return run.context.isolation.run(made, request, attempt=delivery.attempt, deadline=delivery.deadline, enter=entering)
+        begin = functools.partial(run.begin_once, request) if run.once else None
+        return run.context.isolation.run(made, request, attempt=delivery.attempt, deadline=delivery.deadline, begin=begin)

@@ -14,7 +14,7 @@ from toolbus.confirmations import ConfirmationAnswer
 from toolbus.display import shortened
 from toolbus.encoding import exact_text
 from toolbus.envelope import Confirm, Frame, Request, encode
-from toolbus.results import ErrorInfo, Progress, ToolError, ToolResult
+from toolbus.results import CallCancelled, ErrorInfo, Progress, ToolError, ToolResult
 from toolbus.safe_text import is_a, type_name
 from toolbus.worker.isolation.failures import HandlerCrashed
 from toolbus.worker.run import reasons
@@ -102,13 +102,12 @@ class Run(msgspec.Struct, eq=False):
         try:
             if request.events:
                 self.send(self.frame("start"))
-            if self.handler.effect == "once" or request.effect == "once":
-                await self._begin_once()
             around = self.context.middleware or self.served.restores_sessions or telemetry.active()
-            if self.handler.coroutine and self.state < _ANSWERED and not around:
+            if self.handler.coroutine and not around:
                 # The most frequent kind, without a coroutine in between.
-                start = self.handler.start if self.state is _RUNNING else self._start_once
-                self._answer(result_of(await start(request)))
+                if self.once:
+                    await self.begin_once(request)
+                self._answer(result_of(await self.handler.start(request)))
             else:
                 self._handling = Handling(self)
                 self._answer(await kept(self, self._handling))
@@ -146,8 +145,7 @@ class Run(msgspec.Struct, eq=False):
 
     def cancel(self, why: str = "cancelled") -> None:
         """End the run because its caller gave it up; ``why`` is the type of the error that the caller has."""
-        once = self.handler.effect == "once" or self.delivery.request.effect == "once"
-        self.stop(reasons.given_up(self.state, why, self.delivery.request.timeout, self._waited, once=once))
+        self.stop(reasons.given_up(self.state, why, self.delivery.request.timeout, self._waited, once=self.once))
 
     def interrupt(self) -> bool:
         """End the run because its worker leaves; return whether another worker may run the request, since it was not answered."""
@@ -311,7 +309,26 @@ class Run(msgspec.Struct, eq=False):
 
     # -- once -------------------------------------------------------------------------------------
 
-    async def _begin_once(self) -> None:
+    @property
+    def once(self) -> bool:
+        """True if it must not happen twice."""
+        return self.handler.effect == "once" or self.delivery.request.effect == "once"
+
+    async def begin_once(self, request: Request) -> None:
+        """Mark that the handler of ``once`` work begins; the next step is its first one, since a worker that dies in between can't tell.
+
+        Raises:
+            ToolError: its arguments do not fit, or it must not begin.
+            CallCancelled: it was stopped before it began.
+            CancelledError: another worker has the call.
+        """
+        if self.state is _ENTERED:
+            # Middleware calls the handler again.
+            return
+        if self.state >= _ANSWERED:
+            raise CallCancelled(str(self.stopped or reasons.MOVED))
+        if self.handler.check is not None:
+            self.handler.check(request.arguments)
         # The mark may be set from here on, even if the server's answer is lost.
         self._move(_MARKED)
         beginning = await self.context.broker.begin(self.delivery)
@@ -321,18 +338,7 @@ class Run(msgspec.Struct, eq=False):
             raise asyncio.CancelledError
         if beginning != "started":
             raise reasons.not_begun(beginning)
-
-    def _start_once(self, request: Request) -> Any:
-        self.enter_once(request)
-        return self.handler.start(request)
-
-    def enter_once(self, request: Request) -> None:
-        """Take note that the handler of ``once`` work is called now; arguments that do not fit are refused before that."""
-        if self.handler.check is not None:
-            self.handler.check(request.arguments)
-        # Middleware may call the handler again, and a child process may be ready only after the run was stopped.
-        if self.state is _MARKED:
-            self._move(_ENTERED)
+        self._move(_ENTERED)
 
     # -- answering --------------------------------------------------------------------------------
 
