@@ -24,6 +24,7 @@ from toolbus.secrets import value_of
 # Another process may take a port between its choice and the program's start.
 _MOST_TRIES = 3
 _IN_USE = ("address already in use", "errno 98", "errno 48", "eaddrinuse", "only one usage of each socket address")
+_HEALTHY_WITHIN = 5.0
 # Of uv's own settings those that say where it keeps things.
 _OF_UV = ("UV_CACHE_DIR", "UV_OFFLINE", "UV_PYTHON", "UV_PYTHON_INSTALL_DIR", "UV_LINK_MODE", "XDG_CACHE_HOME", "XDG_DATA_HOME")
 
@@ -46,9 +47,11 @@ class LocalInstance:
         """Run one call."""
         return await self._calls.call(arguments, output, user=user, deadline=deadline)
 
-    async def health(self) -> str:
+    async def health(self, *, answered: bool = False) -> str:
         """Return why it is not well."""
-        return self._program.ending if self._program.code is not None else await self._readiness.health(self._calls)
+        if self._program.code is not None:
+            return self._program.ending
+        return await (self._calls.answers(_HEALTHY_WITHIN) if answered else self._readiness.health(self._calls))
 
     async def unfinished(self) -> int:
         """Return how many calls it goes on with although their connections were closed."""
