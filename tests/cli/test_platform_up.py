@@ -210,8 +210,8 @@ def test_a_part_that_refuses_to_serve_ends_all(shell: Shell) -> None:
 
 
 def test_the_program_of_tool_agent(tmp_path: Path) -> None:
-    """It is the same command with its files and its automatic approval."""
-    assert words_of([], tmp_path) == ["platform", "up", "--auto-approve", "--http-port", "8001"]
+    """It is the same command with its files; whoever reaches its port can't have code run that nobody approved."""
+    assert words_of([], tmp_path) == ["platform", "up", "--http-port", "8001"]
     (tmp_path / "sources.json").write_text("[]")
     assert words_of(["--port", "9"], tmp_path)[-3:] == ["9", "--import", str(tmp_path)]
     assert words_of(["other", "--data", "d"], tmp_path)[-4:] == ["--import", "other", "--data", "d"]
