@@ -84,6 +84,7 @@ async def test_a_tool_that_does_not_answer_is_refused(place: Place, monkeypatch:
         ({"project": "../../etc"}, "main.py"),
         ({"project": "elsewhere"}, "main.py"),
         ({"endpoint_path": "http://other"}, "endpoint_path"),
+        ({"network": True}, "this deployment lets no tool reach a network"),
         ({"tool_id": "submit_task"}, "the name of a tool that a worker serves"),
     ],
 )
@@ -116,9 +117,9 @@ async def test_an_id_that_is_taken_during_the_trial_is_not_replaced(place: Place
 
     async with coding(place, monkeypatch, tmp_path, steps(*STEPS)) as given:
 
-        async def interrupted(*arguments: Any) -> Any:
+        async def interrupted(*arguments: Any, **options: Any) -> Any:
             await Records(given.bus).put(other, pending=True)
-            return await tried(*arguments)
+            return await tried(*arguments, **options)
 
         monkeypatch.setattr("toolbus.coding.registering.tried", interrupted)
         status = await given.ended(await given.submit("one"))

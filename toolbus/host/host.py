@@ -70,7 +70,8 @@ class Host:
         self.worker = Worker(None, settings=settings)
         self._settings = settings
         self._labels = frozenset(labels)
-        self._runners = HostRunners(make or (lambda kind: make_runner(kind, self.id, allowed)), folders or (Path.cwd(),))
+        usual: Make = partial(make_runner, host=self.id, allowed=allowed, confine=settings.confine)
+        self._runners = HostRunners(make or usual, folders or (Path.cwd(),))
         self._look = asyncio.Event()
         # Records that can't be served, which are tried again after a while.
         self._refused: dict[str, RecordedTool] = {}

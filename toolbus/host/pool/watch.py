@@ -102,7 +102,7 @@ class Watch:
 
     def _is_check_due(self) -> bool:
         member = self._member
-        return self._loop.time() >= self._check or member.suspected or (member.doubted and not self._flaws)
+        return self._loop.time() >= self._check or member.suspected > 0 or (member.doubted and not self._flaws)
 
     async def _judge(self, ended: asyncio.Task[str]) -> str:
         """Check its health; return why it is given up, or an empty text."""
