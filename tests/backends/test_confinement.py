@@ -90,7 +90,7 @@ async def started(folder: Path, *, made_by: str = "create_1", confine: bool = Tr
 
 
 async def value(instance: Instance, expression: str) -> object:
-    """What an expression is in the program."""
+    """Return what an expression is in the program."""
     return (await instance.call({"run": expression}, Heard(), deadline=asyncio.get_running_loop().time() + 30)).data
 
 

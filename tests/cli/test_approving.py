@@ -72,7 +72,7 @@ RIGHTS: list[tuple[dict[str, Any], str, str]] = [
 
 @pytest.mark.parametrize(("source", "made_by", "said"), RIGHTS)
 def test_what_a_tool_may_do_is_shown(shell: Shell, source: dict[str, Any], made_by: str, said: str) -> None:
-    """Who approves a tool sees what its program reaches where it runs."""
+    """An approval shows what the program of a tool reaches where it runs."""
     document = {"meta": {"name": "Made", "description": "Do it."}, "sources": [source], "made_by": made_by}
     assert shell.run("put", "pending/made", given=json.dumps(document)).returncode == 0
     assert said in shell.run("approve", "made").stdout

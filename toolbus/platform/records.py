@@ -154,7 +154,7 @@ class RecordedTool(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     @property
     def by_model(self) -> bool:
-        """Whether a model wrote its program, so that hosts confine it."""
+        """True if a model wrote its program, so that hosts confine it."""
         return self.made_by.startswith("create_")
 
 
