@@ -149,6 +149,19 @@ async def test_a_model_that_misbehaves_is_told_and_bounded(place: Place, monkeyp
         assert len(given.model.bodies) == 10
 
 
+@pytest.mark.parametrize("repeated", [("a",), ("a", "b"), ("a", "b", "c")], ids="".join)
+async def test_a_model_that_goes_round_in_a_loop_ends_its_task(
+    place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, repeated: tuple[str, ...]
+) -> None:
+    """A task whose model repeats calls with the same answers, though it is told, ends long before its requests are used up."""
+    loop = [calls(("read_file", {"path": f"reverse/{name}.py"})) for name in repeated] * 80
+    async with coding(place, monkeypatch, tmp_path, steps(*loop)) as given:
+        status = await given.ended(await given.submit("something"))
+        assert (status["status"], "repeats itself" in status["result"]) == ("failed", True)
+        assert "in a row" in observed(given.model)[-1]
+        assert len(given.model.bodies) == 5 * len(repeated) + 3
+
+
 @pytest.mark.parametrize(("options", "told"), [({"tokens": 300}, "may use 300"), ({"price": 0.0001}, "may cost 0.00")])
 async def test_a_task_that_costs_too_much_ends(
     place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: dict[str, object], told: str
