@@ -155,6 +155,26 @@ async def test_nothing_is_served_where_nothing_can_be_confined(folder: Path, mon
         assert await value(instance, "1") == 1
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser gives a program another user")
+async def test_a_folder_that_its_own_user_cannot_read_is_told(folder: Path) -> None:
+    """The reason says what to do, before anything is started."""
+    await asyncio.to_thread(folder.chmod, 0o700)
+    with pytest.raises(CannotStart, match=r"chmod -R a\+rX") as raised:
+        async with started(folder):
+            pass
+    assert raised.value.permanent
+
+
+async def test_packages_are_readable_whatever_the_umask_of_the_host(folder: Path) -> None:
+    """A host with a narrow umask installs what another user can read."""
+    before = os.umask(0o077)
+    try:
+        async with started(folder) as instance:
+            assert await value(instance, "1") == 1
+    finally:
+        os.umask(before)
+
+
 async def test_nothing_of_it_is_left(folder: Path) -> None:
     """The end of an instance ends all that the program had started."""
     async with started(folder) as instance:

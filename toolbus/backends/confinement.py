@@ -7,6 +7,7 @@ import json
 import os
 import re
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -94,6 +95,8 @@ class Confinement:
         folder = os.path.realpath(read[0])
         plan = _plan(words, self._root.name, [folder, *read[1:]], _bytes_of(source.memory or CONFINED_MEMORY))
         plan["user"] = 0 if os.geteuid() else _FIRST_USER + zlib.crc32(tool.tool_id.encode()) % _USERS
+        if plan["user"] and not os.stat(folder).st_mode & stat.S_IXOTH:  # noqa: PTH116 - it is a text
+            raise CannotStart(f"its program runs as a user of its own, who can't read its folder: `chmod -R a+rX {folder}`", permanent=True)
         plan["folder"] = folder
         if source.network != "host":
             plan["relay"] = (listen, port)

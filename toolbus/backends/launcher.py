@@ -140,6 +140,8 @@ def loopback_up() -> None:
 
 def enter_root(root: str, read: list[str], write: list[str], temporary: str, memory: int, processes: int) -> None:
     """Make a root folder that has the given folders and files, devices and processes, and nothing else."""
+    # The command may be of another user than the folders that are made here.
+    os.umask(0o022)
     _mount("none", "/", "", _RECURSIVE | _PRIVATE)
     _mount("tmpfs", root, "tmpfs", _NO_SUID | _NO_DEVICES, "size=4m,nr_inodes=4096,mode=755")
     # It comes first, since other folders may lie below.

@@ -213,7 +213,9 @@ async def _install(uv: str, folder: Path, environment: Mapping[str, str], line: 
         CannotStart: it can't be installed.
     """
     of_uv = {"UV_NO_BUILD": "1", "UV_PYTHON": base_python(), "UV_PYTHON_DOWNLOADS": "never"}
-    installing = await program.start([uv, "sync", "--frozen", "--quiet"], folder, {**environment, **of_uv}, line)
+    # The program may run as another user than the host.
+    words = ["/bin/sh", "-c", 'umask 022; exec "$@"', "sh", uv, "sync", "--frozen", "--quiet"]
+    installing = await program.start(words, folder, {**environment, **of_uv}, line)
     try:
         await installing.ended()
     except BaseException:
