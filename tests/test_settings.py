@@ -44,6 +44,7 @@ def test_every_setting_reads_its_variable(name: str) -> None:
         "log_format": "json",
         "recent": "arguments",
         "require_approval": "True",
+        "confine": "False",
         "wait_timeout": "2",
         "reply_bytes": "20000000",
     }

@@ -60,6 +60,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     call_buffer: _Count = 8_388_608
     retention: _Positive = 3600.0
     require_approval: bool = False
+    confine: bool = True
     conversation_ttl: _Positive = 604_800.0
     wait_replicas: Annotated[int, msgspec.Meta(ge=0)] = 0
     wait_timeout: Annotated[float, msgspec.Meta(gt=0, le=5)] = 1.0

@@ -283,10 +283,12 @@ async def test_an_endpoints_errors_are_one_clear_line(answer: Canned, line: str)
 
 
 async def test_what_passes_is_tried_again() -> None:
-    """A limit or a failure that passes soon is waited for, and the listener is told."""
-    async with setting([refusal(429, retry_after="0"), refusal(503, retry_after="0"), says("there")]) as given:
-        assert (await given.ask()).text == "there"
-        assert [type(each) for each in given.heard] == [Retrying, Retrying, ModelText]
+    """A limit, a failure or a proxy's page that passes soon is waited for, and the listener is told."""
+    page = Canned(b"<html>back soon</html>", kind="text/html")
+    for away in ([refusal(429, retry_after="0"), refusal(503, retry_after="0")], [page, page]):
+        async with setting([*away, says("there")]) as given:
+            assert (await given.ask()).text == "there"
+            assert [type(each) for each in given.heard] == [Retrying, Retrying, ModelText]
 
 
 def failing(error: dict[str, Any], *before: bytes) -> Canned:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from itertools import pairwise
 from pathlib import Path
 
@@ -122,6 +123,26 @@ def test_links_to_the_machine_are_seen_through(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("/proc")
     with pytest.raises(CannotStart, match="the machine itself"):
         words(mounts=(f"{tmp_path}/link:/data",))
+
+
+def test_sockets_are_not_mounted_wherever_they_lie(tmp_path: Path) -> None:
+    """An engine's socket can be anywhere, so no socket is mounted, neither by its own path nor with a folder around it."""
+    deep = tmp_path / "data" / "deep"
+    deep.mkdir(parents=True)
+    assert words(mounts=(f"{tmp_path}/data:/data",))
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(deep / "file.txt"))
+        for each in (f"{deep}/file.txt:/x", f"{deep}:/x:ro", f"{tmp_path}/data:/x"):
+            with pytest.raises(CannotStart, match="machine's master") as raised:
+                words(mounts=(each,))
+            assert raised.value.permanent
+
+
+def test_containers_that_serve_have_no_more_rights_than_those_that_try() -> None:
+    """Every capability is dropped but those over own files and users."""
+    found = words()
+    assert after(found, "--cap-drop") == ["ALL"]
+    assert after(found, "--cap-add") == ["CHOWN", "DAC_OVERRIDE", "FOWNER", "SETUID", "SETGID"]
 
 
 @pytest.mark.parametrize("ports", [("80",), ("0:0",), ("80:99999",), ("x:80",), ("-p:80",), ("127.0.0.1:80:80",)])

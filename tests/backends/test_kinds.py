@@ -17,7 +17,7 @@ import threading
 IMPORTER = threading.get_ident()
 
 
-async def make_runner(host):
+async def make_runner(host, *, confine):
     return IMPORTER
 """
 

@@ -56,6 +56,28 @@ def test_a_pending_tool_is_shown_and_approved_by_its_digest(shell: Shell, folder
     assert "nothing to approve" in shell.run("approve", "stitcher").stderr
 
 
+LOCAL = {"type": "local", "host_dir": "/a"}
+RIGHTS: list[tuple[dict[str, Any], str, str]] = [
+    (LOCAL, "create_1", "it reaches no network; it has at most 2g of memory"),
+    ({**LOCAL, "network": "host", "memory": "64m"}, "create_1", "every network that its host reaches; it has at most 64m"),
+    (LOCAL, "ada", "it runs with all rights of the host that serves it"),
+    (
+        {"type": "docker", "image": "x", "mounts": ["/data:/data"]},
+        "create_1",
+        "the network 'bridge' of the engine, with /data:/data of the host",
+    ),
+    ({"type": "remote", "url": "https://example.com/x"}, "create_1", "requests are sent to https://example.com/x"),
+]
+
+
+@pytest.mark.parametrize(("source", "made_by", "said"), RIGHTS)
+def test_what_a_tool_may_do_is_shown(shell: Shell, source: dict[str, Any], made_by: str, said: str) -> None:
+    """An approval shows what the program of a tool reaches where it runs."""
+    document = {"meta": {"name": "Made", "description": "Do it."}, "sources": [source], "made_by": made_by}
+    assert shell.run("put", "pending/made", given=json.dumps(document)).returncode == 0
+    assert said in shell.run("approve", "made").stdout
+
+
 def test_a_new_revision_is_shown_by_what_it_changes(shell: Shell, folder: Path) -> None:
     """Code that was changed since it was recorded is told, too; a rejected revision leaves what is served."""
     put(shell, "recorded/stitcher", folder)

@@ -20,6 +20,7 @@ from tests.cli.shell import Shell
 from tests.forking import ForkServer, Program
 from tests.servers import eventually_sync
 from tests.topologies import until
+from toolbus.backends.confinement import why_not
 from toolbus.broker.embedded import EmbeddedServer, free_port
 from toolbus.cli import main
 from toolbus.settings import Settings
@@ -315,6 +316,20 @@ def test_doctor_finds_a_good_server_good(shell: Shell) -> None:
     assert findings["memory policy"]["state"] == "ok"
     assert "appendonly" in findings["persistence"]["found"]
     assert {finding["state"] for finding in findings.values()} <= {"ok", "warn"}
+
+
+def test_doctor_says_how_programs_of_models_would_run(shell: Shell) -> None:
+    """It names those that are recorded, and warns where they would have the rights of the host."""
+    record = {"meta": {"name": "Made", "description": "Do it."}, "sources": [{"type": "local", "host_dir": "made"}], "made_by": "create_1"}
+    assert shell.run("put", "recorded/made_tool", given=json.dumps(record)).returncode == 0
+    reason = why_not()
+    found = next(each for each in shell.json("doctor") if each["check"] == "confinement")
+    assert "made_tool" in found["found"]
+    assert (found["state"], reason in found["found"]) == ("warn" if reason else "ok", True)
+    shell.environment["TOOLBUS_CONFINE"] = "0"
+    found = next(each for each in shell.json("doctor") if each["check"] == "confinement")
+    assert found["state"] == "warn"
+    assert "all rights" in found["found"]
 
 
 def test_doctor_advises_what_a_server_with_replicas_lacks(shell: Shell, fresh_server: Callable[..., EmbeddedServer]) -> None:

@@ -80,7 +80,7 @@ def test_a_process_ends_in_order_when_its_parent_and_the_server_are_gone(shell: 
         )  # fmt: skip
         try:
             line.started()
-            while not line.told.instance:
+            while not line.told.serving:
                 assert select.select([line], [], [], _WITHIN)[0]
                 assert not line.read().refused, line.told
                 assert process.poll() is None
@@ -103,7 +103,7 @@ def test_a_process_whose_end_is_stuck_is_ended(tmp_path: Path, stuck: str) -> No
         f"from toolbus.worker.process.lifeline import Told, tell, watch_lifeline\n"
         f"async def main():\n"
         f"    watch_lifeline(int(sys.argv[1]), lambda: None, 0.1, margin=0.1)\n"
-        f"    tell(int(sys.argv[1]), Told(instance='i'))\n"
+        f"    tell(int(sys.argv[1]), Told(serving=True))\n"
         f"    {stuck}\n"
         f"asyncio.run(main())\n"
     )
@@ -111,7 +111,7 @@ def test_a_process_whose_end_is_stuck_is_ended(tmp_path: Path, stuck: str) -> No
         process = subprocess.Popen([sys.executable, str(program), str(line.theirs)], pass_fds=(line.theirs,), env=dict(os.environ))
         try:
             line.started()
-            while not line.read().instance:
+            while not line.read().serving:
                 assert select.select([line], [], [], _WITHIN)[0]
             line.__exit__(None, None, None)
             assert process.wait(_WITHIN) == 1

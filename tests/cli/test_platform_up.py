@@ -20,6 +20,7 @@ import pytest
 
 from tests.agent.endpoint import Canned, endpoint, says
 from tests.cli.shell import Shell
+from tests.host.programs import PROGRAM
 from tests.servers import eventually
 from toolbus.compat.tool_agent.__main__ import words_of
 
@@ -134,6 +135,31 @@ async def test_one_command_serves_the_four_interfaces(shell: Shell) -> None:
         assert gone(processes)
 
 
+async def test_a_host_that_is_killed_is_replaced_long_before_its_lease_ends(shell: Shell) -> None:
+    """Its tools answer again, also the one that a single host may serve, though the dead host's lease runs on for minutes."""
+    tools = ("plain", "alone")
+    for tool in tools:
+        (shell.folder / tool).mkdir()
+        (shell.folder / tool / "main.py").write_text(PROGRAM)
+    registry = {"plain": {}, "alone": {"x-toolbus": {"running": {"single": True}}}}
+    command = [sys.executable, "-S", "main.py", "--port", "{port}"]
+    sources = {tool: [{"type": "local", "host_dir": tool, "x-toolbus": {"command": command}}] for tool in tools}
+    (shell.folder / "registry.json").write_text(json.dumps(registry))
+    (shell.folder / "sources.json").write_text(json.dumps(sources))
+    words = ("toolbus", "platform", "up", "--http-port", "0", "--import", ".")
+    async with up(shell, *words, TOOLBUS_LEASE="600") as platform, httpx.AsyncClient(base_url=platform.url, timeout=60) as client:
+
+        async def answers() -> bool:
+            found = [await client.post("/run_tool", json={"tool_id": tool, "params": {}}) for tool in tools]
+            return all(each.status_code == 200 and each.json()["success"] for each in found)
+
+        await eventually(answers, 60)
+        first = platform.child("toolbus", "host")
+        os.kill(first, signal.SIGKILL)
+        await eventually(lambda: platform.child("toolbus", "host") not in {0, first}, 30)
+        await eventually(answers, 60)
+
+
 async def test_without_a_model_the_rest_runs_and_nothing_outlives_it(shell: Shell) -> None:
     """A part that is left out is named; after SIGKILL of the command no process of it is left, nor its own server."""
     shell.environment.pop("TOOLBUS_URL")
@@ -184,8 +210,8 @@ def test_a_part_that_refuses_to_serve_ends_all(shell: Shell) -> None:
 
 
 def test_the_program_of_tool_agent(tmp_path: Path) -> None:
-    """It is the same command with its files and its automatic approval."""
-    assert words_of([], tmp_path) == ["platform", "up", "--auto-approve", "--http-port", "8001"]
+    """It is the same command with its files; whoever reaches its port can't have code run that nobody approved."""
+    assert words_of([], tmp_path) == ["platform", "up", "--http-port", "8001"]
     (tmp_path / "sources.json").write_text("[]")
     assert words_of(["--port", "9"], tmp_path)[-3:] == ["9", "--import", str(tmp_path)]
     assert words_of(["other", "--data", "d"], tmp_path)[-4:] == ["--import", "other", "--data", "d"]

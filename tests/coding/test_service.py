@@ -84,6 +84,7 @@ async def test_a_tool_that_does_not_answer_is_refused(place: Place, monkeypatch:
         ({"project": "../../etc"}, "main.py"),
         ({"project": "elsewhere"}, "main.py"),
         ({"endpoint_path": "http://other"}, "endpoint_path"),
+        ({"network": True}, "this deployment lets no tool reach a network"),
         ({"tool_id": "submit_task"}, "the name of a tool that a worker serves"),
     ],
 )
@@ -116,9 +117,9 @@ async def test_an_id_that_is_taken_during_the_trial_is_not_replaced(place: Place
 
     async with coding(place, monkeypatch, tmp_path, steps(*STEPS)) as given:
 
-        async def interrupted(*arguments: Any) -> Any:
+        async def interrupted(*arguments: Any, **options: Any) -> Any:
             await Records(given.bus).put(other, pending=True)
-            return await tried(*arguments)
+            return await tried(*arguments, **options)
 
         monkeypatch.setattr("toolbus.coding.registering.tried", interrupted)
         status = await given.ended(await given.submit("one"))
@@ -146,6 +147,19 @@ async def test_a_model_that_misbehaves_is_told_and_bounded(place: Place, monkeyp
         assert "in a row" in said[-1]
         assert not outside.exists()
         assert len(given.model.bodies) == 10
+
+
+@pytest.mark.parametrize("repeated", [("a",), ("a", "b"), ("a", "b", "c")], ids="".join)
+async def test_a_model_that_goes_round_in_a_loop_ends_its_task(
+    place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, repeated: tuple[str, ...]
+) -> None:
+    """A task whose model repeats calls with the same answers, though it is told, ends long before its requests are used up."""
+    loop = [calls(("read_file", {"path": f"reverse/{name}.py"})) for name in repeated] * 80
+    async with coding(place, monkeypatch, tmp_path, steps(*loop)) as given:
+        status = await given.ended(await given.submit("something"))
+        assert (status["status"], "repeats itself" in status["result"]) == ("failed", True)
+        assert "in a row" in observed(given.model)[-1]
+        assert len(given.model.bodies) == 5 * len(repeated) + 3
 
 
 @pytest.mark.parametrize(("options", "told"), [({"tokens": 300}, "may use 300"), ({"price": 0.0001}, "may cost 0.00")])

@@ -26,6 +26,16 @@ async def test_the_platform_lists_runtimes_groups_and_tools(client: httpx.AsyncC
     assert [each["name"] for each in found["tools"]] == sorted(each["name"] for each in found["tools"])
 
 
+async def test_what_is_recorded_of_tools_and_groups_is_shown_as_it_is(client: httpx.AsyncClient, site: Site) -> None:
+    """The tools of a group keep the order in which they are stored, and a tool its entries of external catalogues."""
+    ids = ["echo", "add"]
+    assert (await client.put("/v1/groups/row", json={"tool_ids": ids, "usage_order": ids})).status_code in {200, 201}
+    found = (await client.get("/tools")).json()
+    assert next(each for each in found["groups"] if each["group_id"] == "row")["tool_ids"] == ids
+    assert {tuple(each["tool_slug_ids"]) for each in found["tools"]} == {()}
+    await client.delete("/v1/groups/row")
+
+
 SEARCHES: list[tuple[str, list[str]]] = [
     ("category=letters", ["echo"]),
     ("category=letters&category=numbers", ["add", "echo"]),

@@ -56,7 +56,7 @@ class FakeInstance:
         finally:
             self.calls -= 1
 
-    async def health(self) -> str:
+    async def health(self, *, answered: bool = False) -> str:
         return self.flaw
 
     async def unfinished(self) -> int:

@@ -34,6 +34,12 @@ class Handler(BaseHTTPRequestHandler):
             if what == "die once":
                 open(given["mark"], "w").close()
             os._exit(7)
+        if what == "die slowly once" and not os.path.exists(given["mark"]):
+            open(given["mark"], "w").close()
+            self.server.dying = True
+            self.connection.shutdown(2)
+            time.sleep(0.7)
+            os._exit(9)
         if what == "sleep":
             time.sleep(given["seconds"])
         if what == "stream":
@@ -62,6 +68,11 @@ class Handler(BaseHTTPRequestHandler):
 class Server(ThreadingHTTPServer):
     request_queue_size = 256
     daemon_threads = True
+    dying = False
+
+    def verify_request(self, request, address):
+        # Connections are taken until the process is gone, and nobody answers there.
+        return not self.dying
 
 
 parser = argparse.ArgumentParser()

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.cli.shell import Shell
@@ -16,6 +17,7 @@ from tests.contract import Place
 from tests.forking import ForkServer
 from tests.host.hosting import Stage, staged
 from tests.servers import eventually, put_down
+from toolbus.backends.confinement import why_not
 from toolbus.platform.records import RecordedTool, Running, ToolMeta, ToolSource
 
 pytestmark = pytest.mark.anyio
@@ -107,6 +109,25 @@ async def test_a_killed_hosts_routes_and_programs_go_and_another_host_takes_over
         await eventually(lambda: hosts["two"].poll() == 0, timeout=30.0)
         assert await stage.routes() == {}
         assert not lives(again)
+
+
+@pytest.mark.skipif(bool(why_not()), reason="this machine can't confine programs")
+async def test_a_host_confines_what_a_model_wrote(shell: Shell, place: Place) -> None:
+    """It is called over the bus as ever, and is a process of its own world; a deployment may say otherwise."""
+    shell.folder.chmod(0o755)
+    made = program(shell.folder, "made_tool")
+    source = msgspec.structs.replace(made.sources[0], command=("python3", "program.py", "{port}"))
+    async with staged(place) as stage:
+        await stage.records.put(msgspec.structs.replace(made, sources=(source,), made_by="create_1"))
+        for confine, is_seen in (("1", False), ("0", True)):
+            shell.environment["TOOLBUS_CONFINE"] = confine
+            host = shell.start("host")
+            pid = await called(stage, "made_tool")
+            route = await stage.route("made_tool", "running")
+            # The program knows the number that it has among the processes that it sees.
+            assert (pid == route.pid) is is_seen
+            host.send_signal(signal.SIGTERM)
+            await eventually(lambda host=host: host.poll() == 0, timeout=30.0)
 
 
 async def _at(stage: Stage, tool: str, host: str) -> bool:

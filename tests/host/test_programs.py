@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.host.fakes import Heard
@@ -80,6 +81,17 @@ async def test_a_call_whose_program_dies(tmp_path: Path, effect: str) -> None:
         expected = ("outcome_unknown", "program_ended") if effect == "once" else ("tool_error", "program_ended")
         assert await outcome(pool, do="die", note=str(note)) == expected
         assert len(note.read_text().splitlines()) == (1 if effect == "once" else 2)
+
+
+@pytest.mark.parametrize("ready", ["port", "path:/"])
+async def test_a_call_does_not_run_again_at_a_program_that_is_dying(tmp_path: Path, ready: str) -> None:
+    """A program that still takes connections and answers none is given no further call: the lost one runs again at a new program."""
+    record = recorded(tmp_path, effect="read")
+    record = msgspec.structs.replace(record, sources=(msgspec.structs.replace(record.sources[0], ready=ready),))
+    async with opened(record) as (pool, _):
+        for number in range(3):
+            answer = await outcome(pool, do="die slowly once", mark=str(tmp_path / f"died{number}"), number=number)
+            assert answer["number"] == number
 
 
 async def test_a_stream_that_breaks_off_does_not_run_again(tmp_path: Path) -> None:

@@ -188,6 +188,8 @@ MATCHES: dict[str, tuple[Item, str]] = {
     "another category": (Item("x1", description="Stitch images: a panorama of several", category="sewing"), ""),
     "common words": (Item("x1", description="This tool returns what other tools make with other values", category="media"), ""),
     "nothing": (Item("x1"), ""),
+    "a verb before the thing": (Item("runstitcher"), "'runstitcher' is in the id"),
+    "a verb before a short word": (Item("runimag"), ""),
 }
 
 

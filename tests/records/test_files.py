@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.records.made import recorded
 from toolbus.client.tools.groups import ToolGroup
-from toolbus.platform.documents import key_of
+from toolbus.platform.documents import encode, key_of, read
 from toolbus.platform.files.reading import read_folder
 from toolbus.platform.files.writing import write_folder
 from toolbus.platform.records import BackendRuntime, Example, RecordedTool, Running, ToolMeta, ToolSource
@@ -155,6 +155,20 @@ def test_files_are_readable_for_those_who_know_no_more_than_their_fields(tmp_pat
         "type": "docker", "host_dir": "", "endpoint_path": "/", "http_method": "POST", "internal_port": 0,
         "x-toolbus": {"image": "x", "memory": "1g"},
     }  # fmt: skip
+
+
+def test_schemas_keep_the_order_of_their_keys(tmp_path: Path) -> None:
+    """What was imported, stored and exported has its keys as its author wrote them."""
+    schema = {
+        "type": "object",
+        "required": ["z", "a"],
+        "properties": {"z": {"type": "string", "description": "Z."}, "a": {"type": "number"}},
+    }
+    read_from = folder(tmp_path, registry={"a": {"input_schema": schema}}, sources={"a": [SOURCE]})
+    stored = [read("recorded/a", encode(each)) for each in read_folder(read_from).records if isinstance(each, RecordedTool)]
+    write_folder(tmp_path / "out", snapshot(stored))
+    written = json.loads((tmp_path / "out" / "registry.json").read_text())["a"]["input_schema"]
+    assert json.dumps(written) == json.dumps(schema)
 
 
 def snapshot(records: Any) -> Snapshot:

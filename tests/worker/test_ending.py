@@ -42,7 +42,7 @@ async def main():
         calls = []
         def opened():
             calls.append(asyncio.create_task(bus.call("slow", wait=True)))
-            tell(line, Told(instance="i"))
+            tell(line, Told(serving=True))
         await Worker([slow], url="memory://", namespace="ending").run(opened, lambda: (folder / "draining").touch())
 
 asyncio.run(main())
@@ -58,7 +58,7 @@ def heard(*_):
     signals.append(1)
     (folder / f"signal{len(signals)}").touch()
 signal.signal(signal.SIGTERM, heard)
-os.write(int(sys.argv[-1]), b'{"instance":"i"}\\n')
+os.write(int(sys.argv[-1]), b'{"serving":true}\\n')
 while not (folder / "go").exists():
     time.sleep(0.01)
 """
@@ -72,7 +72,7 @@ async def test_the_end_of_the_parent_is_no_second_signal(tmp_path: Path, twice: 
         process = subprocess.Popen([sys.executable, "-c", WORKER, str(line.theirs), str(tmp_path)], pass_fds=(line.theirs,))  # noqa: ASYNC220
         try:
             line.started()
-            while not line.read().instance:
+            while not line.read().serving:
                 assert select.select([line], [], [], _WITHIN)[0]
             process.send_signal(signal.SIGTERM)
             await eventually((tmp_path / "draining").exists, timeout=_WITHIN)
@@ -97,7 +97,7 @@ async def test_a_child_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     served = asyncio.Event()
     supervisor = Supervisor(
         [sys.executable, "-c", CHILD, str(tmp_path)], os.environ, processes=1, grace=60.0, retire=pytest.fail, complain=pytest.fail,
-        on_serving=lambda _: served.set(),
+        on_serving=served.set,
     )  # fmt: skip
     running = asyncio.create_task(supervisor.supervise())
     await asyncio.wait_for(served.wait(), _WITHIN)

@@ -130,7 +130,7 @@ async def test_several_processes_are_told_as_one_and_counters_never_fall() -> No
     async with contextlib.AsyncExitStack() as stack:
         ports = [await stack.enter_async_context(probes(Process(calls=calls), "127.0.0.1", 0)) for calls in (3, 4)]
         for slot, port in enumerate(ports):
-            children.serving(slot, Told(instance=f"i{slot}", probes=port))
+            children.serving(slot, Told(serving=True, probes=port))
         name, labels = "toolbus_worker_attempts_total", '{messaging_destination_name="s",gen_ai_tool_name="t"}'
         both = values_of(await children.metrics())
         assert (both[name + labels], both["toolbus_worker_processes_ready"], both["toolbus_worker_running"]) == (7, 2, 2)
@@ -140,7 +140,7 @@ async def test_several_processes_are_told_as_one_and_counters_never_fall() -> No
         assert (one[name + labels], one["toolbus_worker_processes_ready"], one["toolbus_worker_running"]) == (7, 1, 1)
         assert (one["toolbus_worker_restarts_total"], one["toolbus_worker_processes"]) == (1, 2)
         assert await children.ready()
-        children.serving(0, Told(instance="i2", probes=ports[0]))
+        children.serving(0, Told(serving=True, probes=ports[0]))
         assert values_of(await children.metrics())[name + labels] == 10
 
 
@@ -148,7 +148,7 @@ async def test_a_process_that_does_not_answer_is_not_ready() -> None:
     """Its counts stay what they were."""
     children = ProbedChildren(Bounds(1, 1))
     async with probes(Process(calls=3), "127.0.0.1", 0) as port:
-        children.serving(0, Told(instance="i", probes=port))
+        children.serving(0, Told(serving=True, probes=port))
         assert await children.ready()
     found: Any = msgspec.to_builtins(await children.report())
     assert (found["healthy"], found["ready"], found["tools"][0]["started"]) == (False, 0, 3)

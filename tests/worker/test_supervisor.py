@@ -18,7 +18,7 @@ CHILD = """
 import os, signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 line = int(sys.argv[-1])
-os.write(line, b'{"instance":"i%d"}\\n' % os.getpid())
+os.write(line, b'{"serving":true}\\n')
 os.write(line, b'{"load":{"slots":7,"running":3.5}}\\n')
 while True:
     time.sleep(60)
@@ -29,16 +29,17 @@ class Listener:
     """A watcher that keeps what it is told."""
 
     def __init__(self) -> None:
-        self.served: dict[int, str] = {}
+        self.served: set[int] = set()
         self.loads: dict[int, Load] = {}
         self.sizes: list[int] = []
         self.gone: list[int] = []
         self.restarts = 0
 
     def serving(self, slot: int, told: Told) -> None:
-        """Keep an instance."""
+        """Keep a slot that serves."""
         assert slot not in self.served
-        self.served[slot] = told.instance
+        assert told.serving
+        self.served.add(slot)
 
     def ended(self, slot: int) -> None:
         """Keep a slot."""
@@ -60,10 +61,10 @@ class Listener:
 @pytest.mark.anyio
 async def test_children_are_added_and_dismissed_while_others_run() -> None:
     """One that is dismissed ends in order and is not started again; each serves once, and its reports are passed on."""
-    retired: list[str] = []
+    retired: list[Told] = []
 
-    async def retire(instance: str) -> None:
-        retired.append(instance)
+    async def retire(told: Told) -> None:
+        retired.append(told)
 
     watcher = Listener()
     command = [sys.executable, "-c", CHILD]

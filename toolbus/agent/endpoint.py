@@ -114,7 +114,8 @@ class ChatEndpoint:
                 self._take(event.data, reply, on_text)
         if not events:
             kind = response.headers.get("content-type", "no content type")
-            raise self._error(f"answered with no events ({shorten(kind, 80)}); check the base URL")
+            # A proxy shows such a page while what is behind it is away.
+            raise self._error(f"answered with no events ({shorten(kind, 80)}); check the base URL", retryable="html" in kind)
 
     def _take(self, data: str, reply: Reply, on_text: Callable[[str], object]) -> None:
         try:

@@ -170,10 +170,12 @@ class DockerInstance:
         """Run one call."""
         return await self._calls.call(arguments, output, user=user, deadline=deadline)
 
-    async def health(self) -> str:
+    async def health(self, *, answered: bool = False) -> str:
         """Return why it is not well."""
         if self._container.is_ended:
             return self._container.ending or "it has ended"
+        if answered:
+            return await self._calls.answers(_HEALTHY_WITHIN)
         kind, _, path = self._source.ready.partition(":")
         if kind == "path":
             return await self._calls.get(path, _HEALTHY_WITHIN)

@@ -11,6 +11,7 @@ from typing import Any
 
 from toolbus import telemetry
 from toolbus.backends import marks, program
+from toolbus.backends.confinement import Confinement, base_python, bound
 from toolbus.backends.http.calls import Endpoint, HttpCalls
 from toolbus.backends.made import MadeFolder, made_elsewhere, remove_unused
 from toolbus.backends.ports import LOOPBACK, Ports
@@ -24,6 +25,7 @@ from toolbus.secrets import value_of
 # Another process may take a port between its choice and the program's start.
 _MOST_TRIES = 3
 _IN_USE = ("address already in use", "errno 98", "errno 48", "eaddrinuse", "only one usage of each socket address")
+_HEALTHY_WITHIN = 5.0
 # Of uv's own settings those that say where it keeps things.
 _OF_UV = ("UV_CACHE_DIR", "UV_OFFLINE", "UV_PYTHON", "UV_PYTHON_INSTALL_DIR", "UV_LINK_MODE", "XDG_CACHE_HOME", "XDG_DATA_HOME")
 
@@ -46,9 +48,11 @@ class LocalInstance:
         """Run one call."""
         return await self._calls.call(arguments, output, user=user, deadline=deadline)
 
-    async def health(self) -> str:
+    async def health(self, *, answered: bool = False) -> str:
         """Return why it is not well."""
-        return self._program.ending if self._program.code is not None else await self._readiness.health(self._calls)
+        if self._program.code is not None:
+            return self._program.ending
+        return await (self._calls.answers(_HEALTHY_WITHIN) if answered else self._readiness.health(self._calls))
 
     async def unfinished(self) -> int:
         """Return how many calls it goes on with although their connections were closed."""
@@ -75,10 +79,12 @@ class LocalRunner:
 
     Args:
         host: id of the host that they belong to.
+        confine: whether programs that models wrote are confined, and refused where they can't be.
     """
 
-    def __init__(self, host: str) -> None:
+    def __init__(self, host: str, *, confine: bool = True) -> None:
         self._host = host
+        self._confinement = Confinement(needed=confine)
         self._ports = Ports()
         # Tools of which the log says that others can reach their programs.
         self._exposed: set[str] = set()
@@ -117,7 +123,8 @@ class LocalRunner:
         return await asyncio.to_thread(marks.end_orphans) + await asyncio.to_thread(remove_unused)
 
     async def aclose(self) -> None:
-        """Close nothing: programs share nothing."""
+        """Remove what confined programs shared."""
+        self._confinement.close()
 
     async def _start(
         self,
@@ -129,9 +136,13 @@ class LocalRunner:
         line: Line,
         made: MadeFolder | None,
     ) -> LocalInstance:
-        readiness = Readiness(source, port)
-        words = _words(source, folder, port, is_approved=bool(tool.code))
-        running = await program.start(words, folder, {**environment, "PORT": str(port)}, line)
+        environment = {**environment, "PORT": str(port)}
+        confined = await self._confinement.applies(tool)
+        readiness = Readiness(source, port, relayed=confined and source.network != "host")
+        if confined:
+            running = await self._start_confined(tool, source, folder, environment, port, line)
+        else:
+            running = await program.start(_words(source, folder, port, is_approved=bool(tool.code)), folder, environment, line)
         endpoint = Endpoint(
             base=f"http://{LOOPBACK}:{port}",
             method=source.http_method.upper(),
@@ -153,6 +164,31 @@ class LocalRunner:
             self._tell_exposed(tool.tool_id, port, line)
         return LocalInstance(running, port, self._ports, calls, readiness, made)
 
+    async def _start_confined(
+        self, tool: RecordedTool, source: ToolSource, folder: Path, environment: Mapping[str, str], port: int, line: Line
+    ) -> program.Program:
+        """Start a program that a model wrote; what it needs is installed before, since it may not reach the network itself."""
+        venv = Path(environment.get("UV_PROJECT_ENVIRONMENT") or folder / ".venv")
+        words = _words(source, folder, port, is_approved=bool(tool.code))
+        if not source.command:
+            await _install(words[0], folder, environment, line)
+            words = [str(venv / "bin" / "python"), "main.py", "--port", str(port)]
+        path = f"{venv}/bin:{base_python().rpartition('/')[0]}:/usr/local/bin:/usr/bin:/bin"
+        own = {name: environment[name] for name in source.env}
+        # Its own folder can't be written, and nothing of the home folder is there.
+        environment = {**environment, "HOME": "/tmp", "TMPDIR": "/tmp", "PATH": path, "VIRTUAL_ENV": str(venv), **own}  # noqa: S108
+        try:
+            listening = bound(port)
+        except OSError as error:
+            raise _PortTaken(f"its port was taken by another process: {error.strerror}") from None
+        read = (str(folder), str(venv))
+        with listening:
+            confined = self._confinement.words(tool, source, words, read=read, listen=listening.fileno(), port=port)
+            if source.network == "host":
+                listening.close()
+                return await program.start(confined, folder, environment, line)
+            return await program.start(confined, folder, environment, line, (listening.fileno(),))
+
     def _tell_exposed(self, tool: str, port: int, line: Line) -> None:
         line(f"toolbus: it listens on all addresses of the machine, where others can call it: let it listen on {LOOPBACK}, as HOST says")
         if tool not in self._exposed:
@@ -168,6 +204,25 @@ async def _made(folder: Path, digest: str) -> MadeFolder:
     except asyncio.CancelledError:
         making.add_done_callback(lambda done: None if done.cancelled() or done.exception() else done.result().release())
         raise
+
+
+async def _install(uv: str, folder: Path, environment: Mapping[str, str], line: Line) -> None:
+    """Install what a project's lock file names; nothing is built, since that would run code outside of what confines the program.
+
+    Raises:
+        CannotStart: it can't be installed.
+    """
+    of_uv = {"UV_NO_BUILD": "1", "UV_PYTHON": base_python(), "UV_PYTHON_DOWNLOADS": "never"}
+    # The program may run as another user than the host.
+    words = ["/bin/sh", "-c", 'umask 022; exec "$@"', "sh", uv, "sync", "--frozen", "--quiet"]
+    installing = await program.start(words, folder, {**environment, **of_uv}, line)
+    try:
+        await installing.ended()
+    except BaseException:
+        await asyncio.shield(asyncio.ensure_future(installing.kill()))
+        raise
+    if installing.code:
+        raise CannotStart(f"what it needs can't be installed: {installing.ending}")
 
 
 class _PortTaken(CannotStart):
@@ -238,6 +293,6 @@ def _environment(source: ToolSource) -> dict[str, str]:
     return {**harmless(), **kept, "PYTHONUNBUFFERED": "1", "HOST": LOOPBACK, **own}
 
 
-async def make_runner(host: str) -> LocalRunner:
+async def make_runner(host: str, *, confine: bool = True) -> LocalRunner:
     """Return the runner of a host."""
-    return LocalRunner(host)
+    return LocalRunner(host, confine=confine)

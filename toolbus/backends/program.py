@@ -129,7 +129,7 @@ class Program:
             self._lifeline.shutdown(socket.SHUT_RDWR)
 
 
-async def start(words: Sequence[str], folder: Path, environment: Mapping[str, str], line: Line) -> Program:
+async def start(words: Sequence[str], folder: Path, environment: Mapping[str, str], line: Line, handed: Sequence[int] = ()) -> Program:
     """Start a program; it runs when this returns, or has ended already. Cancelling it leaves nothing behind.
 
     Args:
@@ -137,11 +137,12 @@ async def start(words: Sequence[str], folder: Path, environment: Mapping[str, st
         folder: where it runs.
         environment: all variables that it gets.
         line: takes in each line of its output.
+        handed: descriptors that it inherits.
 
     Raises:
         CannotStart: the system can't start any.
     """
-    making = asyncio.ensure_future(_start(words, folder, environment, line))
+    making = asyncio.ensure_future(_start(words, folder, environment, line, handed))
     try:
         program = await asyncio.shield(making)
         async with asyncio.timeout(_STARTING):
@@ -161,7 +162,7 @@ async def _kill(making: asyncio.Future[Program]) -> None:
         await (await making).kill()
 
 
-async def _start(words: Sequence[str], folder: Path, environment: Mapping[str, str], line: Line) -> Program:
+async def _start(words: Sequence[str], folder: Path, environment: Mapping[str, str], line: Line, handed: Sequence[int]) -> Program:
     mark = marks.new(secrets.token_hex(8))
     ours, theirs = socket.socketpair()
     with theirs:
@@ -170,7 +171,7 @@ async def _start(words: Sequence[str], folder: Path, environment: Mapping[str, s
                 *(sys.executable, "-I", "-S", _KEEPER, str(theirs.fileno()), *words),
                 cwd=folder,
                 env={**environment, marks.VARIABLE: mark},
-                pass_fds=(theirs.fileno(),),
+                pass_fds=(theirs.fileno(), *handed),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.DEVNULL,

@@ -22,15 +22,17 @@ class Readiness:
     Args:
         source: says how readiness is known: ``port``, ``path:/health`` or ``log:TEXT``.
         port: of the program.
+        relayed: whether the host passes on connections, so that it has the port, and takes them once the program listens.
 
     Attributes:
         taken: another process listens on its port.
         everywhere: it listens on all addresses of the machine; known when it is ready.
     """
 
-    def __init__(self, source: ToolSource, port: int) -> None:
+    def __init__(self, source: ToolSource, port: int, *, relayed: bool = False) -> None:
         self._kind, _, self._what = source.ready.partition(":")
         self._port = port
+        self._relayed = relayed
         self.taken = self.everywhere = False
 
     @property
@@ -46,8 +48,9 @@ class Readiness:
         """Wait until the program is ready; for ever, if it never is."""
         if self._kind == "log":
             await running.wrote(self._what)
-            self.everywhere = (await self._listening(running)).everywhere
-            return
+            if not self._relayed:
+                self.everywhere = (await self._listening(running)).everywhere
+                return
         pause = _FIRST
         while True:
             if (
@@ -75,6 +78,8 @@ class Readiness:
 
     async def _is_own(self, running: Program) -> bool:
         """Return whether it is the program that listens; true where the system does not say."""
+        if self._relayed:
+            return True
         found = await self._listening(running)
         self.taken = found.known and found.anyone and not found.ours
         self.everywhere = found.everywhere

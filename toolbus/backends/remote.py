@@ -48,7 +48,7 @@ class RemoteInstance:
                 self._authorization.forget()
             raise
 
-    async def health(self) -> str:
+    async def health(self, *, answered: bool = False) -> str:
         """Return why it is not well; an API is, as far as is known, unless its record names a path for that."""
         if not self._health:
             return ""

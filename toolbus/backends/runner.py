@@ -67,8 +67,12 @@ class Instance(Protocol):
                 that it can't have run, and ``code`` is ``CONNECTION_LOST`` when it ended before its answer was complete.
         """
 
-    async def health(self) -> str:
-        """Return why it is not well in one line; empty when it is."""
+    async def health(self, *, answered: bool = False) -> str:
+        """Return why it is not well in one line; empty when it is.
+
+        Args:
+            answered: whether its program must answer a request; the kernel takes connections for one that is dying.
+        """
 
     async def unfinished(self) -> int:
         """Return how many calls it goes on with although their connections were closed; 0 where that can't be known."""

@@ -21,7 +21,7 @@ from toolbus.broker.keys import Keys
 from toolbus.broker.limits.tallies import RedisTallies
 from toolbus.broker.not_open import NotOpen
 from toolbus.broker.pins.pins import RedisPins
-from toolbus.broker.protocols import ItemChange, RefusedTool, ServiceRecord
+from toolbus.broker.protocols import ItemChange, RefusedTool, ServiceRecord, WorkerId
 from toolbus.broker.reading import integer
 from toolbus.broker.recent.reader import after, newest
 from toolbus.broker.recent.records import RecentCall
@@ -213,7 +213,7 @@ class Admin:
         """Free a self-published name for another owner; False when it was free."""
         return await self._registry.transfer(key)
 
-    async def retire(self, instance: str) -> int:
+    async def retire(self, instance: WorkerId) -> int:
         """End the leases of a worker that is known to be dead, so that others go on with what it held; returns its services.
 
         Raises:

@@ -17,7 +17,7 @@ from toolbus.broker.lease.clock import ServerClock
 from toolbus.broker.limits.tallies import RedisTallies
 from toolbus.broker.not_open import NotOpen
 from toolbus.broker.opening import open_patiently
-from toolbus.broker.protocols import Beginning, Ending, Note, Snapshot, WorkerListener
+from toolbus.broker.protocols import Beginning, Ending, Note, Snapshot, WorkerId, WorkerListener
 from toolbus.broker.recover.hand_back import hand_back, hand_over, outlive, pass_on
 from toolbus.broker.routes.routes import RedisRoutes
 from toolbus.broker.take.requests import RequestStream, StreamDelivery
@@ -48,7 +48,7 @@ class RedisWorkerBroker:
         self._steps = cast("WorkerSteps", NotOpen())
 
     @property
-    def instance(self) -> str:
+    def instance(self) -> WorkerId:
         """The instance id of this process start, which is also its consumer name."""
         return self._instance
 
@@ -359,7 +359,7 @@ class RedisWorkerBroker:
         }
 
 
-def new_instance() -> str:
+def new_instance() -> WorkerId:
     """Return a readable instance id, fresh at each process start: host, pid and random digits."""
     host = re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname())[:32]
-    return f"{host}-{os.getpid()}-{new_run()[:6]}"
+    return WorkerId(f"{host}-{os.getpid()}-{new_run()[:6]}")

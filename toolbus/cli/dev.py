@@ -60,7 +60,7 @@ def dev_command(ctx: click.Context, targets: tuple[str, ...], reload: bool, http
         if place is not None:
             children.append(_start(stack, environment, "serve", "--listening", str(place.fileno()), descriptors=(place.fileno(),)))
         try:
-            if _wait(children, server, lambda: all(child.line.read().instance for child in children)):
+            if _wait(children, server, lambda: all(child.line.read().serving for child in children)):
                 _introduce(settings, place)
                 _wait(children, server, lambda: False)
         except KeyboardInterrupt:

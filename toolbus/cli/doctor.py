@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from toolbus.broker.admin import ServerHealth
     from toolbus.broker.versions.namespace import NamespaceVersion
     from toolbus.broker.versions.versions import SpokenBy
+    from toolbus.platform.records import RecordedTool
 
 _SLOW_MS = 5.0
 _SKEWED = 5.0
@@ -80,6 +82,7 @@ async def _examine(settings: Settings) -> list[Finding]:
         return [*findings, Finding("server", "fail", str(error))]
     except ToolbusError as error:
         return [Finding("url", "fail", str(error))]
+    records = Reader().snapshot(catalogue.documents.by_key)
     evicts = health.policy not in {"noeviction", "unknown"}
     policy = f"{health.policy}: keys may be evicted; set `maxmemory-policy noeviction`" if evicts else health.policy
     kept = (
@@ -111,12 +114,27 @@ async def _examine(settings: Settings) -> list[Finding]:
         # Groups that can't be read are among what agents refuse.
         *(
             Finding("record", "fail", f"a recorded tool or its label can't be used: {one_line(each.reason, 300)}")
-            for each in Reader().snapshot(catalogue.documents.by_key).refused
+            for each in records.refused
             if not each.key.startswith("group/")
         ),
         *(Finding("tool", "warn", f"{tool.name} waits for {_SERVICE.format(tool.service, tool.name)}") for tool in pending(catalogue)),
+        await asyncio.to_thread(_confinement, records.tools.values(), confine=settings.confine),
         Finding("owner", "ok" if settings.owner else "warn", owner),
     ]
+
+
+def _confinement(tools: Iterable[RecordedTool], *, confine: bool) -> Finding:
+    """Say how a host of this machine would run the programs that models wrote."""
+    from toolbus.backends.confinement import why_not
+
+    named = ", ".join(tool.tool_id for tool in tools if tool.by_model and any(source.type == "local" for source in tool.sources))
+    programs = f"programs that models wrote ({one_line(named, 200)})" if named else "programs that models write"
+    if not confine:
+        return Finding("confinement", "warn", f"{programs} have all rights of a host here: TOOLBUS_CONFINE is off")
+    if reason := why_not():
+        said = f"{programs} are refused by a host here: this machine can't confine them ({reason})"
+        return Finding("confinement", "warn" if named else "ok", said)
+    return Finding("confinement", "ok", f"{programs} are confined by a host here")
 
 
 def _protocol(namespace: NamespaceVersion, workers: list[SpokenBy]) -> Finding:

@@ -98,7 +98,7 @@ async def _serve(settings: Settings, hosting: Hosting, place: ProbePlace, lifeli
         def opened() -> None:
             if probed is not None:
                 probed.started = True
-            tell(lifeline, Told(instance=host.id, probes=port))
+            tell(lifeline, Told(serving=True, instance=host.worker.instance, host=host.id, probes=port))
             notifier.ready()
 
         await host.run(opened, notifier.stopping)

@@ -97,7 +97,7 @@ async def _connect(settings: Settings, server: str, contact: str, tool: str, use
             )
             running = asyncio.create_task(connector.run())
             stopping = asyncio.create_task(stop.wait())
-            tell(lifeline, Told(instance=bus.agent))
+            tell(lifeline, Told(serving=True))
             try:
                 await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
             finally:

@@ -122,6 +122,8 @@ def show(review: Review) -> None:
         before = "" if change.before is None else f"{_value(change.before)} → "
         after = "(gone)" if change.after is None else _value(change.after)
         say(f"  {visible(change.field)}: {before}{after}")
+    if review.rights:
+        say(visible(review.rights))
     if review.files:
         say(f"files of its code ({len(review.files)}):")
         for file in review.files[:_MOST_FILES]:

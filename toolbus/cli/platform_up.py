@@ -16,6 +16,7 @@ import click
 from toolbus.cli.common import GATEWAY_PORT, Failure, environment_of, fail, needs_gateway, settings_with_server
 from toolbus.cli.local_server import at_port, find_server
 from toolbus.cli.output import say
+from toolbus.cli.supervised import retire
 from toolbus.cli.tree import Ended, Part, Tree
 from toolbus.results import ConfigurationError
 from toolbus.settings import Settings
@@ -144,13 +145,7 @@ def _no_model(environment: Mapping[str, str]) -> str:
 async def _run(
     settings: Settings, server: EmbeddedServer | None, place: socket.socket, environment: Mapping[str, str], parts: list[Part]
 ) -> None:
-    from toolbus.broker.admin import Admin
-
-    async def retire(instance: str) -> None:
-        async with Admin(settings) as admin:
-            await admin.retire(instance)
-
-    tree = Tree(environment, grace=settings.grace, retire=retire)
+    tree = Tree(environment, grace=settings.grace, retire=lambda told: retire(settings, told))
     async with _stopped() as stopped:
         working = asyncio.create_task(_serve(tree, parts, place, server))
         waiting = asyncio.create_task(stopped.wait())

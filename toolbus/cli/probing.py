@@ -109,7 +109,7 @@ async def run_worker(
         def opened() -> None:
             if probed is not None:
                 probed.started = True
-            tell(lifeline, Told(instance=worker.instance, probes=port))
+            tell(lifeline, Told(serving=True, instance=worker.instance, probes=port))
             notifier.ready()
             on_open()
 

@@ -169,7 +169,7 @@ async def _serve(
             def serving() -> None:
                 if probed is not None:
                     probed.started = True
-                tell(lifeline, Told(instance=bus.agent))
+                tell(lifeline, Told(serving=True))
                 notifier.ready()
 
             await serve(served, gateway, place, grace=settings.grace, on_serving=serving, on_stopping=notifier.stopping)

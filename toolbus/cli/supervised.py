@@ -21,6 +21,7 @@ from toolbus.worker.process.scaling import Bounds
 
 if TYPE_CHECKING:
     from toolbus.worker.process.autoscaler import Autoscaler
+    from toolbus.worker.process.lifeline import Told
     from toolbus.worker.process.supervisor import Supervisor
 
 # Seconds that children may take beyond their grace period, until they are killed and what they held is others'.
@@ -45,6 +46,21 @@ def refusals(lifeline: int | None) -> Iterator[None]:
     except Exception:
         tell(lifeline, Told(mendable=True))
         raise
+
+
+async def retire(settings: Settings, told: Told) -> None:
+    """Give what a dead process held to others, by the ids that it had told.
+
+    Raises:
+        BrokerError: the server could not be asked; the leases end by themselves.
+    """
+    from toolbus.broker.admin import Admin
+
+    async with Admin(settings) as admin:
+        if told.host:
+            await admin.routes.retire(told.host)
+        if told.instance:
+            await admin.retire(told.instance)
 
 
 async def supervise(
@@ -88,12 +104,8 @@ async def supervise(
         # Python takes a compiled file for the new one when a change comes within a second and keeps the size.
         environment["PYTHONDONTWRITEBYTECODE"] = "1"
 
-    async def retire(instance: str) -> None:
-        async with Admin(settings) as admin:
-            await admin.retire(instance)
-
-    def serving(instance: str) -> None:
-        tell(lifeline, Told(instance=instance))
+    def serving() -> None:
+        tell(lifeline, Told(serving=True))
         notifier.ready()
 
     if lifeline is not None:
@@ -106,7 +118,7 @@ async def supervise(
             environment,
             processes=processes.least,
             grace=settings.grace,
-            retire=retire,
+            retire=lambda told: retire(settings, told),
             complain=lambda text: Failure(text).show(),
             on_serving=serving,
             watch=watch,

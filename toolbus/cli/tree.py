@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 import msgspec
 
 from toolbus.cli.output import say
+from toolbus.worker.process.lifeline import Told
 from toolbus.worker.process.supervisor import Supervisor
 
 
@@ -40,10 +41,10 @@ class Tree:
     Args:
         environment: of every part.
         grace: seconds that a part may take to finish its work.
-        retire: gives what a dead part's instance held to others.
+        retire: gives what a dead part held to others, by the ids that it has told.
     """
 
-    def __init__(self, environment: Mapping[str, str], *, grace: float, retire: Callable[[str], Awaitable[object]]) -> None:
+    def __init__(self, environment: Mapping[str, str], *, grace: float, retire: Callable[[Told], Awaitable[object]]) -> None:
         self._environment = environment
         self._grace = grace
         self._retire = retire
@@ -91,7 +92,7 @@ class Tree:
             grace=self._grace,
             retire=self._retire,
             complain=lambda text: self._complain(part, text, is_known=serving.is_set()),
-            on_serving=lambda _: serving.set(),
+            on_serving=serving.set,
             descriptors=part.descriptors,
         )
         task = asyncio.create_task(supervisor.supervise(), name=part.name)

@@ -75,8 +75,10 @@ class Copy:
             path = self._folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
-            if Path(files.path, project, name).stat(follow_symlinks=False).st_mode & 0o100:
-                path.chmod(0o755)
+            path.chmod(0o755 if Path(files.path, project, name).stat(follow_symlinks=False).st_mode & 0o100 else 0o644)
+        # Hosts that are the superuser run it as another user.
+        for each in (self._folder, *filter(Path.is_dir, self._folder.rglob("*"))):
+            each.chmod(0o755)
 
 
 def digest_in(files: Folder, project: str) -> str:

@@ -20,6 +20,7 @@ from toolbus.coding.workspace.workspace import Workspace
 from toolbus.platform.checks import check_recorded
 from toolbus.platform.documents import digest_of
 from toolbus.platform.records import Example, RecordedTool, Running, ToolMeta, ToolSource
+from toolbus.platform.review import CONFINED_MEMORY
 from toolbus.platform.store import Conflict, Records, Snapshot
 from toolbus.results import ConfigurationError, DescriptorError, ToolError, ToolResult
 from toolbus.safe_text import text_of
@@ -98,6 +99,7 @@ class Registering:
         endpoint_path: Annotated[str, Meta(pattern=r"^/[A-Za-z0-9/_.-]*$", max_length=200)] = "/",
         stream: bool = False,
         effect: Effect = "",
+        network: bool = False,
     ) -> ToolResult:
         """Register the project as a tool. It is started and called with the example first, and refused when it does not answer.
 
@@ -112,6 +114,7 @@ class Registering:
             endpoint_path: where it answers
             stream: whether its answer is streamed text
             effect: what a second execution does: read (nothing), idempotent (the same), once (must not be)
+            network: whether it needs a network; it reaches none otherwise, and a person sees that it is asked for
         """
         made = RecordedTool(
             meta=ToolMeta(
@@ -126,13 +129,15 @@ class Registering:
             running=Running(effect=effect),
             made_by=self._task.id,
         )
+        if network and self._workspace.options.network != "all":
+            raise ToolError("this deployment lets no tool reach a network", type="forbidden", code="no_network")
         seen = await self._registrar.records.all()
         before = self._before(tool_id, seen)
         if before is not None:
             made = _beside(made, before)
         _check_example(made, example)
         examples = [example, *(each.params for each in (before.examples if before else ()) if each.params != example)][:_MOST_EXAMPLES]
-        record = await self._tried(made, project, endpoint_path, examples)
+        record = await self._tried(made, project, endpoint_path, examples, network=network)
         revision = 1 if before is None else before.revision + (before.made_by != self._task.id)
         record = msgspec.structs.replace(record, revision=revision)
         approve = self._registrar.deployment.options.auto_approve
@@ -170,7 +175,7 @@ class Registering:
             return None
         return waiting if waiting is not None and waiting.made_by == self._task.id else served or waiting
 
-    async def _tried(self, made: RecordedTool, project: str, path: str, examples: list[dict[str, Any]]) -> RecordedTool:
+    async def _tried(self, made: RecordedTool, project: str, path: str, examples: list[dict[str, Any]], *, network: bool) -> RecordedTool:
         """Call a project with all examples, and return its record with the answers and its code's copy."""
         workspace, deployment = self._workspace, self._registrar.deployment
         files = workspace.files
@@ -182,12 +187,14 @@ class Registering:
             raise ToolError(f"uv lock failed: {locked.output.strip()[-1_500:] or locked.reason}", code="uv_failed")
         copy = await asyncio.to_thread(Copy, files, project, deployment.tools)
         try:
-            answered: list[Example] = await tried(workspace, project, path, examples)
+            answered: list[Example] = await tried(workspace, project, path, examples, network=network)
             if await asyncio.to_thread(digest_in, files, project) != copy.digest:
                 message = "the project's files changed while it ran; a tool must not write into its own folder (use a temporary one)"
                 raise ToolError(message, code="code_changed")
             folder, hosts = str(deployment.tools / made.tool_id), deployment.options.hosts
-            source = ToolSource(type="local", host_dir=folder, endpoint_path=path, hosts=hosts)
+            source = ToolSource(
+                type="local", host_dir=folder, endpoint_path=path, hosts=hosts, network="host" if network else "", memory=CONFINED_MEMORY
+            )
             record = msgspec.structs.replace(made, sources=(source,), code=copy.digest, examples=tuple(answered))
             try:
                 check_recorded(record)

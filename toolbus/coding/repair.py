@@ -20,8 +20,6 @@ from toolbus.results import BrokerError, ConfigurationError, ToolError
 _RECENT = 1_000
 _MOST_LINES = 50
 _MOST_SPEC = 4_000
-# The ids of tasks, which made the tools that may be repaired, begin so.
-_BY_TASK = "create_"
 
 _SPEC = """Repair the tool {tool!r}. Its code is in the folder {tool} of your workspace. Find out why it fails, mend it, try it, and
 register it with register_tool under the same id; it must still answer its old examples.
@@ -77,7 +75,7 @@ class Repairs:
         tasks = await self._bus.creations.overview(_RECENT)
         open_now = {task.about for task in (*tasks.running, *tasks.queued)}
         made = []
-        for failing in await self._failing([tool for tool in found.tools.values() if tool.made_by.startswith(_BY_TASK)]):
+        for failing in await self._failing([tool for tool in found.tools.values() if tool.by_model]):
             tool = failing.tool
             if tool.tool_id in open_now or tool.tool_id in found.pending:
                 continue

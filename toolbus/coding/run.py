@@ -114,9 +114,10 @@ class TaskRuns:
             folder = self._deployment.workspaces / creation.id
             functions = {**TaskTools(workspace).functions, **self._registrar.functions(job, workspace)}
             seconds = options.workspace.seconds + _MARGIN
+            guard = Guard(job, folder / "marks")
             async with (
-                self._endpoint(job) as endpoint,
-                toolbox(functions, Guard(job, folder / "marks"), model=self._model.name, seconds=seconds) as executor,
+                self._endpoint(job, guard) as endpoint,
+                toolbox(functions, guard, model=self._model.name, seconds=seconds) as executor,
             ):
                 born = await asyncio.to_thread(_born, folder)
                 await self._registrar.bring(job, workspace)
@@ -129,7 +130,7 @@ class TaskRuns:
                     told.end()
                 return answer
 
-    def _endpoint(self, job: Job) -> MeteredEndpoint:
+    def _endpoint(self, job: Job, guard: Guard) -> MeteredEndpoint:
         options, model = self._deployment.options, self._model
         return MeteredEndpoint(
             model.base_url,
@@ -140,6 +141,7 @@ class TaskRuns:
             most_tokens=options.tokens,
             most_price=round(options.price * 1e6),
             tell=job.spent,
+            looping=lambda: guard.looping,
         )
 
     def _agent(self, endpoint: MeteredEndpoint, executor: ToolExecutor, conversation: str) -> Agent:

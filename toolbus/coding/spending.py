@@ -63,6 +63,7 @@ class MeteredEndpoint(ChatEndpoint):
         most_tokens: of the whole task.
         most_price: in millionths; 0 for no limit.
         tell: hears the whole cost after each request.
+        looping: returns why the task is to end before its next request; an empty text while it goes on.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class MeteredEndpoint(ChatEndpoint):
         most_tokens: int,
         most_price: int,
         tell: Callable[[Spent], object],
+        looping: Callable[[], str] = lambda: "",
     ) -> None:
         super().__init__(base_url, api_key)
         self._model = model
@@ -84,14 +86,17 @@ class MeteredEndpoint(ChatEndpoint):
         self._most_tokens = most_tokens
         self._most_price = most_price
         self._tell = tell
+        self._looping = looping
 
     async def complete(self, body: Mapping[str, Any], on_text: Callable[[str], object] = lambda text: None) -> Reply:
         """Return one chat completion.
 
         Raises:
-            OverBudget: the task has cost as much as it may.
+            OverBudget: the task has cost as much as it may, or goes round in a loop.
             EndpointError: there is no complete answer.
         """
+        if reason := self._looping():
+            raise OverBudget(reason)
         if self._spent.tokens >= self._most_tokens:
             raise OverBudget(f"the task has used {self._spent.tokens:,} tokens, and may use {self._most_tokens:,}")
         if self._most_price and self._spent.price >= self._most_price:

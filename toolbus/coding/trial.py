@@ -60,7 +60,9 @@ class _Said(msgspec.Struct):
     text: str
 
 
-async def tried(workspace: Workspace, project: str, path: str, examples: Sequence[Mapping[str, Any]]) -> list[Example]:
+async def tried(
+    workspace: Workspace, project: str, path: str, examples: Sequence[Mapping[str, Any]], *, network: bool = False
+) -> list[Example]:
     """Start a project and call it with each of these arguments; return them with its answers.
 
     Args:
@@ -68,16 +70,17 @@ async def tried(workspace: Workspace, project: str, path: str, examples: Sequenc
         project: its folder there.
         path: of the endpoint.
         examples: arguments.
+        network: whether it reaches the network that the workspace may have; otherwise none, as when it is served.
 
     Raises:
         ToolError: it does not start, or an answer is no success; the text has what it printed.
     """
     port = random.randint(*_PORTS)  # noqa: S311 - it has to differ from that of its last run, which may linger
-    program = await workspace.start(["python", "main.py", "--port", str(port)], folder=project)
+    program = await workspace.start(["python", "main.py", "--port", str(port)], folder=project, network=network)
     try:
         found = []
         for arguments in examples:
-            said = await _called(workspace, program, project, f"http://127.0.0.1:{port}{path}", arguments)
+            said = await _called(workspace, program, project, f"http://127.0.0.1:{port}{path}", arguments, network=network)
             if not 200 <= said.status < 300:
                 raise _failed(
                     program, f"the call with {_short(arguments)} was answered with status {said.status}: {said.text[:_MOST_SHOWN]}"
@@ -92,9 +95,9 @@ async def tried(workspace: Workspace, project: str, path: str, examples: Sequenc
         await program.end()
 
 
-async def _called(workspace: Workspace, program: Program, project: str, url: str, arguments: Mapping[str, Any]) -> _Said:
+async def _called(workspace: Workspace, program: Program, project: str, url: str, arguments: Mapping[str, Any], *, network: bool) -> _Said:
     words = ["python", "-I", "-c", _CLIENT, url, "POST", msgspec.json.encode(arguments).decode(), str(_READY), str(_CALL)]
-    client = await workspace.start(words, folder=project, seconds=_READY + _CALL + _MARGIN)
+    client = await workspace.start(words, folder=project, seconds=_READY + _CALL + _MARGIN, network=network)
     ends = [asyncio.ensure_future(each.finished()) for each in (client, program)]
     try:
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)

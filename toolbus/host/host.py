@@ -14,6 +14,7 @@ from toolbus import telemetry
 from toolbus.backends.kinds import make_runner
 from toolbus.backends.runner import Line
 from toolbus.background import keep_running
+from toolbus.broker.protocols import HostId
 from toolbus.client.bus import ToolBus
 from toolbus.envelope import new_run
 from toolbus.host.choice import may_run, to_serve
@@ -45,7 +46,7 @@ class Host:
         make: makes the runner of a kind of source.
 
     Attributes:
-        id: its name, a process number and random digits.
+        id: its name, a process number and random digits; not the id of its worker.
         worker: serves the tools.
 
     Raises:
@@ -65,11 +66,12 @@ class Host:
         for word in (*labels, *([name] if name else [])):
             if _LABEL.fullmatch(word) is None:
                 raise ConfigurationError(f"{word!r} is no label or name of a host: use up to 64 letters, digits, '.', '_' and '-'")
-        self.id = f"{name or _machine()}-{os.getpid()}-{new_run()[:6]}"
+        self.id = HostId(f"{name or _machine()}-{os.getpid()}-{new_run()[:6]}")
         self.worker = Worker(None, settings=settings)
         self._settings = settings
         self._labels = frozenset(labels)
-        self._runners = HostRunners(make or (lambda kind: make_runner(kind, self.id, allowed)), folders or (Path.cwd(),))
+        usual: Make = partial(make_runner, host=self.id, allowed=allowed, confine=settings.confine)
+        self._runners = HostRunners(make or usual, folders or (Path.cwd(),))
         self._look = asyncio.Event()
         # Records that can't be served, which are tried again after a while.
         self._refused: dict[str, RecordedTool] = {}

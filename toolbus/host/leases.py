@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 import msgspec
 
 from toolbus import telemetry
-from toolbus.broker.protocols import Routes
+from toolbus.broker.protocols import HostId, Routes
 from toolbus.platform.records import ToolRoute
 from toolbus.results import BrokerError, ToolbusError
 
@@ -32,7 +32,7 @@ class HostLease:
         reachable: returns whether the server can be reached over other connections.
     """
 
-    def __init__(self, routes: Routes, host: str, lease: float, on_claims: Callable[[], None], reachable: Callable[[], bool]) -> None:
+    def __init__(self, routes: Routes, host: HostId, lease: float, on_claims: Callable[[], None], reachable: Callable[[], bool]) -> None:
         self._kept = routes
         self._host = host
         self._lease = lease

@@ -7,7 +7,7 @@ from collections import deque
 
 from toolbus import telemetry
 from toolbus.backends.runner import Line
-from toolbus.broker.protocols import Routes
+from toolbus.broker.protocols import HostId, Routes
 from toolbus.broker.routes.limits import MOST_LINES
 from toolbus.results import BrokerError
 
@@ -22,7 +22,7 @@ class ProgramOutput:
         host: id of the host.
     """
 
-    def __init__(self, routes: Routes, host: str) -> None:
+    def __init__(self, routes: Routes, host: HostId) -> None:
         self._routes = routes
         self._host = host
         self._waiting: dict[str, deque[str]] = {}

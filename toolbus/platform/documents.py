@@ -56,7 +56,7 @@ def read(key: str, document: bytes) -> Record:
 
 
 def encode(record: Record) -> bytes:
-    """Return the document of a record, the same for equal records.
+    """Return the document of a record, with the keys of its schemas in their order.
 
     Raises:
         DescriptorError: it is not to be stored; the message begins with the key, and ends with the field.
@@ -64,7 +64,7 @@ def encode(record: Record) -> bytes:
     key = key_of(record)
     try:
         _checked(record, key)
-        return msgspec.json.encode(record, order="deterministic")
+        return msgspec.json.encode(record)
     except DescriptorError as error:
         raise told(key, error) from None
     except (TypeError, ValueError, RecursionError, OverflowError) as error:

@@ -152,6 +152,11 @@ class RecordedTool(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         """Its name on the bus."""
         return self.meta.tool_id
 
+    @property
+    def by_model(self) -> bool:
+        """True if a model wrote its program, so that hosts confine it."""
+        return self.made_by.startswith("create_")
+
 
 class ToolRoute(msgspec.Struct, frozen=True, kw_only=True):
     """Tell where a tool runs at one host.

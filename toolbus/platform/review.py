@@ -9,13 +9,20 @@ from typing import Any
 import msgspec
 
 from toolbus.platform.documents import digest_of
-from toolbus.platform.records import RecordedTool
+from toolbus.platform.records import RecordedTool, ToolSource
 from toolbus.results import ConfigurationError
 
 # Objects below these are compared as a whole: their fields are the tool's author's.
 _WHOLE = frozenset({"input_schema", "output_schema", "params"})
 # They say where a revision comes from, and a new one always differs in them.
 _ORIGINS = frozenset({"revision", "made_by"})
+
+
+CONFINED_MEMORY = "2g"
+"""Most memory of a program that a model wrote, when its source names none."""
+
+CONFINED_PROCESSES = 256
+"""Most processes and threads of a program that a model wrote."""
 
 
 class Change(msgspec.Struct, frozen=True):
@@ -43,6 +50,7 @@ class Review(msgspec.Struct, frozen=True):
         code: the digest of its code.
         changes: fields that differ from the tool that is served, or all that a new one says.
         files: of its code, as far as it is on this machine.
+        rights: what its program may do where it runs, in one line.
         note: why there are no files, or what is wrong with them.
         unpinned: a warning, when the approval is not of its code.
     """
@@ -55,6 +63,7 @@ class Review(msgspec.Struct, frozen=True):
     code: str = ""
     changes: tuple[Change, ...] = ()
     files: tuple[CodeFile, ...] = ()
+    rights: str = ""
     note: str = ""
     unpinned: str = ""
 
@@ -69,7 +78,30 @@ def reviewed(pending: RecordedTool, served: RecordedTool | None) -> Review:
         pending.made_by,
         pending.code,
         tuple(changes(served, pending)),
+        rights=rights_of(pending),
         unpinned=unpinned_code(pending),
+    )
+
+
+def rights_of(tool: RecordedTool) -> str:
+    """Return what a tool's program may do where it runs, in one line."""
+    said = [_rights(tool, source) for source in tool.sources]
+    return "; or ".join(dict.fromkeys(said))
+
+
+def _rights(tool: RecordedTool, source: ToolSource) -> str:
+    if source.type == "remote":
+        return f"requests are sent to {source.url}"
+    if source.type == "docker":
+        mounts = f", with {', '.join(source.mounts)} of the host" if source.mounts else ""
+        return f"it runs in a container in the network {source.network or 'bridge'!r} of the engine{mounts}"
+    if not tool.by_model:
+        return "it runs with all rights of the host that serves it"
+    network = "it reaches every network that its host reaches" if source.network == "host" else "it reaches no network"
+    memory = source.memory or CONFINED_MEMORY
+    return (
+        f"it runs confined: it reads its own folder and the system's programs, and writes temporary files alone; {network}; "
+        f"it has at most {memory} of memory and {CONFINED_PROCESSES} processes"
     )
 
 

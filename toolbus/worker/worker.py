@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from toolbus import telemetry
 from toolbus.broker import worker_broker
-from toolbus.broker.protocols import WorkerBroker
+from toolbus.broker.protocols import WorkerBroker, WorkerId
 from toolbus.broker.statistics.answers import InstanceAnswer
 from toolbus.middleware.chain import Middleware
 from toolbus.results import ConfigurationError
@@ -370,7 +370,7 @@ class Worker:
         return self._opened().isolation
 
     @property
-    def instance(self) -> str:
+    def instance(self) -> WorkerId:
         """This process start's instance id."""
         return self.broker.instance
 

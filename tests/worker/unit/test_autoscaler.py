@@ -30,7 +30,7 @@ class Processes:
         """Start a child."""
         self.slots |= {self.next}
         self.scaler.resized(self.slots)
-        self.scaler.serving(self.next, Told(instance=str(self.next)))
+        self.scaler.serving(self.next, Told(serving=True))
         self.next += 1
 
     def dismiss(self, slot: int) -> None:
@@ -82,7 +82,7 @@ def test_the_least_busy_process_without_sessions_goes() -> None:
     processes.scaler = Autoscaler(Bounds(1, 3), RULES, lambda: processes.now)
     processes.scaler.resized(processes.slots)
     for slot in processes.slots:
-        processes.scaler.serving(slot, Told(instance="i"))
+        processes.scaler.serving(slot, Told(serving=True))
     processes.run(40, {0: Load(sessions=2), 1: Load(slots=10, running=2), 2: Load(slots=10, running=1)})
     assert processes.slots == {0}
     processes.run(40, {0: Load(sessions=1)})

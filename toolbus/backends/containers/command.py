@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import os
 import re
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -22,6 +26,15 @@ _MEMORY = re.compile(r"[1-9][0-9]*[bkmg]?", re.IGNORECASE)
 _GPUS = re.compile(r"all|[0-9]+|device=[A-Za-z0-9,_-]+")
 _PORT = re.compile(r"([0-9]{0,5}):([0-9]{1,5})(/tcp|/udp)?")
 _MOST_PROCESSES = 4096
+
+RIGHTS = (
+    *("--cap-drop", "ALL", "--cap-add", "CHOWN", "--cap-add", "DAC_OVERRIDE", "--cap-add", "FOWNER"),
+    *("--cap-add", "SETUID", "--cap-add", "SETGID", "--security-opt", "no-new-privileges"),
+)
+"""The words of a command line that leave a container no rights but those over its own files and users."""
+
+# Entries of a mounted folder that are looked at.
+_MOST_ENTRIES = 20_000
 
 # Whoever can write there, or speak with a daemon there, is the machine's master.
 _MASTERFUL = tuple(
@@ -89,7 +102,7 @@ def create_words(
         CannotStart: a field of the source is nothing that a container can have.
     """
     words = ["create", "--name", name, "--log-driver", "none", "--restart", "no", "--pids-limit", str(_MOST_PROCESSES)]
-    words += ["--security-opt", "no-new-privileges"]
+    words += RIGHTS
     if cli.name == "docker":
         # A program that is the first process would ignore SIGTERM, and not look after orphans. Podman's init is a package of its own.
         words.append("--init")
@@ -175,7 +188,32 @@ def _mount(text: str, folder: str) -> str:
         raise CannotStart(
             f"the mount {shown!r} would let the container change the machine: add :ro, or mount a folder of its own", permanent=True
         )
+    if (found := _socket_in(path)) is not None:
+        raise CannotStart(
+            f"the mount {shown!r} has the socket {str(found)!r}, and whoever speaks with a container engine is the machine's master: "
+            "mount a folder without sockets",
+            permanent=True,
+        )
     return f"type=bind,source={path},target={target}" + (",readonly" if mode == "ro" else "")
+
+
+def _socket_in(path: Path) -> Path | None:
+    """Return a socket that is this path or lies below it; a name does not tell whether an engine listens there."""
+    try:
+        if stat.S_ISSOCK(path.lstat().st_mode):
+            return path
+        left, folders = _MOST_ENTRIES, [path]
+        while folders and left > 0:
+            with contextlib.suppress(NotADirectoryError, PermissionError, FileNotFoundError), os.scandir(folders.pop()) as entries:
+                for each in itertools.islice(entries, left):
+                    left -= 1
+                    if each.is_dir(follow_symlinks=False):
+                        folders.append(Path(each.path))
+                    elif not each.is_file() and stat.S_ISSOCK(each.stat(follow_symlinks=False).st_mode):
+                        return Path(each.path)
+    except OSError as error:
+        raise CannotStart(f"the mount {str(path)[:200]!r} can't be read: {error.strerror}", permanent=True) from None
+    return None
 
 
 def _fitting(pattern: re.Pattern[str], value: str, field: str, wanted: str) -> str:

@@ -100,15 +100,29 @@ class HttpCalls:
 
     async def get(self, path: str, within: float) -> str:
         """Return why a GET of a path is not answered well; empty when it is."""
+        answer = await self._ask(Request("GET", path, None), within)
+        if isinstance(answer, str):
+            return answer
+        return "" if answer < 400 else f"GET {path} answered {answer}"
+
+    async def answers(self, within: float) -> str:
+        """Return why the program answers no request; empty when it does, with whatever status."""
+        # No endpoint runs a call for this method.
+        answer = await self._ask(Request("OPTIONS", "/", None), within)
+        return answer if isinstance(answer, str) else ""
+
+    async def _ask(self, request: Request, within: float) -> int | str:
+        """Return the status of an answer, or why there is none."""
+        shown = f"{request.method} {request.url}"
         try:
             async with asyncio.timeout(within):
-                received = await self._sender.send(Request("GET", path, None), self._endpoint.headers())
+                received = await self._sender.send(request, self._endpoint.headers())
         except TimeoutError:
-            return f"GET {path} was not answered within {within:g} s"
+            return f"{shown} was not answered within {within:g} s"
         except (Broken, Nonsense, NotReached, TooLong, Unfit, ToolbusError) as error:
-            return f"GET {path} was not answered: {error}"
+            return f"{shown} was not answered: {error}"
         received.close()
-        return "" if received.status < 400 else f"GET {path} answered {received.status}"
+        return received.status
 
     async def unfinished(self) -> int:
         """Return how many calls the program goes on with although their connections were closed."""

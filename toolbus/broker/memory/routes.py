@@ -7,7 +7,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Collection, Mapping, Sequence
 
-from toolbus.broker.protocols.routes import OutputLine, Renewed
+from toolbus.broker.protocols.routes import HostId, OutputLine, Renewed
 from toolbus.broker.routes.limits import MOST_LINE, MOST_LINES
 
 
@@ -16,13 +16,13 @@ class MemoryRoutes:
 
     def __init__(self) -> None:
         # Until when, and its routes.
-        self._hosts: dict[str, tuple[float, dict[str, bytes]]] = {}
-        self._claims: dict[str, tuple[float, str]] = {}
+        self._hosts: dict[HostId, tuple[float, dict[str, bytes]]] = {}
+        self._claims: dict[str, tuple[float, HostId]] = {}
         self._output: dict[str, deque[OutputLine]] = defaultdict(lambda: deque(maxlen=MOST_LINES))
         self._entries = itertools.count()
 
     async def renew(
-        self, host: str, lease: float, *, changed: Mapping[str, bytes], gone: Collection[str] = (), claims: Collection[str] = ()
+        self, host: HostId, lease: float, *, changed: Mapping[str, bytes], gone: Collection[str] = (), claims: Collection[str] = ()
     ) -> Renewed:
         """Keep a host's routes for another lease."""
         now = time.monotonic()
@@ -34,22 +34,22 @@ class MemoryRoutes:
         self._claims.update(dict.fromkeys(mine, (now + lease, host)))
         return Renewed(len(routes), mine)
 
-    async def release(self, host: str, claims: Collection[str]) -> None:
+    async def release(self, host: HostId, claims: Collection[str]) -> None:
         """Let other hosts serve tools that this one served alone."""
         for tool in claims:
-            if self._claims.get(tool, (0.0, ""))[1] == host:
+            if tool in self._claims and self._claims[tool][1] == host:
                 del self._claims[tool]
 
-    async def leave(self, host: str, claims: Collection[str]) -> None:
+    async def leave(self, host: HostId, claims: Collection[str]) -> None:
         """Forget a host, and release its claims."""
         await self.release(host, claims)
         self._hosts.pop(host, None)
 
-    async def all(self) -> dict[str, dict[str, bytes]]:
+    async def all(self) -> dict[HostId, dict[str, bytes]]:
         """Return the routes of every live host."""
         return {host: dict(routes) for host, routes in self._live().items() if routes}
 
-    async def write(self, tool: str, host: str, lines: Sequence[str]) -> None:
+    async def write(self, tool: str, host: HostId, lines: Sequence[str]) -> None:
         """Append lines of a program's output."""
         for line in lines[-MOST_LINES:]:
             entry = f"{int(time.time() * 1000)}-{next(self._entries)}"
@@ -64,10 +64,10 @@ class MemoryRoutes:
         after = int(entry.partition("-")[2] or -1)
         return [line for line in self._output.get(tool, ()) if int(line.entry.partition("-")[2]) > after]
 
-    def _live(self) -> dict[str, dict[str, bytes]]:
+    def _live(self) -> dict[HostId, dict[str, bytes]]:
         now = time.monotonic()
         return {host: routes for host, (until, routes) in self._hosts.items() if until > now}
 
-    def _is_free(self, tool: str, host: str, now: float) -> bool:
-        until, holder = self._claims.get(tool, (0.0, ""))
+    def _is_free(self, tool: str, host: HostId, now: float) -> bool:
+        until, holder = self._claims.get(tool, (0.0, None))
         return holder == host or until <= now

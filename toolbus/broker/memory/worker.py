@@ -12,7 +12,7 @@ from toolbus import telemetry
 from toolbus.broker.memory.hub import Hub, Instance, Queue, QueuedEntry, hub_of
 from toolbus.broker.memory.routes import MemoryRoutes
 from toolbus.broker.memory.tallies import MemoryTallies
-from toolbus.broker.protocols import Beginning, Delivery, Ending, Note, Snapshot, WorkerListener, session_of
+from toolbus.broker.protocols import Beginning, Delivery, Ending, Note, Snapshot, WorkerId, WorkerListener, session_of
 from toolbus.broker.registry.refusals import registration_refused
 from toolbus.confirmations import ConfirmationAnswer, ConfirmationRequest
 from toolbus.descriptors import Publication
@@ -37,7 +37,7 @@ class MemoryWorkerBroker:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._instance = f"memory-{new_run()}"
+        self._instance = WorkerId(f"memory-{new_run()}")
         self.listener: WorkerListener
         self._hub: Hub
         self._services: dict[str, Publication] = {}
@@ -49,7 +49,7 @@ class MemoryWorkerBroker:
         self._last = ""
 
     @property
-    def instance(self) -> str:
+    def instance(self) -> WorkerId:
         """This worker's instance id."""
         return self._instance
 

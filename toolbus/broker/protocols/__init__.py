@@ -12,11 +12,11 @@ from toolbus.broker.protocols.delivery import MOST_SNAPSHOT, Beginning, Delivery
 from toolbus.broker.protocols.publish import Fate, Sender, Verdict
 from toolbus.broker.protocols.registry import ALL_TOOLS, ItemChange, RefusedTool, ServiceRecord
 from toolbus.broker.protocols.results import SessionResults
-from toolbus.broker.protocols.routes import OutputLine, Renewed, Routes
+from toolbus.broker.protocols.routes import HostId, OutputLine, Renewed, Routes
 from toolbus.broker.protocols.tallies import Tallies, Usage
 from toolbus.broker.protocols.tasks import TaskFrames, TaskRecord, Tasks
 from toolbus.broker.protocols.tokens import Tokens
-from toolbus.broker.protocols.worker import SessionListener, WorkerBroker, WorkerBrokerOf, WorkerListener
+from toolbus.broker.protocols.worker import SessionListener, WorkerBroker, WorkerBrokerOf, WorkerId, WorkerListener
 
 __all__ = [
     "ALL_TOOLS",
@@ -38,6 +38,7 @@ __all__ = [
     "Ending",
     "Fate",
     "HeldConversation",
+    "HostId",
     "ItemChange",
     "Messenger",
     "Note",
@@ -62,6 +63,7 @@ __all__ = [
     "Verdict",
     "WorkerBroker",
     "WorkerBrokerOf",
+    "WorkerId",
     "WorkerListener",
     "session_of",
 ]

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, NewType, Protocol
+
+HostId = NewType("HostId", str)
+"""The id of a host, fresh at each start; its worker has another one."""
 
 
 class Renewed(NamedTuple):
@@ -36,7 +39,7 @@ class Routes(Protocol):
     """The routes of hosts: documents by tool, which go when their host's lease ends."""
 
     async def renew(
-        self, host: str, lease: float, *, changed: Mapping[str, bytes], gone: Collection[str] = (), claims: Collection[str] = ()
+        self, host: HostId, lease: float, *, changed: Mapping[str, bytes], gone: Collection[str] = (), claims: Collection[str] = ()
     ) -> Renewed:
         """Keep a host's routes for another ``lease`` seconds, in one write.
 
@@ -51,28 +54,28 @@ class Routes(Protocol):
             BrokerError: the server could not be told.
         """
 
-    async def release(self, host: str, claims: Collection[str]) -> None:
+    async def release(self, host: HostId, claims: Collection[str]) -> None:
         """Let other hosts serve tools that this one served alone.
 
         Raises:
             BrokerError: the server could not be told.
         """
 
-    async def leave(self, host: str, claims: Collection[str]) -> None:
+    async def leave(self, host: HostId, claims: Collection[str]) -> None:
         """Forget a host, and release its claims.
 
         Raises:
             BrokerError: the server could not be told.
         """
 
-    async def all(self) -> dict[str, dict[str, bytes]]:
+    async def all(self) -> dict[HostId, dict[str, bytes]]:
         """Return the routes of every live host: documents by tool, by host.
 
         Raises:
             BrokerError: the server could not be asked.
         """
 
-    async def write(self, tool: str, host: str, lines: Sequence[str]) -> None:
+    async def write(self, tool: str, host: HostId, lines: Sequence[str]) -> None:
         """Append lines of a program's output; long ones are cut, and the oldest ones go.
 
         Raises:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol, TypeVar
+from typing import NewType, Protocol, TypeVar
 
 from toolbus.broker.protocols.delivery import Beginning, Delivery, Ending, Note, Snapshot
 from toolbus.broker.protocols.routes import Routes
@@ -12,6 +12,9 @@ from toolbus.broker.statistics.answers import InstanceAnswer
 from toolbus.confirmations import ConfirmationAnswer, ConfirmationRequest
 from toolbus.descriptors import Publication
 from toolbus.results import ErrorInfo, ToolbusError
+
+WorkerId = NewType("WorkerId", str)
+"""The id of a worker, fresh at each start, which is also its consumer name."""
 
 
 class SessionListener(Protocol):
@@ -92,8 +95,8 @@ class WorkerBrokerOf(Protocol[D]):
         """The places where recorded tools run."""
 
     @property
-    def instance(self) -> str:
-        """This process start's instance id, which is also its consumer name."""
+    def instance(self) -> WorkerId:
+        """This process start's id."""
 
     async def open(self, listener: WorkerListener) -> None:
         """Connect.

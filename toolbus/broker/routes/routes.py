@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from toolbus.broker import scripts
 from toolbus.broker.keys import Keys
-from toolbus.broker.protocols.routes import OutputLine, Renewed
+from toolbus.broker.protocols.routes import HostId, OutputLine, Renewed
 from toolbus.broker.reading import integer, skip, text
 from toolbus.broker.routes.limits import MOST_LINE, MOST_LINES, OUTPUT_KEPT
 from toolbus.broker.transport.replies import fields_of, scan_hash
@@ -31,7 +31,7 @@ class RedisRoutes:
         self._keys = keys
 
     async def renew(
-        self, host: str, lease: float, *, changed: Mapping[str, bytes], gone: Collection[str] = (), claims: Collection[str] = ()
+        self, host: HostId, lease: float, *, changed: Mapping[str, bytes], gone: Collection[str] = (), claims: Collection[str] = ()
     ) -> Renewed:
         """Keep a host's routes for another lease."""
         left = list(changed.items())
@@ -41,7 +41,7 @@ class RedisRoutes:
         return await self._renew(host, lease, left, gone, claims)
 
     async def _renew(
-        self, host: str, lease: float, changed: Sequence[tuple[str, bytes]], gone: Collection[str], claims: Collection[str]
+        self, host: HostId, lease: float, changed: Sequence[tuple[str, bytes]], gone: Collection[str], claims: Collection[str]
     ) -> Renewed:
         asked = list(claims)
         words = [word for pair in changed for word in pair]
@@ -49,23 +49,27 @@ class RedisRoutes:
         known, held = await self._link.execute_script(scripts.RENEW_ROUTES, self._keys_of(host, asked), args, repeatable=True)
         return Renewed(known, frozenset(tool for tool, mine in zip(asked, held, strict=True) if mine))
 
-    async def release(self, host: str, claims: Collection[str]) -> None:
+    async def release(self, host: HostId, claims: Collection[str]) -> None:
         """Let other hosts serve tools that this one served alone."""
         await self._link.execute_script(scripts.RELEASE, self._keys_of(host, claims), (host, 0), repeatable=True)
 
-    async def leave(self, host: str, claims: Collection[str]) -> None:
+    async def leave(self, host: HostId, claims: Collection[str]) -> None:
         """Forget a host, and release its claims."""
         await self._link.execute_script(scripts.RELEASE, self._keys_of(host, claims), (host, 1), repeatable=True)
 
-    async def all(self) -> dict[str, dict[str, bytes]]:
+    async def retire(self, host: HostId) -> None:
+        """Forget a host that is known to be dead, and release the tools that it served alone."""
+        await self.leave(host, await self._routes_of(host))
+
+    async def all(self) -> dict[HostId, dict[str, bytes]]:
         """Return the routes of every live host."""
         found = await self._link.execute("ZRANGE", self._keys.hosts, 0, _MOST_HOSTS - 1, repeatable=True)
-        hosts = [host for each in found if (host := self._name(self._keys.hosts, each))]
+        hosts = [HostId(host) for each in found if (host := self._name(self._keys.hosts, each))]
         routes = await asyncio.gather(*map(self._routes_of, hosts))
         # One whose lease has ended has no routes any more, and stays in the list until another one renews.
         return {host: of_host for host, of_host in zip(hosts, routes, strict=True) if of_host}
 
-    async def write(self, tool: str, host: str, lines: Sequence[str]) -> None:
+    async def write(self, tool: str, host: HostId, lines: Sequence[str]) -> None:
         """Append lines of a program's output."""
         cut = [whole_text(line[:MOST_LINE]) for line in lines[-MOST_LINES:]]
         args = (host, MOST_LINES, int(OUTPUT_KEPT * 1000), *cut)
@@ -82,10 +86,10 @@ class RedisRoutes:
         start = f"({entry}" if entry else "-"
         return self._lines(key, await self._link.execute("XRANGE", key, start, "+", "COUNT", _PAGE, repeatable=True))
 
-    def _keys_of(self, host: str, claims: Collection[str]) -> tuple[str, ...]:
+    def _keys_of(self, host: HostId, claims: Collection[str]) -> tuple[str, ...]:
         return (self._keys.hosts, self._keys.routes(host), *map(self._keys.single, claims))
 
-    async def _routes_of(self, host: str) -> dict[str, bytes]:
+    async def _routes_of(self, host: HostId) -> dict[str, bytes]:
         key = self._keys.routes(host)
         return {tool: value async for field, value in scan_hash(self._link, key) if (tool := self._name(key, field))}
 

@@ -41,6 +41,7 @@ def memberships(groups: Mapping[str, ToolGroup]) -> dict[str, list[str]]:
 
 
 def _narrowed(group: ToolGroup, named: Iterable[str], tools: Mapping[str, Tool]) -> ToolGroup:
-    of = {name for name in group.tool_ids if name in tools}.union(named)
+    # Those that are stored keep their order.
+    of = dict.fromkeys([*(name for name in group.tool_ids if name in tools), *sorted(named)])
     order = tuple(name for name in group.usage_order if name in of)
-    return msgspec.structs.replace(group, name=group.name or group.group_id, tool_ids=tuple(sorted(of)), usage_order=order)
+    return msgspec.structs.replace(group, name=group.name or group.group_id, tool_ids=tuple(of), usage_order=order)

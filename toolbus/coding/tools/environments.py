@@ -12,6 +12,7 @@ import anyio
 import msgspec
 
 from toolbus.backends.containers.cli import CliFailed, ContainerCli
+from toolbus.backends.containers.command import RIGHTS
 from toolbus.backends.containers.images import Images
 from toolbus.backends.containers.labels import labels_of_task
 from toolbus.backends.ports import LOOPBACK
@@ -198,8 +199,7 @@ class Environments:
         for label, value in labels_of_task(self._workspace.task).items():
             words += ["--label", f"{label}={value}"]
         words += ["--memory", str(options.memory), "--memory-swap", str(options.memory), "--pids-limit", str(options.processes)]
-        words += ["--cap-drop", "ALL", "--cap-add", "CHOWN", "--cap-add", "DAC_OVERRIDE", "--cap-add", "FOWNER"]
-        words += ["--cap-add", "SETUID", "--cap-add", "SETGID", "--security-opt", "no-new-privileges"]
+        words += RIGHTS
         words += ["--ulimit", f"fsize={options.file_bytes}"]
         words += ["--mount", f"type=bind,source={files},target={_INSIDE}", "--workdir", _INSIDE]
         if options.network != "all":

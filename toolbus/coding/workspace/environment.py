@@ -1,4 +1,4 @@
-"""The environment variables of a workspace's programs, and the folders of the system that they see."""
+"""The environment variables of a workspace's programs."""
 
 from __future__ import annotations
 
@@ -8,15 +8,8 @@ import shutil
 import sys
 from pathlib import Path
 
+from toolbus.backends.confinement import base_python
 from toolbus.results import ToolError
-
-READABLE = (
-    *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store"),
-    *("/etc/" + name for name in ("passwd", "group", "hosts", "resolv.conf", "nsswitch.conf", "host.conf", "services", "protocols")),
-    *("/etc/" + name for name in ("ssl", "pki", "ca-certificates", "ld.so.cache", "ld.so.conf", "localtime", "alternatives", "mime.types")),
-    *("/etc/fonts", "/etc/magic"),
-)
-"""Folders and files of the system that a program sees beside Python's own folder: programs, and settings without secrets."""
 
 # Where packages come from, and how they are reached; only uv gets these, and a program that may reach the network the first ones.
 _NETWORK = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR")
@@ -55,16 +48,6 @@ def environment_of(folder: Path, where: str, *, network: bool = False) -> dict[s
         names = (*_NETWORK, *(name.lower() for name in _NETWORK), *_PACKAGES)
         environment |= {name: os.environ[name] for name in names if name in os.environ}
     return environment
-
-
-def python() -> list[str]:
-    """Return the folders that the interpreter is installed in."""
-    return [str(Path(sys.base_prefix).resolve())]
-
-
-def base_python() -> str:
-    """Return the interpreter outside of any virtual environment."""
-    return str(Path(getattr(sys, "_base_executable", sys.executable)).resolve())
 
 
 @functools.cache

@@ -7,11 +7,9 @@ import contextlib
 import json
 import os
 import sys
-from pathlib import Path
 
+from toolbus.backends.confinement import LAUNCHER
 from toolbus.coding.workspace.programs import cant_confine
-
-_LAUNCHER = str(Path(__file__).with_name("launcher.py"))
 
 
 class ClosedNetwork:
@@ -43,7 +41,7 @@ class ClosedNetwork:
 
 async def _held() -> asyncio.subprocess.Process:
     pipe = asyncio.subprocess.PIPE
-    words = (sys.executable, "-I", "-S", _LAUNCHER, json.dumps({"parent": os.getpid()}))
+    words = (sys.executable, "-I", "-S", LAUNCHER, json.dumps({"parent": os.getpid()}))
     holder = await asyncio.create_subprocess_exec(*words, stdin=pipe, stdout=pipe, env={}, start_new_session=True)
     try:
         assert holder.stdout is not None  # noqa: S101 - it is started with a pipe

@@ -11,17 +11,16 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 import anyio
 import msgspec
 
+from toolbus.backends.confinement import LAUNCHER
 from toolbus.coding.workspace.output import Output, Unread
 from toolbus.results import ToolError
 from toolbus.safe_text import text_of
 
-_LAUNCHER = str(Path(__file__).with_name("launcher.py"))
 _CHUNK = 65_536
 # A program that prints more than this is ended.
 MOST_PRINTED = 64 << 20
@@ -199,7 +198,7 @@ async def start(plan: Mapping[str, Any], environment: Mapping[str, str], most_ou
     """
     reading, writing = os.pipe2(os.O_CLOEXEC)
     os.set_blocking(reading, False)
-    words = [sys.executable, "-I", "-S", _LAUNCHER, json.dumps({**plan, "parent": os.getpid(), "report": writing})]
+    words = [sys.executable, "-I", "-S", LAUNCHER, json.dumps({**plan, "parent": os.getpid(), "report": writing})]
     try:
         process = await _process(words, environment, (writing,), reading)
     finally:

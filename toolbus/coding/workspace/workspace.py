@@ -15,7 +15,8 @@ from typing import Any, Self
 
 import anyio
 
-from toolbus.coding.workspace.environment import READABLE, environment_of, find_uv, python
+from toolbus.backends.confinement import READABLE, python
+from toolbus.coding.workspace.environment import environment_of, find_uv
 from toolbus.coding.workspace.files import Folder, usage
 from toolbus.coding.workspace.limits import WorkspaceOptions
 from toolbus.coding.workspace.network import ClosedNetwork
@@ -121,11 +122,22 @@ class Workspace:
         finally:
             await program.end()
 
-    async def start(self, words: Sequence[str], *, folder: str = "", seconds: float = 0.0, env: Mapping[str, str] | None = None) -> Program:
-        """Start a program that runs until it ends, is ended, or the workspace is left; see ``program``."""
+    async def start(
+        self,
+        words: Sequence[str],
+        *,
+        folder: str = "",
+        seconds: float = 0.0,
+        env: Mapping[str, str] | None = None,
+        network: bool = True,
+    ) -> Program:
+        """Start a program that runs until it ends, is ended, or the workspace is left; see ``program``.
+
+        Without ``network`` it reaches none, also where the workspace's commands may.
+        """
         where = await asyncio.to_thread(self.files.folder, folder)
         environment = environment_of(self._folder, where) | dict(env or {})
-        return await self._start(words, where, environment, seconds, network=self.options.network == "all", write=())
+        return await self._start(words, where, environment, seconds, network=network and self.options.network == "all", write=())
 
     async def run_uv(self, words: Sequence[str], *, folder: str) -> Finished:
         """Run uv itself, with its cache and, where the deployment allows it, the network. It builds nothing.
@@ -162,7 +174,7 @@ class Workspace:
             "words": list(words),
             "folder": where,
             "confined": options.confined,
-            "join": 0 if network else await self._network.pid(),
+            "join": 0 if network or not options.confined else await self._network.pid(),
             "root": str(self._folder / "root"),
             "read": [*READABLE, *python(), find_uv()],
             "write": [str(self._folder / "files"), str(self._folder / "home"), *write],

@@ -13,7 +13,7 @@ _FILES = ("registry.json", "sources.json", "groups.json")
 
 
 def words_of(arguments: Sequence[str] | None, here: Path) -> list[str]:
-    """Return the words of the toolbus command that does the same; tools that the agent writes are approved at once, as there.
+    """Return the words of the toolbus command that does the same; tools that the agent writes wait for approval, which they do not there.
 
     Args:
         arguments: of the command line; None for the process's own.
@@ -25,7 +25,7 @@ def words_of(arguments: Sequence[str] | None, here: Path) -> list[str]:
     parser.add_argument("--data", type=Path, help="folder in which the server keeps its data; in memory without it")
     given = parser.parse_args(arguments)
     folder = given.folder or (here if any((here / name).is_file() for name in _FILES) else None)
-    words = ["platform", "up", "--auto-approve", "--http-port", str(given.port)]
+    words = ["platform", "up", "--http-port", str(given.port)]
     words += [] if folder is None else ["--import", str(folder)]
     return words + ([] if given.data is None else ["--data", str(given.data)])
 

@@ -73,7 +73,7 @@ async def reject(request: Request) -> Response:
 
 def _waiting(review: Review) -> dict[str, Any]:
     """Return a recorded tool that waits for approval, in the form of the others."""
-    said = [f"{each.field}: {one_line(_text(each.after), _MOST_VALUE)}" for each in review.changes]
+    said = [f"rights: {review.rights}", *(f"{each.field}: {one_line(_text(each.after), _MOST_VALUE)}" for each in review.changes)]
     tool = PinnedTool(review.tool_id, "unpinned", review.tool_id, review.digest, changes=tuple(said), by=review.made_by)
     return {**_document(tool), "state": "pending"}
 

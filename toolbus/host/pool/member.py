@@ -28,7 +28,7 @@ class Member:
         used: when a call began or ended last, in the loop's time.
         calls: how many calls have a place at it.
         leaving: True from when it is to be stopped; it is given no more calls.
-        suspected: a call was lost there; it is given none until a health check says that it is well.
+        suspected: how many calls were lost there since it last answered a request; until it does, it is given none.
         held: how many places calls have that were given up while the program may go on with them.
         doubted: a call was cancelled or reached its deadline since the last sign of life.
         look: set when whoever watches it has something to look at.
@@ -45,7 +45,7 @@ class Member:
         self.started = self.used = self._loop.time()
         self.calls = self.held = 0
         self.leaving = False
-        self.suspected = False
+        self.suspected = 0
         self.doubted = False
         self.look = asyncio.Event()
 
@@ -70,8 +70,8 @@ class Member:
         self.used = self._loop.time()
 
     def suspect(self) -> None:
-        """Ask for a health check before it is given another call."""
-        self.suspected = True
+        """Have it answer a request before it is given another call."""
+        self.suspected += 1
         self.look.set()
 
     async def call(self, arguments: dict[str, Any], output: Output, user: str, deadline: float) -> ToolResult:

@@ -102,34 +102,37 @@ class Watch:
 
     def _is_check_due(self) -> bool:
         member = self._member
-        return self._loop.time() >= self._check or member.suspected or (member.doubted and not self._flaws)
+        return self._loop.time() >= self._check or member.suspected > 0 or (member.doubted and not self._flaws)
 
     async def _judge(self, ended: asyncio.Task[str]) -> str:
         """Check its health; return why it is given up, or an empty text."""
-        member, flaw = self._member, await self._flaw(ended)
+        member, suspected = self._member, self._member.suspected
+        flaw = await self._flaw(ended)
         self._check = self._loop.time() + self._every
         if ended.done():
             member.look.set()
             return ""
         if not flaw:
             self._flaws, member.doubted = 0, False
-            if member.suspected:
-                member.suspected = False
+            # A call that was lost meanwhile needs an answer of its own.
+            if suspected and suspected == member.suspected:
+                member.suspected = 0
                 self._on_well()
             return ""
-        if member.suspected:
+        if member.suspected and not member.calls:
             return flaw
+        if member.suspected or member.doubted or not member.calls:
+            self._check = self._loop.time() + min(self._every, self._timing.again_after)
         if member.calls and not member.doubted:
             # A program that computes may have no time for a health check; one that nobody waits for has.
             return ""
         self._flaws += 1
-        self._check = self._loop.time() + min(self._every, self._timing.again_after)
         return flaw if self._flaws >= _FLAWS else ""
 
     async def _flaw(self, ended: asyncio.Task[str]) -> str:
         """Return why it is not well, or an empty text."""
         instance: Instance = self._member.instance
-        check = asyncio.create_task(instance.health())
+        check = asyncio.create_task(instance.health(answered=self._member.suspected > 0))
         try:
             await asyncio.wait({check, ended}, timeout=self._timing.health_within, return_when=asyncio.FIRST_COMPLETED)
             return _text_of(check) if check.done() else f"it did not answer a health check within {self._timing.health_within:g} s"

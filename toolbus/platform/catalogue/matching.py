@@ -11,6 +11,9 @@ from toolbus.platform.records import RecordedTool
 
 _WORD = re.compile(r"\w+")
 _LEAST_NAME = 3
+# What a name says before the thing itself, as in "runcomfy".
+_VERBS = ("run", "launch")
+_LEAST_THING = 5
 _LEAST_WORD = 4
 # Shared keywords that make a match: with the same category, and without one.
 _SHARED_WITH_CATEGORY, _SHARED_ALONE = 2, 4
@@ -44,8 +47,9 @@ def _by_name(item: Item, name: str, title: str) -> str:
         sought = _plain(said)
         if len(sought) < _LEAST_NAME:
             continue
+        things = {sought, *(thing for verb in _VERBS if len(thing := sought.removeprefix(verb)) >= _LEAST_THING)}
         for text, where in ((name, "id"), (title, "name")):
-            if f" {sought} " in f" {_plain(text)} ":
+            if any(f" {each} " in f" {_plain(text)} " for each in things):
                 return f"its {what} {said!r} is in the {where} {text!r}"
     return ""
 

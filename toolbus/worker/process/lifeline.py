@@ -16,6 +16,7 @@ from typing import Self
 import msgspec
 
 from toolbus import telemetry
+from toolbus.broker.protocols import HostId, WorkerId
 from toolbus.worker.process.load import Load
 
 # Seconds beyond its grace period after which a child whose parent is gone is ended; the steps of a drain are bounded by fewer.
@@ -29,14 +30,18 @@ class Told(msgspec.Struct, omit_defaults=True):
     """The state that a child has told.
 
     Attributes:
-        instance: its instance id, once it serves.
+        serving: true once it serves.
+        instance: the id of its worker, if it has one.
+        host: its id as a host of recorded tools, if it is one.
         refused: the reason why it does not serve.
         mendable: true when a change of the served files may remove that reason.
         probes: the port of this machine at which it answers probes; 0 for none.
         load: how busy it is, if it was asked to tell that.
     """
 
-    instance: str = ""
+    serving: bool = False
+    instance: WorkerId = WorkerId("")
+    host: HostId = HostId("")
     refused: str = ""
     mendable: bool = False
     probes: int = 0
@@ -103,7 +108,14 @@ class Lifeline:
 def _joined(told: Told, new: Told) -> Told:
     if new.load is not None:
         return msgspec.structs.replace(told, load=new.load)
-    return Told(new.instance or told.instance, new.refused, new.mendable, new.probes or told.probes, told.load)
+    return msgspec.structs.replace(
+        new,
+        serving=new.serving or told.serving,
+        instance=new.instance or told.instance,
+        host=new.host or told.host,
+        probes=new.probes or told.probes,
+        load=told.load,
+    )
 
 
 def tell(descriptor: int | None, told: Told) -> bool:

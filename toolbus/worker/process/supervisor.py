@@ -58,9 +58,9 @@ class Supervisor:
         environment: the children's.
         processes: how many at the start.
         grace: seconds a child may take to drain before it is killed.
-        retire: gives what a dead child's instance held to others.
+        retire: gives what a dead child held to others, by the ids that it has told.
         complain: shows a user why a child does not serve; called once for all children that say the same.
-        on_serving: called with the first instance that serves.
+        on_serving: called once when the first child serves.
         watch: folders whose changes restart all children, or empty.
         after: words of the command that stand after the lifeline, because every later word is taken for an argument.
         watchers: are told of the children.
@@ -75,9 +75,9 @@ class Supervisor:
         *,
         processes: int,
         grace: float,
-        retire: Callable[[str], Awaitable[object]],
+        retire: Callable[[Told], Awaitable[object]],
         complain: Callable[[str], None],
-        on_serving: Callable[[str], object] = lambda _: None,
+        on_serving: Callable[[], object] = lambda: None,
         watch: Sequence[Path] = (),
         after: Sequence[str] = (),
         watchers: Sequence[ChildWatcher] = (),
@@ -185,7 +185,7 @@ class Supervisor:
                 await self._changed.wait()
                 delay = _BACKOFF_FIRST
                 continue
-            if code == _REFUSED and not told.instance and not self._served:
+            if code == _REFUSED and not told.serving and not self._served:
                 # The same start would be refused in the same way.
                 return
             delay = _BACKOFF_FIRST if time.monotonic() - started > _STABLE_AFTER else min(delay * 2, _BACKOFF_MOST)
@@ -224,7 +224,7 @@ class Supervisor:
             del self._children[slot]
             told = line.read()
         if code != 0:
-            await self._bury(child.pid, told.instance)
+            await self._bury(child.pid, told)
         return child.pid, code, told
 
     def _hear(self, slot: int, line: Lifeline) -> None:
@@ -232,7 +232,7 @@ class Supervisor:
         if line.ended:
             # A closed end stays readable.
             asyncio.get_running_loop().remove_reader(line.fileno())
-        if told.instance != before.instance:
+        if told.serving and not before.serving:
             self._announce(slot, told)
         if told.load is not None and told.load is not before.load:
             for watcher in self._watchers:
@@ -245,7 +245,7 @@ class Supervisor:
         self._complaints.clear()
         if not self._served:
             self._served = True
-            self._on_serving(told.instance)
+            self._on_serving()
 
     def _tell(self, complaint: str) -> None:
         if complaint in self._complaints:
@@ -253,17 +253,18 @@ class Supervisor:
         self._complaints.add(complaint)
         self._complain(complaint)
 
-    async def _bury(self, pid: int, instance: str) -> None:
+    async def _bury(self, pid: int, told: Told) -> None:
         """Let others go on with what a dead child held, rather than wait for the end of its lease."""
-        if not instance:
+        if not (told.instance or told.host):
             return
         try:
             async with asyncio.timeout(_RETIRING):
-                await self._retire(instance)
+                await self._retire(told)
         except (ToolbusError, OSError) as error:
             # TimeoutError is an OSError.
             reason = str(error) or "the server did not answer"
-            telemetry.log.warning("supervisor.not_retired", pid=pid, instance=instance, error=reason, advice="its lease ends by itself")
+            ids = {"instance": told.instance, "host": told.host}
+            telemetry.log.warning("supervisor.not_retired", pid=pid, **ids, error=reason, advice="its lease ends by itself")
 
     async def _outlive(self, child: asyncio.subprocess.Process, ending: asyncio.Event) -> int:
         """Wait for a child's end; when it is to end, ask it to drain, and kill it when it does not."""

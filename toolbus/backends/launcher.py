@@ -36,6 +36,10 @@ _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _LOOK = 0.05
 # Of so many looks one is at open files, too.
 _SELDOM = 10
+# Connections from outside that wait until they are passed on.
+_MOST_CONNECTIONS = 512
+# Events of epoll.
+_READABLE, _WRITABLE, _BROKEN = 1, 4, 8 | 16
 
 CANT_CONFINE = 125
 """Exit status when the kernel does not let us make the namespaces."""
@@ -87,13 +91,41 @@ def join(pid: int) -> None:
     os.close(network)
 
 
-def leave_users(more: int) -> None:
-    """Enter new namespaces, with a user of the same number."""
+def leave_users(more: int, other: int = 0) -> None:
+    """Enter new namespaces, with a user of the same number, and one of another number that the superuser can give a command."""
     user, group = os.geteuid(), os.getegid()
+    if other:
+        _map_from_outside(more, other)
+        return
     _checked(_libc.unshare(NEW_USERS | more), "new namespaces")
     _write("/proc/self/setgroups", "deny")
     _write("/proc/self/uid_map", f"{user} {user} 1")
     _write("/proc/self/gid_map", f"{group} {group} 1")
+
+
+def _map_from_outside(more: int, other: int) -> None:
+    """Enter new namespaces with two users; only a process that stays outside may map the second one."""
+    pid = os.getpid()
+    reading, writing = os.pipe()
+    outside = os.fork()
+    if not outside:
+        os.close(writing)
+        number = 0
+        try:
+            if os.read(reading, 1):
+                for name in ("uid_map", "gid_map"):
+                    _write(f"/proc/{pid}/{name}", f"0 0 1\n{other} {other} 1")
+        except OSError as error:
+            number = error.errno or 1
+        os._exit(number)
+    os.close(reading)
+    status = _libc.unshare(NEW_USERS | more)
+    number = ctypes.get_errno()
+    os.write(writing, b"1" if status == 0 else b"")
+    os.close(writing)
+    _, ended = os.waitpid(outside, 0)
+    ctypes.set_errno(number if status < 0 else os.waitstatus_to_exitcode(ended))
+    _checked(-1 if ctypes.get_errno() else 0, "new namespaces")
 
 
 def loopback_up() -> None:
@@ -108,10 +140,16 @@ def loopback_up() -> None:
 
 def enter_root(root: str, read: list[str], write: list[str], temporary: str, memory: int, processes: int) -> None:
     """Make a root folder that has the given folders and files, devices and processes, and nothing else."""
+    # The command may be of another user than the folders that are made here.
+    os.umask(0o022)
     _mount("none", "/", "", _RECURSIVE | _PRIVATE)
     _mount("tmpfs", root, "tmpfs", _NO_SUID | _NO_DEVICES, "size=4m,nr_inodes=4096,mode=755")
     # It comes first, since other folders may lie below.
-    _bind(temporary, f"{root}/tmp", _NO_SUID | _NO_DEVICES, drop=_READ_ONLY)
+    if temporary:
+        _bind(temporary, f"{root}/tmp", _NO_SUID | _NO_DEVICES, drop=_READ_ONLY)
+    else:
+        os.makedirs(root + "/tmp")
+        _mount("tmpfs", root + "/tmp", "tmpfs", _NO_SUID | _NO_DEVICES, f"size={memory // 4},nr_inodes=16384,mode=1777")
     bound: list[str] = []
     for path in read:
         if any(path == each or path.startswith(f"{each}/") for each in bound):
@@ -169,10 +207,11 @@ def limit(plan: dict[str, Any]) -> None:
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_DATA: plan["memory"],
         resource.RLIMIT_FSIZE: plan["file_bytes"],
-        resource.RLIMIT_CPU: int(plan["seconds"]) + 1,
         resource.RLIMIT_NOFILE: 1024,
         resource.RLIMIT_MEMLOCK: 1 << 20,
     }
+    if plan["seconds"]:
+        limits[resource.RLIMIT_CPU] = int(plan["seconds"]) + 1
     if plan["confined"]:
         # Elsewhere the user's other processes would count, too.
         limits[resource.RLIMIT_NPROC] = plan["processes"]
@@ -182,12 +221,16 @@ def limit(plan: dict[str, Any]) -> None:
         resource.setrlimit(number, (most, most))
 
 
-def drop_rights() -> None:
-    """Give up every capability, and the chance to gain one by executing a program."""
+def drop_rights(user: int) -> None:
+    """Give up every capability, and the chance to gain one by executing a program; become another user, if one is given."""
     _libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
     for capability in range(64):
         if _libc.prctl(_DROP_BOUND, capability, 0, 0, 0) < 0:
             break
+    if user:
+        os.setgroups([])
+        os.setresgid(user, user, user)
+        os.setresuid(user, user, user)
     header = (ctypes.c_uint32 * 2)(0x20080522, 0)
     _checked(_libc.capset(header, (ctypes.c_uint32 * 6)()), "drop capabilities")
 
@@ -250,7 +293,7 @@ def _execute(plan: dict[str, Any]) -> NoReturn:
         limit(plan)
         os.chdir(plan["folder"])
         if plan["confined"]:
-            drop_rights()
+            drop_rights(plan.get("user", 0))
         _libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
         os.execvpe(plan["words"][0], plan["words"], os.environ)  # noqa: S606 - that is its purpose
     except OSError as error:
@@ -268,10 +311,12 @@ def guard(plan: dict[str, Any]) -> NoReturn:
     command = os.fork()
     if not command:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGCHLD,))
-        os.close(plan["report"])
+        for number in (plan["report"], *plan["relay"][:1]):
+            os.close(number)
         _execute(plan)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _frame: _ask(command, number))
+    _pass_on(plan)
     own = os.getpid()
     look, looks, unnamed = time.monotonic(), 0, 0
     while True:
@@ -304,6 +349,121 @@ def _ask(command: int, number: int) -> None:
         os.killpg(command, number)
 
 
+def _pass_on(plan: dict[str, Any]) -> None:
+    """Begin to pass connections from outside on, if the plan has them."""
+    if plan["relay"]:
+        import threading  # noqa: PLC0415 - only this needs it
+
+        threading.Thread(target=_Relay(*plan["relay"]).run, daemon=True).start()
+
+
+class _End:
+    """One of the two ends of a connection that is passed on."""
+
+    def __init__(self, own: Any) -> None:
+        self.own = own
+        self.other: _End = self
+        self.unsent = b""
+        self.reads = True
+        self.waits = 0
+
+    def read(self) -> None:
+        """Take what has come for the other end."""
+        data = self.own.recv(65_536)
+        self.reads = bool(data)
+        self.other.write(data)
+
+    def write(self, data: bytes = b"") -> None:
+        """Send what it takes without waiting; nothing comes after the end of the other one's data."""
+        self.unsent += data
+        with contextlib.suppress(BlockingIOError):
+            while self.unsent:
+                self.unsent = self.unsent[self.own.send(self.unsent) :]
+        if not self.unsent and not self.other.reads:
+            self.own.shutdown(1)
+
+
+class _Relay:
+    """Passes connections of a socket from outside on to a port of the command's own network, in one thread."""
+
+    def __init__(self, descriptor: int, port: int) -> None:
+        import select  # noqa: PLC0415 - only this needs them
+        import socket  # noqa: PLC0415
+
+        self._socket = socket.socket
+        self._listening = socket.socket(fileno=descriptor)
+        self._address = ("127.0.0.1", port)
+        self._poll = select.epoll()
+        self._ends: dict[int, _End] = {}
+
+    def run(self) -> None:
+        """Pass on what comes, from when something listens at the port; refuse connections until then."""
+        while True:
+            with contextlib.suppress(OSError), self._socket() as tried:
+                tried.connect(self._address)
+                break
+            time.sleep(_LOOK)
+        self._listening.setblocking(False)
+        self._listening.listen(_MOST_CONNECTIONS)
+        self._poll.register(self._listening.fileno(), _READABLE)
+        while True:
+            for number, events in self._poll.poll():
+                if number == self._listening.fileno():
+                    self._accept()
+                elif number in self._ends:
+                    self._serve(self._ends[number], events)
+
+    def _accept(self) -> None:
+        try:
+            outside, _ = self._listening.accept()
+        except OSError:
+            time.sleep(_LOOK)
+            return
+        with contextlib.suppress(OSError):
+            inside = self._socket()
+            one, two = _End(outside), _End(inside)
+            one.other, two.other = two, one
+            for end in (one, two):
+                end.own.setblocking(False)
+                self._ends[end.own.fileno()] = end
+                self._poll.register(end.own.fileno(), 0)
+            inside.connect_ex(self._address)
+            self._watch(one)
+
+    def _serve(self, end: _End, events: int) -> None:
+        try:
+            if events & _WRITABLE:
+                end.write()
+            if events & ~_WRITABLE and end.reads:
+                end.read()
+            elif events & _BROKEN:
+                raise ConnectionResetError
+        except BlockingIOError:
+            pass
+        except OSError:
+            # Who waits at the other end is to see that the connection broke.
+            self._close(end)
+            return
+        if end.reads or end.other.reads or end.unsent or end.other.unsent:
+            self._watch(end)
+        else:
+            self._close(end)
+
+    def _watch(self, end: _End) -> None:
+        for each in (end, end.other):
+            # What the other end does not take yet stays where it is.
+            wanted = (_READABLE if each.reads and not each.other.unsent else 0) | (_WRITABLE if each.unsent else 0)
+            if wanted != each.waits:
+                each.waits = wanted
+                self._poll.modify(each.own.fileno(), wanted)
+
+    def _close(self, end: _End) -> None:
+        for each in (end, end.other):
+            del self._ends[each.own.fileno()]
+            self._poll.unregister(each.own.fileno())
+            each.own.close()
+
+
 def _end_children() -> None:
     """End all children, and those that they leave to this process, until there are none."""
     while True:
@@ -332,7 +492,10 @@ def _confined(plan: dict[str, Any]) -> NoReturn:
             join(plan["join"])
             _checked(_libc.unshare(NEW_FILES | NEW_HOST_NAME | NEW_IPC | NEW_PIDS), "new namespaces")
         else:
-            leave_users(NEW_FILES | NEW_HOST_NAME | NEW_IPC | NEW_PIDS)
+            network = NEW_NETWORK if plan["relay"] else 0
+            leave_users(NEW_FILES | NEW_HOST_NAME | NEW_IPC | NEW_PIDS | network, plan.get("user", 0))
+            if network:
+                loopback_up()
         reading, writing = os.pipe()
         child = os.fork()
     except OSError as error:
@@ -380,10 +543,14 @@ def main() -> NoReturn:
     """Do what the argument says."""
     plan: dict[str, Any] = json.loads(sys.argv[1])
     _die_with_parent()
-    if os.getppid() != plan["parent"]:
+    if os.getppid() != plan.get("parent", os.getppid()):
         os._exit(1)
     if "words" not in plan:
         hold()
+    plan.setdefault("relay", ())
+    # Without a place of its own, what is to be reported goes where errors go.
+    if "report" not in plan:
+        plan["report"] = os.dup(2)
     if plan["confined"]:
         _confined(plan)
     _libc.prctl(_SUBREAPER, 1, 0, 0, 0)
