@@ -27,7 +27,7 @@ _ALWAYS = (
 )
 _METHODS = b"GET, HEAD, POST, PUT, PATCH, DELETE"
 _ASKED = b"Authorization, Content-Type, Accept, Idempotency-Key, Last-Event-ID, Traceparent, Toolbus-Session, Toolbus-Timeout, X-Request-Id"
-_TOLD = b"X-Request-Id, Retry-After, Traceparent, ETag, WWW-Authenticate, Mcp-Session-Id"
+_TOLD = b"X-Request-Id, Retry-After, Traceparent, ETag, Link, WWW-Authenticate, Mcp-Session-Id"
 _MCP = b", Mcp-Session-Id, Mcp-Protocol-Version, Mcp-Method, Mcp-Name"
 
 
