@@ -121,7 +121,7 @@ _PROBLEMS = {
     "401": "Nobody that is known has sent the request.",
     "403": "The sender may not do this.",
     "404": "There is none of this name.",
-    "409": "The call was cancelled, or its outcome is unknown.",
+    "409": "The call was cancelled, its outcome is unknown, or its key stands for other work.",
     "413": "The body is too large.",
     "415": "The body is not said to be JSON.",
     "422": "An argument, a header or a parameter is wrong.",
