@@ -155,16 +155,22 @@ async def test_the_stream_goes_on_from_a_given_position(place: Place) -> None:
 
 
 async def test_other_keys_users_and_arguments_are_not_shared(place: Place) -> None:
-    """Another key or user is another call; the same key with other arguments is refused."""
-    async with place.serving(recite) as bus:
+    """Another key or user is another call; the same key with other arguments or for another tool is refused."""
+
+    @tool(effect="read")
+    async def other(words: str) -> str:
+        raise AssertionError("it must not run")
+
+    async with place.serving(recite, other) as bus:
         stage.go.set()
         await bus.call("recite", {"words": "a b"}, idempotency_key="k", user="alice")
         await bus.call("recite", {"words": "a b"}, idempotency_key="k", user="bob")
         await bus.call("recite", {"words": "a b"}, idempotency_key="l", user="alice")
         assert len(stage.starts) == 3
-        result = await bus.call("recite", {"words": "other"}, idempotency_key="k", user="alice")
-        assert result.error is not None
-        assert (result.error.type, result.error.code) == ("invalid_arguments", "idempotency_conflict")
+        for name, words in (("recite", "other"), ("other", "a b")):
+            result = await bus.call(name, {"words": words}, idempotency_key="k", user="alice")
+            assert result.error is not None
+            assert (result.error.type, result.error.code) == ("invalid_arguments", "idempotency_conflict")
 
 
 async def test_one_caller_that_cancels_does_not_take_the_others_answer(place: Place) -> None:

@@ -286,18 +286,17 @@ def decode_request(payload: bytes, *, limit: int) -> Request:
 
 
 def share_digest(request: Request) -> str:
-    """Return the digest that callers of one shared call have in common: user, service, tool, config and idempotency key."""
-    parts = (request.user, request.service, request.tool, request.config, request.idempotency_key)
-    return hashlib.blake2b(_ordered_encoder.encode(parts), digest_size=16).hexdigest()
+    """Return the digest that callers of one shared call have in common: user and idempotency key."""
+    return hashlib.blake2b(_ordered_encoder.encode((request.user, request.idempotency_key)), digest_size=16).hexdigest()
 
 
 def work_digest(request: Request) -> str:
-    """Return the digest of a call's arguments (in any order) and session.
+    """Return the digest of what a call does: service, tool, config, arguments (in any order) and session.
 
     Calls that differ in it can't share one idempotency key: an answer may depend on its session, which another session must not
     read, and running the call once more might be a second effect.
     """
-    work = [request.arguments, request.session] if request.session else request.arguments
+    work = (request.service, request.tool, request.config, request.arguments, request.session)
     return hashlib.blake2b(_ordered_encoder.encode(work), digest_size=16).hexdigest()
 
 

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
 import uvicorn
-from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
 from tests.servers import eventually
 from toolbus import ToolBus
 from toolbus.gateway.app import application
-from toolbus.gateway.definitions import definitions
-from toolbus.gateway.gateway import Gateway, gateway_of
+from toolbus.gateway.gateway import Gateway
 from toolbus.gateway.principals import Authenticator, Everyone
 
 
@@ -37,22 +35,11 @@ async def listening(app: ASGIApp, **options: Any) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def client_of(
-    bus: ToolBus, authenticator: Authenticator | None = None, routes: Sequence[BaseRoute] = ()
-) -> AsyncIterator[httpx.AsyncClient]:
+async def client_of(bus: ToolBus, authenticator: Authenticator | None = None) -> AsyncIterator[httpx.AsyncClient]:
     """Return a client of a gateway."""
     app = application(Gateway(bus, authenticator or Everyone()))
-    app.router.routes.extend(routes)
     async with listening(app) as url, httpx.AsyncClient(base_url=url, timeout=60.0, trust_env=False) as client:
         yield client
-
-
-async def _definitions(request: Any) -> Any:
-    return definitions(request, await gateway_of(request).admitted(request), request.query_params["format"])
-
-
-DEFINITIONS = Route("/v1/definitions", _definitions)
-"""The definitions by themselves."""
 
 
 def events_of(text: str) -> list[tuple[str, str]]:

@@ -140,6 +140,39 @@ async def test_large_bodies(namespace: str) -> None:
             assert head.split(b" ")[1] in {b"400", b"413"}, head
 
 
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /health HTTP/1.1\r\n",
+        b"GET /health HTTP/1.1\r\nHost:\r\n",
+        b"GET /health HTTP/1.1\r\nHost: x\r\nHost: y\r\n",
+        b"GET http://other.example/health HTTP/1.1\r\nHost: x\r\n",
+    ],
+    ids=["none", "empty", "two", "foreign"],
+)
+async def test_a_request_names_one_host(namespace: str, head: bytes) -> None:
+    """A request without a host, or with another one in its absolute form than in its header, is refused."""
+    async with served(namespace) as url:
+        assert (await said(url, head + b"Connection: close\r\n\r\n")).startswith(b"HTTP/1.1 400")
+
+
+@pytest.mark.parametrize(
+    "head", [b"GET http://X:80/health HTTP/1.1\r\nHost: x:80\r\n", b"GET /health HTTP/1.0\r\n"], ids=["absolute", "old"]
+)
+async def test_a_host_may_stand_twice_or_be_of_an_old_client(namespace: str, head: bytes) -> None:
+    """The absolute form of the same host is answered, and so is HTTP 1.0, which knows no hosts."""
+    async with served(namespace) as url:
+        assert (await said(url, head + b"Connection: close\r\n\r\n")).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("path", ["/run_tool", "/v1/tool_calls", "/mcp", "/chat"])
+async def test_compressed_bodies_are_415(namespace: str, path: str) -> None:
+    """A body that the gateway would not read is refused by its encoding, and the answer says how to send it."""
+    async with client(namespace) as made:
+        answered = await made.post(path, content=b"\x1f\x8b", headers={**JSON, "Content-Encoding": "gzip"})
+        assert (answered.status_code, answered.headers["accept-encoding"]) == (415, "identity")
+
+
 async def test_a_body_that_does_not_arrive(namespace: str) -> None:
     """A client that sends a part of its body and then nothing is answered 408, and its connection closed."""
     async with served(namespace, body_within=0.5) as url:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from typing import Any
 
 import httpx
 import pytest
+from starlette.routing import Route
 
 from tests.gateway.served import Site
 from tests.servers import eventually
+from toolbus.gateway.app import ROUTES
+from toolbus.gateway.page import files
 
 pytestmark = pytest.mark.anyio
 
@@ -45,6 +49,7 @@ SEARCHES: list[tuple[str, list[str]]] = [
     ("runtime=docker", []),
     ("available=false", []),
     ("category=letters&group=none", []),
+    ("name=add&name=echo&q=text", ["echo"]),
 ]
 
 
@@ -69,7 +74,44 @@ async def test_pages_make_the_whole(client: httpx.AsyncClient) -> None:
     assert paged == whole
 
 
-@pytest.mark.parametrize("query", ["limit=0", "limit=x", "limit=1001", "limit=٣", "available=maybe", "kategory=letters"])
+@pytest.mark.parametrize(
+    "query", [*(query for query, _ in SEARCHES if "available" not in query), "limit=2", "limit=2&cursor=counts", "cursor=echo&q=text"]
+)
+async def test_definitions_are_of_the_tools_that_are_found(client: httpx.AsyncClient, query: str) -> None:
+    """Each parameter chooses the same tools with ``format`` as without, and ``Link`` leads through all pages of them."""
+    found = (await client.get(f"/v1/tools?{query}")).json()
+    names = [each["name"] for each in found["tools"]]
+    answer = await client.get(f"/v1/tools?{query}&format=bare")
+    if "limit" not in query:
+        assert "link" not in answer.headers
+    assert [each["name"] for each in answer.json()] == names
+    while link := answer.links.get("next"):
+        answer = await client.get(f"/v1/tools{link['url']}")
+        names += [each["name"] for each in answer.json()]
+    rest = query.replace("limit=2", "limit=1000")
+    assert names == [each["name"] for each in (await client.get(f"/v1/tools?{rest}")).json()["tools"]]
+
+
+def asked() -> list[tuple[str, str]]:
+    """Return method and path of each route of the gateway that is no file of its page."""
+    read = [route for route in ROUTES if isinstance(route, Route) and route not in files.ROUTES]
+    return [
+        (method, re.sub(r"\{\w+(:path)?\}", "x", route.path)) for route in read for method in sorted((route.methods or {"POST"}) - {"HEAD"})
+    ]
+
+
+@pytest.mark.parametrize(("method", "path"), asked())
+async def test_an_unknown_parameter_is_422_everywhere(client: httpx.AsyncClient, method: str, path: str) -> None:
+    """A parameter that a route does not read is refused, and named."""
+    answer = await client.request(method, f"{path}?limt=2", headers={"content-type": "application/json"}, content=b"{}")
+    assert (answer.status_code, answer.json()["type"]) == (422, "urn:toolbus:error:invalid_query"), answer.text
+    assert "'limt'" in answer.json()["detail"]
+
+
+NO_SEARCHES = ["strict=true", "namespaces=false", "format=openai&namespaces=true", "format=bare&available=false", "limit=1&limit=2"]
+
+
+@pytest.mark.parametrize("query", [*NO_SEARCHES, "limit=0", "limit=x", "limit=1001", "limit=٣", "available=maybe", "kategory=letters"])
 async def test_a_wrong_search_is_422(client: httpx.AsyncClient, query: str) -> None:
     """A misspelt condition finds not everything."""
     assert (await client.get(f"/v1/tools?{query}")).status_code == 422

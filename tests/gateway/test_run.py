@@ -166,11 +166,14 @@ async def test_requests_with_one_key_share_one_execution(client: httpx.AsyncClie
 
 
 async def test_a_key_of_other_work_is_a_conflict(client: httpx.AsyncClient) -> None:
-    """The second arguments are not run."""
-    key = secrets.token_hex(4)
+    """Neither other arguments nor another tool are run under a key, which stays that of the first call."""
+    key, mark = secrets.token_hex(4), secrets.token_hex(4)
     await run(client, "echo", {"text": "a"}, Idempotency_Key=key)
-    found = await problem(await run(client, "echo", {"text": "b"}, Idempotency_Key=key), 422, "invalid_arguments")
-    assert found["code"] == "idempotency_conflict"
+    for tool, params in (("echo", {"text": "b"}), ("sleeps", {"seconds": 0, "mark": mark}), ("add", {"left": 1, "right": 2})):
+        found = await problem(await run(client, tool, params, Idempotency_Key=key), 409, "invalid_arguments")
+        assert found["code"] == "idempotency_conflict"
+    assert (await run(client, "echo", {"text": "a"}, Idempotency_Key=key)).json()["output"] == "a"
+    await noted(client, mark, 0)
 
 
 @pytest.mark.parametrize("key", ["", "a\tb", "é", "x" * 256])

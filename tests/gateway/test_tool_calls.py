@@ -11,7 +11,7 @@ import pytest
 
 from tests.client.executing import TwoTier, chat, crash, find_docs, info, pay, pieces, repeat
 from tests.contract import Place, first_of
-from tests.gateway.running import DEFINITIONS, client_of, events_of
+from tests.gateway.running import client_of, events_of
 from tests.servers import eventually
 from toolbus import Blob, ToolBus, Worker, invocation, tool
 from toolbus.client.tools.names import wire_name
@@ -111,8 +111,8 @@ async def test_the_user_is_the_tokens(place: Place) -> None:
 async def test_other_tools_do_not_exist(place: Place) -> None:
     """A principal with some groups calls the tools of these; for it the others are not there, by definition or call."""
     principal = Principal("docs", groups=frozenset({"docs"}))
-    async with place.serving(*TOOLS) as bus, client_of(bus, Everyone(principal), [DEFINITIONS]) as client:
-        listed = (await client.get("/v1/definitions", params={"format": "bare"})).json()
+    async with place.serving(*TOOLS) as bus, client_of(bus, Everyone(principal)) as client:
+        listed = (await client.get("/v1/tools", params={"format": "bare"})).json()
         assert [each["name"] for each in listed] == ["find.docs", "info"]
         answered = (
             await client.post("/v1/tool_calls", json=[chat("c1", "repeat", {"text": "x"}), chat("c2", "info", {"ids": ["a"]})])
@@ -194,6 +194,8 @@ HOSTILE = [
     (b"[" * 100_000, 400),
     (b"7", 422),
     (b'"text"', 422),
+    (b"null", 422),
+    (b'{"message": null}', 422),
     (b"{}", 422),
     (b'{"message": 7}', 422),
     (b'{"message": [], "session": 7}', 422),
@@ -272,18 +274,18 @@ async def test_definitions_are_those_of_the_bus(namespace: str, format: str) -> 
     async with (
         Worker([*TOOLS], url="memory://", namespace=namespace),
         ToolBus("memory://", namespace=namespace) as bus,
-        client_of(bus, routes=[DEFINITIONS]) as client,
+        client_of(bus) as client,
     ):
         for strict in (False, True):
-            found = await client.get("/v1/definitions", params={"format": format, "strict": str(strict).lower()})
+            found = await client.get("/v1/tools", params={"format": format, "strict": str(strict).lower()})
             assert found.json() == bus.tools.definitions(format, strict=strict)
-            again = await client.get("/v1/definitions", params=dict(found.url.params), headers={"If-None-Match": found.headers["etag"]})
+            again = await client.get("/v1/tools", params=dict(found.url.params), headers={"If-None-Match": found.headers["etag"]})
             assert (again.status_code, again.content) == (304, b"")
 
 
 async def test_wrong_formats_and_flags_are_problems(namespace: str) -> None:
     """An unknown format or flag names those that there are."""
-    async with ToolBus("memory://", namespace=namespace) as bus, client_of(bus, routes=[DEFINITIONS]) as client:
+    async with ToolBus("memory://", namespace=namespace) as bus, client_of(bus) as client:
         for query in ({"format": "xml"}, {"format": "bare", "strict": "maybe"}):
-            refused: httpx.Response = await client.get("/v1/definitions", params=query)
+            refused: httpx.Response = await client.get("/v1/tools", params=query)
             assert (refused.status_code, refused.json()["type"]) == (422, "urn:toolbus:error:invalid_query")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Collection
 from functools import cached_property
 
 from starlette.requests import HTTPConnection
@@ -94,15 +95,22 @@ class Gateway:
         self._lost_since: float | None = None
         self._looked = 0.0
 
-    async def admitted(self, connection: HTTPConnection, permission: Permission = "call") -> Principal:
-        """Return who sent a request, if they have a permission.
+    async def admitted(self, connection: HTTPConnection, *permissions: Permission, query: Collection[str] = ()) -> Principal:
+        """Return who sent a request, if they have one of these permissions, and its query has these parameters alone.
+
+        Args:
+            connection: the request.
+            permissions: any of them will do; by default ``call``.
+            query: names of the parameters that the request may have.
 
         Raises:
-            Problem: 401, 403 or 429.
+            Problem: 401, 403, 422 or 429.
         """
         principal = await self.authenticator.principal(connection)
-        if permission not in principal.may:
-            raise Problem(403, "forbidden", f"{principal.name} has no permission to {permission}")
+        needed = permissions or ("call",)
+        if principal.may.isdisjoint(needed):
+            raise Problem(403, "forbidden", f"{principal.name} has no permission to {' or to '.join(needed)}")
+        check_query(connection, query)
         return principal
 
     @property
@@ -137,6 +145,20 @@ class Gateway:
                 return
         detail = "the gateway has lost its connection to the server and is restoring it; try again"
         raise Problem(503, "unavailable", detail, {"Retry-After": "1"}, code="no_server", retryable=True)
+
+
+def check_query(connection: HTTPConnection, known: Collection[str] = ()) -> None:
+    """Refuse parameters of a query that nothing reads, of which a misspelt one would change the answer unnoticed.
+
+    Raises:
+        Problem: 422, there is one.
+    """
+    if not connection.scope["query_string"]:
+        return
+    unknown = sorted(connection.query_params.keys() - set(known))
+    if unknown:
+        there_are = f"there are: {', '.join(sorted(known))}" if known else "there are none here"
+        raise Problem(422, "invalid_query", f"there is no parameter {unknown[0][:50]!r} ({there_are})")
 
 
 def gateway_of(connection: HTTPConnection) -> Gateway:

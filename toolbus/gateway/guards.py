@@ -27,7 +27,7 @@ _ALWAYS = (
 )
 _METHODS = b"GET, HEAD, POST, PUT, PATCH, DELETE"
 _ASKED = b"Authorization, Content-Type, Accept, Idempotency-Key, Last-Event-ID, Traceparent, Toolbus-Session, Toolbus-Timeout, X-Request-Id"
-_TOLD = b"X-Request-Id, Retry-After, Traceparent, ETag, WWW-Authenticate, Mcp-Session-Id"
+_TOLD = b"X-Request-Id, Retry-After, Traceparent, ETag, Link, WWW-Authenticate, Mcp-Session-Id"
 _MCP = b", Mcp-Session-Id, Mcp-Protocol-Version, Mcp-Method, Mcp-Name"
 
 
@@ -104,6 +104,8 @@ class _Guarded:
 
     __slots__ = (
         "_deadline",
+        "_encoding",
+        "_hosts",
         "_length",
         "_options",
         "_origins",
@@ -123,7 +125,8 @@ class _Guarded:
         self._options, self._origins = options, origins
         self._seen, self._whole, self._deadline = 0, False, 0.0
         self.id = self.origin = self.host = self.wants = b""
-        self._length = b""
+        self._length = self._encoding = b""
+        self._hosts = 0
         for name, value in scope["headers"]:
             if name == b"x-request-id":
                 self.id = value
@@ -131,8 +134,11 @@ class _Guarded:
                 self.origin = value.lower()
             elif name == b"host":
                 self.host = value.lower()
+                self._hosts += 1
             elif name == b"content-length":
                 self._length = value
+            elif name == b"content-encoding":
+                self._encoding = value.lower()
             elif name == b"access-control-request-method":
                 self.wants = value
         if _ID.match(self.id) is None:
@@ -150,6 +156,11 @@ class _Guarded:
 
     def refusal(self) -> Problem | None:
         """Return why the request is not even looked at, or None."""
+        if self._hosts > 1 or (self._scope["http_version"] != "1.0" and not self.host):
+            return Problem(400, "invalid_host", "a request names one host, by its Host header")
+        if self._encoding not in {b"", b"identity"}:
+            detail = "the body is compressed (Content-Encoding); send it as it is"
+            return Problem(415, "unsupported_media_type", detail, {"Accept-Encoding": "identity"})
         if self._length and (not self._length.isdigit() or len(self._length) > 15 or int(self._length) > self._options.body):
             return Problem(413, "body_too_large", f"the body has more than {self._options.body:,} bytes")
         if self.origin and self._scope["method"] not in _READING and not self._is_own and not self._is_allowed:

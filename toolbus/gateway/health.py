@@ -7,17 +7,19 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from toolbus.gateway.bodies import answer
-from toolbus.gateway.gateway import gateway_of
+from toolbus.gateway.gateway import check_query, gateway_of
 from toolbus.gateway.problems import Problem
 
 
 async def health(request: Request) -> Response:
     """Answer that the process lives."""
+    check_query(request)
     return answer({"status": "ok"})
 
 
 async def ready(request: Request) -> Response:
     """Answer that requests can be served, or 503: the server is away, or the gateway stops."""
+    check_query(request)
     gateway = gateway_of(request)
     if gateway.stopping.is_set():
         raise Problem(503, "unavailable", "the gateway is stopping", {"Retry-After": "1"}, code="stopping", retryable=True)

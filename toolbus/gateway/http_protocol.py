@@ -21,6 +21,11 @@ _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nContent-Length: 0
 _AROUND = 4
 
 
+def _authority_of(url: bytes) -> bytes:
+    """Return the authority of a request's target in absolute form; empty for a path."""
+    return b"" if url.startswith(b"/") else url.partition(b"://")[2].partition(b"/")[0].partition(b"?")[0].lower()
+
+
 class GuardedProtocol(HttpToolsProtocol):
     """Uvicorn's protocol, which closes connections whose requests take too long or have too large headers.
 
@@ -86,6 +91,10 @@ class GuardedProtocol(HttpToolsProtocol):
         self._in_body, self._taken = True, 0
         self._is_refused = self._is_refused or self._head + len(self.url) > self.most_headers
         if not self._is_refused:
+            authority = _authority_of(self.url)
+            # Another authority than the Host header's is a second host, which the guards refuse.
+            if authority and (b"host", authority) not in [(name, value.lower()) for name, value in self.headers]:
+                self.headers.append((b"host", authority))
             super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:

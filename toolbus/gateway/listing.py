@@ -37,6 +37,7 @@ class Search(msgspec.Struct, frozen=True):
     """The tools that are looked for; an empty condition is none.
 
     Attributes:
+        names: any of these.
         categories: any of these.
         groups: in any of these.
         runtimes: any of these.
@@ -44,6 +45,7 @@ class Search(msgspec.Struct, frozen=True):
         available: whether a live worker serves it; None for both.
     """
 
+    names: frozenset[str] = frozenset()
     categories: frozenset[str] = frozenset()
     groups: frozenset[str] = frozenset()
     runtimes: frozenset[str] = frozenset()
@@ -54,6 +56,8 @@ class Search(msgspec.Struct, frozen=True):
         """Yield the tools that meet all conditions, sorted by name."""
         for tool in tools.values():
             if self.available is not None and tool.available != self.available:
+                continue
+            if self.names and tool.name not in self.names:
                 continue
             if self.categories and tool.category not in self.categories:
                 continue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
+from toolbus.client.tools.formats import FORMATS
 from toolbus.gateway.headers import MOST_KEY
 from toolbus.gateway.problems import MEDIA_TYPE
 from toolbus.results import ErrorType, Origin
@@ -120,7 +121,7 @@ _PROBLEMS = {
     "401": "Nobody that is known has sent the request.",
     "403": "The sender may not do this.",
     "404": "There is none of this name.",
-    "409": "The call was cancelled, or its outcome is unknown.",
+    "409": "The call was cancelled, its outcome is unknown, or its key stands for other work.",
     "413": "The body is too large.",
     "415": "The body is not said to be JSON.",
     "422": "An argument, a header or a parameter is wrong.",
@@ -185,14 +186,23 @@ def _operation(id: str, summary: str, responses: Part, parameters: list[Part] | 
 
 
 _SEARCH: list[Part] = [
-    _parameter("q", "query", "Words that the name, description or category has.", _TEXT),
+    _parameter("name", "query", "Any of these.", _TEXTS),
+    _parameter("q", "query", "Words that the name, description or category has.", _TEXTS),
     _parameter("category", "query", "Any of these.", _TEXTS),
     _parameter("group", "query", "In any of these.", _TEXTS),
     _parameter("runtime", "query", "Any of these.", _TEXTS),
     _parameter("available", "query", "Whether a live worker serves it.", {"type": "boolean"}),
-    _parameter("limit", "query", "Most tools of a page.", {"type": "integer", "minimum": 1, "maximum": 1000, "default": 100}),
+    _parameter("limit", "query", "Most tools of a page; else 100, with `format` all.", {"type": "integer", "minimum": 1, "maximum": 1000}),
     _parameter("cursor", "query", "`next` of the page before.", _TEXT),
+    _parameter("format", "query", "Answer definitions of live tools for a model, in this format.", {"type": "string", "enum": [*FORMATS]}),
+    _parameter("strict", "query", "Definitions that a provider can enforce; with `format`.", {"type": "boolean"}),
+    _parameter("namespaces", "query", "Gather the tools of a group; with `format=responses`.", {"type": "boolean"}),
 ]
+_FOUND: Part = {
+    "description": "A page of tools; with `format`, a list of definitions.",
+    "headers": {"Link": {"description": "The next page of definitions.", "schema": _TEXT}},
+    "content": {"application/json": {"schema": {"anyOf": [_ref("Tools"), {"type": "array", "items": {"type": "object"}}]}}},
+}
 _PLAIN: Part = {"200": {"description": "Yes.", "content": {"application/json": {"schema": {"type": "object"}}}}}
 _METRICS: Part = {"200": {"description": "Metrics.", "content": {"text/plain": {"schema": _TEXT}}}}
 
@@ -206,7 +216,7 @@ PATHS: Part = {
         "post": _operation("tool_calls", "Run the tool calls of a model's message", call_responses("Answers"), CALL_PARAMETERS, "ToolCalls")
     },
     "/chat": {"post": _operation("chat", "Talk to the chat service", call_responses("ChatAnswer"), CALL_PARAMETERS[:1], "Chat")},
-    "/v1/tools": {"get": _operation("search_tools", "Find tools", _answers("Tools", "422"), _SEARCH)},
+    "/v1/tools": {"get": _operation("search_tools", "Find tools", {**_answers("Tools", "422"), "200": _FOUND}, _SEARCH)},
     "/v1/tools/{name}": {"get": _operation("describe_tool", "Describe a tool", _answers("Tool", "404"), _named("name"))},
     "/v1/groups": {
         "get": _operation("groups", "List groups", {**_answers("Platform"), "200": {

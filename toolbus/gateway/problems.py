@@ -63,7 +63,8 @@ class Problem(Exception):
         """Return the problem that a call's error is."""
         headers = {} if error.retry_after is None else {"Retry-After": str(max(1, round(error.retry_after)))}
         found = {name: value for name, value in (("code", error.code), ("details", error.details)) if value}
-        return cls(STATUS[error.type], error.type, error.message or str(error), headers, retryable=error.retryable, **found)
+        status = 409 if error.code == "idempotency_conflict" else STATUS[error.type]
+        return cls(status, error.type, error.message or str(error), headers, retryable=error.retryable, **found)
 
     def document(self) -> dict[str, Any]:
         """Return the problem details."""

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
+
+from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from toolbus.client.tools.formats import FORMATS, Format
 from toolbus.client.tools.grouped import groups_of, memberships
+from toolbus.client.tools.tool import Tool
+from toolbus.client.tools.view import ToolView
+from toolbus.encoding import encode_data
 from toolbus.gateway.bodies import answer
-from toolbus.gateway.definitions import definitions
 from toolbus.gateway.gateway import gateway_of
 from toolbus.gateway.listing import Search, described
 from toolbus.gateway.problems import Problem
 
 _MOST = 1_000
 _USUAL = 100
-_KNOWN = frozenset({"category", "group", "runtime", "q", "available", "limit", "cursor"})
+_REPEATED = frozenset({"name", "category", "group", "runtime", "q"})
+_KNOWN = _REPEATED | {"available", "limit", "cursor", "format", "strict", "namespaces"}
 
 
 async def everything(request: Request) -> Response:
@@ -26,24 +34,25 @@ async def everything(request: Request) -> Response:
 
 
 async def search(request: Request) -> Response:
-    """Answer a page of the tools that the query looks for; with ``format``, definitions for a model."""
+    """Answer a page of the tools that the query looks for; with ``format``, their definitions for a model."""
     gateway = gateway_of(request)
-    principal = await gateway.admitted(request)
-    if (wanted_format := request.query_params.get("format")) is not None:
-        return definitions(request, principal, wanted_format)
-    wanted, limit, cursor = _search(request), _limit(request), request.query_params.get("cursor", "")
-    tools = dict(principal.sees(gateway.bus))
+    principal = await gateway.admitted(request, query=_KNOWN)
+    query = request.query_params
+    twice = sorted(name for name in query.keys() - _REPEATED if len(query.getlist(name)) > 1)
+    if twice:
+        raise Problem(422, "invalid_query", f"{twice[0]} is given more than once")
+    wanted_format, limit, cursor = _format(query), _limit(query), query.get("cursor", "")
+    wanted = _search(query, wanted_format)
+    view = principal.sees(gateway.bus)
+    tools = dict(view)
     of = memberships(groups_of(gateway.bus.tools.catalogue.groups, tools))
     found = list(wanted.found(tools, of))
     rest = [tool for tool in found if tool.name > cursor] if cursor else found
     page = rest[:limit]
-    return answer(
-        {
-            "tools": [described(tool, of.get(tool.name, ())) for tool in page],
-            "total": len(found),
-            "next": page[-1].name if len(rest) > limit else None,
-        }
-    )
+    after = page[-1].name if len(page) < len(rest) else None
+    if wanted_format is not None:
+        return _definitions(request, wanted_format, view, page, after)
+    return answer({"tools": [described(tool, of.get(tool.name, ())) for tool in page], "total": len(found), "next": after})
 
 
 async def describe(request: Request) -> Response:
@@ -60,30 +69,71 @@ async def describe(request: Request) -> Response:
     return answer(described(tool, of.get(name, ())))
 
 
-def _search(request: Request) -> Search:
+def _definitions(request: Request, format: Format, view: ToolView, tools: Sequence[Tool], after: str | None) -> Response:
+    """Answer the definitions of these tools as a list; ``If-None-Match`` spares what has not changed, ``Link`` leads to the next page."""
     query = request.query_params
-    unknown = sorted(query.keys() - _KNOWN)
-    if unknown:
-        raise Problem(422, "invalid_query", f"there is no parameter {unknown[0]!r} (there are: {', '.join(sorted(_KNOWN))})")
-    said = query.get("available")
-    if said not in {None, "true", "false"}:
-        raise Problem(422, "invalid_query", f"available is true or false, not {said!r}")
+    namespaces = _flag(query, "namespaces")
+    chosen = view.filter(names=[tool.name for tool in tools])
+    document = encode_data(chosen.definitions(format, strict=bool(_flag(query, "strict")), namespaces=namespaces is not False))
+    tag = f'"{hashlib.blake2b(document, digest_size=16).hexdigest()}"'
+    headers = {"ETag": tag, "Cache-Control": "private, no-cache", "Vary": "Authorization"}
+    if after is not None:
+        headers["Link"] = f'<?{request.url.include_query_params(cursor=after).query}>; rel="next"'
+    if tag in request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers=headers)
+    return Response(document, headers=headers, media_type="application/json")
+
+
+def _format(query: QueryParams) -> Format | None:
+    """Return the format of the definitions that a query asks for, or None.
+
+    Raises:
+        Problem: 422, there is no such format.
+    """
+    said = query.get("format")
+    if said is None or said in FORMATS:
+        return said
+    raise Problem(422, "invalid_query", f"there is no format {said[:50]!r} (there are: {', '.join(FORMATS)})")
+
+
+def _search(query: QueryParams, format: Format | None) -> Search:
+    """Return the search that a query asks for; with a format, one of live tools.
+
+    Raises:
+        Problem: 422, a value is wrong, or means nothing beside another.
+    """
+    available = _flag(query, "available")
+    if format is None and _flag(query, "strict") is not None:
+        raise Problem(422, "invalid_query", "strict is of definitions; say format, too")
+    if format != "responses" and _flag(query, "namespaces") is not None:
+        raise Problem(422, "invalid_query", "namespaces are of format=responses alone")
+    if format is not None and available is False:
+        raise Problem(422, "invalid_query", "a model is told of tools that are available; leave out available=false or format")
     return Search(
+        frozenset(query.getlist("name")),
         frozenset(query.getlist("category")),
         frozenset(query.getlist("group")),
         frozenset(query.getlist("runtime")),
         tuple(word for words in query.getlist("q") for word in words.casefold().split()),
-        None if said is None else said == "true",
+        available if format is None else True,
     )
 
 
-def _limit(request: Request) -> int:
-    said = request.query_params.get("limit")
+def _limit(query: QueryParams) -> int | None:
+    """Return the most tools of a page; None for all, which a model is told of unless the query says otherwise."""
+    said = query.get("limit")
     if said is None:
-        return _USUAL
+        return None if "format" in query else _USUAL
     if not (said.isascii() and said.isdigit() and len(said) < 6 and 1 <= int(said) <= _MOST):
         raise Problem(422, "invalid_query", f"limit is a number from 1 to {_MOST}, not {said[:50]!r}")
     return int(said)
+
+
+def _flag(query: QueryParams, name: str) -> bool | None:
+    said = query.get(name)
+    if said not in {None, "true", "false"}:
+        raise Problem(422, "invalid_query", f"{name} is true or false, not {said[:50]!r}")
+    return None if said is None else said == "true"
 
 
 ROUTES = [

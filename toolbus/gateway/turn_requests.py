@@ -75,6 +75,8 @@ async def turn_request(request: Request) -> TurnRequest:
         found = found["message"]
     if "user" in given:
         raise Problem(422, "invalid_options", "the user is whom the token names; a body can't choose one")
+    if found is None:
+        raise Problem(422, "invalid_message", "the body is null, which is no message of a model")
     try:
         calls = tool_calls(found)
         options = msgspec.convert({**call_options(request), **given}, TurnOptions)

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from toolbus.gateway.bodies import answer
-from toolbus.gateway.gateway import gateway_of
+from toolbus.gateway.gateway import check_query, gateway_of
 
 PATH = "/.well-known/oauth-protected-resource"
 RESOURCES = ("", "/mcp")
@@ -53,6 +53,7 @@ class Described(Protocol):
 def _route(path: str) -> Route:
     async def metadata(request: Request) -> Response:
         """Answer the metadata of one resource, which anybody may read."""
+        check_query(request)
         authenticator = gateway_of(request).authenticator
         resource = authenticator.resource if isinstance(authenticator, Described) else Resource()
         document: dict[str, Any] = {

@@ -33,9 +33,7 @@ def unreachable(error: BrokerError) -> Problem:
 async def tool(request: Request) -> Response:
     """Answer everything that is known of a tool that the principal sees."""
     gateway = gateway_of(request)
-    principal = await gateway.authenticator.principal(request)
-    if not principal.may & {"call", "observe"}:
-        raise Problem(403, "forbidden", f"{principal.name} may neither call nor observe")
+    principal = await gateway.admitted(request, "call", "observe")
     found = principal.sees(gateway.bus).get(request.path_params["name"])
     if found is None:
         raise Problem(404, "not_found", "there is no such tool, or not for you")

@@ -26,9 +26,7 @@ _HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no", "X-Content-T
 
 async def events(request: Request) -> Response:
     """Answer a stream of a ``snapshot`` and the ``change`` events that follow it."""
-    principal = await gateway_of(request).authenticator.principal(request)
-    if not principal.may & {"call", "observe"}:
-        raise Problem(403, "forbidden", f"{principal.name} may neither call nor observe")
+    principal = await gateway_of(request).admitted(request, "call", "observe")
     board: Board | None = getattr(request.app.state, "board", None)
     if board is None:
         raise Problem(503, "unavailable", "this application was started without its lifespan, which keeps the page up to date")
