@@ -113,7 +113,9 @@ def refusal_of(verdict: Verdict, service: str) -> ErrorInfo:
     if verdict.status == "absent":
         return ErrorInfo("unavailable", message=f"service {service!r} has no queue: none of its workers is registered", retryable=True)
     if verdict.status == "conflict":
-        message = "the idempotency key stands for a call of another tool or session, or with other arguments; use another key for other work"
+        message = (
+            "the idempotency key stands for a call of another tool or session, or with other arguments; use another key for other work"
+        )
         return ErrorInfo("invalid_arguments", "idempotency_conflict", message)
     if verdict.status == "unknown":
         return ErrorInfo("outcome_unknown", message=f"the call may or may not have been published: {verdict.message}")
