@@ -100,7 +100,7 @@ class Stubborn:
 
 
 async def test_middleware_begins_nothing_in_a_worker_that_has_handed_the_call_back(place: Place) -> None:
-    """What has not begun when its worker leaves runs once, in the next worker, whatever the middleware of the first one does."""
+    """Work that has not begun when its worker leaves runs once, in the next worker, whatever the middleware of the first one does."""
     worker = Worker([pay], settings=place.with_(grace=0.1), middleware=[Stubborn()])
     async with worker, place.bus() as bus:
         await bus.wait_for_tool("pay")

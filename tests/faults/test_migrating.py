@@ -140,6 +140,14 @@ class Scene:
             Run(scripts.REDRIVE, (letters, queue), ("1-0", 100, 1000, "{}")),
             Run(scripts.COUNT, (queue, fence), (*known, "1-0", 2)),
             Run(scripts.HAND_BACK, (queue, fence, keys.pause("pool", "1-0")), (*known, wake, "pool", "1-0", 1, 60_000, "2-0", 1, "")),
+            Run(scripts.HAND_OVER, (queue, fence, keys.live, instances), ("mine", "pool", "0.x", wake, "1-0", 1, "dg")),
+            Run(
+                scripts.HAND_OVER,
+                (queue, fence, keys.live, instances),
+                ("mine", "pool", "0.x", wake, "1-0", 1, "dg"),
+                (("HSET", instances, "i:next", "3:dg"), ("ZADD", keys.live, now + LATER, "pool/next")),
+            ),
+            Run(scripts.OUTLIVE, (queue, fence, keys.live, instances), ("mine", "pool", "dg", "1-0")),
             Run(scripts.RETIRE, (queue, fence, cancelled, instances, keys.live), ("mine", "pool")),
             Run(scripts.RETIRE, (queue, fence, cancelled, instances, keys.live), ("dead", "pool"), (("HDEL", instances, "i:dead"),)),
             Run(

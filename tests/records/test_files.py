@@ -158,7 +158,7 @@ def test_files_are_readable_for_those_who_know_no_more_than_their_fields(tmp_pat
 
 
 def test_schemas_keep_the_order_of_their_keys(tmp_path: Path) -> None:
-    """What was imported, stored and exported has its keys as its author wrote them."""
+    """A tool that was imported, stored and exported has its keys as its author wrote them."""
     schema = {
         "type": "object",
         "required": ["z", "a"],

@@ -31,7 +31,8 @@ async def test_a_pending_tool_is_approved_in_the_form_that_was_shown(valkey_serv
         async with gateway(bus, Tokens(op=OPERATOR, watch=WATCHER)) as url, httpx.AsyncClient(base_url=url) as client:
             own = {"authorization": "Bearer op"}
             [shown] = (await client.get("/ui/pins", headers=own)).json()
-            assert (shown["name"], shown["state"], shown["changes"]) == ("image_stitcher", "pending", ["meta.description: New."])
+            changes = ["rights: it runs with all rights of the host that serves it", "meta.description: New."]
+            assert (shown["name"], shown["state"], shown["changes"]) == ("image_stitcher", "pending", changes)
             given = {"name": "image_stitcher", "pending": True, "digest": shown["digest"]}
             watcher = {**own, "authorization": "Bearer watch"}
             assert (await client.post("/ui/pins/approve", json=given, headers=watcher)).status_code == 403

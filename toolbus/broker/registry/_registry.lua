@@ -6,7 +6,7 @@ local services, names, meta, items, live, changes = unpack(KEYS)
 local prefix, token, ttl, cooldown = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local written = 0
+local written, touched = 0, 0
 
 -- Tables live as long as a process uses them. One from which the last field was taken is gone, and where a cluster moves the slot that is
 -- an error.
@@ -25,12 +25,12 @@ local function record(op, key, document)
 end
 
 -- A name's record is owner, service, and the end of its cooldown (0 while it is held).
-local function holder(field)
-  local found = redis.call('HGET', names, field)
-  if not found then return nil end
-  local owner, service, free_at = found:match('^(.-)\n(.-)\n(%d+)$')
+local function read_holder(found)
+  local owner, service, free_at = (found or ''):match('^(.-)\n(.-)\n(%d+)$')
   return owner, service, tonumber(free_at)
 end
+
+local function holder(field) return read_holder(redis.call('HGET', names, field)) end
 
 -- The tables of services, given from a position in KEYS on, that do not exist.
 local function missing_tables(first)
@@ -44,12 +44,29 @@ local function is_nowhere(service, missing)
   return missing[prefix .. 'reg:s:' .. service] and redis.call('HEXISTS', services, service) == 0
 end
 
-local function hold(field, owner, service) redis.call('HSET', names, field, owner .. '\n' .. service .. '\n0') end
+local function write_name(field, owner, service, free_at)
+  redis.call('HSET', names, field, owner .. '\n' .. service .. '\n' .. string.format('%.0f', free_at))
+  touched = touched + 1
+end
+
+local function hold(field, owner, service) write_name(field, owner, service, 0) end
 
 local function release(field, owner, service)
   local _, held_for, free_at = holder(field)
-  if held_for == service and free_at == 0 then
-    redis.call('HSET', names, field, owner .. '\n' .. service .. '\n' .. string.format('%.0f', now + cooldown))
+  if held_for == service and free_at == 0 then write_name(field, owner, service, now + cooldown) end
+end
+
+-- Forget names that are past their cooldown, and let it begin for those of services that are not listed. Looking at four names for each
+-- that was written keeps the table within twice what is held or cools down.
+local function forget_names()
+  local found = redis.pcall('HRANDFIELD', names, 64 + 4 * touched, 'WITHVALUES')
+  for i = 1, found.err and 0 or #found, 2 do
+    local owner, service, free_at = read_holder(found[i + 1])
+    if not owner or (free_at > 0 and free_at < now) then
+      redis.call('HDEL', names, found[i])
+    elseif free_at == 0 and service ~= '' and redis.call('HEXISTS', services, service) == 0 then
+      release(found[i], owner, service)
+    end
   end
 end
 
@@ -77,8 +94,12 @@ local function settle(service, own)
       else
         -- Without a lease nothing would ever sweep it out. Its worker, if there is one, registers again when it next looks.
         redis.call('HDEL', key, field)
+        fields[field] = nil
       end
     end
+  end
+  for field in pairs(fields) do
+    if field:sub(1, 2) == 'o:' and not fields['i:' .. field:sub(3)] then redis.call('HDEL', key, field) end
   end
 
   -- A service that scales to zero stays listed, and keeps its names, while no worker runs.

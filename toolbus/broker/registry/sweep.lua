@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
 -- include finish/_append
 -- include registry/_registry
--- Drop instances whose lease has ended, or ends later than any can, and keep the tables.
+-- Drop instances whose lease has ended, or ends later than any can, and some names past their cooldown; keep the tables.
 -- KEYS (after the common six): four for each member's service
 -- ARGV (after the common four): 5 the server's time as the caller expects it (ms), 6 lease (ms), then longest lease that a process can have (ms), then members
 --       of the live set whose lease seemed to have ended
@@ -18,5 +18,6 @@ local dead = {}
 for i = 8, #ARGV do dead[i - 7] = is_dead(ARGV[i]) and ARGV[i] end
 local out = strike_off(dead)
 if #out > 0 then redis.call('ZREM', live, unpack(out)) end
+forget_names()
 keep({services, names, meta, live, changes})
 return #out

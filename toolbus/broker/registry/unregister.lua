@@ -5,4 +5,6 @@
 -- KEYS (after the common six): four for each member's service
 -- ARGV (after the common four): members of the live set
 -- Returns how many are out.
-return #strike_off({unpack(ARGV, 5)})
+local out = strike_off({unpack(ARGV, 5)})
+forget_names()
+return #out
