@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import socket
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import pytest
 
 from tests.cli.shell import Shell
 from tests.forking import ForkServer
+from tests.gateway.page.serving import free_port
 from tests.gateway.served import Site, events, run, stream
 from tests.servers import eventually
 from toolbus.broker.embedded import EmbeddedServer
@@ -126,6 +128,23 @@ async def test_without_a_chat_service_chat_is_503(own_site: Site) -> None:
     assert answer.status_code == 503
     assert "'helper'" in answer.json()["detail"]
     assert answer.headers["retry-after"]
+
+
+async def test_a_server_that_hangs_is_told_at_once(own_site: Site, fresh_server: Callable[..., EmbeddedServer]) -> None:
+    """The first probe after the server was stopped says that nothing is ready, at both ports; the first one afterwards is content."""
+    server = fresh_server()
+    own_site.environment["TOOLBUS_URL"] = server.url
+    port = free_port()
+    _, url = own_site.gateway("--health-port", str(port))
+    probes = (f"{url}/ready", f"http://127.0.0.1:{port}/ready")
+    async with httpx.AsyncClient(timeout=30) as client:
+        assert [(await client.get(each)).status_code for each in probes] == [200, 200]
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            assert [(await client.get(each)).status_code for each in probes] == [503, 503]
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+        assert [(await client.get(each)).status_code for each in probes] == [200, 200]
 
 
 async def test_a_server_that_goes_away_is_503_until_it_is_back(own_site: Site, fresh_server: Callable[..., EmbeddedServer]) -> None:

@@ -200,6 +200,27 @@ async def test_an_address_that_hangs_stops_nobody_who_is_known(namespace: str, i
         assert (await asked(client, issuer.token(sub="bob"))).status_code == 200
 
 
+@pytest.mark.parametrize("way", ["hangs", "fails"])
+async def test_a_new_key_that_can_not_be_fetched_is_no_bad_token(namespace: str, issuer: Issuer, clock: Clock, way: str) -> None:
+    """While the address of the keys does not answer, a token of an unknown key is 503 with a time to come back, then accepted."""
+    async with gateway(namespace, issuer, clock, within=0.5) as client:
+        assert (await asked(client, issuer.token())).status_code == 200
+        issuer.keys["next"] = RSAKey.generate_key(2048, {"kid": "next"}, auto_kid=False)
+        if way == "hangs":
+            issuer.held.clear()
+        else:
+            issuer.status = 500
+        clock.ahead += 11
+        for _ in range(2):
+            refused = await asked(client, issuer.token("next"))
+            assert (refused.status_code, refused.headers["retry-after"]) == (503, "10")
+        assert (await asked(client, issuer.token())).status_code == 200
+        issuer.held.set()
+        issuer.status = 200
+        clock.ahead += 11
+        assert (await asked(client, issuer.token("next"))).status_code == 200
+
+
 BROKEN = {
     "no JSON": b"<html>",
     "a list": b"[]",

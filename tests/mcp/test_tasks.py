@@ -132,6 +132,14 @@ async def test_a_task_is_answered_and_cancelled_at_another_gateway(site: Site, u
         await status(second, made["taskId"], "cancelled")
 
 
+async def test_cancelled_work_that_had_begun_is_cancelled_with_an_unknown_outcome(site: Site, raw: Raw) -> None:
+    """A task of a ``once`` tool that is cancelled while it runs ends as ``cancelled``, and says that its outcome is unknown."""
+    made = await raw.call("once_job", name="stopped")
+    await eventually((site.folder / "stopped.runs").exists, timeout=20)
+    await raw.ask("tasks/cancel", taskId=made["taskId"])
+    assert (await status(raw, made["taskId"], "cancelled"))["statusMessage"].startswith("outcome_unknown")
+
+
 async def test_news_of_a_task_are_streamed_at_another_gateway(site: Site, raw: Raw, other: Raw) -> None:
     """A subscriber gets each piece of the text once, in order, and the result; tasks that are not its user's are left out."""
     made = await raw.call("job", name="streamed", parts=3)

@@ -10,6 +10,7 @@ from functools import cached_property
 from starlette.requests import HTTPConnection
 
 from toolbus import telemetry
+from toolbus.broker.admin import Admin
 from toolbus.client.bus import ToolBus
 from toolbus.client.calls.call import Call
 from toolbus.deadlines import Deadlines
@@ -20,9 +21,10 @@ from toolbus.gateway.options import GatewayOptions
 from toolbus.gateway.principals import Authenticator, Permission, Principal
 from toolbus.gateway.problems import Problem
 from toolbus.gateway.supplied import Supply
-from toolbus.results import ErrorInfo
+from toolbus.results import BrokerError, ErrorInfo
 
 _POLL = 0.05
+_ANSWERS = 1.0
 _MEGABYTE = 1_000_000
 # Seconds between two looks at what streams hold; a gateway takes in some MB meanwhile.
 _LOOK_AGAIN = 0.1
@@ -117,6 +119,17 @@ class Gateway:
     def connected(self) -> bool:
         """True while commands reach the server, as far as is known."""
         return bool(self.bus.statistics().get("connected", 1))
+
+    async def answers(self) -> bool:
+        """Return whether the server answers within a second; a connection to one that hangs looks alive for some seconds."""
+        if self.settings.url.startswith("memory:"):
+            return True
+        try:
+            async with asyncio.timeout(_ANSWERS), Admin(self.settings) as admin:
+                await admin.now()
+        except (BrokerError, TimeoutError):
+            return False
+        return True
 
     @cached_property
     def deadlines(self) -> Deadlines:

@@ -23,8 +23,8 @@ async def ready(request: Request) -> Response:
     gateway = gateway_of(request)
     if gateway.stopping.is_set():
         raise Problem(503, "unavailable", "the gateway is stopping", {"Retry-After": "1"}, code="stopping", retryable=True)
-    if not gateway.connected:
-        detail = "the gateway has lost its connection to the server and is restoring it"
+    if not gateway.connected or not await gateway.answers():
+        detail = "the server does not answer, or the gateway has lost its connection to it and is restoring it"
         raise Problem(503, "unavailable", detail, {"Retry-After": "1"}, code="no_server", retryable=True)
     return answer({"status": "ready"})
 

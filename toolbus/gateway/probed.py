@@ -19,7 +19,8 @@ class ProbedGateway:
 
     async def ready(self) -> bool:
         """Return whether requests can be served: the server is connected, and nothing stops the gateway."""
-        return self.started and self._gateway.connected and not self._gateway.draining.is_set()
+        gateway = self._gateway
+        return self.started and gateway.connected and not gateway.draining.is_set() and await gateway.answers()
 
     async def report(self) -> dict[str, bool | int]:
         """Return a few counts."""

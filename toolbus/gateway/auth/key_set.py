@@ -63,17 +63,18 @@ class KeyStore:
         """Return the keys; those of an unknown id are fetched anew, at most every ten seconds.
 
         Raises:
-            KeysUnavailable: there are none that still count.
+            KeysUnavailable: there are none that still count, or the last request for them failed and may have brought that of the id.
         """
         now = self._clock()
         known = bool(self._keys) and now < self._loaded + STALE
-        wanted = not known or (kid is not None and all(key.kid != kid for key in self._keys))
+        wanted = not known or not self._has(kid)
         due = now >= self._loaded + FRESH
         if (wanted or due) and (now >= self._tried + _PAUSE or self._fetching is not None):
             fetching = self._fetch()
             if wanted:
                 await asyncio.shield(fetching)
-        if not self._keys or self._clock() >= self._loaded + STALE:
+        failed = self._loaded < self._tried
+        if not self._keys or self._clock() >= self._loaded + STALE or (failed and not self._has(kid)):
             raise KeysUnavailable
         return self._keys
 
@@ -82,6 +83,9 @@ class KeyStore:
         if self._fetching is not None:
             self._fetching.cancel()
             await asyncio.wait({self._fetching})
+
+    def _has(self, kid: str | None) -> bool:
+        return kid is None or any(key.kid == kid for key in self._keys)
 
     def _fetch(self) -> asyncio.Task[None]:
         if self._fetching is None:

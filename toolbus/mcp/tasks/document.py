@@ -43,8 +43,10 @@ def document_of(
     found = _about(task, state.updated)
     result = state.result
     if result is not None:
-        if result.error is not None and result.error.type == "cancelled":
-            found |= {"status": "cancelled", "statusMessage": result.error.message or "cancelled"}
+        error = result.error
+        # Cancelled `once` work has begun, so that its outcome is unknown.
+        if error is not None and (error.type == "cancelled" or (error.type == "outcome_unknown" and task.record.cancelled)):
+            found |= {"status": "cancelled", "statusMessage": f"{error.type}: {error.message}" if error.message else error.type}
         else:
             found |= {"status": "completed", "result": content_of(result, tool, modern=True)}
     elif question is not None and elicits:
