@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.client.executing import chat
@@ -220,6 +221,31 @@ async def test_a_session_that_was_idle_is_lost_and_not_silently_new(place: Place
         assert told(await other.call("put", {"what": "b"}, session="s")) == "session_lost"
         assert told(await other.call("put", {"what": "b"}, session="s")) == "b"
         assert told(await bus.call("put", {"what": "c"}, session="s")) == "session_lost"
+
+
+@pytest.mark.parametrize("policy", ["error", "restart", "restore"])
+async def test_whoever_speaks_next_in_a_session_finds_its_state_or_is_told(place: Place, policy: str) -> None:
+    """A state is there within two leases; later it is restored, or lost, which is said once, to whoever comes next."""
+    service = SavedBasket(session_lost=policy)
+    place.settings = msgspec.structs.replace(place.settings, lease=0.7)
+    said = []
+    async with place.worker(service):
+        for number in range(5):
+            async with place.bus() as bus:
+                await bus.wait_for_tool("put")
+                result = await bus.call("put", {"what": f"{number}"}, user="ann", session="s")
+                said.append((told(result), result.meta.restarted))
+            if number:
+                await eventually(lambda number=number: len(service.cleaned) >= number)
+    assert said[:2] == [("0", False), ("0 1", False)]
+    assert (
+        said[2:]
+        == {
+            "error": [("session_lost", False), ("3", False), ("session_lost", False)],
+            "restart": [("2", True), ("3", True), ("4", True)],
+            "restore": [("0 1 2", False), ("0 1 2 3", False), ("0 1 2 3 4", False)],
+        }[policy]
+    )
 
 
 async def test_closed_sessions_begin_anew_without_a_word(place: Place) -> None:

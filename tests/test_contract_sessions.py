@@ -71,19 +71,24 @@ async def test_a_synchronous_caller_closes_sessions_too(place: Place) -> None:
         await eventually(lambda: notes.cleaned == [Session("ann", "s1")])
 
 
-async def test_a_session_ends_with_the_last_bus_that_used_it(place: Place) -> None:
-    """Closing one of two buses ends the sessions that only it used; the shared one goes on until the other is closed."""
+async def test_a_session_ends_after_the_last_bus_that_used_it(place: Place) -> None:
+    """Two leases after a bus was closed, the sessions end that only it used; those that another bus uses go on."""
     notes = Notes()
     async with place.worker(notes):
         async with place.bus() as stays:
             await stays.wait_for_tool("note")
             async with place.bus() as leaves:
-                await leaves.call("note", {"text": "x"}, session="own")
-                await leaves.call("note", {"text": "x"}, session="shared")
+                for session in ("own", "shared", "taken"):
+                    await leaves.call("note", {"text": "x"}, session=session)
                 await stays.call("note", {"text": "x"}, session="shared")
+            left = time.monotonic()
+            # Whoever speaks next for a session that everybody left goes on with it.
+            assert (await stays.call("note", {"text": "x"}, session="taken")).output == "one 2"
             await eventually(lambda: notes.cleaned == [Session("", "own")])
+            assert time.monotonic() - left >= 2 * place.settings.lease
             assert (await stays.call("note", {"text": "x"}, session="shared")).output == "one 3"
-        await eventually(lambda: notes.cleaned == [Session("", "own"), Session("", "shared")])
+        await eventually(lambda: len(notes.cleaned) == 3)
+    assert set(notes.cleaned[:3]) == {Session("", "own"), Session("", "shared"), Session("", "taken")}
 
 
 async def test_calls_of_a_closed_session_are_cancelled(place: Place) -> None:
@@ -264,7 +269,7 @@ def test_wrong_limits_are_named() -> None:
 
 
 async def test_no_key_stays_of_ended_sessions(redis_place: Place) -> None:
-    """Owners are removed as sessions end, and consumers with the workers."""
+    """Owners are removed as sessions are closed, and those of lost ones after a time; consumers go with the workers."""
     settings: Settings = redis_place.settings
     client = redis.Redis.from_url(settings.url)
     prefix = f"tb:{{{settings.namespace}}}:"
@@ -275,6 +280,8 @@ async def test_no_key_stays_of_ended_sessions(redis_place: Place) -> None:
         for number in range(5):
             await bus.bind(session=f"s{number}").close_session()
         await eventually(lambda: len(list(client.scan_iter(f"{prefix}sess:*"))) == 5)
-    assert list(client.scan_iter(f"{prefix}sess:*")) == []
+    lost = list(client.scan_iter(f"{prefix}sess:*"))
+    assert [client.get(key) for key in lost] == [b"~"] * 5
+    assert all(0 < client.ttl(key) <= 3600 for key in lost)
     assert not client.exists(f"{prefix}q:notes", f"{prefix}fence:notes")
     client.close()

@@ -170,8 +170,8 @@ async def test_an_attempt_that_is_tried_again_may_move_to_another_worker(place: 
             assert told(await call) == "a b"
 
 
-async def test_a_session_that_was_left_begins_anew_during_its_clean_up(place: Place) -> None:
-    """A call that comes meanwhile gets a new state, as one that comes later does."""
+async def test_a_session_that_was_left_goes_on_behind_its_clean_up(place: Place) -> None:
+    """A call that comes meanwhile finds the state as it was kept, as one that comes later does."""
     service = Kept()
     worker = place.worker(service)
     async with worker, place.bus() as other:
@@ -183,8 +183,18 @@ async def test_a_session_that_was_left_begins_anew_during_its_clean_up(place: Pl
         call = asyncio.create_task(other.call("put", {"what": "b"}, session="s"))
         await eventually(lambda: worker.statistics()["running"] == 1)
         service.clean.set()
-        assert told(await call) == "b"
-    assert len(service.opened) == 2
+        assert told(await call) == "a b"
+    assert len(service.opened) == 1
+
+
+async def test_a_session_that_was_idle_and_then_closed_begins_anew(place: Place) -> None:
+    """A snapshot is not taken up again by whoever closed its session."""
+    service = Kept(session_idle=0.2)
+    async with place.serving(service) as bus:
+        view = await ready(bus)
+        await eventually(lambda: service.cleaned)
+        await view.close_session()
+        assert told(await view.call("put", {"what": "b"})) == "b"
 
 
 @pytest.mark.parametrize("field", ["t", "c", "d"])

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable
+from pathlib import Path
 
 import httpx
 import pytest
@@ -175,3 +176,26 @@ async def test_a_server_that_goes_away_is_503_until_it_is_back(own_site: Site, f
 
         await eventually(answers, timeout=60.0, interval=0.2)
         assert (await client.get("/ready")).status_code == 200
+
+
+@pytest.mark.parametrize("policy", ["error", "restore"])
+def test_a_session_goes_on_through_gateways_and_commands(own_site: Site, shell: Shell, policy: str) -> None:
+    """A user's basket is as it was after a gateway has restarted, and for the next command; another user has another one."""
+    file = own_site.folder / "baskets.py"
+    file.write_text(f"from tests.faults.baskets import Baskets\nBaskets.session_lost = {policy!r}\nbaskets = Baskets()\n", "utf-8")
+    own_site.environment |= {"TOOLBUS_LEASE": "15", "PYTHONPATH": str(Path(__file__).parents[2])}
+    own_site.worker(str(file))
+
+    def ask(what: str) -> object:
+        gateway, url = own_site.gateway()
+        with httpx.Client(base_url=url, timeout=30) as client:
+            answer = client.post("/run_tool", json={"tool_id": "put", "params": {"what": what}}, headers={"Toolbus-Session": "s"})
+        gateway.terminate()
+        gateway.wait(20)
+        return answer.json()["output"]
+
+    def call(what: str, *words: str) -> str:
+        return shell.run("call", "put", "--session", "s", *words, f"what={what}").stdout.strip()
+
+    assert [ask("a"), ask("b"), call("c"), call("d"), ask("e")] == ["a", "a b", "a b c", "a b c d", "a b c d e"]
+    assert call("x", "--user", "ann") == "x"

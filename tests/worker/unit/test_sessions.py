@@ -27,6 +27,7 @@ class Worker:
         loop = asyncio.get_running_loop()
         self.deadlines = Deadlines(loop)
         self.clock = loop.time
+        self.settings = SimpleNamespace(lease=0.1)
         self.broker = SimpleNamespace(release_session=lambda *which, lost: None)
         self.cleaned: list[Session | None] = []
         self.failure: Exception | None = None
@@ -79,7 +80,7 @@ async def test_a_session_that_ended_leaves_nothing(how: str) -> None:
             sessions.end(Session("u", f"s{number}"), "closed", stop=True)
         await asyncio.sleep(0)
     if how == "left":
-        sessions.left({"a"}, "left")
+        sessions.left({"a"})
     left = 10 if how == "room" else 0
     await eventually(lambda: len(sessions) <= left)
     assert len(worker.deadlines) == len(sessions)

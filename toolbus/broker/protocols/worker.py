@@ -24,7 +24,7 @@ class SessionListener(Protocol):
         """Take in that a caller closed a session."""
 
     def left(self, service: str, agent: str) -> None:
-        """End the sessions that only a leaving caller used."""
+        """Let the sessions that only a leaving caller used end soon."""
 
     def moved(self, service: str, user: str, session: str) -> None:
         """End what is here of a session that another worker has, or had."""
@@ -36,7 +36,7 @@ class SessionListener(Protocol):
         """Return the callers that use open sessions."""
 
     def gone(self, agents: set[str]) -> None:
-        """End the sessions that only dead callers used."""
+        """Let the sessions that only dead callers used end soon."""
 
 
 class WorkerListener(Protocol):

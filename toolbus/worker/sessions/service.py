@@ -14,6 +14,7 @@ from toolbus.broker.statistics.answers import OpenSession
 from toolbus.deadlines import Deadlines
 from toolbus.envelope import EntryNumbers, Request, numbers_of
 from toolbus.results import ErrorInfo
+from toolbus.settings import Settings
 from toolbus.worker.run.outcome import without_exits
 from toolbus.worker.serving.handlers import Served
 from toolbus.worker.sessions.session import Session, SessionRun
@@ -31,8 +32,8 @@ _MOST_AGENTS = 64
 _MOST_INHERITED = 10_000
 # Sessions that operators are told of.
 _MOST_TOLD = 100
-# Why a session ends when its callers want it to; otherwise they are told.
-_WANTED = frozenset({"closed", "left"})
+# Leases for which a session outlives its last caller, so that whoever speaks for it next (a restarted gateway, the next command) goes on with it.
+_OUTLIVES = 2
 _CLOSED = ErrorInfo("cancelled", "session_closed", "the session was closed, maybe by another agent, while the call ran")
 
 
@@ -42,6 +43,7 @@ class SessionContext(Protocol):
     broker: WorkerBroker
     deadlines: Deadlines
     clock: Callable[[], float]
+    settings: Settings
 
     def empty_line(self, service: str, user: str, session: str, *, moved: bool) -> None:
         """Let go of the calls that wait in a session: another worker has it, or else it was closed."""
@@ -53,7 +55,7 @@ class SessionContext(Protocol):
 class _Open:
     """One open session: its calls, the callers that use it, and once it ends, the calls that wait for its end."""
 
-    __slots__ = ("agents", "closed", "first", "runs", "slot", "state", "used", "waiting")
+    __slots__ = ("agents", "alone", "closed", "first", "runs", "slot", "state", "used", "waiting")
 
     def __init__(self, first: Request, now: float, state: SessionState) -> None:
         self.state = state
@@ -62,6 +64,8 @@ class _Open:
         self.runs: set[SessionRun] = set()
         self.waiting: set[SessionRun] = set()
         self.used = now
+        # Since when no caller uses it.
+        self.alone = math.inf
         # Of the deadline at which it may be idle.
         self.slot = 0
         self.closed: asyncio.Event | None = None
@@ -73,13 +77,16 @@ class _Open:
             self.agents.add(agent)
             if len(self.agents) > _MOST_AGENTS:
                 self.agents = None
+            self.alone = math.inf
         (self.runs if self.closed is None else self.waiting).add(run)
 
-    def leave(self, agents: set[str]) -> bool:
+    def leave(self, agents: set[str], now: float) -> bool:
         """Take note that these callers are gone; return whether none is left that uses it."""
         if not self.agents or self.agents.isdisjoint(agents):
             return False
         self.agents -= agents
+        if not self.agents:
+            self.alone = now
         return not self.agents
 
 
@@ -90,6 +97,7 @@ class OpenSessions:
         self._served = served
         self._context = context
         self._loop = asyncio.get_running_loop()
+        self._outlives = _OUTLIVES * context.settings.lease
         self._open: dict[Session, _Open] = {}
         self._ending: set[asyncio.Task[None]] = set()
         self._turns = asyncio.Semaphore(_MOST_CLEANUPS)
@@ -211,7 +219,7 @@ class OpenSessions:
     def _begin(self, session: Session, first: Request, inherited: EntryNumbers = ()) -> _Open:
         inherited = max(inherited, self._inherited.pop(session, ()))
         found = _Open(first, self._context.clock(), SessionState(self._served, session, inherited))
-        self._look_later(session, found, found.used + self._served.session_idle)
+        self._look_later(session, found)
         return found
 
     # -- ends -------------------------------------------------------------------------------------
@@ -227,15 +235,17 @@ class OpenSessions:
                 run.stop(_CLOSED)
             return
         found.closed = asyncio.Event()
-        self._context.deadlines.remove(found.slot, (self, id(found)))
+        self._look_no_more(found)
         task = self._loop.create_task(self._end(session, found, found.closed, reason, stop=stop))
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
 
-    def left(self, agents: set[str], reason: str) -> None:
-        """End the sessions that no other caller uses, now that these are gone."""
-        for session in [session for session, found in self._open.items() if found.leave(agents)]:
-            self.end(session, reason, stop=True)
+    def left(self, agents: set[str]) -> None:
+        """Let the sessions that no other caller uses, now that these are gone, end soon."""
+        for session, found in self._open.items():
+            if found.leave(agents, self._context.clock()) and found.closed is None:
+                self._look_no_more(found)
+                self._look_later(session, found)
 
     def agents(self) -> set[str]:
         """Return the callers that use open sessions."""
@@ -278,14 +288,15 @@ class OpenSessions:
     def _settle(self, session: Session, found: _Open, reason: str) -> None:
         """Give the session up, or begin it anew for the calls that waited for its end."""
         del self._open[session]
+        wanted = reason == "closed"
         if not found.waiting:
-            self._context.broker.release_session(self._served.id, *session, lost=reason not in _WANTED)
+            self._context.broker.release_session(self._served.id, *session, lost=not wanted and found.state.is_begun)
             return
         runs = sorted(found.waiting, key=lambda run: numbers_of(run.delivery.entry))
-        if reason in _WANTED and self._served.restores_sessions:
+        if wanted and self._served.restores_sessions:
             # Their session is another one than that which its callers ended.
             found.state.forget(runs[0].delivery, self._context.broker)
-        upto = () if reason in _WANTED else numbers_of(runs[-1].delivery.entry)
+        upto = () if wanted else numbers_of(runs[-1].delivery.entry)
         anew = self._open[session] = self._begin(session, runs[0].delivery.request, upto)
         for run in runs:
             anew.enter(run)
@@ -296,17 +307,26 @@ class OpenSessions:
         if idle is not None:
             self.end(idle, "room")
 
-    def _look_later(self, session: Session, found: _Open, when: float) -> None:
+    def _look_later(self, session: Session, found: _Open) -> None:
         # Sessions share few moments, since each moment costs memory until it has passed.
-        step = self._served.session_idle / _MOMENTS
-        when = math.ceil(when / step) * step
+        step = min(self._served.session_idle, self._outlives) / _MOMENTS
+        when = math.ceil(self._end_of(found)[1] / step) * step
         found.slot = self._context.deadlines.add(when, (self, id(found)), lambda: self._look(session, found))
+
+    def _look_no_more(self, found: _Open) -> None:
+        self._context.deadlines.remove(found.slot, (self, id(found)))
 
     def _look(self, session: Session, found: _Open) -> None:
         if self._open.get(session) is not found or found.closed is not None:
             return
-        due = (self._context.clock() if found.runs else found.used) + self._served.session_idle
+        reason, due = self._end_of(found)
         if due <= self._context.clock():
-            self.end(session, "idle")
+            self.end(session, reason)
         else:
-            self._look_later(session, found, due)
+            self._look_later(session, found)
+
+    def _end_of(self, found: _Open) -> tuple[str, float]:
+        """Return why and when a session ends if no call comes."""
+        used = self._context.clock() if found.runs else found.used
+        idle, left = used + self._served.session_idle, max(used, found.alone) + self._outlives
+        return ("idle", idle) if idle <= left else ("left", left)

@@ -52,13 +52,18 @@ class SessionState:
         self.token = new_run()
         self.value: Any = None
 
+    @property
+    def is_begun(self) -> bool:
+        """True once a call may have run on the state."""
+        return self._begun or not (self._served.opens_sessions or self._served.restores_sessions)
+
     async def begin(self, delivery: Delivery, broker: WorkerBroker) -> ErrorInfo | None:
         """Make or restore the state, once; return why a call may not run on it, or None.
 
         Raises:
             Exception: whatever the service raises; the next call tries again.
         """
-        if not self._begun and (self._served.opens_sessions or self._served.restores_sessions):
+        if not self.is_begun:
             try:
                 # Not under the lock: one in the order of the session has waited already, and may begin the state meanwhile.
                 await self._until_here(delivery, broker)
@@ -105,6 +110,10 @@ class SessionState:
         return None
 
     async def _snapshot(self, delivery: Delivery, broker: WorkerBroker) -> Snapshot | None:
+        if delivery.request.state == NEW_STATE:
+            # Nobody had the session when its caller closed it, so that its snapshot is still there.
+            self.forget(delivery, broker)
+            return None
         snapshot = await broker.load_session(delivery)
         if snapshot is None:
             return None

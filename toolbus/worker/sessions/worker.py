@@ -62,9 +62,9 @@ class WorkerSessions:
             telemetry.log.warning("session.untold", error=str(error))
 
     def left(self, service: str, agent: str) -> None:
-        """End the sessions that only a leaving caller used."""
+        """Let the sessions that only a leaving caller used end soon."""
         if service in self._services:
-            self._services[service].left({agent}, "left")
+            self._services[service].left({agent})
 
     def moved(self, service: str, user: str, session: str) -> None:
         """End a session that another worker has, or had."""
@@ -82,6 +82,6 @@ class WorkerSessions:
         return set().union(*(each.agents() for each in self._services.values()))
 
     def gone(self, agents: set[str]) -> None:
-        """End the sessions that only dead callers used."""
+        """Let the sessions that only dead callers used end soon."""
         for each in self._services.values():
-            each.left(agents, "gone")
+            each.left(agents)
