@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 
 import pytest
 import redis
@@ -285,3 +286,73 @@ async def test_no_key_stays_of_ended_sessions(redis_place: Place) -> None:
     assert all(0 < client.ttl(key) <= 3600 for key in lost)
     assert not client.exists(f"{prefix}q:notes", f"{prefix}fence:notes")
     client.close()
+
+
+class Till:
+    """A toolkit that knows nothing of toolbus."""
+
+    def __init__(self) -> None:
+        self.paid: list[int] = []
+
+    def pay(self, cents: int) -> int:
+        """Put money in."""
+        self.paid.append(cents)
+        return sum(self.paid)
+
+    async def refund(self) -> int:
+        """Take the last money out."""
+        return self.paid.pop()
+
+    def listed(self) -> Iterator[str]:
+        """List what was paid."""
+        yield from (f"{cents} " for cents in self.paid)
+
+
+def count(till: Till, *, above: int = 0) -> int:
+    """Count payments."""
+    return sum(cents > above for cents in till.paid)
+
+
+async def test_a_toolkits_methods_and_functions_work_on_the_state(place: Place) -> None:
+    """Each session has an object of its own, and no schema shows the parameter that it takes."""
+
+    class Tills(ToolService):
+        """A till for each session."""
+
+        id = "tills"
+
+        def open_session(self, session: Session, initial: dict[str, object]) -> Till:
+            """Make a till."""
+            return Till()
+
+    for function in (Till.pay, Till.refund, Till.listed, count):
+        setattr(Tills, function.__name__, tool(effect="idempotent", state=True)(function))
+    async with place.serving(Tills()) as bus:
+        await bus.wait_for_tool("pay")
+        shown = {name: list(bus.tools[name].parameters["properties"]) for name in ("pay", "refund", "listed", "count")}
+        assert shown == {"pay": ["cents"], "refund": [], "listed": [], "count": ["above"]}
+        ann, bob = bus.bind(user="ann", session="s"), bus.bind(user="bob", session="s")
+        assert [(await each.call("pay", {"cents": cents})).output for each, cents in ((ann, 3), (bob, 5), (ann, 4))] == ["3", "5", "7"]
+        assert [(await ann.call(name)).output for name in ("listed", "count", "refund", "count")] == ["3 4 ", "2", "4", "1"]
+        assert str((await ann.call("pay", {"cents": 1, "self": 2})).error).startswith("invalid_arguments")
+        error = (await bus.call("count")).error
+        assert error is not None
+        assert (error.type, error.code) == ("invalid_arguments", "no_session")
+
+
+def test_a_state_that_nobody_makes_is_refused() -> None:
+    """Neither a service without ``open_session`` nor the functions of a module have one, nor has a child process."""
+
+    class Stateless(ToolService):
+        """Has no state."""
+
+        id = "stateless"
+
+    made = tool(effect="read", state=True)(count)
+    Stateless.count = made  # type: ignore[attr-defined]
+    with pytest.raises(ConfigurationError, match=r"'count' wants the state of a session .*, which Stateless\.open_session makes"):
+        Place("memory://", "states").worker(Stateless())
+    with pytest.raises(ConfigurationError, match="set it as an attribute of a ToolService"):
+        Place("memory://", "states").worker(made)
+    with pytest.raises(ConfigurationError, match="no state of a session"):
+        tool(state=True, isolation="process")(count)

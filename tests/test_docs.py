@@ -21,7 +21,7 @@ import pytest
 import toolbus
 from tests.agent.endpoint import endpoint, says
 from tests.forking import ForkServer
-from toolbus import telemetry
+from toolbus import ToolBus, Worker, telemetry
 from toolbus.broker.keys import Keys
 from toolbus.cli import main
 from toolbus.options import CallOptions
@@ -305,6 +305,24 @@ def test_the_example_of_sessions_runs(tmp_path: Path) -> None:
     expected = re.search(r"It prints:\n\n```\n(.*?)```", read("docs/how-to/sessions.md"), re.DOTALL)
     assert expected is not None
     assert said.stdout == expected[1], said.stderr
+
+
+@pytest.mark.anyio
+async def test_the_airline_of_the_guide_outlives_its_worker() -> None:
+    """A toolkit with a state of some MB goes on at another worker, from what was kept of its journal."""
+    found: dict[str, Any] = {"__name__": "airline"}
+    exec(compile(blocks("docs/how-to/sessions.md")[2], "airline", "exec"), found)
+    first, second = (Worker(found["Airline"](), url="memory://") for _ in range(2))
+    async with first, ToolBus("memory://") as bus:
+        view = bus.bind(user="ann", session="trip")
+        await bus.wait_for_tool("book")
+        before = int(str((await view.call("taken")).output))
+        assert before * len("100A: somebody") > 256 * 1024
+        assert (await view.call("book", {"seat": "1A", "name": "Ann"})).output == "1A is booked for Ann"
+        async with second:
+            await first.drain()
+            assert (await view.call("book", {"seat": "1A", "name": "Bob"})).output == "1A is taken by Ann"
+            assert (await view.call("taken")).output == str(before + 1)
 
 
 def test_the_agent_example_is_python() -> None:

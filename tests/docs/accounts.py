@@ -97,7 +97,7 @@ PYTHON = {
     "docs/how-to/pins.md": (1, "tests/docs/test_python.py"),
     "docs/how-to/platform.md": (1, "tests/assistant/test_guide.py"),
     "docs/how-to/services.md": (1, "tests/test_docs.py"),
-    "docs/how-to/sessions.md": (2, "tests/test_docs.py"),
+    "docs/how-to/sessions.md": (3, "tests/test_docs.py"),
     "docs/how-to/testing.md": (3, "tests/testing/test_guide.py"),
     "docs/how-to/toolkit.md": (3, "tests/test_docs.py"),
     "docs/how-to/trustgraph.md": (2, "tests/test_docs.py"),

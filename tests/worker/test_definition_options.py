@@ -37,6 +37,7 @@ TOOL: dict[str, list[Any]] = {
     "memory_limit": ["5", -1, 1.5, None],
     "task": ["sometimes", True, -1, math.nan, ["auto"]],
     "output_schema": ["{}", [1], 3],
+    "state": ["self", 1, None],
     "replace": ["no", None],
 }
 SERVICE: dict[str, list[Any]] = {

@@ -53,8 +53,8 @@ class FunctionTool:
 
     __slots__ = (
         "cache", "category", "confirm", "description", "effect", "function", "groups", "isolation", "loading", "memory_limit", "module",
-        "name", "origin", "output_limit", "output_schema", "parameters", "qualname", "retry", "sequential", "service", "task", "tenants",
-        "timeout",
+        "name", "origin", "output_limit", "output_schema", "parameters", "qualname", "retry", "sequential", "service", "state", "task",
+        "tenants", "timeout",
     )  # fmt: skip
 
     def __init__(
@@ -80,6 +80,7 @@ class FunctionTool:
         memory_limit: int,
         task: Task,
         output_schema: Mapping[str, Any] | None,
+        state: bool,
     ) -> None:
         module, self.qualname = _defined(function)
         home = home or Home(module)
@@ -88,7 +89,7 @@ class FunctionTool:
             "name": name, "description": description, "parameters": parameters, "category": category, "groups": groups,
             "service": service, "effect": effect, "timeout": timeout, "output_limit": output_limit, "confirm": confirm,
             "tenants": tenants, "retry": retry, "cache": cache, "sequential": sequential, "isolation": isolation,
-            "memory_limit": memory_limit, "task": task, "output_schema": output_schema,
+            "memory_limit": memory_limit, "task": task, "output_schema": output_schema, "state": state,
         }  # fmt: skip
         rules.check(said, TOOL, f"the tool {self.qualname!r} of {self.module}")
         flaw = effect_flaw(effect)
@@ -119,6 +120,7 @@ class FunctionTool:
         self.memory_limit = memory_limit
         self.task = task
         self.output_schema = output_schema
+        self.state = state
         self.service = "" if home.in_class else service or service_name(self.module)
         self._check_isolation()
 
@@ -128,6 +130,8 @@ class FunctionTool:
             raise ConfigurationError(f"{where} has the isolation {self.isolation!r}; there is 'process', or none")
         if self.isolation and not self.service:
             raise ConfigurationError(f"{where} is a method, whose object other processes do not have; isolation='process' is for functions")
+        if self.isolation and self.state:
+            raise ConfigurationError(f"{where} has isolation='process', where there is no state of a session; say state=True or isolation")
         if self.isolation and sys.platform == "win32":
             raise ConfigurationError(f"{where} has isolation='process', which needs the processes of a Unix system")
         if self.memory_limit and not self.isolation:
@@ -163,6 +167,7 @@ def tool(
     memory_limit: int = 0,
     task: Task = None,
     output_schema: Mapping[str, Any] | None = None,
+    state: bool = False,
     replace: bool = False,
 ) -> Callable[[F], F]: ...
 def tool(
@@ -185,6 +190,7 @@ def tool(
     memory_limit: int = 0,
     task: Task = None,
     output_schema: Mapping[str, Any] | None = None,
+    state: bool = False,
     replace: bool = False,
     **unknown: Any,
 ) -> Any:
@@ -215,6 +221,8 @@ def tool(
         task: whether an MCP client that has tasks gets one in place of the result: ``always``, ``never``, ``auto`` (when the call takes
             long), or the seconds after which it does. Left out, never.
         output_schema: JSON Schema of the data that it returns, for MCP clients; data that does not fit it is a failure there.
+        state: its first parameter (``self`` of a toolkit's method, ``data`` of a function) is the state of the session, and no argument;
+            its service makes one by ``open_session``.
         replace: take the place of another function's tool of that name in this process.
         unknown: further options, which there are none of; the error says which one may be meant.
 
@@ -233,7 +241,7 @@ def tool(
         "name": None if bare else name, "description": description, "parameters": parameters, "category": category, "groups": groups,
         "service": service, "effect": effect, "timeout": timeout, "output_limit": output_limit, "confirm": confirm, "tenants": tenants,
         "retry": retry, "cache": cache, "sequential": sequential, "isolation": isolation, "memory_limit": memory_limit, "task": task,
-        "output_schema": output_schema,
+        "output_schema": output_schema, "state": state,
     }  # fmt: skip
 
     def decorate(decorated: F) -> F:

@@ -37,6 +37,7 @@ TOOL: Mapping[str, rules.Rule] = {
         lambda value: value in (None, "always", "never", "auto") or (type(value) in (int, float) and 0 <= value < 1e9),
     ),
     "output_schema": rules.or_none(rules.MAPPING),
+    "state": rules.FLAG,
     "replace": rules.FLAG,
 }
 

@@ -35,7 +35,7 @@ from toolbus.worker.definition.retry import Retry
 from toolbus.worker.definition.service import ToolService
 from toolbus.worker.isolation.targets import target_of
 from toolbus.worker.loading.modules import defined_in
-from toolbus.worker.serving.handlers import Handler, Served, starting, starting_with_services
+from toolbus.worker.serving.handlers import Handler, Served, filling_in, starting
 from toolbus.worker.serving.owner import origin_of, owner_of
 
 _MOST_DESCRIPTION = 16_384
@@ -178,7 +178,12 @@ def _served_service(name: str, service: ToolService, settings: Settings, service
             raise DescriptorError(f"{cls.__name__}.tools[{index}]: {error}", path=error.path) from None
         tools.add(tool, _invoke_handler(invoke, tool, service))
     for made, attribute in methods_of(cls).items():
-        found = _function_handler(made, tools, name, getattr(service, attribute), services, service.effect, service.retry)
+        if made.state and not overrides(cls, "open_session"):
+            raise ConfigurationError(
+                f"the tool {made.name!r} wants the state of a session (state=True), which {cls.__name__}.open_session makes"
+            )
+        bound = made.function if made.state else getattr(service, attribute)
+        found = _function_handler(made, tools, name, bound, services, service.effect, service.retry)
         if found is not None:
             tools.add(_ordered(found[0], service.sequential), found[1])
     for base in filter(lambda each: issubclass(each, ToolService), cls.__mro__[1:]):
@@ -250,6 +255,11 @@ def _served_functions(
         raise DescriptorError(f"{error}; {advice}", path=error.path) from None
     tools = _Tools(left_out)
     for made in functions:
+        if made.state:
+            raise ConfigurationError(
+                f"the tool {made.name!r} wants the state of a session (state=True), which its service makes: "
+                "set it as an attribute of a ToolService that has open_session()"
+            )
         found = _function_handler(made, tools, name, made.function, services)
         if found is not None:
             tools.add(*found)
@@ -275,7 +285,7 @@ def _function_handler(
     if parameters is not None:
         parameters, changes = mended(parameters)
         tools.note(made.name, changes)
-    derived = derive(bound, parameters=parameters, injected=injected(made.parameters, bound, services))
+    derived = derive(bound, parameters=parameters, injected=injected(made.parameters, bound, services), skip_self=made.state)
     given = {name: type_ for name, type_ in derived.injected.items() if services.provides(type_)}
     spared = {name: value for name, value in derived.spared.items() if name not in given}
     for name, type_ in derived.injected.items():
@@ -317,7 +327,8 @@ def _function_handler(
             raise ConfigurationError(f"{message}: say toolbus.provide({type_.__qualname__}, …) at the top of a module")
     else:
         services.want(given.values())
-    start = starting_with_services(bound, derived.bind, spared, given, services) if derived.injected else starting(bound, derived.bind)
+    bind = filling_in(derived.bind, spared, given, services) if derived.injected else derived.bind
+    start = starting(bound, bind, state=made.state)
     return tool, Handler(bound, start, tool.effect, made.retry or retry, isolated, derived.bind, made.tenants, tool.cacheable)
 
 

@@ -21,6 +21,7 @@ from toolbus.worker.definition.options import overrides
 from toolbus.worker.definition.provide import Services
 from toolbus.worker.definition.retry import Retry
 from toolbus.worker.definition.service import ToolService
+from toolbus.worker.run.invocation import invocation
 from toolbus.worker.serving.pace import Pace
 from toolbus.worker.sessions.session import Session, SessionBook
 from toolbus.worker.statistics.counts import ToolCounts
@@ -29,37 +30,34 @@ Start = Callable[[Request], Any]
 """Binds a request and starts its handler: a value, an awaitable, or a sync or async iterator."""
 
 
-def starting(function: Callable[..., Any], bind: Callable[[Mapping[str, Any]], dict[str, Any]]) -> Start:
-    """Return what binds a request's arguments to a function and calls it."""
+def starting(function: Callable[..., Any], bind: Callable[[Mapping[str, Any]], dict[str, Any]], *, state: bool = False) -> Start:
+    """Return what binds a request's arguments to a function and calls it; ``state``: behind the state of the call's session."""
 
     def start(request: Request) -> Any:
         return function(**bind(request.arguments))
 
-    return start
+    def start_on_state(request: Request) -> Any:
+        return function(invocation().state, **bind(request.arguments))
+
+    return start_on_state if state else start
 
 
-def starting_with_services(
-    function: Callable[..., Any],
-    bind: Callable[[Mapping[str, Any]], dict[str, Any]],
-    spared: Mapping[str, Any],
-    given: Mapping[str, type],
-    services: Services,
-) -> Start:
-    """Return what binds a request's arguments to a function and calls it, with its other parameters filled in.
+def filling_in(
+    bind: Callable[[Mapping[str, Any]], dict[str, Any]], spared: Mapping[str, Any], given: Mapping[str, type], services: Services
+) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+    """Return what binds arguments to a function, and fills in its other parameters.
 
     Args:
-        function: the tool.
         bind: makes keyword arguments of a request's arguments.
         spared: values of the parameters that are left at their defaults.
         given: the types of the parameters that services fill in.
         services: where these services are.
     """
 
-    def start(request: Request) -> Any:
-        filled_in = {name: services.get(type_) for name, type_ in given.items()}
-        return function(**bind(request.arguments), **spared, **filled_in)
+    def bound(arguments: Mapping[str, Any]) -> dict[str, Any]:
+        return {**bind(arguments), **spared, **{name: services.get(type_) for name, type_ in given.items()}}
 
-    return start
+    return bound
 
 
 class Handler:

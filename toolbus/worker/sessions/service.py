@@ -32,7 +32,7 @@ _MOST_AGENTS = 64
 _MOST_INHERITED = 10_000
 # Sessions that operators are told of.
 _MOST_TOLD = 100
-# Leases for which a session outlives its last caller, so that whoever speaks for it next (a restarted gateway, the next command) goes on with it.
+# Leases for which a session outlives its last caller: a gateway that was restarted, or the next command, goes on with it.
 _OUTLIVES = 2
 _CLOSED = ErrorInfo("cancelled", "session_closed", "the session was closed, maybe by another agent, while the call ran")
 
