@@ -6,7 +6,7 @@ import inspect
 import shutil
 import signal
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, overload
 
@@ -45,6 +45,9 @@ KINDS = tuple(_BINARIES)
 # The only keys that may stay without a TTL when nobody uses the namespace any more: items put there by people.
 _KEPT = {"reg:items", "reg:recorded", "reg:pending", "reg:groups", "reg:pins", "tokens", "format"}
 
+# Entries of keys that keep the latest of a number, or what is alive. The server trims streams by nodes of 100 entries.
+BOUNDS = {"log": 2_148, "recent": 1_100, "output": 400, "pub": 66, "results": 64, "creations:ended": 1_000, "convs": 10_000}
+
 
 def new_server(kind: str = "valkey", **options: object) -> EmbeddedServer:
     """A server of a kind, not yet started; ``options`` as for ``EmbeddedServer``."""
@@ -77,14 +80,31 @@ class Servers:
 
 
 def leaks(url: str, namespace: str) -> list[str]:
-    """The keys of a namespace that nobody would ever remove; the namespace is emptied."""
+    """The keys of a namespace that nobody would ever remove, or that have more inside than is stated; the namespace is emptied."""
     prefix = f"tb:{{{namespace}}}:"
     with redis.Redis.from_url(url, decode_responses=True) as client:
         keys = sorted(client.scan_iter(match=f"{prefix}*", count=1000))
         found = [f"{key} ({client.type(key)})" for key in keys if key.removeprefix(prefix) not in _KEPT and client.ttl(key) == -1]
+        found += [
+            f"{key} ({number} entries)"
+            for key, number in entries(client, keys).items()
+            if number > BOUNDS.get(family(key.removeprefix(prefix)), number)
+        ]
         if keys:
             client.delete(*keys)
     return found
+
+
+def family(key: str) -> str:
+    """The name of a key without its namespace, up to what is different in each of its kind."""
+    first, _, rest = key.partition(":")
+    return f"{first}:{rest.partition(':')[0]}" if first in {"reg", "creations"} else first
+
+
+def entries(client: redis.Redis, keys: Sequence[str]) -> dict[str, int]:
+    """Count the entries of these keys, without strings, which have none."""
+    sizes = {"hash": client.hlen, "stream": client.xlen, "zset": client.zcard, "set": client.scard, "list": client.llen}
+    return {key: sizes[kind](key) for key in keys if (kind := str(client.type(key))) in sizes}
 
 
 def put_down(process: Stoppable) -> None:
