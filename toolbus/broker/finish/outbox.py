@@ -23,7 +23,7 @@ from toolbus.broker.take.requests import UNSURE, RequestStream, StreamDelivery, 
 from toolbus.broker.transport.command import Reply, ReplyError
 from toolbus.broker.transport.refusals import Patience
 from toolbus.broker.transport.transport import Transport
-from toolbus.envelope import join_frames
+from toolbus.envelope import FRAMES_REFUSED, join_frames
 from toolbus.results import BrokerError, ErrorInfo
 
 # How much is written to a caller before it is asked how much of it is unread.
@@ -232,7 +232,7 @@ class Outbox:
             elif not self._put_off(reply, lambda: self._append(parts, then, refused)):
                 telemetry.log.error("frames.refused", agents=len(part), error=str(reply))
                 # A call whose frames were dropped must not go on: its caller would wait for them.
-                error = ErrorInfo("unavailable", "frames_refused", f"the server took no more of this call's frames: {reply}")
+                error = ErrorInfo("unavailable", FRAMES_REFUSED, f"the server took no more of this call's frames: {reply}")
                 for replies in {replies for each in parts for replies, _ in each}:
                     self._on_replies_gone(replies, error)
                 refused(reply)

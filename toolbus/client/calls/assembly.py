@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from toolbus.envelope import Frame, text_of
+from toolbus.envelope import FRAMES_REFUSED, Frame, text_of
 from toolbus.events import Answered, Asked, Event, Finished, Reset, Started, Text
 from toolbus.results import Blob, ErrorInfo, ResultMeta, ToolResult
 
@@ -71,7 +71,7 @@ class Assembly:
             self._begin(frame, events)
         if frame.seq < self._next or frame.seq in self._early:
             return events
-        if frame.seq > self._next:
+        if frame.seq > self._next and not _ends_without_them(frame):
             return [*events, *self._hold_early(frame)]
         self._advance(frame, events)
         while self._early and not self.finished and self._next in self._early:
@@ -292,3 +292,8 @@ class Assembly:
             meta=ResultMeta(attempts=frame.attempt, worker=self.worker, restarted=frame.restarted),
         )
         events.append(Finished(result))
+
+
+def _ends_without_them(frame: Frame) -> bool:
+    """Return whether a frame says that those before it, which are missing, will not come."""
+    return frame.end_of_stream and frame.error is not None and frame.error.code == FRAMES_REFUSED

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from toolbus.broker.protocols import Beginning
 from toolbus.envelope import NOT_BEGUN, NOT_TAKEN, Request, late_code, waited_for
-from toolbus.results import CallRefused, ErrorInfo, deadline_exceeded
+from toolbus.results import BrokerError, CallRefused, ErrorInfo, deadline_exceeded
 from toolbus.worker.run.states import RunState
 
 _UNKNOWN: dict[Beginning, str] = {
@@ -68,6 +68,15 @@ def no_session(request: Request) -> CallRefused:
     step = "call it in one, with bus.session() or bus.bind(session=…)"
     message = f"{request.tool!r} keeps a state for each session, and this call names none: {step}"
     return CallRefused(message, type="invalid_arguments", code="no_session")
+
+
+def unmarked(error: BrokerError, attempt: int) -> CallRefused:
+    """Return the failure of ``once`` work of which the server did not take the mark: this attempt did not begin."""
+    if attempt == 1:
+        message = f"the tool did not begin, since the server did not take the note of it: {error}"
+        return CallRefused(message, type="unavailable", code=NOT_BEGUN, retryable=True)
+    message = f"an earlier attempt may have begun, and the server did not say: {error}"
+    return CallRefused(message, type="outcome_unknown")
 
 
 def not_begun(beginning: Beginning) -> CallRefused:

@@ -14,7 +14,7 @@ from toolbus.confirmations import ConfirmationAnswer
 from toolbus.display import shortened
 from toolbus.encoding import exact_text
 from toolbus.envelope import Confirm, Frame, Request, encode
-from toolbus.results import CallCancelled, ErrorInfo, Progress, ToolError, ToolResult
+from toolbus.results import BrokerError, CallCancelled, ErrorInfo, Progress, ToolError, ToolResult
 from toolbus.safe_text import is_a, type_name
 from toolbus.worker.isolation.failures import HandlerCrashed
 from toolbus.worker.run import reasons
@@ -331,7 +331,10 @@ class Run(msgspec.Struct, eq=False):
             self.handler.check(request.arguments)
         # The mark may be set from here on, even if the server's answer is lost.
         self._move(_MARKED)
-        beginning = await self.context.broker.begin(self.delivery)
+        try:
+            beginning = await self.context.broker.begin(self.delivery)
+        except BrokerError as error:
+            raise reasons.unmarked(error, self.delivery.attempt) from None
         if beginning == "lost":
             self._move(_ANSWERED)
             self._report("lost")

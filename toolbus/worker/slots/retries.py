@@ -12,6 +12,9 @@ from toolbus.results import BrokerError, ErrorInfo
 from toolbus.worker.definition.retry import Retry
 from toolbus.worker.slots.waiting import Waiting
 
+# Seconds until an attempt is counted again that the server did not take.
+_AGAIN_AFTER = 1.0
+
 
 class Retries:
     """Holds failed requests until their next attempt, which it has the server count.
@@ -52,9 +55,12 @@ class Retries:
         at = self._clock() + policy.after(delivery.tries, error.retry_after)
         if at >= delivery.deadline:
             return False
+        self._hold(delivery, at)
+        return True
+
+    def _hold(self, delivery: Delivery, at: float) -> None:
         self._waiting.add_retry(delivery)
         self._deadlines.add(at, ("retry", delivery.run), lambda: self._due(delivery.run))
-        return True
 
     def _due(self, run: str) -> None:
         delivery = self._waiting.pop_retry(run)
@@ -67,8 +73,11 @@ class Retries:
         try:
             again = await self._broker.retry(delivery)
         except BrokerError as error:
-            # Its lease expires, and another worker claims it.
             telemetry.log.warning("retry.failed", id=delivery.request.id, error=str(error))
+            at = self._clock() + _AGAIN_AFTER
+            if at < delivery.deadline:
+                self._hold(delivery, at)
+                return
             again = None
         if again is not None:
             await self._start(again)
