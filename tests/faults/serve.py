@@ -16,10 +16,10 @@ from toolbus import Settings, Worker, invocation, tool
 
 
 @tool(service="faults", effect="read", description=f"Count slowly, release {os.environ.get('TEST_VERSION', '1')}.")
-async def count(n: int, delay: float = 0.02):
-    """Count slowly."""
+async def count(n: int, delay: float = 0.02, width: int = 0):
+    """Count slowly, in numbers of some width."""
     for number in range(n):
-        yield f"{number} "
+        yield f"{number:{width}} "
         await asyncio.sleep(delay)
 
 

@@ -72,11 +72,15 @@ async def workers_up(bus: ToolBus, place: Place, count: int) -> None:
         client.close()
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(
+    ("how", "width", "at"),
+    [(signal.SIGKILL, 0, 10), (signal.SIGSTOP, 0, 10), (signal.SIGKILL, 60_000, 55)],
+    ids=["killed", "paused", "long"],
+)
 async def test_a_worker_lost_in_mid_stream_costs_the_caller_nothing_it_can_see(
-    redis_place: Place, spawn: Spawn, how: signal.Signals
+    redis_place: Place, spawn: Spawn, how: signal.Signals, width: int, at: int
 ) -> None:
-    """Killed or paused, another worker goes on: no piece lost, repeated or reordered, and one end."""
+    """Killed or paused, another worker goes on: no piece lost, repeated or reordered, and one end, also after millions of characters."""
     spawn()
     spawn()
     async with bus_of(redis_place) as bus:
@@ -84,18 +88,18 @@ async def test_a_worker_lost_in_mid_stream_costs_the_caller_nothing_it_can_see(
         pieces: list[str] = []
         ends: list[Finished] = []
         first = ""
-        async with bus.stream("count", {"n": 60}, timeout=30.0) as call:
+        async with bus.stream("count", {"n": 60, "width": width}, timeout=30.0) as call:
             async for event in call.events():
                 assert not isinstance(event, Reset)
                 if isinstance(event, Started):
                     first = event.worker
                 elif isinstance(event, Text):
                     pieces.append(event.text)
-                    if len(pieces) == 10:
+                    if len(pieces) == at:
                         os.kill(pid_of(first), how)
                 elif isinstance(event, Finished):
                     ends.append(event)
-        assert "".join(pieces) == EXPECTED
+        assert "".join(pieces) == "".join(f"{number:{width}} " for number in range(60))
         assert [(end.result.success, end.result.meta.attempts) for end in ends] == [(True, 2)]
         assert ends[0].result.meta.worker != first
         if how == signal.SIGSTOP:
