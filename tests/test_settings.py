@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
+from toolbus.cli.common import environment_of
 from toolbus.results import ConfigurationError
 from toolbus.settings import Settings
 
@@ -26,6 +28,20 @@ def test_environment_is_read_by_default(monkeypatch: pytest.MonkeyPatch) -> None
     """Without a mapping of its own, load() reads the process's environment."""
     monkeypatch.setenv("TOOLBUS_NAMESPACE", "from-the-environment")
     assert Settings.load().namespace == "from-the-environment"
+
+
+def test_a_child_process_has_every_setting() -> None:
+    """A process that is started by another one has the settings of that, whether an option or a variable gave them."""
+    others = {
+        name: value + 1 if type(value) in {int, float} else not value if isinstance(value, bool) else value
+        for name, value in msgspec.structs.asdict(Settings()).items()
+    } | {
+        "url": "redis://127.0.0.1:1234", "password_file": "/p", "tls_ca": "/a", "tls_cert": "/c", "tls_key": "/k", "namespace": "other",
+        "owner": "me", "connect_timeout": 3.0, "recent": "off", "log_level": "debug", "log_format": "json",
+    }  # fmt: skip
+    given = Settings(**others)
+    assert [name for name in Settings.__struct_fields__ if getattr(given, name) == getattr(Settings(), name)] == []
+    assert Settings.load(environment_of(given)) == given
 
 
 def test_empty_variable_counts_as_unset() -> None:

@@ -33,6 +33,9 @@ NOT_FINISHED = "not_finished"
 BEGAN_LATE = "began_late"
 """The code of a call whose time was up while it ran, most of which it had waited for a worker."""
 """Error code of a call whose time was up while a worker had it."""
+REQUEST_TOO_LARGE = "request_too_large"
+"""The code of a call that was not published, since it has more bytes than a request may have."""
+
 FRAMES_REFUSED = "frames_refused"
 """The code of an end that stands for frames before it, too, which the server did not take."""
 
@@ -258,7 +261,8 @@ def encode_request(request: Request, *, limit: int) -> bytes:
     """
     document = encode(request)
     if len(document) > limit:
-        raise EnvelopeError(f"request of {len(document)} bytes is over the limit of {limit}")
+        message = f"request of {len(document)} bytes is over the limit of {limit} (TOOLBUS_MAX_REQUEST)"
+        raise EnvelopeError(message, REQUEST_TOO_LARGE)
     if any(map(document.count, encoding.NO_NUMBERS)):
         for part in (request.arguments, request.config):
             if not encoding.is_finite(part):

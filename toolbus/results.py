@@ -278,7 +278,11 @@ class ToolkitError(ConfigurationError, ValueError):
 
 
 class EnvelopeError(ToolbusError):
-    """A message on a stream is malformed, too large or of an unknown version."""
+    """A message on a stream is malformed, too large or of an unknown version; ``code`` as in ``ErrorInfo``."""
+
+    def __init__(self, message: str, code: str = "") -> None:
+        self.code = code
+        super().__init__(message)
 
 
 class RegistrationRefused(ToolbusError):

@@ -8,8 +8,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.gateway.running import client_of
 from tests.gateway.served import Site
 from tests.servers import eventually
+from toolbus import ToolBus
 
 pytestmark = pytest.mark.anyio
 
@@ -116,3 +118,12 @@ def test_what_would_let_anybody_in_is_refused(own_site: Site, words: tuple[str, 
     assert program.returncode in {1, 2}
     assert said in errors
     assert "Traceback" not in errors
+
+
+async def test_mcp_without_its_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer is no bare 404."""
+    monkeypatch.setattr("toolbus.gateway.mcp.find_spec", lambda name: None)
+    async with ToolBus("memory://") as bus, client_of(bus) as client:
+        answer = await client.post("/mcp", json={})
+        assert (answer.status_code, answer.json()["title"]) == (501, "not_installed")
+        assert "toolbus[mcp]" in answer.json()["detail"]

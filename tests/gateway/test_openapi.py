@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import httpx
@@ -9,10 +10,15 @@ import jsonschema_rs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.routing import Route
 
 from toolbus.client.tools.tool import Tool
 from toolbus.descriptors import ToolDescriptor
+from toolbus.gateway.app import ROUTES
 from toolbus.gateway.openapi_document import document, located
+from toolbus.gateway.openapi_paths import PATHS
+from toolbus.gateway.problems import STATUS, Problem
+from toolbus.results import ERROR_TYPES, ErrorInfo
 
 pytestmark = pytest.mark.anyio
 
@@ -64,7 +70,7 @@ async def test_the_answers_are_as_described(client: httpx.AsyncClient) -> None:
 
 
 async def test_a_whole_message_is_described(client: httpx.AsyncClient) -> None:
-    """The operation that takes a model's message has the schema of its answer, and short timeouts are as allowed as they are taken."""
+    """The operation that takes a model's message has the schema of its answer, and those timeouts are allowed that are taken."""
     found = (await client.get("/openapi.json")).json()
     about = found["paths"]["/v1/tool_calls"]["post"]
     call = [{"id": "c1", "type": "function", "function": {"name": "echo", "arguments": '{"text": "x"}'}}]
@@ -72,9 +78,13 @@ async def test_a_whole_message_is_described(client: httpx.AsyncClient) -> None:
     assert answer.status_code == 200
     schema = {**about["responses"]["200"]["content"]["application/json"]["schema"], "components": found["components"]}
     jsonschema_rs.validator_for(schema).validate(answer.json())
-    [timeout] = [each["schema"] for each in about["parameters"] if each["name"] == "Toolbus-Timeout"]
-    checked = jsonschema_rs.validator_for(timeout)
-    assert [checked.is_valid(each) for each in (0.2, 0.9, 0, -1)] == [True, True, False, False]
+    timeout = at(found, about["parameters"][0]["$ref"])
+    assert timeout["name"] == "Toolbus-Timeout"
+    checked = jsonschema_rs.validator_for(timeout["schema"])
+    for seconds, taken in ((0.2, True), (86_400, True), (0, False), (-1, False), (86_401, False)):
+        assert checked.is_valid(seconds) == taken
+        answer = await client.post("/v1/tool_calls", json=call, headers={"Toolbus-Timeout": str(seconds)})
+        assert answer.status_code == (200 if taken else 422)
 
 
 async def test_a_document_is_made_once_for_a_state_of_the_catalogue(client: httpx.AsyncClient) -> None:
@@ -91,11 +101,32 @@ def tool(name: str, parameters: dict[str, Any]) -> Tool:
 @pytest.mark.parametrize("name", ["a/b", "a b", "a{b}", "é", "..", "a%2Fb", "a~1b", "a_20_b"])
 def test_any_name_of_a_tool_makes_a_valid_path_and_component(name: str) -> None:
     """Different names never share one."""
-    made = document([tool(name, {"type": "object"}), tool("a_2f_b", {"type": "object"})])
+    made = document([tool(name, {"type": "object"}), tool("a_2f_b", {"type": "object"})], 60.0)
     [key] = [each for each in made["components"]["schemas"] if each.startswith("tool.") and each != "tool.a_2f_b"] or ["tool.a_2f_b"]
     assert key.isascii()
     assert key.replace(".", "").replace("-", "").replace("_", "").isalnum()
     assert sum(path.endswith("/invoke") for path in made["paths"]) == 2
+
+
+def test_every_route_is_described() -> None:
+    """With its methods; only the page, what other specifications describe, and the document itself are left out."""
+    routes = {
+        (re.sub(r":\w+}", "}", route.path), method.lower())
+        for route in ROUTES
+        if isinstance(route, Route)
+        and not route.path.startswith(("/ui/", "/.well-known/"))
+        and route.path not in {"/", "/mcp", "/openapi.json"}
+        for method in (route.methods or set()) - {"HEAD"}
+    }
+    described = {(path, method) for path, operations in PATHS.items() for method in operations} | {("/v1/tools/{name}/invoke", "post")}
+    assert routes == described
+
+
+def test_every_error_has_a_status() -> None:
+    """An error type that a call may end with is a problem of the gateway, whichever it is."""
+    assert STATUS.keys() == ERROR_TYPES
+    for kind in ERROR_TYPES:
+        assert Problem.of(ErrorInfo(kind, "code", "message")).document()["status"] == STATUS[kind]
 
 
 def test_references_within_a_schema_lead_to_its_place() -> None:
@@ -105,7 +136,7 @@ def test_references_within_a_schema_lead_to_its_place() -> None:
         "properties": {"$ref": {"$ref": "#/$defs/node"}, "plain": {"const": {"$ref": "#/$defs/node"}}},
         "$defs": {"node": {"type": "object", "properties": {"next": {"$ref": "#"}}}},
     }
-    made = document([tool("t", schema)])
+    made = document([tool("t", schema)], 60.0)
     found = made["components"]["schemas"]["tool.t"]
     assert found["properties"]["$ref"] == {"$ref": "#/components/schemas/tool.t/$defs/node"}
     assert found["properties"]["plain"] == {"const": {"$ref": "#/$defs/node"}}

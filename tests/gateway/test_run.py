@@ -90,6 +90,7 @@ BODIES: list[tuple[str, bytes, int, str]] = [
     ("a user", b'{"tool_id": "echo", "params": {"text": ""}, "user": "root"}', 422, "invalid_body"),
     ("too deep", b'{"tool_id": "echo", "params": ' + b'{"a":' * 5000 + b"1" + b"}" * 5001, 400, "invalid_json"),
     ("too large", b'{"tool_id": "' + b"x" * 1_100_000 + b'"}', 413, "body_too_large"),
+    ("too large for a call", b'{"tool_id": "echo", "params": {"text": "' + b"x" * 262_144 + b'"}}', 413, "invalid_arguments"),
     ("a hostile name", rb'{"tool_id": "\u0000\u001b[2J\r\nSet-Cookie: x"}', 404, "not_found"),
 ]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import os
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
@@ -84,10 +84,11 @@ def settings_of(context: click.Context, **overrides: Any) -> Settings:
     return Settings.load(**given)
 
 
-def environment_of(given: Mapping[str, object]) -> dict[str, str]:
+def environment_of(settings: Settings) -> dict[str, str]:
     """Return the environment of a child process that has these settings, without the misspelt names that this process has told of."""
     known = {name: value for name, value in os.environ.items() if name not in misspelt(os.environ)}
-    return {**known, **{PREFIX + name.upper(): str(value) for name, value in given.items()}}
+    given = {name: getattr(settings, name) for name in Settings.__struct_fields__}
+    return {**known, **{PREFIX + name.upper(): str(value) for name, value in given.items() if value is not None}}
 
 
 RESTART = 30.0

@@ -53,7 +53,7 @@ def dev_command(ctx: click.Context, targets: tuple[str, ...], reload: bool, http
     settings = settings_with_server(ctx)
     with _signals(), contextlib.ExitStack() as stack:
         server = find_server(settings, stack)
-        environment = environment_of(ctx.find_root().obj or {})
+        environment = environment_of(settings)
         worker = _start(stack, environment, "worker", "--examples", *(["--reload"] if reload else []), *targets)
         children = [worker]
         place = _place(stack, http_port)

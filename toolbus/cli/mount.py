@@ -110,7 +110,7 @@ def mount_command(
             words = _words(ctx)
             after = ["--", name, *target]
             code = run_loop(
-                lambda: supervise(ctx, settings, words, processes=Bounds(processes, processes), lifeline=lifeline, after=after, place=place)
+                lambda: supervise(settings, words, processes=Bounds(processes, processes), lifeline=lifeline, after=after, place=place)
             )
         else:
             service = _service(name, target, openapi, options, given)

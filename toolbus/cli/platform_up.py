@@ -82,7 +82,7 @@ def up_command(
         server = find_server(settings, stack, data)
         if folder is not None:
             _import(ctx, folder)
-        environment = environment_of(ctx.find_root().obj or {})
+        environment = environment_of(settings)
         if auto_approve:
             environment["TOOLBUS_CODING_AUTO_APPROVE"] = "true"
         own = [("--label", each) for each in labels] + [("--allow-host", each) for each in allowed]

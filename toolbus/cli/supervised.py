@@ -11,8 +11,6 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
 from toolbus.cli.common import Failure, NotMendable, environment_of
 from toolbus.cli.probing import ProbePlace, probing
 from toolbus.results import ConfigurationError, ToolbusError
@@ -64,7 +62,6 @@ async def retire(settings: Settings, told: Told) -> None:
 
 
 async def supervise(
-    ctx: click.Context,
     settings: Settings,
     words: Sequence[str],
     *,
@@ -77,7 +74,6 @@ async def supervise(
     """Keep processes of a toolbus command alive until a signal; return the exit code.
 
     Args:
-        ctx: the running command's.
         settings: of the workers.
         words: the command and its arguments, after ``toolbus``.
         processes: the fewest and the most; the load decides, if they differ.
@@ -95,8 +91,7 @@ async def supervise(
 
     # Before the environment of the children is made.
     notifier = Notifier()
-    given = {**(ctx.find_root().obj or {}), "concurrency": settings.concurrency, "grace": settings.grace, "lease": settings.lease}
-    environment = environment_of(given)
+    environment = environment_of(settings)
     # Refuses an impossible URL.
     Admin(settings)
     if watch:

@@ -91,7 +91,7 @@ def worker_command(
         if processes.most > 1 or reload:
             watch = folders(watched)
             words = ["worker", *targets, *extra, *(["--report-load"] if processes.most > processes.least else [])]
-            code = run_loop(lambda: supervise(ctx, settings, words, processes=processes, lifeline=lifeline, watch=watch, place=place))
+            code = run_loop(lambda: supervise(settings, words, processes=processes, lifeline=lifeline, watch=watch, place=place))
         else:
             code = run_loop(
                 lambda: _work(settings, targets, around, health_file, place, lifeline, examples=examples, report_load=report_load)

@@ -91,7 +91,7 @@ class Gateway:
         self.buffers = StreamBuffers(self.options.buffer)
         self.draining = asyncio.Event()
         self.stopping = asyncio.Event()
-        self.documents = Documents()
+        self.documents = Documents(self.settings.max_timeout)
         self.backlog = Backlog(bus.settings)
         self.supply = Supply(bus)
         self._lost_since: float | None = None

@@ -11,6 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from toolbus.gateway.gateway import Gateway, gateway_of
 from toolbus.gateway.principals import Everyone
+from toolbus.gateway.problems import Problem
 
 if TYPE_CHECKING:
     from toolbus.mcp.http import LazyEndpoint
@@ -28,6 +29,8 @@ class _Mcp:
     """Hands requests to the application of their gateway."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if find_spec("mcp") is None:
+            raise Problem(501, "not_installed", "this gateway speaks no MCP, since its extra is not installed: pip install 'toolbus[mcp]'")
         state = scope["app"].state
         if not hasattr(state, "mcp"):
             state.mcp = mcp_application(gateway_of(HTTPConnection(scope)))
@@ -35,4 +38,4 @@ class _Mcp:
 
 
 # An endpoint that is no function takes every method.
-ROUTES: list[BaseRoute] = [Route("/mcp", _Mcp())] if find_spec("mcp") is not None else []
+ROUTES: list[BaseRoute] = [Route("/mcp", _Mcp())]

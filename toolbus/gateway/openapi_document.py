@@ -12,7 +12,7 @@ from urllib.parse import quote
 from toolbus.client.tools.definitions import description_of
 from toolbus.client.tools.tool import Tool
 from toolbus.encoding import encode_data
-from toolbus.gateway.openapi_paths import CALL_PARAMETERS, PATHS, RESPONSES, SCHEMAS, call_responses
+from toolbus.gateway.openapi_paths import CALL_PARAMETERS, PATHS, RESPONSES, SCHEMAS, call_responses, parameters
 from toolbus.gateway.principals import Principal
 
 _MOST_KEPT = 64
@@ -24,9 +24,14 @@ _ODD = re.compile(r"[^A-Za-z0-9._-]")
 
 
 class Documents:
-    """The documents that were made since the last change of the catalogue, by what their readers may see."""
+    """The documents that were made since the last change of the catalogue, by what their readers may see.
 
-    def __init__(self) -> None:
+    Args:
+        max_timeout: the longest time of a call, in seconds.
+    """
+
+    def __init__(self, max_timeout: float) -> None:
+        self._max_timeout = max_timeout
         self._kept: OrderedDict[Hashable, tuple[int, bytes]] = OrderedDict()
 
     def of(self, version: int, principal: Principal, tools: Mapping[str, Tool]) -> bytes:
@@ -34,15 +39,18 @@ class Documents:
         key = (principal.groups, principal.tools, principal.user)
         found = self._kept.get(key)
         if found is None or found[0] != version:
-            found = self._kept[key] = (version, encode_data(document([tool for tool in tools.values() if tool.available])))
+            found = self._kept[key] = (
+                version,
+                encode_data(document([tool for tool in tools.values() if tool.available], self._max_timeout)),
+            )
             if len(self._kept) > _MOST_KEPT:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(key)
         return found[1]
 
 
-def document(tools: list[Tool]) -> dict[str, Any]:
-    """Return the document for some tools."""
+def document(tools: list[Tool], max_timeout: float) -> dict[str, Any]:
+    """Return the document for some tools, whose calls take ``max_timeout`` seconds at most."""
     paths, schemas = dict(PATHS), dict(SCHEMAS)
     for tool in tools:
         key = f"tool.{_component(tool.name)}"
@@ -57,7 +65,7 @@ def document(tools: list[Tool]) -> dict[str, Any]:
         },
         "jsonSchemaDialect": "https://json-schema.org/draft/2020-12/schema",
         "paths": paths,
-        "components": {"schemas": schemas, "responses": RESPONSES},
+        "components": {"schemas": schemas, "responses": RESPONSES, "parameters": parameters(max_timeout)},
     }
 
 

@@ -162,10 +162,15 @@ def _parameter(name: str, place: str, description: str, schema: Part, *, require
 
 _LINE: Part = {"type": "string", "minLength": 1, "maxLength": MOST_KEY, "pattern": "^[!-~]+$"}
 
-_TIMEOUT: Part = {"type": "number", "exclusiveMinimum": 0, "maximum": 3600}
+
+def parameters(max_timeout: float) -> Part:
+    """Return the parameters that depend on the gateway's settings; ``max_timeout`` in seconds."""
+    timeout: Part = {"type": "number", "exclusiveMinimum": 0, "maximum": max_timeout}
+    return {"Timeout": _parameter("Toolbus-Timeout", "header", "Seconds until the call ends in any case.", timeout)}
+
 
 CALL_PARAMETERS: list[Part] = [
-    _parameter("Toolbus-Timeout", "header", "Seconds until the call ends in any case.", _TIMEOUT),
+    {"$ref": "#/components/parameters/Timeout"},
     _parameter("Toolbus-Session", "header", "The session that the call belongs to.", _LINE),
     _parameter("Idempotency-Key", "header", "Requests with one key share one execution.", _LINE),
 ]

@@ -10,6 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from toolbus.envelope import REQUEST_TOO_LARGE
 from toolbus.results import ErrorInfo, ErrorType
 
 MEDIA_TYPE = "application/problem+json"
@@ -30,6 +31,8 @@ STATUS: dict[ErrorType, int] = {
 """The status code of each type of error."""
 
 
+# Codes that say more than the type.
+_OF_CODES = {"idempotency_conflict": 409, REQUEST_TOO_LARGE: 413}
 # Of a tool they are about what it was asked for, and no answer of the gateway's to the request.
 _OF_TOOLS = frozenset({"not_found", "forbidden"})
 
@@ -63,7 +66,7 @@ class Problem(Exception):
         """Return the problem that a call's error is."""
         headers = {} if error.retry_after is None else {"Retry-After": str(max(1, round(error.retry_after)))}
         found = {name: value for name, value in (("code", error.code), ("details", error.details)) if value}
-        status = 409 if error.code == "idempotency_conflict" else STATUS[error.type]
+        status = _OF_CODES.get(error.code, STATUS[error.type])
         return cls(status, error.type, error.message or str(error), headers, retryable=error.retryable, **found)
 
     def document(self) -> dict[str, Any]:

@@ -326,7 +326,7 @@ class Dispatcher:
         try:
             connection.broker.publish(request, call.queue, limit, now + request.timeout, call)
         except EnvelopeError as error:
-            return ErrorInfo("invalid_arguments", message=str(error))
+            return ErrorInfo("invalid_arguments", error.code, str(error))
         self._calls[call.id] = call
         if call.grant is not None:
             call.grant.publish()
