@@ -55,6 +55,12 @@ def parts() -> CallToolResult:
     ], structured_content={"n": 1})
 
 @mcp.tool(structured_output=False)
+def show(size: int) -> CallToolResult:
+    """Answer with a picture, and repeat it as data, as the official filesystem server does."""
+    shown = ImageContent(type="image", data=base64.b64encode(b"x" * size).decode(), mime_type="image/png")
+    return CallToolResult(content=[shown], structured_content={"content": [shown.model_dump(by_alias=True, exclude_none=True)]})
+
+@mcp.tool(structured_output=False)
 def refuse() -> str:
     """Fail."""
     raise ToolError("not today")

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 from pathlib import Path
+from typing import get_args
 
+import msgspec
 import pytest
 
 from tests.contract import Place
 from tests.mounts.programs import USUAL, command, mounting, program
 from tests.servers import eventually
 from toolbus import Blob, Progress
+from toolbus.client.executor.observations import observe
+from toolbus.client.executor.parts import Observation, PartFormat, content_of
 from toolbus.mounts import Command, MountedServer, Options
 from toolbus.results import ConfigurationError
 
@@ -59,6 +64,22 @@ async def test_answers_are_results(valkey: Place, usual: Path) -> None:
         wrong = await bus.call("add", {"a": "x", "b": 2})
         assert wrong.error is not None
         assert wrong.error.type == "invalid_arguments"
+
+
+async def test_a_picture_that_is_repeated_as_data_is_no_text(valkey: Place, usual: Path) -> None:
+    """A model sees the picture itself in every format that has pictures, and nowhere its bytes as text."""
+    data = b"x" * 120_000
+    repeated = base64.b64encode(data).decode()
+    async with mounting(valkey, usual) as (bus, _):
+        result = await bus.call("show", {"size": len(data)})
+        assert result.content == (Blob("image/png", data),)
+        assert result.data["content"][0]["data"] == repeated
+        text = observe(result, shown=result.content)
+        assert "[image/png, 120,000 bytes, is part of the answer]" in text
+        assert len(text) < 300
+        for each in get_args(PartFormat):
+            shown = msgspec.json.encode(content_of(Observation(text, shown=result.content), each)).decode()
+            assert shown.count(repeated) == 1, each
 
 
 async def test_progress_is_passed_on(valkey: Place, usual: Path) -> None:

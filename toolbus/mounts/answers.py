@@ -25,6 +25,7 @@ from mcp_types import (
     TextResourceContents,
 )
 
+from toolbus.encoding import encode_data
 from toolbus.mounts.codes import TOO_LONG, is_over, is_unreadable
 from toolbus.results import Blob, ErrorInfo, ErrorType, ToolError, ToolResult, deadline_exceeded
 
@@ -39,12 +40,31 @@ def result_of(answer: CallToolResult) -> ToolResult:
     """Return the answer of a tool: texts as output, images, sounds and files as blobs, structured content as data."""
     texts, blobs = _parts(answer.content)
     output = "\n".join(texts)
+    if blobs and not texts and answer.structured_content is not None:
+        # Models read the data where there is no output, and some servers repeat their pictures in it.
+        output = encode_data(_without(answer.structured_content, blobs)).decode()
     if not answer.is_error:
         return ToolResult(output=output or None, data=answer.structured_content, content=tuple(blobs))
     message = output if len(output) <= _MOST_MESSAGE else f"{output[: _MOST_MESSAGE - 1]}…"
     error = ErrorInfo("tool_error", code="mcp_tool_error", message=message or "the tool failed and did not say why")
     whole = output if len(output) > _MOST_MESSAGE else None
     return ToolResult(success=False, output=whole, data=answer.structured_content, error=error, content=tuple(blobs))
+
+
+def _without(data: Any, blobs: Iterable[Blob]) -> Any:
+    """Return data with a note in the place of each text that repeats a blob."""
+    notes = {
+        base64.b64encode(blob.data).decode(): f"[{blob.media_type}, {len(blob.data):,} bytes, is part of the answer]" for blob in blobs
+    }
+
+    def noted(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: noted(each) for name, each in value.items()}
+        if isinstance(value, list):
+            return [noted(each) for each in value]
+        return notes.get(value, value) if isinstance(value, str) else value
+
+    return noted(data)
 
 
 def contents_of(answer: ReadResourceResult) -> ToolResult:
