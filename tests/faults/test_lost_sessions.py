@@ -157,3 +157,20 @@ async def test_a_rolling_restart_costs_no_session_its_state(place: Place, spawn:
             (oldest.terminate if signal == "TERM" else oldest.kill)()
         await filling
     assert done == ROLLED * ROLLED_WORDS
+
+
+async def test_a_session_whose_first_call_dies_with_its_worker_has_lost_nothing(place: Place, spawn: Callable[[str], Program]) -> None:
+    """Killed before the first snapshot was kept, it begins again with that call, at another worker."""
+    first = spawn("restore")
+    key = Keys(place.settings.namespace).snapshot("baskets", session_digest("", "s"))
+    with redis.Redis.from_url(place.settings.url) as server:
+        async with place.bus() as bus:
+            await bus.wait_for_tool("put", timeout=30)
+            running = asyncio.create_task(put(bus, "s", "a", 3.0))
+            await eventually(lambda: server.exists(key))
+            # As if it had died before that.
+            server.delete(key)
+            first.kill()
+            spawn("restore")
+            assert (await running).output == "a"
+            assert (await put(bus, "s", "b")).output == "a b"

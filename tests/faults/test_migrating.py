@@ -222,7 +222,7 @@ class Scene:
             Run(scripts.RESCUE, (queue,), ("", 1, "wake", "pool")),
             Run(scripts.LINE, (queue, keys.order("pool")), ("one", "6-0", "1-0")),
             Run(scripts.SAVE, kept, (*known, "1-0", 1, 1, "t", "c1", "{}", 60_000)),
-            Run(scripts.FORGET, kept, (*known, "1-0", 1, 0)),
+            Run(scripts.FORGET, kept, (*known, "1-0", 1, 0, 60_000)),
             Run(scripts.LOAD, kept[3:], (1000, 64)),
             Run(scripts.ELSEWHERE, (queue, keys.order("pool"), fence, keys.live), ("other", "pool", "one")),
         ]

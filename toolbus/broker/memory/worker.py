@@ -12,7 +12,7 @@ from toolbus import telemetry
 from toolbus.broker.memory.hub import Hub, Instance, Queue, QueuedEntry, hub_of
 from toolbus.broker.memory.routes import MemoryRoutes
 from toolbus.broker.memory.tallies import MemoryTallies
-from toolbus.broker.protocols import Beginning, Delivery, Ending, Note, Snapshot, WorkerId, WorkerListener, session_of
+from toolbus.broker.protocols import NO_SNAPSHOT, Beginning, Delivery, Ending, Note, Snapshot, WorkerId, WorkerListener, session_of
 from toolbus.broker.registry.refusals import registration_refused
 from toolbus.confirmations import ConfirmationAnswer, ConfirmationRequest
 from toolbus.descriptors import Publication
@@ -273,7 +273,7 @@ class MemoryWorkerBroker:
         """Forget the snapshot of a delivery's session."""
         pair = session_of(delivery.request)
         if pair is not None and self._may_keep(delivery, pair):
-            delivery.queue.snapshots.pop(pair, None)
+            delivery.queue.snapshots[pair] = NO_SNAPSHOT
 
     def _may_keep(self, delivery: MemoryDelivery, pair: tuple[str, str]) -> bool:
         """Return whether a call may change what is kept of its session, see ``_keeper.lua``."""

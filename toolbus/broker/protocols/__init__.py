@@ -8,7 +8,7 @@ from toolbus.broker.protocols.chats import Chats, ChatWindow, Messenger
 from toolbus.broker.protocols.confirmations import Confirmations
 from toolbus.broker.protocols.conversations import ConversationInfo, Conversations, HeldConversation, StoredRecord
 from toolbus.broker.protocols.creations import ClaimedCreation, Creation, CreationOverview, Creations, CreationStatus, Spent
-from toolbus.broker.protocols.delivery import MOST_SNAPSHOT, Beginning, Delivery, Ending, Note, Outcome, Snapshot, session_of
+from toolbus.broker.protocols.delivery import MOST_SNAPSHOT, NO_SNAPSHOT, Beginning, Delivery, Ending, Note, Outcome, Snapshot, session_of
 from toolbus.broker.protocols.publish import Fate, Sender, Verdict
 from toolbus.broker.protocols.registry import ALL_TOOLS, ItemChange, RefusedTool, ServiceRecord
 from toolbus.broker.protocols.results import SessionResults
@@ -21,6 +21,7 @@ from toolbus.broker.protocols.worker import SessionListener, WorkerBroker, Worke
 __all__ = [
     "ALL_TOOLS",
     "MOST_SNAPSHOT",
+    "NO_SNAPSHOT",
     "AgentBroker",
     "AgentListener",
     "Beginning",

@@ -114,6 +114,10 @@ class Snapshot(NamedTuple):
     document: bytes
 
 
+NO_SNAPSHOT = Snapshot("", "", b"")
+"""Stands for a snapshot that was forgotten since it was out of date, or can't be read."""
+
+
 def session_of(request: Request) -> tuple[str, str] | None:
     """Return the user and session that a call belongs to. One without a session belongs to the user's own, and without either to none."""
     return (request.user, request.session) if request.session or request.user else None

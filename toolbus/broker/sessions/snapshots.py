@@ -8,7 +8,7 @@ from typing import Any
 from toolbus import telemetry
 from toolbus.broker import scripts
 from toolbus.broker.keys import Keys, session_digest
-from toolbus.broker.protocols import MOST_SNAPSHOT, Snapshot
+from toolbus.broker.protocols import MOST_SNAPSHOT, NO_SNAPSHOT, Snapshot
 from toolbus.broker.reading import skip, text
 from toolbus.broker.sessions.ownership import Ownership
 from toolbus.broker.take.requests import StreamDelivery
@@ -59,10 +59,11 @@ class Snapshots:
             if isinstance(reply, BrokerError):
                 self._tell(delivery, reply)
 
-        self._link.run(scripts.FORGET, self._keys_of(delivery), self._caller(delivery), done, repeatable=True)
+        args = (*self._caller(delivery), SNAPSHOT_TTL * 1000)
+        self._link.run(scripts.FORGET, self._keys_of(delivery), args, done, repeatable=True)
 
     async def load(self, delivery: StreamDelivery) -> Snapshot | None:
-        """Return the snapshot of a session, or None.
+        """Return the snapshot of a session, ``NO_SNAPSHOT`` when it can't be used, or None when there never was one.
 
         Raises:
             BrokerError: the server can't be asked.
@@ -77,7 +78,7 @@ class Snapshots:
                 skip(key, error)
         elif found:
             skip(key, found[0].decode("utf-8", "replace"))
-        return None
+        return NO_SNAPSHOT if found else None
 
     async def is_elsewhere(self, delivery: StreamDelivery) -> bool:
         """Return whether a worker that lives runs a call in the order of a delivery's session, although the session is this worker's now.

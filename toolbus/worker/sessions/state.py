@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from toolbus import telemetry
-from toolbus.broker.protocols import MOST_SNAPSHOT, Delivery, Snapshot, WorkerBroker
+from toolbus.broker.protocols import MOST_SNAPSHOT, NO_SNAPSHOT, Delivery, Snapshot, WorkerBroker
 from toolbus.encoding import encode_data
 from toolbus.envelope import NEW_STATE, SESSION_LOST, EntryNumbers, new_run, numbers_of
 from toolbus.results import BrokerError, ErrorInfo
@@ -116,6 +116,9 @@ class SessionState:
             return None
         snapshot = await broker.load_session(delivery)
         if snapshot is None:
+            # The first snapshot is kept when a state is made, so that none was lost.
+            self.inherited = ()
+        if not snapshot or snapshot == NO_SNAPSHOT:
             return None
         try:
             saved = msgspec.json.decode(snapshot.document)
