@@ -192,6 +192,25 @@ def test_the_settings_table_is_complete() -> None:
         assert f"| `{PREFIX}{name.upper()}` | `{default if default != '' else ' '}` |" in page
 
 
+def test_every_variable_of_a_part_has_a_page() -> None:
+    """A variable that the code reads is a setting, or of a part whose page, named in the reference of settings, lists it by its name."""
+    page = read("docs/reference/settings.md")
+    rows = re.findall(r"^\| (`TOOLBUS_[^|]+…?`[^|]*) \| (\[[^|]+) \|$", page, re.MULTILINE)
+    families = {name.rstrip("…"): re.findall(r"\]\(([^)#]+)", part) for names, part in rows for name in re.findall(r"`(\w+…?)`", names)}
+    assert len(families) > 10
+    code = "".join(path.read_text("utf-8") for folder in ("toolbus", "workers") for path in (ROOT / folder).rglob("*.py"))
+    # Of a conformance run's worker, and marks between processes of toolbus.
+    inner = {"SERVICE", "SCRIPTS", "PROGRAM_OF", "RUN", "ISOLATION_SETUP", "DIAGNOSIS_SERVICE"}
+    inner |= {name.upper() for name in Settings.__struct_fields__}
+    for name in set(re.findall(r"TOOLBUS_[A-Z_]*[A-Z]\b", code)) - {PREFIX + each for each in inner}:
+        pages = [each for family, found in families.items() if name.startswith(family) for each in found]
+        assert pages, f"{name} stands in no row of settings.md"
+        # Options of a command stand in its --help.
+        if not name.startswith(("TOOLBUS_GATEWAY_", "TOOLBUS_IM_")):
+            short = name.removeprefix("TOOLBUS")
+            assert any(name in text or short in text for text in (read(f"docs/reference/{each}") for each in pages)), name
+
+
 def test_the_reference_of_tools_and_calls_is_complete() -> None:
     """Each option of a tool and a call, attribute of a service, property of a running call, and event has a row in the reference."""
     first = re.findall(r"^\| (.+?) \|", read("docs/reference/tools-and-calls.md"), re.MULTILINE)

@@ -24,6 +24,7 @@ _Count = Annotated[int, msgspec.Meta(ge=1)]
 
 PREFIX = "TOOLBUS_"
 # Settings whose values are words, in upper or lower case.
+_SAID = {"namespace": "it has 1 to 64 letters (A to Z), digits, dots, dashes and underscores"}
 _WORDS = frozenset({"log_level", "log_format", "recent"})
 # Files may have names of any bytes; other texts are sent.
 _FILES = frozenset({"password_file", "tls_ca", "tls_cert", "tls_key"})
@@ -98,7 +99,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
                 read = value.lower() if name in _WORDS and isinstance(value, str) else value
                 values[name] = msgspec.convert(read, cls._types()[name], strict=False)
             except msgspec.ValidationError as error:
-                reason = f"choose {', '.join(get_args(cls._types()[name]))}" if name in _WORDS else error
+                reason = f"choose {', '.join(get_args(cls._types()[name]))}" if name in _WORDS else _SAID.get(name, error)
                 raise ConfigurationError(f"{source} is wrong: {reason} (given: {value!r})") from None
         settings = cls(**values)
         for name, most in _WITHIN.items():

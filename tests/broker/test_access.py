@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import redis
 
@@ -114,6 +116,16 @@ _FORBIDDEN: dict[str, tuple[tuple[str, ...], ...]] = {
 }  # fmt: skip
 
 
+# Families of keys that no script touches.
+_OF_COMMANDS = {
+    family
+    for role in ROLES.values()
+    for each in role.commands.values()
+    for family in f"{each.given} {each.reads} {each.writes}".split()
+    if not family.startswith("wake")
+}
+
+
 @tool(service="walled", effect="read")
 async def walled_echo(text: str) -> str:
     """Give a text back."""
@@ -149,6 +161,38 @@ def test_each_role_is_refused_what_it_must_not_do(users: Users, namespace: str, 
             words = [word.replace("tb:{walled}:", f"tb:{{{namespace}}}:") for word in command]
             with pytest.raises(redis.exceptions.NoPermissionError):
                 client.execute_command(*words)
+
+
+# Commands that read a key of some type, and that change or make one.
+_READING = (
+    ("GET",), ("HGET", "f"), ("HMGET", "f"), ("HGETALL",), ("HSCAN", "0"), ("XRANGE", "-", "+"), ("XREVRANGE", "+", "-"),
+    ("ZRANGE", "0", "-1"), ("ZREVRANGE", "0", "-1"), ("ZSCAN", "0"), ("LRANGE", "0", "-1"), ("SMEMBERS",), ("XLEN",),
+)  # fmt: skip
+_WRITING = (
+    ("SET", "x"), ("HSET", "f", "x"), ("HDEL", "f"), ("XADD", "*", "f", "x"), ("XDEL", "1-1"), ("XTRIM", "MAXLEN", "0"), ("ZADD", "1", "m"),
+    ("ZREM", "m"), ("SADD", "m"), ("SREM", "m"), ("RPUSH", "x"), ("PEXPIRE", "1"), ("DEL",),
+)  # fmt: skip
+
+
+def test_the_guide_says_what_each_role_can_do(users: Users, namespace: str, server: str) -> None:
+    """The table of the guide is what the server allows to a user of the role who sends commands by hand, family of keys by family."""
+    page = (Path(__file__).parents[2] / "docs/how-to/roles.md").read_text("utf-8")
+    families = sorted({key for each in SCRIPTS.values() for key in f"{each.given} {each.reads} {each.writes}".split()} | _OF_COMMANDS)
+    keys = Keys(namespace)
+    whole = {key.removeprefix(keys.prefix) for key in keys.shared_by_all()}
+    with redis.Redis.from_url(server, decode_responses=True) as client:
+        for role in ROLES:
+            user = users.settings(role).url.partition("://")[2].partition(":")[0]
+
+            def may(command: tuple[str, ...], family: str, user: str = user) -> bool:
+                key = keys.prefix + (family if family in whole else f"{family}:x")
+                return bool(client.execute_command("ACL", "DRYRUN", user, command[0], key, *command[1:]) == "OK")
+
+            writes = [family for family in families if any(may(each, family) for each in _WRITING)]
+            assert writes == [family for family in families if may(("DEL",), family)]
+            reads = [family for family in families if family not in writes and any(may(each, family) for each in _READING)]
+            row = " | ".join(", ".join(f"`{family}`" for family in each) or "nothing" for each in (writes, reads))
+            assert f"| `{role}` | {row} |" in page, f"| `{role}` | {row} |"
 
 
 @pytest.mark.anyio

@@ -60,6 +60,27 @@ def _finder(words: tuple[str, ...], command: click.Command) -> object:
     return lambda group, ctx, name: command if name == words[0] else None
 
 
+WRONG = {"url": "nonsense", "namespace": "a/b", "lease": "0.01", "grace": "-3"}
+
+
+@pytest.mark.parametrize(
+    ("words", "option", "value"),
+    [
+        (words, param.opts[0], WRONG[param.name])
+        for words, command in commands(main)
+        for param in command.params
+        if isinstance(param, click.Option) and param.name in WRONG
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else value,
+)
+def test_a_wrong_setting_is_a_usage_error(words: tuple[str, ...], option: str, value: str) -> None:
+    """Every option that is a setting is refused with exit code 2 and words for people, at every command that has it."""
+    done = CliRunner().invoke(main, [*words, option, value])
+    assert done.exit_code == 2
+    assert f"Invalid value for '{option}': " in done.output
+    assert "regex" not in done.output
+
+
 def test_a_command_uses_the_server_that_is_named_after_it(shell: Shell, valkey_server: str) -> None:
     """Also a command of a group."""
     shell.environment["TOOLBUS_URL"] = "redis://127.0.0.1:1"

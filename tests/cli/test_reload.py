@@ -108,9 +108,7 @@ def test_a_process_that_dies_is_started_again(shell: Shell) -> None:
         (("spoken.py", "--middleware", "nofile.py:limits"), "there is no file or folder 'nofile.py'"),
         (("spoken.py", "--health-file", "."), "--health-file can't be kept"),
         (("spoken.py", "--health-port", "PORT"), "--health-port can't be kept"),
-        (("spoken.py", "--lease", "0.01"), "argument 'lease' is wrong"),
         (("spoken.py", "--url", "redis://127.0.0.1:1"), "toolbus dev"),
-        (("spoken.py", "--url", "http://127.0.0.1"), "is wrong"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )

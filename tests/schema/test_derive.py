@@ -115,6 +115,22 @@ def test_a_wrapped_function_is_read_through_its_decorator() -> None:
     assert derive(wrapper).parameters == derive(search).parameters
 
 
+def test_a_sentence_over_two_lines_stays_one() -> None:
+    """A blank line stands only where the author left one."""
+
+    def wraps(n: int) -> None:
+        """Do something that takes a sentence
+        over two lines.
+
+        And more.
+
+        Args:
+            n: a number
+        """
+
+    assert derive(wraps).description == "Do something that takes a sentence\nover two lines.\n\nAnd more."
+
+
 @pytest.mark.parametrize(
     "doc",
     [

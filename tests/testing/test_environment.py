@@ -115,8 +115,11 @@ async def test_arguments_are_bound_and_validated_as_a_worker_does() -> None:
     async with InvocationEnvironment() as environment:
         wrong = await environment.call(narrate, {"topic": "tea", "times": "many"})
         missing = await environment.call(narrate)
+        unsent = await environment.call(narrate, {"topic": object()})
         with pytest.raises(EnvelopeError):
-            await environment.call(narrate, {"topic": object()})
+            await environment.run(narrate, {"topic": object()})
+    assert unsent.error is not None
+    assert unsent.error.type == "invalid_arguments"
     assert wrong.error is not None
     assert missing.error is not None
     assert (wrong.error.type, missing.error.type) == ("invalid_arguments", "invalid_arguments")

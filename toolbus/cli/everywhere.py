@@ -10,6 +10,8 @@ import click
 from toolbus.cli.common import no_command
 from toolbus.cli.needs import check_needs
 from toolbus.encoding import whole_text
+from toolbus.results import ConfigurationError
+from toolbus.settings import Settings
 
 _LEVELS = click.Choice(["debug", "info", "warning", "error"], case_sensitive=False)
 _FORMATS = click.Choice(["auto", "text", "json"], case_sensitive=False)
@@ -39,6 +41,26 @@ class _Text(click.types.StringParamType):
 
 
 _TEXT = _Text()
+# Options that are settings with rules of their own: a wrong one is a usage error, as it is of every other option.
+_SETTINGS = frozenset({"url", "namespace", "lease", "grace"})
+
+
+class _Setting(click.ParamType[Any]):
+    """The value of a setting, as ``inner`` reads it."""
+
+    def __init__(self, setting: str, inner: click.ParamType[Any]) -> None:
+        self.name = inner.name
+        self._setting = setting
+        self._inner = inner
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the value, or fail with a usage error."""
+        found = self._inner.convert(value, param, ctx)
+        try:
+            Settings.load({}, **{self._setting: found})
+        except ConfigurationError as error:
+            self.fail(str(error).partition(" is wrong: ")[2] or str(error), param, ctx)
+        return found
 
 
 def options() -> list[click.Parameter]:
@@ -84,6 +106,8 @@ def _check_texts(params: Iterable[click.Parameter]) -> None:
         # Files may have names of any bytes, and are of another type.
         if type(param.type) is click.types.StringParamType:
             param.type = _TEXT
+        if isinstance(param, click.Option) and param.name in _SETTINGS:
+            param.type = _Setting(param.name, param.type)
 
 
 def _keep(context: click.Context, param: click.Parameter, value: Any) -> None:

@@ -233,4 +233,5 @@ def _documentation(target: _Function) -> tuple[str, Mapping[str, str]]:
         for name in parameter.arg_name.split(","):
             described[name.strip().lstrip("*")] = " ".join((parameter.description or "").split())
     parts = [part.strip() for part in (parsed.short_description, parsed.long_description) if part]
-    return "\n\n".join(parts) or text, described
+    # The first line may be the first half of a sentence.
+    return ("\n\n" if parsed.blank_after_short_description else "\n").join(parts) or text, described

@@ -12,7 +12,7 @@ from typing import Any, Self
 from toolbus.broker.protocols import Delivery
 from toolbus.envelope import Request, decode_request, encode_request, new_id, new_run
 from toolbus.middleware.chain import Middleware, checked
-from toolbus.results import ConfigurationError, ToolResult
+from toolbus.results import ConfigurationError, EnvelopeError, ErrorInfo, ToolResult
 from toolbus.settings import Settings
 from toolbus.testing.outcome import Outcome
 from toolbus.testing.recorder import Confirm, Recorder
@@ -150,8 +150,15 @@ class InvocationEnvironment:
         return recorder.outcome()
 
     async def call(self, target: object, arguments: Mapping[str, Any] | None = None, *, tool: str = "") -> ToolResult:
-        """Do the same as ``run`` and return only the result."""
-        return (await self.run(target, arguments, tool=tool)).result
+        """Do the same as ``run`` and return only the result; arguments that can't be sent are answered, as ``bus.call`` does.
+
+        Raises:
+            ConfigurationError: the target is not a tool, or the environment is not open.
+        """
+        try:
+            return (await self.run(target, arguments, tool=tool)).result
+        except EnvelopeError as error:
+            return ToolResult.fail(ErrorInfo("invalid_arguments", error.code, str(error)))
 
     @property
     def running(self) -> int:
