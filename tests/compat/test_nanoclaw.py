@@ -276,6 +276,9 @@ def test_file_tools_stay_in_their_folder(tmp_path: Path) -> None:
     assert run("file_mkdir", path="a/b")["success"]
     assert run("file_write", path="a/b/c.txt", content="é")["data"] == {"written": 2}
     assert run("file_read", path="a/b/c.txt")["data"] == {"content": "é"}
+    assert run("file_write", path="a/b/c.txt", content="!", mode="append")["data"] == {"written": 1}
+    assert run("file_read", path="a/b/c.txt")["data"] == {"content": "é!"}
+    assert "mode is one of" in run("file_write", path="a/b/c.txt", content="!", mode="x")["error"]
     assert run("file_list", path="a/b")["data"] == {"entries": [{"name": "c.txt", "type": "file"}], "total": 1}
     assert run("file_list")["data"]["total"] == 2
     assert run("file_exists", path="nothing")["data"] == {"exists": False}
@@ -289,6 +292,7 @@ def test_file_tools_stay_in_their_folder(tmp_path: Path) -> None:
     (root / "big").write_bytes(b"x" * 1_000_001)
     assert "larger" in run("file_read", path="big")["error"]
     assert "larger" in run("file_write", path="new", content="x" * 1_000_001)["error"]
+    assert "larger" in run("file_write", path="big", content="x", mode="append")["error"]
 
 
 def test_every_public_name_is_there() -> None:

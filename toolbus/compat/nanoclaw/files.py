@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 _MOST_BYTES = 1_000_000
 _MOST_ENTRIES = 1_000
+_MODES = {"write": "wb", "append": "ab"}
 
 
 class About(NamedTuple):
@@ -32,11 +33,17 @@ class Folder:
         return {"content": path.read_text("utf-8")}
 
     def write(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Replace the text of a file, or create the file."""
+        """Replace the text of a file, or append to it; create the file."""
         content = str(arguments["content"]).encode()
-        if len(content) > _MOST_BYTES:
-            raise ValueError(f"the content is larger than {_MOST_BYTES} bytes")
-        self._path(arguments).write_bytes(content)
+        mode = arguments.get("mode", "write")
+        if mode not in _MODES:
+            raise ValueError(f"mode is one of {', '.join(_MODES)}, not {mode!r}")
+        path = self._path(arguments)
+        before = path.stat().st_size if mode == "append" and path.exists() else 0
+        if before + len(content) > _MOST_BYTES:
+            raise ValueError(f"the file would be larger than {_MOST_BYTES} bytes")
+        with path.open(_MODES[mode]) as file:
+            file.write(content)
         return {"written": len(content)}
 
     def delete(self, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -76,10 +83,11 @@ def file_tools(root: str) -> dict[str, About]:
     """Return the file tools of a folder, by name."""
     folder = Folder(root)
     path = {"path": {"type": "string", "description": "path relative to the folder"}}
-    content = {"content": {"type": "string", "description": "the whole text"}}
+    content = {"content": {"type": "string", "description": "the text"}}
+    mode = {"mode": {"type": "string", "enum": [*_MODES], "description": "replace what is there (write), or add to it", "default": "write"}}
     return {
         "file_read": About("Read a text file", _schema(path, "path"), folder.read),
-        "file_write": About("Write a text file", _schema({**path, **content}, "path", "content"), folder.write),
+        "file_write": About("Write a text file", _schema({**path, **content, **mode}, "path", "content"), folder.write),
         "file_delete": About("Delete a file or an empty folder", _schema(path, "path"), folder.delete),
         "file_list": About("List a folder", _schema(path), folder.list),
         "file_exists": About("Tell whether a file or folder exists", _schema(path, "path"), folder.exists),
