@@ -79,10 +79,10 @@ async def test_answers_go_to_the_window_of_their_sender(place: Place, tmp_path: 
         await server.send("m3", "all", "alice-1")
         await eventually(lambda: len(server.replies) == 4, 30)
         assert server.answers() == [
-            ("alice-1", "m1", "w1 heard one"),
-            ("alice-1", "m3", "w1 heard all"),
-            ("alice-1", "m3", "w2 heard all"),
-            ("bob-7", "m2", "w2 heard two"),
+            ("alice-1", "m1", "alice/w1 heard one"),
+            ("alice-1", "m3", "alice/w1 heard all"),
+            ("alice-1", "m3", "alice/w2 heard all"),
+            ("bob-7", "m2", "alice/w2 heard two"),
         ]
         assert server.registered == [{"type": "register", "contact": "tool_agent", "windows": []}]
         assert server.headers[0]["authorization"] == "Bearer t1"
@@ -90,18 +90,22 @@ async def test_answers_go_to_the_window_of_their_sender(place: Place, tmp_path: 
 
         async def told() -> bool:
             found = await bus.chats.messenger()
-            return found is not None and found.connected and found.windows == ("w1", "w2")
+            return found is not None and found.connected and found.windows == ("alice/w1", "alice/w2")
 
         await eventually(told, 30)
     assert server.acknowledged == {"m1", "m2", "m3"}
-    lines = [json.loads(line) for line in (tmp_path / "windows/w1/chatbox.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (tmp_path / "windows/alice%2Fw1/chatbox.jsonl").read_text().splitlines()]
     assert [(each["kind"], each["id"], each["content"]) for each in lines] == [
         ("message", "m1", "one"),
-        ("answer", "m1", "w1 heard one"),
+        ("answer", "m1", "alice/w1 heard one"),
         ("message", "m3", "all"),
-        ("answer", "m3", "w1 heard all"),
+        ("answer", "m3", "alice/w1 heard all"),
     ]
-    assert json.loads((tmp_path / "windows/w1/pending.json").read_text()) == {"chat_id": "w1", "pending": []}
+    assert json.loads((tmp_path / "windows/alice%2Fw1/pending.json").read_text()) == {
+        "chat_id": "alice/w1",
+        "pending": [],
+        "name": "w1",
+    }
 
 
 async def test_a_message_without_any_window_opens_that_of_its_sender(place: Place, tmp_path: Path) -> None:
@@ -109,7 +113,7 @@ async def test_a_message_without_any_window_opens_that_of_its_sender(place: Plac
     chat = Chat()
     async with messenger() as server, Worker(chat.tool(), settings=place.settings), connected(place, server, tmp_path):
         await server.send("m1", "hi", "alice-1")
-        await eventually(lambda: server.answers() == [("alice-1", "m1", "alice-1 heard hi")], 30)
+        await eventually(lambda: server.answers() == [("alice-1", "m1", "alice/alice-1 heard hi")], 30)
 
 
 async def test_a_repeated_message_is_answered_once(place: Place, tmp_path: Path) -> None:
@@ -195,7 +199,7 @@ async def test_failures_of_the_chat(place: Place, tmp_path: Path) -> None:
         await server.send("m1", "one", receiver_chat_id="w")
         await server.send("m2", "two", receiver_chat_id="w")
         await eventually(lambda: len(server.replies) == 2, 60)
-    assert server.answers() == [("alice-1", "m1", "I can't answer this: no such thing"), ("alice-1", "m2", "w heard two")]
+    assert server.answers() == [("alice-1", "m1", "I can't answer this: no such thing"), ("alice-1", "m2", "alice/w heard two")]
     assert chat.ran == {"one": 2, "two": 1}
 
 

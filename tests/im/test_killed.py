@@ -66,7 +66,7 @@ class Scene:
                 for each in processes:
                     each.kill()
             wrong = [] if code == 0 else [f"{step!r}: the last process ended with {code}"]
-            expected = [("alice-1", key, f"w {name} heard {text} {name}") for key, text in MESSAGES]
+            expected = [("alice-1", key, f"alice/w {name} heard {text} {name}") for key, text in MESSAGES]
             return wrong + ([] if server.answers() == expected else [f"{step!r}: {server.answers()}"])
 
     def settled(self, name: str) -> Callable[[], bool]:

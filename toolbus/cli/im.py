@@ -24,7 +24,20 @@ _ENV = "TOOLBUS_IM_"
 @click.option("--server", required=True, envvar=f"{_ENV}SERVER", help="Address of the messenger, ws:// or wss://.")
 @click.option("--contact", required=True, envvar=f"{_ENV}CONTACT", help="Name of this contact in the messenger.")
 @click.option("--tool", default="chat", show_default=True, envvar=f"{_ENV}TOOL", help="Tool that answers.")
-@click.option("--user", default="", envvar=f"{_ENV}USER", help="The tenant on whose behalf messages are answered.")
+@click.option(
+    "--user",
+    default="im",
+    show_default=True,
+    envvar=f"{_ENV}USER",
+    help="The tenant on whose behalf messages are answered, and who has their chats.",
+)
+@click.option(
+    "--shared",
+    multiple=True,
+    envvar=f"{_ENV}SHARED",
+    metavar="WINDOW",
+    help="A window that all senders share, with its memory (repeatable).",
+)
 @click.option(
     "--state",
     type=click.Path(path_type=Path, file_okay=False),
@@ -33,7 +46,9 @@ _ENV = "TOOLBUS_IM_"
 )
 @click.option("--lifeline", type=int, hidden=True)
 @click.pass_context
-def im_command(ctx: click.Context, server: str, contact: str, tool: str, user: str, state: Path | None, lifeline: int | None) -> None:
+def im_command(
+    ctx: click.Context, server: str, contact: str, tool: str, user: str, shared: tuple[str, ...], state: Path | None, lifeline: int | None
+) -> None:
     """Connect a messenger's windows with the service agent.
 
     One socket carries the messages of many windows. Each is kept on the disk before its sender is told so, answered once by the tool
@@ -55,7 +70,7 @@ def im_command(ctx: click.Context, server: str, contact: str, tool: str, user: s
     folder = state or _usual(contact)
     telemetry.configure_logging(settings.log_level, settings.log_format)
     telemetry.configure_export("toolbus-im")
-    run_loop(lambda: _connect(settings, server, contact, tool, user, folder, lifeline))
+    run_loop(lambda: _connect(settings, server, contact, tool, user, shared, folder, lifeline))
 
 
 def _is_address(server: str) -> bool:
@@ -73,7 +88,9 @@ def _usual(contact: str) -> Path:
     return (Path(base) if Path(base).is_absolute() else Path.home() / ".local/state") / "toolbus/im" / folder_of(contact)
 
 
-async def _connect(settings: Settings, server: str, contact: str, tool: str, user: str, folder: Path, lifeline: int | None) -> None:
+async def _connect(
+    settings: Settings, server: str, contact: str, tool: str, user: str, shared: tuple[str, ...], folder: Path, lifeline: int | None
+) -> None:
     from toolbus import ToolBus
     from toolbus.worker.process.lifeline import Told, tell, watch_lifeline
 
@@ -90,7 +107,7 @@ async def _connect(settings: Settings, server: str, contact: str, tool: str, use
         loop.add_signal_handler(number, stop.set)
     if lifeline is not None:
         watch_lifeline(lifeline, stop.set, settings.grace)
-    with Windows(folder) as windows:
+    with Windows(folder, shared) as windows:
         async with ToolBus(settings=settings) as bus:
             connector = Connector(
                 server, contact, windows, Answering(bus, tool, user, contact), bus, token=os.environ.get(f"{_ENV}TOKEN", "").strip()

@@ -96,7 +96,7 @@ class Connector:
             reason = "the server closed the connection"
             try:
                 async with connect(self._server, additional_headers=self._headers, max_size=_READ) as socket:
-                    await socket.send(frames.registration(self._contact, self._windows.ids))
+                    await socket.send(frames.registration(self._contact, self._windows.names))
                     self._connected(socket)
                     async for data in socket:
                         await self._hear(socket, data)

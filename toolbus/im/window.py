@@ -48,6 +48,7 @@ class _Entry(msgspec.Struct, kw_only=True, omit_defaults=True):
 class _Kept(msgspec.Struct):
     chat_id: str
     pending: list[Pending] = []
+    name: str = ""
 
 
 class Window:
@@ -59,20 +60,23 @@ class Window:
 
     Args:
         folder: the window's own.
-        chat_id: its id; None for that of the folder.
+        chat_id: its id: the chat of the service agent, so that each has a memory of its own.
+        name: of the window in the messenger; that which was kept, or else the id, when left out.
 
     Attributes:
         chat_id: its id.
+        name: of the window in the messenger.
         pending: the messages to be answered, the oldest first.
 
     Raises:
         ConfigurationError: the folder can't be used.
     """
 
-    def __init__(self, folder: Path, chat_id: str) -> None:
+    def __init__(self, folder: Path, chat_id: str, name: str = "") -> None:
         self._pending_file = folder / "pending.json"
         self._chatbox = folder / "chatbox.jsonl"
         self.chat_id = chat_id
+        self.name = name
         self.pending: list[Pending] = []
         self._known: set[_Key] = set()
         self._answered: set[_Key] = set()
@@ -130,7 +134,7 @@ class Window:
             id=f"answer-{made}",
             reply_to=message.id,
             sender=contact,
-            sender_chat_id=self.chat_id,
+            sender_chat_id=self.name,
             receiver=message.sender,
             receiver_chat_id=message.sender_chat_id,
             content=entry.answer or "",
@@ -149,6 +153,8 @@ class Window:
     # -- the disk ---------------------------------------------------------------------------------
 
     def _read(self) -> None:
+        kept = self._stored()
+        self.name = self.name or kept.name or self.chat_id
         for line in files.lines(self._chatbox, _MOST_READ):
             try:
                 entry = msgspec.json.decode(line, type=_Entry)
@@ -160,27 +166,27 @@ class Window:
             if entry.kind == "answer":
                 self._answered.add(key)
         logged = set(self._known)
-        self.pending = [each for each in self._stored() if _key(each.message) not in self._answered]
+        self.pending = [each for each in kept.pending if _key(each.message) not in self._answered]
         for each in self.pending:
             self._known.add(_key(each.message))
             if _key(each.message) not in logged:
                 self._log("message", each.message, each.message.sender, each.message.content)
         self._write_pending()
 
-    def _stored(self) -> list[Pending]:
+    def _stored(self) -> _Kept:
         if not self._pending_file.exists():
-            return []
+            return _Kept(self.chat_id)
         data = self._pending_file.read_bytes()
         try:
-            return msgspec.json.decode(data, type=_Kept).pending
+            return msgspec.json.decode(data, type=_Kept)
         except (msgspec.DecodeError, UnicodeError) as error:
             aside = self._pending_file.with_name("pending.unreadable.json")
             self._pending_file.replace(aside)
             telemetry.log.error("im.unreadable", chat=self.chat_id, file=aside.name, error=str(error))
-            return []
+            return _Kept(self.chat_id)
 
     def _write_pending(self) -> None:
-        files.replace(self._pending_file, msgspec.json.format(msgspec.json.encode(_Kept(self.chat_id, self.pending))))
+        files.replace(self._pending_file, msgspec.json.format(msgspec.json.encode(_Kept(self.chat_id, self.pending, self.name))))
 
     def _log(self, kind: Literal["message", "answer"], message: Message, sender: str, content: str) -> None:
         to = message.sender if kind == "answer" else ""
