@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from toolbus.agent.records import CallResult, End, ModelReply, Question, Reason, Record, Summary, TurnResults
+from toolbus.agent.reply import spoken
 from toolbus.client.executor.toolcalls import ModelCall
 from toolbus.results import ErrorInfo, ToolResult
 
@@ -115,7 +116,7 @@ class Exchange:
         if self.turn is None or self.turn.reply.calls:
             return None
         text = self.turn.reply.message.get("content")
-        return self._answer(text if isinstance(text, str) else "", "length" if self.turn.reply.finish == "length" else "answered")
+        return self._answer(spoken(text) if isinstance(text, str) else "", "length" if self.turn.reply.finish == "length" else "answered")
 
     def given_up(self, reason: Reason) -> Answer:
         """Return the end of a question that has no answer."""

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
-from toolbus.client.executor.toolcalls import ModelCall
+from toolbus.client.executor.toolcalls import MOST_ID, ModelCall
 
 _MOST_CALLS = 128
 _MOST_CHARACTERS = 4_194_304
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]")
+# Some models think aloud, at the beginning of what they say.
+_THOUGHT, _THOUGHT_ENDS = "<think>", "</think>"
 
 
 class _Function(msgspec.Struct):
@@ -22,20 +24,25 @@ class _Function(msgspec.Struct):
 class _Call(msgspec.Struct):
     index: int | None = None
     id: str | None = None
+    type: str | None = None
     function: _Function | None = None
 
 
 class _Message(msgspec.Struct):
+    role: str | None = None
     content: str | list[Any] | None = None
     refusal: str | None = None
-    tool_calls: list[_Call] | None = None
+    tool_calls: list[dict[str, Any]] | None = None
 
 
 class _Choice(msgspec.Struct):
     index: int = 0
-    delta: _Message | None = None
-    message: _Message | None = None
+    delta: dict[str, Any] | None = None
+    message: dict[str, Any] | None = None
     finish_reason: str | None = None
+
+
+_T = TypeVar("_T", _Message, _Call)
 
 
 class Chunk(msgspec.Struct):
@@ -49,12 +56,47 @@ class Chunk(msgspec.Struct):
 class _PartialCall:
     """A tool call whose arguments are still arriving."""
 
-    __slots__ = ("arguments", "id", "index", "name")
+    __slots__ = ("arguments", "id", "index", "more", "name")
 
     def __init__(self, index: int | None) -> None:
         self.index = index
         self.id = self.name = ""
         self.arguments: list[str] = []
+        # Fields of the provider's own.
+        self.more: dict[str, Any] = {}
+
+
+class _Speech:
+    """Passes on what a model says as it comes, see ``spoken``."""
+
+    __slots__ = ("_held", "_thinks")
+
+    def __init__(self) -> None:
+        # None until it is known; then what is held back is the end of a thought, or the space behind it.
+        self._thinks: bool | None = None
+        self._held = ""
+
+    def add(self, text: str) -> str:
+        """Return what of the text so far is to be passed on now."""
+        if self._thinks is False:
+            return text
+        self._held += text
+        if self._thinks is None:
+            begun = self._held.lstrip()
+            if begun.startswith(_THOUGHT):
+                self._thinks = True
+            elif not _THOUGHT.startswith(begun):
+                self._thinks = False
+                return self._held
+            else:
+                return ""
+        _, ended, said = self._held.partition(_THOUGHT_ENDS)
+        said = said.lstrip()
+        if said:
+            self._thinks = False
+        elif not ended:
+            self._held = self._held[-len(_THOUGHT_ENDS) :]
+        return said
 
 
 class Reply:
@@ -67,6 +109,9 @@ class Reply:
 
     def __init__(self) -> None:
         self._text: list[str] = []
+        # Fields of the message that are the provider's own, and what it refused: they go back to it as they came.
+        self._more: dict[str, Any] = {}
+        self._speech = _Speech()
         self._calls: list[_PartialCall] = []
         # The call that stands for all beyond the most, and how many those are.
         self._surplus: _PartialCall | None = None
@@ -77,30 +122,32 @@ class Reply:
 
     @property
     def text(self) -> str:
-        """The text of the model."""
-        return "".join(self._text)
+        """The text of the model, without its thoughts."""
+        return spoken("".join(self._text))
 
     def add(self, chunk: Chunk) -> str:
-        """Add a chunk and return its text.
+        """Add a chunk and return its text, without the model's thoughts.
 
         Raises:
-            ValueError: the turn has too many characters.
+            ValueError: the turn has too many characters, or its parts are of other kinds than they must be.
         """
         self.usage = self.usage if chunk.usage is None else chunk.usage
         choice = next((each for each in chunk.choices or () if each.index == 0), None)
         if choice is None:
             return ""
         self.finish_reason = choice.finish_reason or self.finish_reason
-        message = choice.delta or choice.message
-        if message is None:
+        given = choice.delta or choice.message
+        if given is None:
             return ""
+        message = _read(given, _Message)
+        self._keep(self._more, given, _Message)
         text = _text(message.content) + (message.refusal or "")
         if text:
             self._text.append(text)
             self._count(text)
-        for part in message.tool_calls or ():
-            self._add(part)
-        return text
+        for each in message.tool_calls or ():
+            self._add(_read(each, _Call), each)
+        return self._speech.add(text)
 
     def calls(self) -> list[ModelCall]:
         """Return the calls in order, each with a unique id; beyond 128 of them there is one more, which says that the others are cut."""
@@ -121,18 +168,34 @@ class Reply:
         Endpoints refuse conversations with calls of invalid tool names or arguments that are not JSON, so both are replaced here. The
         observations tell the model what was wrong.
         """
-        message: dict[str, Any] = {"role": "assistant", "content": self.text or None}
+        message: dict[str, Any] = {**self._more, "role": "assistant", "content": "".join(self._text) or None}
         calls = self.calls()
         if calls:
             message["tool_calls"] = [
-                {"id": call.id, "type": "function", "function": {"name": valid_name(call.name), "arguments": _object(call.arguments)}}
-                for call in calls
+                {
+                    **partial.more,
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": valid_name(call.name), "arguments": _object(call.arguments)},
+                }
+                for call, partial in zip(calls, self._calls, strict=True)
             ]
         return message
 
-    def _add(self, part: _Call) -> None:
+    def _keep(self, kept: dict[str, Any], given: dict[str, Any], known: type[msgspec.Struct]) -> None:
+        """Keep the fields that are the provider's own; those of several chunks are one."""
+        more = {name: value for name, value in given.items() if name not in known.__struct_fields__ and value is not None}
+        if more:
+            self._count(msgspec.json.encode(more).decode())
+            _merge(kept, more)
+
+    def _add(self, part: _Call, given: dict[str, Any]) -> None:
         call = self._of(part)
-        call.id = call.id or (part.id or "")[:256]
+        call.id = call.id or (part.id or "")
+        if len(call.id) > MOST_ID:
+            raise ValueError(f"the id of a tool call has more than {MOST_ID:,} characters")
+        if call is not self._surplus:
+            self._keep(call.more, given, _Call)
         if part.function is None:
             return
         call.name = call.name or part.function.name or ""
@@ -163,6 +226,33 @@ class Reply:
         self._size += len(text)
         if self._size > _MOST_CHARACTERS:
             raise ValueError(f"more than {_MOST_CHARACTERS} characters at once")
+
+
+def spoken(text: str) -> str:
+    """Return what a model says without what it thinks aloud, in ``<think>`` at the beginning; empty while it only thinks."""
+    begun = text.lstrip()
+    return begun.partition(_THOUGHT_ENDS)[2].lstrip() if begun.startswith(_THOUGHT) else text
+
+
+def _read(given: dict[str, Any], kind: type[_T]) -> _T:
+    try:
+        return msgspec.convert(given, kind)
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error)) from None
+
+
+def _merge(kept: dict[str, Any], more: dict[str, Any]) -> None:
+    """Add what a further chunk says to the fields of those before it: texts and lists grow."""
+    for name, value in more.items():
+        before = kept.get(name)
+        if isinstance(before, str) and isinstance(value, str):
+            kept[name] = before + value
+        elif isinstance(before, list) and isinstance(value, list):
+            kept[name] = [*before, *value]
+        elif isinstance(before, dict) and isinstance(value, dict):
+            _merge(before, value)
+        else:
+            kept[name] = value
 
 
 def valid_name(name: str) -> str:
