@@ -1,4 +1,4 @@
-"""``new``: write a tool file and its test."""
+"""``new``: write a tool file and its test, alone or in a project."""
 
 from __future__ import annotations
 
@@ -50,26 +50,55 @@ def test_{name}_repeats_its_text():
 '''
 
 
+_PROJECT = """[project]
+name = "{name}"
+version = "0.1.0"
+requires-python = ">=3.11"
+dependencies = ["toolbus"]
+
+[dependency-groups]
+dev = ["pytest"]
+
+[tool.pytest.ini_options]
+pythonpath = ["workers"]
+testpaths = ["tests"]
+"""
+
+
 @click.command("new")
 @click.argument("name")
-def new_command(name: str) -> None:
+@click.option("--project", is_flag=True, help="Write a folder NAME with pyproject.toml, workers/ and tests/.")
+def new_command(name: str, *, project: bool) -> None:
     """Write NAME.py, a tool to start from, and test_NAME.py, its test.
 
     \b
-    Example:
+    Examples:
       toolbus new weather && pytest test_weather.py && toolbus worker weather.py
+      toolbus new weather --project && cd weather && pytest && toolbus worker workers/weather.py
     """
     if not name.isidentifier() or keyword.iskeyword(name):
         raise click.UsageError(f"{name!r} can't be the name of a Python module: use letters, digits and _")
     if name in sys.stdlib_module_names:
         fail(f"{name} is a module of Python itself, which {name}.py would hide; choose another name")
     files = {Path(f"{name}.py"): _TOOL, Path(f"test_{name}.py"): _TEST}
-    for path in files:
+    if project:
+        folder = Path(name)
+        files = {
+            folder / "pyproject.toml": _PROJECT,
+            folder / "workers" / f"{name}.py": _TOOL.replace("worker {name}.py", "worker workers/{name}.py"),
+            folder / "tests" / f"test_{name}.py": _TEST,
+        }
+    for path in (Path(name),) if project else files:
         if path.exists():
             fail(f"{path} is there already, and is left as it is")
     if importlib.util.find_spec(name) is not None:
         fail(f"{name} is an installed package, which {name}.py would hide; choose another name")
     for path, template in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(template.format(name=name), "utf-8")
         say(f"wrote {path}")
-    say(f"next: pytest test_{name}.py && toolbus worker {name}.py")
+    say(
+        f"next: cd {name} && pytest && toolbus worker workers/{name}.py"
+        if project
+        else f"next: pytest test_{name}.py && toolbus worker {name}.py"
+    )
