@@ -11,9 +11,13 @@ import pytest
 from starlette.routing import Route
 
 from tests.gateway.served import Site
+from tests.records.made import recorded
 from tests.servers import eventually
+from toolbus.broker.admin import Admin
 from toolbus.gateway.app import ROUTES
 from toolbus.gateway.page import files
+from toolbus.platform.store import Records
+from toolbus.settings import Settings
 
 pytestmark = pytest.mark.anyio
 
@@ -38,6 +42,17 @@ async def test_what_is_recorded_of_tools_and_groups_is_shown_as_it_is(client: ht
     assert next(each for each in found["groups"] if each["group_id"] == "row")["tool_ids"] == ids
     assert {tuple(each["tool_slug_ids"]) for each in found["tools"]} == {()}
     await client.delete("/v1/groups/row")
+    slugs = ("text/zebra", "text/ape")
+    async with Admin(Settings(url=site.environment["TOOLBUS_URL"], namespace=site.namespace)) as admin:
+        records = Records(admin)
+        await records.put(recorded("slugged", tool_slug_ids=slugs))
+
+        async def listed() -> list[str]:
+            found = (await client.get("/tools")).json()["tools"]
+            return [slug for each in found if each["tool_id"] == "slugged" for slug in each["tool_slug_ids"]]
+
+        assert tuple(await eventually(listed, timeout=10.0)) == slugs
+        await records.remove("recorded/slugged")
 
 
 SEARCHES: list[tuple[str, list[str]]] = [
