@@ -17,7 +17,7 @@ pytestmark = pytest.mark.anyio
 
 SIGNATURE = "c2lnbmF0dXJl" * 300
 SAID = {"role", "content", "tool_calls"}
-CALL = {"index": 0, "id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": 2}'}}
+CALL: dict[str, Any] = {"index": 0, "id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": 2}'}}
 DETAILS = [{"type": "reasoning.text", "text": "One and two.", "signature": SIGNATURE, "index": 0}]
 
 
@@ -53,6 +53,11 @@ KINDS: dict[str, tuple[Canned, Callable[[dict[str, Any]], bool]]] = {
     "openrouter": (
         streamed({"reasoning_details": DETAILS}, {"tool_calls": [CALL]}),
         lambda said: said["reasoning_details"] == DETAILS,
+    ),
+    # A field of the function.
+    "within": (
+        streamed({"tool_calls": [{**CALL, "function": {**CALL["function"], "signature": "s"}}]}),
+        lambda said: said["tool_calls"][0]["function"]["signature"] == "s",
     ),
     "openai": (streamed({"role": "assistant", "content": None}, {"tool_calls": [CALL]}), lambda said: said.keys() == SAID),
     "at once": (

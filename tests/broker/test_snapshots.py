@@ -10,7 +10,7 @@ import pytest
 from tests.broker.fakes import FENCE, KEYS
 from tests.broker.test_ownership import LEASE, Owning
 from tests.servers import eventually
-from toolbus.broker.protocols import MOST_SNAPSHOT, Snapshot
+from toolbus.broker.protocols import MOST_SNAPSHOT, NO_SNAPSHOT, Snapshot
 from toolbus.broker.sessions.snapshots import Snapshots
 from toolbus.broker.transport.command import ReplyError
 
@@ -47,7 +47,7 @@ async def test_a_call_in_order_needs_its_entry_alone(owning: Owning, snapshots: 
     snapshots.forget(delivery)
     caller = ("mine", *FENCE, b"1-0", 1, needs)
     assert owning.bench.link.args("save") == [(*caller, "token", "call", b"{}", 86_400_000)]
-    assert owning.bench.link.args("forget") == [caller]
+    assert owning.bench.link.args("forget") == [(*caller, 86_400_000)]
     assert owning.asked == 1 + lapsed
 
 
@@ -91,8 +91,8 @@ async def test_a_call_beside_the_order_waits_for_the_servers_word(owning: Owning
     [[], [b"its field d has 9 bytes, and may have 8"], [b"WRONGTYPE"], [b"\xff", b"call", b"{}"], [b"t" * 65, b"call", b"{}"]],
     ids=["none", "large", "type", "no text", "long"],
 )
-async def test_a_snapshot_that_can_not_be_used_is_none(owning: Owning, snapshots: Snapshots, answer: list[bytes]) -> None:
-    """The state counts as lost then."""
+async def test_a_snapshot_that_can_not_be_used_is_told_from_none(owning: Owning, snapshots: Snapshots, answer: list[bytes]) -> None:
+    """The state counts as lost then; where nothing was kept, there is nothing to lose."""
     owning.bench.link.answers["load"] = lambda _keys, _args: answer
-    assert await snapshots.load(owning.take()) is None
+    assert await snapshots.load(owning.take()) == (NO_SNAPSHOT if answer else None)
     assert owning.bench.link.args("load") == [(MOST_SNAPSHOT, 64)]

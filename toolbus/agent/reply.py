@@ -56,7 +56,7 @@ class Chunk(msgspec.Struct):
 class _PartialCall:
     """A tool call whose arguments are still arriving."""
 
-    __slots__ = ("arguments", "id", "index", "more", "name")
+    __slots__ = ("arguments", "id", "index", "more", "more_of_function", "name")
 
     def __init__(self, index: int | None) -> None:
         self.index = index
@@ -64,6 +64,7 @@ class _PartialCall:
         self.arguments: list[str] = []
         # Fields of the provider's own.
         self.more: dict[str, Any] = {}
+        self.more_of_function: dict[str, Any] = {}
 
 
 class _Speech:
@@ -176,7 +177,7 @@ class Reply:
                     **partial.more,
                     "id": call.id,
                     "type": "function",
-                    "function": {"name": valid_name(call.name), "arguments": _object(call.arguments)},
+                    "function": {**partial.more_of_function, "name": valid_name(call.name), "arguments": _object(call.arguments)},
                 }
                 for call, partial in zip(calls, self._calls, strict=True)
             ]
@@ -196,6 +197,7 @@ class Reply:
             raise ValueError(f"the id of a tool call has more than {MOST_ID:,} characters")
         if call is not self._surplus:
             self._keep(call.more, given, _Call)
+            self._keep(call.more_of_function, given.get("function") or {}, _Function)
         if part.function is None:
             return
         call.name = call.name or part.function.name or ""
