@@ -87,7 +87,7 @@ async def test_an_endpoint_gets_back_what_it_sent(kind: str) -> None:
 
 
 async def test_thoughts_are_no_answer() -> None:
-    """What a model thinks aloud at the beginning is neither heard nor answered, and goes back to it as it said it."""
+    """Thoughts that a model says aloud at the beginning are neither heard nor answered, and go back to it as it said them."""
     words = ["<th", "ink>\nHm, <b>", "</thi", "nk", ">\n", "\n", "It is ", "<think> 3."]
     async with setting([says(*words), says("4")]) as given:
         answer = await given.ask()

@@ -117,6 +117,8 @@ async def test_ctrl_c_stops_an_answer_and_then_the_command(shell: Shell, valkey_
             await eventually(lambda: seen.rstrip(b" ").endswith(b">"), 30)
             os.write(above, b"again\n")
             await eventually(lambda: b"you said again" in seen.replace(b"\x1b[0m", b""), 30)
+            # The end of input counts at the prompt.
+            await eventually(lambda: seen.rstrip(b" ").endswith(b">"), 30)
             os.write(above, b"\x04")
             assert await asyncio.wait_for(process.wait(), 30) == 0
         finally:

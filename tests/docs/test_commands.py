@@ -77,6 +77,8 @@ def words_of(statement: str) -> list[list[str]]:
     """Return the words of each command of toolbus within a statement, without the first."""
     parts = re.split(r"\s*(?:\||&&|;|<|>|\$\(|&$)\s*", statement.replace("\\\n", " "))
     parts = [re.sub(r"^(?:[A-Z_]+=\S+ )+", "", part) for part in parts]
+    # The end of a command in a command.
+    parts = [part.rpartition(")")[0] if part.count(")") > part.count("(") else part for part in parts]
     return [shlex.split(part)[1:] for part in parts if re.match(r"toolbus \w", part) or re.match(r"toolbus --", part)]
 
 
