@@ -76,6 +76,19 @@ def at(url: str, **fields: Any) -> Place:
     return Place(RemoteRunner(["127.0.0.1"]), ToolSource(type="remote", url=url, **fields))
 
 
+async def test_an_api_is_named_by_the_fields_of_its_design() -> None:
+    """A whole URL as the endpoint's path, or a port of the host's machine, stand for the base URL."""
+    async with served(Api()) as url:
+        for fields in (
+            {"endpoint_path": f"{url}/show/{{a}}"},
+            {"endpoint_path": "/show/{a}", "internal_port": int(url.rpartition(":")[2])},
+        ):
+            instance = await at("", **fields).start()
+            got = (await instance.call({"a": "x", "b": 1}, Heard())).data
+            assert json.loads(got["body"]) == {"b": 1}
+            await instance.stop(0)
+
+
 def test_every_kind_of_authorization_is_tried() -> None:
     """The cases here are all kinds that there are."""
     assert {fields["type"] for fields, _ in _CASES.values()} | {"oauth2"} == set(AUTH)

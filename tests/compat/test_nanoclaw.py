@@ -29,6 +29,7 @@ from toolbus.compat.nanoclaw import (
     registry,
     tool,
 )
+from toolbus.compat.nanoclaw.data import city_weather
 from toolbus.results import ConfigurationError
 
 QUERY = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
@@ -201,6 +202,79 @@ def test_ready_made_data_tools_run_here() -> None:
     registry.register(calculator)
     assert registry.execute("calculator", {"expression": "1/0"})["success"] is False
     assert registry.execute("calculator", {"wrong": 1})["success"] is False
+
+
+def test_data_tools_take_and_answer_what_that_projects_do() -> None:
+    """Names of arguments, operations and fields of answers are those of its code."""
+    tools = {each.name: each for each in create_data_tools()}
+    registry.register(tools["text_process"])
+    registry.register(tools["json_process"])
+
+    def answer(name: str, **arguments: Any) -> Any:
+        result = registry.execute(name, arguments)
+        return result["data"] if result["success"] else result["error"]
+
+    asked = {"count": {"count": 8}, "lines": {"lines": 2}, "words": {"words": 3}, "upper": {"result": "AÄ B\nCDE"}}
+    asked |= {"lower": {"result": "aä b\ncde"}, "reverse": {"result": "edc\nb Äa"}}
+    assert tools["text_process"].parameters["properties"]["operation"]["enum"] == list(asked)
+    assert {operation: answer("text_process", text="aÄ b\ncde", operation=operation) for operation in asked} == asked
+    given = '{"b": [1], "ä": null}'
+    said = {"parse": {"data": {"b": [1], "ä": None}}, "format": {"result": '{\n  "b": [\n    1\n  ],\n  "ä": null\n}'}}
+    said |= {"keys": {"keys": ["b", "ä"]}, "validate": {"valid": True}}
+    assert tools["json_process"].parameters["properties"]["operation"]["enum"] == list(said)
+    assert {operation: answer("json_process", json_string=given, operation=operation) for operation in said} == said
+    for wrong in ({"json_string": "[", "operation": "parse"}, {"json_string": "[1]", "operation": "keys"}, {"json_string": "1"}):
+        assert isinstance(answer("json_process", **wrong), str)
+    assert "operation is one of count, " in answer("text_process", text="a", operation="shout")
+    assert "2,000,000" in answer("text_process", text="a" * 2_000_001, operation="upper")
+
+
+def test_the_weather_of_a_city_has_that_projects_fields() -> None:
+    """A city is asked for, and its facts stand beside the whole report; a failure stays one."""
+    now = {"temperature": 21.5, "humidity": 40.0, "sky": "clear", "time": "2026-11-24T12:00"}
+    asked: list[Any] = []
+
+    def report(arguments: dict[str, Any]) -> ToolResult:
+        asked.append(arguments)
+        return ToolResult.fail("no such place") if arguments["location"] == "?" else ToolResult.ok({"current": now, "days": []})
+
+    made = city_weather(ToolDefinition("get_weather", "d", {}, report, "weather"))
+    registry.register(made)
+    assert made.parameters["required"] == ["city"]
+    data = registry.execute("get_weather", {"city": "北京"})["data"]
+    facts = {"city": "北京", "temperature": 21.5, "humidity": 40.0, "description": "clear", "query_time": "2026-11-24T12:00"}
+    assert {name: data[name] for name in facts} == facts
+    assert data["report"]["current"] == now
+    assert registry.execute("get_weather", {"city": "?"})["error"] == "no such place"
+    assert asked[0] == {"location": "北京"}
+
+
+def test_an_executor_may_answer_from_what_it_has_run() -> None:
+    """A successful call with the same name and arguments is not run again, within its time, and only when that is asked for."""
+    ran: list[Any] = []
+    register("counted", lambda arguments: ran.append(arguments) or len(ran), "d", {"type": "object"})
+    calls = [{"id": str(each), "function": {"name": "counted", "arguments": '{"a": 1, "b": 2}'}} for each in range(2)]
+    ToolExecutor().process_tool_calls(calls)
+    assert len(ran) == 2
+    executor = ToolExecutor(enable_cache=True)
+    said = [json.loads(each["content"])["data"] for each in executor.process_tool_calls([*calls, *calls])]
+    assert said == [3] * 4
+    executor.clear_history()
+    executor.process_tool_calls(calls[:1])
+    assert len(ran) == 4
+    ToolExecutor(enable_cache=True, cache_ttl=0).process_tool_calls(calls)
+    assert len(ran) == 6
+    failing = [{"id": "1", "function": {"name": "unknown", "arguments": "{}"}}]
+    assert all("Tool not found" in each["content"] for each in executor.process_tool_calls(failing * 2))
+
+
+def test_file_tools_are_told_the_project_of_the_conversation() -> None:
+    """The context's project_id becomes an argument of tools whose names begin with ``file_``, and of no other."""
+    for name in ("file_seen", "seen"):
+        register(name, lambda arguments: arguments, "d", {"type": "object"})
+    calls = [{"id": "1", "function": {"name": name, "arguments": '{"path": "a"}'}} for name in ("file_seen", "seen")]
+    said = [json.loads(each["content"])["data"] for each in ToolExecutor().process_tool_calls(calls, {"project_id": "p", "user_id": 1})]
+    assert said == [{"path": "a", "project_id": "p"}, {"path": "a"}]
 
 
 def test_ready_made_tools_come_from_the_modules_of_their_names(monkeypatch: pytest.MonkeyPatch) -> None:

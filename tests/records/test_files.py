@@ -171,6 +171,34 @@ def test_schemas_keep_the_order_of_their_keys(tmp_path: Path) -> None:
     assert json.dumps(written) == json.dumps(schema)
 
 
+@pytest.mark.parametrize("form", ["by id", "a list", "under its word"])
+def test_entries_that_say_the_same_stay_as_they_stand(tmp_path: Path, form: str) -> None:
+    """An export changes the entries that changed, and no other line of a file."""
+    old = """{{
+    "b": {{"tool_id": "b", "group_ids": ["x",
+                                       "y"], "input_schema": {{"type": "object", "required": ["z", "a"]}}}},
+    "a": {{"tool_id": "a", "description": {0}}}
+}}
+"""
+    shape = {
+        "by id": lambda text: text,
+        "a list": lambda text: text.replace('"b": {', "{").replace('"a": {', "{").replace("{\n", "[\n").replace("}\n}\n", "}\n]\n"),
+        "under its word": lambda text: '{\n    "tools": ' + text.replace("\n    ", "\n        ").replace("\n}\n", "\n    }\n}\n"),
+    }[form]
+    (tmp_path / "registry.json").write_text(shape(old.format('"old"')))
+    (tmp_path / "sources.json").write_text(json.dumps({name: [SOURCE] for name in "ab"}))
+    found = snapshot(read_folder(tmp_path).records)
+    before = {name: (tmp_path / name).read_text() for name in ("registry.json",)}
+    write_folder(tmp_path, found)
+    assert (tmp_path / "registry.json").read_text() == before["registry.json"]
+    changed = msgspec.structs.replace(found.tools["a"], meta=msgspec.structs.replace(found.tools["a"].meta, description="new"))
+    found.tools["a"] = changed
+    write_folder(tmp_path, found)
+    lines = (tmp_path / "registry.json").read_text().splitlines()
+    assert lines[: 4 if form == "under its word" else 3] == before["registry.json"].splitlines()[: 4 if form == "under its word" else 3]
+    assert snapshot(read_folder(tmp_path).records) == found
+
+
 def snapshot(records: Any) -> Snapshot:
     """Return records as they would be stored."""
     found = Snapshot({}, {}, {}, {})

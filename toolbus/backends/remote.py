@@ -97,27 +97,28 @@ class RemoteRunner:
     async def start(self, tool: RecordedTool, source: ToolSource, line: Line) -> RemoteInstance:
         """Check that an API can be called, and return it."""
         kind, _, path = source.ready.partition(":")
+        base, endpoint_path = source.api
         try:
             authorization = Authorization(source.auth)
-            check_url(source.url, "$.url")
-            for url in (source.url, *filter(None, [authorization.token_url])):
+            check_url(base, "$.url")
+            for url in (base, *filter(None, [authorization.token_url])):
                 self._check_address(url)
             headers, query = _pairs(source.headers, authorization.headers), _pairs(source.query, authorization.query)
             headers(), query()
         except (ConfigurationError, ToolError) as error:
             raise CannotStart(str(error), permanent=True) from None
         endpoint = Endpoint(
-            base=source.url,
+            base=base,
             method=source.http_method.upper(),
-            path=source.endpoint_path,
-            shown=urlsplit(source.url).hostname or "",
+            path=endpoint_path,
+            shown=urlsplit(base).hostname or "",
             streams=tool.meta.stream_support,
             once=tool.running.effect == "once",
             headers=headers,
             query=query,
         )
         resolver = _Resolver(self._allowed, self._guard)
-        sender = ApiSender(source.url, resolver, resolver.check)
+        sender = ApiSender(base, resolver, resolver.check)
         calls = HttpCalls(endpoint, sender)
         instance = RemoteInstance(calls, sender, authorization, path if kind == "path" else "")
         try:

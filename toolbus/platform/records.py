@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Literal
 
 import msgspec
@@ -20,6 +21,8 @@ PENDING_KEY = "pending/"
 
 GROUP_KEY = "group/"
 RUNTIME_KEY = "backend-runtime/"
+
+_WHOLE_URL = re.compile(r"https?://[^/?#]*", re.IGNORECASE)
 
 
 class ToolMeta(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,9 +57,11 @@ class ToolSource(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     Attributes:
         type: see ``SourceType``.
         host_dir: folder of a local project, or of a container's build files.
-        endpoint_path: path of the endpoint; ``{name}`` in it is filled in from the arguments.
+        endpoint_path: path of the endpoint; ``{name}`` in it is filled in from the arguments. A remote source without ``url`` may have
+            the whole URL here.
         http_method: method of the endpoint.
-        internal_port: port of the program within its container; 0 for one that the host chooses.
+        internal_port: port of the program within its container, 0 for one that the host chooses; of a remote source without ``url``, the
+            port at which somebody else runs it on the host's machine.
         hosts: labels of the hosts that may run it; empty for every host.
         image: the container's image; with ``host_dir`` it is built from there.
         ports, mounts: ``host:container`` pairs.
@@ -91,6 +96,14 @@ class ToolSource(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     auth: dict[str, str] = {}
     ready: str = "port"
     ready_within: float = 60.0
+
+    @property
+    def api(self) -> tuple[str, str]:
+        """The base URL and the path of a remote source; the URL is empty when the source names none."""
+        path = self.endpoint_path
+        if not self.url and (found := _WHOLE_URL.match(path)):
+            return found[0], path[found.end() :] or "/"
+        return self.url or (f"http://127.0.0.1:{self.internal_port}" if self.internal_port else ""), path
 
 
 class Running(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -91,7 +91,7 @@ def rights_of(tool: RecordedTool) -> str:
 
 def _rights(tool: RecordedTool, source: ToolSource) -> str:
     if source.type == "remote":
-        return f"requests are sent to {source.url}"
+        return f"requests are sent to {source.api[0]}"
     if source.type == "docker":
         mounts = f", with {', '.join(source.mounts)} of the host" if source.mounts else ""
         return f"it runs in a container in the network {source.network or 'bridge'!r} of the engine{mounts}"

@@ -110,7 +110,8 @@ def _docker(source: ToolSource, path: str) -> None:
 
 
 def _remote(source: ToolSource, path: str) -> None:
-    check_url(source.url, f"{path}.url")
+    base, endpoint = source.api
+    check_url(base, f"{path}.{'url' if endpoint == source.endpoint_path else 'endpoint_path'}")
     check_auth(source.auth, f"{path}.auth")
     _only(source, path, (*_CONTAINERS, "host_dir", "command", "env"))
 
@@ -164,7 +165,7 @@ def _check_mount(mount: str, path: str) -> None:
 
 
 def _check_endpoint(source: ToolSource, path: str) -> None:
-    where, endpoint = f"{path}.endpoint_path", source.endpoint_path
+    where, endpoint = f"{path}.endpoint_path", source.api[1] if source.type == "remote" else source.endpoint_path
     if not endpoint.startswith("/") or endpoint.startswith("//"):
         raise wrong(endpoint, "a path that begins with one '/'", where)
     if not endpoint.isprintable() or any(each in endpoint for each in " \\#?"):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
@@ -14,6 +16,7 @@ from toolbus.safe_text import reason_of, type_name
 from toolbus.schema.documents import unique
 
 DEFAULT_MODEL = "glm-5"
+_MOST_CACHED = 1_000
 
 
 @dataclass
@@ -145,25 +148,41 @@ class BusRegistry:
 
 
 class ToolExecutor:
-    """Runs the tool calls of a turn one after the other, and builds requests."""
+    """Runs the tool calls of a turn one after the other, and builds requests.
 
-    def __init__(self, registry: Registry | None = None) -> None:
+    Args:
+        registry: source of the tools; those of this process when left out.
+        enable_cache: whether a call with the name and the arguments of an earlier, successful one is answered with its result.
+            It is off unless asked for, unlike in nanoClaw: a tool that changes something must run each time it is called.
+        cache_ttl: seconds for which such a result is used.
+    """
+
+    def __init__(self, registry: Registry | None = None, enable_cache: bool = False, cache_ttl: float = 300) -> None:
         self.registry: Registry = ToolRegistry() if registry is None else registry
+        self.enable_cache = enable_cache
+        self.cache_ttl = cache_ttl
+        self._cache: OrderedDict[str, tuple[float, dict[str, Any]]] = OrderedDict()
 
-    def process_tool_calls(self, tool_calls: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Return one ``tool`` message for each call, in order; its content is the JSON of ``{"success", "data", "error"}``."""
-        return [self._message(call) for call in tool_calls]
+    def clear_history(self) -> None:
+        """Forget all results of earlier calls."""
+        self._cache.clear()
 
-    def build_request(self, messages: list[dict[str, Any]], **kwargs: Any) -> dict[str, Any]:
-        """Return a chat completion request with every tool; ``model`` may be given."""
-        return {
-            "model": kwargs.get("model", DEFAULT_MODEL),
-            "messages": messages,
-            "tools": self.registry.list_all(),
-            "tool_choice": "auto",
-        }
+    def process_tool_calls(self, tool_calls: Iterable[Mapping[str, Any]], context: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+        """Return one ``tool`` message for each call, in order; its content is the JSON of ``{"success", "data", "error"}``.
 
-    def _message(self, call: Mapping[str, Any]) -> dict[str, Any]:
+        Args:
+            tool_calls: calls of a chat completion.
+            context: of the conversation; its ``project_id`` becomes an argument of tools whose names begin with ``file_``, as in nanoClaw.
+        """
+        return [self._message(call, context or {}) for call in tool_calls]
+
+    def build_request(
+        self, messages: list[dict[str, Any]], model: str = DEFAULT_MODEL, tools: list[dict[str, Any]] | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        """Return a chat completion request with every tool, or with ``tools``; further keywords become its fields."""
+        return {"model": model, "messages": messages, "tools": tools or self.registry.list_all(), "tool_choice": "auto", **kwargs}
+
+    def _message(self, call: Mapping[str, Any], context: Mapping[str, Any]) -> dict[str, Any]:
         function = call.get("function") or {}
         name = str(function.get("name") or "")
         try:
@@ -171,8 +190,25 @@ class ToolExecutor:
         except ValueError as error:
             result = ToolResult.fail(f"The arguments of {name} are not a JSON object: {error}. Call it again with valid JSON.").to_dict()
         else:
-            result = self.registry.execute(name, arguments)
+            if name.startswith("file_") and "project_id" in context:
+                arguments = {**arguments, "project_id": context["project_id"]}
+            result = self._executed(name, arguments)
         return {"role": "tool", "tool_call_id": call.get("id", ""), "name": name, "content": _json(result)}
+
+    def _executed(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        if not self.enable_cache:
+            return self.registry.execute(name, arguments)
+        key = json.dumps([name, arguments], sort_keys=True)
+        made, result = self._cache.get(key, (0.0, {}))
+        if result and time.monotonic() - made < self.cache_ttl:
+            return result
+        result = self.registry.execute(name, arguments)
+        if result["success"]:
+            self._cache[key] = (time.monotonic(), result)
+            self._cache.move_to_end(key)
+            if len(self._cache) > _MOST_CACHED:
+                self._cache.popitem(last=False)
+        return result
 
 
 def answer_of(name: str, result: BusResult) -> ToolResult:

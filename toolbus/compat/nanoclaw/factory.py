@@ -12,6 +12,7 @@ from toolbus import telemetry
 from toolbus.client.bus import ToolBus
 from toolbus.compat.awaiting import finished
 from toolbus.compat.nanoclaw.core import ToolDefinition, ToolResult, answer_of, registry
+from toolbus.compat.nanoclaw.data import city_weather, data_tools
 from toolbus.compat.nanoclaw.files import file_tools
 from toolbus.results import ConfigurationError
 from toolbus.results import ToolResult as BusResult
@@ -23,7 +24,7 @@ from toolbus.worker.worker import Worker
 F = TypeVar("F", bound=Callable[..., Any])
 
 _CRAWLER = ("web_search", "fetch_page", "crawl_batch")
-_DATA = ("calculator", "text_process", "json_process")
+_DATA = ("calculator",)
 _WEATHER = ("get_weather",)
 
 
@@ -54,13 +55,13 @@ def create_crawler_tools() -> list[ToolDefinition]:
 
 
 def create_data_tools() -> list[ToolDefinition]:
-    """Return calculator, text_process and json_process."""
-    return _built_in(_DATA)
+    """Return calculator, text_process and json_process, with nanoClaw's arguments."""
+    return [*_built_in(_DATA), *data_tools()]
 
 
 def create_weather_tools() -> list[ToolDefinition]:
-    """Return get_weather."""
-    return _built_in(_WEATHER)
+    """Return get_weather, with nanoClaw's arguments; its report is toolbus's own, as text and numbers."""
+    return [city_weather(each) for each in _built_in(_WEATHER)]
 
 
 def create_file_tools(root: str = ".") -> list[ToolDefinition]:
