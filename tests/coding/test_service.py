@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.agent.endpoint import Canned, calls, event, says
+from tests.coding import fake_docker
 from tests.coding.model import MAIN, REGISTER, STEPS, coding, observed, steps
 from tests.coding.workspace.places import needs_namespaces
 from tests.contract import Place
@@ -16,6 +20,7 @@ from tests.servers import eventually
 from toolbus import ToolBus
 from toolbus.coding.trial import tried
 from toolbus.platform.digests import digest_of_folder
+from toolbus.platform.review import rights_of
 from toolbus.platform.store import Records
 
 pytestmark = pytest.mark.anyio
@@ -71,6 +76,63 @@ async def test_a_tool_that_does_not_answer_is_refused(place: Place, monkeypatch:
         assert "no such thing" in refused
         assert (await Records(given.bus).all()).pending == {}
         assert not [*given.tools.glob("*/*/main.py")]
+
+
+IN_A_CONTAINER = REGISTER | {"container_port": 8000, "network": True}
+"""A project with a Dockerfile."""
+
+
+def writes(main: str) -> list[Canned]:
+    """A model's steps that write such a project."""
+    files = {"reverse/main.py": main, "reverse/Dockerfile": "FROM python:3.12-slim\nCOPY main.py .\nCMD python main.py --port 8000\n"}
+    return [calls(("write_file", {"path": path, "content": content})) for path, content in files.items()]
+
+
+@pytest.mark.parametrize("main", [MAIN, "raise SystemExit('no such thing')"], ids=["that answers", "that does not"])
+async def test_a_tool_that_was_built_in_a_container_is_registered_as_one(
+    place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, main: str
+) -> None:
+    """It is built and called as a host would do that; neither the trial's container nor its image stays."""
+    engine = fake_docker.install(tmp_path / "docker", sys.executable)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'docker' / 'bin'}:{os.environ['PATH']}")
+    steps_of = steps(*writes(main), calls(("register_tool", IN_A_CONTAINER)), says("Done."))
+    async with coding(place, monkeypatch, tmp_path, steps_of, network="all") as given:
+        status = await given.ended(await given.submit("a tool that turns a text around"))
+        pending = (await Records(given.bus).all()).pending
+        if main == MAIN:
+            assert status["status"] == "done", status
+            record = pending["reverse_text"]
+            [source] = record.sources
+            assert (source.type, source.internal_port, source.network, record.meta.backend_runtime) == ("docker", 8000, "", "docker")
+            assert "cba" in record.examples[0].output
+            assert digest_of_folder(Path(source.host_dir)) == record.code
+            assert "in a container in the network 'bridge'" in rights_of(record)
+        else:
+            assert pending == {}
+            assert "no such thing" in observed(given.model)[-1]
+    assert [each.name for each in engine.iterdir()] == ["log"]
+    created = next(words for words in map(json.loads, (engine / "log").read_text().splitlines()) if words[0] == "create")
+    assert {"--cap-drop", "--memory", "no-new-privileges"} <= set(created)
+
+
+@pytest.mark.parametrize(
+    ("changed", "options", "told"),
+    [
+        ({"network": False}, {"network": "all"}, "say network=true"),
+        ({}, {}, "lets no tool reach a network"),
+        ({}, {"network": "all", "docker": "false"}, "no containers"),
+        ({"project": "elsewhere"}, {"network": "all"}, "has no Dockerfile"),
+    ],
+)
+async def test_a_container_that_may_not_be_is_refused(
+    place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, changed: dict[str, Any], options: dict[str, Any], told: str
+) -> None:
+    """The deployment's limits hold for it, and a person sees that it reaches a network."""
+    steps_of = steps(*writes(MAIN), calls(("register_tool", IN_A_CONTAINER | changed)), says("no"))
+    async with coding(place, monkeypatch, tmp_path, steps_of, **options) as given:
+        await given.ended(await given.submit("something"))
+        assert told in observed(given.model)[-1]
+        assert (await Records(given.bus).all()).pending == {}
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,9 @@ from toolbus.results import ConfigurationError, ToolError
 STAGING = ".new"
 """Folder below that of the tools where copies stand until they have their names."""
 
+LAST = ("pyproject.toml", "Dockerfile")
+"""Files of a project that are brought last, so that one of them tells that all are there."""
+
 # Digits of a digest that name a folder.
 _DIGITS = 16
 
@@ -21,28 +24,36 @@ _DIGITS = 16
 class Copy:
     """The code of a project, copied to a folder of its own beside the tools until ``place`` gives it its name.
 
+    Args:
+        files: of the workspace.
+        project: its folder there.
+        tools: folder of all tools.
+        locked: whether the project must name all that it depends on; a container's image holds that itself.
+
     Attributes:
         digest: of the code.
+        folder: that it stands in until ``place``.
 
     Raises:
         ToolError: the project has something that is no code, too much of it, or depends on code that can change.
     """
 
-    def __init__(self, files: Folder, project: str, tools: Path) -> None:
+    def __init__(self, files: Folder, project: str, tools: Path, *, locked: bool = True) -> None:
         self._tools = tools
-        self._folder = tools / STAGING / secrets.token_hex(8)
+        self.folder = tools / STAGING / secrets.token_hex(8)
         try:
-            self._folder.mkdir(parents=True)
+            self.folder.mkdir(parents=True)
             self._copy(files, project)
-            self.digest = digest_of_folder(self._folder)
-            check_locked(self._folder)
+            self.digest = digest_of_folder(self.folder)
+            if locked:
+                check_locked(self.folder)
         except OSError as error:
             self.discard()
             message = f"the folder of tools {str(tools)!r} can't be written at the coding agent: {error.strerror}"
             raise ToolError(message, type="unavailable", code="no_tools_folder") from None
         except ConfigurationError as error:
             self.discard()
-            raise ToolError(str(error).replace(str(self._folder), project), type="invalid_arguments", code="bad_project") from None
+            raise ToolError(str(error).replace(str(self.folder), project), type="invalid_arguments", code="bad_project") from None
         except BaseException:
             self.discard()
             raise
@@ -52,18 +63,18 @@ class Copy:
         place = self._tools / tool_id / self.digest[:_DIGITS]
         place.parent.mkdir(parents=True, exist_ok=True)
         try:
-            self._folder.rename(place)
+            self.folder.rename(place)
         except OSError:
             # It is there already, or what is there has been changed.
             if not place.is_dir() or digest_of_folder(place) == self.digest:
                 return place
             shutil.rmtree(place)
-            self._folder.rename(place)
+            self.folder.rename(place)
         return place
 
     def discard(self) -> None:
         """Remove it, unless it has its name."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def _copy(self, files: Folder, project: str) -> None:
         left = MOST_BYTES
@@ -72,12 +83,12 @@ class Copy:
             left -= size
             if left < 0:
                 raise ConfigurationError(f"the project has more than {MOST_BYTES:,} bytes")
-            path = self._folder / name
+            path = self.folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
             path.chmod(0o755 if Path(files.path, project, name).stat(follow_symlinks=False).st_mode & 0o100 else 0o644)
         # Hosts that are the superuser run it as another user.
-        for each in (self._folder, *filter(Path.is_dir, self._folder.rglob("*"))):
+        for each in (self.folder, *filter(Path.is_dir, self.folder.rglob("*"))):
             each.chmod(0o755)
 
 
@@ -95,7 +106,6 @@ def bring_code(folder: str, files: Folder, project: str) -> int:
         OSError: a file can't be read.
     """
     names = files_of(folder)
-    # The last one tells that all are there.
-    for name in sorted(names, key=lambda name: name == "pyproject.toml"):
+    for name in sorted(names, key=LAST.__contains__):
         files.write(f"{project}/{name}", Path(folder, name).read_bytes())
     return len(names)

@@ -16,7 +16,8 @@ Work in this order:
 2. Try it: run_in_uv in the foreground for checks, in the background for the server. Read what it prints.
 3. register_tool with the project's folder, an id of letters, digits and _, a description for models that will call it, a JSON Schema of
 the arguments with a description for each, and an example: arguments that show that it works. register_tool starts the project, calls it
-with the example, and refuses the tool when it does not answer.
+with the example, and refuses the tool when it does not answer. What needs more than Python can be a folder with a Dockerfile, whose
+program listens at a port of its container: give that port as container_port.
 4. End with a short text: what the tool does, and what it does not.
 
 The network is {network}. You have at most {requests} turns and {minutes:g} minutes. If the task can't be done, end with a text that

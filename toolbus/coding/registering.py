@@ -11,11 +11,11 @@ from msgspec import Meta
 
 from toolbus.broker.protocols import Creation
 from toolbus.client.bus import ToolBus
-from toolbus.coding.copies import Copy, bring_code, digest_in
+from toolbus.coding.copies import LAST, Copy, bring_code, digest_in
 from toolbus.coding.forms import Forms
 from toolbus.coding.job import Job
 from toolbus.coding.options import Deployment
-from toolbus.coding.trial import tried
+from toolbus.coding.trial import tried, tried_container
 from toolbus.coding.workspace.workspace import Workspace
 from toolbus.platform.checks import check_recorded
 from toolbus.platform.documents import digest_of
@@ -55,7 +55,7 @@ class Registrar:
         """Copy the code of the tool that a task repairs into its workspace, unless it is there."""
         about = job.creation.about
         tool = (await self.records.all()).tools.get(about) if about else None
-        if tool is None or await asyncio.to_thread(workspace.files.has, f"{about}/pyproject.toml"):
+        if tool is None or await asyncio.to_thread(_is_brought, workspace, about):
             return
         folder = next((source.host_dir for source in tool.sources if source.host_dir), "")
         try:
@@ -100,6 +100,7 @@ class Registering:
         stream: bool = False,
         effect: Effect = "",
         network: bool = False,
+        container_port: Annotated[int, Meta(ge=0, le=65_535)] = 0,
     ) -> ToolResult:
         """Register the project as a tool. It is started and called with the example first, and refused when it does not answer.
 
@@ -115,6 +116,7 @@ class Registering:
             stream: whether its answer is streamed text
             effect: what a second execution does: read (nothing), idempotent (the same), once (must not be)
             network: whether it needs a network; it reaches none otherwise, and a person sees that it is asked for
+            container_port: for a project with a Dockerfile instead of a uv project, the port at which its container's program answers
         """
         made = RecordedTool(
             meta=ToolMeta(
@@ -122,7 +124,7 @@ class Registering:
                 name=name or tool_id,
                 description=description,
                 category=category,
-                backend_runtime="local",
+                backend_runtime="docker" if container_port else "local",
                 input_schema=input_schema,
                 stream_support=stream,
             ),
@@ -131,13 +133,18 @@ class Registering:
         )
         if network and self._workspace.options.network != "all":
             raise ToolError("this deployment lets no tool reach a network", type="forbidden", code="no_network")
+        if container_port and not self._workspace.options.docker:
+            raise ToolError("this deployment has no containers; register a uv project", type="forbidden", code="no_docker")
+        if container_port and not network:
+            message = "a container that is served reaches its engine's network: say network=true, so that a person sees it"
+            raise ToolError(message, type="invalid_arguments", code="no_network")
         seen = await self._registrar.records.all()
         before = self._before(tool_id, seen)
         if before is not None:
             made = _beside(made, before)
         _check_example(made, example)
         examples = [example, *(each.params for each in (before.examples if before else ()) if each.params != example)][:_MOST_EXAMPLES]
-        record = await self._tried(made, project, endpoint_path, examples, network=network)
+        record = await self._tried(made, project, endpoint_path, examples, network=network, port=container_port)
         revision = 1 if before is None else before.revision + (before.made_by != self._task.id)
         record = msgspec.structs.replace(record, revision=revision)
         approve = self._registrar.deployment.options.auto_approve
@@ -175,26 +182,40 @@ class Registering:
             return None
         return waiting if waiting is not None and waiting.made_by == self._task.id else served or waiting
 
-    async def _tried(self, made: RecordedTool, project: str, path: str, examples: list[dict[str, Any]], *, network: bool) -> RecordedTool:
+    async def _tried(
+        self, made: RecordedTool, project: str, path: str, examples: list[dict[str, Any]], *, network: bool, port: int
+    ) -> RecordedTool:
         """Call a project with all examples, and return its record with the answers and its code's copy."""
         workspace, deployment = self._workspace, self._registrar.deployment
         files = workspace.files
-        for needed in ("main.py", "pyproject.toml"):
+        for needed in ("Dockerfile",) if port else ("main.py", "pyproject.toml"):
             if not await asyncio.to_thread(files.has, f"{project}/{needed}"):
                 raise ToolError(f"the project {project[:80]!r} has no {needed}", type="not_found", code="no_project")
-        locked = await workspace.run_uv(["lock"], folder=project)
-        if locked.status or locked.reason:
-            raise ToolError(f"uv lock failed: {locked.output.strip()[-1_500:] or locked.reason}", code="uv_failed")
-        copy = await asyncio.to_thread(Copy, files, project, deployment.tools)
+        if not port:
+            locked = await workspace.run_uv(["lock"], folder=project)
+            if locked.status or locked.reason:
+                raise ToolError(f"uv lock failed: {locked.output.strip()[-1_500:] or locked.reason}", code="uv_failed")
+        copy = await asyncio.to_thread(Copy, files, project, deployment.tools, locked=not port)
         try:
-            answered: list[Example] = await tried(workspace, project, path, examples, network=network)
+            source = ToolSource(
+                type="docker" if port else "local",
+                host_dir=str(deployment.tools / made.tool_id),
+                endpoint_path=path,
+                internal_port=port,
+                hosts=deployment.options.hosts,
+                network="host" if network and not port else "",
+                memory=CONFINED_MEMORY,
+            )
+            if port:
+                trial = msgspec.structs.replace(
+                    source, host_dir=str(copy.folder), image=f"toolbus-task/{workspace.task.lower()}-trial:built"
+                )
+                answered: list[Example] = await tried_container(made, trial, examples)
+            else:
+                answered = await tried(workspace, project, path, examples, network=network)
             if await asyncio.to_thread(digest_in, files, project) != copy.digest:
                 message = "the project's files changed while it ran; a tool must not write into its own folder (use a temporary one)"
                 raise ToolError(message, code="code_changed")
-            folder, hosts = str(deployment.tools / made.tool_id), deployment.options.hosts
-            source = ToolSource(
-                type="local", host_dir=folder, endpoint_path=path, hosts=hosts, network="host" if network else "", memory=CONFINED_MEMORY
-            )
             record = msgspec.structs.replace(made, sources=(source,), code=copy.digest, examples=tuple(answered))
             try:
                 check_recorded(record)
@@ -204,8 +225,7 @@ class Registering:
             await asyncio.to_thread(Forms(deployment.tools, self._registrar.bus.settings).note, place)
         finally:
             await asyncio.to_thread(copy.discard)
-        source = msgspec.structs.replace(source, host_dir=str(place))
-        return msgspec.structs.replace(record, sources=(source,))
+        return msgspec.structs.replace(record, sources=(msgspec.structs.replace(source, host_dir=str(place)),))
 
     async def _heard(self, tool_id: str) -> None:
         """Wait until the bus has heard of the record, so that the task's end finds it."""
@@ -224,6 +244,10 @@ class Registering:
             await self._registrar.after(record)
         except Exception as error:  # noqa: BLE001 - a catalogue that is away must not fail a registration
             self._job.log(f"the catalogue was not synchronised: {text_of(error)}")
+
+
+def _is_brought(workspace: Workspace, project: str) -> bool:
+    return any(workspace.files.has(f"{project}/{name}") for name in LAST)
 
 
 def _check_example(tool: RecordedTool, example: dict[str, Any]) -> None:

@@ -1,17 +1,22 @@
-"""``Trial``: start a project in its task's workspace, and call it with examples, confined like every command of the task."""
+"""Start a project as it will be served, confined like every command of its task or in its container, and call it with examples."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
+from toolbus.backends.containers.cli import ContainerCli
+from toolbus.backends.docker import make_runner
+from toolbus.backends.runner import CannotStart
 from toolbus.coding.workspace.programs import Program
 from toolbus.coding.workspace.workspace import Workspace
-from toolbus.platform.records import Example
+from toolbus.platform.records import Example, RecordedTool, ToolSource
 from toolbus.results import ToolError
 
 _PORTS = (20_000, 29_999)
@@ -23,6 +28,7 @@ _LAST = 0.5
 _MOST_ANSWER = 20_000
 _MOST_KEPT = 2_000
 _MOST_SHOWN = 1_500
+_MOST_LINES = 100
 _MARK = "toolbus-answer "
 # It runs beside the program, since nothing else reaches the network of a workspace.
 _CLIENT = f"""
@@ -95,6 +101,59 @@ async def tried(
         await program.end()
 
 
+async def tried_container(tool: RecordedTool, source: ToolSource, examples: Sequence[Mapping[str, Any]]) -> list[Example]:
+    """Build and start a tool's container as a host does, and call it with each of these arguments; return them with its answers.
+
+    Args:
+        tool: its record.
+        source: its container; the image is removed afterwards.
+        examples: arguments.
+
+    Raises:
+        ToolError: it can't be built, does not start, or an answer is no success; the text has what it printed.
+    """
+    printed = deque[str](maxlen=_MOST_LINES)
+    runner = await make_runner(f"trial-{tool.made_by}")
+    try:
+        instance = await runner.start(tool, source, printed.append)
+        try:
+            found = []
+            for arguments in examples:
+                heard = _Heard()
+                async with asyncio.timeout(_CALL):
+                    result = await instance.call(dict(arguments), heard)
+                text = heard.said + (result.output or ("" if result.data is None else msgspec.json.encode(result.data).decode()))
+                if not text.strip():
+                    raise ToolError(f"the call with {_short(arguments)} was answered with nothing")
+                found.append(Example(params=dict(arguments), output=text[:_MOST_KEPT]))
+            return found
+        finally:
+            await instance.stop(_MARGIN)
+    except (CannotStart, ToolError, TimeoutError) as error:
+        why = f"it did not answer within {_CALL:g} s" if isinstance(error, TimeoutError) else str(error)
+        raise _refused(why, "\n".join(printed)[-_MOST_SHOWN:]) from None
+    finally:
+        with contextlib.suppress(CannotStart):
+            await ContainerCli.found().run("rmi", "--force", source.image)
+        await runner.aclose()
+
+
+class _Heard:
+    """Keep what a program streams."""
+
+    def __init__(self) -> None:
+        self.said = ""
+
+    async def text(self, piece: str) -> None:
+        self.said = (self.said + piece)[:_MOST_ANSWER]
+
+    async def blob(self, media_type: str, data: bytes) -> None:
+        await self.text(f"[{media_type}, {len(data):,} bytes]")
+
+    async def progress(self, done: float, total: float | None = None, message: str = "") -> None:
+        """Ignore it: the answer counts."""
+
+
 async def _called(workspace: Workspace, program: Program, project: str, url: str, arguments: Mapping[str, Any], *, network: bool) -> _Said:
     words = ["python", "-I", "-c", _CLIENT, url, "POST", msgspec.json.encode(arguments).decode(), str(_READY), str(_CALL)]
     client = await workspace.start(words, folder=project, seconds=_READY + _CALL + _MARGIN, network=network)
@@ -126,7 +185,10 @@ async def _called(workspace: Workspace, program: Program, project: str, url: str
 
 
 def _failed(program: Program, why: str) -> ToolError:
-    printed = program.unread.take().strip()[-_MOST_SHOWN:]
+    return _refused(why, program.unread.take().strip()[-_MOST_SHOWN:])
+
+
+def _refused(why: str, printed: str) -> ToolError:
     told = f"; it printed:\n{printed}" if printed else "; it printed nothing"
     return ToolError(f"the tool is not registered: {why}{told}", code="trial_failed")
 
