@@ -242,14 +242,15 @@ async def test_the_note_of_a_deadline_goes_with_the_call(redis_place: Place) -> 
     """While a handler waits its later deadline stands on the server, with a TTL; after the call nothing of it is left."""
     prefix = f"tb:{{{redis_place.settings.namespace}}}:"
     async with redis_place.serving(clean) as bus:
-        call = asyncio.create_task(bus.call("clean", {"rows": 1}, timeout=5.0))
+        # Generous, so that a crowded machine leaves some of it.
+        call = asyncio.create_task(bus.call("clean", {"rows": 1}, timeout=60.0))
         request = await first_of(bus)
         with redis.Redis.from_url(redis_place.settings.url, decode_responses=True) as client:
             [key] = client.scan_iter(f"{prefix}pause:*")
             deadline, since, until = map(int, str(client.get(key)).split())
             assert until - since == pytest.approx(300_000, abs=2)
-            assert 3_000 < deadline - since <= 5_000 + 10, "both are converted to the server's clock"
-            assert 300_000 < client.pttl(key) < 400_000
+            assert 30_000 < deadline - since <= 60_000 + 10, "both are converted to the server's clock"
+            assert 300_000 < client.pttl(key) < 450_000
             await bus.confirmations.allow(request.id)
             assert (await call).success
             await eventually(lambda: not client.exists(key))
