@@ -18,13 +18,13 @@ SOURCES = [path for folder in ("toolbus", "workers") for path in Path(folder).rg
 EITHER = {
     # What a result means to its caller is the same, whoever says it.
     "toolbus/client/executor/steps.py", "toolbus/client/executor/turn.py", "toolbus/middleware/cache.py",
-    "toolbus/mcp/tasks/document.py", "toolbus/worker/run/run.py", "toolbus/worker/slots/slots.py",
+    "toolbus/mcp/tasks.py", "toolbus/worker/run/run.py", "toolbus/worker/slots/slots.py",
     "toolbus/compat/trustgraph/client.py",
     # Arguments are not shown in records and statistics, whoever refused them.
     "toolbus/broker/recent/writer.py", "toolbus/worker/statistics/counts.py",
     # Errors that these places have made themselves.
     "toolbus/backends/remote.py", "toolbus/broker/worker_steps.py", "toolbus/client/calls/inquiry.py", "toolbus/client/calls/waiting.py",
-    "toolbus/client/confirmations/pending.py", "toolbus/gateway/permissions.py", "toolbus/host/pool/losses.py",
+    "toolbus/client/confirmations.py", "toolbus/gateway/permissions.py", "toolbus/host/pool/losses.py",
     "toolbus/host/pool/member.py", "workers/toolbus_workers/web/weather.py",
 }  # fmt: skip
 """Files that look at types where the origin makes no difference; each other one looks at the origin, too."""

@@ -11,8 +11,7 @@ import toolbus
 from toolbus import sync
 from toolbus.broker.protocols import Confirmations, Tallies
 from toolbus.client.calls.call import Call
-from toolbus.client.confirmations.confirmation import Confirmation
-from toolbus.client.confirmations.pending import PendingConfirmations
+from toolbus.client.confirmations import Confirmation, PendingConfirmations
 from toolbus.client.executor.executor import ToolExecutor
 from toolbus.client.executor.observers import EventBus, Watch
 from toolbus.client.executor.turn import Turn

@@ -6,7 +6,7 @@ The names below are those that most programs need. The others are in submodules:
 - ``toolbus.results``: every exception, and ``ResultMeta``.
 - ``toolbus.options``: ``CallOptions``.
 - ``toolbus.confirmations``: ``ConfirmationRequest`` and ``ConfirmationAnswer``.
-- ``toolbus.client.confirmations.confirmation``: ``Confirmation``.
+- ``toolbus.client.confirmations``: ``Confirmation``.
 - ``toolbus.client.tools.tool``: ``Tool`` and ``ToolChange``.
 - ``toolbus.client.executor.executor``: ``ToolExecutor``.
 - ``toolbus.client.executor.turn``: ``Turn``.

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from benchmarks.adapters.contract import Peer, Setup, main
 from benchmarks.peers import NAMESPACE
 from toolbus import Retry, ToolBus, ToolService, tool
-from toolbus.client.confirmations.confirmation import Confirmation
+from toolbus.client.confirmations import Confirmation
 from toolbus.middleware import Cache, Metering, RateLimit
 
 FEATURE = os.environ.get("BENCH_FEATURE", "coroutine")

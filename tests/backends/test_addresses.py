@@ -13,7 +13,7 @@ from toolbus.backends.http.apis import ApiSender
 from toolbus.backends.http.requests import Request
 from toolbus.backends.remote import RemoteRunner, _Resolver
 from toolbus.backends.runner import CannotStart
-from toolbus.outbound.guard import Guard
+from toolbus.outbound import Guard
 from toolbus.platform.records import ToolSource
 from toolbus.platform.source_checks import AUTH, check_source
 from toolbus.results import DescriptorError, ToolError

@@ -15,7 +15,7 @@ from aiohttp import web
 from tests.backends.places import Heard, Place
 from toolbus.backends.remote import RemoteRunner
 from toolbus.backends.runner import CannotStart
-from toolbus.outbound.guard import Guard
+from toolbus.outbound import Guard
 from toolbus.platform.records import ToolSource
 from toolbus.platform.source_checks import AUTH
 from toolbus.results import ToolError

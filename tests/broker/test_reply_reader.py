@@ -8,7 +8,7 @@ import pytest
 
 from tests.broker.fakes import KEYS, SETTINGS, FakeLink
 from toolbus.broker.registry.follower import RegistryFollower
-from toolbus.broker.replies.reader import ReplyReader
+from toolbus.broker.replies import ReplyReader
 from toolbus.broker.transport.command import ReplyError
 from toolbus.envelope import Frame, encode, join_frames
 from toolbus.results import BrokerUnavailable

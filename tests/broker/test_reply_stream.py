@@ -15,7 +15,7 @@ from toolbus import Settings
 from toolbus.broker import scripts
 from toolbus.broker.keys import Keys
 from toolbus.broker.recover.abandoned import AbandonedCalls
-from toolbus.broker.replies.reader import ReplyReader
+from toolbus.broker.replies import ReplyReader
 from toolbus.results import BrokerUnavailable, ErrorInfo
 
 pytestmark = pytest.mark.anyio

@@ -9,8 +9,7 @@ import redis
 
 from tests.cli.shell import Shell
 from toolbus.broker.keys import Keys
-from toolbus.broker.versions.namespace import NamespaceVersion
-from toolbus.broker.versions.versions import SpokenBy
+from toolbus.broker.versions import NamespaceVersion, SpokenBy
 from toolbus.cli import doctor
 
 ECHO = """
@@ -105,7 +104,7 @@ def test_doctor_says_what_keeps_a_namespace_back(
 ) -> None:
     """The next step is in the line."""
     monkeypatch.setattr("toolbus.envelope.VERSION", 2)
-    monkeypatch.setattr("toolbus.broker.versions.namespace.VERSION", 2)
+    monkeypatch.setattr("toolbus.broker.versions.VERSION", 2)
     found = doctor._protocol(namespace, workers)
     assert found.state == "warn"
     assert found.found.endswith(advice)

@@ -12,7 +12,7 @@ from tests.servers import eventually
 from toolbus import ToolBus, tool
 from toolbus.adapters.outcomes import outcome
 from toolbus.broker.protocols import ServiceRecord
-from toolbus.client.confirmations.confirmation import Confirmation
+from toolbus.client.confirmations import Confirmation
 
 ran: list[Any] = []
 asked: list[Any] = []

@@ -19,7 +19,7 @@ from toolbus import ErrorInfo, telemetry
 from toolbus.broker.protocols import Verdict
 from toolbus.client.calls import call as call_module
 from toolbus.client.calls.call import Call
-from toolbus.client.confirmations.grant import Grant
+from toolbus.client.confirmations import Grant
 from toolbus.telemetry.metrics import OTHER
 
 pytestmark = pytest.mark.anyio

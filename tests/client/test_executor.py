@@ -15,7 +15,7 @@ from tests.client.executing import TwoTier, chat, pay, ran, repeat
 from tests.contract import Place
 from tests.servers import eventually
 from toolbus import Blob, ConfigurationError, ToolBus, ToolService, Worker, invocation, tool
-from toolbus.client.confirmations.confirmation import Confirmation
+from toolbus.client.confirmations import Confirmation
 from toolbus.client.executor.observers import Confirming, Requested, ToolEvent
 from toolbus.client.executor.toolcalls import said
 from toolbus.client.tools.names import wire_name

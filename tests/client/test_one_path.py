@@ -30,7 +30,7 @@ from tests.client.doors import (
 from tests.contract import Place
 from tests.servers import eventually
 from toolbus import ToolBus, ToolResult, sync
-from toolbus.client.confirmations.confirmation import Confirmation
+from toolbus.client.confirmations import Confirmation
 from toolbus.client.executor.observers import Confirming, Requested
 from toolbus.compat.nanoclaw import BusRegistry
 from toolbus.middleware import Middleware, ToolCall

@@ -16,7 +16,7 @@ from toolbus import Settings, ToolBus, ToolbusError, Worker, tool
 from toolbus.background import MOST_FAILURES
 from toolbus.broker import reading
 from toolbus.broker.keys import Keys
-from toolbus.broker.replies.reader import ReplyReader
+from toolbus.broker.replies import ReplyReader
 from toolbus.broker.take.requests import GROUP
 from toolbus.envelope import new_id
 from toolbus.results import BrokerError

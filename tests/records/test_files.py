@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from tests.records.made import recorded
 from toolbus.client.tools.groups import ToolGroup
 from toolbus.platform.documents import encode, key_of, read
-from toolbus.platform.files.reading import read_folder
-from toolbus.platform.files.writing import write_folder
+from toolbus.platform.files import read_folder, write_folder
 from toolbus.platform.records import BackendRuntime, Example, RecordedTool, Running, ToolMeta, ToolSource
 from toolbus.platform.store import Snapshot
 from toolbus.results import ConfigurationError

@@ -12,15 +12,15 @@ import redis
 from tests.broker.test_access import Users
 from tests.contract import Place
 from toolbus import Settings, tool
+from toolbus.broker import versions
+from toolbus.broker import versions as namespaces
+from toolbus.broker import versions as spoken
 from toolbus.broker import worker as serving
 from toolbus.broker.admin import Admin
 from toolbus.broker.keys import Keys
 from toolbus.broker.registry.publications import read_record
 from toolbus.broker.transport.replies import Executor
-from toolbus.broker.versions import namespace as namespaces
-from toolbus.broker.versions import spoken, versions
-from toolbus.broker.versions.migrations import MIGRATIONS, Migration
-from toolbus.broker.versions.namespace import NamespaceVersion
+from toolbus.broker.versions import MIGRATIONS, Migration, NamespaceVersion
 from toolbus.descriptors import Publication, ServiceDescriptor
 from toolbus.results import BrokerError, DescriptorError
 

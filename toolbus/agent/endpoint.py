@@ -21,7 +21,7 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError(f"the agent needs httpx: pip install 'toolbus[agent]' ({error})", name="httpx") from None
 
 from toolbus.agent.reply import Chunk, Reply
-from toolbus.outbound.sse import EventReader
+from toolbus.outbound import EventReader
 from toolbus.results import ConfigurationError, EndpointError
 from toolbus.schema.refusal import shorten
 

@@ -17,7 +17,7 @@ from toolbus.backends.authorization import Authorization
 from toolbus.backends.http.apis import ApiSender
 from toolbus.backends.http.calls import Endpoint, HttpCalls
 from toolbus.backends.runner import CannotStart, Line, Output
-from toolbus.outbound.guard import Guard
+from toolbus.outbound import Guard
 from toolbus.platform.records import RecordedTool, ToolSource
 from toolbus.platform.urls import check_url
 from toolbus.results import ConfigurationError, ToolError, ToolResult

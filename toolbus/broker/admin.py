@@ -12,7 +12,7 @@ from toolbus.broker import scripts
 from toolbus.broker.access.refused import is_forbidden
 from toolbus.broker.access.rights import mark
 from toolbus.broker.access.roles import ROLES
-from toolbus.broker.chats.chats import RedisChats
+from toolbus.broker.chats import RedisChats
 from toolbus.broker.confirmations.confirmations import RedisConfirmations
 from toolbus.broker.conversations.conversations import RedisConversations
 from toolbus.broker.creations.creations import RedisCreations
@@ -20,7 +20,7 @@ from toolbus.broker.dead_letters.dead_letters import DeadLetters
 from toolbus.broker.keys import Keys
 from toolbus.broker.limits.tallies import RedisTallies
 from toolbus.broker.not_open import NotOpen
-from toolbus.broker.pins.pins import RedisPins
+from toolbus.broker.pins import RedisPins
 from toolbus.broker.protocols import ItemChange, RefusedTool, ServiceRecord, WorkerId
 from toolbus.broker.reading import integer
 from toolbus.broker.recent.reader import after, newest
@@ -31,13 +31,13 @@ from toolbus.broker.registry.publications import read_record
 from toolbus.broker.registry.registry import TTL, RedisRegistry
 from toolbus.broker.routes.routes import RedisRoutes
 from toolbus.broker.statistics.asking import PATIENCE, Statistics, ask
-from toolbus.broker.tokens.tokens import RedisTokens
+from toolbus.broker.tokens import RedisTokens
 from toolbus.broker.transport.command import ReplyError
 from toolbus.broker.transport.connection import Connector, ServerInfo
 from toolbus.broker.transport.replication import Replication
 from toolbus.broker.transport.replies import fields_of, info_fields
 from toolbus.broker.transport.short_link import ShortLink
-from toolbus.broker.versions.versions import RedisVersions
+from toolbus.broker.versions import RedisVersions
 from toolbus.descriptors import Publication, ServiceDescriptor
 from toolbus.envelope import Frame, Request, address, decode_request, encode, join_frames, new_run, share_digest
 from toolbus.results import BrokerError, DescriptorError, EnvelopeError, ErrorInfo

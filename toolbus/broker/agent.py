@@ -10,7 +10,7 @@ import msgspec
 
 from toolbus import telemetry
 from toolbus.broker.agent_steps import AgentSteps
-from toolbus.broker.chats.chats import RedisChats
+from toolbus.broker.chats import RedisChats
 from toolbus.broker.confirmations.confirmations import RedisConfirmations
 from toolbus.broker.conversations.conversations import RedisConversations
 from toolbus.broker.creations.creations import RedisCreations
@@ -23,8 +23,8 @@ from toolbus.broker.protocols import AgentListener, Fate, ItemChange, Sender
 from toolbus.broker.publish.publisher import Publish
 from toolbus.broker.results.results import RedisSessionResults
 from toolbus.broker.routes.routes import RedisRoutes
-from toolbus.broker.tasks.tasks import RedisTasks
-from toolbus.broker.tokens.tokens import RedisTokens
+from toolbus.broker.tasks import RedisTasks
+from toolbus.broker.tokens import RedisTokens
 from toolbus.broker.transport.connection import Connector
 from toolbus.envelope import Request, new_id
 from toolbus.results import BrokerError, BrokerUnavailable

@@ -13,7 +13,7 @@ import msgspec
 from toolbus import telemetry
 from toolbus.broker import scripts
 from toolbus.broker.access.refused import is_forbidden
-from toolbus.broker.chats.chats import RedisChats
+from toolbus.broker.chats import RedisChats
 from toolbus.broker.confirmations.confirmations import RedisConfirmations
 from toolbus.broker.conversations.conversations import RedisConversations
 from toolbus.broker.creations.creations import RedisCreations
@@ -26,17 +26,16 @@ from toolbus.broker.publish.sharing import SharedCalls
 from toolbus.broker.recover.key_repair import KeyRepair
 from toolbus.broker.registry.follower import RegistryFollower
 from toolbus.broker.registry.registry import RedisRegistry
-from toolbus.broker.replies.reader import ReplyReader
+from toolbus.broker.replies import ReplyReader
 from toolbus.broker.results.results import RedisSessionResults
 from toolbus.broker.routes.routes import RedisRoutes
-from toolbus.broker.tasks.tasks import RedisTasks
-from toolbus.broker.tokens.tokens import RedisTokens
+from toolbus.broker.tasks import RedisTasks
+from toolbus.broker.tokens import RedisTokens
 from toolbus.broker.transport.connection import Connector
 from toolbus.broker.transport.links import Links
 from toolbus.broker.transport.replication import Replication
 from toolbus.broker.transport.server import is_replica, tell_time
-from toolbus.broker.versions.namespace import NamespaceVersion, read_version
-from toolbus.broker.versions.spoken import FIRST
+from toolbus.broker.versions import FIRST, NamespaceVersion, read_version
 from toolbus.envelope import VERSION, Request, encode_request
 from toolbus.results import BrokerError
 from toolbus.settings import Settings

@@ -11,7 +11,7 @@ from toolbus.broker.reading import MOST_INTEGER, MOST_TEXT
 from toolbus.broker.recover.abandoned import MAY_BE_ABANDONED_MS
 from toolbus.broker.registry.pieces import MOST_BYTES as MOST_PUBLICATION
 from toolbus.broker.registry.registry import TTL
-from toolbus.broker.replies.reader import LEAST_TTL
+from toolbus.broker.replies import LEAST_TTL
 from toolbus.broker.sessions.ownership import OWNER_TTL
 from toolbus.broker.sessions.snapshots import SNAPSHOT_TTL
 from toolbus.envelope import OLDEST, VERSION

@@ -22,7 +22,7 @@ from toolbus.broker.recover.hand_back import hand_back, hand_over, outlive, pass
 from toolbus.broker.routes.routes import RedisRoutes
 from toolbus.broker.take.requests import RequestStream, StreamDelivery
 from toolbus.broker.transport.connection import Connector
-from toolbus.broker.versions.namespace import read_version
+from toolbus.broker.versions import read_version
 from toolbus.broker.worker_steps import WorkerSteps
 from toolbus.confirmations import ConfirmationAnswer, ConfirmationRequest
 from toolbus.descriptors import Publication

@@ -71,7 +71,7 @@ def call_command(
     """
     from toolbus import ToolError, ToolResult
     from toolbus.cli.questions import HandlerQuestions
-    from toolbus.client.confirmations.grant import Grant
+    from toolbus.client.confirmations import Grant
 
     options: dict[str, Any] = {"user": user, "session": session}
     options |= {} if timeout is None else {"timeout": timeout}
@@ -132,7 +132,7 @@ async def _allowed(
     """
     from toolbus import ToolError
     from toolbus.cli.prompt import TerminalPrompt
-    from toolbus.client.confirmations.confirmation import Confirmation
+    from toolbus.client.confirmations import Confirmation
     from toolbus.envelope import new_run
 
     arguments = tool.prepare(arguments)

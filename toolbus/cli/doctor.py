@@ -17,8 +17,7 @@ from toolbus.settings import Settings
 
 if TYPE_CHECKING:
     from toolbus.broker.admin import ServerHealth
-    from toolbus.broker.versions.namespace import NamespaceVersion
-    from toolbus.broker.versions.versions import SpokenBy
+    from toolbus.broker.versions import NamespaceVersion, SpokenBy
     from toolbus.platform.records import RecordedTool
 
 _SLOW_MS = 5.0
@@ -58,7 +57,7 @@ def doctor_command(ctx: click.Context, deep: bool, output: str) -> None:
 
 
 async def _try(settings: Settings) -> list[Finding]:
-    from toolbus.diagnosis.trial import Trials
+    from toolbus.diagnosis import Trials
 
     return [Finding(each.name, each.state, each.found) async for each in Trials(settings).run()]
 
@@ -139,7 +138,7 @@ def _confinement(tools: Iterable[RecordedTool], *, confine: bool) -> Finding:
 
 def _protocol(namespace: NamespaceVersion, workers: list[SpokenBy]) -> Finding:
     """Say which versions of the protocol were seen, and what keeps the namespace from the newest."""
-    from toolbus.broker.versions.spoken import OURS, speaks, spoken
+    from toolbus.broker.versions import OURS, speaks, spoken
     from toolbus.envelope import VERSION
 
     seen = Counter(spoken(each.versions) for each in workers)

@@ -13,7 +13,7 @@ from toolbus.display import one_line, visible
 
 if TYPE_CHECKING:
     from toolbus.broker.admin import Admin
-    from toolbus.broker.versions.namespace import NamespaceVersion
+    from toolbus.broker.versions import NamespaceVersion
 
 _MOST_ROWS = 1_000
 _MOST_SHOWN = 500
@@ -72,7 +72,7 @@ def migrate_command(ctx: click.Context, dry_run: bool, batch: int, yes: bool, ou
 
 
 async def _show(admin: Admin, output: str) -> None:
-    from toolbus.broker.versions.spoken import spoken
+    from toolbus.broker.versions import spoken
     from toolbus.envelope import VERSION
 
     namespace, behind = await asyncio.gather(admin.versions.read(), admin.versions.behind())

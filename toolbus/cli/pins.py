@@ -14,7 +14,7 @@ from toolbus.display import one_line, visible
 
 if TYPE_CHECKING:
     from toolbus.broker.admin import Admin
-    from toolbus.broker.pins.pins import PinnedTool
+    from toolbus.broker.pins import PinnedTool
 
 _reason_option = click.option("--reason", default="", help="Why, for those who list the decisions.")
 _approve_options = (

@@ -30,7 +30,7 @@ def import_command(ctx: click.Context, folder: Path, output: str) -> None:
     stay as they are. The catalogue that TOOLBUS_CATALOGUE names is synchronised afterwards.
     """
     from toolbus.cli.platform_sync import sync_after
-    from toolbus.platform.files.reading import read_folder
+    from toolbus.platform.files import read_folder
     from toolbus.platform.store import Records
 
     found = read_folder(folder)
@@ -71,7 +71,7 @@ def export_command(ctx: click.Context, folder: Path, output: str) -> None:
 
     Files that are there are replaced, and keep their form: a list, or an object of entries by id.
     """
-    from toolbus.platform.files.writing import write_folder
+    from toolbus.platform.files import write_folder
     from toolbus.platform.store import Records
 
     async def main(admin: Admin) -> Snapshot:

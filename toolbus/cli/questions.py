@@ -12,7 +12,7 @@ from typing import Any, Self
 from toolbus import ToolBus
 from toolbus.cli.output import say
 from toolbus.cli.prompt import TerminalPrompt
-from toolbus.client.confirmations.confirmation import Confirmation
+from toolbus.client.confirmations import Confirmation
 from toolbus.client.tools.tool import Tool
 from toolbus.display import visible
 from toolbus.events import Answered, Asked, Event

@@ -12,8 +12,7 @@ from toolbus.broker.protocols import Chats, Confirmations, Creations, ItemChange
 from toolbus.client.calls.call import Call, CallTarget
 from toolbus.client.calls.dispatcher import Dispatcher
 from toolbus.client.calls.middleware import MiddlewareRunner
-from toolbus.client.confirmations.confirmation import Confirmer
-from toolbus.client.confirmations.pending import PendingConfirmations
+from toolbus.client.confirmations import Confirmer, PendingConfirmations
 from toolbus.client.executor.observations import ATTACHMENTS, LIMIT
 from toolbus.client.executor.observers import EventBus
 from toolbus.client.executor.state import BusState, MakeCall
@@ -31,7 +30,7 @@ from toolbus.settings import Settings
 if TYPE_CHECKING:
     from toolbus.client.executor.executor import ToolExecutor
     from toolbus.client.executor.turn import Turn
-    from toolbus.client.tasks.tasks import Tasks
+    from toolbus.client.tasks import Tasks
 
 _NOTHING: Mapping[str, Any] = {}
 
@@ -337,7 +336,7 @@ class ToolBus:
     @property
     def tasks(self) -> Tasks:
         """The calls that outlive the process that began them."""
-        from toolbus.client.tasks.tasks import Tasks  # noqa: PLC0415 - few programs have tasks
+        from toolbus.client.tasks import Tasks  # noqa: PLC0415 - few programs have tasks
 
         return Tasks(self._state)
 

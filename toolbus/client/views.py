@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from toolbus.broker.protocols import Usage
 from toolbus.client.calls.call import Call, CallTarget
-from toolbus.client.confirmations.confirmation import Confirmer
-from toolbus.client.confirmations.pending import PendingConfirmations
+from toolbus.client.confirmations import Confirmer, PendingConfirmations
 from toolbus.client.executor.observations import ATTACHMENTS, LIMIT
 from toolbus.client.executor.observers import EventBus
 from toolbus.client.executor.state import BusState

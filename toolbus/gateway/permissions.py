@@ -9,9 +9,7 @@ from collections.abc import AsyncIterator
 from starlette.requests import Request
 
 from toolbus.client.calls.call import Call
-from toolbus.client.confirmations.confirmation import Confirmation
-from toolbus.client.confirmations.grant import Grant
-from toolbus.client.confirmations.pending import PendingConfirmations
+from toolbus.client.confirmations import Confirmation, Grant, PendingConfirmations
 from toolbus.client.tools.tool import Tool
 from toolbus.confirmations import CONFIRM_TIMEOUT
 from toolbus.envelope import new_run

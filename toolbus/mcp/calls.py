@@ -9,8 +9,7 @@ from mcp_types import INTERNAL_ERROR, INVALID_PARAMS, CallToolRequestParams
 
 from toolbus.client.bus import ToolBus
 from toolbus.client.calls.call import Call
-from toolbus.client.confirmations.confirmation import Confirmation
-from toolbus.client.confirmations.grant import Grant
+from toolbus.client.confirmations import Confirmation, Grant
 from toolbus.client.tools.declared import task_after
 from toolbus.client.tools.tool import Tool
 from toolbus.confirmations import CONFIRM_TIMEOUT
@@ -21,7 +20,7 @@ from toolbus.mcp.client import Client
 from toolbus.mcp.content import content_of, failure_of
 from toolbus.mcp.following import Following
 from toolbus.mcp.questions import OpenQuestions, allowed, asked_by_client, form
-from toolbus.mcp.tasks.document import created
+from toolbus.mcp.tasks import created
 from toolbus.results import BrokerError, ConfigurationError, ToolError
 
 _TASK = "task "

@@ -21,7 +21,7 @@ from toolbus.mcp.changes import ListChanges, ListWatch
 from toolbus.mcp.client import TASKS
 from toolbus.mcp.listing import page_of
 from toolbus.mcp.subscriptions import Subscriptions
-from toolbus.mcp.tasks.methods import TaskMethods, TaskParams, UpdateParams
+from toolbus.mcp.tasks import TaskMethods, TaskParams, UpdateParams
 
 _SESSION = "toolbus.session"
 

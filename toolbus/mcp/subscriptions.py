@@ -13,8 +13,7 @@ from toolbus.client.bus import ToolBus
 from toolbus.mcp.caller import CallerOf, Context
 from toolbus.mcp.changes import ListChanges
 from toolbus.mcp.client import Client
-from toolbus.mcp.tasks.methods import TaskMethods
-from toolbus.mcp.tasks.news import TaskNews
+from toolbus.mcp.tasks import TaskMethods, TaskNews
 from toolbus.results import BrokerError
 
 MOST = 1_024

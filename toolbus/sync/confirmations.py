@@ -10,8 +10,8 @@ from typing import Any
 import anyio
 
 from toolbus.broker import protocols
-from toolbus.client.confirmations import confirmation as aio
-from toolbus.client.confirmations import pending
+from toolbus.client import confirmations as aio
+from toolbus.client import confirmations as pending
 from toolbus.confirmations import ConfirmationAnswer, ConfirmationRequest
 from toolbus.results import ConfigurationError, ErrorInfo
 from toolbus.sync.loop import FindLoop

@@ -11,8 +11,7 @@ import msgspec
 from toolbus.backends.runner import Output
 from toolbus.display import harmless
 from toolbus.media import UNKNOWN, media_type_of
-from toolbus.outbound.answers import Answer, decoded, failure
-from toolbus.outbound.sse import EventReader, SentEvent
+from toolbus.outbound import Answer, EventReader, SentEvent, decoded, failure
 from toolbus.results import Blob, Progress, ToolError, ToolResult
 
 EVENTS = "text/event-stream"

@@ -14,7 +14,7 @@ from toolbus.backends.http.connections import Connections
 from toolbus.backends.http.requests import Request, request_of
 from toolbus.backends.http.sending import Broken, Nonsense, NotReached, Received, Sender, TooLong, Unfit
 from toolbus.backends.runner import Output
-from toolbus.outbound.answers import Answer
+from toolbus.outbound import Answer
 from toolbus.results import ConfigurationError, ToolbusError, ToolError, ToolResult, deadline_exceeded
 
 # Bytes of an error's body that are read.

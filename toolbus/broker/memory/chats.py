@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from toolbus.broker.chats.chats import windows_of
+from toolbus.broker.chats import windows_of
 from toolbus.broker.protocols.chats import ChatWindow, Messenger
 from toolbus.broker.protocols.conversations import Conversations
 

@@ -6,7 +6,7 @@ import msgspec
 
 from toolbus.broker.protocols import ALL_TOOLS, RefusedTool, ServiceRecord
 from toolbus.broker.registry.pieces import elements, member
-from toolbus.broker.versions.spoken import check_versions
+from toolbus.broker.versions import check_versions
 from toolbus.descriptors import Publication, ServiceDescriptor, ToolDescriptor, check_service, check_tool
 from toolbus.display import one_line
 from toolbus.results import DescriptorError

@@ -14,7 +14,7 @@ from toolbus.broker.registry.publications import read_record
 from toolbus.broker.registry.registry import RedisRegistry, RegisterAnswer
 from toolbus.broker.take.requests import RequestStream
 from toolbus.broker.transport.transport import Transport
-from toolbus.broker.versions.namespace import read_version
+from toolbus.broker.versions import read_version
 from toolbus.descriptors import Publication
 from toolbus.results import BrokerError, BrokerUnavailable, DescriptorError, EnvelopeError, RegistrationRefused, ToolbusError
 

@@ -15,7 +15,7 @@ from toolbus.broker.protocols import Verdict
 from toolbus.client.calls.assembly import Assembly
 from toolbus.client.calls.buffer import EventBuffer
 from toolbus.client.calls.refusals import refusal_of
-from toolbus.client.confirmations.grant import Grant
+from toolbus.client.confirmations import Grant
 from toolbus.client.refusing import raised
 from toolbus.envelope import Frame, Request, result_of_frame
 from toolbus.events import Answered, Asked, Event, Finished, Reset, Started, Text, size_of

@@ -10,8 +10,7 @@ from typing import Any, Self
 from toolbus import rules
 from toolbus.broker.protocols import Conversations, SessionResults
 from toolbus.client.calls.call import Call, CallTarget
-from toolbus.client.confirmations.confirmation import Confirmer
-from toolbus.client.confirmations.grant import Grant
+from toolbus.client.confirmations import Confirmer, Grant
 from toolbus.client.executor.observations import ATTACHMENTS, LIMIT, observe
 from toolbus.client.executor.order import Manner, Place
 from toolbus.client.executor.parts import Observation, shown

@@ -11,7 +11,7 @@ from typing import Any, Self
 import msgspec
 
 from toolbus import telemetry
-from toolbus.client.confirmations.confirmation import Confirmation
+from toolbus.client.confirmations import Confirmation
 from toolbus.events import Event
 from toolbus.results import ConfigurationError
 

@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary
 from toolbus.broker.protocols import Confirmations, Conversations, SessionResults, Tallies
 from toolbus.client.calls.call import Call, CallTarget
 from toolbus.client.calls.dispatcher import Dispatcher
-from toolbus.client.confirmations.pending import PendingConfirmations
+from toolbus.client.confirmations import PendingConfirmations
 from toolbus.client.executor.observers import EventBus
 from toolbus.client.executor.order import CallOrder
 from toolbus.client.executor.references import Memories

@@ -15,8 +15,7 @@ import msgspec
 
 from toolbus import telemetry
 from toolbus.client.calls.refusals import withdrawn
-from toolbus.client.confirmations.confirmation import Confirmation
-from toolbus.client.confirmations.grant import Grant
+from toolbus.client.confirmations import Confirmation, Grant
 from toolbus.client.executor.context import ExecutorContext
 from toolbus.client.executor.observers import Confirming, ExecutionEvent, Requested, ToolEvent
 from toolbus.client.executor.order import Place

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from toolbus.broker.pins.pins import PinnedTool
+from toolbus.broker.pins import PinnedTool
 from toolbus.display import one_line
 from toolbus.gateway.gateway import gateway_of
 from toolbus.gateway.page.changing import asked, log_action, operating

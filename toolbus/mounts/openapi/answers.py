@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from toolbus.mounts.openapi.operations import Operation
-from toolbus.outbound.answers import Answer, decoded, failure
+from toolbus.outbound import Answer, decoded, failure
 from toolbus.results import Blob, ToolResult
 
 

@@ -10,7 +10,7 @@ import msgspec
 
 from toolbus.mounts.openapi.web import Web
 from toolbus.mounts.targets import check_address
-from toolbus.outbound.answers import Answer
+from toolbus.outbound import Answer
 from toolbus.results import ConfigurationError, ToolError
 from toolbus.safe_text import reason_of, type_name
 

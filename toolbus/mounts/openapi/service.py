@@ -19,7 +19,7 @@ from toolbus.mounts.openapi.schemas import Document
 from toolbus.mounts.openapi.web import Sent, Web
 from toolbus.mounts.options import Options
 from toolbus.mounts.targets import check_address
-from toolbus.outbound.guard import Guard
+from toolbus.outbound import Guard
 from toolbus.results import ConfigurationError, ToolError, ToolResult
 from toolbus.secrets import Secret
 from toolbus.worker.run.invocation import Invocation

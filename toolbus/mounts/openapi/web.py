@@ -9,9 +9,7 @@ from contextlib import asynccontextmanager
 
 import httpx
 
-from toolbus.outbound.answers import Answer
-from toolbus.outbound.guard import Guard
-from toolbus.outbound.transport import Transport
+from toolbus.outbound import Answer, Guard, Transport
 from toolbus.results import ToolError
 from toolbus.safe_text import type_name
 

@@ -1,4 +1,4 @@
-"""The pins of a namespace, for operators."""
+"""Keep which form of each tool an operator has approved."""
 
 from __future__ import annotations
 

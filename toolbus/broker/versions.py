@@ -1,4 +1,4 @@
-"""An operator's view of the versions in a namespace: who speaks which, and the way to the next one."""
+"""Keep releases with different versions of the protocol together, and change stored forms from one to the next."""
 
 from __future__ import annotations
 
@@ -9,15 +9,137 @@ import msgspec
 
 from toolbus.broker.keys import Keys
 from toolbus.broker.protocols.registry import ItemChange
-from toolbus.broker.reading import shown, text
+from toolbus.broker.reading import integer, shown, skip, text
 from toolbus.broker.registry.registry import RedisRegistry
-from toolbus.broker.transport.replies import scan_hash
+from toolbus.broker.transport.command import ReplyError
+from toolbus.broker.transport.replies import Executor, scan_hash
 from toolbus.broker.transport.transport import Transport
-from toolbus.broker.versions.migrations import MIGRATIONS, Migration
-from toolbus.broker.versions.namespace import NamespaceVersion, read_version
-from toolbus.broker.versions.spoken import Versions, speaks, spoken
-from toolbus.envelope import VERSION
-from toolbus.results import BrokerError, EnvelopeError, ToolbusError
+from toolbus.envelope import OLDEST, VERSION
+from toolbus.results import BrokerError, DescriptorError, EnvelopeError, ToolbusError
+
+
+class Migration(NamedTuple):
+    """A change of stored documents.
+
+    A release reads both forms as long as it speaks the version before. Requests, replies, sessions and everything else that has a TTL are
+    not converted: they are gone before the older form is no longer read.
+
+    Attributes:
+        version: the version that writes the new form.
+        name: short, for people.
+        about: what changes, in one sentence.
+        prefix: the beginning of the keys of the static documents that may have the older form, such as ``group/``.
+        convert: returns the new form of a document with this key, or None when it has it already. It raises a ``ToolbusError`` or a
+            ``ValueError`` for a document that is neither.
+    """
+
+    version: int
+    name: str
+    about: str
+    prefix: str
+    convert: Callable[[str, bytes], bytes | None]
+
+
+MIGRATIONS: list[Migration] = []
+"""All migrations, in the order in which they are done. No release has changed a stored form so far."""
+
+
+FIRST = 1
+"""The version of sides that do not say which ones they speak."""
+
+Versions = tuple[int, int]
+"""The oldest and the newest version that a side speaks."""
+
+OURS: Versions = (OLDEST, VERSION)
+"""The versions of this release."""
+
+
+def spoken(versions: Versions | None) -> str:
+    """Return in words which versions a side speaks; a side that does not say speaks the first one."""
+    oldest, newest = versions or (FIRST, FIRST)
+    return f"version {newest}" if oldest == newest else f"versions {oldest} to {newest}"
+
+
+def speaks(versions: Versions | None, version: int) -> bool:
+    """Return whether a side speaks a version."""
+    oldest, newest = versions or (FIRST, FIRST)
+    return oldest <= version <= newest
+
+
+def check_versions(versions: Versions | None) -> None:
+    """Refuse a service whose workers have no version of the protocol in common with this process.
+
+    Raises:
+        DescriptorError: see there; the message says which side is to be upgraded.
+    """
+    oldest, newest = versions or (FIRST, FIRST)
+    if not FIRST <= oldest <= newest:
+        raise DescriptorError(f"{oldest} to {newest} are no versions of the protocol", path="$.versions")
+    if oldest > VERSION or newest < OLDEST:
+        behind = "this process" if oldest > VERSION else "the workers"
+        raise DescriptorError(
+            f"its workers speak {spoken(versions)} of the protocol, and this process {spoken(OURS)}: upgrade {behind}", path="$.versions"
+        )
+
+
+_MOST = 1_000_000
+
+
+class NamespaceVersion(NamedTuple):
+    """The version of a namespace; ``raising`` is the one to which an operator raises it now, or 0."""
+
+    namespace: str
+    written: int = FIRST
+    raising: int = 0
+
+    def check(self) -> None:
+        """Refuse this process a namespace of a version that it does not speak, or soon will not.
+
+        Raises:
+            BrokerError: see there; the message says what is to be upgraded.
+        """
+        needed = max(self.written, self.raising)
+        if needed > VERSION:
+            state = "is being raised to" if needed > self.written else "is of"
+            raise BrokerError(f"{self} {state} version {needed} of the protocol, and this process speaks {spoken(OURS)}: upgrade it")
+        if self.written < OLDEST:
+            raise BrokerError(
+                f"{self} is of version {self.written} of the protocol, and this process speaks {spoken(OURS)}: "
+                f"run `toolbus migrate` of a release that speaks versions {self.written} and {OLDEST} first"
+            )
+
+    def __str__(self) -> str:
+        return f"the namespace {self.namespace!r}"
+
+
+async def read_version(link: Executor, keys: Keys) -> NamespaceVersion:
+    """Return the version of a namespace; one without a mark is of the first.
+
+    Raises:
+        BrokerError: the server could not be asked.
+    """
+    try:
+        found = await link.execute("HMGET", keys.format, "version", "raising", repeatable=True)
+    except ReplyError as error:
+        if not str(error).startswith("WRONGTYPE"):
+            raise
+        skip(keys.format, "it is no hash")
+        found = []
+    fields = dict(zip(("version", "raising"), found, strict=False))
+    written = _read(keys, "version", fields.get("version")) or FIRST
+    raising = _read(keys, "raising", fields.get("raising"))
+    return NamespaceVersion(keys.namespace, written, raising if raising > written else 0)
+
+
+def _read(keys: Keys, field: str, value: bytes | None) -> int:
+    if value is None:
+        return 0
+    try:
+        return integer(value, least=FIRST, most=_MOST)
+    except EnvelopeError as error:
+        skip(keys.format, error, field=field)
+        return 0
+
 
 MOST_BATCH = 1_000
 """Most documents that are written at once."""

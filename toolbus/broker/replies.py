@@ -1,4 +1,4 @@
-"""The reply stream of one agent, read together with the registry's log."""
+"""Read what arrives for an agent."""
 
 from __future__ import annotations
 

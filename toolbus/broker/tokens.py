@@ -1,4 +1,4 @@
-"""The records of bearer tokens on a server."""
+"""Keep the records of bearer tokens, for every gateway of a namespace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The chats of a namespace on a server."""
+"""Tell which chats there are, and which of them a messenger shows."""
 
 from __future__ import annotations
 

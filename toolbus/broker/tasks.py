@@ -1,4 +1,4 @@
-"""The records of tasks on a server."""
+"""Keep what is needed to find a shared call again by the id of its task."""
 
 from __future__ import annotations
 
