@@ -25,11 +25,11 @@ import aiohttp
 
 from benchmarks.gateway import Process
 from toolbus import Settings, ToolBus
-from toolbus.backends.http.apis import ApiSender
 from toolbus.backends.http.calls import Endpoint, HttpCalls
-from toolbus.backends.kinds import make_runner
+from toolbus.backends.remote import ApiSender
 from toolbus.broker.admin import Admin
 from toolbus.broker.embedded import EmbeddedServer
+from toolbus.host.host import make_runner
 from toolbus.platform.records import RecordedTool, Running, ToolMeta, ToolSource
 from toolbus.platform.store import Records
 

@@ -30,7 +30,7 @@ import toolbus
 from toolbus import telemetry
 from toolbus.results import CallCancelled, ErrorInfo, ToolError
 from toolbus.telemetry import listening
-from toolbus.telemetry.repeats import BOUNDED, MOST_LINES, Repeats
+from toolbus.telemetry.logger import BOUNDED, MOST_LINES, Repeats
 
 CALL = {"tool": "add", "service": "calculator", "id": "c1"}
 

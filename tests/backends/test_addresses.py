@@ -9,9 +9,8 @@ import msgspec
 import pytest
 
 from tests.backends.places import Place
-from toolbus.backends.http.apis import ApiSender
 from toolbus.backends.http.requests import Request
-from toolbus.backends.remote import RemoteRunner, _Resolver
+from toolbus.backends.remote import ApiSender, RemoteRunner, _Resolver
 from toolbus.backends.runner import CannotStart
 from toolbus.outbound import Guard
 from toolbus.platform.records import ToolSource

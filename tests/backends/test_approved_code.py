@@ -11,8 +11,8 @@ import uv
 
 from tests.backends.places import Heard
 from tests.backends.served import PROGRAM
-from toolbus.backends.kinds import make_runner
 from toolbus.backends.runner import CannotStart, Instance
+from toolbus.host.host import make_runner
 from toolbus.platform.digests import digest_of_folder
 from toolbus.platform.records import RecordedTool, ToolMeta, ToolSource
 

@@ -16,9 +16,9 @@ import pytest
 from PIL import Image
 
 from tests.backends.places import Heard
-from toolbus.backends.kinds import make_runner
 from toolbus.backends.runner import CannotStart, Instance
 from toolbus.client.tools.groups import ToolGroup
+from toolbus.host.host import make_runner
 from toolbus.platform.files import read_folder
 from toolbus.platform.records import RecordedTool
 from toolbus.results import ToolError

@@ -25,7 +25,7 @@ _HOST = """
 import asyncio, sys
 from pathlib import Path
 from tests.backends.places import Place, local_source
-from toolbus.backends.kinds import make_runner
+from toolbus.host.host import make_runner
 
 async def main():
     runner = await make_runner("local", "to-be-killed")

@@ -18,7 +18,7 @@ from tests.broker.users import Users
 from tests.servers import KINDS, Servers
 from toolbus import telemetry
 from toolbus.broker.keys import Keys
-from toolbus.telemetry.repeats import repeats
+from toolbus.telemetry.logger import repeats
 
 # For scripts an error is a table, a read that found nothing is false, and what it found is a list of pairs.
 _AS_REAL = """local fake_pcall = redis.pcall; redis.pcall = function(name, ...)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.broker.fakes import FENCE, KEYS, Bench
 from toolbus.broker import scripts
-from toolbus.broker.take.begin import Beginnings
+from toolbus.broker.worker_steps import Beginnings
 from toolbus.results import BrokerUnavailable
 
 pytestmark = pytest.mark.anyio

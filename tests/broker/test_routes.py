@@ -9,8 +9,8 @@ from tests.contract import Place
 from tests.servers import eventually
 from toolbus.broker.protocols import Routes
 from toolbus.broker.routes.limits import MOST_LINE, MOST_LINES
+from toolbus.coding.repair import tool_routes
 from toolbus.platform.records import ToolRoute
-from toolbus.platform.routes import tool_routes
 
 pytestmark = pytest.mark.anyio
 

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from toolbus.cli import main
-from toolbus.cli.needs import NEEDS, needs
+from toolbus.cli.everywhere import NEEDS, needs
 
 
 def walk(command: click.Command, *words: str) -> Iterator[tuple[tuple[str, ...], click.Command]]:

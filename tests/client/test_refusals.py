@@ -8,8 +8,7 @@ import pytest
 
 from toolbus.broker.protocols import Verdict
 from toolbus.client.calls.refusals import refusal_of, unavailable, unknown_service, unknown_tool, wrong_arguments
-from toolbus.client.tools.catalogue import Catalogue
-from toolbus.client.tools.documents import Documents
+from toolbus.client.tools.catalogue import Catalogue, Documents
 
 NOTHING = SimpleNamespace(tools={}, reason=lambda name: "")
 """No tool is withheld."""

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from tests.servers import eventually
-from toolbus.client.calls import timers
-from toolbus.client.calls.timers import CallTimers
+from toolbus.client.calls import connection as timers
+from toolbus.client.calls.connection import CallTimers
 from toolbus.deadlines import Deadlines
 from toolbus.results import ErrorInfo
 

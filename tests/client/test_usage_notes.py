@@ -10,8 +10,8 @@ import pytest
 from tests.client.test_definitions import FORMATS, catalogue_of, described
 from toolbus import pins
 from toolbus.client.tools.catalogue import Catalogue
+from toolbus.client.tools.definitions import usage_notes
 from toolbus.client.tools.groups import ToolGroup
-from toolbus.client.tools.usage_notes import usage_notes
 from toolbus.client.tools.view import ToolView
 
 ORDER = ("launch", "run", "stop")

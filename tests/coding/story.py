@@ -17,8 +17,8 @@ from tests.coding.model import MAIN, REGISTER, STEPS
 from tests.servers import eventually
 from toolbus import ToolBus
 from toolbus.broker.protocols import Creation
+from toolbus.coding.repair import tool_routes
 from toolbus.platform.records import RecordedTool, ToolRoute
-from toolbus.platform.routes import tool_routes
 from toolbus.platform.store import Records
 from toolbus.results import ToolbusError
 

@@ -10,8 +10,8 @@ import pytest
 
 from toolbus import ToolBus
 from toolbus.coding.forms import NOTES, Forms
-from toolbus.coding.leftovers import Leftovers
 from toolbus.coding.options import deployment_of
+from toolbus.coding.service import Leftovers
 from toolbus.platform.records import RecordedTool, ToolMeta, ToolSource
 from toolbus.platform.store import Records
 from toolbus.settings import Settings

@@ -20,7 +20,7 @@ from toolbus.broker.replies import ReplyReader
 from toolbus.broker.take.requests import GROUP
 from toolbus.envelope import new_id
 from toolbus.results import BrokerError
-from toolbus.telemetry.repeats import MOST_LINES
+from toolbus.telemetry.logger import MOST_LINES
 
 pytestmark = pytest.mark.anyio
 

@@ -21,9 +21,7 @@ from tests.gateway.running import client_of
 from tests.servers import eventually
 from toolbus import ConfigurationError, ToolBus, Worker
 from toolbus.broker.keys import Keys
-from toolbus.gateway.auth.file_tokens import FileTokens
-from toolbus.gateway.auth.options import AuthOptions, authenticator_of
-from toolbus.gateway.auth.shared_tokens import TRUSTED
+from toolbus.gateway.auth.options import TRUSTED, AuthOptions, FileTokens, authenticator_of
 from toolbus.gateway.principals import Permission
 from toolbus.tokens import PERMISSIONS, Rate, TokenFile, TokenRecord, new_token
 

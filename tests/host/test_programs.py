@@ -16,7 +16,7 @@ import pytest
 from tests.host.fakes import Heard
 from tests.host.programs import is_alive, recorded
 from tests.servers import eventually
-from toolbus.backends.kinds import make_runner
+from toolbus.host.host import make_runner
 from toolbus.host.pool import Pool, Timing
 from toolbus.platform.records import RecordedTool
 from toolbus.results import ToolError

@@ -16,7 +16,7 @@ from toolbus import Blob, Progress, ToolBus
 from toolbus.backends.runner import Output
 from toolbus.events import Text
 from toolbus.host.pool import Pool
-from toolbus.host.service import RecordedService
+from toolbus.host.served import RecordedService
 from toolbus.platform.records import RecordedTool, Running, ToolMeta, ToolSource
 from toolbus.results import RegistrationRefused, ToolResult
 from toolbus.worker.definition.service import ToolService

@@ -12,7 +12,7 @@ from typing import Any
 from websockets.asyncio.client import ClientConnection
 
 from toolbus.cli import main
-from toolbus.im import files
+from toolbus.im import window as files
 
 
 class Steps:

@@ -16,8 +16,7 @@ from toolbus.broker.admin import Admin
 from toolbus.client.tools.groups import ToolGroup
 from toolbus.platform.catalogue.configured import CatalogueSync, catalogue_at
 from toolbus.platform.catalogue.items import CatalogueUnavailable, Item
-from toolbus.platform.catalogue.matching import match_group, match_tool
-from toolbus.platform.catalogue.synchronise import synchronise
+from toolbus.platform.catalogue.synchronise import match_group, match_tool, synchronise
 from toolbus.platform.records import ToolMeta
 from toolbus.platform.store import Records
 from toolbus.results import ConfigurationError

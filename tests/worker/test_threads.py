@@ -12,7 +12,7 @@ import pytest
 
 from tests.servers import eventually
 from toolbus.results import CallCancelled
-from toolbus.worker.run.thread_iteration import ThreadIteration
+from toolbus.worker.run.handling import ThreadIteration
 from toolbus.worker.run.threads import Threads
 from toolbus.worker.serving.pace import Pace
 

@@ -21,12 +21,12 @@ from toolbus.broker.keys import Keys
 from toolbus.broker.limits.tallies import RedisTallies
 from toolbus.broker.not_open import NotOpen
 from toolbus.broker.pins import RedisPins
-from toolbus.broker.protocols import ItemChange, RefusedTool, ServiceRecord, WorkerId
-from toolbus.broker.reading import integer
+from toolbus.broker.protocols import RefusedTool, ServiceRecord, WorkerId
+from toolbus.broker.protocols.registry import ItemChange
+from toolbus.broker.reading import integer, skip, text
 from toolbus.broker.recent.reader import after, newest
 from toolbus.broker.recent.records import RecentCall
 from toolbus.broker.registry.follower import read_items, read_services
-from toolbus.broker.registry.moving import misplaced_documents, move_documents
 from toolbus.broker.registry.publications import read_record
 from toolbus.broker.registry.registry import TTL, RedisRegistry
 from toolbus.broker.routes.routes import RedisRoutes
@@ -35,13 +35,56 @@ from toolbus.broker.tokens import RedisTokens
 from toolbus.broker.transport.command import ReplyError
 from toolbus.broker.transport.connection import Connector, ServerInfo
 from toolbus.broker.transport.replication import Replication
-from toolbus.broker.transport.replies import fields_of, info_fields
+from toolbus.broker.transport.replies import fields_of, info_fields, scan_hash
 from toolbus.broker.transport.short_link import ShortLink
+from toolbus.broker.transport.transport import Transport
 from toolbus.broker.versions import RedisVersions
 from toolbus.descriptors import Publication, ServiceDescriptor
 from toolbus.envelope import Frame, Request, address, decode_request, encode, join_frames, new_run, share_digest
+from toolbus.naming import key_flaw
 from toolbus.results import BrokerError, DescriptorError, EnvelopeError, ErrorInfo
 from toolbus.settings import Settings
+
+
+async def misplaced_documents(link: Transport, keys: Keys) -> dict[str, bytes]:
+    """Return the documents that stand in the table that workers may write, and don't belong there, sorted by key.
+
+    Nobody uses them. A person looks at them before they are moved, since a stolen worker's credential can write them.
+
+    Raises:
+        BrokerError: the server could not be asked.
+    """
+    found: dict[str, bytes] = {}
+    async for name, document in scan_hash(link, keys.items):
+        try:
+            key = text(name)
+        except EnvelopeError as error:
+            skip(keys.items, error, field=name)
+            continue
+        if keys.table(key) != keys.items and not key_flaw(key):
+            found[key] = document
+    return dict(sorted(found.items()))
+
+
+async def move_documents(link: Transport, keys: Keys, registry: RedisRegistry, sought: Iterable[str]) -> dict[str, bool]:
+    """Move misplaced documents of these keys; return for each that was there whether it is used now.
+
+    One for which there is a newer document in its own table is removed. A move that was interrupted is made again by the next one.
+
+    Raises:
+        BrokerError: the server could not be reached, or refuses it: operators may do this.
+        ConfigurationError: one is too long.
+    """
+    there = await misplaced_documents(link, keys)
+    moved: dict[str, bool] = {}
+    for key in sought:
+        if key not in there:
+            continue
+        # A repetition finds the same document, and counts as moved.
+        moved[key] = not await registry.replace_items([ItemChange(key, None, there[key])])
+        await link.execute("HDEL", keys.items, key, repeatable=True)
+    return moved
+
 
 _PAGE = 256
 _OVERVIEWS_AT_ONCE = 40

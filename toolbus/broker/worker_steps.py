@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from toolbus import telemetry
+from toolbus.broker import scripts
 from toolbus.broker.confirmations.confirmations import RedisConfirmations
 from toolbus.broker.confirmations.notes import DeadlineNotes
 from toolbus.broker.failing import Failing
 from toolbus.broker.finish.endings import Endings
 from toolbus.broker.finish.outbox import Outbox
 from toolbus.broker.keys import Keys
-from toolbus.broker.lease.beats import BeatEffects
 from toolbus.broker.lease.clock import ServerClock
-from toolbus.broker.lease.thread import Beat, LeaseThread
+from toolbus.broker.lease.thread import Beat, LeaseThread, Renewal
 from toolbus.broker.limits.tallies import RedisTallies, days_back
-from toolbus.broker.protocols import WorkerListener
+from toolbus.broker.protocols import Beginning, WorkerListener
 from toolbus.broker.recent.writer import RecentWriter
 from toolbus.broker.recover.abandoned import AbandonedCalls
 from toolbus.broker.recover.key_repair import KeyRepair
@@ -25,17 +27,166 @@ from toolbus.broker.registry.registry import RedisRegistry
 from toolbus.broker.sessions.ownership import Ownership
 from toolbus.broker.sessions.snapshots import Snapshots
 from toolbus.broker.statistics.answering import Answering
-from toolbus.broker.take.begin import Beginnings
 from toolbus.broker.take.intake import Intake
-from toolbus.broker.take.requests import RequestStream
+from toolbus.broker.take.requests import Fence, RequestStream, StreamDelivery, tell_delivered_again
 from toolbus.broker.take.wake_channel import WakeChannel
+from toolbus.broker.transport.command import Reply, WrongAnswerError
 from toolbus.broker.transport.connection import Connector
 from toolbus.broker.transport.links import Links
+from toolbus.broker.transport.mastership import Mastership
 from toolbus.broker.transport.replication import Replication
-from toolbus.broker.transport.server import tell_time, warn_of_eviction
+from toolbus.broker.transport.server import accepted_here, may_have_forgotten, tell_time, warn_of_eviction
+from toolbus.broker.transport.transport import Transport
 from toolbus.descriptors import ServiceDescriptor
-from toolbus.results import ErrorInfo
+from toolbus.results import BrokerError, ErrorInfo
 from toolbus.settings import Settings
+
+# Marks of one script, which blocks the server for as long.
+_MOST_MARKS = 256
+
+_Answer = asyncio.Future[tuple[Reply, bool]]
+_Waiting = list[tuple[StreamDelivery, _Answer]]
+
+
+class Beginnings:
+    """Marks what begins within one turn of the event loop with one script.
+
+    Args:
+        retention: seconds for which a mark outlives its call's deadline.
+    """
+
+    def __init__(
+        self, link: Transport, mastership: Mastership, replication: Replication, keys: Keys, clock: ServerClock, retention: float
+    ) -> None:
+        self._link = link
+        self._mastership = mastership
+        self._replication = replication
+        self._keys = keys
+        self._clock = clock
+        self._retention = retention
+        self._loop = asyncio.get_running_loop()
+        self._waiting: dict[tuple[RequestStream, Fence], _Waiting] = {}
+
+    async def begin(self, delivery: StreamDelivery) -> Beginning:
+        """Mark that a ``once`` handler begins, on a server that is surely the master before and after.
+
+        Returns:
+            ``started`` when the handler may run; otherwise why it may not.
+
+        Raises:
+            BrokerError: the server could not be asked.
+        """
+        while True:
+            await self._mastership.wait()
+            if not accepted_here(self._link, delivery.server) and await may_have_forgotten(self._link):
+                return "unsure"
+            reply, confirmed = await self._mark(delivery)
+            if reply == b"began" and delivery.attempt == 1 and not delivery.recovered:
+                # Nobody has died of it: the group was set back, and whoever began it runs it.
+                tell_delivered_again(delivery.queue, 1)
+                delivery.queue.leave(delivery)
+                return "lost"
+            if reply != b"started":
+                return "began" if reply == b"began" else "lost"
+            if not confirmed:
+                return "unconfirmed"
+            # The same run may mark its beginning again, which tells what another server knows of it.
+            if self._mastership.sure:
+                return "started"
+
+    def _mark(self, delivery: StreamDelivery) -> _Answer:
+        if not self._waiting:
+            self._loop.call_soon(self._write)
+        answer: _Answer = self._loop.create_future()
+        self._waiting.setdefault((delivery.queue, delivery.fence), []).append((delivery, answer))
+        return answer
+
+    def _write(self) -> None:
+        waiting, self._waiting = self._waiting, {}
+        for (stream, fence), batch in waiting.items():
+            for start in range(0, len(batch), _MOST_MARKS):
+                self._write_part(stream, fence, batch[start : start + _MOST_MARKS])
+
+    def _write_part(self, stream: RequestStream, fence: Fence, part: _Waiting) -> None:
+        now = self._clock.monotonic()
+        marks: list[str] = []
+        args: list[str | bytes | int] = [stream.consumer, *fence]
+        for delivery, _ in part:
+            marks.append(self._keys.started(delivery.request.id))
+            left = max(0.0, delivery.deadline - now) + self._retention
+            args += (delivery.entry, delivery.attempt, delivery.run, int(left * 1000))
+
+        def done(reply: Reply, confirmed: bool) -> None:
+            if not isinstance(reply, BrokerError) and len(reply) != len(part):
+                reply = WrongAnswerError(f"the server said {len(reply)} words about {len(part)} runs")
+            for index, (_, answer) in enumerate(part):
+                if answer.done():
+                    continue
+                if isinstance(reply, BrokerError):
+                    answer.set_exception(reply)
+                else:
+                    answer.set_result((reply[index], confirmed))
+
+        self._replication.write(scripts.START, (stream.key, stream.fence, *marks), tuple(args), done)
+
+
+class BeatEffects:
+    """Applies what each beat learned: the server's time, lost deliveries, pauses, lost registrations.
+
+    Args:
+        streams: the request streams by service, read afresh at each beat.
+        on_failed: called when a beat failed.
+        on_paused: called with a service, whether it is paused, and the local monotonic time at which that was asked.
+        on_missing: called with the services in which the registry has lost this worker.
+        on_beaten: called with the local monotonic time at which a beat was sent that succeeded.
+    """
+
+    def __init__(
+        self,
+        clock: ServerClock,
+        streams: Mapping[str, RequestStream],
+        ownership: Ownership,
+        mastership: Mastership,
+        *,
+        on_failed: Callable[[], None],
+        on_paused: Callable[[str, bool, float], None],
+        on_missing: Callable[[list[str]], None],
+        on_beaten: Callable[[float], None],
+    ) -> None:
+        self._clock = clock
+        self._streams = streams
+        self._ownership = ownership
+        self._mastership = mastership
+        self._on_failed = on_failed
+        self._on_paused = on_paused
+        self._on_missing = on_missing
+        self._on_beaten = on_beaten
+
+    def apply(self, beat: Beat | None) -> None:
+        """Take in a beat; None is one that failed."""
+        if beat is None:
+            self._on_failed()
+            return
+        self._on_beaten(beat.asked)
+        self._mastership.compare()
+        self._clock.observe(beat.server_ms, beat.asked, beat.answered)
+        self._ownership.beaten(beat.asked, beat.answered, missing=bool(beat.missing))
+        for service, stream in self._streams.items():
+            if service in beat.paused:
+                self._on_paused(service, beat.paused[service], beat.asked)
+            if service in beat.renewed:
+                _renew(stream, beat.renewed[service])
+        if beat.missing:
+            self._on_missing([member.partition("/")[0] for member in beat.missing])
+
+
+def _renew(stream: RequestStream, renewals: list[Renewal]) -> None:
+    for renewal in renewals:
+        for delivery in renewal.kept:
+            delivery.fence = renewal.fence
+        for delivery in renewal.lost:
+            stream.lose(delivery)
+        stream.fence_is(*renewal.fence)
 
 
 class WorkerSteps:

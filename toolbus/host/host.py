@@ -3,31 +3,115 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import os
 import re
 import socket
-from collections.abc import Callable, Collection, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any, get_args
 
 from toolbus import telemetry
-from toolbus.backends.kinds import make_runner
-from toolbus.backends.runner import Line
+from toolbus.backends.runner import Line, Runner
 from toolbus.background import keep_running
-from toolbus.broker.protocols import HostId
+from toolbus.broker.protocols import HostId, Routes
+from toolbus.broker.routes.limits import MOST_LINES
 from toolbus.client.bus import ToolBus
 from toolbus.envelope import new_run
-from toolbus.host.choice import may_run, to_serve
 from toolbus.host.leases import HostLease
-from toolbus.host.output import ProgramOutput
 from toolbus.host.pool import Pool
 from toolbus.host.runners import HostRunners, Make
 from toolbus.host.served import ServedTools
-from toolbus.platform.records import RecordedTool, ToolRoute
+from toolbus.platform.records import RecordedTool, SourceType, ToolRoute, ToolSource
 from toolbus.platform.store import LiveRecords
-from toolbus.results import ConfigurationError, ToolbusError
+from toolbus.results import BrokerError, ConfigurationError, ToolbusError
 from toolbus.settings import Settings
 from toolbus.worker.worker import Worker
+
+_GATHERED_FOR = 0.2
+
+
+class ProgramOutput:
+    """Gathers lines; a program that prints faster than they are written loses the oldest ones.
+
+    Args:
+        routes: where they are written to.
+        host: id of the host.
+    """
+
+    def __init__(self, routes: Routes, host: HostId) -> None:
+        self._routes = routes
+        self._host = host
+        self._waiting: dict[str, deque[str]] = {}
+        self._news = asyncio.Event()
+        self._failing = False
+
+    def of(self, tool: str) -> Line:
+        """Return what takes in the lines of a tool's programs."""
+
+        def take(line: str) -> None:
+            self._waiting.setdefault(tool, deque(maxlen=MOST_LINES)).append(line)
+            self._news.set()
+
+        return take
+
+    async def run(self) -> None:
+        """Write what was gathered, a few times a second at most, until cancelled."""
+        while True:
+            await self._news.wait()
+            await asyncio.sleep(_GATHERED_FOR)
+            await self.write()
+
+    async def write(self) -> None:
+        """Write what was gathered; what the server does not take is lost, and that is told once."""
+        self._news.clear()
+        waiting, self._waiting = self._waiting, {}
+        try:
+            for tool, lines in waiting.items():
+                await self._routes.write(tool, self._host, list(lines))
+            self._failing = False
+        except BrokerError as error:
+            if not self._failing:
+                telemetry.log.warning("host.output_lost", error=str(error))
+            self._failing = True
+
+
+KINDS: Mapping[str, str] = {kind: f"toolbus.backends.{kind}" for kind in get_args(SourceType)}
+"""The module of each kind, which has ``make_runner``; imported when a source of this kind is first used."""
+
+
+async def make_runner(kind: str, host: str, allowed: Collection[str] = (), *, confine: bool = True) -> Runner:
+    """Return the runner of a kind of source.
+
+    Args:
+        kind: see ``KINDS``.
+        host: id of the host.
+        allowed: hosts that APIs may be at although their addresses are not public.
+        confine: whether programs that models wrote are confined, and refused where they can't be.
+    """
+    # A library such as aiohttp takes half a second, in which the host would answer nothing.
+    make = (await asyncio.to_thread(importlib.import_module, KINDS[kind])).make_runner
+    own: dict[str, dict[str, Any]] = {"remote": {"allowed": allowed}, "local": {"confine": confine}}
+    runner: Runner = await make(host, **own.get(kind, {}))
+    return runner
+
+
+def may_run(source: ToolSource, labels: Collection[str]) -> bool:
+    """Return whether a host with these labels may run a source."""
+    return not source.hosts or not set(source.hosts).isdisjoint(labels)
+
+
+def may_serve(record: RecordedTool, labels: Collection[str]) -> bool:
+    """Return whether a host with these labels may serve a tool: it is active, and one of its sources may run there."""
+    return record.meta.status == "active" and any(may_run(source, labels) for source in record.sources)
+
+
+def to_serve(records: Mapping[str, RecordedTool], labels: Collection[str]) -> dict[str, RecordedTool]:
+    """Return the tools that a host with these labels may serve, by id."""
+    return {tool: record for tool, record in records.items() if may_serve(record, labels)}
+
 
 # Seconds for telling the server that this host is gone.
 _LEAVING = 3.0

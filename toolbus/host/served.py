@@ -3,17 +3,123 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import NamedTuple
+import math
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any, NamedTuple
 
 from toolbus import telemetry
-from toolbus.backends.runner import Line
+from toolbus.backends.runner import Line, Output
 from toolbus.host.pool import Pool
-from toolbus.host.service import RecordedService
+from toolbus.host.pool.losses import CLOSED
+from toolbus.platform.described import document_of
 from toolbus.platform.records import RecordedTool, ToolRoute
-from toolbus.results import ToolbusError
+from toolbus.results import Blob, Progress, ToolbusError, ToolError, ToolResult
 from toolbus.safe_text import described
+from toolbus.worker.definition.service import ToolService
+from toolbus.worker.run.invocation import invocation
 from toolbus.worker.worker import Worker
+
+Item = str | Blob | Progress | ToolResult
+
+# Items that wait until the worker has room; the program is not read meanwhile.
+_MOST_WAITING = 16
+
+
+class Relay:
+    """Takes in what a program answers; a program that answers faster than its caller reads waits."""
+
+    __slots__ = ("_items", "_look", "_room")
+
+    def __init__(self) -> None:
+        self._items: deque[Item] = deque()
+        self._look = asyncio.Event()
+        self._room = asyncio.Event()
+
+    async def text(self, piece: str) -> None:
+        """Pass on a piece of text."""
+        await self._put(piece)
+
+    async def blob(self, media_type: str, data: bytes) -> None:
+        """Pass on a file."""
+        await self._put(Blob(media_type, data))
+
+    async def progress(self, done: float, total: float | None = None, message: str = "") -> None:
+        """Pass on how far it is; numbers that JSON can't express are left out."""
+        if math.isfinite(done):
+            await self._put(Progress(done, total if total is not None and math.isfinite(total) else None, message))
+
+    async def run(self, call: Callable[[Output], Coroutine[Any, Any, ToolResult]]) -> AsyncIterator[Item]:
+        """Yield what a call streams, and its result last; the call is cancelled when nobody takes them any more.
+
+        Raises:
+            ToolError: the call failed.
+        """
+        working = asyncio.create_task(call(self))
+        working.add_done_callback(lambda _: self._look.set())
+        try:
+            while True:
+                while self._items:
+                    item = self._items.popleft()
+                    self._room.set()
+                    yield item
+                if working.done():
+                    break
+                self._look.clear()
+                await self._look.wait()
+            yield working.result()
+        finally:
+            working.cancel()
+            await asyncio.wait({working})
+
+    async def _put(self, item: Item) -> None:
+        while len(self._items) >= _MOST_WAITING:
+            self._room.clear()
+            await self._room.wait()
+        self._items.append(item)
+        self._look.set()
+
+
+# A call's own deadline ends everything; a little before it, its caller can still be told what it waited for.
+_MOST_MARGIN, _MARGIN = 0.2, 0.05
+
+
+class RecordedService(ToolService):
+    """Passes the calls of one tool to its pool, which whoever made it opens and closes.
+
+    Args:
+        record: the tool; the service's id and the tool's name are its id.
+        pool: its instances.
+    """
+
+    def __init__(self, record: RecordedTool, pool: Pool) -> None:
+        self.revise(record, pool)
+        # Every host may serve it, and no other program may take its name.
+        self.owner_label = f"recorded:{record.tool_id}"
+
+    def revise(self, record: RecordedTool, pool: Pool) -> None:
+        """Be the tool as it is recorded now; calls that run go on at the pool that they have."""
+        self.pool = pool
+        # Class variables of services that are written down.
+        self.__dict__.update(id=record.tool_id, description=f"recorded: {record.meta.name or record.tool_id}", tools=(document_of(record),))
+
+    async def invoke(self, user: str, config: dict[str, Any], arguments: dict[str, Any]) -> AsyncIterator[Item]:
+        """Run one call at an instance."""
+        left = invocation().remaining
+        deadline = asyncio.get_running_loop().time() + left - min(_MOST_MARGIN, _MARGIN * left)
+        async for item in Relay().run(lambda output: self._call(arguments, output, user, deadline)):
+            yield item
+
+    async def _call(self, arguments: dict[str, Any], output: Output, user: str, deadline: float) -> ToolResult:
+        """Run one call, at the newest pool: one that waited for an instance goes on waiting there when its tool is revised."""
+        while True:
+            pool = self.pool
+            try:
+                return await pool.call(arguments, output, user=user, deadline=deadline)
+            except ToolError as error:
+                if error.error.code != CLOSED or self.pool is pool:
+                    raise
+
 
 MakePool = Callable[[RecordedTool, Callable[[ToolRoute], None], Line], Pool]
 """Makes the pool of a tool, which tells its route and its programs' output."""

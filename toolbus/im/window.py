@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 from urllib.parse import quote, unquote
@@ -11,9 +13,90 @@ from urllib.parse import quote, unquote
 import msgspec
 
 from toolbus import telemetry
-from toolbus.im import files
 from toolbus.im.frames import Message, Reply
 from toolbus.results import ConfigurationError
+
+
+def replace(path: Path, content: bytes) -> None:
+    """Write a file anew: after a crash it has the old content or the new one.
+
+    Raises:
+        OSError: it can't be written.
+    """
+    beside = path.with_name(f"{path.name}.new")
+    with beside.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+    _sync_folder(path.parent)
+
+
+def append(path: Path, line: bytes) -> None:
+    """Add a line, which is on the disk when this returns.
+
+    Raises:
+        OSError: it can't be written.
+    """
+    with path.open("ab") as file:
+        file.write(line + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def mend(path: Path) -> bool:
+    """Cut off a last line that was not written to its end; return whether there was one.
+
+    Raises:
+        OSError: the file can't be read or written.
+    """
+    if not path.exists():
+        path.touch(0o600)
+        _sync_folder(path.parent)
+        return False
+    with path.open("r+b") as file:
+        size = file.seek(0, os.SEEK_END)
+        kept = _after_last_line(file.fileno(), size)
+        if kept == size:
+            return False
+        file.truncate(kept)
+        file.flush()
+        os.fsync(file.fileno())
+        return True
+
+
+def lines(path: Path, most: int) -> Iterator[bytes]:
+    """Yield the last lines of a file, within so many bytes of its end.
+
+    Raises:
+        OSError: it can't be read.
+    """
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - most))
+        if size > most:
+            file.readline()
+        yield from file
+
+
+def _after_last_line(file: int, size: int) -> int:
+    end = size
+    while end > 0:
+        start = max(0, end - 65_536)
+        found = os.pread(file, end - start, start).rfind(b"\n")
+        if found >= 0:
+            return start + found + 1
+        end = start
+    return 0
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
 
 MOST_PENDING = 1_000
 """Most messages that wait for their answers in one window."""
@@ -86,7 +169,7 @@ class Window:
                     f"the window {chat_id!r} can't be kept in {folder}: it has a link, which could lead anywhere; remove it"
                 )
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if files.mend(self._chatbox):
+            if mend(self._chatbox):
                 telemetry.log.warning("im.mended", chat=chat_id)
             self._read()
         except OSError as error:
@@ -155,7 +238,7 @@ class Window:
     def _read(self) -> None:
         kept = self._stored()
         self.name = self.name or kept.name or self.chat_id
-        for line in files.lines(self._chatbox, _MOST_READ):
+        for line in lines(self._chatbox, _MOST_READ):
             try:
                 entry = msgspec.json.decode(line, type=_Entry)
             except (msgspec.DecodeError, UnicodeError):
@@ -186,14 +269,14 @@ class Window:
             return _Kept(self.chat_id)
 
     def _write_pending(self) -> None:
-        files.replace(self._pending_file, msgspec.json.format(msgspec.json.encode(_Kept(self.chat_id, self.pending, self.name))))
+        replace(self._pending_file, msgspec.json.format(msgspec.json.encode(_Kept(self.chat_id, self.pending, self.name))))
 
     def _log(self, kind: Literal["message", "answer"], message: Message, sender: str, content: str) -> None:
         to = message.sender if kind == "answer" else ""
         entry = _Entry(
             kind=kind, id=message.id, sender=sender, sender_chat_id=message.sender_chat_id, content=content, at=time.time(), to=to
         )
-        files.append(self._chatbox, msgspec.json.encode(entry))
+        append(self._chatbox, msgspec.json.encode(entry))
 
 
 def folder_of(chat_id: str) -> str:

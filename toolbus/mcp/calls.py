@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import math
+from collections import deque
 from typing import Any
 
+import msgspec
 from mcp.shared.exceptions import MCPError
 from mcp_types import INTERNAL_ERROR, INVALID_PARAMS, CallToolRequestParams
 
@@ -12,16 +17,160 @@ from toolbus.client.calls.call import Call
 from toolbus.client.confirmations import Confirmation, Grant
 from toolbus.client.tools.declared import task_after
 from toolbus.client.tools.tool import Tool
-from toolbus.confirmations import CONFIRM_TIMEOUT
+from toolbus.confirmations import CONFIRM_TIMEOUT, ConfirmationRequest
 from toolbus.display import visible
 from toolbus.envelope import new_run
+from toolbus.events import Answered, Asked, Event, Reset, Text
 from toolbus.mcp.caller import Caller, CallerOf, Context
 from toolbus.mcp.client import Client
 from toolbus.mcp.content import content_of, failure_of
-from toolbus.mcp.following import Following
 from toolbus.mcp.questions import OpenQuestions, allowed, asked_by_client, form
 from toolbus.mcp.tasks import created
-from toolbus.results import BrokerError, ConfigurationError, ToolError
+from toolbus.results import BrokerError, ConfigurationError, Progress, ToolError
+
+# Characters of a message, and messages that wait; a client that reads slowly gets the latest.
+_MOST_MESSAGE = 8_000
+_MOST_WAITING = 64
+# What a piece of text adds to the progress: it has no measure of its own, and progress must grow.
+_STEP = 0.001
+
+
+class _Note(msgspec.Struct):
+    """One notification to be sent."""
+
+    is_text: bool
+    done: float
+    total: float | None
+    message: str
+
+
+class ProgressReport:
+    """Sends the progress of one request; a task runs ``send`` while another one calls ``hear``.
+
+    What comes while a notification is on its way is put together, so that a slow client slows no call down.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._last = 0.0
+        self._waiting: deque[_Note] = deque(maxlen=_MOST_WAITING)
+        self._ready = asyncio.Event()
+        self._over = False
+
+    def hear(self, event: Event) -> None:
+        """Take in an event of the call."""
+        if isinstance(event, Text):
+            self._text(event.text)
+        elif isinstance(event, Progress):
+            self._add(_Note(False, self._grown(event.done), event.total, event.message))
+        elif isinstance(event, Reset):
+            self._text(f"\n[attempt {event.attempt} starts from the beginning]\n")
+        elif isinstance(event, Asked):
+            self._add(_Note(False, self._grown(0), None, f"waits for a person: {event.question} (toolbus confirm allow {event.id})"))
+
+    def end(self) -> None:
+        """Let ``send`` return when it has sent what there is."""
+        self._over = True
+        self._ready.set()
+
+    async def send(self) -> None:
+        """Send until the end."""
+        while not self._over or self._waiting:
+            await self._ready.wait()
+            self._ready.clear()
+            while self._waiting:
+                note = self._waiting.popleft()
+                total = note.total if note.total is not None and note.total >= note.done else None
+                await self._context.session.report_progress(note.done, total, note.message or None)
+
+    def _text(self, text: str) -> None:
+        last = self._waiting[-1] if self._waiting else None
+        if last is not None and last.is_text and len(last.message) < _MOST_MESSAGE:
+            last.message += text
+        else:
+            self._add(_Note(True, self._grown(0), None, text))
+
+    def _add(self, note: _Note) -> None:
+        self._waiting.append(note)
+        self._ready.set()
+
+    def _grown(self, done: float) -> float:
+        """Return a value above the last one: ``done``, if it is."""
+        if done <= self._last:
+            done = max(round(self._last + _STEP, 3), math.nextafter(self._last, math.inf))
+        self._last = done
+        return done
+
+
+class Following:
+    """Reads the events of a call until it ends, its time here is up, or its handler asks what only a new request can answer.
+
+    Args:
+        context: the request.
+        client: who sent it.
+        questions: those of handlers.
+        call: entered by the caller.
+        answered: ids of questions that are answered already.
+
+    Attributes:
+        questions: what is asked and waits for an answer in the client's next request.
+    """
+
+    def __init__(
+        self, context: Context, client: Client, questions: OpenQuestions, call: Call, answered: frozenset[str] = frozenset()
+    ) -> None:
+        self._context = context
+        self._client = client
+        self._open = questions
+        self._call = call
+        self._answered = answered
+        self._asking: dict[str, asyncio.Task[None]] = {}
+        self.questions: list[ConfirmationRequest] = []
+
+    async def run(self, seconds: float | None) -> None:
+        """Read the events, for at most ``seconds``; the call has not ended if it must go on elsewhere."""
+        report = ProgressReport(self._context) if self._client.progress else None
+        async with asyncio.TaskGroup() as group:
+            if report is not None:
+                group.create_task(report.send())
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._read(report, group)
+            if report is not None:
+                report.end()
+            for task in self._asking.values():
+                task.cancel()
+
+    async def _read(self, report: ProgressReport | None, group: asyncio.TaskGroup) -> None:
+        async for event in self._call.events():
+            if report is not None:
+                report.hear(event)
+            if isinstance(event, (Asked, Answered)) and self._client.elicits and await self._question(event, group):
+                return
+
+    async def _question(self, event: Event, group: asyncio.TaskGroup) -> bool:
+        """Let the client's user be asked; return whether this request must end for that."""
+        if isinstance(event, Answered):
+            task = self._asking.pop(event.id, None)
+            if task is not None:
+                task.cancel()
+            return False
+        if not isinstance(event, Asked) or event.id in self._answered:
+            return False
+        request = await self._open.open(event.id)
+        if request is None:
+            return False
+        if self._client.modern:
+            self.questions.append(request)
+            return True
+        self._asking[event.id] = group.create_task(self._ask(request))
+        return False
+
+    async def _ask(self, request: ConfirmationRequest) -> None:
+        said = await asked_by_client(self._context, str(request))
+        if said is not None:
+            await self._open.answer(request, allow=said)
+
 
 _TASK = "task "
 _CONFIRM = "confirm "

@@ -4,19 +4,180 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import math
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any, Self
 
+from mcp import Client, MCPError
 from mcp_types import Tool
 
+from toolbus.display import harmless
+from toolbus.mounts.answers import bad_answer, contents_of, error_of, messages_of, result_of
+from toolbus.mounts.codes import is_over
 from toolbus.mounts.connection import ServerConnection
 from toolbus.mounts.described import Described, Run
-from toolbus.mounts.extras import Extras
-from toolbus.mounts.listing import Listing
+from toolbus.mounts.listing import Listing, pages
 from toolbus.mounts.mount import Mount
+from toolbus.mounts.naming import words_of
 from toolbus.mounts.options import Options
-from toolbus.mounts.session import Session, effect_of
 from toolbus.mounts.targets import Target
+from toolbus.results import ToolError, ToolResult
 from toolbus.worker.definition.retry import Retry
+from toolbus.worker.run.invocation import Invocation
+
+# Progress that is passed on at once, and per second after that.
+_BURST = 100
+_RATE = 20.0
+_MOST_TEXT = 1_000
+
+
+class Session:
+    """Runs calls over a connection that all of them share."""
+
+    def __init__(self, connection: ServerConnection) -> None:
+        self._connection = connection
+
+    @asynccontextmanager
+    async def calling(self, call: Invocation, effect: str) -> AsyncIterator[Client]:
+        """Provide the client for one call.
+
+        Raises:
+            ToolError: the server is not there, refused, ended, or answered nonsense.
+        """
+        async with self._connection.client(call.remaining) as client:
+            try:
+                yield client
+            except MCPError as error:
+                if is_over(error):
+                    self._connection.restart("it has forgotten the session")
+                raise error_of(error, effect) from None
+            except ToolError:
+                raise
+            except (RuntimeError, ValueError, TypeError, KeyError) as error:
+                # What the SDK says of answers that no server may give.
+                raise bad_answer(str(error)) from None
+
+    async def call_tool(self, tool: Tool, arguments: dict[str, Any], call: Invocation) -> ToolResult:
+        """Call a tool; what it says of its progress is passed on, and its cancellation too."""
+        async with self.calling(call, effect_of(tool)) as client:
+            return result_of(await client.call_tool(tool.name, arguments, progress_callback=_Progress(call).tell))
+
+
+def effect_of(tool: Tool) -> str:
+    """Return what a second execution would do, as far as a tool's annotations say."""
+    hints = tool.annotations
+    if hints is not None and hints.read_only_hint:
+        return "read"
+    return "idempotent" if hints is not None and hints.idempotent_hint else "once"
+
+
+class _Progress:
+    """Passes progress on, but no flood of it."""
+
+    def __init__(self, call: Invocation) -> None:
+        self._call = call
+        self._allowance = float(_BURST)
+        self._filled = time.monotonic()
+
+    async def tell(self, progress: float, total: float | None, message: str | None) -> None:
+        now = time.monotonic()
+        self._allowance = min(_BURST, self._allowance + (now - self._filled) * _RATE)
+        self._filled = now
+        if self._allowance < 1 or not math.isfinite(progress):
+            return
+        self._allowance -= 1
+        known = total if total is not None and math.isfinite(total) else None
+        self._call.progress(progress, known, harmless(message or "")[:_MOST_TEXT])
+
+
+_MOST_LISTED = 1_000
+_NOTHING: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+_URI: dict[str, Any] = {
+    "type": "object",
+    "properties": {"uri": {"type": "string", "description": "the resource's URI, or a template's with its parts filled in"}},
+    "required": ["uri"],
+}
+_PROMPT: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "description": "the prompt's name"},
+        "arguments": {"type": "object", "additionalProperties": {"type": "string"}, "description": "the prompt's arguments"},
+    },
+    "required": ["name"],
+}
+
+
+class Extras:
+    """The part that a mount serves of its server's resources and prompts.
+
+    Args:
+        mount: the name of the mount, with which the tools' names begin.
+        session: runs calls on the server.
+    """
+
+    def __init__(self, mount: str, session: Session) -> None:
+        self._mount = mount
+        self._session = session
+
+    def describe(self, listing: Listing, into: Described) -> None:
+        """Add the tools that the server's kinds of content need."""
+        start = words_of(self._mount)
+        about = {"mount": self._mount}
+        if listing.resources:
+            into.add(f"{start}_list_resources", f"List the resources of {self._mount}.", _NOTHING, "read", self.list_resources, about)
+            into.add(f"{start}_read_resource", f"Read a resource of {self._mount}.", _URI, "read", self.read_resource, about)
+        if listing.prompts:
+            into.add(f"{start}_list_prompts", f"List the prompts of {self._mount}.", _NOTHING, "read", self.list_prompts, about)
+            into.add(f"{start}_get_prompt", f"Get the messages of a prompt of {self._mount}.", _PROMPT, "read", self.get_prompt, about)
+
+    async def list_resources(self, _: dict[str, Any], call: Invocation) -> ToolResult:
+        """List resources and templates."""
+        found: list[dict[str, Any]] = []
+        async with self._session.calling(call, "read") as client:
+            async for page in pages(lambda cursor: client.list_resources(cursor=cursor, cache_mode="bypass")):
+                found += [_named(each, uri=each.uri, mime_type=each.mime_type) for each in page.resources]
+                if len(found) >= _MOST_LISTED:
+                    break
+            async for page in pages(lambda cursor: client.list_resource_templates(cursor=cursor, cache_mode="bypass")):
+                found += [_named(each, uri_template=each.uri_template, mime_type=each.mime_type) for each in page.resource_templates]
+                if len(found) >= 2 * _MOST_LISTED:
+                    break
+        return ToolResult.ok({"resources": found})
+
+    async def read_resource(self, arguments: dict[str, Any], call: Invocation) -> ToolResult:
+        """Read one resource."""
+        async with self._session.calling(call, "read") as client:
+            return contents_of(await client.read_resource(arguments["uri"], cache_mode="bypass"))
+
+    async def list_prompts(self, _: dict[str, Any], call: Invocation) -> ToolResult:
+        """List prompts with their arguments."""
+        found: list[dict[str, Any]] = []
+        async with self._session.calling(call, "read") as client:
+            async for page in pages(lambda cursor: client.list_prompts(cursor=cursor, cache_mode="bypass")):
+                found += [_named(each, arguments=[_argument(one) for one in each.arguments or ()]) for each in page.prompts]
+                if len(found) >= _MOST_LISTED:
+                    break
+        return ToolResult.ok({"prompts": found})
+
+    async def get_prompt(self, arguments: dict[str, Any], call: Invocation) -> ToolResult:
+        """Return the messages of one prompt."""
+        given = arguments.get("arguments") or {}
+        if not isinstance(given, dict):
+            raise ToolError("arguments is an object of texts", type="invalid_arguments")
+        texts = {name: value if isinstance(value, str) else str(value) for name, value in given.items()}
+        async with self._session.calling(call, "read") as client:
+            return messages_of(await client.get_prompt(arguments["name"], texts))
+
+
+def _named(each: Any, **more: Any) -> dict[str, Any]:
+    fields = {"name": each.name, "title": each.title, "description": each.description, **more}
+    return {name: value for name, value in fields.items() if value}
+
+
+def _argument(each: Any) -> dict[str, Any]:
+    return {"name": each.name, "description": each.description or "", "required": bool(each.required)}
 
 
 class MountedServer(Mount):

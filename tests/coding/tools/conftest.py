@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.coding.workspace.places import needs_namespaces, workspace
-from toolbus.coding.tools.task_tools import TaskTools
+from toolbus.coding.run import TaskTools
 from toolbus.coding.workspace.workspace import Workspace
 from toolbus.local import ToolRegistry
 

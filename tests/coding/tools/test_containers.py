@@ -13,7 +13,7 @@ from tests.backends import busybox
 from tests.backends.busybox import docker
 from tests.coding.workspace.places import workspace
 from tests.servers import eventually
-from toolbus.coding.tools.task_tools import TaskTools
+from toolbus.coding.run import TaskTools
 from toolbus.local import ToolRegistry
 from toolbus.results import ToolResult
 

@@ -11,7 +11,7 @@ import pytest
 from tests.coding.workspace.places import needs_namespaces, workspace
 from tests.servers import eventually
 from toolbus.backends.confinement import READABLE
-from toolbus.coding.tools.task_tools import TaskTools
+from toolbus.coding.run import TaskTools
 from toolbus.coding.workspace.workspace import Workspace
 from toolbus.local import ToolRegistry
 from toolbus.results import ToolResult

@@ -16,9 +16,9 @@ from toolbus.worker.run.run import Run
 from toolbus.worker.run.states import NEXT as AFTER_RUN
 from toolbus.worker.run.states import TRANSITIONS as RUN
 from toolbus.worker.run.states import RunState
-from toolbus.worker.slots.states import NEXT as AFTER_TAKING
-from toolbus.worker.slots.states import TRANSITIONS as TAKING
-from toolbus.worker.slots.states import TakingState
+from toolbus.worker.slots.taking import NEXT as AFTER_TAKING
+from toolbus.worker.slots.taking import TRANSITIONS as TAKING
+from toolbus.worker.slots.taking import TakingState
 from toolbus.worker.transitions import BadTransitionError, by_state
 
 pytestmark = pytest.mark.anyio

@@ -3,24 +3,141 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from typing import NamedTuple
 
 from toolbus import telemetry
-from toolbus.broker.confirmations.notes import DeadlineNotes
+from toolbus.broker import scripts
+from toolbus.broker.confirmations.notes import DeadlineNotes, handed_back
 from toolbus.broker.keys import Keys
 from toolbus.broker.lease.clock import ServerClock
 from toolbus.broker.protocols import WorkerListener
 from toolbus.broker.recover.abandoned import AbandonedCalls
-from toolbus.broker.recover.passed_over import PassedOver
-from toolbus.broker.recover.reaping import ReapedEntry, reap
 from toolbus.broker.registry.registry import RedisRegistry
 from toolbus.broker.sessions.ownership import Ownership
 from toolbus.broker.take.requests import Fence, RequestStream, StreamDelivery
+from toolbus.broker.transport.command import Reply
 from toolbus.broker.transport.transport import Transport
 from toolbus.results import BrokerError, BrokerUnavailable
+
+
+class ReapedEntry(NamedTuple):
+    """An entry that was moved to this consumer.
+
+    Attributes:
+        id: the entry's id.
+        delivered: how often it was delivered until now.
+        counted: 1 when its run here is a further attempt, 0 when not.
+        fields: its fields, flat; None when the entry is gone.
+        owner: the consumer that had it until now.
+        note: what is known about the call beyond its fields, see ``read_note`` and ``handed_back``; empty for most.
+    """
+
+    id: bytes
+    delivered: int
+    counted: int
+    fields: list[bytes] | None
+    owner: bytes
+    note: bytes
+
+    @property
+    def attempt(self) -> int:
+        """The number of the attempt that its run here is."""
+        return self.delivered + self.counted
+
+    @property
+    def tries(self) -> int:
+        """The number of that attempt among those that no leaving worker cut off."""
+        return self.attempt - handed_back(self.note)
+
+
+class Reaped(NamedTuple):
+    """The result of one reap.
+
+    Attributes:
+        entries: what was taken over.
+        fence: the state under which they are this worker's.
+        left: whether this worker is to make room for a suspect that must run alone.
+    """
+
+    entries: list[ReapedEntry]
+    fence: Fence
+    left: bool
+
+
+async def reap(
+    link: Transport, keys: Keys, stream: RequestStream, slots: int, *, busy: bool, flexible: bool, handed_back_only: bool
+) -> Reaped:
+    """Take over what was handed back, entries of dead workers, and deliveries whose reply was lost; at most ``slots`` entries.
+
+    ``busy`` when this worker holds anything, ``flexible`` when it could make room for a suspect, which must run alone. With
+    ``handed_back_only`` the entries of dead workers stay.
+
+    Raises:
+        BrokerError: the server could not be asked.
+    """
+    args = (
+        stream.consumer,
+        stream.service,
+        slots,
+        stream.lease_ms,
+        int(handed_back_only),
+        int(busy),
+        stream.alone_from,
+        int(flexible),
+        stream.pause_key(b""),
+    )
+    reply: Reply = await link.execute_script(scripts.REAP, (stream.key, stream.fence, keys.live, keys.pulse), args)
+    generation, counter, taken, left, delivered = reply
+    stream.fence_is(generation, counter)
+    stream.position.advance(delivered)
+    return Reaped([entry for entry in itertools.starmap(ReapedEntry, taken) if _is_news(stream, entry)], stream.fence_known, bool(left))
+
+
+def _is_news(stream: RequestStream, entry: ReapedEntry) -> bool:
+    """Return whether an entry was not held here all the time; a delivery of it that was held is lost."""
+    held = stream.held.get(entry.id)
+    if held is None:
+        return True
+    if entry.owner == stream.consumer.encode():
+        # It only looked as if it was not renewed.
+        return False
+    stream.lose(held)
+    return True
+
+
+class PassedOver:
+    """Lets requests run that wait although their group has come further: the server would never deliver them."""
+
+    def __init__(self, link: Transport) -> None:
+        self._link = link
+        # The id behind which to look next.
+        self._behind: dict[RequestStream, bytes] = {}
+
+    def forget(self, stream: RequestStream) -> None:
+        """Forget how far a stream was looked through."""
+        self._behind.pop(stream, None)
+
+    async def rescue(self, stream: RequestStream) -> None:
+        """Look at a stretch of a stream, and at those behind it while requests are found.
+
+        Raises:
+            BrokerError: the server could not be asked.
+        """
+        rescued, found = 0, 1
+        while found:
+            args = (self._behind.pop(stream, b""), stream.lease_ms, stream.wake, stream.service)
+            found, behind = await self._link.execute_script(scripts.RESCUE, (stream.key,), args, repeatable=True)
+            rescued += found
+            if behind:
+                self._behind[stream] = behind
+        if rescued:
+            telemetry.log.error("requests.passed_over", service=stream.service, calls=rescued)
+
 
 _MOST_TAKEN_OVER = 256
 # The registry is swept in every third turn, once a lease.

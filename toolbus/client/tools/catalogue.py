@@ -11,7 +11,6 @@ import msgspec
 
 from toolbus import telemetry
 from toolbus.broker.protocols import ALL_TOOLS, RefusedTool, ServiceRecord
-from toolbus.client.tools.documents import KEYS, KINDS, Documents
 from toolbus.client.tools.former import FormerTools
 from toolbus.client.tools.groups import ToolGroup, read_group
 from toolbus.client.tools.queues import Queues
@@ -24,6 +23,37 @@ from toolbus.results import DescriptorError
 from toolbus.safe_text import type_name
 from toolbus.schema import mended_document
 from toolbus.schema.corrections import summary
+
+KINDS = ("recorded", "pending", "group", "backend-runtime")
+"""The first parts of their keys; ``toolbus.platform`` reads them."""
+
+KEYS = ", ".join(f"{kind}/ID" for kind in KINDS)
+"""Their keys, for people."""
+
+
+class Documents:
+    """Stored documents by key.
+
+    Attributes:
+        version: counts the changes, so that what was read can be kept until the next one.
+    """
+
+    def __init__(self) -> None:
+        self.by_key: dict[str, bytes] = {}
+        self.version = 0
+
+    def take(self, key: str, document: bytes | None) -> None:
+        """Take in that a document changed, or was deleted (None)."""
+        self.version += 1
+        if document is None:
+            self.by_key.pop(key, None)
+        else:
+            self.by_key[key] = document
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        self.version += 1
+        self.by_key.clear()
 
 
 class Catalogue:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -15,13 +18,111 @@ from typing import Any, Self
 
 import anyio
 
-from toolbus.backends.confinement import READABLE, python
-from toolbus.coding.workspace.environment import environment_of, find_uv
+from toolbus.backends.confinement import LAUNCHER, READABLE, base_python, python
 from toolbus.coding.workspace.files import Folder, usage
 from toolbus.coding.workspace.limits import WorkspaceOptions
-from toolbus.coding.workspace.network import ClosedNetwork
-from toolbus.coding.workspace.programs import Finished, Program, start
+from toolbus.coding.workspace.programs import Finished, Program, cant_confine, start
 from toolbus.results import ConfigurationError, ToolError
+
+# Where packages come from, and how they are reached; only uv gets these, and a program that may reach the network the first ones.
+_NETWORK = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR")
+_PACKAGES = ("UV_DEFAULT_INDEX", "UV_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS", "UV_NATIVE_TLS", "UV_INDEX_STRATEGY")
+
+
+def environment_of(folder: Path, where: str, *, network: bool = False) -> dict[str, str]:
+    """Return the environment of a program: nothing of this process's own, so no secret.
+
+    Args:
+        folder: of the workspace.
+        where: where the program begins; a uv project's environment there is active.
+        network: whether it is uv, and may reach the network.
+    """
+    paths = [str(Path(find_uv()).parent), str(Path(sys.base_prefix) / "bin"), "/usr/local/bin", "/usr/bin", "/bin"]
+    environment = {
+        "HOME": str(folder / "home"),
+        "LANG": "C.UTF-8",
+        "TERM": "dumb",
+        "NO_COLOR": "1",
+        "TMPDIR": "/tmp",  # noqa: S108 - it is the workspace's own
+        "PYTHONUNBUFFERED": "1",
+        "UV_CACHE_DIR": str(folder / "home" / ".cache" / "uv"),
+        # A file of the shared cache must not be the same as one that the task's programs can change.
+        "UV_LINK_MODE": "copy",
+        "UV_PYTHON": base_python(),
+        "UV_PYTHON_DOWNLOADS": "never",
+        "UV_NO_PROGRESS": "1",
+    }
+    if not network:
+        environment["UV_OFFLINE"] = "1"
+    virtual = Path(where) / ".venv"
+    paths.insert(0, str(virtual / "bin"))
+    environment |= {"PATH": ":".join(paths), "VIRTUAL_ENV": str(virtual)}
+    if network:
+        names = (*_NETWORK, *(name.lower() for name in _NETWORK), *_PACKAGES)
+        environment |= {name: os.environ[name] for name in names if name in os.environ}
+    return environment
+
+
+@functools.cache
+def find_uv() -> str:
+    """Return uv's program.
+
+    Raises:
+        ToolError: it is not installed.
+    """
+    try:
+        import uv  # noqa: PLC0415 - it is an extra
+
+        return uv.find_uv_bin()
+    except (ImportError, FileNotFoundError):
+        found = shutil.which("uv")
+    if found is None:
+        raise ToolError("uv is not installed at the coding agent: pip install 'toolbus[platform]'", type="unavailable", code="no_uv")
+    return found
+
+
+class ClosedNetwork:
+    """A process that keeps the network; it starts with the first program that needs it."""
+
+    def __init__(self) -> None:
+        self._starting: asyncio.Lock = asyncio.Lock()
+        self._holder: asyncio.subprocess.Process | None = None
+
+    async def pid(self) -> int:
+        """Return the process whose network programs join.
+
+        Raises:
+            ToolError: the machine lets no network be closed off.
+        """
+        async with self._starting:
+            if self._holder is None or self._holder.returncode is not None:
+                self._holder = await _held()
+            return self._holder.pid
+
+    async def close(self) -> None:
+        """End it."""
+        holder, self._holder = self._holder, None
+        if holder is not None and holder.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                holder.kill()
+            await holder.wait()
+
+
+async def _held() -> asyncio.subprocess.Process:
+    pipe = asyncio.subprocess.PIPE
+    words = (sys.executable, "-I", "-S", LAUNCHER, json.dumps({"parent": os.getpid()}))
+    holder = await asyncio.create_subprocess_exec(*words, stdin=pipe, stdout=pipe, env={}, start_new_session=True)
+    try:
+        assert holder.stdout is not None  # noqa: S101 - it is started with a pipe
+        told = await holder.stdout.readline()
+    except BaseException:
+        holder.kill()
+        raise
+    if told != b"\n":
+        await holder.wait()
+        raise cant_confine(told.decode("utf-8", "replace").strip())
+    return holder
+
 
 _TASK = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 # Between two looks at the disk; a look that takes long is followed by a longer pause, unless the file system fills quickly.

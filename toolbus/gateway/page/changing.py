@@ -17,11 +17,26 @@ from toolbus.broker.admin import Admin
 from toolbus.confirmations import ConfirmationAnswer
 from toolbus.gateway.bodies import read
 from toolbus.gateway.gateway import Gateway, gateway_of
-from toolbus.gateway.page.guard import require_own_page
+from toolbus.gateway.media_types import require_json
 from toolbus.gateway.page.reading import shown, unreachable
 from toolbus.gateway.principals import Principal
 from toolbus.gateway.problems import Problem
 from toolbus.results import BrokerError, ConfigurationError, ConfirmationClosed
+
+
+def require_own_page(request: Request) -> None:
+    """Check who made a request that changes something.
+
+    Browsers say which site's page made a request. A gateway that is open on loopback has no token that another site would lack.
+
+    Raises:
+        Problem: 403, a page of another site; 415, the body is not said to be JSON.
+    """
+    site = request.headers.get("sec-fetch-site", "same-origin")
+    if site not in {"same-origin", "none"}:
+        raise Problem(403, "forbidden", f"a page of another site ({site}) may not ask for this")
+    require_json(request)
+
 
 T = TypeVar("T")
 

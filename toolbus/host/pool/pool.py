@@ -14,7 +14,6 @@ import msgspec
 from toolbus.backends.runner import Line, Output, Runner
 from toolbus.display import shortened
 from toolbus.host.pool import losses
-from toolbus.host.pool.heard import Heard
 from toolbus.host.pool.member import Cut, Member
 from toolbus.host.pool.places import Places
 from toolbus.host.pool.starting import Starter
@@ -23,6 +22,35 @@ from toolbus.host.pool.supervisor import Supervisor, starting
 from toolbus.host.pool.timing import Timing
 from toolbus.platform.records import RecordedTool, SourceType, ToolRoute, ToolSource
 from toolbus.results import ToolError, ToolResult
+
+
+class Heard:
+    """Passes an answer on, and notes that it did.
+
+    Attributes:
+        any: a part of the answer was passed on; progress is none.
+    """
+
+    __slots__ = ("_output", "any")
+
+    def __init__(self, output: Output) -> None:
+        self._output = output
+        self.any = False
+
+    async def text(self, piece: str) -> None:
+        """Pass on a piece of text."""
+        self.any = True
+        await self._output.text(piece)
+
+    async def blob(self, media_type: str, data: bytes) -> None:
+        """Pass on a file."""
+        self.any = True
+        await self._output.blob(media_type, data)
+
+    async def progress(self, done: float, total: float | None = None, message: str = "") -> None:
+        """Pass on how far it is."""
+        await self._output.progress(done, total, message)
+
 
 _MOST_LINES = 50
 _MOST_LINE = 2_000

@@ -8,10 +8,11 @@ from collections.abc import Collection, Mapping
 from typing import Any, Self
 from urllib.parse import urljoin, urlsplit
 
+import msgspec
+
 from toolbus import telemetry
 from toolbus.mounts.described import Described
 from toolbus.mounts.mount import Mount
-from toolbus.mounts.openapi.answers import result_of
 from toolbus.mounts.openapi.operations import Flawed, Operation, operations
 from toolbus.mounts.openapi.reading import is_address, read_document
 from toolbus.mounts.openapi.requests import request_of
@@ -19,10 +20,28 @@ from toolbus.mounts.openapi.schemas import Document
 from toolbus.mounts.openapi.web import Sent, Web
 from toolbus.mounts.options import Options
 from toolbus.mounts.targets import check_address
-from toolbus.outbound import Guard
-from toolbus.results import ConfigurationError, ToolError, ToolResult
+from toolbus.outbound import Answer, Guard, decoded, failure
+from toolbus.results import Blob, ConfigurationError, ToolError, ToolResult
 from toolbus.secrets import Secret
 from toolbus.worker.run.invocation import Invocation
+
+
+def result_of(operation: Operation, answer: Answer) -> ToolResult:
+    """Return the answer of an operation: JSON as data, texts as output, anything else as a blob; an error status as a tool_error."""
+    if not 200 <= answer.status < 300:
+        error = failure(f"{operation.method.upper()} {operation.path}", answer)
+        return ToolResult(success=False, data=decoded(answer.body) if answer.is_json else None, error=error)
+    if not answer.body:
+        return ToolResult(output="")
+    if answer.is_json:
+        try:
+            return ToolResult(data=msgspec.json.decode(answer.body))
+        except (msgspec.DecodeError, RecursionError):
+            return ToolResult(output=answer.text)
+    if answer.is_text or not answer.media_type:
+        return ToolResult(output=answer.text)
+    return ToolResult(output="", content=(Blob(answer.media_type, answer.body),))
+
 
 _MOST_ADDRESS = 2_000
 
