@@ -19,7 +19,7 @@ from toolbus.events import Answered, Asked, Finished, Started, Text
 
 pytestmark = pytest.mark.anyio
 
-LUA = Path(__file__).parents[1] / "toolbus" / "broker"
+LUA = Path(__file__).parents[1] / "toolbus" / "broker" / "lua"
 
 
 def script(name: str) -> str:

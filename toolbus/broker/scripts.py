@@ -31,7 +31,7 @@ class Script:
 
 def _read(name: str) -> str:
     # A few times as fast as importlib.resources, which counts when a worker starts.
-    found = pkgutil.get_data("toolbus.broker", f"{name}.lua")
+    found = pkgutil.get_data("toolbus.broker", f"lua/{name}.lua")
     if found is None:
         raise FileNotFoundError(f"{name}.lua")
     return found.decode()
