@@ -32,7 +32,7 @@ from toolbus.broker.admin import Admin, overview_keys
 from toolbus.broker.embedded import EmbeddedServer
 from toolbus.broker.keys import Keys
 from toolbus.broker.protocols import Verdict
-from toolbus.broker.publish.publisher import Publish, Publisher
+from toolbus.broker.publish import Publish, Publisher
 from toolbus.broker.transport.connection import Connector
 from toolbus.broker.transport.mastership import mastership
 from toolbus.broker.transport.short_link import ShortLink

@@ -11,7 +11,7 @@ import redis
 
 from tests.servers import eventually
 from toolbus import Settings, ToolBus, Worker, tool
-from toolbus.broker.access.rights import rights
+from toolbus.broker.access import rights
 from toolbus.confirmations import ConfirmationRequest
 from toolbus.results import ConfirmationClosed
 

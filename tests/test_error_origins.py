@@ -21,7 +21,7 @@ EITHER = {
     "toolbus/mcp/tasks.py", "toolbus/worker/run/run.py", "toolbus/worker/slots/slots.py",
     "toolbus/compat/trustgraph/client.py",
     # Arguments are not shown in records and statistics, whoever refused them.
-    "toolbus/broker/recent/writer.py", "toolbus/worker/statistics/counts.py",
+    "toolbus/broker/recent.py", "toolbus/worker/statistics/counts.py",
     # Errors that these places have made themselves.
     "toolbus/backends/remote.py", "toolbus/broker/worker_steps.py", "toolbus/client/calls/inquiry.py", "toolbus/client/calls/waiting.py",
     "toolbus/client/confirmations.py", "toolbus/gateway/permissions.py", "toolbus/host/pool/losses.py",

@@ -16,8 +16,7 @@ from tests.servers import eventually
 from toolbus import ToolError, tool
 from toolbus.broker.admin import Admin
 from toolbus.broker.keys import Keys
-from toolbus.broker.recent.records import RecentCall
-from toolbus.broker.recent.writer import MOST_RECORDS
+from toolbus.broker.recent import MOST_RECORDS, RecentCall
 from toolbus.broker.statistics.answers import BUCKETS, MOST_CALLS, InstanceAnswer, RunningCall, ToolStatistics
 from toolbus.watch.assembly import running_calls
 from toolbus.worker.definition.retry import Retry

@@ -12,7 +12,7 @@ from typing import Any
 
 from toolbus import ToolBus
 from toolbus.agent import Agent, ChatEndpoint
-from toolbus.broker.conversations import conversations
+from toolbus.broker import conversations
 from toolbus.broker.transport.link import Link
 from toolbus.client.executor.observers import ToolEvent
 from toolbus.events import Finished, Started, Text

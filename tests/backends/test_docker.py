@@ -16,7 +16,7 @@ import pytest
 from tests.backends import busybox
 from tests.backends.busybox import docker, source
 from tests.servers import eventually
-from toolbus.backends.containers.labels import labels_of
+from toolbus.backends.containers import labels_of
 from toolbus.backends.docker import DockerInstance, DockerRunner, make_runner
 from toolbus.backends.runner import CannotStart
 from toolbus.platform.records import RecordedTool, ToolMeta

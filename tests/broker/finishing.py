@@ -7,10 +7,9 @@ from typing import Any, cast
 
 from tests.broker.fakes import FENCE, KEYS, Bench
 from tests.broker.observing import waits
-from toolbus.broker.confirmations.notes import DeadlineNotes
+from toolbus.broker.confirmations import DeadlineNotes
 from toolbus.broker.failing import Failing
-from toolbus.broker.finish.endings import Endings
-from toolbus.broker.finish.outbox import Outbox
+from toolbus.broker.finish import Endings, Outbox
 from toolbus.results import ErrorInfo, ToolbusError
 
 

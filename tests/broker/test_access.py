@@ -10,9 +10,7 @@ import redis
 from tests.broker.users import Users
 from toolbus import Settings, ToolBus, Worker, tool
 from toolbus.broker import scripts
-from toolbus.broker.access.refused import wanted, with_roles
-from toolbus.broker.access.roles import ROLES
-from toolbus.broker.access.touched import SCRIPTS
+from toolbus.broker.access import ROLES, SCRIPTS, wanted, with_roles
 from toolbus.broker.admin import Admin
 from toolbus.broker.keys import Keys
 from toolbus.broker.transport.wire import pack

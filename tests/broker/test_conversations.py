@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from toolbus.broker.conversations.conversations import RedisConversations
+from toolbus.broker.conversations import RedisConversations
 from toolbus.broker.keys import Keys
 from toolbus.results import ConversationError
 from toolbus.settings import Settings

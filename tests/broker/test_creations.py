@@ -13,8 +13,8 @@ import pytest
 from tests.contract import Place
 from tests.servers import eventually
 from toolbus import ToolBus
+from toolbus.broker import creations as module
 from toolbus.broker.admin import Admin
-from toolbus.broker.creations import creations as module
 from toolbus.broker.keys import Keys
 from toolbus.broker.protocols import Creations, Spent
 from toolbus.broker.protocols.creations import MOST_LINES, MOST_SPEC

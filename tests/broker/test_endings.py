@@ -11,7 +11,7 @@ import pytest
 from tests.broker.fakes import FENCE, KEYS
 from tests.broker.finishing import Finishing
 from tests.broker.observing import Observed, waits
-from toolbus.broker.dead_letters.bury import DEAD_LETTER_LIMIT, FreedKey
+from toolbus.broker.dead_letters import DEAD_LETTER_LIMIT, FreedKey
 from toolbus.broker.take.requests import BadEntry
 from toolbus.envelope import decode_frames, encode, join_frames, share_digest
 from toolbus.results import ErrorInfo

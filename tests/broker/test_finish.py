@@ -10,7 +10,7 @@ import pytest
 from tests.broker.fakes import FENCE, KEYS
 from tests.broker.finishing import Finishing
 from tests.servers import eventually
-from toolbus.broker.dead_letters.bury import FreedKey
+from toolbus.broker.dead_letters import FreedKey
 from toolbus.broker.take.requests import UNSURE, Fence
 from toolbus.broker.transport.command import ReplyError
 from toolbus.envelope import join_frames

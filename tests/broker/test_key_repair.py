@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from tests.broker.fakes import Bench
-from toolbus.broker.recover import key_repair
-from toolbus.broker.recover.key_repair import KeyRepair
+from toolbus.broker import recover as key_repair
+from toolbus.broker.recover import KeyRepair
 from toolbus.results import BrokerUnavailable
 
 pytestmark = pytest.mark.anyio

@@ -9,7 +9,7 @@ import pytest
 
 from tests.broker.fakes import KEYS, FakeLink, Times
 from toolbus.broker.protocols import Verdict
-from toolbus.broker.publish.publisher import ABSENT, Publish, Publisher, failure, fate_of, read_verdicts
+from toolbus.broker.publish import ABSENT, Publish, Publisher, failure, fate_of, read_verdicts
 from toolbus.broker.transport.command import ReplyError
 from toolbus.results import BrokerUnavailable, EnvelopeError
 

@@ -8,10 +8,8 @@ from typing import Any, cast
 import pytest
 
 from tests.broker.fakes import FENCE, KEYS, SETTINGS, Bench, entry_fields, request
-from toolbus.broker.confirmations.notes import DeadlineNotes
-from toolbus.broker.recover.abandoned import AbandonedCalls
-from toolbus.broker.recover.hand_back import hand_back, pass_on
-from toolbus.broker.recover.upkeep import Upkeep
+from toolbus.broker.confirmations import DeadlineNotes
+from toolbus.broker.recover import AbandonedCalls, Upkeep, hand_back, pass_on
 from toolbus.broker.take.requests import UNSURE, Fence
 from toolbus.results import BrokerUnavailable
 

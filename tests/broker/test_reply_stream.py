@@ -14,7 +14,7 @@ from tests.servers import eventually
 from toolbus import Settings
 from toolbus.broker import scripts
 from toolbus.broker.keys import Keys
-from toolbus.broker.recover.abandoned import AbandonedCalls
+from toolbus.broker.recover import AbandonedCalls
 from toolbus.broker.replies import ReplyReader
 from toolbus.results import BrokerUnavailable, ErrorInfo
 

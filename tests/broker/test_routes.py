@@ -8,7 +8,7 @@ import pytest
 from tests.contract import Place
 from tests.servers import eventually
 from toolbus.broker.protocols import Routes
-from toolbus.broker.routes.limits import MOST_LINE, MOST_LINES
+from toolbus.broker.routes import MOST_LINE, MOST_LINES
 from toolbus.coding.repair import tool_routes
 from toolbus.platform.records import ToolRoute
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.broker.fakes import KEYS, FakeLink, request
 from toolbus.broker.protocols import Verdict
-from toolbus.broker.publish.sharing import ABSENT, SharedCalls
+from toolbus.broker.publish import ABSENT, SharedCalls
 from toolbus.broker.transport.command import ReplyError
 from toolbus.envelope import Frame, share_digest, work_digest
 from toolbus.results import ErrorInfo

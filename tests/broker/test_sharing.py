@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from toolbus.broker.keys import Keys
 from toolbus.broker.protocols import Verdict
-from toolbus.broker.publish.sharing import SharedCalls
+from toolbus.broker.publish import SharedCalls
 from toolbus.broker.transport.link import Link
 from toolbus.broker.transport.mastership import Mastership
 from toolbus.envelope import Frame, Request

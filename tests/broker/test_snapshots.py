@@ -11,7 +11,7 @@ from tests.broker.fakes import FENCE, KEYS
 from tests.broker.test_ownership import LEASE, Owning
 from tests.servers import eventually
 from toolbus.broker.protocols import MOST_SNAPSHOT, NO_SNAPSHOT, Snapshot
-from toolbus.broker.sessions.snapshots import Snapshots
+from toolbus.broker.sessions import Snapshots
 from toolbus.broker.transport.command import ReplyError
 
 pytestmark = pytest.mark.anyio

@@ -13,7 +13,7 @@ from tests.broker.test_publisher import Publishing
 from tests.broker.test_shared_calls import Calling
 from tests.broker.test_take import Taking
 from tests.broker.test_wake_channel import Waking
-from toolbus.broker.publish.publisher import fate_of
+from toolbus.broker.publish import fate_of
 from toolbus.broker.transport.command import ReplyError
 from toolbus.results import BrokerUnavailable
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.broker.fakes import KEYS, SETTINGS
 from tests.broker.taking import Taking
-from toolbus.broker.recover.abandoned import MAY_BE_ABANDONED_MS
+from toolbus.broker.recover import MAY_BE_ABANDONED_MS
 from toolbus.broker.transport.command import ReplyError
 from toolbus.results import BrokerUnavailable
 

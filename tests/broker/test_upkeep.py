@@ -10,7 +10,7 @@ import pytest
 from tests.broker.conftest import Observed
 from tests.broker.fakes import KEYS, SETTINGS, Bench
 from tests.broker.test_recover import Recovery
-from toolbus.broker.recover.key_repair import KeyRepair
+from toolbus.broker.recover import KeyRepair
 from toolbus.broker.take.requests import Fence
 from toolbus.broker.transport.command import ReplyError
 from toolbus.results import BrokerUnavailable

@@ -6,7 +6,7 @@ import redis
 
 from toolbus import Settings
 from toolbus.broker import scripts
-from toolbus.broker.access.rights import rights
+from toolbus.broker.access import rights
 
 
 class Users:

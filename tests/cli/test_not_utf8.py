@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from tests.broker.fakes import KEYS, SETTINGS, FakeLink
 from tests.cli.shell import Shell
 from tests.cli.test_mistakes import ALL
-from toolbus.broker.dead_letters.dead_letters import is_letter_id
+from toolbus.broker.dead_letters import is_letter_id
 from toolbus.broker.registry.registry import RedisRegistry
 from toolbus.broker.transport.wire import Wire
 from toolbus.cli import main

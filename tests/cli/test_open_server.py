@@ -8,8 +8,7 @@ import pytest
 import redis
 
 from tests.cli.shell import Shell
-from toolbus.broker.access.rights import rights
-from toolbus.broker.access.roles import ROLES
+from toolbus.broker.access import ROLES, rights
 from toolbus.broker.embedded import EmbeddedServer
 from toolbus.urls import without_credentials
 

@@ -8,7 +8,7 @@ import pytest
 from tests.contract import Place
 from toolbus import ToolBus
 from toolbus.broker.protocols import Creation, CreationOverview, Spent
-from toolbus.broker.recent.records import RecentCall
+from toolbus.broker.recent import RecentCall
 from toolbus.coding.options import CodingOptions
 from toolbus.coding.repair import Repairs, failed_everywhere, failing_calls
 from toolbus.platform.records import RecordedTool, State, ToolMeta, ToolRoute, ToolSource

@@ -274,7 +274,7 @@ async def test_a_worker_that_cannot_go_on_leaves(valkey_server: str, namespace: 
             monkeypatch.setattr(worker.broker, "take", failing)
         else:
             monkeypatch.setattr(worker.broker._steps.upkeep, "_reap", failing)
-            monkeypatch.setattr("toolbus.broker.recover.upkeep.random.uniform", lambda *_: 0.01)
+            monkeypatch.setattr("toolbus.broker.recover.random.uniform", lambda *_: 0.01)
         with pytest.raises(ToolbusError, match="a bug"):
             await asyncio.wait_for(running, 30.0)
         assert not worker.healthy

@@ -14,7 +14,7 @@ from tests.contract import Place
 from tests.servers import eventually
 from toolbus import tool
 from toolbus.broker.keys import Keys
-from toolbus.broker.recover.upkeep import Upkeep
+from toolbus.broker.recover import Upkeep
 from toolbus.broker.take.intake import Intake
 
 pytestmark = pytest.mark.anyio

@@ -16,7 +16,7 @@ from tests.forking import ForkServer, Program
 from tests.servers import eventually, put_down
 from toolbus import ToolBus
 from toolbus.broker.admin import Admin
-from toolbus.broker.recent.records import RecentCall
+from toolbus.broker.recent import RecentCall
 from toolbus.events import Finished, Reset, Started, Text
 from toolbus.results import StreamReset
 

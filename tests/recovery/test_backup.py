@@ -20,7 +20,7 @@ import redis
 from tests.servers import eventually
 from tests.test_contract_lost_sessions import SavedBasket
 from toolbus import Settings, ToolBus, Worker, tool
-from toolbus.broker.access.rights import rights
+from toolbus.broker.access import rights
 from toolbus.broker.admin import Admin
 from toolbus.broker.embedded import EmbeddedServer, find_binary, free_port
 from toolbus.broker.keys import Keys

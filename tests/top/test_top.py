@@ -11,10 +11,9 @@ from textual.widgets import Input
 
 from tests.servers import eventually
 from toolbus import Settings
-from toolbus.broker.recent.records import RecentCall
+from toolbus.broker.recent import RecentCall
 from toolbus.results import BrokerUnavailable
-from toolbus.top.app import Details, Top
-from toolbus.top.grid import Grid
+from toolbus.top import Details, Grid, Top
 from toolbus.watch.tables import TABLES
 from toolbus.watch.views import DeadLetterView, InstanceView, ServiceView, Snapshot, ToolView
 

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from toolbus.agent.exchange import Answered, Exchange, ModelTurn
 from toolbus.agent.messages import with_instruction
 from toolbus.agent.records import End, Question, Record, Summary, decoded, encoded
-from toolbus.broker.conversations.held import MOST_BYTES, MOST_RECORDS
+from toolbus.broker.conversations import MOST_BYTES, MOST_RECORDS
 from toolbus.broker.protocols import HeldConversation
 from toolbus.encoding import whole_text
 from toolbus.results import ConfigurationError, ConversationError, EnvelopeError

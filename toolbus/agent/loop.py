@@ -16,7 +16,7 @@ from toolbus.agent.memory import Memory
 from toolbus.agent.messages import with_instruction
 from toolbus.agent.records import CallResult, End, ModelReply, Question, TurnResults, storable
 from toolbus.agent.reply import Reply, valid_name
-from toolbus.broker.conversations.names import name_to_hold
+from toolbus.broker.conversations import name_to_hold
 from toolbus.broker.protocols import Conversations
 from toolbus.client.executor.executor import ToolExecutor
 from toolbus.client.executor.observers import ToolEvent

@@ -12,10 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from toolbus.backends import program
-from toolbus.backends.containers.cli import CliFailed, ContainerCli
-from toolbus.backends.containers.command import Ports, create_words, image_of, ports_of
-from toolbus.backends.containers.images import Images
-from toolbus.backends.containers.labels import labels_of, remove_left
+from toolbus.backends.containers import CliFailed, ContainerCli, Images, Ports, create_words, image_of, labels_of, ports_of, remove_left
 from toolbus.backends.http.calls import Endpoint, HttpCalls
 from toolbus.backends.ports import LOOPBACK
 from toolbus.backends.ports import Ports as FreePorts

@@ -9,27 +9,24 @@ from types import TracebackType
 from typing import NamedTuple, Self, cast
 
 from toolbus.broker import scripts
-from toolbus.broker.access.refused import is_forbidden
-from toolbus.broker.access.rights import mark
-from toolbus.broker.access.roles import ROLES
+from toolbus.broker.access import ROLES, is_forbidden, mark
 from toolbus.broker.chats import RedisChats
-from toolbus.broker.confirmations.confirmations import RedisConfirmations
-from toolbus.broker.conversations.conversations import RedisConversations
-from toolbus.broker.creations.creations import RedisCreations
-from toolbus.broker.dead_letters.dead_letters import DeadLetters
+from toolbus.broker.confirmations import RedisConfirmations
+from toolbus.broker.conversations import RedisConversations
+from toolbus.broker.creations import RedisCreations
+from toolbus.broker.dead_letters import DeadLetters
 from toolbus.broker.keys import Keys
-from toolbus.broker.limits.tallies import RedisTallies
+from toolbus.broker.limits import RedisTallies
 from toolbus.broker.not_open import NotOpen
 from toolbus.broker.pins import RedisPins
 from toolbus.broker.protocols import RefusedTool, ServiceRecord, WorkerId
 from toolbus.broker.protocols.registry import ItemChange
 from toolbus.broker.reading import integer, skip, text
-from toolbus.broker.recent.reader import after, newest
-from toolbus.broker.recent.records import RecentCall
+from toolbus.broker.recent import RecentCall, after, newest
 from toolbus.broker.registry.follower import read_items, read_services
 from toolbus.broker.registry.publications import read_record
 from toolbus.broker.registry.registry import TTL, RedisRegistry
-from toolbus.broker.routes.routes import RedisRoutes
+from toolbus.broker.routes import RedisRoutes
 from toolbus.broker.statistics.asking import PATIENCE, Statistics, ask
 from toolbus.broker.tokens import RedisTokens
 from toolbus.broker.transport.command import ReplyError

@@ -11,18 +11,18 @@ import msgspec
 from toolbus import telemetry
 from toolbus.broker.agent_steps import AgentSteps
 from toolbus.broker.chats import RedisChats
-from toolbus.broker.confirmations.confirmations import RedisConfirmations
-from toolbus.broker.conversations.conversations import RedisConversations
-from toolbus.broker.creations.creations import RedisCreations
+from toolbus.broker.confirmations import RedisConfirmations
+from toolbus.broker.conversations import RedisConversations
+from toolbus.broker.creations import RedisCreations
 from toolbus.broker.keys import Keys, session_digest
 from toolbus.broker.lease.clock import ServerClock
-from toolbus.broker.limits.tallies import RedisTallies
+from toolbus.broker.limits import RedisTallies
 from toolbus.broker.not_open import NotOpen
 from toolbus.broker.opening import open_patiently
 from toolbus.broker.protocols import AgentListener, Fate, ItemChange, Sender
-from toolbus.broker.publish.publisher import Publish
-from toolbus.broker.results.results import RedisSessionResults
-from toolbus.broker.routes.routes import RedisRoutes
+from toolbus.broker.publish import Publish
+from toolbus.broker.results import RedisSessionResults
+from toolbus.broker.routes import RedisRoutes
 from toolbus.broker.tasks import RedisTasks
 from toolbus.broker.tokens import RedisTokens
 from toolbus.broker.transport.connection import Connector

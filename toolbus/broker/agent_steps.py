@@ -12,23 +12,22 @@ import msgspec
 
 from toolbus import telemetry
 from toolbus.broker import scripts
-from toolbus.broker.access.refused import is_forbidden
+from toolbus.broker.access import is_forbidden
 from toolbus.broker.chats import RedisChats
-from toolbus.broker.confirmations.confirmations import RedisConfirmations
-from toolbus.broker.conversations.conversations import RedisConversations
-from toolbus.broker.creations.creations import RedisCreations
+from toolbus.broker.confirmations import RedisConfirmations
+from toolbus.broker.conversations import RedisConversations
+from toolbus.broker.creations import RedisCreations
 from toolbus.broker.keys import Keys
 from toolbus.broker.lease.clock import ServerClock
-from toolbus.broker.limits.tallies import RedisTallies, days_back
+from toolbus.broker.limits import RedisTallies, days_back
 from toolbus.broker.protocols import AgentListener
-from toolbus.broker.publish.publisher import Publisher
-from toolbus.broker.publish.sharing import SharedCalls
-from toolbus.broker.recover.key_repair import KeyRepair
+from toolbus.broker.publish import Publisher, SharedCalls
+from toolbus.broker.recover import KeyRepair
 from toolbus.broker.registry.follower import RegistryFollower
 from toolbus.broker.registry.registry import RedisRegistry
 from toolbus.broker.replies import ReplyReader
-from toolbus.broker.results.results import RedisSessionResults
-from toolbus.broker.routes.routes import RedisRoutes
+from toolbus.broker.results import RedisSessionResults
+from toolbus.broker.routes import RedisRoutes
 from toolbus.broker.tasks import RedisTasks
 from toolbus.broker.tokens import RedisTokens
 from toolbus.broker.transport.connection import Connector

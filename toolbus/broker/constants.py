@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from toolbus.broker.dead_letters.bury import DEAD_LETTER_LIMIT, DEAD_LETTER_TTL
-from toolbus.broker.finish.parts import MOST_BYTES, MOST_IDS
-from toolbus.broker.publish.publisher import MEMO_TTL
+from toolbus.broker.dead_letters import DEAD_LETTER_LIMIT, DEAD_LETTER_TTL
+from toolbus.broker.finish import MOST_BYTES, MOST_IDS
+from toolbus.broker.publish import MEMO_TTL
 from toolbus.broker.reading import MOST_INTEGER, MOST_TEXT
-from toolbus.broker.recover.abandoned import MAY_BE_ABANDONED_MS
+from toolbus.broker.recover import MAY_BE_ABANDONED_MS
 from toolbus.broker.registry.pieces import MOST_BYTES as MOST_PUBLICATION
 from toolbus.broker.registry.registry import TTL
 from toolbus.broker.replies import LEAST_TTL
-from toolbus.broker.sessions.ownership import OWNER_TTL
-from toolbus.broker.sessions.snapshots import SNAPSHOT_TTL
+from toolbus.broker.sessions import OWNER_TTL, SNAPSHOT_TTL
 from toolbus.envelope import OLDEST, VERSION
 from toolbus.settings import LONGEST_LEASE, Settings
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from toolbus import telemetry
 from toolbus.broker import scripts
-from toolbus.broker.confirmations.confirmations import RedisConfirmations
+from toolbus.broker.confirmations import RedisConfirmations
 from toolbus.broker.keys import Keys
 from toolbus.broker.protocols import AgentListener
-from toolbus.broker.publish.sharing import SharedCalls
+from toolbus.broker.publish import SharedCalls
 from toolbus.broker.reading import identifier, skip, uses_up
 from toolbus.broker.registry.follower import RegistryFollower
 from toolbus.broker.transport.command import Reply, ReplyError

@@ -14,12 +14,12 @@ from toolbus import telemetry
 from toolbus.broker import scripts
 from toolbus.broker.keys import Keys
 from toolbus.broker.lease.clock import ServerClock
-from toolbus.broker.limits.tallies import RedisTallies
+from toolbus.broker.limits import RedisTallies
 from toolbus.broker.not_open import NotOpen
 from toolbus.broker.opening import open_patiently
 from toolbus.broker.protocols import Beginning, Ending, Note, Snapshot, WorkerId, WorkerListener
-from toolbus.broker.recover.hand_back import hand_back, hand_over, outlive, pass_on
-from toolbus.broker.routes.routes import RedisRoutes
+from toolbus.broker.recover import hand_back, hand_over, outlive, pass_on
+from toolbus.broker.routes import RedisRoutes
 from toolbus.broker.take.requests import RequestStream, StreamDelivery
 from toolbus.broker.transport.connection import Connector
 from toolbus.broker.versions import read_version

@@ -8,24 +8,19 @@ from typing import Any
 
 from toolbus import telemetry
 from toolbus.broker import scripts
-from toolbus.broker.confirmations.confirmations import RedisConfirmations
-from toolbus.broker.confirmations.notes import DeadlineNotes
+from toolbus.broker.confirmations import DeadlineNotes, RedisConfirmations
 from toolbus.broker.failing import Failing
-from toolbus.broker.finish.endings import Endings
-from toolbus.broker.finish.outbox import Outbox
+from toolbus.broker.finish import Endings, Outbox
 from toolbus.broker.keys import Keys
 from toolbus.broker.lease.clock import ServerClock
 from toolbus.broker.lease.thread import Beat, LeaseThread, Renewal
-from toolbus.broker.limits.tallies import RedisTallies, days_back
+from toolbus.broker.limits import RedisTallies, days_back
 from toolbus.broker.protocols import Beginning, WorkerListener
-from toolbus.broker.recent.writer import RecentWriter
-from toolbus.broker.recover.abandoned import AbandonedCalls
-from toolbus.broker.recover.key_repair import KeyRepair
-from toolbus.broker.recover.upkeep import Upkeep
+from toolbus.broker.recent import RecentWriter
+from toolbus.broker.recover import AbandonedCalls, KeyRepair, Upkeep
 from toolbus.broker.registry.registration import WorkerRegistration
 from toolbus.broker.registry.registry import RedisRegistry
-from toolbus.broker.sessions.ownership import Ownership
-from toolbus.broker.sessions.snapshots import Snapshots
+from toolbus.broker.sessions import Ownership, Snapshots
 from toolbus.broker.statistics.answering import Answering
 from toolbus.broker.take.intake import Intake
 from toolbus.broker.take.requests import Fence, RequestStream, StreamDelivery, tell_delivered_again

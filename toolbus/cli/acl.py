@@ -37,8 +37,7 @@ def acl_command(ctx: click.Context, roles: tuple[str, ...], output: str) -> None
       toolbus acl worker nested --namespace prod
       echo "user worker on #$HASH $(toolbus acl worker)" >> users.acl
     """
-    from toolbus.broker.access.rights import rights
-    from toolbus.broker.access.roles import ROLES
+    from toolbus.broker.access import ROLES, rights
 
     settings = settings_of(ctx)
     found = rights(roles, settings.namespace)

@@ -15,7 +15,7 @@ from toolbus.results import ToolbusError
 
 if TYPE_CHECKING:
     from toolbus.broker.admin import Admin
-    from toolbus.broker.dead_letters.dead_letters import DeadLetter
+    from toolbus.broker.dead_letters import DeadLetter
 
 
 @click.group("dead", no_args_is_help=True)

@@ -14,7 +14,7 @@ from toolbus.display import one_line, visible
 
 if TYPE_CHECKING:
     from toolbus.broker.admin import Admin
-    from toolbus.broker.recent.records import RecentCall
+    from toolbus.broker.recent import RecentCall
     from toolbus.broker.statistics.answers import RunningCall
     from toolbus.broker.statistics.asking import Statistics
 

@@ -6,7 +6,7 @@ import asyncio
 
 import click
 
-from toolbus.broker.access.refused import is_forbidden, with_roles
+from toolbus.broker.access import is_forbidden, with_roles
 from toolbus.broker.admin import Admin
 from toolbus.cli.common import settings_with_server
 from toolbus.results import ToolbusError

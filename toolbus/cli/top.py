@@ -39,7 +39,7 @@ def top_command(ctx: click.Context, every: float, once: bool, output: str) -> No
     if output == "json":
         raise click.UsageError("--output json goes with --once")
     try:
-        from toolbus.top.app import Top
+        from toolbus.top import Top
     except ModuleNotFoundError as error:
         if not (error.name or "").startswith("textual"):
             raise

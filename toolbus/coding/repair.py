@@ -12,7 +12,7 @@ import msgspec
 from toolbus import telemetry
 from toolbus.broker.admin import Admin
 from toolbus.broker.protocols import Creation, Routes
-from toolbus.broker.recent.records import RecentCall
+from toolbus.broker.recent import RecentCall
 from toolbus.client.bus import ToolBus
 from toolbus.coding.options import CodingOptions
 from toolbus.platform.records import RecordedTool, ToolRoute

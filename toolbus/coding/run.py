@@ -22,8 +22,7 @@ from toolbus.coding.options import CodingOptions, Deployment
 from toolbus.coding.puller import Outcome
 from toolbus.coding.registering import Registrar
 from toolbus.coding.spending import MeteredEndpoint, OverBudget
-from toolbus.coding.tools.containers import ContainerTools
-from toolbus.coding.tools.projects import ProjectTools
+from toolbus.coding.tools import ContainerTools, ProjectTools
 from toolbus.coding.workspace.workspace import Workspace
 from toolbus.middleware.chain import Middleware
 from toolbus.results import ConfigurationError, ConversationBusy, ConversationError, EndpointError, ToolError, ToolResult

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from toolbus.backends.containers.cli import ContainerCli
+from toolbus.backends.containers import ContainerCli
 from toolbus.backends.docker import make_runner
 from toolbus.backends.runner import CannotStart
 from toolbus.coding.workspace.programs import Program

@@ -17,7 +17,7 @@ from toolbus import telemetry
 from toolbus.backends.runner import Line, Runner
 from toolbus.background import keep_running
 from toolbus.broker.protocols import HostId, Routes
-from toolbus.broker.routes.limits import MOST_LINES
+from toolbus.broker.routes import MOST_LINES
 from toolbus.client.bus import ToolBus
 from toolbus.envelope import new_run
 from toolbus.host.leases import HostLease

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import msgspec
 
 from toolbus.broker.admin import ServiceOverview
-from toolbus.broker.dead_letters.dead_letters import DeadLetter
+from toolbus.broker.dead_letters import DeadLetter
 from toolbus.broker.statistics.answers import InstanceAnswer, RunningCall, ToolStatistics
 from toolbus.broker.statistics.asking import Statistics, merged
 from toolbus.descriptors import ToolDescriptor

@@ -15,7 +15,7 @@ Struct              Fields
 ``ToolView``        service, name, effect, description, started, succeeded, failed, failures, cancelled, retaken, refused, running,
                     calls_per_s, failures_per_s, mean_ms, p50_ms, p99_ms, last_error
 ``RecentCall``      id, tool, service, user, session, instance, attempt, outcome, queued, taken, first, ended, error, code, message,
-                    by, agent, arguments, trace, entry  (``toolbus.broker.recent.records``)
+                    by, agent, arguments, trace, entry  (``toolbus.broker.recent``)
 ``DeadLetterView``  id, queue, at, call, tool, service, user, reason, attempts, error
 ``RunningCall``     id, tool, service, user, session, instance, attempt, since, stopped  (``toolbus.broker.statistics.answers``)
 ``SessionView``     service, user, session, instance, running, idle
@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import msgspec
 
-from toolbus.broker.recent.records import RecentCall
+from toolbus.broker.recent import RecentCall
 from toolbus.broker.statistics.answers import LastError, RunningCall
 from toolbus.confirmations import ConfirmationRequest
 

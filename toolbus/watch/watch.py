@@ -11,7 +11,7 @@ from typing import Self, TypeVar
 
 from toolbus.broker.admin import Admin, ServiceOverview
 from toolbus.broker.protocols import ServiceRecord
-from toolbus.broker.recent.records import RecentCall
+from toolbus.broker.recent import RecentCall
 from toolbus.broker.statistics.asking import Statistics
 from toolbus.broker.transport.command import ReplyError
 from toolbus.confirmations import ConfirmationRequest

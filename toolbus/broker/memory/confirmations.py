@@ -9,8 +9,7 @@ from collections.abc import AsyncIterator, Callable
 
 import msgspec
 
-from toolbus.broker.confirmations.confirmations import closed
-from toolbus.broker.confirmations.watching import Watchers
+from toolbus.broker.confirmations import Watchers, closed
 from toolbus.confirmations import MARK, MOST_OPEN, ConfirmationAnswer, ConfirmationRequest
 from toolbus.results import ToolError
 

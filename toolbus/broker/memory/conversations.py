@@ -6,8 +6,7 @@ import time
 
 import msgspec
 
-from toolbus.broker.conversations.held import MOST_LISTED, Begun, Elsewhere, Held, busy
-from toolbus.broker.conversations.names import Name, name_of, name_to_hold
+from toolbus.broker.conversations import MOST_LISTED, Begun, Elsewhere, Held, Name, busy, name_of, name_to_hold
 from toolbus.broker.protocols.conversations import ConversationInfo, StoredRecord
 from toolbus.settings import Settings
 

@@ -8,7 +8,7 @@ import time
 
 import msgspec
 
-from toolbus.broker.creations.submissions import ids_of, refused, refused_key, submitted
+from toolbus.broker.creations import ids_of, refused, refused_key, submitted
 from toolbus.broker.protocols.creations import (
     KEPT,
     MOST_ENDED,

@@ -8,7 +8,7 @@ from collections import defaultdict, deque
 from collections.abc import Collection, Mapping, Sequence
 
 from toolbus.broker.protocols.routes import HostId, OutputLine, Renewed
-from toolbus.broker.routes.limits import MOST_LINE, MOST_LINES
+from toolbus.broker.routes import MOST_LINE, MOST_LINES
 
 
 class MemoryRoutes:

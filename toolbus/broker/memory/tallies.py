@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from toolbus.broker.limits.tallies import MOST_PAIRS, OTHERS, add_to, days_back, pair_of, rows
+from toolbus.broker.limits import MOST_PAIRS, OTHERS, add_to, days_back, pair_of, rows
 from toolbus.broker.protocols import Usage
 
 _MOST_KEPT = 10_000

@@ -12,10 +12,8 @@ from toolbus import telemetry
 from toolbus.broker import scripts
 from toolbus.broker.failing import Failing
 from toolbus.broker.protocols import WorkerListener
-from toolbus.broker.recover.abandoned import MAY_BE_ABANDONED_MS, AbandonedCalls
-from toolbus.broker.recover.hand_back import hand_back
-from toolbus.broker.recover.upkeep import Upkeep
-from toolbus.broker.sessions.ownership import Ownership
+from toolbus.broker.recover import MAY_BE_ABANDONED_MS, AbandonedCalls, Upkeep, hand_back
+from toolbus.broker.sessions import Ownership
 from toolbus.broker.take.requests import GROUP, RequestStream, StreamDelivery, tell_delivered_again
 from toolbus.broker.transport.command import ReplyError
 from toolbus.broker.transport.connection import BLOCK

@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 
 from toolbus import telemetry
-from toolbus.broker.confirmations.confirmations import RedisConfirmations
+from toolbus.broker.confirmations import RedisConfirmations
 from toolbus.broker.lease.clock import ServerClock
 from toolbus.broker.protocols import WorkerListener
 from toolbus.broker.reading import document, identifier, integer, skip
-from toolbus.broker.recover.upkeep import Upkeep
+from toolbus.broker.recover import Upkeep
 from toolbus.broker.take.intake import Intake
 from toolbus.broker.take.requests import RequestStream
 from toolbus.broker.transport.transport import Transport

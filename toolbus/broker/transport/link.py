@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, NamedTuple
 
 from toolbus import telemetry
-from toolbus.broker.access.refused import is_forbidden, is_left_to_others, wanted
+from toolbus.broker.access import is_forbidden, is_left_to_others, wanted
 from toolbus.broker.scripts import Script, with_source
 from toolbus.broker.transport.command import ELSEWHERE, SOON, Command, OnReply, Reply, ReplyError
 from toolbus.broker.transport.connection import BLOCK, Connector

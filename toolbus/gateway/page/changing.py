@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from toolbus import telemetry
-from toolbus.broker.access.refused import is_forbidden
+from toolbus.broker.access import is_forbidden
 from toolbus.broker.admin import Admin
 from toolbus.confirmations import ConfirmationAnswer
 from toolbus.gateway.bodies import read
