@@ -34,8 +34,8 @@ from toolbus.broker.keys import Keys
 from toolbus.broker.protocols import Verdict
 from toolbus.broker.publish import Publish, Publisher
 from toolbus.broker.transport.connection import Connector
+from toolbus.broker.transport.links import ShortLink
 from toolbus.broker.transport.mastership import mastership
-from toolbus.broker.transport.short_link import ShortLink
 from toolbus.envelope import Request, encode
 from toolbus.settings import Settings
 

@@ -18,11 +18,10 @@ from toolbus import Settings, ToolBus
 from toolbus.broker.admin import Admin
 from toolbus.broker.embedded import EmbeddedServer
 from toolbus.client.tools.groups import ToolGroup
+from toolbus.gateway.options import Supply
 from toolbus.gateway.principals import Principal
-from toolbus.gateway.supplied import Supply
 from toolbus.platform.records import RecordedTool, ToolMeta, ToolRoute, ToolSource
-from toolbus.platform.states import states_of
-from toolbus.platform.status import get_system_status
+from toolbus.platform.states import get_system_status, states_of
 from toolbus.platform.store import Records
 
 TOOLS, RUNNING, GROUPS = 200, 20, 20

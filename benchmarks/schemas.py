@@ -16,7 +16,7 @@ from benchmarks.snapshot import fetch, search
 from toolbus import Settings, ToolError
 from toolbus.broker.protocols import ServiceRecord
 from toolbus.client.tools.catalogue import Catalogue
-from toolbus.client.tools.formats import FORMATS, Format
+from toolbus.client.tools.definitions import FORMATS, Format
 from toolbus.client.tools.view import ToolView
 from toolbus.descriptors import Publication, ToolDescriptor
 from toolbus.schema.repair import parse

@@ -31,7 +31,7 @@ from toolbus.broker.embedded import EmbeddedServer
 from toolbus.broker.keys import Keys
 from toolbus.broker.registry.registry import RedisRegistry
 from toolbus.broker.transport.connection import Connector
-from toolbus.broker.transport.short_link import ShortLink
+from toolbus.broker.transport.links import ShortLink
 from toolbus.descriptors import Publication
 from toolbus.worker.serving.collect import collect
 

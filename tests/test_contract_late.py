@@ -9,7 +9,7 @@ import pytest
 from tests.contract import Place
 from tests.servers import eventually
 from toolbus import invocation, tool
-from toolbus.client.executor.observations import observe
+from toolbus.client.executor.observers import observe
 from toolbus.client.executor.steps import next_step
 from toolbus.results import ErrorInfo
 

@@ -27,7 +27,7 @@ from toolbus.cli import main
 from toolbus.options import CallOptions
 from toolbus.results import ERROR_TYPES
 from toolbus.settings import PREFIX, Settings
-from toolbus.telemetry.exposition import EXPOSED
+from toolbus.telemetry.metrics import EXPOSED
 from toolbus.testing import InvocationEnvironment
 from website.stage import navigation, pages_of, place
 

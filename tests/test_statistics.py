@@ -19,7 +19,7 @@ from toolbus.broker.keys import Keys
 from toolbus.broker.recent import MOST_RECORDS, RecentCall
 from toolbus.broker.statistics.answers import BUCKETS, MOST_CALLS, InstanceAnswer, RunningCall, ToolStatistics
 from toolbus.watch.assembly import running_calls
-from toolbus.worker.definition.retry import Retry
+from toolbus.worker.definition.service import Retry
 
 pytestmark = pytest.mark.anyio
 

@@ -18,7 +18,7 @@ from toolbus.client.executor.turn import Turn
 from toolbus.client.tools.view import ToolView
 from toolbus.client.views import BusView, ServiceView
 from toolbus.sync.confirmations import SharedConfirmations
-from toolbus.sync.tallies import Tallies as SyncTallies
+from toolbus.sync.views import Tallies as SyncTallies
 
 # For the parts of the client alone, and no user's.
 # fmt: off

@@ -29,7 +29,7 @@ from opentelemetry.trace import NoOpTracerProvider, SpanKind, StatusCode
 import toolbus
 from toolbus import telemetry
 from toolbus.results import CallCancelled, ErrorInfo, ToolError
-from toolbus.telemetry import listening
+from toolbus.telemetry import logger as listening
 from toolbus.telemetry.logger import BOUNDED, MOST_LINES, Repeats
 
 CALL = {"tool": "add", "service": "calculator", "id": "c1"}

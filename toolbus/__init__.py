@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from toolbus.settings import Settings
     from toolbus.worker.definition.function import tool
     from toolbus.worker.definition.provide import provide
-    from toolbus.worker.definition.retry import Retry
-    from toolbus.worker.definition.service import ToolService
+    from toolbus.worker.definition.service import Retry, ToolService
     from toolbus.worker.loading.modules import init_tools
     from toolbus.worker.run.invocation import Invocation, invocation
     from toolbus.worker.sessions.session import Session
@@ -75,12 +74,11 @@ _HOMES = {
         "ToolResult",
     ),
     "toolbus.settings": ("Settings",),
-    "toolbus.worker.definition.service": ("ToolService",),
+    "toolbus.worker.definition.service": ("ToolService", "Retry"),
     "toolbus.worker.definition.function": ("tool",),
     "toolbus.worker.run.invocation": ("Invocation", "invocation"),
     "toolbus.worker.loading.modules": ("init_tools",),
     "toolbus.worker.definition.provide": ("provide",),
-    "toolbus.worker.definition.retry": ("Retry",),
     "toolbus.worker.sessions.session": ("Session",),
     "toolbus.worker.worker": ("Worker",),
 }

@@ -11,7 +11,7 @@ from tests.schema.test_mend import PARTS, WORDS
 from tests.schema.test_strict import SCHEMAS
 from toolbus.broker.protocols import ServiceRecord
 from toolbus.client.tools.catalogue import Catalogue
-from toolbus.client.tools.formats import Format
+from toolbus.client.tools.definitions import Format
 from toolbus.client.tools.view import ToolView
 from toolbus.descriptors import Publication, ServiceDescriptor, ToolDescriptor
 from toolbus.schema import mended

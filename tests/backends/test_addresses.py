@@ -9,12 +9,12 @@ import msgspec
 import pytest
 
 from tests.backends.places import Place
-from toolbus.backends.http.requests import Request
+from toolbus.backends.http.answers import Request
 from toolbus.backends.remote import ApiSender, RemoteRunner, _Resolver
 from toolbus.backends.runner import CannotStart
 from toolbus.outbound import Guard
+from toolbus.platform.checks import AUTH, check_source
 from toolbus.platform.records import ToolSource
-from toolbus.platform.source_checks import AUTH, check_source
 from toolbus.results import DescriptorError, ToolError
 
 pytestmark = pytest.mark.anyio

@@ -13,7 +13,7 @@ from tests.backends.places import Heard
 from tests.backends.served import PROGRAM
 from toolbus.backends.runner import CannotStart, Instance
 from toolbus.host.host import make_runner
-from toolbus.platform.digests import digest_of_folder
+from toolbus.platform.documents import digest_of_folder
 from toolbus.platform.records import RecordedTool, ToolMeta, ToolSource
 
 pytestmark = pytest.mark.anyio

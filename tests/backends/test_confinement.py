@@ -19,7 +19,7 @@ from tests.servers import eventually
 from toolbus.backends import confinement
 from toolbus.backends.runner import CannotStart, Instance
 from toolbus.host.host import make_runner
-from toolbus.platform.digests import digest_of_folder
+from toolbus.platform.documents import digest_of_folder
 from toolbus.platform.records import RecordedTool, ToolMeta, ToolSource
 
 pytestmark = [pytest.mark.anyio, pytest.mark.skipif(bool(confinement.why_not()), reason="this machine can't confine programs")]

@@ -16,8 +16,8 @@ from tests.backends.places import Heard, Place
 from toolbus.backends.remote import RemoteRunner
 from toolbus.backends.runner import CannotStart
 from toolbus.outbound import Guard
+from toolbus.platform.checks import AUTH
 from toolbus.platform.records import ToolSource
-from toolbus.platform.source_checks import AUTH
 from toolbus.results import ToolError
 
 pytestmark = pytest.mark.anyio

@@ -8,8 +8,8 @@ from typing import Any, cast
 from tests.broker.fakes import FENCE, KEYS, Bench
 from tests.broker.observing import waits
 from toolbus.broker.confirmations import DeadlineNotes
-from toolbus.broker.failing import Failing
 from toolbus.broker.finish import Endings, Outbox
+from toolbus.broker.opening import Failing
 from toolbus.results import ErrorInfo, ToolbusError
 
 

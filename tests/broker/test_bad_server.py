@@ -12,12 +12,13 @@ from tests.broker.serving import Server, link, linked, server, silent
 from tests.servers import eventually
 from toolbus.broker import scripts
 from toolbus.broker.transport import link as link_module
-from toolbus.broker.transport import refusals, short_link, wire
+from toolbus.broker.transport import links as short_link
+from toolbus.broker.transport import refusals, wire
 from toolbus.broker.transport.command import ReplyError
 from toolbus.broker.transport.connection import Connector
 from toolbus.broker.transport.link import Link
-from toolbus.broker.transport.replication import Replication
-from toolbus.broker.transport.short_link import ShortLink
+from toolbus.broker.transport.links import ShortLink
+from toolbus.broker.transport.mastership import Replication
 from toolbus.results import BrokerUnavailable
 
 pytestmark = pytest.mark.anyio

@@ -17,7 +17,7 @@ from toolbus.broker import creations as module
 from toolbus.broker.admin import Admin
 from toolbus.broker.keys import Keys
 from toolbus.broker.protocols import Creations, Spent
-from toolbus.broker.protocols.creations import MOST_LINES, MOST_SPEC
+from toolbus.broker.protocols.documents import MOST_LINES, MOST_SPEC
 from toolbus.results import ConfigurationError, ToolError
 from toolbus.settings import Settings
 

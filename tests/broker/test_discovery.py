@@ -11,8 +11,7 @@ import redis
 import toolbus.sync
 from toolbus import ConfigurationError, Settings, ToolBus, Worker
 from toolbus.broker.transport.connection import Connector
-from toolbus.broker.transport.discovery import Fixed, InCluster, Node
-from toolbus.broker.transport.sentinels import BySentinel
+from toolbus.broker.transport.discovery import BySentinel, Fixed, InCluster, Node
 from toolbus.results import BrokerUnavailable
 from toolbus.urls import redact
 

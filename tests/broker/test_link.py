@@ -16,7 +16,7 @@ from toolbus.broker import scripts
 from toolbus.broker.transport.command import ReplyError
 from toolbus.broker.transport.connection import Connector
 from toolbus.broker.transport.link import Link
-from toolbus.broker.transport.short_link import ShortLink
+from toolbus.broker.transport.links import ShortLink
 from toolbus.results import BrokerUnavailable
 
 pytestmark = pytest.mark.anyio

@@ -10,9 +10,8 @@ import pytest
 from tests.broker.conftest import Observed
 from tests.broker.fakes import Times
 from toolbus.broker.transport.connection import Connector, ServerInfo
-from toolbus.broker.transport.discovery import Node
+from toolbus.broker.transport.discovery import BySentinel, Node, SentinelReport
 from toolbus.broker.transport.mastership import BySentinelMastership, Mastership
-from toolbus.broker.transport.sentinels import BySentinel, SentinelReport
 
 pytestmark = pytest.mark.anyio
 

@@ -11,7 +11,7 @@ import pytest
 from tests.broker.fakes import FENCE, KEYS, SETTINGS, Bench
 from toolbus.broker.protocols import RefusedTool
 from toolbus.broker.registry.follower import RegistryFollower
-from toolbus.broker.registry.registration import WorkerRegistration
+from toolbus.broker.registry.publications import WorkerRegistration
 from toolbus.broker.registry.registry import RedisRegistry, RegisterAnswer
 from toolbus.broker.transport.command import ReplyError
 from toolbus.descriptors import Publication, ServiceDescriptor, ToolDescriptor

@@ -11,7 +11,7 @@ import redis
 
 from tests.cli.shell import Shell
 from toolbus.broker.keys import Keys
-from toolbus.platform.digests import digest_of_folder
+from toolbus.platform.documents import digest_of_folder
 
 
 def put(shell: Shell, key: str, folder: Path, **meta: Any) -> None:

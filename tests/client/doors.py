@@ -10,7 +10,7 @@ from tests.client.executing import chat
 from tests.contract import Place
 from tests.servers import eventually
 from toolbus import ToolBus, tool
-from toolbus.adapters.outcomes import outcome
+from toolbus.adapters.home import outcome
 from toolbus.broker.protocols import ServiceRecord
 from toolbus.client.confirmations import Confirmation
 

@@ -14,7 +14,7 @@ from tests.servers import eventually
 from toolbus import ConfigurationError, ToolService, Worker, tool
 from toolbus.broker.protocols import ServiceRecord
 from toolbus.client.tools.catalogue import Catalogue
-from toolbus.client.tools.names import wire_name
+from toolbus.client.tools.tool import wire_name
 from toolbus.client.tools.view import ToolView
 from toolbus.descriptors import Publication, ServiceDescriptor, ToolDescriptor
 

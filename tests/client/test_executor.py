@@ -18,7 +18,7 @@ from toolbus import Blob, ConfigurationError, ToolBus, ToolService, Worker, invo
 from toolbus.client.confirmations import Confirmation
 from toolbus.client.executor.observers import Confirming, Requested, ToolEvent
 from toolbus.client.executor.toolcalls import said
-from toolbus.client.tools.names import wire_name
+from toolbus.client.tools.tool import wire_name
 from toolbus.events import Finished, Text
 from toolbus.results import ConfirmationClosed
 

@@ -9,8 +9,8 @@ from tests.servers import eventually
 from toolbus import tool
 from toolbus.client.calls.refusals import unknown_tool
 from toolbus.client.tools.catalogue import Catalogue
-from toolbus.client.tools.former import FormerTools
 from toolbus.client.tools.tool import Tool
+from toolbus.client.tools.withholding import FormerTools
 from toolbus.descriptors import ToolDescriptor
 
 pytestmark = pytest.mark.anyio

@@ -11,7 +11,8 @@ from tests.client.frames import run
 from tests.servers import eventually
 from toolbus import ErrorInfo, Settings
 from toolbus.broker.protocols import Fate
-from toolbus.client.calls import connection, inquiry
+from toolbus.client.calls import connection
+from toolbus.client.calls import connection as inquiry
 from toolbus.client.calls.call import Call, CallTarget
 from toolbus.client.calls.dispatcher import Dispatcher
 from toolbus.envelope import Request

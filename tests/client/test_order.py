@@ -12,8 +12,7 @@ from tests.contract import Place
 from tests.servers import eventually
 from toolbus import ConfigurationError, ToolService, tool
 from toolbus.client.executor.executor import ToolExecutor
-from toolbus.client.executor.order import CallOrder
-from toolbus.client.executor.toolcalls import ModelCall
+from toolbus.client.executor.toolcalls import CallOrder, ModelCall
 
 pytestmark = pytest.mark.anyio
 

@@ -15,9 +15,8 @@ from pydantic import TypeAdapter
 
 from tests.pictures import gif, jpeg, pdf, png, webp
 from toolbus import Blob, ToolResult
-from toolbus.client.executor.observations import ATTACHMENTS, observe
-from toolbus.client.executor.parts import MOST_BLOB, Observation, PartFormat, parts_of, shown
-from toolbus.client.executor.toolcalls import ModelCall, Shape, answers
+from toolbus.client.executor.observers import ATTACHMENTS, observe
+from toolbus.client.executor.toolcalls import MOST_BLOB, ModelCall, Observation, PartFormat, Shape, answers, parts_of, shown
 from toolbus.media import READABLE
 
 ALL = (

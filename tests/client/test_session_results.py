@@ -12,7 +12,7 @@ from tests.gateway.running import client_of
 from toolbus import ToolBus
 from toolbus.broker.keys import Keys, session_digest
 from toolbus.broker.protocols import SessionResults
-from toolbus.broker.protocols.results import MOST_BYTES, MOST_RESULTS
+from toolbus.broker.protocols.documents import MOST_BYTES, MOST_RESULTS
 
 pytestmark = pytest.mark.anyio
 

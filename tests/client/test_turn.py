@@ -15,7 +15,7 @@ from tests.contract import Place
 from tests.servers import eventually
 from toolbus import ToolBus, ToolService, Worker, tool
 from toolbus.client.executor.observers import Requested
-from toolbus.client.tools.names import wire_name
+from toolbus.client.tools.tool import wire_name
 from toolbus.events import Finished, Started, Text
 
 pytestmark = pytest.mark.anyio

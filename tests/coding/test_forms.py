@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from toolbus import ToolBus
-from toolbus.coding.forms import NOTES, Forms
+from toolbus.coding.copies import NOTES, Forms
 from toolbus.coding.options import deployment_of
 from toolbus.coding.service import Leftovers
 from toolbus.platform.records import RecordedTool, ToolMeta, ToolSource

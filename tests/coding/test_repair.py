@@ -12,7 +12,7 @@ from toolbus.broker.recent import RecentCall
 from toolbus.coding.options import CodingOptions
 from toolbus.coding.repair import Repairs, failed_everywhere, failing_calls
 from toolbus.platform.records import RecordedTool, State, ToolMeta, ToolRoute, ToolSource
-from toolbus.platform.spending import costs_of
+from toolbus.platform.states import costs_of
 from toolbus.platform.store import Records
 
 pytestmark = pytest.mark.anyio

@@ -19,7 +19,7 @@ from tests.records.made import recorded
 from tests.servers import eventually
 from toolbus import ToolBus
 from toolbus.coding.trial import tried
-from toolbus.platform.digests import digest_of_folder
+from toolbus.platform.documents import digest_of_folder
 from toolbus.platform.review import rights_of
 from toolbus.platform.store import Records
 

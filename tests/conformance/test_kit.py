@@ -55,7 +55,7 @@ def with_node(file: str) -> list[str]:
 @pytest.mark.slow
 def test_the_worker_of_toolbus_keeps_every_level() -> None:
     """toolbus's own worker keeps the protocol up to the highest level."""
-    assert of_worker([sys.executable, "-m", "toolbus", "worker", "toolbus.conformance.tools"], max(LEVELS)) == {}
+    assert of_worker([sys.executable, "-m", "toolbus", "worker", "toolbus.conformance.checks"], max(LEVELS)) == {}
 
 
 @pytest.mark.slow

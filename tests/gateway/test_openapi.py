@@ -15,9 +15,9 @@ from starlette.routing import Route
 from toolbus.client.tools.tool import Tool
 from toolbus.descriptors import ToolDescriptor
 from toolbus.gateway.app import ROUTES
+from toolbus.gateway.bodies import STATUS, Problem
 from toolbus.gateway.gateway import document, located
 from toolbus.gateway.openapi_paths import PATHS
-from toolbus.gateway.problems import STATUS, Problem
 from toolbus.results import ERROR_TYPES, ErrorInfo
 
 pytestmark = pytest.mark.anyio

@@ -15,7 +15,7 @@ from tests.servers import eventually
 from toolbus import ConfigurationError, Settings, ToolResult, tool
 from toolbus.backends.runner import Line, Output
 from toolbus.host.host import Host
-from toolbus.platform.digests import digest_of_folder
+from toolbus.platform.documents import digest_of_folder
 from toolbus.platform.records import RECORD_KEY, RecordedTool, ToolSource
 
 pytestmark = pytest.mark.anyio

@@ -17,7 +17,7 @@ from tests.servers import eventually
 from toolbus import ToolBus, Worker, tool
 from toolbus.im.answering import Answering
 from toolbus.im.connector import Connector
-from toolbus.im.windows import Windows
+from toolbus.im.window import Windows
 from toolbus.results import ConfigurationError, ToolError
 
 pytestmark = pytest.mark.anyio

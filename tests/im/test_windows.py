@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from toolbus.im.frames import Message
-from toolbus.im.window import folder_of
-from toolbus.im.windows import Windows
+from toolbus.im.window import Windows, folder_of
 from toolbus.results import ConfigurationError
 
 

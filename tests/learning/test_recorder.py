@@ -17,7 +17,7 @@ from toolbus import ConfigurationError, ToolBus, ToolError, ToolResult, Worker, 
 from toolbus.client.executor.observers import ToolEvent
 from toolbus.events import Finished
 from toolbus.toolkit.learning import Execution, Recorder, RecordError, open_store
-from toolbus.toolkit.learning.jsonl import JsonlStore
+from toolbus.toolkit.learning.stores import JsonlStore
 
 pytestmark = pytest.mark.anyio
 

@@ -144,7 +144,7 @@ from toolbus import ToolBus
 from toolbus.gateway.app import application
 from toolbus.gateway.gateway import Gateway
 from toolbus.gateway.principals import Everyone, Principal
-from toolbus.gateway.problems import Problem
+from toolbus.gateway.bodies import Problem
 
 class ByHeader(Everyone):
     async def principal(self, connection):

@@ -116,7 +116,7 @@ async def test_nothing_is_kept_while_a_change_may_go_on(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("raises", [asyncio.CancelledError, RuntimeError])
 async def test_nothing_is_kept_after_a_change_that_was_given_up(monkeypatch: pytest.MonkeyPatch, raises: type[BaseException]) -> None:
     """A call that was cancelled from outside, or broke, may go on; with too many of them, all services are read anew."""
-    monkeypatch.setattr("toolbus.middleware.invalidation._MOST_CHANGED", 3)
+    monkeypatch.setattr("toolbus.middleware.cache._MOST_CHANGED", 3)
     clock_ = _Clock(monkeypatch)
     cache, runs = Cache(ttl=60), iter(range(100))
 
@@ -141,7 +141,7 @@ async def test_nothing_is_kept_after_a_change_that_was_given_up(monkeypatch: pyt
 
 async def test_many_services_that_change_are_forgotten_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """The knowledge of changes is bounded; beyond it nothing stale comes back."""
-    monkeypatch.setattr("toolbus.middleware.invalidation._MOST_CHANGED", 3)
+    monkeypatch.setattr("toolbus.middleware.cache._MOST_CHANGED", 3)
     cache, runs = Cache(), 0
 
     async def read(call: ToolCall) -> ToolResult:

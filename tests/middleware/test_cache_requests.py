@@ -18,8 +18,8 @@ from toolbus.broker.protocols import Delivery
 from toolbus.descriptors import ToolDescriptor
 from toolbus.envelope import Request
 from toolbus.middleware import Cache
+from toolbus.worker.run.handling import MiddlewareCall
 from toolbus.worker.run.invocation import Invocation
-from toolbus.worker.run.middleware import MiddlewareCall
 from toolbus.worker.serving.handlers import Handler
 
 pytestmark = pytest.mark.anyio

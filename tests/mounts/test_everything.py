@@ -21,7 +21,7 @@ from tests.servers import eventually
 from toolbus import Progress, ToolResult
 from toolbus.mounts import Command, MountedServer, serve
 from toolbus.mounts.answers import result_of
-from toolbus.mounts.targets import environment_for
+from toolbus.mounts.provider import environment_for
 
 pytestmark = pytest.mark.anyio
 

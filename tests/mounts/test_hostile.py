@@ -14,7 +14,7 @@ from tests.contract import Place
 from tests.mounts.programs import USUAL, command, mounting, program, raw
 from tests.servers import eventually
 from toolbus.mounts import MountedServer, Options
-from toolbus.mounts.stderr import StderrLog
+from toolbus.mounts.stdio import StderrLog
 from toolbus.results import ConfigurationError, ErrorInfo, ToolResult
 
 pytestmark = pytest.mark.anyio

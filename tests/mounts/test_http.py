@@ -18,7 +18,7 @@ from tests.mounts.programs import program
 from tests.servers import eventually
 from toolbus import Progress
 from toolbus.mounts import Address, MountedServer, Options, serve
-from toolbus.mounts.targets import check_address
+from toolbus.mounts.provider import check_address
 from toolbus.results import ConfigurationError
 from toolbus.secrets import Secret, secret
 

@@ -15,8 +15,8 @@ from tests.contract import Place
 from tests.mounts.programs import USUAL, command, mounting, program
 from tests.servers import eventually
 from toolbus import Blob, Progress
-from toolbus.client.executor.observations import observe
-from toolbus.client.executor.parts import Observation, PartFormat, content_of
+from toolbus.client.executor.observers import observe
+from toolbus.client.executor.toolcalls import Observation, PartFormat, content_of
 from toolbus.mounts import Command, MountedServer, Options
 from toolbus.results import ConfigurationError
 

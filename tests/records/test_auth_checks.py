@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from toolbus.platform.checks import AUTH, check_source
 from toolbus.platform.records import ToolSource
-from toolbus.platform.source_checks import AUTH, check_source
 from toolbus.results import DescriptorError
 
 _FIELDS = {

@@ -15,8 +15,7 @@ from tests.records.made import recorded
 from toolbus.broker.admin import Admin
 from toolbus.client.tools.groups import ToolGroup
 from toolbus.platform.catalogue.configured import CatalogueSync, catalogue_at
-from toolbus.platform.catalogue.items import CatalogueUnavailable, Item
-from toolbus.platform.catalogue.synchronise import match_group, match_tool, synchronise
+from toolbus.platform.catalogue.synchronise import CatalogueUnavailable, Item, match_group, match_tool, synchronise
 from toolbus.platform.records import ToolMeta
 from toolbus.platform.store import Records
 from toolbus.results import ConfigurationError

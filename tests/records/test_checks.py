@@ -9,9 +9,8 @@ import pytest
 
 from tests.records.made import recorded
 from toolbus.client.tools.groups import ToolGroup
-from toolbus.platform.documents import encode, key_of, read
+from toolbus.platform.documents import encode, key_of, read, read_written
 from toolbus.platform.records import BackendRuntime, RecordedTool, Running, ToolSource
-from toolbus.platform.written import read_written
 from toolbus.results import DescriptorError
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from toolbus.platform import digests
-from toolbus.platform.digests import digest_of_folder
+from toolbus.platform import documents as digests
+from toolbus.platform.documents import digest_of_folder
 from toolbus.results import ConfigurationError
 
 

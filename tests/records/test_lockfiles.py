@@ -11,8 +11,8 @@ from toolbus.backends.runner import CannotStart
 from toolbus.coding.copies import Copy
 from toolbus.coding.workspace.files import Folder
 from toolbus.coding.workspace.limits import WorkspaceOptions
-from toolbus.host.runners import check_code
-from toolbus.platform.digests import digest_of_folder
+from toolbus.host.leases import check_code
+from toolbus.platform.documents import digest_of_folder
 from toolbus.platform.lockfiles import check_locked
 from toolbus.platform.records import ToolSource
 from toolbus.platform.review import reviewed, with_files

@@ -13,12 +13,11 @@ from tests.records.made import recorded
 from tests.servers import eventually
 from toolbus import ToolBus
 from toolbus.broker.admin import Admin
-from toolbus.broker.protocols.chats import CHAT, Messenger
+from toolbus.broker.protocols.documents import CHAT, Messenger
+from toolbus.gateway.options import Supply
 from toolbus.gateway.principals import Principal
-from toolbus.gateway.supplied import Supply
 from toolbus.platform.records import BackendRuntime, State, ToolRoute
-from toolbus.platform.states import states_of
-from toolbus.platform.status import get_system_status
+from toolbus.platform.states import get_system_status, states_of
 from toolbus.platform.store import LiveRecords, Records
 from toolbus.settings import Settings
 

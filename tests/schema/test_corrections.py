@@ -9,7 +9,7 @@ import pytest
 
 from toolbus import Settings, ToolService, tool
 from toolbus.client.tools.catalogue import Catalogue
-from toolbus.schema.corrections import summary
+from toolbus.schema.casting import summary
 from toolbus.telemetry.logger import FIELDS
 from toolbus.worker.serving.collect import collect
 

@@ -8,7 +8,7 @@ import pytest
 
 from toolbus.broker.statistics.answers import BOUNDS, BUCKETS, InstanceAnswer, ToolStatistics
 from toolbus.broker.statistics.latency import quantile
-from toolbus.watch.activity import Activity
+from toolbus.watch.assembly import Activity
 
 
 def answers(uptime: float, **tools: tuple[int, int]) -> Mapping[str, InstanceAnswer]:

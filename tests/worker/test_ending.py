@@ -23,7 +23,7 @@ WORKER = """
 import asyncio, sys
 from pathlib import Path
 from toolbus import ToolBus, Worker, tool
-from toolbus.worker.process.ending import end_process
+from toolbus.worker.process.lifeline import end_process
 from toolbus.worker.process.lifeline import Told, tell, watch_lifeline
 
 line, folder = int(sys.argv[1]), Path(sys.argv[2])

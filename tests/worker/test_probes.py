@@ -11,13 +11,11 @@ import pytest
 
 from tests.servers import eventually
 from toolbus.broker.statistics.answers import ToolStatistics
-from toolbus.telemetry.exposition import EXPOSED, Exposition
+from toolbus.telemetry.metrics import EXPOSED, Exposition
+from toolbus.worker.process.autoscaler import Bounds
 from toolbus.worker.process.lifeline import Told
-from toolbus.worker.process.probed_children import ProbedChildren
-from toolbus.worker.process.probes import probes
-from toolbus.worker.process.report import ProcessCounts, Report
-from toolbus.worker.process.scaling import Bounds
-from toolbus.worker.process.worker_metrics import worker_metrics
+from toolbus.worker.process.probes import ProbedChildren, probes
+from toolbus.worker.process.report import ProcessCounts, Report, worker_metrics
 
 pytestmark = pytest.mark.anyio
 

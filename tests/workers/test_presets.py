@@ -20,7 +20,7 @@ from toolbus.client.executor.observers import ToolEvent
 from toolbus.events import Finished
 from toolbus.results import ToolkitError
 from toolbus.toolkit import Walk, for_actions, load_preset, toolkit_of
-from toolbus.toolkit.shipped import find_preset, shipped_presets
+from toolbus.toolkit.presets import find_preset, shipped_presets
 
 pytestmark = pytest.mark.anyio
 

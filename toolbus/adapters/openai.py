@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from toolbus.adapters.outcomes import MAX_TURNS, turns
+from toolbus.adapters.home import MAX_TURNS, turns
 from toolbus.client.executor.executor import ToolExecutor
 from toolbus.client.executor.toolcalls import tool_calls
 

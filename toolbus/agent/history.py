@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from toolbus.agent.exchange import Answered, Exchange, ModelTurn
-from toolbus.agent.messages import with_instruction
-from toolbus.agent.records import End, Question, Record, Summary, decoded, encoded
+from toolbus.agent.records import End, Question, Record, Summary, decoded, encoded, with_instruction
 from toolbus.broker.conversations import MOST_BYTES, MOST_RECORDS
 from toolbus.broker.protocols import HeldConversation
 from toolbus.encoding import whole_text

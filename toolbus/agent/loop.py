@@ -13,8 +13,7 @@ from toolbus.agent.endpoint import ChatEndpoint
 from toolbus.agent.exchange import Answer, Exchange, ModelTurn
 from toolbus.agent.history import History, KeptHistory, LocalHistory
 from toolbus.agent.memory import Memory
-from toolbus.agent.messages import with_instruction
-from toolbus.agent.records import CallResult, End, ModelReply, Question, TurnResults, storable
+from toolbus.agent.records import CallResult, End, ModelReply, Question, TurnResults, storable, with_instruction
 from toolbus.agent.reply import Reply, valid_name
 from toolbus.broker.conversations import name_to_hold
 from toolbus.broker.protocols import Conversations

@@ -14,8 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from toolbus import Progress, ToolResult, ToolService, invocation, tool
-from toolbus.assistant.catalogue import Catalogue
-from toolbus.assistant.turns import Limits, Turns
+from toolbus.assistant.turns import Catalogue, Limits, Turns
 from toolbus.client.bus import ToolBus
 from toolbus.envelope import new_id
 from toolbus.results import ConfigurationError, ToolError

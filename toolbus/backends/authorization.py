@@ -21,7 +21,7 @@ import aiohttp
 import msgspec
 from yarl import URL
 
-from toolbus.platform.source_checks import check_auth
+from toolbus.platform.checks import check_auth
 from toolbus.results import ToolError
 from toolbus.safe_text import type_name
 from toolbus.secrets import value_of

@@ -18,10 +18,10 @@ from typing import Any
 import msgspec
 
 from toolbus.backends import marks, program
-from toolbus.backends.ports import LOOPBACK
+from toolbus.backends.marks import LOOPBACK
 from toolbus.backends.runner import CannotStart, Line
 from toolbus.environment import harmless
-from toolbus.platform.digests import digest_of_folder
+from toolbus.platform.documents import digest_of_folder
 from toolbus.platform.records import ToolSource
 from toolbus.results import ConfigurationError
 from toolbus.secrets import value_of

@@ -14,8 +14,8 @@ from typing import Any
 from toolbus.backends import program
 from toolbus.backends.containers import CliFailed, ContainerCli, Images, Ports, create_words, image_of, labels_of, ports_of, remove_left
 from toolbus.backends.http.calls import Endpoint, HttpCalls
-from toolbus.backends.ports import LOOPBACK
-from toolbus.backends.ports import Ports as FreePorts
+from toolbus.backends.marks import LOOPBACK
+from toolbus.backends.marks import Ports as FreePorts
 from toolbus.backends.runner import CannotStart, Line, Output
 from toolbus.platform.records import RecordedTool, ToolSource
 from toolbus.results import ToolResult

@@ -15,7 +15,7 @@ from toolbus.backends.confinement import Confinement, base_python, bound
 from toolbus.backends.http.calls import Endpoint, HttpCalls
 from toolbus.backends.keeper import descendants
 from toolbus.backends.made import MadeFolder, made_elsewhere, remove_unused
-from toolbus.backends.ports import LOOPBACK, Listening, Ports, listening
+from toolbus.backends.marks import LOOPBACK, Listening, Ports, listening
 from toolbus.backends.program import Program
 from toolbus.backends.runner import CannotStart, Line, Output
 from toolbus.environment import harmless

@@ -14,13 +14,12 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
 from toolbus.backends.authorization import Authorization
+from toolbus.backends.http.answers import Broken, Nonsense, NotReached, Request, Unfit
 from toolbus.backends.http.calls import Endpoint, HttpCalls
-from toolbus.backends.http.requests import Request
-from toolbus.backends.http.sending import Broken, Nonsense, NotReached, Unfit
 from toolbus.backends.runner import CannotStart, Line, Output
 from toolbus.outbound import Guard
+from toolbus.platform.checks import check_url
 from toolbus.platform.records import RecordedTool, ToolSource
-from toolbus.platform.urls import check_url
 from toolbus.results import ConfigurationError, ToolError, ToolResult
 from toolbus.safe_text import type_name
 from toolbus.secrets import value_of

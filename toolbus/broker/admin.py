@@ -17,10 +17,10 @@ from toolbus.broker.creations import RedisCreations
 from toolbus.broker.dead_letters import DeadLetters
 from toolbus.broker.keys import Keys
 from toolbus.broker.limits import RedisTallies
-from toolbus.broker.not_open import NotOpen
+from toolbus.broker.opening import NotOpen
 from toolbus.broker.pins import RedisPins
 from toolbus.broker.protocols import RefusedTool, ServiceRecord, WorkerId
-from toolbus.broker.protocols.registry import ItemChange
+from toolbus.broker.protocols.documents import ItemChange
 from toolbus.broker.reading import integer, skip, text
 from toolbus.broker.recent import RecentCall, after, newest
 from toolbus.broker.registry.follower import read_items, read_services
@@ -31,9 +31,9 @@ from toolbus.broker.statistics.asking import PATIENCE, Statistics, ask
 from toolbus.broker.tokens import RedisTokens
 from toolbus.broker.transport.command import ReplyError
 from toolbus.broker.transport.connection import Connector, ServerInfo
-from toolbus.broker.transport.replication import Replication
+from toolbus.broker.transport.links import ShortLink
+from toolbus.broker.transport.mastership import Replication
 from toolbus.broker.transport.replies import fields_of, info_fields, scan_hash
-from toolbus.broker.transport.short_link import ShortLink
 from toolbus.broker.transport.transport import Transport
 from toolbus.broker.versions import RedisVersions
 from toolbus.descriptors import Publication, ServiceDescriptor

@@ -17,8 +17,7 @@ from toolbus.broker.creations import RedisCreations
 from toolbus.broker.keys import Keys, session_digest
 from toolbus.broker.lease.clock import ServerClock
 from toolbus.broker.limits import RedisTallies
-from toolbus.broker.not_open import NotOpen
-from toolbus.broker.opening import open_patiently
+from toolbus.broker.opening import NotOpen, open_patiently
 from toolbus.broker.protocols import AgentListener, Fate, ItemChange, Sender
 from toolbus.broker.publish import Publish
 from toolbus.broker.results import RedisSessionResults

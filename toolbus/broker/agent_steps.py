@@ -32,8 +32,8 @@ from toolbus.broker.tasks import RedisTasks
 from toolbus.broker.tokens import RedisTokens
 from toolbus.broker.transport.connection import Connector
 from toolbus.broker.transport.links import Links
-from toolbus.broker.transport.replication import Replication
-from toolbus.broker.transport.server import is_replica, tell_time
+from toolbus.broker.transport.mastership import Replication
+from toolbus.broker.transport.transport import is_replica, tell_time
 from toolbus.broker.versions import FIRST, NamespaceVersion, read_version
 from toolbus.envelope import VERSION, Request, encode_request
 from toolbus.results import BrokerError

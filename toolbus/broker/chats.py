@@ -5,8 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from toolbus.broker.keys import Keys
-from toolbus.broker.protocols.chats import CHAT, ChatWindow, Messenger
-from toolbus.broker.protocols.conversations import Conversations
+from toolbus.broker.protocols.documents import CHAT, ChatWindow, Conversations, Messenger
 from toolbus.broker.reading import document, skip
 from toolbus.broker.transport.transport import Transport
 from toolbus.envelope import encode

@@ -12,7 +12,7 @@ import msgspec
 from toolbus import telemetry
 from toolbus.broker import scripts
 from toolbus.broker.keys import Keys, session_digest
-from toolbus.broker.protocols.conversations import ConversationInfo, StoredRecord
+from toolbus.broker.protocols.documents import ConversationInfo, StoredRecord
 from toolbus.broker.reading import MOST_TEXT, document, identifier, integer, skip, text
 from toolbus.broker.transport.command import ReplyError
 from toolbus.broker.transport.transport import Transport

@@ -15,7 +15,7 @@ import msgspec
 
 from toolbus.broker import scripts
 from toolbus.broker.keys import Keys
-from toolbus.broker.protocols.creations import (
+from toolbus.broker.protocols.documents import (
     KEPT,
     MOST_ENDED,
     MOST_LINE,

@@ -10,8 +10,8 @@ from toolbus import telemetry
 from toolbus.broker import scripts
 from toolbus.broker.confirmations import DeadlineNotes
 from toolbus.broker.dead_letters import Burial, FreedKey, bury
-from toolbus.broker.failing import Failing
 from toolbus.broker.keys import Keys
+from toolbus.broker.opening import Failing
 from toolbus.broker.sessions import Ownership
 from toolbus.broker.take.requests import UNSURE, BadEntry, RequestStream, StreamDelivery, common_fence, entries_of
 from toolbus.broker.transport.command import Reply, ReplyError

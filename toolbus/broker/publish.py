@@ -15,7 +15,7 @@ from toolbus import telemetry
 from toolbus.broker import scripts
 from toolbus.broker.keys import Keys
 from toolbus.broker.protocols import Fate, Sender, Verdict
-from toolbus.broker.protocols.sharing import ended_for_another, readdressed
+from toolbus.broker.protocols.agent import ended_for_another, readdressed
 from toolbus.broker.reading import identifier, integer, skip, text
 from toolbus.broker.transport.command import Reply, ReplyError, WrongAnswerError
 from toolbus.broker.transport.mastership import Mastership

@@ -17,13 +17,12 @@ from toolbus.broker.finish import Outbox
 from toolbus.broker.keys import Keys
 from toolbus.broker.lease.clock import ServerClock
 from toolbus.broker.protocols import WorkerListener
-from toolbus.broker.registry.registration import WorkerRegistration
+from toolbus.broker.registry.publications import WorkerRegistration
 from toolbus.broker.registry.registry import RedisRegistry
 from toolbus.broker.sessions import Ownership
 from toolbus.broker.take.requests import Fence, RequestStream, StreamDelivery, common_fence
 from toolbus.broker.transport.command import Reply
-from toolbus.broker.transport.server import tell_time
-from toolbus.broker.transport.transport import Transport
+from toolbus.broker.transport.transport import Transport, tell_time
 from toolbus.results import BrokerError, BrokerUnavailable, ErrorInfo
 
 _MOST_CHECKED = 256

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from toolbus import telemetry
 from toolbus.broker import scripts
 from toolbus.broker.keys import Keys, session_digest
-from toolbus.broker.protocols.results import MOST_BYTES, MOST_RESULTS
+from toolbus.broker.protocols.documents import MOST_BYTES, MOST_RESULTS
 from toolbus.broker.reading import skip
 from toolbus.broker.transport.command import ReplyError
 from toolbus.broker.transport.transport import Transport

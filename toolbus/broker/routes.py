@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from toolbus.broker import scripts
 from toolbus.broker.keys import Keys
-from toolbus.broker.protocols.routes import HostId, OutputLine, Renewed
+from toolbus.broker.protocols.documents import HostId, OutputLine, Renewed
 from toolbus.broker.reading import integer, skip, text
 from toolbus.broker.transport.replies import fields_of, scan_hash
 from toolbus.broker.transport.transport import Transport

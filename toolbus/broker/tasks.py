@@ -6,7 +6,7 @@ import msgspec
 
 from toolbus import telemetry
 from toolbus.broker.keys import Keys, session_digest
-from toolbus.broker.protocols.tasks import TaskFrames, TaskRecord
+from toolbus.broker.protocols.documents import TaskFrames, TaskRecord
 from toolbus.broker.publish import SharedCalls
 from toolbus.broker.reading import document, skip
 from toolbus.broker.transport.transport import Transport

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from toolbus.broker.keys import Keys
-from toolbus.broker.protocols.registry import ItemChange
+from toolbus.broker.protocols.documents import ItemChange
 from toolbus.broker.reading import integer, shown, skip, text
 from toolbus.broker.registry.registry import RedisRegistry
 from toolbus.broker.transport.command import ReplyError

@@ -15,8 +15,7 @@ from toolbus.broker import scripts
 from toolbus.broker.keys import Keys
 from toolbus.broker.lease.clock import ServerClock
 from toolbus.broker.limits import RedisTallies
-from toolbus.broker.not_open import NotOpen
-from toolbus.broker.opening import open_patiently
+from toolbus.broker.opening import NotOpen, open_patiently
 from toolbus.broker.protocols import Beginning, Ending, Note, Snapshot, WorkerId, WorkerListener
 from toolbus.broker.recover import hand_back, hand_over, outlive, pass_on
 from toolbus.broker.routes import RedisRoutes

@@ -9,16 +9,16 @@ from typing import Any
 from toolbus import telemetry
 from toolbus.broker import scripts
 from toolbus.broker.confirmations import DeadlineNotes, RedisConfirmations
-from toolbus.broker.failing import Failing
 from toolbus.broker.finish import Endings, Outbox
 from toolbus.broker.keys import Keys
 from toolbus.broker.lease.clock import ServerClock
 from toolbus.broker.lease.thread import Beat, LeaseThread, Renewal
 from toolbus.broker.limits import RedisTallies, days_back
+from toolbus.broker.opening import Failing
 from toolbus.broker.protocols import Beginning, WorkerListener
 from toolbus.broker.recent import RecentWriter
 from toolbus.broker.recover import AbandonedCalls, KeyRepair, Upkeep
-from toolbus.broker.registry.registration import WorkerRegistration
+from toolbus.broker.registry.publications import WorkerRegistration
 from toolbus.broker.registry.registry import RedisRegistry
 from toolbus.broker.sessions import Ownership, Snapshots
 from toolbus.broker.statistics.answering import Answering
@@ -28,10 +28,8 @@ from toolbus.broker.take.wake_channel import WakeChannel
 from toolbus.broker.transport.command import Reply, WrongAnswerError
 from toolbus.broker.transport.connection import Connector
 from toolbus.broker.transport.links import Links
-from toolbus.broker.transport.mastership import Mastership
-from toolbus.broker.transport.replication import Replication
-from toolbus.broker.transport.server import accepted_here, may_have_forgotten, tell_time, warn_of_eviction
-from toolbus.broker.transport.transport import Transport
+from toolbus.broker.transport.mastership import Mastership, Replication
+from toolbus.broker.transport.transport import Transport, accepted_here, may_have_forgotten, tell_time, warn_of_eviction
 from toolbus.descriptors import ServiceDescriptor
 from toolbus.results import BrokerError, ErrorInfo
 from toolbus.settings import Settings

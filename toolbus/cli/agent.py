@@ -124,7 +124,7 @@ def _endpoint(options: dict[str, Any]) -> tuple[ChatEndpoint, str]:
     from toolbus.results import ConfigurationError
 
     try:
-        from toolbus.agent.configured import endpoint_of
+        from toolbus.agent.records import endpoint_of
     except ImportError:
         raise _Unset("the agent needs httpx: pip install 'toolbus[agent]'") from None
     try:
@@ -208,8 +208,8 @@ def _walk(tools: ToolView, question: str, recorder: Recorder | None, options: di
     if not _walks(options):
         return None, ""
     try:
-        from toolbus.toolkit.entries import OperatorEntry
         from toolbus.toolkit.live import operator_of, published, starts_of
+        from toolbus.toolkit.starting import OperatorEntry
         from toolbus.toolkit.walk import Walk
     except ImportError as error:
         raise ConfigurationError(f"walking needs {error.name}: pip install 'toolbus[toolkit]'") from None

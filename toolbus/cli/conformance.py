@@ -46,7 +46,7 @@ def worker_command(command: tuple[str, ...], level: int, only: tuple[str, ...], 
     \b
     Example:
       toolbus conformance worker --level 1 -- node examples/node/worker.mjs
-      toolbus conformance worker --level 3 -- toolbus worker toolbus.conformance.tools
+      toolbus conformance worker --level 3 -- toolbus worker toolbus.conformance.checks
     """
     from toolbus.conformance.running import try_worker
     from toolbus.conformance.worker_checks import WORKER

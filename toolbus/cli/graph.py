@@ -45,9 +45,9 @@ def load_command(ctx: click.Context, file: Path, check: bool, revisions: Path | 
       toolbus toolkit load data-analysis
     """
     from toolbus.toolkit import load_preset, toolkit_of
+    from toolbus.toolkit.presets import find_preset
     from toolbus.toolkit.publishing import publish
     from toolbus.toolkit.scoring import graph_of, scores_of, with_scores
-    from toolbus.toolkit.shipped import find_preset
 
     preset = load_preset(find_preset(file))
     if revisions is not None:
@@ -83,7 +83,7 @@ def presets_command(output: str) -> None:
       toolbus toolkit load data-analysis
     """
     from toolbus.toolkit import load_preset
-    from toolbus.toolkit.shipped import shipped_presets
+    from toolbus.toolkit.presets import shipped_presets
 
     presets = [load_preset(path) for path in shipped_presets().values()]
     rows = [(each.name, " → ".join(action.id for action in each.actions), each.description) for each in presets]
@@ -271,7 +271,7 @@ def _tell_left_out(documents: Mapping[str, bytes]) -> None:
 
 def _read(file: Path) -> Toolkit:
     from toolbus.toolkit import load_preset, toolkit_of
-    from toolbus.toolkit.shipped import find_preset
+    from toolbus.toolkit.presets import find_preset
 
     return toolkit_of(load_preset(find_preset(file)))
 

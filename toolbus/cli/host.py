@@ -83,10 +83,8 @@ class Hosting(NamedTuple):
 
 async def _serve(settings: Settings, hosting: Hosting, place: ProbePlace, lifeline: int | None) -> None:
     from toolbus.host.host import Host
-    from toolbus.worker.process.ending import end_process
-    from toolbus.worker.process.lifeline import Told, tell, watch_lifeline
-    from toolbus.worker.process.notify import Notifier
-    from toolbus.worker.process.probed_worker import ProbedWorker
+    from toolbus.worker.process.lifeline import Notifier, Told, end_process, tell, watch_lifeline
+    from toolbus.worker.process.probes import ProbedWorker
 
     notifier = Notifier()
 

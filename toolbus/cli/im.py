@@ -99,7 +99,7 @@ async def _connect(
     except ImportError as error:
         fail(f"the messenger needs {error.name}: pip install 'toolbus[im]'")
     from toolbus.im.answering import Answering
-    from toolbus.im.windows import Windows
+    from toolbus.im.window import Windows
 
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -9,7 +9,7 @@ import click
 
 from toolbus.cli.common import fail, json_option, namespace_of, output_option, settings_of, with_admin
 from toolbus.cli.output import print_json, print_table, say
-from toolbus.client.tools.formats import FORMATS, Format
+from toolbus.client.tools.definitions import FORMATS, Format
 from toolbus.display import one_line, visible
 from toolbus.settings import PREFIX, Settings
 

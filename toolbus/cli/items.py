@@ -171,8 +171,7 @@ def _consequences(key: str, document: bytes, services: Services, items: Items) -
 
 def _read(key: str, file: str) -> bytes:
     from toolbus.descriptors import parse_service, parse_tool
-    from toolbus.platform.documents import PREFIXES, encode, is_platform_key
-    from toolbus.platform.written import read_written
+    from toolbus.platform.documents import PREFIXES, encode, is_platform_key, read_written
     from toolbus.schema import mended_document
 
     if is_platform_key(key):

@@ -102,8 +102,7 @@ def _checked(key: str, value: object) -> bytes:
     """Return the document of an entry as it is stored; raises ToolbusError when it can't be used."""
     from toolbus import pins
     from toolbus.descriptors import parse_service, parse_tool
-    from toolbus.platform.documents import encode, is_platform_key
-    from toolbus.platform.written import read_written
+    from toolbus.platform.documents import encode, is_platform_key, read_written
     from toolbus.results import DescriptorError
 
     if key_flaw(key):

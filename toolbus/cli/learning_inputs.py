@@ -76,8 +76,7 @@ def inputs(scores_file: Path | None, log_file: Path | None, skip_corrupt: bool) 
     Raises:
         ConfigurationError: a file can't be read, or none of the log's executions is of an edge.
     """
-    from toolbus.toolkit.learning.evidence import episodes
-    from toolbus.toolkit.learning.matching import matched
+    from toolbus.toolkit.learning.evidence import episodes, matched
     from toolbus.toolkit.learning.stores import open_store
 
     if scores_file is None or log_file is None:

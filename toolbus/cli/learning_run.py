@@ -16,9 +16,9 @@ from toolbus.results import ToolbusError
 
 if TYPE_CHECKING:
     from toolbus.broker.admin import Admin
-    from toolbus.toolkit.entries import Preset
     from toolbus.toolkit.learning.pipeline import Outcome
     from toolbus.toolkit.learning.revisions import Revision, Revisions
+    from toolbus.toolkit.starting import Preset
 
 _publish_option = click.option("--no-publish", is_flag=True, help="Change only the folder of revisions, and ask no server.")
 
@@ -123,7 +123,7 @@ def _tell(left: Revision | None, back: Revision) -> None:
 def _round(ctx: click.Context, *, no_publish: bool, output: str, report: Path | None, file: Path, dry_run: bool, **options: Any) -> None:
     from toolbus.toolkit import load_preset
     from toolbus.toolkit.learning.revisions import Revisions
-    from toolbus.toolkit.shipped import find_preset
+    from toolbus.toolkit.presets import find_preset
 
     preset = load_preset(find_preset(file))
     revisions = Revisions(options["folder"])

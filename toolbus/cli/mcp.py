@@ -30,7 +30,7 @@ def mcp_command(ctx: click.Context, user: str, groups: tuple[str, ...], names: t
 
     from toolbus import ToolBus
     from toolbus.mcp.caller import LocalCaller
-    from toolbus.mcp.stdio import serve_stdio
+    from toolbus.mcp.http import serve_stdio
 
     caller = LocalCaller(user=user, groups=frozenset(groups) or None, tools=frozenset(names) or None)
 

@@ -17,7 +17,7 @@ from toolbus.cli.probing import ProbePlace, health_options, run_worker
 from toolbus.cli.supervised import refusals, supervise
 from toolbus.display import one_line
 from toolbus.results import ConfigurationError, ToolbusError
-from toolbus.worker.process.scaling import Bounds
+from toolbus.worker.process.autoscaler import Bounds
 
 if TYPE_CHECKING:
     from toolbus.mounts.mount import Mount
@@ -126,7 +126,7 @@ def _options(given: dict[str, Any]) -> Options:
 
 
 def _service(name: str, target: tuple[str, ...], openapi: str | None, options: Options, given: dict[str, Any]) -> Mount:
-    from toolbus.mounts.targets import Address, Command, check_address, environment_for
+    from toolbus.mounts.provider import Address, Command, check_address, environment_for
     from toolbus.secrets import Secret, secret
 
     headers: dict[str, Secret] = {field: secret(source) for field, source in _sources(given["headers"], "--header").items()}
@@ -170,9 +170,8 @@ def _sources(given: tuple[str, ...], option: str) -> dict[str, str]:
 
 
 async def _serve(service: Mount, settings: Settings, place: ProbePlace, lifeline: int | None, *, pin: bool) -> int:
-    from toolbus.mounts.serving import mounted
-    from toolbus.worker.process.ending import end_process
-    from toolbus.worker.process.lifeline import watch_lifeline
+    from toolbus.mounts.mount import mounted
+    from toolbus.worker.process.lifeline import end_process, watch_lifeline
     from toolbus.worker.worker import Worker
 
     if lifeline is not None:
@@ -194,7 +193,7 @@ async def _serve(service: Mount, settings: Settings, place: ProbePlace, lifeline
 async def _pin(settings: Settings, mount: str, serving: asyncio.Event) -> None:
     """Approve what is served, once it is; a failure is told, and what is served goes on."""
     from toolbus import telemetry
-    from toolbus.mounts.pinning import pin_new
+    from toolbus.mounts.options import pin_new
 
     await serving.wait()
     try:

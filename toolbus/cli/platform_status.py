@@ -48,7 +48,7 @@ async def _states(admin: Admin) -> tuple[dict[str, ToolState], float]:
 
 
 async def _status(admin: Admin) -> dict[str, Any]:
-    from toolbus.platform.status import get_system_status
+    from toolbus.platform.states import get_system_status
     from toolbus.platform.store import Records
 
     return await get_system_status(admin, await Records(admin).all())

@@ -14,8 +14,7 @@ from toolbus.cli.common import NotMendable, reason
 from toolbus.results import ToolbusError
 
 if TYPE_CHECKING:
-    from toolbus.worker.process.probed_worker import ProbedWorker
-    from toolbus.worker.process.probes import Probed
+    from toolbus.worker.process.probes import Probed, ProbedWorker
     from toolbus.worker.worker import Worker
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -100,8 +99,7 @@ async def run_worker(
         NotMendable: the port or the file can't be kept.
         ToolbusError: the worker can't serve.
     """
-    from toolbus.worker.process.lifeline import Told, tell
-    from toolbus.worker.process.notify import Notifier
+    from toolbus.worker.process.lifeline import Notifier, Told, tell
 
     notifier = Notifier()
     async with probing(lambda: _probed(worker), place, quiet=lifeline is not None) as (probed, port), notifier.alive():
@@ -124,7 +122,7 @@ async def run_worker(
 
 
 def _probed(worker: Worker) -> ProbedWorker:
-    from toolbus.worker.process.probed_worker import ProbedWorker
+    from toolbus.worker.process.probes import ProbedWorker
 
     return ProbedWorker(worker)
 

@@ -139,8 +139,7 @@ def serve_command(
 
     try:
         from toolbus.gateway.auth.options import AuthOptions
-        from toolbus.gateway.guards import GuardOptions, origin_of
-        from toolbus.gateway.hosts import is_loopback
+        from toolbus.gateway.guards import GuardOptions, is_loopback, origin_of
         from toolbus.gateway.options import GatewayOptions
         from toolbus.gateway.serving import listen
     except ImportError as error:
@@ -180,14 +179,11 @@ async def _serve(
     from toolbus.gateway.app import application
     from toolbus.gateway.auth.options import authenticator_of
     from toolbus.gateway.gateway import Gateway
-    from toolbus.gateway.guards import guarded
-    from toolbus.gateway.hosts import KnownHosts
+    from toolbus.gateway.guards import KnownHosts, guarded
     from toolbus.gateway.principals import Everyone
     from toolbus.gateway.probed import ProbedGateway
     from toolbus.gateway.serving import serve
-    from toolbus.worker.process.ending import end_process
-    from toolbus.worker.process.lifeline import Told, tell, watch_lifeline
-    from toolbus.worker.process.notify import Notifier
+    from toolbus.worker.process.lifeline import Notifier, Told, end_process, tell, watch_lifeline
 
     notifier = Notifier()
 

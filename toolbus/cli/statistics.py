@@ -67,8 +67,7 @@ def _document(found: Statistics, service: str | None) -> dict[str, Any]:
 
 
 def _tool_rows(found: Statistics, service: str | None) -> list[tuple[object, ...]]:
-    from toolbus.watch.activity import Activity
-    from toolbus.watch.assembly import ToolViews
+    from toolbus.watch.assembly import Activity, ToolViews
     from toolbus.watch.tables import TABLES, milliseconds
 
     activity = Activity(0.0)
@@ -94,8 +93,7 @@ def _tool_rows(found: Statistics, service: str | None) -> list[tuple[object, ...
 
 
 def _worker_rows(found: Statistics) -> list[tuple[object, ...]]:
-    from toolbus.watch.activity import Activity
-    from toolbus.watch.assembly import instance_views
+    from toolbus.watch.assembly import Activity, instance_views
     from toolbus.watch.tables import one_line, seconds
 
     activity = Activity(0.0)

@@ -15,7 +15,7 @@ from toolbus.cli.common import Failure, NotMendable, environment_of
 from toolbus.cli.probing import ProbePlace, probing
 from toolbus.results import ConfigurationError, ToolbusError
 from toolbus.settings import Settings
-from toolbus.worker.process.scaling import Bounds
+from toolbus.worker.process.autoscaler import Bounds
 
 if TYPE_CHECKING:
     from toolbus.worker.process.autoscaler import Autoscaler
@@ -84,9 +84,8 @@ async def supervise(
     """
     from toolbus.broker.admin import Admin
     from toolbus.worker.process.autoscaler import Autoscaler
-    from toolbus.worker.process.lifeline import Told, tell, watch_lifeline
-    from toolbus.worker.process.notify import Notifier
-    from toolbus.worker.process.probed_children import CHILD_HOST, ProbedChildren
+    from toolbus.worker.process.lifeline import Notifier, Told, tell, watch_lifeline
+    from toolbus.worker.process.probes import CHILD_HOST, ProbedChildren
     from toolbus.worker.process.supervisor import Supervisor, check_reload
 
     # Before the environment of the children is made.

@@ -184,7 +184,7 @@ def _named(name: str) -> str:
 
 
 def _read(path: Path, *, missing: bool = False) -> list[TokenRecord]:
-    from toolbus.gateway.auth.records_file import read
+    from toolbus.gateway.auth.credentials import read
 
     if missing and not path.exists():
         return []

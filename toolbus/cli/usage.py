@@ -54,8 +54,8 @@ def usage_command(ctx: click.Context, days: int, users: tuple[str, ...], tools: 
 
 def _show_models(ctx: click.Context, days: int, users: tuple[str, ...], tools: tuple[str, ...], output: str) -> None:
     """Print what tasks of coding agents cost."""
-    from toolbus.broker.protocols.creations import MOST_ENDED
-    from toolbus.platform.spending import costs_of
+    from toolbus.broker.protocols.documents import MOST_ENDED
+    from toolbus.platform.states import costs_of
 
     async def main(admin: Admin) -> CreationOverview:
         return await admin.creations.overview(MOST_ENDED)

@@ -13,7 +13,7 @@ from toolbus.cli.common import settings_with_server
 from toolbus.cli.probing import ProbePlace, health_options, run_worker
 from toolbus.cli.supervised import refusals, supervise
 from toolbus.settings import Settings
-from toolbus.worker.process.scaling import Bounds
+from toolbus.worker.process.autoscaler import Bounds
 
 _MOST = 256
 
@@ -134,12 +134,11 @@ async def _work(
     report_load: bool,
 ) -> int:
     from toolbus import telemetry
-    from toolbus.mounts.serving import mounted
+    from toolbus.mounts.mount import mounted
     from toolbus.worker.loading import installed
     from toolbus.worker.loading.command_line import load
-    from toolbus.worker.process.ending import end_process
-    from toolbus.worker.process.lifeline import watch_lifeline
-    from toolbus.worker.process.load_reports import load_reports
+    from toolbus.worker.process.autoscaler import load_reports
+    from toolbus.worker.process.lifeline import end_process, watch_lifeline
     from toolbus.worker.worker import Worker
 
     served = [*(installed.examples() if examples else ()), *map(_mounting, map(load, targets))]

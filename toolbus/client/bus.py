@@ -13,8 +13,7 @@ from toolbus.client.calls.call import Call, CallTarget
 from toolbus.client.calls.dispatcher import Dispatcher
 from toolbus.client.calls.middleware import MiddlewareRunner
 from toolbus.client.confirmations import Confirmer, PendingConfirmations
-from toolbus.client.executor.observations import ATTACHMENTS, LIMIT
-from toolbus.client.executor.observers import EventBus
+from toolbus.client.executor.observers import ATTACHMENTS, LIMIT, EventBus
 from toolbus.client.executor.state import BusState, MakeCall
 from toolbus.client.refusing import raised, turning
 from toolbus.client.tools.tool import Tool

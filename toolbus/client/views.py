@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from toolbus.broker.protocols import Usage
 from toolbus.client.calls.call import Call, CallTarget
 from toolbus.client.confirmations import Confirmer, PendingConfirmations
-from toolbus.client.executor.observations import ATTACHMENTS, LIMIT
-from toolbus.client.executor.observers import EventBus
+from toolbus.client.executor.observers import ATTACHMENTS, LIMIT, EventBus
 from toolbus.client.executor.state import BusState
 from toolbus.client.refusing import raised, turning
 from toolbus.client.tools.view import ToolView

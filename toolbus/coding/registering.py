@@ -11,10 +11,9 @@ from msgspec import Meta
 
 from toolbus.broker.protocols import Creation
 from toolbus.client.bus import ToolBus
-from toolbus.coding.copies import LAST, Copy, bring_code, digest_in
-from toolbus.coding.forms import Forms
-from toolbus.coding.job import Job
+from toolbus.coding.copies import LAST, Copy, Forms, bring_code, digest_in
 from toolbus.coding.options import Deployment
+from toolbus.coding.spending import Job
 from toolbus.coding.trial import tried, tried_container
 from toolbus.coding.workspace.workspace import Workspace
 from toolbus.platform.checks import check_recorded

@@ -16,12 +16,10 @@ import msgspec
 from toolbus.agent import OPENAI, Agent, AgentEvent, Answer, ModelText, Retrying
 from toolbus.client.bus import ToolBus
 from toolbus.client.executor.executor import ToolExecutor
-from toolbus.coding.guard import Guard
-from toolbus.coding.job import Job
+from toolbus.coding.guard import Guard, Outcome
 from toolbus.coding.options import CodingOptions, Deployment
-from toolbus.coding.puller import Outcome
 from toolbus.coding.registering import Registrar
-from toolbus.coding.spending import MeteredEndpoint, OverBudget
+from toolbus.coding.spending import Job, MeteredEndpoint, OverBudget
 from toolbus.coding.tools import ContainerTools, ProjectTools
 from toolbus.coding.workspace.workspace import Workspace
 from toolbus.middleware.chain import Middleware

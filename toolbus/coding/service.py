@@ -20,10 +20,9 @@ from toolbus import ToolService, invocation, tool
 from toolbus.background import keep_running
 from toolbus.broker.protocols import Creation, Creations
 from toolbus.client.bus import ToolBus
-from toolbus.coding.copies import STAGING
-from toolbus.coding.forms import Forms
+from toolbus.coding.copies import STAGING, Forms
+from toolbus.coding.guard import Puller
 from toolbus.coding.options import Deployment, deployment_of
-from toolbus.coding.puller import Puller
 from toolbus.coding.registering import Registrar
 from toolbus.coding.repair import Repairs
 from toolbus.coding.run import Model, TaskRuns

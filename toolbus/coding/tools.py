@@ -14,7 +14,7 @@ import anyio
 import msgspec
 
 from toolbus.backends.containers import RIGHTS, CliFailed, ContainerCli, Images, labels_of_task
-from toolbus.backends.ports import LOOPBACK
+from toolbus.backends.marks import LOOPBACK
 from toolbus.backends.runner import CannotStart
 from toolbus.coding.workspace.limits import WorkspaceOptions
 from toolbus.coding.workspace.programs import MOST_PRINTED, REASONS, Finished, Program, start_plain

@@ -6,9 +6,8 @@ import asyncio
 import re
 import time
 
-from toolbus.conformance.agent_scene import AgentScene
 from toolbus.conformance.checks import Broken, Table, until
-from toolbus.conformance.scene import SERVICE
+from toolbus.conformance.scene import SERVICE, AgentScene
 
 AGENT = Table[AgentScene]()
 _IDENT = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
 from toolbus.results import BrokerError
+from toolbus.worker.definition.function import tool
+from toolbus.worker.definition.service import ToolService
 
 T = TypeVar("T")
 
@@ -124,3 +126,32 @@ async def until(condition: Callable[[], Awaitable[T | None]], within: float, pro
         if asyncio.get_running_loop().time() > end:
             raise Broken(f"{problem} (within {within:g} s)")
         await asyncio.sleep(0.02)
+
+
+async def _count(to: int, delay: float) -> AsyncIterator[str]:
+    for number in range(1, to + 1):
+        yield f"{number} "
+        await asyncio.sleep(delay)
+
+
+class Conformance(ToolService):
+    """Serves the tools that `toolbus conformance worker` calls."""
+
+    id = "conformance"
+
+    @tool("conformance-echo", effect="read")
+    async def echo(self, text: str) -> str:
+        """Return a text."""
+        return text
+
+    @tool("conformance-count", effect="read")
+    async def count(self, to: int, delay: float = 0.1) -> AsyncIterator[str]:
+        """Count, one number each `delay` seconds."""
+        async for part in _count(to, delay):
+            yield part
+
+    @tool("conformance-once", effect="once")
+    async def once(self, to: int, delay: float = 0.1) -> AsyncIterator[str]:
+        """Count, and never twice."""
+        async for part in _count(to, delay):
+            yield part

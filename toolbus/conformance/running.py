@@ -8,14 +8,13 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 from toolbus.broker.embedded import EmbeddedServer
-from toolbus.broker.probe import Probe
+from toolbus.broker.opening import Probe
 from toolbus.broker.scripts import write_scripts
 from toolbus.conformance import lease_checks as _  # noqa: F401 - adds its checks to the table
 from toolbus.conformance.agent_checks import AGENT
-from toolbus.conformance.agent_scene import AgentScene
 from toolbus.conformance.checks import Outcome, outcome_of
 from toolbus.conformance.program import Program
-from toolbus.conformance.scene import LEASE, SERVICE, WorkerScene
+from toolbus.conformance.scene import LEASE, SERVICE, AgentScene, WorkerScene
 from toolbus.conformance.worker_checks import WORKER
 from toolbus.settings import Settings
 

@@ -8,9 +8,9 @@ from starlette.routing import BaseRoute
 
 from toolbus.gateway import chat, groups, health, mcp, metrics, openapi, run, tool_calls, tools
 from toolbus.gateway.auth import metadata
+from toolbus.gateway.bodies import Problem, on_broker_error, on_bug, on_http_exception, on_problem
 from toolbus.gateway.gateway import Gateway
 from toolbus.gateway.page import routes as page
-from toolbus.gateway.problems import Problem, on_broker_error, on_bug, on_http_exception, on_problem
 from toolbus.results import BrokerError
 
 # Each part of the gateway has its routes in a module of its own.

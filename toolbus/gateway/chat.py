@@ -10,14 +10,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from toolbus.envelope import new_id
-from toolbus.gateway.bodies import answer, read
+from toolbus.gateway.bodies import Problem, answer, call_options, read, require_json, wants_events
 from toolbus.gateway.calls import RequestedCall, answered, made, problem_of, trace_headers
 from toolbus.gateway.gateway import Gateway, gateway_of
-from toolbus.gateway.headers import call_options, wants_events
-from toolbus.gateway.media_types import require_json
 from toolbus.gateway.permissions import permitted
 from toolbus.gateway.principals import Principal
-from toolbus.gateway.problems import Problem
 from toolbus.gateway.run import respond
 
 

@@ -22,12 +22,11 @@ from toolbus.client.tools.definitions import description_of
 from toolbus.client.tools.tool import Tool
 from toolbus.deadlines import Deadlines
 from toolbus.encoding import encode_data
+from toolbus.gateway.bodies import Problem
 from toolbus.gateway.measures import Measures
 from toolbus.gateway.openapi_paths import CALL_PARAMETERS, PATHS, RESPONSES, SCHEMAS, call_responses, parameters
-from toolbus.gateway.options import GatewayOptions
+from toolbus.gateway.options import GatewayOptions, Supply
 from toolbus.gateway.principals import Authenticator, Permission, Principal
-from toolbus.gateway.problems import Problem
-from toolbus.gateway.supplied import Supply
 from toolbus.results import BrokerError, ErrorInfo
 from toolbus.settings import Settings
 

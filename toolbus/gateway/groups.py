@@ -11,13 +11,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from toolbus.client.tools.grouped import groups_of
-from toolbus.client.tools.groups import ToolGroup
-from toolbus.gateway.bodies import answer, read
+from toolbus.client.tools.groups import ToolGroup, groups_of
+from toolbus.gateway.bodies import Problem, answer, read, require_json
 from toolbus.gateway.gateway import Gateway, gateway_of
-from toolbus.gateway.media_types import require_json
 from toolbus.gateway.principals import Principal
-from toolbus.gateway.problems import Problem
 
 _ID = re.compile(r"[A-Za-z0-9_.-]{1,64}").fullmatch
 # Seconds until this process's own view has a change.

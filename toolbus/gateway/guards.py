@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import re
 import secrets
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Coroutine
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from toolbus import telemetry
-from toolbus.gateway.problems import Problem
+from toolbus.gateway.bodies import Problem
 from toolbus.results import ConfigurationError
 
 _ID = re.compile(rb"[A-Za-z0-9_.:-]{1,128}\Z")
@@ -230,3 +233,74 @@ class _Guarded:
             telemetry.log.warning("gateway.failed", **about)
         else:
             telemetry.log.debug("gateway.answered", **about)
+
+
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only programs on this machine reach an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+class KnownHosts:
+    """Answers 421 to requests for other hosts: a page may give its own name this machine's address, and then read what it likes.
+
+    Args:
+        app: takes the other requests.
+        names: the names by which the gateway is reached.
+    """
+
+    def __init__(self, app: ASGIApp, names: Collection[str] = LOOPBACK) -> None:
+        self._app = app
+        self._names = frozenset(name.encode("latin-1") for name in names)
+        # Most requests come to the same place, which is known with its port.
+        self._known: set[bytes] = set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle a request."""
+        if scope["type"] != "lifespan":
+            for name, value in scope["headers"]:
+                if name == b"host" and value not in self._known:
+                    if _name_of(value) not in self._names:
+                        detail = "this gateway is open to programs on its own machine, which reach it as localhost; others need tokens"
+                        await Problem(421, "unknown_host", detail).response()(scope, receive, send)
+                        return
+                    if len(self._known) < 100:
+                        self._known.add(value)
+        await self._app(scope, receive, send)
+
+
+def _name_of(host: bytes) -> bytes:
+    name, _, port = host.lower().rpartition(b":")
+    return name if name and port.isdigit() else host.lower()
+
+
+T = TypeVar("T")
+
+
+async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of ``work``, which is cancelled when the client disconnects; the body must have been read.
+
+    Raises:
+        Problem: 499, which nobody reads.
+    """
+    running = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait({running, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not running.done():
+            raise Problem(499, "disconnected", "the client has gone")
+        return running.result()
+    finally:
+        leaving.cancel()
+        running.cancel()
+        await asyncio.gather(running, leaving, return_exceptions=True)
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

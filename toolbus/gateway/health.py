@@ -6,9 +6,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from toolbus.gateway.bodies import answer
+from toolbus.gateway.bodies import Problem, answer
 from toolbus.gateway.gateway import check_query, gateway_of
-from toolbus.gateway.problems import Problem
 
 
 async def health(request: Request) -> Response:

@@ -9,9 +9,9 @@ from starlette.requests import HTTPConnection
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
+from toolbus.gateway.bodies import Problem
 from toolbus.gateway.gateway import Gateway, gateway_of
 from toolbus.gateway.principals import Everyone
-from toolbus.gateway.problems import Problem
 
 if TYPE_CHECKING:
     from toolbus.mcp.http import LazyEndpoint

@@ -11,7 +11,7 @@ from starlette.routing import Route
 from toolbus.broker.admin import ServiceOverview
 from toolbus.gateway.gateway import Gateway, gateway_of
 from toolbus.gateway.measures import BUCKETS, Measures
-from toolbus.telemetry.exposition import MEDIA_TYPE, Exposition
+from toolbus.telemetry.metrics import MEDIA_TYPE, Exposition
 
 # The metrics of services: each with its states, and the fields that count them.
 _OF_SERVICES = {

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
-from toolbus.client.tools.formats import FORMATS
-from toolbus.gateway.headers import MOST_KEY
-from toolbus.gateway.problems import MEDIA_TYPE
+from toolbus.client.tools.definitions import FORMATS
+from toolbus.gateway.bodies import MEDIA_TYPE, MOST_KEY
 from toolbus.results import ErrorType, Origin
 
 Part = dict[str, Any]

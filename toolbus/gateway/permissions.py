@@ -14,9 +14,9 @@ from toolbus.client.tools.tool import Tool
 from toolbus.confirmations import CONFIRM_TIMEOUT
 from toolbus.envelope import new_run
 from toolbus.events import Answered, Asked, Event, Finished
-from toolbus.gateway.disconnects import unless_disconnected
+from toolbus.gateway.bodies import Problem
 from toolbus.gateway.gateway import Gateway
-from toolbus.gateway.problems import Problem
+from toolbus.gateway.guards import unless_disconnected
 from toolbus.results import ErrorInfo, ToolError, ToolResult
 
 

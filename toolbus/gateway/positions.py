@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import msgspec
 
 from toolbus.events import Answered, Asked, Event, Finished, Reset, Started, Text
-from toolbus.gateway.problems import Problem
+from toolbus.gateway.bodies import Problem
 from toolbus.results import Blob, Progress
 
 _ID = re.compile(r"([0-9]{1,9})\.([0-9]{1,12})\.([0-9]{1,9})\.([\x20-\x7e]{1,255})").fullmatch

@@ -11,15 +11,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from toolbus.gateway.bodies import read
+from toolbus.gateway.bodies import RESUME, Problem, call_options, read, require_json, wants_events
 from toolbus.gateway.calls import RequestedCall, answered, check_visible, made, result_response, trace_headers
 from toolbus.gateway.gateway import Gateway, gateway_of
-from toolbus.gateway.headers import RESUME, call_options, wants_events
-from toolbus.gateway.media_types import require_json
 from toolbus.gateway.permissions import permission_of, permitted
 from toolbus.gateway.positions import Position, read_id
 from toolbus.gateway.principals import Principal
-from toolbus.gateway.problems import Problem
 from toolbus.gateway.streaming import event_stream
 
 

@@ -5,21 +5,60 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from typing import Any
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from toolbus.client.calls.call import Call
-from toolbus.events import Answered, Asked, Event, Finished
+from toolbus.events import Answered, Asked, Event, Finished, Reset, Started, Text
+from toolbus.gateway.bodies import EVENTS, Problem, is_answer
 from toolbus.gateway.calls import is_resumable, problem_of, trace_headers, traced
 from toolbus.gateway.gateway import Gateway
-from toolbus.gateway.headers import EVENTS
 from toolbus.gateway.permissions import Permission
 from toolbus.gateway.positions import Position, Replay
-from toolbus.gateway.problems import Problem, is_answer
-from toolbus.gateway.sse import COMMENT, event_bytes, opening
-from toolbus.results import ConfigurationError, ErrorInfo
+from toolbus.results import Blob, ConfigurationError, ErrorInfo, Progress
+
+COMMENT = b":\n\n"
+"""A line that clients leave out: it shows that the connection lives."""
+
+_RETRY = 1000
+_NAMES: dict[type[Any], bytes] = {
+    Started: b"started",
+    Text: b"text",
+    Progress: b"progress",
+    Blob: b"blob",
+    Asked: b"confirm",
+    Answered: b"answered",
+    Reset: b"reset",
+    Finished: b"end",
+}
+_SEPARATORS = tuple((each.encode(), f"\\u{ord(each):04x}".encode()) for each in "\x85\u2028\u2029")
+_encode = msgspec.json.Encoder().encode
+
+
+def opening() -> bytes:
+    """Return the line that says when to come back after a lost connection (milliseconds)."""
+    return b"retry: %d\n\n" % _RETRY
+
+
+def event_bytes(event: Event, id: str = "") -> bytes:
+    """Return an event of a call, with its id if it has one."""
+    return named_event(_NAMES[type(event)], _encode(event.result if type(event) is Finished else event), id)
+
+
+def named_event(name: bytes, data: bytes, id: str = "") -> bytes:
+    """Return an event with JSON data, in one line: an encoder of JSON escapes line ends, so that no text can begin a line of its own."""
+    if not data.isascii():
+        # Some clients take these for line ends, too.
+        for character, escaped in _SEPARATORS:
+            data = data.replace(character, escaped)
+    if id:
+        return b"event: %b\nid: %b\ndata: %b\n\n" % (name, id.encode("ascii"), data)
+    return b"event: %b\ndata: %b\n\n" % (name, data)
+
 
 # Seconds within which a call that fails is answered with its status, and after which an answer begins in any case.
 _OPENING = 1.0

@@ -19,12 +19,11 @@ from toolbus.client.executor.references import Kept, kept_of, references
 from toolbus.client.executor.toolcalls import ModelCall, said
 from toolbus.encoding import encode_json
 from toolbus.events import Answered, Asked, Finished, Text
-from toolbus.gateway.bodies import answer
-from toolbus.gateway.disconnects import unless_disconnected
+from toolbus.gateway.bodies import Problem, answer
 from toolbus.gateway.gateway import Gateway, gateway_of
+from toolbus.gateway.guards import unless_disconnected
 from toolbus.gateway.principals import Principal
-from toolbus.gateway.problems import Problem
-from toolbus.gateway.sse import COMMENT, named_event
+from toolbus.gateway.streaming import COMMENT, named_event
 from toolbus.gateway.turn_requests import TurnOptions, TurnRequest, turn_request
 from toolbus.results import BrokerError, ConfigurationError, EnvelopeError, ToolError, ToolResult
 from toolbus.safe_text import type_name

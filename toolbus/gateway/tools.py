@@ -12,15 +12,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from toolbus.client.tools.definitions import description_of
-from toolbus.client.tools.formats import FORMATS, Format
-from toolbus.client.tools.grouped import groups_of, memberships, runtime_of
+from toolbus.client.tools.definitions import FORMATS, Format, description_of
+from toolbus.client.tools.groups import groups_of, memberships, runtime_of
 from toolbus.client.tools.tool import Tool
 from toolbus.client.tools.view import ToolView
 from toolbus.encoding import encode_data
-from toolbus.gateway.bodies import answer
+from toolbus.gateway.bodies import Problem, answer
 from toolbus.gateway.gateway import gateway_of
-from toolbus.gateway.problems import Problem
 
 
 def described(tool: Tool, groups: Iterable[str]) -> dict[str, Any]:

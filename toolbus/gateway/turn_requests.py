@@ -8,14 +8,12 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 
-from toolbus.client.executor.observations import ATTACHMENTS, LIMIT
+from toolbus.client.executor.observers import ATTACHMENTS, LIMIT
 from toolbus.client.executor.toolcalls import ModelCall, tool_calls
 from toolbus.confirmations import CONFIRM_TIMEOUT
 from toolbus.gateway import bodies
+from toolbus.gateway.bodies import Problem, call_options, line, require_json
 from toolbus.gateway.gateway import gateway_of
-from toolbus.gateway.headers import call_options, line
-from toolbus.gateway.media_types import require_json
-from toolbus.gateway.problems import Problem
 from toolbus.results import ConfigurationError
 
 MOST_CALLS = 256

@@ -20,9 +20,8 @@ from toolbus.broker.protocols import HostId, Routes
 from toolbus.broker.routes import MOST_LINES
 from toolbus.client.bus import ToolBus
 from toolbus.envelope import new_run
-from toolbus.host.leases import HostLease
+from toolbus.host.leases import HostLease, HostRunners, Make
 from toolbus.host.pool import Pool
-from toolbus.host.runners import HostRunners, Make
 from toolbus.host.served import ServedTools
 from toolbus.platform.records import RecordedTool, SourceType, ToolRoute, ToolSource
 from toolbus.platform.store import LiveRecords

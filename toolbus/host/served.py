@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 from toolbus import telemetry
 from toolbus.backends.runner import Line, Output
 from toolbus.host.pool import Pool
-from toolbus.host.pool.losses import CLOSED
-from toolbus.platform.described import document_of
+from toolbus.host.pool.member import CLOSED
 from toolbus.platform.records import RecordedTool, ToolRoute
+from toolbus.platform.search import document_of
 from toolbus.results import Blob, Progress, ToolbusError, ToolError, ToolResult
 from toolbus.safe_text import described
 from toolbus.worker.definition.service import ToolService

@@ -19,8 +19,7 @@ from toolbus.client.bus import ToolBus
 from toolbus.im import frames
 from toolbus.im.answering import Answering
 from toolbus.im.frames import BadFrame, Message
-from toolbus.im.window import Pending, Window
-from toolbus.im.windows import Windows
+from toolbus.im.window import Pending, Window, Windows
 from toolbus.results import BrokerError, ConfigurationError, ToolbusError
 from toolbus.safe_text import type_name
 from toolbus.urls import redact

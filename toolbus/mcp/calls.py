@@ -15,7 +15,7 @@ from mcp_types import INTERNAL_ERROR, INVALID_PARAMS, CallToolRequestParams
 from toolbus.client.bus import ToolBus
 from toolbus.client.calls.call import Call
 from toolbus.client.confirmations import Confirmation, Grant
-from toolbus.client.tools.declared import task_after
+from toolbus.client.tools.definitions import task_after
 from toolbus.client.tools.tool import Tool
 from toolbus.confirmations import CONFIRM_TIMEOUT, ConfirmationRequest
 from toolbus.display import visible
@@ -23,8 +23,7 @@ from toolbus.envelope import new_run
 from toolbus.events import Answered, Asked, Event, Reset, Text
 from toolbus.mcp.caller import Caller, CallerOf, Context
 from toolbus.mcp.client import Client
-from toolbus.mcp.content import content_of, failure_of
-from toolbus.mcp.questions import OpenQuestions, allowed, asked_by_client, form
+from toolbus.mcp.content import OpenQuestions, allowed, asked_by_client, content_of, failure_of, form
 from toolbus.mcp.tasks import created
 from toolbus.results import BrokerError, ConfigurationError, Progress, ToolError
 

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.auth.provider import AccessToken
+from mcp.server.stdio import stdio_server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.server.transport_security import TransportSecurityMiddleware, TransportSecuritySettings
 from starlette.requests import HTTPConnection, Request
@@ -146,3 +147,10 @@ class LazyEndpoint:
                 telemetry.log.error("gateway.bug", exc_info=error)
             else:
                 ready.set_exception(error)
+
+
+async def serve_stdio(bus: ToolBus, caller: Caller) -> None:
+    """Serve until standard input ends."""
+    server = BusServer(bus, lambda _: caller)
+    async with stdio_server() as (read, write):
+        await server.run(read, write, server.create_initialization_options())

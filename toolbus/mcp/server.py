@@ -17,10 +17,8 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from toolbus.client.bus import ToolBus
 from toolbus.mcp.caller import CallerOf, Context
 from toolbus.mcp.calls import ToolCalls
-from toolbus.mcp.changes import ListChanges, ListWatch
 from toolbus.mcp.client import TASKS
-from toolbus.mcp.listing import page_of
-from toolbus.mcp.subscriptions import Subscriptions
+from toolbus.mcp.listing import ListChanges, ListWatch, Subscriptions, page_of
 from toolbus.mcp.tasks import TaskMethods, TaskParams, UpdateParams
 
 _SESSION = "toolbus.session"

@@ -22,8 +22,7 @@ from toolbus.display import shortened
 from toolbus.events import Reset, Text
 from toolbus.mcp.caller import Caller, CallerOf, Context
 from toolbus.mcp.client import Client
-from toolbus.mcp.content import content_of
-from toolbus.mcp.questions import OpenQuestions, form
+from toolbus.mcp.content import OpenQuestions, content_of, form
 from toolbus.results import BrokerError, ConfigurationError
 
 TEXT_KEY = "toolbus/text"

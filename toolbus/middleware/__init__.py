@@ -10,12 +10,9 @@ from toolbus.lazy import lazily
 
 if TYPE_CHECKING:
     from toolbus.middleware.breaker import CircuitBreaker
-    from toolbus.middleware.cache import Cache
+    from toolbus.middleware.cache import Answers, Cache
     from toolbus.middleware.chain import Middleware, Next, ToolCall, only
-    from toolbus.middleware.invalidation import Answers
-    from toolbus.middleware.limits import Quota, RateLimit
-    from toolbus.middleware.metering import Metering
-    from toolbus.middleware.timeout import Timeout
+    from toolbus.middleware.limits import Metering, Quota, RateLimit, Timeout
 
 __all__ = ["Answers", "Cache", "CircuitBreaker", "Metering", "Middleware", "Next", "Quota", "RateLimit", "Timeout", "ToolCall", "only"]
 
@@ -23,11 +20,8 @@ __getattr__, __dir__ = lazily(
     globals(),
     {
         "toolbus.middleware.breaker": ("CircuitBreaker",),
-        "toolbus.middleware.cache": ("Cache",),
+        "toolbus.middleware.cache": ("Cache", "Answers"),
         "toolbus.middleware.chain": ("Middleware", "Next", "ToolCall", "only"),
-        "toolbus.middleware.invalidation": ("Answers",),
-        "toolbus.middleware.limits": ("Quota", "RateLimit"),
-        "toolbus.middleware.metering": ("Metering",),
-        "toolbus.middleware.timeout": ("Timeout",),
+        "toolbus.middleware.limits": ("Quota", "RateLimit", "Metering", "Timeout"),
     },
 )

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import time
 from collections.abc import Callable
+
+import msgspec
 
 from toolbus import rules
 from toolbus.middleware.chain import Next, ToolCall
-from toolbus.results import BrokerError, ErrorInfo, ToolResult
+from toolbus.results import BrokerError, ErrorInfo, ToolResult, deadline_exceeded
 from toolbus.safe_text import type_name
 
 DAY = 86_400.0
@@ -77,3 +82,63 @@ class Quota(RateLimit):
     def _refusal(self, call: ToolCall, wait: float) -> ErrorInfo:
         message = f"the quota of {self.limit} calls of {call.name} is used up; it starts anew in {wait:.0f} s"
         return ErrorInfo("rate_limited", self.code, message, retryable=True, retry_after=wait)
+
+
+class Metering:
+    """Counts calls, errors, milliseconds and bytes of the answers, per user and tool and day, in the namespace's own keys.
+
+    In workers it counts runs of handlers, at the caller it counts calls with all that they waited for: use one of the two. Of an answer
+    that was cut off it counts what had been streamed.
+    """
+
+    async def __call__(self, call: ToolCall, next: Next) -> ToolResult:
+        """Let the call pass, and count it; one that raised or was cancelled counts as an error."""
+        started = time.monotonic()
+        size, failed = None, True
+        try:
+            result = await next(call)
+            size, failed = size_of(result), not result.success
+            return result
+        finally:
+            if size is None:
+                size = call.delivered()
+            call.tallies.count(call.user, call.name, ms=(time.monotonic() - started) * 1000, size=size, failed=failed)
+
+
+def size_of(result: ToolResult) -> int:
+    """About how many bytes an answer has."""
+    size = len(result.output.encode("utf-8", "replace")) if result.output else 0
+    if result.data is not None:
+        # A result that can't be encoded is not sent, and fails later for that reason.
+        with contextlib.suppress(TypeError, ValueError, RecursionError):
+            size += len(msgspec.json.encode(result.data))
+    return size + sum(len(blob.data) for blob in result.content)
+
+
+_TIMEOUT_RULES = {"seconds": rules.number("a number of seconds above 0", above=0, most=1e9)}
+
+
+class Timeout:
+    """Gives up after ``seconds``, whatever the caller allows. The handler is cancelled; one in a thread is told.
+
+    Raises:
+        ConfigurationError: it is no positive number of seconds.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        rules.check({"seconds": seconds}, _TIMEOUT_RULES, "Timeout")
+        self.seconds = seconds
+
+    async def __call__(self, call: ToolCall, next: Next) -> ToolResult:
+        """Let the call pass, for so long."""
+        try:
+            async with asyncio.timeout(self.seconds) as scope:
+                return await next(call)
+        except TimeoutError:
+            # One of the handler's own is the handler's business.
+            if not scope.expired():
+                raise
+        message = f"{call.name} did not finish within {self.seconds:g} s"
+        if call.effect == "once":
+            return ToolResult.fail(ErrorInfo("outcome_unknown", "timeout", f"{message}; it may or may not have taken effect"))
+        return ToolResult.fail(deadline_exceeded(message, "timeout"))

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 from toolbus.lazy import lazily
 
 if TYPE_CHECKING:
+    from toolbus.mounts.mount import serve
     from toolbus.mounts.objects import mount_of
     from toolbus.mounts.options import Options
-    from toolbus.mounts.provider import BusProvider
+    from toolbus.mounts.provider import Address, BusProvider, Command, InProcess
     from toolbus.mounts.service import MountedServer
-    from toolbus.mounts.serving import serve
-    from toolbus.mounts.targets import Address, Command, InProcess
 
 __all__ = ["Address", "BusProvider", "Command", "InProcess", "MountedServer", "Options", "mount_of", "serve"]
 
@@ -21,9 +20,8 @@ __getattr__, __dir__ = lazily(
     {
         "toolbus.mounts.objects": ("mount_of",),
         "toolbus.mounts.options": ("Options",),
-        "toolbus.mounts.provider": ("BusProvider",),
+        "toolbus.mounts.provider": ("BusProvider", "Address", "Command", "InProcess"),
         "toolbus.mounts.service": ("MountedServer",),
-        "toolbus.mounts.serving": ("serve",),
-        "toolbus.mounts.targets": ("Address", "Command", "InProcess"),
+        "toolbus.mounts.mount": ("serve",),
     },
 )

@@ -23,11 +23,11 @@ from mcp_types import (
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from toolbus import telemetry
-from toolbus.mounts.listing import Listing, list_server
+from toolbus.mounts.answers import sifted
+from toolbus.mounts.mount import Listing, list_server
 from toolbus.mounts.options import Options
-from toolbus.mounts.sifting import sifted
-from toolbus.mounts.stderr import StderrLog
-from toolbus.mounts.targets import Command, InProcess, Target
+from toolbus.mounts.provider import Command, InProcess, Target
+from toolbus.mounts.stdio import StderrLog
 from toolbus.results import ConfigurationError, ToolError
 from toolbus.safe_text import reason_of, type_name
 

@@ -10,8 +10,7 @@ import msgspec
 
 from toolbus import schema, telemetry
 from toolbus.descriptors import ServiceDescriptor, check_types, parse_tool
-from toolbus.mounts.naming import bus_name
-from toolbus.mounts.options import Options
+from toolbus.mounts.options import Options, bus_name
 from toolbus.results import DescriptorError, ToolResult
 from toolbus.schema import mended_document
 from toolbus.worker.run.invocation import Invocation

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Self
 
+import msgspec
+from mcp import Client
+from mcp_types import Tool
+
 from toolbus import telemetry
+from toolbus.middleware.chain import Middleware
+from toolbus.mounts.answers import left_out_of
 from toolbus.mounts.described import Described, Run
 from toolbus.mounts.options import Options, check_name
 from toolbus.results import ToolbusError, ToolError, ToolResult
+from toolbus.settings import Settings
 from toolbus.worker.definition.service import ToolService
 from toolbus.worker.run.invocation import invocation
+from toolbus.worker.worker import Worker
 
 
 class Mount(ToolService, ABC):
@@ -80,3 +89,107 @@ class Mount(ToolService, ABC):
             except ToolbusError as error:
                 telemetry.log.error("mount.not_republished", mount=self.id, error=str(error))
         self._runs = dict(described.runs)
+
+
+_MOST_PAGES = 1_000
+
+
+class Listing(msgspec.Struct, frozen=True):
+    """The tools of a server, and whether it has more than tools.
+
+    Attributes:
+        tools: in its own order, each name once.
+        resources, prompts: whether it has any.
+        left_out: tools that can't be read, and why.
+    """
+
+    tools: tuple[Tool, ...] = ()
+    resources: bool = False
+    prompts: bool = False
+    left_out: Mapping[str, str] = {}
+
+
+async def list_server(client: Client, mount: str, most: int) -> Listing:
+    """Ask a server what it has.
+
+    Args:
+        client: a connection to it.
+        mount: the name of the mount, for the log.
+        most: tools that are read; more are left out, which is logged.
+    """
+    capabilities = client.server_capabilities
+    found: dict[str, Tool] = {}
+    left_out: dict[str, str] = {}
+    if capabilities.tools is not None:
+        async for page in pages(lambda cursor: client.list_tools(cursor=cursor, cache_mode="refresh")):
+            left_out.update(left_out_of(page))
+            for tool in page.tools:
+                if tool.name in found:
+                    telemetry.log.warning("mount.tool_left_out", mount=mount, tool=tool.name, reason="the server lists that name twice")
+                elif len(found) < most:
+                    found[tool.name] = tool
+                else:
+                    telemetry.log.warning("mount.tools_cut", mount=mount, most=most, advice="serve some of them: --include, --most-tools")
+                    return _listing(found, capabilities, left_out)
+    return _listing(found, capabilities, left_out)
+
+
+def _listing(found: dict[str, Tool], capabilities: Any, left_out: dict[str, str]) -> Listing:
+    return Listing(tuple(found.values()), capabilities.resources is not None, capabilities.prompts is not None, left_out)
+
+
+async def pages(ask: Callable[[str | None], Awaitable[Any]]) -> Any:
+    """Yield the pages of a list; one that does not come to an end is given up."""
+    cursor, seen = None, set[str]()
+    for _ in range(_MOST_PAGES):
+        page = await ask(cursor)
+        yield page
+        cursor = page.next_cursor
+        if not cursor or cursor in seen:
+            return
+        seen.add(cursor)
+
+
+@asynccontextmanager
+async def mounted(services: Sequence[object]) -> AsyncIterator[Callable[[Worker], None]]:
+    """Start mounted servers, and end them at the exit; call what is provided with the worker that is to serve them.
+
+    Raises:
+        ConfigurationError: one can't be started, or does not answer; says why.
+    """
+    servers = [service for service in services if isinstance(service, Mount)]
+
+    def serve_with(worker: Worker) -> None:
+        for server in servers:
+            server.republish = worker.republish
+
+    async with AsyncExitStack() as stack:
+        for server in servers:
+            await stack.enter_async_context(server)
+        try:
+            yield serve_with
+        finally:
+            for server in servers:
+                server.republish = None
+
+
+@asynccontextmanager
+async def serve(
+    *services: ToolService, settings: Settings | None = None, middleware: Sequence[Middleware] = (), **options: Any
+) -> AsyncIterator[Worker]:
+    """Start mounted servers and a worker that serves them; both end at the exit.
+
+    Args:
+        services: mounted servers, and any other services.
+        settings: as for ``Worker``.
+        middleware: as for ``Worker``, and so are further options.
+
+    Raises:
+        ConfigurationError: a server can't be started, or does not answer; says why.
+        ToolbusError: the worker can't serve.
+    """
+    async with mounted(services) as serve_with:
+        worker = Worker(list(services), settings=settings, middleware=middleware, **options)
+        serve_with(worker)
+        async with worker:
+            yield worker

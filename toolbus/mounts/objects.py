@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from toolbus.mounts.naming import words_of
-from toolbus.mounts.options import Options
-from toolbus.mounts.targets import InProcess
+from toolbus.mounts.options import Options, words_of
+from toolbus.mounts.provider import InProcess
 from toolbus.results import ConfigurationError
 
 if TYPE_CHECKING:

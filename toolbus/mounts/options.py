@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import re
 from fnmatch import fnmatchcase
+from typing import Any
 
 import msgspec
+from mcp_types import PARSE_ERROR
 
 from toolbus import rules
+from toolbus.broker.admin import Admin
+from toolbus.display import visible
 from toolbus.results import ConfigurationError
+from toolbus.settings import Settings
 
 _SECONDS = rules.number("a number of seconds above 0", above=0, most=1e9)
 _RULES = {
@@ -83,3 +91,55 @@ def check_name(name: str) -> str:
     if not 0 < len(name) <= 64 or not name.isascii() or not name.replace("-", "").replace("_", "").replace(".", "").isalnum():
         raise ConfigurationError(f"{name!r} is no name of a mount: give 1 to 64 letters, digits, '_', '.' or '-', such as github")
     return name
+
+
+_PLAIN = re.compile(r"[^\s\x00-\x1f/\\{}]{1,128}\Z")
+_OTHERS = re.compile(r"[^A-Za-z0-9_.-]+")
+_READABLE = 50
+
+
+def bus_name(name: str) -> str:
+    """Return the name under which a tool is published.
+
+    One that the bus allows stands for itself. Another becomes as much of it as fits, ``-`` and ten letters that depend on the whole
+    name only.
+    """
+    if _PLAIN.match(name) and (name.isascii() or visible(name) == name):
+        return name
+    hashed = base64.b32encode(hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=10).digest()).decode().lower()
+    return f"{_OTHERS.sub('_', name)[:_READABLE]}-{hashed[:10]}"
+
+
+def words_of(text: str) -> str:
+    """Return a text as a name of letters, digits and ``_``."""
+    return re.sub(r"[^A-Za-z0-9]+", "_", text).strip("_")
+
+
+TOO_LONG = -32_099
+"""The code of the error that stands for an answer that was too long to be read."""
+
+UNREADABLE = -32_098
+"""The code of the error that stands for an answer that no MCP server may give."""
+
+_INVALID_REQUEST = -32_600
+
+
+def is_over(error: Any) -> bool:
+    """Return whether an ``MCPError`` says that a server at an address knows its session no more, and has not run the request."""
+    return bool(error.code == _INVALID_REQUEST and error.message == "Session terminated")
+
+
+def is_unreadable(error: Any) -> bool:
+    """Return whether an ``MCPError`` stands for an answer that could not be read."""
+    return bool(error.code == UNREADABLE or (error.code == PARSE_ERROR and error.message.startswith("Failed to parse ")))
+
+
+async def pin_new(settings: Settings, mount: str) -> list[str]:
+    """Pin the tools that a mount offers now and that have no pin; return their names.
+
+    Raises:
+        BrokerError: the server could not be asked.
+    """
+    async with Admin(settings) as admin:
+        offered = await admin.pins.offered()
+        return await admin.pins.pin_new([tool for tool in offered.values() if tool.service == mount], by=f"mount {mount}")

@@ -15,16 +15,13 @@ from mcp_types import Tool
 
 from toolbus.display import harmless
 from toolbus.mounts.answers import bad_answer, contents_of, error_of, messages_of, result_of
-from toolbus.mounts.codes import is_over
 from toolbus.mounts.connection import ServerConnection
 from toolbus.mounts.described import Described, Run
-from toolbus.mounts.listing import Listing, pages
-from toolbus.mounts.mount import Mount
-from toolbus.mounts.naming import words_of
-from toolbus.mounts.options import Options
-from toolbus.mounts.targets import Target
+from toolbus.mounts.mount import Listing, Mount, pages
+from toolbus.mounts.options import Options, is_over, words_of
+from toolbus.mounts.provider import Target
 from toolbus.results import ToolError, ToolResult
-from toolbus.worker.definition.retry import Retry
+from toolbus.worker.definition.service import Retry
 from toolbus.worker.run.invocation import Invocation
 
 # Progress that is passed on at once, and per second after that.

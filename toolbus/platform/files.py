@@ -18,10 +18,9 @@ import msgspec
 from toolbus.client.tools.groups import ToolGroup
 from toolbus.display import one_line, shortened
 from toolbus.platform.checks import check_group, check_recorded, check_runtime
-from toolbus.platform.documents import Record
+from toolbus.platform.documents import Record, unknown_fields
 from toolbus.platform.records import BackendRuntime, RecordedTool, ToolMeta, ToolSource
 from toolbus.platform.store import Snapshot
-from toolbus.platform.written import unknown_fields
 from toolbus.results import ConfigurationError, DescriptorError
 from toolbus.schema.documents import read_document
 

@@ -16,9 +16,9 @@ from toolbus.broker.protocols import ItemChange
 from toolbus.client.bus import ToolBus
 from toolbus.client.tools.groups import ToolGroup
 from toolbus.pins import check_prefix
-from toolbus.platform.described import pin_of
 from toolbus.platform.documents import Record, digest_of, encode, is_platform_key, key_of, read
 from toolbus.platform.records import PENDING_KEY, RECORD_KEY, BackendRuntime, RecordedTool
+from toolbus.platform.search import pin_of
 from toolbus.results import ConfigurationError, DescriptorError, ToolbusError
 
 T = TypeVar("T")

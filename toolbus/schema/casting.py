@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -333,3 +333,15 @@ def _check_number(text: str) -> None:
     """Refuse a number within a container that would not be read on its own either."""
     if not _NUMBER.match(text) or _number(text) is _UNCHANGED:
         raise ValueError("a number loses digits")
+
+
+_MOST_TOOLS = 20
+
+
+def summary(changes: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """Return the corrected tools, and the first changes with the tool of each; ``further`` is the number of changes left out."""
+    every = [f"{tool}: {change}" for tool, made in sorted(changes.items()) for change in made]
+    fields: dict[str, Any] = {"tools": sorted(changes)[:_MOST_TOOLS], "changes": every[:_MOST_CHANGES]}
+    if len(every) > _MOST_CHANGES:
+        fields["further"] = len(every) - _MOST_CHANGES
+    return fields

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from toolbus.schema.sizes import MOST_PROPERTIES, MOST_TEXT, fits
+from toolbus.schema.documents import MOST_PROPERTIES, MOST_TEXT, fits
 
 
 class Dialect(msgspec.Struct, frozen=True):

@@ -16,7 +16,7 @@ import msgspec
 from toolbus.descriptors import TYPE_WORDS
 from toolbus.results import DescriptorError
 from toolbus.safe_text import type_name
-from toolbus.schema.contradictions import flag, may_contradict, settle
+from toolbus.schema.validate import flag, may_contradict, settle
 
 _WORDS = TYPE_WORDS | {
     "char": "string", "varchar": "string", "uuid": "string", "url": "string", "uri": "string",

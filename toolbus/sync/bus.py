@@ -18,8 +18,7 @@ from toolbus.results import ConfigurationError
 from toolbus.settings import Settings
 from toolbus.sync.confirmations import SharedConfirmations
 from toolbus.sync.loop import NOT_OPEN, Loop
-from toolbus.sync.tallies import Tallies
-from toolbus.sync.views import BoundBus
+from toolbus.sync.views import BoundBus, Tallies
 
 
 class ToolBus(BoundBus):

@@ -9,7 +9,7 @@ from typing import Any, Self
 from toolbus.client.executor import executor as aio
 from toolbus.client.executor import turn
 from toolbus.client.executor.observers import ToolEvent
-from toolbus.client.executor.parts import Observation
+from toolbus.client.executor.toolcalls import Observation
 from toolbus.client.tools.tool import Tool
 from toolbus.results import ConfigurationError, ToolResult
 from toolbus.sync.loop import FindLoop, Loop

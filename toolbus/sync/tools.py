@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from toolbus.client.tools.formats import Format
+from toolbus.client.tools.definitions import Format
 from toolbus.client.tools.tool import Tool, ToolChange
 from toolbus.client.tools.view import ToolView
 from toolbus.sync.loop import Loop

@@ -7,8 +7,7 @@ Names follow OpenTelemetry's conventions for tools (``gen_ai.*``) and messaging.
 
 from toolbus.telemetry.events import EVENTS, NAME
 from toolbus.telemetry.export import configure_export
-from toolbus.telemetry.listening import active, metering, providers
-from toolbus.telemetry.logger import log, logs
+from toolbus.telemetry.logger import active, log, logs, metering, providers
 from toolbus.telemetry.metrics import METRICS, count, record_call, record_run
 from toolbus.telemetry.output import LogFormat, configure_logging, flush_logging
 from toolbus.telemetry.spans import CallSpan, HandlerSpan, continued, handler_span, start_call_span

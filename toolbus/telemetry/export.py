@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from toolbus.results import ConfigurationError
 from toolbus.telemetry.events import NAME
-from toolbus.telemetry.listening import active, metering
-from toolbus.telemetry.logger import log, logger
+from toolbus.telemetry.logger import active, log, logger, metering
 from toolbus.telemetry.output import FIELDS
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from toolbus.results import CallCancelled, ErrorInfo, ToolError
 from toolbus.safe_text import is_a, reason_of, traceback_of, type_name
-from toolbus.telemetry.listening import active, tracer
+from toolbus.telemetry.logger import active, tracer
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context

@@ -20,8 +20,7 @@ from matplotlib.path import Path
 from toolbus.results import ToolkitError
 from toolbus.toolkit.graph import Toolkit
 from toolbus.toolkit.items import kind_of
-from toolbus.toolkit.layout import HEIGHT, WIDTH, Layout, Point, layout
-from toolbus.toolkit.lettering import MISSING, families, fitted, missing, plain
+from toolbus.toolkit.layout import HEIGHT, MISSING, WIDTH, Layout, Point, families, fitted, layout, missing, plain
 from toolbus.toolkit.routes import Route, Router, middle
 
 MOST = 120

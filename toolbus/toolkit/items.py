@@ -10,7 +10,7 @@ from typing import Any, Literal, Self, TypeVar
 from toolbus.results import DescriptorError, ToolkitError
 from toolbus.safe_text import type_name
 from toolbus.schema import Derived, derive
-from toolbus.schema.signature import read_signature
+from toolbus.schema.derivation import read_signature
 from toolbus.worker.definition.objects import ToolObject
 from toolbus.worker.definition.provide import Services, injected
 

@@ -6,12 +6,11 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from toolbus.toolkit.checks import target_of
-from toolbus.toolkit.entries import ActionEntry, Link, Preset
 from toolbus.toolkit.graph import Toolkit
 from toolbus.toolkit.items import Action, Tool, ToolGroup, edge_kind
 from toolbus.toolkit.learning.scores import Edge, ScoreFile
-from toolbus.toolkit.presets import toolkit_of
+from toolbus.toolkit.presets import target_of, toolkit_of
+from toolbus.toolkit.starting import ActionEntry, Link, Preset
 
 
 def scores_of(toolkit: Toolkit) -> ScoreFile:

@@ -17,8 +17,7 @@ from toolbus.broker.transport.command import ReplyError
 from toolbus.confirmations import ConfirmationRequest
 from toolbus.results import BrokerError, EnvelopeError
 from toolbus.settings import Settings
-from toolbus.watch.activity import Activity
-from toolbus.watch.assembly import ToolViews, dead_letter_view, instance_views, running_calls, service_views, session_views
+from toolbus.watch.assembly import Activity, ToolViews, dead_letter_view, instance_views, running_calls, service_views, session_views
 from toolbus.watch.views import DeadLetterView, PinView, Snapshot
 
 T = TypeVar("T")

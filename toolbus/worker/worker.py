@@ -20,15 +20,15 @@ from toolbus.worker import isolation
 from toolbus.worker.definition.provide import Services
 from toolbus.worker.definition.service import ToolService
 from toolbus.worker.isolation.pool import Isolation
-from toolbus.worker.process.ending import ended_by
-from toolbus.worker.process.loop_watch import LoopWatch
+from toolbus.worker.process.event_loop import LoopWatch
+from toolbus.worker.process.lifeline import ended_by
 from toolbus.worker.run.nested import NestedBus
-from toolbus.worker.serving import life
-from toolbus.worker.serving.around import checked_around
+from toolbus.worker.serving import owner as life
 from toolbus.worker.serving.collect import collect
 from toolbus.worker.serving.handlers import Served
-from toolbus.worker.slots.leaving import sign_off
+from toolbus.worker.serving.owner import checked_around
 from toolbus.worker.slots.slots import Slots
+from toolbus.worker.slots.taking import sign_off
 
 
 class Worker:

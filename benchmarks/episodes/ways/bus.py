@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from benchmarks.episodes.player import Player
-from toolbus.client.executor.observations import observe
+from toolbus.client.executor.observers import observe
 from toolbus.client.views import BusView
 
 

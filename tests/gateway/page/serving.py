@@ -13,9 +13,9 @@ from starlette.requests import HTTPConnection
 from tests.servers import eventually
 from toolbus import ToolBus
 from toolbus.gateway.app import application
+from toolbus.gateway.bodies import Problem
 from toolbus.gateway.gateway import Gateway
 from toolbus.gateway.principals import Authenticator, Everyone, Principal
-from toolbus.gateway.problems import Problem
 
 
 class Tokens:

@@ -12,8 +12,8 @@ import pytest
 from tests.worker.unit.fakes import Bench, handlers, lines, pay
 from toolbus import Blob, Progress, Retry, ToolResult, invocation, tool
 from toolbus.envelope import Confirm
+from toolbus.worker.run.reasons import RunState
 from toolbus.worker.run.run import Run
-from toolbus.worker.run.states import RunState
 
 pytestmark = pytest.mark.anyio
 

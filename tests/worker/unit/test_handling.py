@@ -15,7 +15,7 @@ from tests.servers import eventually
 from tests.worker.unit.fakes import NOW, Bench, echo, hold
 from toolbus import ErrorInfo, ToolResult, tool
 from toolbus.middleware.chain import Next, ToolCall
-from toolbus.worker.run.states import RunState
+from toolbus.worker.run.reasons import RunState
 
 pytestmark = pytest.mark.anyio
 

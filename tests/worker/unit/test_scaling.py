@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from toolbus.worker.process.autoscaler import RULES, Bounds, Scaling, backlog_of
 from toolbus.worker.process.load import EVERY, TICK, Load, LoadMeter
-from toolbus.worker.process.scaling import RULES, Bounds, Scaling, backlog_of
 
 SHARE = st.floats(0, 1)
 LOADS = st.builds(

@@ -12,10 +12,10 @@ import pytest
 from tests.worker.unit.fakes import Bench
 from toolbus import tool
 from toolbus.worker.run import reasons
+from toolbus.worker.run.reasons import NEXT as AFTER_RUN
+from toolbus.worker.run.reasons import TRANSITIONS as RUN
+from toolbus.worker.run.reasons import RunState
 from toolbus.worker.run.run import Run
-from toolbus.worker.run.states import NEXT as AFTER_RUN
-from toolbus.worker.run.states import TRANSITIONS as RUN
-from toolbus.worker.run.states import RunState
 from toolbus.worker.slots.taking import NEXT as AFTER_TAKING
 from toolbus.worker.slots.taking import TRANSITIONS as TAKING
 from toolbus.worker.slots.taking import TakingState

@@ -6,7 +6,7 @@ import pytest
 
 from tests.worker.unit.fakes import Bench, echo
 from toolbus.broker.protocols import Delivery
-from toolbus.worker.slots.waiting import Waiting
+from toolbus.worker.slots.lines import Waiting
 
 pytestmark = pytest.mark.anyio
 

@@ -9,10 +9,25 @@ from typing import Any
 
 import msgspec
 
-from toolbus.backends.http.answers import EVENTS, MOST_BYTES, Gathered, Streamed, refusal, result_of, too_long
+from toolbus.backends.http.answers import (
+    EVENTS,
+    MOST_BYTES,
+    Broken,
+    Gathered,
+    Nonsense,
+    NotReached,
+    Received,
+    Request,
+    Sender,
+    Streamed,
+    TooLong,
+    Unfit,
+    refusal,
+    request_of,
+    result_of,
+    too_long,
+)
 from toolbus.backends.http.connections import Connections
-from toolbus.backends.http.requests import Request, request_of
-from toolbus.backends.http.sending import Broken, Nonsense, NotReached, Received, Sender, TooLong, Unfit
 from toolbus.backends.runner import Output
 from toolbus.outbound import Answer
 from toolbus.results import ConfigurationError, ToolbusError, ToolError, ToolResult, deadline_exceeded

@@ -16,8 +16,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from toolbus.backends.http.requests import Request
-from toolbus.backends.http.sending import Broken, Nonsense, NotReached, TooLong, Unfit
+from toolbus.backends.http.answers import Broken, Nonsense, NotReached, Request, TooLong, Unfit
 
 _NET = Path("/proc/net")
 # The kernel's number of CLOSE_WAIT. A program that answers nevertheless is refused, and its connection leaves this state.

@@ -23,9 +23,8 @@ from toolbus.broker.keys import Keys
 from toolbus.broker.registry.registry import TTL
 from toolbus.broker.scripts import Script
 from toolbus.broker.take.requests import Fence, RequestStream, StreamDelivery, common_fence, entries_of
-from toolbus.broker.transport.connection import Connector
-from toolbus.broker.transport.server import replica_by
-from toolbus.broker.transport.tls import explain
+from toolbus.broker.transport.connection import Connector, explain
+from toolbus.broker.transport.transport import replica_by
 from toolbus.results import BrokerError, ToolbusError
 from toolbus.safe_text import described, reason_of
 

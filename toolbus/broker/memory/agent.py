@@ -17,8 +17,8 @@ from toolbus.broker.memory.routes import MemoryRoutes
 from toolbus.broker.memory.tallies import MemoryTallies
 from toolbus.broker.memory.tokens import MemoryTokens
 from toolbus.broker.protocols import AgentListener, Fate, ItemChange, Sender, Verdict, session_of
-from toolbus.broker.protocols.sharing import ended_for_another, readdressed
-from toolbus.broker.protocols.tasks import TaskFrames, TaskRecord
+from toolbus.broker.protocols.agent import ended_for_another, readdressed
+from toolbus.broker.protocols.documents import TaskFrames, TaskRecord
 from toolbus.broker.reading import check_document
 from toolbus.broker.registry.refusals import item_refused
 from toolbus.envelope import Frame, Request, decode_frames, encode_request, entry_limit, new_id, share_digest, work_digest

@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 
 from toolbus.broker.chats import windows_of
-from toolbus.broker.protocols.chats import ChatWindow, Messenger
-from toolbus.broker.protocols.conversations import Conversations
+from toolbus.broker.protocols.documents import ChatWindow, Conversations, Messenger
 
 
 class MemoryChats:

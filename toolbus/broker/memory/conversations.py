@@ -7,7 +7,7 @@ import time
 import msgspec
 
 from toolbus.broker.conversations import MOST_LISTED, Begun, Elsewhere, Held, Name, busy, name_of, name_to_hold
-from toolbus.broker.protocols.conversations import ConversationInfo, StoredRecord
+from toolbus.broker.protocols.documents import ConversationInfo, StoredRecord
 from toolbus.settings import Settings
 
 

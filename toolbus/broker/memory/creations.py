@@ -9,7 +9,7 @@ import time
 import msgspec
 
 from toolbus.broker.creations import ids_of, refused, refused_key, submitted
-from toolbus.broker.protocols.creations import (
+from toolbus.broker.protocols.documents import (
     KEPT,
     MOST_ENDED,
     MOST_LINE,

@@ -6,7 +6,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from toolbus.broker.protocols.results import MOST_BYTES, MOST_RESULTS
+from toolbus.broker.protocols.documents import MOST_BYTES, MOST_RESULTS
 from toolbus.settings import Settings
 
 _MOST_SESSIONS = 1024

@@ -7,7 +7,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Collection, Mapping, Sequence
 
-from toolbus.broker.protocols.routes import HostId, OutputLine, Renewed
+from toolbus.broker.protocols.documents import HostId, OutputLine, Renewed
 from toolbus.broker.routes import MOST_LINE, MOST_LINES
 
 

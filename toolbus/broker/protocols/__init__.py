@@ -3,20 +3,51 @@
 Redis and the in-process broker both fulfil it, so the same tools run over ``redis://`` and ``memory://``.
 """
 
-from toolbus.broker.protocols.agent import AgentBroker, AgentListener
-from toolbus.broker.protocols.chats import Chats, ChatWindow, Messenger
-from toolbus.broker.protocols.confirmations import Confirmations
-from toolbus.broker.protocols.conversations import ConversationInfo, Conversations, HeldConversation, StoredRecord
-from toolbus.broker.protocols.creations import ClaimedCreation, Creation, CreationOverview, Creations, CreationStatus, Spent
-from toolbus.broker.protocols.delivery import MOST_SNAPSHOT, NO_SNAPSHOT, Beginning, Delivery, Ending, Note, Outcome, Snapshot, session_of
-from toolbus.broker.protocols.publish import Fate, Sender, Verdict
-from toolbus.broker.protocols.registry import ALL_TOOLS, ItemChange, RefusedTool, ServiceRecord
-from toolbus.broker.protocols.results import SessionResults
-from toolbus.broker.protocols.routes import HostId, OutputLine, Renewed, Routes
-from toolbus.broker.protocols.tallies import Tallies, Usage
-from toolbus.broker.protocols.tasks import TaskFrames, TaskRecord, Tasks
-from toolbus.broker.protocols.tokens import Tokens
-from toolbus.broker.protocols.worker import SessionListener, WorkerBroker, WorkerBrokerOf, WorkerId, WorkerListener
+from toolbus.broker.protocols.agent import AgentBroker, AgentListener, Confirmations, Fate, Sender, Tallies, Usage, Verdict
+from toolbus.broker.protocols.documents import (
+    ALL_TOOLS,
+    Chats,
+    ChatWindow,
+    ClaimedCreation,
+    ConversationInfo,
+    Conversations,
+    Creation,
+    CreationOverview,
+    Creations,
+    CreationStatus,
+    HeldConversation,
+    HostId,
+    ItemChange,
+    Messenger,
+    OutputLine,
+    RefusedTool,
+    Renewed,
+    Routes,
+    ServiceRecord,
+    SessionResults,
+    Spent,
+    StoredRecord,
+    TaskFrames,
+    TaskRecord,
+    Tasks,
+    Tokens,
+)
+from toolbus.broker.protocols.worker import (
+    MOST_SNAPSHOT,
+    NO_SNAPSHOT,
+    Beginning,
+    Delivery,
+    Ending,
+    Note,
+    Outcome,
+    SessionListener,
+    Snapshot,
+    WorkerBroker,
+    WorkerBrokerOf,
+    WorkerId,
+    WorkerListener,
+    session_of,
+)
 
 __all__ = [
     "ALL_TOOLS",

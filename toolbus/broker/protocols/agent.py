@@ -2,22 +2,133 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Protocol
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from typing import Literal, Protocol
 
-from toolbus.broker.protocols.chats import Chats
-from toolbus.broker.protocols.confirmations import Confirmations
-from toolbus.broker.protocols.conversations import Conversations
-from toolbus.broker.protocols.creations import Creations
-from toolbus.broker.protocols.publish import Fate, Sender
-from toolbus.broker.protocols.registry import ItemChange, RefusedTool, ServiceRecord
-from toolbus.broker.protocols.results import SessionResults
-from toolbus.broker.protocols.routes import Routes
-from toolbus.broker.protocols.tallies import Tallies
-from toolbus.broker.protocols.tasks import Tasks
-from toolbus.broker.protocols.tokens import Tokens
-from toolbus.envelope import Frame, Request
+import msgspec
+
+from toolbus.broker.protocols.documents import (
+    Chats,
+    Conversations,
+    Creations,
+    ItemChange,
+    RefusedTool,
+    Routes,
+    ServiceRecord,
+    SessionResults,
+    Tasks,
+    Tokens,
+)
+from toolbus.confirmations import ConfirmationAnswer, ConfirmationRequest
+from toolbus.envelope import BEGAN_LATE, NOT_BEGUN, NOT_FINISHED, NOT_TAKEN, Frame, Request
 from toolbus.results import ToolbusError
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """The outcome of publishing one request.
+
+    Attributes:
+        status: ``queued`` (or joined, when another call with the same key runs already); ``full``; ``absent`` (no such queue);
+            ``conflict`` (the idempotency key stands for a call with other arguments); ``unknown`` (the answer was lost, it may have
+            been queued); ``failed`` (certainly not queued).
+        entry: where it is queued, for cancelling it.
+        depth: how many requests the full queue holds, queued and running.
+        message: why it failed.
+    """
+
+    status: Literal["queued", "full", "absent", "conflict", "unknown", "failed"]
+    entry: str = ""
+    depth: int = 0
+    message: str = ""
+
+
+class Sender(Protocol):
+    """A call that is being published."""
+
+    @property
+    def done(self) -> bool:
+        """True when no caller waits for it any more; then it is not published."""
+
+    def settle(self, verdict: Verdict) -> None:
+        """Take in what became of the publication."""
+
+
+Fate = Literal["removed", "signalled", "shared", "gone", "unknown"]
+"""The outcome of a cancellation: ``removed`` (the call never ran and never will), ``signalled`` (a worker has it), ``shared`` (other
+callers wait for it), ``gone`` (it has been answered, or the server forgot it), ``unknown`` (the server did not say)."""
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """The cost of one user's calls of one tool; a tool that was called as a service has the service's id."""
+
+    user: str
+    tool: str
+    calls: int = 0
+    errors: int = 0
+    ms: int = 0
+    bytes: int = 0
+
+
+class Tallies(Protocol):
+    """The counts that all processes of a namespace share."""
+
+    async def spend(self, name: str, limit: int, period: float) -> float:
+        """Count one use against a rate of ``limit`` per ``period`` seconds; returns 0, or the seconds until there is room.
+
+        Raises:
+            BrokerError: the server could not be asked.
+        """
+
+    async def use(self, name: str, limit: int, period: float) -> float:
+        """Count one use against a quota, which starts anew in each period of the server's clock; returns and raises as ``spend``."""
+
+    def count(self, user: str, tool: str, *, ms: float, size: int, failed: bool) -> None:
+        """Add a call to today's usage. Returns at once."""
+
+    async def usage(self, days: int = 1) -> list[Usage]:
+        """Return the usage of the last days (UTC, today is the first), by user and tool.
+
+        Raises:
+            BrokerError: the server could not be asked.
+        """
+
+
+class Confirmations(Protocol):
+    """The requests that wait for a confirmation, which any process of a namespace can give."""
+
+    async def ask(self, request: ConfirmationRequest, seconds: float) -> ConfirmationAnswer | None:
+        """Open a request and wait for its answer; None when there is no answer within ``seconds``. Cancelling it withdraws the request.
+
+        A permission that names another digest than the request's is a refusal.
+
+        Raises:
+            ToolError: ``overloaded``, because too many requests wait.
+            BrokerError: the server refuses.
+        """
+
+    async def pending(self) -> list[ConfirmationRequest]:
+        """Return the open requests, the oldest first, without the ``whole`` of their arguments.
+
+        Raises:
+            BrokerError: the server could not be asked.
+        """
+
+    async def get(self, id: str) -> ConfirmationRequest:
+        """Return one open request.
+
+        Raises:
+            ConfirmationClosed: it is not open.
+        """
+
+    async def answer(self, id: str, answer: ConfirmationAnswer) -> None:
+        """Answer a request; of several answers exactly one wins.
+
+        Raises:
+            ConfirmationClosed: it is not open, or another answer won.
+        """
+
+    def watch(self) -> AsyncIterator[ConfirmationRequest]:
+        """Yield each request once: those that are open, and then new ones as they come."""
 
 
 class AgentListener(Protocol):
@@ -159,3 +270,19 @@ class AgentBroker(Protocol):
 
     def statistics(self) -> dict[str, int]:
         """Return counts for operators and metrics."""
+
+
+_ENDS_OF_ANOTHER = frozenset({("cancelled", NOT_BEGUN), *(("deadline_exceeded", code) for code in (NOT_TAKEN, BEGAN_LATE, NOT_FINISHED))})
+
+
+def ended_for_another(frame: Frame) -> bool:
+    """Return whether a shared call ended before it began, since no caller waited for it, or because its first caller's time was up."""
+    error = frame.error
+    return error is not None and frame.end_of_stream and (error.type, error.code) in _ENDS_OF_ANOTHER
+
+
+def readdressed(frame: Frame, call: str, attempts: int) -> Frame:
+    """Return a shared call's frame for one of its callers, which had ``attempts`` attempts before."""
+    if frame.id == call and not attempts:
+        return frame
+    return msgspec.structs.replace(frame, id=call, attempt=frame.attempt + attempts)

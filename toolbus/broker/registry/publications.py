@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Mapping
+
 import msgspec
 
+from toolbus import telemetry
+from toolbus.broker.keys import Keys
 from toolbus.broker.protocols import ALL_TOOLS, RefusedTool, ServiceRecord
+from toolbus.broker.reading import integer
 from toolbus.broker.registry.pieces import elements, member
-from toolbus.broker.versions import check_versions
+from toolbus.broker.registry.registry import RedisRegistry, RegisterAnswer
+from toolbus.broker.take.requests import RequestStream
+from toolbus.broker.transport.transport import Transport
+from toolbus.broker.versions import check_versions, read_version
 from toolbus.descriptors import Publication, ServiceDescriptor, ToolDescriptor, check_service, check_tool
 from toolbus.display import one_line
-from toolbus.results import DescriptorError
+from toolbus.results import BrokerError, BrokerUnavailable, DescriptorError, EnvelopeError, RegistrationRefused, ToolbusError
 
 _MOST_REASON = 300
 # The parser takes half a surrogate pair right before the end for a document that was cut off, and would give that as the reason.
@@ -126,3 +135,177 @@ def _name_by_its_key(tool: bytes) -> str:
 
 def _reason(error: Exception) -> str:
     return one_line(str(error), _MOST_REASON)
+
+
+# The number of the earliest start.
+_FIRST_START = 1
+# What the instances of a service share, in their table.
+_SHARED = ("owner", "queue", "scale_to_zero", "current")
+
+
+class Published(msgspec.Struct):
+    """A publication of this process, with its place in the order of starts."""
+
+    publication: Publication
+    start: int
+
+
+class WorkerRegistration:
+    """Keeps a worker's services in the registry until ``unregister``.
+
+    Args:
+        streams: the request streams by service.
+        on_doubt: called when the registry has lost this worker, which may have lost its sessions, too.
+        on_refused: called when this process may not serve the namespace any more.
+    """
+
+    def __init__(
+        self,
+        link: Transport,
+        keys: Keys,
+        instance: str,
+        registry: RedisRegistry,
+        streams: Mapping[str, RequestStream],
+        on_doubt: Callable[[], None],
+        on_refused: Callable[[ToolbusError], None],
+    ) -> None:
+        self._link = link
+        self._keys = keys
+        self._instance = instance
+        self._registry = registry
+        self._streams = streams
+        self._on_doubt = on_doubt
+        self._on_refused = on_refused
+        self._published: dict[str, Published] = {}
+        self.active = True
+
+    async def register(self, publication: Publication, origin: str = "") -> RegisterAnswer:
+        """Publish a service for the first time; warn when instances of another origin have the same owner.
+
+        Raises:
+            RegistrationRefused: names belong to another owner; nothing was published.
+            BrokerError: the server could not be asked.
+        """
+        answer = await self._registry.register(publication, self._instance, 0)
+        self._published[publication.service.id] = Published(publication, answer.start)
+        others = await self._registry.compare(publication.service.id, self._instance, origin) if origin else []
+        if others:
+            advice = "two programs? set TOOLBUS_OWNER, another one for each, or name their services differently"
+            service, owner = publication.service.id, publication.owner
+            telemetry.log.warning("service.other_program", service=service, owner=owner, here=origin, there=others[:3], advice=advice)
+        return answer
+
+    def digest(self, service: str) -> str:
+        """Return the digest of the revision that this worker serves; empty when it serves none."""
+        published = self._published.get(service)
+        return "" if published is None else published.publication.digest
+
+    async def step_back(self, service: str) -> None:
+        """Let other instances' revisions of a service be the ones that agents see, although they started earlier.
+
+        Raises:
+            BrokerError: the server could not be asked.
+        """
+        published = self._published[service]
+        published.start = (await self._registry.register(published.publication, self._instance, _FIRST_START)).start
+
+    async def unregister(self) -> None:
+        """Take every service of this instance out of the registry.
+
+        Raises:
+            BrokerError: the server could not be asked.
+        """
+        members = [f"{service}/{self._instance}" for service in self._streams]
+        if members:
+            await self._registry.unregister(members)
+
+    async def withdraw(self, service: str) -> None:
+        """Take one service of this instance out of the registry.
+
+        Raises:
+            BrokerError: the server could not be asked; the service counts as published.
+        """
+        # Otherwise a beat that finds it missing would publish it again.
+        published = self._published.pop(service, None)
+        try:
+            await self._registry.unregister([f"{service}/{self._instance}"])
+        except BaseException:
+            if published is not None:
+                self._published.setdefault(service, published)
+            raise
+
+    async def register_again(self, services: list[str]) -> None:
+        """Register services that the registry has lost; what goes wrong is logged."""
+        self._on_doubt()
+        try:
+            # While this worker was away the namespace may have come to a version that it does not speak.
+            (await read_version(self._link, self._keys)).check()
+        except BrokerUnavailable as error:
+            telemetry.log.warning("service.register_failed", service=", ".join(services), error=str(error))
+            return
+        except BrokerError as error:
+            telemetry.log.error("service.refused", service=", ".join(services), error=str(error))
+            self._on_refused(error)
+            return
+        for service in services:
+            # The stream goes with its last worker, and a read that still waits on it reports a missing group.
+            if not self.active:
+                return
+            published = self._published.get(service)
+            if published is None:
+                continue
+            try:
+                answer = await self._registry.register(published.publication, self._instance, published.start)
+            except RegistrationRefused as error:
+                telemetry.log.error("service.refused", service=service, error=str(error))
+            except BrokerError as error:
+                telemetry.log.warning("service.register_failed", service=service, error=str(error))
+            else:
+                published.start = answer.start
+                if service in self._streams:
+                    self._streams[service].fence_is(answer.generation, answer.counter)
+                telemetry.log.warning("service.registered_again", service=service)
+                if not self.active:
+                    await self._registry.unregister([f"{service}/{self._instance}"])
+
+    async def register_missing(self) -> None:
+        """Register the services again of whose registration something was lost; a beat looks at the lease alone.
+
+        Raises:
+            BrokerError: the server could not be asked.
+        """
+        published = [stream for stream in list(self._streams.values()) if stream.service in self._published]
+        missing = [stream.service for stream in published if not await self._is_whole(stream)]
+        if missing and self.active:
+            await self.register_again(missing)
+
+    async def _is_whole(self, stream: RequestStream) -> bool:
+        """Return whether the server has everything that a registration writes.
+
+        A single name that is missing was freed for another owner, so only all of them together count as lost.
+        """
+        keys, published = self._keys, self._published.get(stream.service)
+        if published is None:
+            # It was withdrawn meanwhile.
+            return True
+        digest = published.publication.digest
+        execute = self._link.execute
+        listed, own, started, named, fence = await asyncio.gather(
+            execute("HGET", keys.services, stream.service, repeatable=True),
+            execute(
+                "HMGET", keys.instances(stream.service), f"i:{self._instance}", f"d:{digest}", f"n:{digest}", *_SHARED, repeatable=True
+            ),
+            execute("HGET", keys.meta, "start", repeatable=True),
+            execute("EXISTS", keys.names, stream.key, repeatable=True),
+            execute("HMGET", stream.fence, "generation", f"c:{self._instance}", f"l:{self._instance}", repeatable=True),
+        )
+        try:
+            read_record(listed or b"")
+            # Later starts count from here.
+            integer(started, least=published.start)
+        except (DescriptorError, EnvelopeError):
+            return False
+        if named != 2 or None in own or None in fence or own[0] != f"{published.start}:{digest}".encode():
+            return False
+        # Where another revision is the current one, its workers look.
+        return bool(own[-1] != digest.encode() or listed == b"+" + own[1])

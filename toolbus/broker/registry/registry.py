@@ -17,12 +17,12 @@ import msgspec
 from toolbus.broker import scripts
 from toolbus.broker.keys import Keys
 from toolbus.broker.lease.clock import ServerClock
-from toolbus.broker.protocols.registry import ItemChange
+from toolbus.broker.protocols.documents import ItemChange
 from toolbus.broker.reading import check_document, integer, shown
 from toolbus.broker.registry.refusals import item_refused, registration_refused
 from toolbus.broker.scripts import Script
 from toolbus.broker.transport.command import ReplyError
-from toolbus.broker.transport.replication import Replication
+from toolbus.broker.transport.mastership import Replication
 from toolbus.broker.transport.replies import scan_hash
 from toolbus.broker.transport.transport import Transport
 from toolbus.descriptors import Publication

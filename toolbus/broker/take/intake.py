@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from toolbus import telemetry
 from toolbus.broker import scripts
-from toolbus.broker.failing import Failing
+from toolbus.broker.opening import Failing
 from toolbus.broker.protocols import WorkerListener
 from toolbus.broker.recover import MAY_BE_ABANDONED_MS, AbandonedCalls, Upkeep, hand_back
 from toolbus.broker.sessions import Ownership

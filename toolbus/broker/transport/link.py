@@ -13,11 +13,10 @@ from toolbus import telemetry
 from toolbus.broker.access import is_forbidden, is_left_to_others, wanted
 from toolbus.broker.scripts import Script, with_source
 from toolbus.broker.transport.command import ELSEWHERE, SOON, Command, OnReply, Reply, ReplyError
-from toolbus.broker.transport.connection import BLOCK, Connector
+from toolbus.broker.transport.connection import BLOCK, Connector, explain
 from toolbus.broker.transport.discovery import Node
 from toolbus.broker.transport.redirect import RedirectConnection
 from toolbus.broker.transport.refusals import Patience, Refused, node_in
-from toolbus.broker.transport.tls import explain
 from toolbus.broker.transport.wire import SUBSCRIBING, Wire, answer, pack
 
 _STALLED = BLOCK + 5.0

@@ -12,8 +12,7 @@ import msgspec
 
 from toolbus import telemetry
 from toolbus.broker.protocols import Verdict
-from toolbus.client.calls.assembly import Assembly
-from toolbus.client.calls.buffer import EventBuffer
+from toolbus.client.calls.assembly import Assembly, EventBuffer
 from toolbus.client.calls.refusals import refusal_of
 from toolbus.client.confirmations import Grant
 from toolbus.client.refusing import raised

@@ -12,11 +12,8 @@ import msgspec
 from toolbus import telemetry
 from toolbus.broker.protocols import RefusedTool, ServiceRecord
 from toolbus.client.calls.call import Call, CallTarget
-from toolbus.client.calls.connection import BusConnection, process_forks
-from toolbus.client.calls.inquiry import inquire, unfinished_of
+from toolbus.client.calls.connection import BusConnection, UsedSessions, WaitingCalls, inquire, may_appear, process_forks, unfinished_of
 from toolbus.client.calls.refusals import unavailable, unknown_service, unknown_tool, wrong_arguments
-from toolbus.client.calls.sessions import UsedSessions
-from toolbus.client.calls.waiting import WaitingCalls, may_appear
 from toolbus.client.tools.catalogue import Catalogue
 from toolbus.client.tools.tool import Resolution, Tool
 from toolbus.envelope import Frame, Request, new_id

@@ -11,10 +11,9 @@ from toolbus import rules
 from toolbus.broker.protocols import Conversations, SessionResults
 from toolbus.client.calls.call import Call, CallTarget
 from toolbus.client.confirmations import Confirmer, Grant
-from toolbus.client.executor.observations import ATTACHMENTS, LIMIT, observe
-from toolbus.client.executor.order import Manner, Place
-from toolbus.client.executor.parts import Observation, shown
+from toolbus.client.executor.observers import ATTACHMENTS, LIMIT, observe
 from toolbus.client.executor.state import BusState
+from toolbus.client.executor.toolcalls import Manner, Observation, Place, shown
 from toolbus.client.tools.tool import Tool
 from toolbus.client.tools.view import ToolView
 from toolbus.confirmations import CONFIRM_TIMEOUT

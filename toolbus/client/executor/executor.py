@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from toolbus.client.executor.context import ExecutorContext
-from toolbus.client.executor.order import Place
-from toolbus.client.executor.toolcalls import ModelCall, answers, tool_calls
+from toolbus.client.executor.toolcalls import ModelCall, Place, answers, tool_calls
 from toolbus.client.executor.turn import Turn
 from toolbus.client.refusing import turning
 from toolbus.envelope import new_id

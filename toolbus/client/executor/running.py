@@ -8,8 +8,7 @@ from collections.abc import Sequence
 
 from toolbus.client.executor.context import ExecutorContext
 from toolbus.client.executor.observers import Requested
-from toolbus.client.executor.order import Place
-from toolbus.client.executor.toolcalls import ModelCall
+from toolbus.client.executor.toolcalls import ModelCall, Place
 from toolbus.client.tools.tool import Tool
 from toolbus.results import ToolResult
 

@@ -11,8 +11,8 @@ from toolbus.client.calls.call import Call, CallTarget
 from toolbus.client.calls.dispatcher import Dispatcher
 from toolbus.client.confirmations import PendingConfirmations
 from toolbus.client.executor.observers import EventBus
-from toolbus.client.executor.order import CallOrder
 from toolbus.client.executor.references import Memories
+from toolbus.client.executor.toolcalls import CallOrder
 from toolbus.client.tools.view import ToolView
 
 

@@ -2,15 +2,141 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from base64 import b64encode
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
 
-from toolbus.client.executor.parts import Observation, blob_parts, content_of, text_parts
-from toolbus.results import ConfigurationError
+from toolbus.client.executor.observers import ATTACHMENTS
+from toolbus.media import is_readable
+from toolbus.results import Blob, ConfigurationError, ToolResult
 from toolbus.safe_text import type_name
 from toolbus.schema import refusal
+
+PartFormat = Literal["chat", "responses", "anthropic", "openai_agents", "langchain", "mcp"]
+
+MOST_BLOB = 3_750_000
+"""Most bytes of one blob that a model is shown; base64 makes 5 MB of it, the least limit of a provider."""
+
+
+class Observation(msgspec.Struct, frozen=True):
+    """The text and the blobs that a model gets as the answer of one call.
+
+    Attributes:
+        text: the text, with a mark for each blob.
+        success: whether the call succeeded.
+        shown: the blobs that the model is shown as parts of their own.
+    """
+
+    text: str
+    success: bool = True
+    shown: tuple[Blob, ...] = ()
+
+
+def shown(results: Iterable[ToolResult], limit: int = ATTACHMENTS) -> list[tuple[Blob, ...]]:
+    """Return the blobs of each result that a model's endpoint can read, in order, as long as ``limit`` bytes hold them all.
+
+    What is left out is mentioned in the observation: other media types, bytes that are not what their media type says, images
+    that are broken, animated or too large.
+    """
+    chosen: list[tuple[Blob, ...]] = []
+    for result in results:
+        blobs: list[Blob] = []
+        for blob in result.content:
+            size = len(blob.data)
+            if size <= min(limit, MOST_BLOB) and is_readable(blob.media_type, blob.data):
+                blobs.append(blob)
+                limit -= size
+        chosen.append(tuple(blobs))
+    return chosen
+
+
+def parts_of(observation: Observation, format: PartFormat) -> list[dict[str, Any]]:
+    """Return an observation as parts of a message: its text first, then each blob that is shown."""
+    return [*text_parts(observation.text, format), *blob_parts(observation.shown, format)]
+
+
+def content_of(observation: Observation, format: PartFormat) -> str | list[dict[str, Any]]:
+    """Return the content of a message: the text alone, or parts when something is shown beside it."""
+    return parts_of(observation, format) if observation.shown else observation.text
+
+
+def text_parts(text: str, format: PartFormat) -> list[dict[str, Any]]:
+    """Return a text as a part; none for an empty text, which providers refuse."""
+    return [{"type": "input_text" if format == "responses" else "text", "text": text}] if text else []
+
+
+def blob_parts(blobs: Sequence[Blob], format: PartFormat) -> list[dict[str, Any]]:
+    """Return the part of each image or file; the blobs are what ``shown`` chose."""
+    make = _MAKERS[format]
+    return [make(blob) for blob in blobs]
+
+
+def data_url(blob: Blob) -> str:
+    """Return a blob as a URL that holds its bytes."""
+    return f"data:{blob.media_type};base64,{_base64(blob)}"
+
+
+def file_name(blob: Blob) -> str:
+    """Return the name of a file for a model, by its media type."""
+    return f"attachment.{blob.media_type.rpartition('/')[2]}"
+
+
+def _base64(blob: Blob) -> str:
+    return b64encode(blob.data).decode()
+
+
+def _is_image(blob: Blob) -> bool:
+    return blob.media_type.startswith("image/")
+
+
+def _chat(blob: Blob) -> dict[str, Any]:
+    if _is_image(blob):
+        return {"type": "image_url", "image_url": {"url": data_url(blob)}}
+    return {"type": "file", "file": {"filename": file_name(blob), "file_data": data_url(blob)}}
+
+
+def _responses(blob: Blob) -> dict[str, Any]:
+    if _is_image(blob):
+        return {"type": "input_image", "image_url": data_url(blob), "detail": "auto"}
+    return {"type": "input_file", "filename": file_name(blob), "file_data": data_url(blob)}
+
+
+def _anthropic(blob: Blob) -> dict[str, Any]:
+    source = {"type": "base64", "media_type": blob.media_type, "data": _base64(blob)}
+    return {"type": "image" if _is_image(blob) else "document", "source": source}
+
+
+def _openai_agents(blob: Blob) -> dict[str, Any]:
+    if _is_image(blob):
+        return {"type": "image", "image_url": data_url(blob)}
+    return {"type": "file", "filename": file_name(blob), "file_data": data_url(blob)}
+
+
+def _langchain(blob: Blob) -> dict[str, Any]:
+    part = {"type": "image" if _is_image(blob) else "file", "base64": _base64(blob), "mime_type": blob.media_type}
+    return part if _is_image(blob) else {**part, "filename": file_name(blob)}
+
+
+def _mcp(blob: Blob) -> dict[str, Any]:
+    if _is_image(blob):
+        return {"type": "image", "data": _base64(blob), "mimeType": blob.media_type}
+    resource = {"uri": f"attachment:///{file_name(blob)}", "mimeType": blob.media_type, "blob": _base64(blob)}
+    return {"type": "resource", "resource": resource}
+
+
+_MAKERS: Mapping[str, Callable[[Blob], dict[str, Any]]] = {
+    "chat": _chat,
+    "responses": _responses,
+    "anthropic": _anthropic,
+    "openai_agents": _openai_agents,
+    "langchain": _langchain,
+    "mcp": _mcp,
+}
+
 
 Shape = Literal["chat", "responses", "anthropic"]
 
@@ -161,3 +287,129 @@ def said(arguments: object) -> tuple[dict[str, Any], list[str]]:
     if isinstance(arguments, Mapping):
         return (arguments if type(arguments) is dict else dict(arguments)), []
     raise refusal.not_an_object(arguments)
+
+
+Manner = Literal["alone", "in turn", "beside"]
+"""The way in which a call goes with the other calls of its service.
+
+``alone``: it runs after the calls before it have ended, and before those after it begin.
+``in turn``: it is published after the calls before it, and may run beside them as far as its caller is concerned.
+``beside``: it waits for calls that run alone, and for nothing else.
+"""
+
+
+class Place:
+    """A call's place in the order of its service. Whoever takes one leaves it, whatever becomes of the call."""
+
+    __slots__ = ("_admitted", "_lane", "_left", "_published", "_waiter", "in_vain", "manner")
+
+    def __init__(self, lane: _Lane | None, manner: Manner) -> None:
+        self.manner = manner
+        # Set when an earlier call has found out that what this one was meant for is gone.
+        self.in_vain = False
+        self._lane = lane
+        self._waiter: asyncio.Future[None] | None = None
+        self._admitted = lane is None
+        self._published = manner != "in turn"
+        self._left = False
+
+    async def wait(self) -> None:
+        """Wait until the call may begin. A wait that is cancelled keeps the place until it is left."""
+        while not (self._admitted or self._left):
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+
+    def published(self) -> None:
+        """Let the next call be published. Returns at once; without effect when repeated."""
+        if not self._published and self._lane is not None:
+            self._published = True
+            if self._admitted and not self._left:
+                self._lane.publishing = False
+                self._lane.admit()
+
+    def leave(self) -> None:
+        """Let the calls go on that wait for this one. Returns at once; without effect when repeated."""
+        if self._left or self._lane is None:
+            return
+        self.published()
+        self._left = True
+        if self._admitted:
+            self._lane.leave(self)
+        self._lane.admit()
+        self._wake()
+
+    def spoil(self) -> None:
+        """Let the calls that wait behind this one be in vain."""
+        for place in self._lane.waiting if self._lane is not None else ():
+            place.in_vain = True
+
+    def may_go(self, lane: _Lane) -> bool:
+        """Return whether the first that waits may go on."""
+        if self._left:
+            return True
+        if self.manner == "alone":
+            return not lane.running
+        return not lane.alone and not (self.manner == "in turn" and lane.publishing)
+
+    def go(self, lane: _Lane) -> None:
+        """Count the call in, unless it was left, and let it begin."""
+        if self._left:
+            return
+        self._admitted = True
+        lane.running += 1
+        lane.alone = self.manner == "alone"
+        lane.publishing = lane.publishing or not self._published
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class _Lane:
+    """The calls of one service: how many run, whether one does so alone, whether one is being published, and those that wait."""
+
+    __slots__ = ("alone", "publishing", "running", "waiting")
+
+    def __init__(self) -> None:
+        self.running = 0
+        self.alone = self.publishing = False
+        self.waiting: deque[Place] = deque()
+
+    def leave(self, place: Place) -> None:
+        """Count a call out that had begun."""
+        self.running -= 1
+        if place.manner == "alone":
+            self.alone = False
+
+    def admit(self) -> None:
+        """Let those begin that wait for nothing more."""
+        while self.waiting and self.waiting[0].may_go(self):
+            self.waiting.popleft().go(self)
+
+
+class CallOrder:
+    """One first-in-first-out order for each service that an executor calls.
+
+    A place is taken at once, without waiting, so the order is that in which ``place`` is called, in one event loop. Whoever takes places
+    for several calls takes them all before it waits for any: then no two calls can wait for each other.
+    """
+
+    def __init__(self) -> None:
+        self._lanes: dict[str, _Lane] = {}
+
+    def __len__(self) -> int:
+        """Return how many calls run or wait."""
+        return sum(lane.running + len(lane.waiting) for lane in self._lanes.values())
+
+    def place(self, service: str, manner: Manner) -> Place:
+        """Take the next place among the calls of a service; without a service, one that waits for nothing."""
+        if not service:
+            return Place(None, "beside")
+        lane = self._lanes.get(service)
+        if lane is None:
+            lane = self._lanes[service] = _Lane()
+        place = Place(lane, manner)
+        lane.waiting.append(place)
+        lane.admit()
+        return place

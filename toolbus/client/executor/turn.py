@@ -18,11 +18,9 @@ from toolbus.client.calls.refusals import withdrawn
 from toolbus.client.confirmations import Confirmation, Grant
 from toolbus.client.executor.context import ExecutorContext
 from toolbus.client.executor.observers import Confirming, ExecutionEvent, Requested, ToolEvent
-from toolbus.client.executor.order import Place
-from toolbus.client.executor.parts import Observation
 from toolbus.client.executor.references import Kept, kept_of, references, resolved
 from toolbus.client.executor.running import RunningCall, set_order
-from toolbus.client.executor.toolcalls import ModelCall, answers, said
+from toolbus.client.executor.toolcalls import ModelCall, Observation, Place, answers, said
 from toolbus.client.tools.tool import Tool
 from toolbus.envelope import SESSION_LOST, new_run
 from toolbus.events import Asked, Finished, size_of

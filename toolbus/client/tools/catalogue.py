@@ -11,18 +11,16 @@ import msgspec
 
 from toolbus import telemetry
 from toolbus.broker.protocols import ALL_TOOLS, RefusedTool, ServiceRecord
-from toolbus.client.tools.former import FormerTools
 from toolbus.client.tools.groups import ToolGroup, read_group
-from toolbus.client.tools.queues import Queues
 from toolbus.client.tools.subscription import Subscription
-from toolbus.client.tools.tool import ChangeKind, Tool, ToolChange
-from toolbus.client.tools.withholding import Withholding
+from toolbus.client.tools.tool import ChangeKind, Queues, Tool, ToolChange
+from toolbus.client.tools.withholding import FormerTools, Withholding
 from toolbus.descriptors import ServiceDescriptor, is_tool_document, parse_service, parse_tool
 from toolbus.naming import key_flaw
 from toolbus.results import DescriptorError
 from toolbus.safe_text import type_name
 from toolbus.schema import mended_document
-from toolbus.schema.corrections import summary
+from toolbus.schema.casting import summary
 
 KINDS = ("recorded", "pending", "group", "backend-runtime")
 """The first parts of their keys; ``toolbus.platform`` reads them."""

@@ -6,24 +6,56 @@ import re
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, get_args
 
 import msgspec
 
 from toolbus import telemetry
 from toolbus.client.tools.catalogue import Catalogue
-from toolbus.client.tools.declared import destructive, output_schema
-from toolbus.client.tools.formats import FORMATS, Format
 from toolbus.client.tools.groups import ToolGroup
-from toolbus.client.tools.names import replaced_names, wire_name
-from toolbus.client.tools.tool import Tool
+from toolbus.client.tools.tool import Tool, replaced_names, wire_name
 from toolbus.collecting import without_collection
+from toolbus.descriptors import ToolDescriptor
 from toolbus.display import harmless, one_line
 from toolbus.encoding import encode_json
 from toolbus.results import ConfigurationError, DescriptorError
 from toolbus.schema import check_possible, plain_object
 from toolbus.schema.dialects import ANTHROPIC, OPENAI, Dialect, flat, strict
-from toolbus.schema.sizes import MOST_STRICT_TOOLS, MOST_UNIONS, unions
+from toolbus.schema.documents import MOST_STRICT_TOOLS, MOST_UNIONS, unions
+
+AUTO = 5.0
+"""Seconds after which a call of a tool with the task ``auto`` becomes a task."""
+
+
+def task_after(tool: ToolDescriptor) -> float | None:
+    """Return the seconds after which a call becomes a task: 0 for at once, None for never."""
+    said = tool.extensions.get("task", "never")
+    if isinstance(said, bool):
+        return None
+    if isinstance(said, (int, float)):
+        return float(said) if 0 <= said < 1e9 else None
+    return {"always": 0.0, "auto": AUTO}.get(said) if isinstance(said, str) else None
+
+
+def output_schema(tool: ToolDescriptor) -> dict[str, Any] | None:
+    """Return the JSON Schema of the data that the tool returns, or None when it says nothing."""
+    said = tool.extensions.get("output_schema")
+    return said if isinstance(said, dict) else None
+
+
+def destructive(tool: ToolDescriptor) -> bool | None:
+    """Return whether the tool may destroy or replace something; None when it does not say."""
+    if tool.effect == "read":
+        return False
+    said = tool.extensions.get("destructive")
+    return said if isinstance(said, bool) else None
+
+
+Format = Literal["bare", "openai", "responses", "anthropic", "mcp"]
+
+FORMATS: tuple[Format, ...] = get_args(Format)
+"""All of them."""
+
 
 _MOST_NAME = 80
 _MOST_EXAMPLE = 400

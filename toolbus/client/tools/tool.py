@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import base64
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from toolbus import schema
+from toolbus.broker.protocols import ServiceRecord
 from toolbus.descriptors import ServiceDescriptor, ToolDescriptor
 from toolbus.display import harmless
 from toolbus.results import DescriptorError, ToolError
@@ -169,3 +173,80 @@ class ToolChange(msgspec.Struct, frozen=True):
     kind: ChangeKind
     name: str
     tool: Tool
+
+
+_PLAIN = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
+_REPLACED = re.compile(r".*--[a-z2-7]{12}\Z", re.DOTALL)
+_OTHERS = re.compile(r"[^A-Za-z0-9_-]+")
+_READABLE = 50
+_LONGEST = 64
+
+
+def is_replaced(name: str) -> bool:
+    """Return whether a name is, or looks like, what ``wire_name`` makes of a name that does not fit."""
+    return _REPLACED.match(name) is not None
+
+
+def wire_name(name: str) -> str:
+    """Return the name under which a model calls a tool."""
+    # The first is the quick answer for most names.
+    if name.isidentifier() and name.isascii() and len(name) <= _LONGEST:
+        return name
+    if _PLAIN.match(name) and not ("--" in name and is_replaced(name)):
+        return name
+    hashed = base64.b32encode(hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=10).digest()).decode().lower()
+    readable = _OTHERS.sub("_", name)[:_READABLE]
+    return f"{readable}--{hashed[:12]}"
+
+
+def replaced_names(names: Iterable[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the wire names that differ, with their names, and the refused names, with those that have their wire name.
+
+    Two names share a wire name only if an attacker makes them so; the first in order keeps it.
+    """
+    taken: dict[str, str] = {}
+    refused: dict[str, str] = {}
+    # Those that stand for themselves need no order; most do.
+    for name in sorted(name for name in names if not (name.isidentifier() and name.isascii() and len(name) <= _LONGEST)):
+        wire = wire_name(name)
+        if wire == name:
+            continue
+        if wire in taken:
+            refused[name] = taken[wire]
+        else:
+            taken[wire] = name
+    return taken, refused
+
+
+_NONE: Mapping[str, ServiceRecord] = {}
+
+
+class Queues:
+    """The registered services by the queue they take from."""
+
+    def __init__(self, services: Mapping[str, ServiceRecord] = _NONE) -> None:
+        self._records: dict[str, dict[str, ServiceRecord]] = {}
+        self._queue_of: dict[str, str] = {}
+        for service, record in services.items():
+            self.put(service, record)
+
+    def put(self, service: str, record: ServiceRecord | None) -> set[str]:
+        """Take in a service's change; returns the queues it concerns."""
+        changed: set[str] = set()
+        before = self._queue_of.pop(service, None)
+        if before is not None:
+            changed.add(before)
+            records = self._records[before]
+            del records[service]
+            if not records:
+                del self._records[before]
+        if record is not None:
+            queue = self._queue_of[service] = record.publication.service.queue
+            self._records.setdefault(queue, {})[service] = record
+            changed.add(queue)
+        return changed
+
+    def serving(self, queue: str) -> ServiceRecord | None:
+        """Return the service that takes from a queue; of several a live one, the first by name."""
+        records = self._records.get(queue, _NONE)
+        return min(records.values(), key=lambda record: (not record.live, record.publication.service.id), default=None)

@@ -8,11 +8,9 @@ from typing import Any, Protocol
 import msgspec
 
 from toolbus.client.tools.catalogue import Catalogue
-from toolbus.client.tools.definitions import Definitions
-from toolbus.client.tools.formats import Format
-from toolbus.client.tools.names import is_replaced
+from toolbus.client.tools.definitions import Definitions, Format
 from toolbus.client.tools.subscription import Subscription
-from toolbus.client.tools.tool import Tool, ToolChange
+from toolbus.client.tools.tool import Tool, ToolChange, is_replaced
 
 
 class Accepting(Protocol):

@@ -32,8 +32,7 @@ from toolbus.effects import Effect
 from toolbus.results import BrokerUnavailable, ToolbusError, ToolError, ToolResult
 from toolbus.schema.documents import unique
 from toolbus.settings import Settings
-from toolbus.worker.definition.retry import Retry
-from toolbus.worker.definition.service import ToolService
+from toolbus.worker.definition.service import Retry, ToolService
 from toolbus.worker.process.event_loop import run_loop
 from toolbus.worker.run.invocation import invocation
 from toolbus.worker.run.outcome import HandlerExit, error_of, said, without_exits

@@ -16,11 +16,10 @@ from starlette.requests import HTTPConnection
 
 from toolbus import telemetry
 from toolbus.client.bus import ToolBus
-from toolbus.gateway.auth.credentials import Credential, Refused, Source, accepted
+from toolbus.gateway.auth.credentials import Credential, Refused, Source, accepted, read
 from toolbus.gateway.auth.metadata import Resource
-from toolbus.gateway.auth.records_file import read
+from toolbus.gateway.bodies import Problem
 from toolbus.gateway.principals import Principal
-from toolbus.gateway.problems import Problem
 from toolbus.results import BrokerError, ConfigurationError
 from toolbus.tokens import MOST_TOKEN, Rate, TokenRecord, id_of
 
@@ -255,9 +254,11 @@ def authenticator_of(bus: ToolBus, options: AuthOptions) -> BearerAuthenticator 
 
 def _web_tokens(options: AuthOptions) -> Source:
     # It loads a library of cryptography, which gateways without such tokens do not need.
-    from toolbus.gateway.auth.claims import ClaimMap  # noqa: PLC0415
-    from toolbus.gateway.auth.key_set import KeyStore  # noqa: PLC0415
-    from toolbus.gateway.auth.web_tokens import WebTokens  # noqa: PLC0415
+    from toolbus.gateway.auth.web_tokens import (
+        ClaimMap,
+        KeyStore,
+        WebTokens,
+    )
 
     claims = ClaimMap(
         issuer=options.issuer,

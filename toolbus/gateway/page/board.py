@@ -18,7 +18,7 @@ from toolbus.client.tools.tool import Tool
 from toolbus.client.tools.view import ToolView
 from toolbus.gateway.page.rows import CatalogueRow, Sections, catalogue_row, changes, sections_of
 from toolbus.gateway.principals import Principal
-from toolbus.gateway.sse import named_event
+from toolbus.gateway.streaming import named_event
 from toolbus.results import ToolbusError
 from toolbus.watch.views import Snapshot
 

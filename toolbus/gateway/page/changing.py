@@ -15,12 +15,10 @@ from toolbus import telemetry
 from toolbus.broker.access import is_forbidden
 from toolbus.broker.admin import Admin
 from toolbus.confirmations import ConfirmationAnswer
-from toolbus.gateway.bodies import read
+from toolbus.gateway.bodies import Problem, read, require_json
 from toolbus.gateway.gateway import Gateway, gateway_of
-from toolbus.gateway.media_types import require_json
-from toolbus.gateway.page.reading import shown, unreachable
+from toolbus.gateway.page.rows import shown, unreachable
 from toolbus.gateway.principals import Principal
-from toolbus.gateway.problems import Problem
 from toolbus.results import BrokerError, ConfigurationError, ConfirmationClosed
 
 

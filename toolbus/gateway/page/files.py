@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from toolbus.gateway.problems import Problem
+from toolbus.gateway.bodies import Problem
 
 POLICY = "; ".join(
     (

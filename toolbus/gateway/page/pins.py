@@ -13,7 +13,7 @@ from toolbus.broker.pins import PinnedTool
 from toolbus.display import one_line
 from toolbus.gateway.gateway import gateway_of
 from toolbus.gateway.page.changing import asked, log_action, operating
-from toolbus.gateway.page.reading import shown
+from toolbus.gateway.page.rows import shown
 from toolbus.platform.review import Review, reviewed
 from toolbus.platform.store import Records
 

@@ -9,11 +9,11 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from toolbus.gateway.bodies import Problem
 from toolbus.gateway.gateway import gateway_of
 from toolbus.gateway.page.board import Board
 from toolbus.gateway.principals import Principal
-from toolbus.gateway.problems import Problem
-from toolbus.gateway.sse import COMMENT
+from toolbus.gateway.streaming import COMMENT
 
 HEARTBEAT = 5.0
 """Longest silence in seconds; the page counts the gateway as away after twice as long."""

@@ -3,12 +3,39 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, Literal
 
-from toolbus.backends.runner import Instance, Output
-from toolbus.host.pool.timing import Timing
+import msgspec
+
+from toolbus.backends.runner import CONNECTION_LOST, NOT_REACHED, Instance, Output
 from toolbus.platform.records import Running
-from toolbus.results import ToolError, ToolResult
+from toolbus.results import ToolError, ToolResult, deadline_exceeded
+
+
+class Timing(msgspec.Struct, frozen=True, kw_only=True):
+    """Times of a pool.
+
+    Attributes:
+        first_delay: before the start after a first failure; doubled for each further one.
+        longest_delay: most between two starts.
+        settled: an instance that has run for so long has run well.
+        patience: that a call waits for a busy instance until another one is started for it.
+        health_within: that a health check may take.
+        again_after: between a failed health check and the one that confirms it.
+        start_within: that a start may take beside the time to become ready, such as for building an image.
+        last_words: that calls of an instance which has ended have for reading what it sent.
+        stop_within: that the end of an instance may take beyond the time that its record gives it; longer than a runner needs to kill one.
+    """
+
+    first_delay: float = 0.2
+    longest_delay: float = 60.0
+    settled: float = 10.0
+    patience: float = 0.2
+    health_within: float = 5.0
+    again_after: float = 1.0
+    start_within: float = 600.0
+    last_words: float = 1.0
+    stop_within: float = 40.0
 
 
 class Cut(Exception):
@@ -131,3 +158,67 @@ class Member:
         self.doubted = True
         self.held += 1
         self.look.set()
+
+
+CLOSED = "tool_closed"
+"""The code of calls to a pool that was closed before they began."""
+
+Loss = Literal["", "not_run", "unknown"]
+"""``not_run``: the program was not reached; ``unknown``: the program may have run the call; empty: it has answered."""
+
+
+def loss_of(error: Exception) -> Loss:
+    """Return what is known of a call that ended with an error."""
+    if isinstance(error, Cut):
+        return "unknown"
+    info = error.error if isinstance(error, ToolError) else None
+    if info is None:
+        return ""
+    if info.type == "unavailable" and info.code == NOT_REACHED:
+        return "not_run"
+    return "unknown" if info.code == CONNECTION_LOST else ""
+
+
+def lost(tool: str, effect: str, loss: Loss, error: Exception, *, streamed: bool) -> ToolError:
+    """Return the error of a call that is not run again.
+
+    Args:
+        tool: its name.
+        effect: what a second run would do.
+        loss: what is known of the call.
+        error: how it ended.
+        streamed: whether a part of the answer was passed on.
+    """
+    said = f" ({error.error.message})" if isinstance(error, ToolError) else ""
+    if loss == "not_run":
+        return ToolError(f"{tool} could not be reached{said}", type="unavailable", code=NOT_REACHED, retryable=True)
+    if effect == "once":
+        message = f"{tool} ended during the call, so it is unknown whether the call had its effect{said}"
+        return ToolError(message, type="outcome_unknown", code="program_ended")
+    after = " after a part of its answer" if streamed else " again"
+    return ToolError(f"{tool} ended during the call{after}{said}", code="program_ended", retryable=True)
+
+
+def down(tool: str, reason: str, wait: float, *, permanent: bool) -> ToolError:
+    """Return the error of a call to a tool that can't be started; ``permanent`` when no further try can help."""
+    if permanent:
+        return ToolError(f"{tool} can't be started ({reason})", type="unavailable", code="tool_failed")
+    after = f"; the next start may be in {wait:.1f} s" if wait > 0 else ""
+    message = f"{tool} can't be started now ({reason or 'it failed'}){after}"
+    return ToolError(message, type="unavailable", code="tool_failed", retryable=True, retry_after=round(wait, 2) or None)
+
+
+def closed(tool: str) -> ToolError:
+    """Return the error of a call to a tool that is no longer served here."""
+    return ToolError(f"{tool} is no longer served here", type="unavailable", code=CLOSED, retryable=True)
+
+
+def too_late(tool: str, reason: str) -> ToolError:
+    """Return the error of a call whose deadline passed before it had an instance."""
+    why = f": {reason}" if reason else ""
+    return ToolError(deadline_exceeded(f"{tool} had no instance for the call within its time{why}", "not_started"))
+
+
+def overran(tool: str) -> ToolError:
+    """Return the error of a call whose deadline passed while it ran."""
+    return ToolError(deadline_exceeded(f"{tool} did not answer within the call's time"))

@@ -13,13 +13,12 @@ import msgspec
 
 from toolbus.backends.runner import Line, Output, Runner
 from toolbus.display import shortened
-from toolbus.host.pool import losses
-from toolbus.host.pool.member import Cut, Member
+from toolbus.host.pool import member as losses
+from toolbus.host.pool.member import Cut, Member, Timing
 from toolbus.host.pool.places import Places
 from toolbus.host.pool.starting import Starter
 from toolbus.host.pool.starts import Starts
 from toolbus.host.pool.supervisor import Supervisor, starting
-from toolbus.host.pool.timing import Timing
 from toolbus.platform.records import RecordedTool, SourceType, ToolRoute, ToolSource
 from toolbus.results import ToolError, ToolResult
 

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from toolbus import telemetry
 from toolbus.backends.runner import CannotStart, Instance, Line, Runner
 from toolbus.display import one_line
+from toolbus.host.pool.member import Timing
 from toolbus.host.pool.starts import Starts
-from toolbus.host.pool.timing import Timing
 from toolbus.platform.records import RecordedTool, SourceType, ToolSource
 from toolbus.safe_text import described
 

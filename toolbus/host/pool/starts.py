@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from toolbus.host.pool.timing import Timing
+from toolbus.host.pool.member import Timing
 
 # Deaths in a row, each soon after its start, after which another source is tried. One call that kills its program does so twice.
 _SHORT_LIVES = 3

@@ -8,12 +8,11 @@ from collections.abc import Callable
 from toolbus import telemetry
 from toolbus.background import keep_running
 from toolbus.display import one_line
-from toolbus.host.pool import losses
-from toolbus.host.pool.member import Member
+from toolbus.host.pool import member as losses
+from toolbus.host.pool.member import Member, Timing
 from toolbus.host.pool.places import Places
 from toolbus.host.pool.starting import Starter
 from toolbus.host.pool.starts import Starts
-from toolbus.host.pool.timing import Timing
 from toolbus.host.pool.watch import End, Watch
 from toolbus.platform.records import State
 from toolbus.safe_text import described

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 from toolbus.backends.runner import Instance
-from toolbus.host.pool.member import Member
-from toolbus.host.pool.timing import Timing
+from toolbus.host.pool.member import Member, Timing
 from toolbus.platform.records import Running
 from toolbus.safe_text import described
 

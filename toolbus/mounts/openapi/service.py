@@ -13,13 +13,10 @@ import msgspec
 from toolbus import telemetry
 from toolbus.mounts.described import Described
 from toolbus.mounts.mount import Mount
-from toolbus.mounts.openapi.operations import Flawed, Operation, operations
-from toolbus.mounts.openapi.reading import is_address, read_document
-from toolbus.mounts.openapi.requests import request_of
-from toolbus.mounts.openapi.schemas import Document
-from toolbus.mounts.openapi.web import Sent, Web
+from toolbus.mounts.openapi.operations import Document, Flawed, Operation, operations
+from toolbus.mounts.openapi.requests import Sent, Web, is_address, read_document, request_of
 from toolbus.mounts.options import Options
-from toolbus.mounts.targets import check_address
+from toolbus.mounts.provider import check_address
 from toolbus.outbound import Answer, Guard, decoded, failure
 from toolbus.results import Blob, ConfigurationError, ToolError, ToolResult
 from toolbus.secrets import Secret

@@ -16,8 +16,7 @@ import msgspec
 
 from toolbus import telemetry
 from toolbus.display import one_line
-from toolbus.platform.catalogue.items import ITEMS, Catalogue, CatalogueUnavailable, Item, entries, read_items
-from toolbus.platform.catalogue.synchronise import Report, synchronise
+from toolbus.platform.catalogue.synchronise import ITEMS, Catalogue, CatalogueUnavailable, Item, Report, entries, read_items, synchronise
 from toolbus.platform.store import Records
 from toolbus.results import ConfigurationError, ToolbusError
 from toolbus.safe_text import type_name

@@ -9,9 +9,8 @@ import msgspec
 
 from toolbus.results import ConfigurationError
 from toolbus.toolkit.learning.evaluate import Evaluation, Options, evaluate
-from toolbus.toolkit.learning.evidence import DAY, Episode, episodes
+from toolbus.toolkit.learning.evidence import DAY, Episode, episodes, matched
 from toolbus.toolkit.learning.learn import Change, Learned, learn
-from toolbus.toolkit.learning.matching import matched
 from toolbus.toolkit.learning.parameters import Parameters
 from toolbus.toolkit.learning.records import Execution, OnBad
 from toolbus.toolkit.learning.revisions import Revisions, changed, difference, digest

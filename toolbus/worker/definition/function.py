@@ -15,9 +15,7 @@ from toolbus import rules
 from toolbus.effects import Effect, effect_flaw
 from toolbus.results import ConfigurationError
 from toolbus.safe_text import is_a
-from toolbus.worker.definition.options import TOOL
-from toolbus.worker.definition.retry import Retry
-from toolbus.worker.definition.service import ToolService
+from toolbus.worker.definition.service import TOOL, Retry, ToolService
 
 F = TypeVar("F", bound=Callable[..., Any])
 Isolation = Literal["", "process"]

@@ -15,7 +15,7 @@ import msgspec
 from toolbus.results import ConfigurationError
 from toolbus.safe_text import described
 from toolbus.schema import describable
-from toolbus.schema.signature import read_signature
+from toolbus.schema.derivation import read_signature
 
 T = TypeVar("T")
 

@@ -19,8 +19,17 @@ from toolbus.envelope import decode_request, encode, encode_data
 from toolbus.options import CallOptions
 from toolbus.results import Blob, CallCancelled, EnvelopeError, ErrorInfo, Progress, ToolError, ToolResult
 from toolbus.safe_text import traceback_of
-from toolbus.worker.isolation.limits import address_space, adopt_orphans, die_with_parent, leave_signals_to_worker
-from toolbus.worker.isolation.messages import JOB_HEADER, Job, Message, decode_job, framed_message
+from toolbus.worker.isolation.messages import (
+    JOB_HEADER,
+    Job,
+    Message,
+    address_space,
+    adopt_orphans,
+    decode_job,
+    die_with_parent,
+    framed_message,
+    leave_signals_to_worker,
+)
 from toolbus.worker.isolation.targets import ChildTool
 from toolbus.worker.run.attachments import pieces_of
 from toolbus.worker.run.invocation import Caller, Invocation, enter

@@ -26,8 +26,7 @@ from toolbus.results import ToolbusError
 from toolbus.safe_text import described, is_a, reason_of
 from toolbus.worker import isolation
 from toolbus.worker.isolation import child as children
-from toolbus.worker.isolation.limits import LINUX, adopt_orphans, leave_signals_to_worker, native_threads, offspring
-from toolbus.worker.isolation.messages import Order, Report, Setup
+from toolbus.worker.isolation.messages import LINUX, Order, Report, Setup, adopt_orphans, leave_signals_to_worker, native_threads, offspring
 from toolbus.worker.isolation.targets import ChildTool, find
 from toolbus.worker.loading.modules import ask
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -14,16 +15,66 @@ import msgspec
 
 from toolbus import telemetry
 from toolbus.envelope import Request, encode
-from toolbus.results import CallRefused, ConfigurationError, ToolError
+from toolbus.results import CallRefused, ConfigurationError, ErrorInfo, ToolError
 from toolbus.safe_text import reason_of
 from toolbus.settings import Settings
 from toolbus.worker.definition.function import FunctionTool
 from toolbus.worker.isolation import messages
 from toolbus.worker.isolation.child_process import ChildDeviated, ChildLost, ChildProcess, item_of, read
-from toolbus.worker.isolation.failures import HandlerCrashed, death, deviation, no_process
 from toolbus.worker.isolation.messages import SLACK, Job, Order, Report, Setup
 from toolbus.worker.isolation.targets import MAIN, target_of
 from toolbus.worker.loading.modules import places_asked
+
+
+class HandlerCrashed(Exception):
+    """A handler in a child raised something of its own; ``info`` is what its caller is told, the text is the traceback."""
+
+    def __init__(self, info: ErrorInfo, crashed: str) -> None:
+        super().__init__(f"in a child process:\n{crashed}")
+        self.info = info
+
+
+def deviation(made: FunctionTool, said: str, *, once: bool) -> ToolError:
+    """Return the failure of a call whose child broke the protocol; with ``once`` its outcome is unknown."""
+    message = f"the process of the tool {made.name!r} said {said}, and was ended"
+    if once:
+        return ToolError(f"{message}; it may or may not have taken effect", type="outcome_unknown", code="process_died")
+    return ToolError(message, code="process_died")
+
+
+def death(report: Report | None, made: FunctionTool, *, once: bool) -> ToolError:
+    """Return the failure of a call whose child has died; with ``once`` its outcome is unknown."""
+    report = report or Report("died")
+    if report.error:
+        return no_process(report.error)
+    status = report.status
+    how = "ended"
+    if status is not None and status < 0:
+        how = f"was ended by {_signal_name(-status)}"
+    elif status is not None:
+        how = f"ended itself with exit code {status}"
+    why = ""
+    if status == -signal.SIGKILL:
+        why = ", most likely by the system for want of memory"
+    elif made.memory_limit:
+        why = f", perhaps at its memory limit of {made.memory_limit} bytes"
+    message = f"the process of the tool {how}{why}"
+    if once:
+        return ToolError(f"{message}; it may or may not have taken effect", type="outcome_unknown", code="process_died")
+    return ToolError(message, code="process_died")
+
+
+def no_process(why: str) -> ToolError:
+    """Return the failure of a call for which no child could be started."""
+    return ToolError(f"the tool's process can't be started: {why}; try again later", type="unavailable", code="no_process", retryable=True)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
 
 _MOST_CALLS = 1_000
 """Calls after which a child is replaced, so that what handlers leak goes with it."""

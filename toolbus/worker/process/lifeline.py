@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 import os
 import select
+import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator, MutableMapping
 from types import TracebackType
 from typing import Self
 
@@ -156,3 +157,102 @@ def watch_lifeline(descriptor: int, stop: Callable[[], None], grace: float, *, m
 
     # A blocked event loop would not notice it.
     threading.Thread(target=watch, name="toolbus-lifeline", daemon=True).start()
+
+
+_VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
+
+
+class Notifier:
+    """Tells the service manager of this process, if one asked for it.
+
+    Its variables leave the environment, so that no child speaks for this process.
+    """
+
+    def __init__(self, environ: MutableMapping[str, str] | None = None) -> None:
+        given = os.environ if environ is None else environ
+        place, period, pid = (given.pop(name, "") for name in _VARIABLES)
+        self._place = place
+        ours = pid in {"", str(os.getpid())}
+        self.period = int(period) / 2e6 if place and ours and period.isdigit() and int(period) else 0.0
+        """Seconds between two signs of life; 0 when none are asked for."""
+
+    def ready(self) -> None:
+        """Tell that this process serves."""
+        self._tell("READY=1")
+
+    def stopping(self) -> None:
+        """Tell that it takes nothing more, and finishes what runs."""
+        self._tell("STOPPING=1")
+
+    @contextlib.asynccontextmanager
+    async def alive(self) -> AsyncIterator[None]:
+        """Tell again and again that the event loop runs."""
+        if not self.period:
+            yield
+            return
+        task = asyncio.create_task(self._keep_telling())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
+
+    async def _keep_telling(self) -> None:
+        while True:
+            self._tell("WATCHDOG=1")
+            await asyncio.sleep(self.period)
+
+    def _tell(self, state: str) -> None:
+        if not self._place:
+            return
+        # The manager may be gone, and must hold up nothing.
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as line:
+            line.setblocking(False)
+            abstract = self._place.startswith("@")
+            line.connect("\0" + self._place[1:] if abstract else self._place)
+            line.send(state.encode())
+
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_begin: list[Callable[[], object]] = []
+# True once this process has heard signals itself; after that it ends by itself.
+_heard = False
+
+
+@contextlib.contextmanager
+def ended_by(begin: Callable[[], object], again: Callable[[], object]) -> Iterator[None]:
+    """Hear SIGTERM and SIGINT in the event loop.
+
+    Args:
+        begin: begins the end of this process; calling it again must change nothing.
+        again: called at every signal but the first one.
+    """
+    global _heard  # noqa: PLW0603 - signals are the process's as well
+    loop, signalled = asyncio.get_running_loop(), False
+
+    def hear() -> None:
+        nonlocal signalled
+        first, signalled = not signalled, True
+        (begin if first else again)()
+
+    _heard = True
+    _begin.append(begin)
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, hear)
+    try:
+        yield
+    finally:
+        for number in _SIGNALS:
+            loop.remove_signal_handler(number)
+        _begin.remove(begin)
+
+
+def end_process() -> None:
+    """Begin the end of this process as SIGTERM does, unless it has begun.
+
+    Two signals end a process at once, and drop what it runs. So the end of its parent is none while it drains.
+    """
+    for begin in [*_begin]:
+        begin()
+    if not _heard:
+        os.kill(os.getpid(), signal.SIGTERM)

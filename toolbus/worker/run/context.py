@@ -11,7 +11,7 @@ from toolbus.results import ErrorInfo
 from toolbus.settings import Settings
 from toolbus.worker.isolation.pool import Isolation
 from toolbus.worker.run.invocation import Caller
-from toolbus.worker.run.states import RunState
+from toolbus.worker.run.reasons import RunState
 from toolbus.worker.run.threads import Threads
 from toolbus.worker.serving.handlers import Handler
 from toolbus.worker.statistics.sampling import Sampling

@@ -16,12 +16,11 @@ from toolbus.encoding import exact_text
 from toolbus.envelope import Confirm, Frame, Request, encode
 from toolbus.results import BrokerError, CallCancelled, ErrorInfo, Progress, ToolError, ToolResult
 from toolbus.safe_text import is_a, type_name
-from toolbus.worker.isolation.failures import HandlerCrashed
+from toolbus.worker.isolation.pool import HandlerCrashed
 from toolbus.worker.run import reasons
 from toolbus.worker.run.context import RunContext
 from toolbus.worker.run.handling import Handling
 from toolbus.worker.run.invocation import Caller, Invocation, enter
-from toolbus.worker.run.keeping import forget, kept
 from toolbus.worker.run.outcome import (
     End,
     error_of,
@@ -34,8 +33,8 @@ from toolbus.worker.run.outcome import (
     result_of,
 )
 from toolbus.worker.run.questions import Questions
-from toolbus.worker.run.states import NEXT, RunState
-from toolbus.worker.run.stream import Stream
+from toolbus.worker.run.reasons import NEXT, RunState
+from toolbus.worker.run.stream import Stream, forget, kept
 from toolbus.worker.serving.handlers import Handler, Served
 from toolbus.worker.transitions import BadTransitionError
 

@@ -25,14 +25,12 @@ from toolbus.envelope import OLDEST, VERSION, Request
 from toolbus.results import ConfigurationError, DescriptorError
 from toolbus.safe_text import type_name
 from toolbus.schema import derive, mended, mended_document
-from toolbus.schema.corrections import summary
+from toolbus.schema.casting import summary
 from toolbus.settings import Settings
 from toolbus.worker.definition.function import FunctionTool, definitions_of, methods_of, tool_of, tools_of_service
 from toolbus.worker.definition.objects import functions_of, holds_tools
-from toolbus.worker.definition.options import check_service, overrides, place_of, returns_unseen
 from toolbus.worker.definition.provide import Services, injected
-from toolbus.worker.definition.retry import Retry
-from toolbus.worker.definition.service import ToolService
+from toolbus.worker.definition.service import Retry, ToolService, check_service, overrides, place_of, returns_unseen
 from toolbus.worker.isolation.targets import target_of
 from toolbus.worker.loading.modules import defined_in
 from toolbus.worker.serving.handlers import Handler, Served, filling_in, starting

@@ -17,10 +17,8 @@ from toolbus.envelope import Request
 from toolbus.results import ErrorInfo, ToolError
 from toolbus.settings import Settings
 from toolbus.worker.definition.function import FunctionTool
-from toolbus.worker.definition.options import overrides
 from toolbus.worker.definition.provide import Services
-from toolbus.worker.definition.retry import Retry
-from toolbus.worker.definition.service import ToolService
+from toolbus.worker.definition.service import Retry, ToolService, overrides
 from toolbus.worker.run.invocation import invocation
 from toolbus.worker.serving.pace import Pace
 from toolbus.worker.sessions.session import Session, SessionBook

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import bisect
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 from toolbus import telemetry
@@ -11,7 +12,69 @@ from toolbus.broker.protocols import Delivery, WorkerBroker
 from toolbus.deadlines import Deadlines
 from toolbus.envelope import NOT_TAKEN, EntryNumbers, numbers_of
 from toolbus.results import BrokerError, ErrorInfo, deadline_exceeded
-from toolbus.worker.slots.waiting import Waiting
+
+
+class Waiting:
+    """Deliveries that wait in a worker. None takes a slot; all of their leases are renewed.
+
+    Attributes:
+        due: failed requests that wait for nothing but a slot.
+        suspects: requests that may have killed their workers; each waits until nothing else runs.
+        lined: calls by run that wait for others of their session. Nothing waits for them, so they make no worker a busy one.
+        ready: those of them whose turn has come, which wait for nothing but a slot.
+    """
+
+    def __init__(self) -> None:
+        self.due: deque[Delivery] = deque()
+        self.suspects: deque[Delivery] = deque()
+        self.lined: dict[str, Delivery] = {}
+        self.ready: deque[Delivery] = deque()
+        self._retries: dict[str, Delivery] = {}
+
+    def __len__(self) -> int:
+        return len(self._retries) + len(self.due) + len(self.suspects) + len(self.ready)
+
+    def is_retried(self, run: str) -> bool:
+        """Return whether the failed delivery of a run waits for its next attempt."""
+        return run in self._retries
+
+    def add_retry(self, delivery: Delivery) -> None:
+        """Hold a failed delivery until ``pop_retry`` asks for it."""
+        self._retries[delivery.run] = delivery
+
+    def pop_retry(self, run: str) -> Delivery | None:
+        """Return the failed delivery of a run, which waits no longer; None when it was taken away meanwhile."""
+        return self._retries.pop(run, None)
+
+    def find(self, *, call: str = "", replies: str = "") -> list[Delivery]:
+        """Return what waits for one call, or for one caller."""
+        return [each for each in self._everything() if each.request.id == call or (replies and each.replies == replies)]
+
+    def remove(self, delivery: Delivery) -> None:
+        """Take a delivery away; nothing happens when it does not wait here."""
+        self._retries.pop(delivery.run, None)
+        self.lined.pop(delivery.run, None)
+        for queue in (self.due, self.suspects, self.ready):
+            if delivery in queue:
+                queue.remove(delivery)
+
+    def clear_service(self, service: str) -> list[Delivery]:
+        """Take what waits for one service away, and return it."""
+        found = [each for each in self._everything() if each.request.service == service]
+        for delivery in found:
+            self.remove(delivery)
+        return found
+
+    def clear(self) -> list[Delivery]:
+        """Take everything away, and return it."""
+        everything = self._everything()
+        for held in (self._retries, self.due, self.suspects, self.lined, self.ready):
+            held.clear()
+        return everything
+
+    def _everything(self) -> list[Delivery]:
+        return [*self._retries.values(), *self.due, *self.suspects, *self.lined.values(), *self.ready]
+
 
 # Seconds between two questions about calls that are elsewhere; they usually come within one.
 _ASK_FIRST, _ASK_MOST = 0.02, 0.5
@@ -243,3 +306,33 @@ class Lines:
 def _name(delivery: Delivery) -> LineName:
     request = delivery.request
     return request.service, request.user, request.session
+
+
+_MOST = 10_000
+
+
+class Early:
+    """Cancellations and later deadlines of requests that are on their way to this worker; the oldest are forgotten first.
+
+    Attributes:
+        cancelled: calls that must not start, each with the type of the error that its caller has.
+        extended: later deadlines by call, in monotonic seconds.
+    """
+
+    __slots__ = ("cancelled", "extended")
+
+    def __init__(self) -> None:
+        self.cancelled: dict[str, str] = {}
+        self.extended: dict[str, float] = {}
+
+    def cancel(self, call: str, why: str = "cancelled") -> None:
+        """Remember that a call must not start."""
+        if len(self.cancelled) >= _MOST:
+            del self.cancelled[next(iter(self.cancelled))]
+        self.cancelled.setdefault(call, why)
+
+    def extend(self, call: str, deadline: float) -> None:
+        """Remember the time of a call that joined another one."""
+        if len(self.extended) >= _MOST:
+            del self.extended[next(iter(self.extended))]
+        self.extended[call] = deadline

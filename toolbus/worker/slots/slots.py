@@ -24,17 +24,13 @@ from toolbus.worker.run.context import ContextRun
 from toolbus.worker.run.invocation import Caller
 from toolbus.worker.run.nested import NestedBus
 from toolbus.worker.run.outcome import End, other_revision, refusal, report_buried, report_end
+from toolbus.worker.run.reasons import RunState
 from toolbus.worker.run.run import Run
-from toolbus.worker.run.states import RunState
 from toolbus.worker.run.threads import Threads
 from toolbus.worker.serving.handlers import Served
 from toolbus.worker.sessions.worker import WorkerSessions
-from toolbus.worker.slots.early import Early
-from toolbus.worker.slots.leaving import give_up, hand_back, hand_over, sign_off
-from toolbus.worker.slots.lines import Lines
-from toolbus.worker.slots.retries import Retries
-from toolbus.worker.slots.taking import Taking
-from toolbus.worker.slots.waiting import Waiting
+from toolbus.worker.slots.lines import Early, Lines, Waiting
+from toolbus.worker.slots.taking import Retries, Taking, give_up, hand_back, hand_over, sign_off
 from toolbus.worker.statistics.answer import answer_of
 from toolbus.worker.statistics.sampling import Sampling
 

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from enum import IntEnum
 from typing import Protocol
 
 from toolbus import telemetry
 from toolbus.broker.protocols import Delivery, WorkerBroker
-from toolbus.worker.slots.waiting import Waiting
+from toolbus.deadlines import Deadlines
+from toolbus.results import BrokerError, ErrorInfo
+from toolbus.safe_text import reason_of
+from toolbus.worker.definition.service import Retry
+from toolbus.worker.slots.lines import Waiting
 from toolbus.worker.transitions import BadTransitionError, by_state
 
 
@@ -246,3 +251,125 @@ class Taking:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left):
                     await self._wake.wait()
+
+
+# Seconds until an attempt is counted again that the server did not take.
+_AGAIN_AFTER = 1.0
+
+
+class Retries:
+    """Holds failed requests until their next attempt, which it has the server count.
+
+    Args:
+        waiting: where they wait.
+        broker: counts attempts.
+        deadlines: says when their time has come.
+        most: attempts of any request, whatever its policy says.
+        clock: returns monotonic seconds.
+        start: takes in a delivery whose next attempt was counted.
+        lost: takes in one that is not run again here.
+    """
+
+    def __init__(
+        self,
+        waiting: Waiting,
+        broker: WorkerBroker,
+        deadlines: Deadlines,
+        most: int,
+        clock: Callable[[], float],
+        start: Callable[[Delivery], Awaitable[None]],
+        lost: Callable[[Delivery], None],
+    ) -> None:
+        self._waiting = waiting
+        self._broker = broker
+        self._deadlines = deadlines
+        self._most = most
+        self._clock = clock
+        self._start = start
+        self._lost = lost
+        self._counting: set[asyncio.Task[None]] = set()
+
+    def keep(self, delivery: Delivery, policy: Retry | None, error: ErrorInfo) -> bool:
+        """Hold a failed request for another attempt; return False when there is to be none."""
+        if policy is None or not policy.allows(delivery.tries, self._most):
+            return False
+        at = self._clock() + policy.after(delivery.tries, error.retry_after)
+        if at >= delivery.deadline:
+            return False
+        self._hold(delivery, at)
+        return True
+
+    def _hold(self, delivery: Delivery, at: float) -> None:
+        self._waiting.add_retry(delivery)
+        self._deadlines.add(at, ("retry", delivery.run), lambda: self._due(delivery.run))
+
+    def _due(self, run: str) -> None:
+        delivery = self._waiting.pop_retry(run)
+        if delivery is not None:
+            task = asyncio.get_running_loop().create_task(self._count(delivery))
+            self._counting.add(task)
+            task.add_done_callback(self._counting.discard)
+
+    async def _count(self, delivery: Delivery) -> None:
+        try:
+            again = await self._broker.retry(delivery)
+        except BrokerError as error:
+            telemetry.log.warning("retry.failed", id=delivery.request.id, error=str(error))
+            at = self._clock() + _AGAIN_AFTER
+            if at < delivery.deadline:
+                self._hold(delivery, at)
+                return
+            again = None
+        if again is not None:
+            await self._start(again)
+        else:
+            self._lost(delivery)
+
+
+# Seconds that a leaving worker waits for each of the server's answers.
+_ANSWERS_WITHIN = 3.0
+# Seconds between two looks at what a service that is withdrawn still holds.
+_LOOK_AGAIN = 0.02
+
+
+async def sign_off(broker: WorkerBroker) -> None:
+    """Leave the registry, so that a worker that takes nothing more is not listed as live. A failure is logged."""
+    try:
+        async with asyncio.timeout(_ANSWERS_WITHIN):
+            await broker.unregister()
+    except Exception as error:  # noqa: BLE001 - the worker leaves whatever the server says
+        reason = "the server did not answer" if isinstance(error, TimeoutError) else reason_of(error)
+        telemetry.log.warning("worker.unregister_failed", error=reason)
+
+
+async def hand_back(broker: WorkerBroker, deliveries: Sequence[Delivery]) -> None:
+    """Give deliveries to other workers. A failure is logged: their leases expire, and other workers claim them all the same."""
+    if not deliveries:
+        return
+    telemetry.log.info("worker.handed_back", calls=len(deliveries))
+    try:
+        async with asyncio.timeout(_ANSWERS_WITHIN):
+            await broker.hand_back(deliveries)
+    except (BrokerError, TimeoutError) as error:
+        telemetry.log.warning("worker.hand_back_failed", error=str(error) or "the server did not answer")
+
+
+async def hand_over(broker: WorkerBroker, delivery: Delivery) -> bool:
+    """Give a delivery to a worker of the revision that its caller knows; return False when that can't be done, and log why."""
+    try:
+        async with asyncio.timeout(_ANSWERS_WITHIN):
+            return await broker.hand_over(delivery)
+    except (BrokerError, TimeoutError) as error:
+        telemetry.log.warning("worker.hand_back_failed", error=str(error) or "the server did not answer")
+        return False
+
+
+async def give_up(broker: WorkerBroker, waiting: Waiting, service: str, ended: Callable[[], bool], within: float) -> None:
+    """Give what waits for one service to other workers until its calls have ended, or ``within`` seconds have passed."""
+    until = time.monotonic() + within
+    while True:
+        # A call that fails meanwhile waits for its next attempt.
+        await hand_back(broker, waiting.clear_service(service))
+        if ended() or time.monotonic() >= until:
+            return
+        await asyncio.sleep(_LOOK_AGAIN)

@@ -12,7 +12,7 @@ from toolbus.compat.chat2graph.core.common.type import McpTransportType
 from toolbus.compat.chat2graph.core.toolkit.tool_config import McpConfig, McpTransportConfig
 from toolbus.compat.chat2graph.core.toolkit.tool_connection import ToolConnection
 from toolbus.mounts.options import Options
-from toolbus.mounts.targets import Address, Command, environment_for
+from toolbus.mounts.provider import Address, Command, environment_for
 from toolbus.safe_text import text_of
 
 
@@ -41,8 +41,10 @@ websocket_client = _find("websocket:websocket_client")
 
 def stdio_client(server: Any) -> Any:
     """Return what starts a server and opens the streams to it, bounded as those of ``toolbus mount``."""
-    from toolbus.mounts.stderr import StderrLog  # noqa: PLC0415 - they need an optional package
-    from toolbus.mounts.stdio import stdio  # noqa: PLC0415
+    from toolbus.mounts.stdio import (
+        StderrLog,
+        stdio,
+    )
 
     command = Command((server.command, *server.args), {**environment_for(), **(server.env or {})}, str(server.cwd or ""))
     return stdio(command, Options().most_bytes, StderrLog(command.shown), lambda _: None)
