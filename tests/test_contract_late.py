@@ -9,8 +9,7 @@ import pytest
 from tests.contract import Place
 from tests.servers import eventually
 from toolbus import invocation, tool
-from toolbus.client.executor.observers import observe
-from toolbus.client.executor.steps import next_step
+from toolbus.client.executor.observers import next_step, observe
 from toolbus.results import ErrorInfo
 
 pytestmark = pytest.mark.anyio

@@ -17,7 +17,7 @@ SOURCES = [path for folder in ("toolbus", "workers") for path in Path(folder).rg
 
 EITHER = {
     # What a result means to its caller is the same, whoever says it.
-    "toolbus/client/executor/steps.py", "toolbus/client/executor/turn.py", "toolbus/middleware/cache.py",
+    "toolbus/client/executor/observers.py", "toolbus/client/executor/turn.py", "toolbus/middleware/cache.py",
     "toolbus/mcp/tasks.py", "toolbus/worker/run/run.py", "toolbus/worker/slots/slots.py",
     "toolbus/compat/trustgraph/client.py",
     # Arguments are not shown in records and statistics, whoever refused them.

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from toolbus import Blob, ErrorInfo, ToolResult
 from toolbus.client.calls.refusals import unavailable
-from toolbus.client.executor.observers import cut, observe
-from toolbus.client.executor.steps import next_step
+from toolbus.client.executor.observers import cut, next_step, observe
 from toolbus.client.tools.tool import Tool
 from toolbus.descriptors import ToolDescriptor
 from toolbus.results import ErrorType, ResultMeta

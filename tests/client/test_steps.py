@@ -13,8 +13,7 @@ import pytest
 import toolbus
 from toolbus import ErrorInfo, ToolResult, envelope
 from toolbus.client.calls import refusals
-from toolbus.client.executor.observers import observe
-from toolbus.client.executor.steps import AFTER, NEXT, next_step, waiting
+from toolbus.client.executor.observers import AFTER, NEXT, next_step, observe, waiting
 from toolbus.middleware.limits import Quota, RateLimit
 from toolbus.results import ErrorType, deadline_exceeded
 

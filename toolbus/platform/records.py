@@ -70,7 +70,7 @@ class ToolSource(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         env: environment variables; values may be ``env:NAME`` or ``file:PATH`` of the host.
         url: base URL of an API.
         headers, query: sent with each request; values may be ``env:NAME`` or ``file:PATH`` of the host, or have ``{env:NAME}`` within.
-        auth: how requests are authorized, see ``toolbus.backends.authorization``; values as those of ``headers``.
+        auth: how requests are authorized, see ``toolbus.backends.remote``; values as those of ``headers``.
         ready: how readiness is known: ``port``, ``path:/health``, or ``log:TEXT``.
         ready_within: seconds that it may take to become ready.
     """
