@@ -214,7 +214,7 @@ def _gateway(*, profile: bool) -> None:
     from toolbus import ToolBus
     from toolbus.gateway.app import application
     from toolbus.gateway.gateway import Gateway
-    from toolbus.gateway.principals import Everyone
+    from toolbus.gateway.options import Everyone
 
     async def serve() -> None:
         async with ToolBus() as bus:

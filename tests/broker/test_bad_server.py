@@ -11,9 +11,10 @@ from tests.broker.observing import Observed
 from tests.broker.serving import Server, link, linked, server, silent
 from tests.servers import eventually
 from toolbus.broker import scripts
+from toolbus.broker.transport import command as refusals
 from toolbus.broker.transport import link as link_module
 from toolbus.broker.transport import links as short_link
-from toolbus.broker.transport import refusals, wire
+from toolbus.broker.transport import wire
 from toolbus.broker.transport.command import ReplyError
 from toolbus.broker.transport.connection import Connector
 from toolbus.broker.transport.link import Link

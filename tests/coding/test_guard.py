@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from toolbus.broker.memory.tallies import MemoryTallies
+from toolbus.broker.memory.hub import MemoryTallies
 from toolbus.coding.guard import Guard
 from toolbus.middleware.chain import ToolCall
 from toolbus.results import ToolResult

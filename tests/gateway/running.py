@@ -15,7 +15,7 @@ from tests.servers import eventually
 from toolbus import ToolBus
 from toolbus.gateway.app import application
 from toolbus.gateway.gateway import Gateway
-from toolbus.gateway.principals import Authenticator, Everyone
+from toolbus.gateway.options import Authenticator, Everyone
 
 
 @asynccontextmanager

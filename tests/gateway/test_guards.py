@@ -16,7 +16,7 @@ from toolbus import ConfigurationError, ToolBus
 from toolbus.gateway.app import application
 from toolbus.gateway.gateway import Gateway
 from toolbus.gateway.guards import GuardOptions, guarded, origin_of
-from toolbus.gateway.principals import Everyone
+from toolbus.gateway.options import Everyone
 from toolbus.gateway.serving import GuardedProtocol
 
 pytestmark = pytest.mark.anyio

@@ -22,7 +22,7 @@ from tests.servers import eventually
 from toolbus import ConfigurationError, ToolBus, Worker
 from toolbus.broker.keys import Keys
 from toolbus.gateway.auth.options import TRUSTED, AuthOptions, FileTokens, authenticator_of
-from toolbus.gateway.principals import Permission
+from toolbus.gateway.options import Permission
 from toolbus.tokens import PERMISSIONS, Rate, TokenFile, TokenRecord, new_token
 
 pytestmark = pytest.mark.anyio

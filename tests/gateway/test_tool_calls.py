@@ -15,7 +15,7 @@ from tests.gateway.running import client_of, events_of
 from tests.servers import eventually
 from toolbus import Blob, ToolBus, Worker, invocation, tool
 from toolbus.client.tools.tool import wire_name
-from toolbus.gateway.principals import Everyone, Principal
+from toolbus.gateway.options import Everyone, Principal
 
 pytestmark = pytest.mark.anyio
 

@@ -12,7 +12,7 @@ from tests.contract import Place
 from tests.host.fakes import FakeRunner
 from tests.host.hosting import recorded, staged
 from tests.servers import eventually
-from toolbus.broker.memory.routes import MemoryRoutes
+from toolbus.broker.memory.hub import MemoryRoutes
 from toolbus.broker.protocols.documents import Renewed
 from toolbus.host.leases import HostLease
 from toolbus.platform.records import ToolRoute

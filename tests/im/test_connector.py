@@ -15,8 +15,7 @@ from tests.contract import Place
 from tests.im.messenger import Messenger, messenger
 from tests.servers import eventually
 from toolbus import ToolBus, Worker, tool
-from toolbus.im.answering import Answering
-from toolbus.im.connector import Connector
+from toolbus.im.connector import Answering, Connector
 from toolbus.im.window import Windows
 from toolbus.results import ConfigurationError, ToolError
 

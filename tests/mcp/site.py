@@ -143,7 +143,7 @@ import asyncio, socket, sys, uvicorn
 from toolbus import ToolBus
 from toolbus.gateway.app import application
 from toolbus.gateway.gateway import Gateway
-from toolbus.gateway.principals import Everyone, Principal
+from toolbus.gateway.options import Everyone, Principal
 from toolbus.gateway.bodies import Problem
 
 class ByHeader(Everyone):

@@ -6,7 +6,7 @@ import threading
 
 from tests.servers import eventually
 from toolbus import invocation, tool
-from toolbus.broker.memory.tallies import MemoryTallies
+from toolbus.broker.memory.hub import MemoryTallies
 from toolbus.middleware import ToolCall
 
 power: dict[str, bool] = {}

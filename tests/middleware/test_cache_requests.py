@@ -13,7 +13,7 @@ import pytest
 from tests.contract import Place
 from tests.middleware.cached import echo, render, rows, seen, switch
 from toolbus import ConfigurationError, ToolBus, ToolResult, Worker, tool
-from toolbus.broker.memory.tallies import MemoryTallies
+from toolbus.broker.memory.hub import MemoryTallies
 from toolbus.broker.protocols import Delivery
 from toolbus.descriptors import ToolDescriptor
 from toolbus.envelope import Request

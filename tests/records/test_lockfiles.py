@@ -9,8 +9,7 @@ import pytest
 from tests.records.made import recorded
 from toolbus.backends.runner import CannotStart
 from toolbus.coding.copies import Copy
-from toolbus.coding.workspace.files import Folder
-from toolbus.coding.workspace.limits import WorkspaceOptions
+from toolbus.coding.workspace.files import Folder, WorkspaceOptions
 from toolbus.host.leases import check_code
 from toolbus.platform.documents import digest_of_folder
 from toolbus.platform.lockfiles import check_locked

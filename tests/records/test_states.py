@@ -14,8 +14,7 @@ from tests.servers import eventually
 from toolbus import ToolBus
 from toolbus.broker.admin import Admin
 from toolbus.broker.protocols.documents import CHAT, Messenger
-from toolbus.gateway.options import Supply
-from toolbus.gateway.principals import Principal
+from toolbus.gateway.options import Principal, Supply
 from toolbus.platform.records import BackendRuntime, State, ToolRoute
 from toolbus.platform.states import get_system_status, states_of
 from toolbus.platform.store import LiveRecords, Records

@@ -17,8 +17,7 @@ from toolbus.results import ToolkitError
 from toolbus.toolkit import LiveGroup, load_preset, read_preset, toolkit_of
 from toolbus.toolkit.export import dot, graphml
 from toolbus.toolkit.learning.scores import Edge
-from toolbus.toolkit.presets import json_schema
-from toolbus.toolkit.scoring import graph_of, scores_of, with_scores
+from toolbus.toolkit.presets import graph_of, json_schema, scores_of, with_scores
 
 PRESET = """\
 name: analysis

@@ -19,7 +19,7 @@ from toolbus.broker import worker as serving
 from toolbus.broker.admin import Admin
 from toolbus.broker.keys import Keys
 from toolbus.broker.registry.publications import read_record
-from toolbus.broker.transport.replies import Executor
+from toolbus.broker.transport.command import Executor
 from toolbus.broker.versions import MIGRATIONS, Migration, NamespaceVersion
 from toolbus.descriptors import Publication, ServiceDescriptor
 from toolbus.results import BrokerError, DescriptorError

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from toolbus.broker.statistics.answers import BOUNDS, BUCKETS, InstanceAnswer, ToolStatistics
-from toolbus.broker.statistics.latency import quantile
+from toolbus.broker.statistics.answers import BOUNDS, BUCKETS, InstanceAnswer, ToolStatistics, quantile
 from toolbus.watch.assembly import Activity
 
 

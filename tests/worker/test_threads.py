@@ -14,7 +14,7 @@ from tests.servers import eventually
 from toolbus.results import CallCancelled
 from toolbus.worker.run.handling import ThreadIteration
 from toolbus.worker.run.threads import Threads
-from toolbus.worker.serving.pace import Pace
+from toolbus.worker.serving.handlers import Pace
 
 pytestmark = pytest.mark.anyio
 

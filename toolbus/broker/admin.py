@@ -10,7 +10,7 @@ from typing import NamedTuple, Self, cast
 
 from toolbus.broker import scripts
 from toolbus.broker.access import ROLES, is_forbidden, mark
-from toolbus.broker.chats import RedisChats
+from toolbus.broker.agent_steps import RedisChats
 from toolbus.broker.confirmations import RedisConfirmations
 from toolbus.broker.conversations import RedisConversations
 from toolbus.broker.creations import RedisCreations
@@ -29,11 +29,10 @@ from toolbus.broker.registry.registry import TTL, RedisRegistry
 from toolbus.broker.routes import RedisRoutes
 from toolbus.broker.statistics.asking import PATIENCE, Statistics, ask
 from toolbus.broker.tokens import RedisTokens
-from toolbus.broker.transport.command import ReplyError
+from toolbus.broker.transport.command import ReplyError, fields_of, info_fields, scan_hash
 from toolbus.broker.transport.connection import Connector, ServerInfo
 from toolbus.broker.transport.links import ShortLink
 from toolbus.broker.transport.mastership import Replication
-from toolbus.broker.transport.replies import fields_of, info_fields, scan_hash
 from toolbus.broker.transport.transport import Transport
 from toolbus.broker.versions import RedisVersions
 from toolbus.descriptors import Publication, ServiceDescriptor

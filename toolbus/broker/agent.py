@@ -9,8 +9,7 @@ from typing import TypeVar, cast
 import msgspec
 
 from toolbus import telemetry
-from toolbus.broker.agent_steps import AgentSteps
-from toolbus.broker.chats import RedisChats
+from toolbus.broker.agent_steps import AgentSteps, RedisChats, RedisSessionResults, RedisTasks
 from toolbus.broker.confirmations import RedisConfirmations
 from toolbus.broker.conversations import RedisConversations
 from toolbus.broker.creations import RedisCreations
@@ -20,9 +19,7 @@ from toolbus.broker.limits import RedisTallies
 from toolbus.broker.opening import NotOpen, open_patiently
 from toolbus.broker.protocols import AgentListener, Fate, ItemChange, Sender
 from toolbus.broker.publish import Publish
-from toolbus.broker.results import RedisSessionResults
 from toolbus.broker.routes import RedisRoutes
-from toolbus.broker.tasks import RedisTasks
 from toolbus.broker.tokens import RedisTokens
 from toolbus.broker.transport.connection import Connector
 from toolbus.envelope import Request, new_id

@@ -12,8 +12,7 @@ from toolbus.broker import scripts
 from toolbus.broker.keys import Keys
 from toolbus.broker.reading import integer, shown, skip, text
 from toolbus.broker.take.requests import Fence, RequestStream
-from toolbus.broker.transport.command import Reply
-from toolbus.broker.transport.replies import fields_of
+from toolbus.broker.transport.command import Reply, fields_of
 from toolbus.broker.transport.transport import Transport
 from toolbus.envelope import Request, decode_request, encode_request, new_id
 from toolbus.results import BrokerError, ConfigurationError, EnvelopeError

@@ -14,8 +14,7 @@ from toolbus.broker.keys import Keys
 from toolbus.broker.opening import Failing
 from toolbus.broker.sessions import Ownership
 from toolbus.broker.take.requests import UNSURE, BadEntry, RequestStream, StreamDelivery, common_fence, entries_of
-from toolbus.broker.transport.command import Reply, ReplyError
-from toolbus.broker.transport.refusals import Patience
+from toolbus.broker.transport.command import Patience, Reply, ReplyError
 from toolbus.broker.transport.transport import Transport
 from toolbus.envelope import FRAMES_REFUSED, Frame, encode, join_frames, new_run, share_digest
 from toolbus.results import BrokerError, ErrorInfo

@@ -14,8 +14,7 @@ from toolbus.broker import scripts
 from toolbus.broker.keys import Keys
 from toolbus.broker.protocols import Usage
 from toolbus.broker.reading import document, integer, skip
-from toolbus.broker.transport.command import Reply
-from toolbus.broker.transport.replies import scan_hash
+from toolbus.broker.transport.command import Reply, scan_hash
 from toolbus.broker.transport.transport import Transport
 from toolbus.results import EnvelopeError
 

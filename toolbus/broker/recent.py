@@ -13,8 +13,7 @@ from toolbus.broker.keys import Keys
 from toolbus.broker.lease.clock import ServerClock
 from toolbus.broker.protocols import Delivery, Ending, Outcome
 from toolbus.broker.reading import document, skip
-from toolbus.broker.transport.command import Reply
-from toolbus.broker.transport.replies import fields_of
+from toolbus.broker.transport.command import Reply, fields_of
 from toolbus.broker.transport.transport import Transport
 from toolbus.display import shortened
 from toolbus.encoding import exact_text, whole_text

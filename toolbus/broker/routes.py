@@ -9,7 +9,7 @@ from toolbus.broker import scripts
 from toolbus.broker.keys import Keys
 from toolbus.broker.protocols.documents import HostId, OutputLine, Renewed
 from toolbus.broker.reading import integer, skip, text
-from toolbus.broker.transport.replies import fields_of, scan_hash
+from toolbus.broker.transport.command import fields_of, scan_hash
 from toolbus.broker.transport.transport import Transport
 from toolbus.encoding import whole_text
 from toolbus.results import EnvelopeError

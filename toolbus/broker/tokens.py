@@ -6,7 +6,7 @@ import msgspec
 
 from toolbus.broker.keys import Keys
 from toolbus.broker.reading import document, skip
-from toolbus.broker.transport.replies import scan_hash
+from toolbus.broker.transport.command import scan_hash
 from toolbus.broker.transport.transport import Transport
 from toolbus.results import ConfigurationError, EnvelopeError
 from toolbus.tokens import TokenRecord

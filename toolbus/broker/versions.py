@@ -11,8 +11,7 @@ from toolbus.broker.keys import Keys
 from toolbus.broker.protocols.documents import ItemChange
 from toolbus.broker.reading import integer, shown, skip, text
 from toolbus.broker.registry.registry import RedisRegistry
-from toolbus.broker.transport.command import ReplyError
-from toolbus.broker.transport.replies import Executor, scan_hash
+from toolbus.broker.transport.command import Executor, ReplyError, scan_hash
 from toolbus.broker.transport.transport import Transport
 from toolbus.envelope import OLDEST, VERSION
 from toolbus.results import BrokerError, DescriptorError, EnvelopeError, ToolbusError

@@ -45,9 +45,8 @@ def load_command(ctx: click.Context, file: Path, check: bool, revisions: Path | 
       toolbus toolkit load data-analysis
     """
     from toolbus.toolkit import load_preset, toolkit_of
-    from toolbus.toolkit.presets import find_preset
+    from toolbus.toolkit.presets import find_preset, graph_of, scores_of, with_scores
     from toolbus.toolkit.publishing import publish
-    from toolbus.toolkit.scoring import graph_of, scores_of, with_scores
 
     preset = load_preset(find_preset(file))
     if revisions is not None:
@@ -211,7 +210,7 @@ def export_command(ctx: click.Context, file: Path | None, form: str) -> None:
       toolbus learning learn --scores scores.json --log executions.jsonl
     """
     from toolbus.toolkit.export import dot, graphml
-    from toolbus.toolkit.scoring import scores_of
+    from toolbus.toolkit.presets import scores_of
 
     graph = _graph(ctx, file)
     if form == "scores":

@@ -98,7 +98,7 @@ async def _connect(
         from toolbus.im.connector import Connector
     except ImportError as error:
         fail(f"the messenger needs {error.name}: pip install 'toolbus[im]'")
-    from toolbus.im.answering import Answering
+    from toolbus.im.connector import Answering
     from toolbus.im.window import Windows
 
     stop = asyncio.Event()

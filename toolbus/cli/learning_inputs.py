@@ -11,8 +11,7 @@ import click
 from toolbus.cli.output import say
 
 if TYPE_CHECKING:
-    from toolbus.toolkit.learning.evidence import Episode
-    from toolbus.toolkit.learning.parameters import Parameters
+    from toolbus.toolkit.learning.evidence import Episode, Parameters
     from toolbus.toolkit.learning.scores import ScoreFile
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -65,7 +64,7 @@ def parameters_of(given: dict[str, float | None]) -> Parameters:
     Raises:
         ConfigurationError: one is out of bounds.
     """
-    from toolbus.toolkit.learning.parameters import Parameters
+    from toolbus.toolkit.learning.evidence import Parameters
 
     return Parameters(**{name: value for name, value in given.items() if value is not None}).checked()  # type: ignore[arg-type]
 
@@ -99,7 +98,7 @@ def static_scores(path: Path) -> ScoreFile:
     """
     if path.suffix in {".yaml", ".yml"}:
         from toolbus.toolkit import load_preset
-        from toolbus.toolkit.scoring import graph_of, scores_of
+        from toolbus.toolkit.presets import graph_of, scores_of
 
         return scores_of(graph_of(load_preset(path)))
     from toolbus.toolkit.learning.scores import load_scores

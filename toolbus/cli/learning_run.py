@@ -135,7 +135,7 @@ def _round(ctx: click.Context, *, no_publish: bool, output: str, report: Path | 
     if output == "json":
         print_json({**_plain(outcome), "published": published})
     else:
-        from toolbus.toolkit.learning.report import text
+        from toolbus.toolkit.learning.pipeline import text
 
         say_content(text(outcome, title))
         if published is not None:
@@ -149,8 +149,8 @@ def _learned_and_published(
 ) -> tuple[Outcome, bool | None]:
     """Return the outcome, and whether the published preset was replaced; None when there is nothing to publish."""
     from toolbus.toolkit import toolkit_of
+    from toolbus.toolkit.presets import with_scores
     from toolbus.toolkit.publishing import is_published, live_names, publish
-    from toolbus.toolkit.scoring import with_scores
 
     toolkit_of(preset, functions=False)
     owner = settings_of(ctx).owner or "operator"
@@ -179,8 +179,8 @@ def _learned(preset: Preset, revisions: Revisions, names: dict[str, list[str]], 
     from toolbus.toolkit.learning.evaluate import Options
     from toolbus.toolkit.learning.pipeline import run
     from toolbus.toolkit.learning.stores import open_store
+    from toolbus.toolkit.presets import graph_of, scores_of
     from toolbus.toolkit.publishing import all_names
-    from toolbus.toolkit.scoring import graph_of, scores_of
 
     given = {name: options[name] for name in options if name not in _OWN}
     known = {vertex: sorted(found) for vertex, found in all_names(preset, names).items()}
@@ -223,7 +223,7 @@ def _plain(outcome: Outcome) -> dict[str, Any]:
 def _write(report: Path, outcome: Outcome, title: str) -> None:
     """Write the report, and its picture where matplotlib is installed."""
     from toolbus.toolkit.learning.files import replace
-    from toolbus.toolkit.learning.report import text
+    from toolbus.toolkit.learning.pipeline import text
 
     picture = report.with_suffix(".svg")
     content = text(outcome, title)

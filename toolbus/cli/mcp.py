@@ -29,7 +29,7 @@ def mcp_command(ctx: click.Context, user: str, groups: tuple[str, ...], names: t
     import asyncio
 
     from toolbus import ToolBus
-    from toolbus.mcp.caller import LocalCaller
+    from toolbus.mcp.client import LocalCaller
     from toolbus.mcp.http import serve_stdio
 
     caller = LocalCaller(user=user, groups=frozenset(groups) or None, tools=frozenset(names) or None)

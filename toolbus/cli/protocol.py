@@ -42,7 +42,7 @@ def scripts_command(folder: Path) -> None:
 @click.pass_context
 def constants_command(ctx: click.Context, output: str) -> None:
     """Print the numbers of the protocol: sizes, times, and what of them are settings."""
-    from toolbus.broker.constants import constants
+    from toolbus.broker.replies import constants
 
     found = constants(settings_of(ctx))
     if output == "json":

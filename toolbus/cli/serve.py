@@ -180,8 +180,8 @@ async def _serve(
     from toolbus.gateway.auth.options import authenticator_of
     from toolbus.gateway.gateway import Gateway
     from toolbus.gateway.guards import KnownHosts, guarded
-    from toolbus.gateway.principals import Everyone
-    from toolbus.gateway.probed import ProbedGateway
+    from toolbus.gateway.metrics import ProbedGateway
+    from toolbus.gateway.options import Everyone
     from toolbus.gateway.serving import serve
     from toolbus.worker.process.lifeline import Notifier, Told, end_process, tell, watch_lifeline
 

@@ -160,7 +160,7 @@ async def _work(
 
 def _mounting(target: object) -> object:
     """Return a server object of FastMCP or of the official SDK as a service, and any other target as it is."""
-    from toolbus.mounts.objects import is_server, mount_of
+    from toolbus.mounts.service import is_server, mount_of
 
     return mount_of(target) if is_server(target) else target
 

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from toolbus.coding.spending import Prices
-from toolbus.coding.workspace.limits import Network, WorkspaceOptions
+from toolbus.coding.workspace.files import Network, WorkspaceOptions
 from toolbus.results import ConfigurationError
 
 PREFIX = "TOOLBUS_CODING_"

@@ -16,7 +16,7 @@ import msgspec
 from toolbus.backends.containers import RIGHTS, CliFailed, ContainerCli, Images, labels_of_task
 from toolbus.backends.marks import LOOPBACK
 from toolbus.backends.runner import CannotStart
-from toolbus.coding.workspace.limits import WorkspaceOptions
+from toolbus.coding.workspace.files import WorkspaceOptions
 from toolbus.coding.workspace.programs import MOST_PRINTED, REASONS, Finished, Program, start_plain
 from toolbus.coding.workspace.workspace import Workspace
 from toolbus.results import ToolError, ToolResult

@@ -6,7 +6,8 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute
 
-from toolbus.gateway import chat, groups, health, mcp, metrics, openapi, run, tool_calls, tools
+from toolbus.gateway import chat, groups, health, mcp, metrics, run, tool_calls, tools
+from toolbus.gateway import gateway as openapi
 from toolbus.gateway.auth import metadata
 from toolbus.gateway.bodies import Problem, on_broker_error, on_bug, on_http_exception, on_problem
 from toolbus.gateway.gateway import Gateway

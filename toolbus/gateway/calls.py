@@ -16,7 +16,7 @@ from toolbus import telemetry
 from toolbus.client.calls.call import Call
 from toolbus.gateway.bodies import Problem, is_answer
 from toolbus.gateway.gateway import Gateway
-from toolbus.gateway.principals import Principal
+from toolbus.gateway.options import Principal
 from toolbus.options import ServiceCallOptions
 from toolbus.results import ConfigurationError, ErrorInfo, ToolResult
 

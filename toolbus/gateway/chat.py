@@ -13,8 +13,8 @@ from toolbus.envelope import new_id
 from toolbus.gateway.bodies import Problem, answer, call_options, read, require_json, wants_events
 from toolbus.gateway.calls import RequestedCall, answered, made, problem_of, trace_headers
 from toolbus.gateway.gateway import Gateway, gateway_of
+from toolbus.gateway.options import Principal
 from toolbus.gateway.permissions import permitted
-from toolbus.gateway.principals import Principal
 from toolbus.gateway.run import respond
 
 

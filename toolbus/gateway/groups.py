@@ -14,7 +14,7 @@ from starlette.routing import Route
 from toolbus.client.tools.groups import ToolGroup, groups_of
 from toolbus.gateway.bodies import Problem, answer, read, require_json
 from toolbus.gateway.gateway import Gateway, gateway_of
-from toolbus.gateway.principals import Principal
+from toolbus.gateway.options import Principal
 
 _ID = re.compile(r"[A-Za-z0-9_.-]{1,64}").fullmatch
 # Seconds until this process's own view has a change.

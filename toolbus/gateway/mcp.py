@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from toolbus.gateway.bodies import Problem
 from toolbus.gateway.gateway import Gateway, gateway_of
-from toolbus.gateway.principals import Everyone
+from toolbus.gateway.options import Everyone
 
 if TYPE_CHECKING:
     from toolbus.mcp.http import LazyEndpoint

@@ -9,8 +9,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from toolbus.broker.admin import ServiceOverview
-from toolbus.gateway.gateway import Gateway, gateway_of
-from toolbus.gateway.measures import BUCKETS, Measures
+from toolbus.gateway.gateway import BUCKETS, Gateway, Measures, gateway_of
 from toolbus.telemetry.metrics import MEDIA_TYPE, Exposition
 
 # The metrics of services: each with its states, and the fields that count them.
@@ -62,3 +61,29 @@ def _add_services(made: Exposition, services: Sequence[ServiceOverview]) -> None
 
 
 ROUTES = [Route("/metrics", metrics)]
+
+
+class ProbedGateway:
+    """Answers probes for a gateway.
+
+    Attributes:
+        started: set once requests are answered.
+    """
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self.started = False
+
+    async def ready(self) -> bool:
+        """Return whether requests can be served: the server is connected, and nothing stops the gateway."""
+        gateway = self._gateway
+        return self.started and gateway.connected and not gateway.draining.is_set() and await gateway.answers()
+
+    async def report(self) -> dict[str, bool | int]:
+        """Return a few counts."""
+        measures = self._gateway.measures
+        return {"healthy": await self.ready(), "in_flight": measures.in_flight, "streams": measures.streams}
+
+    async def metrics(self) -> str:
+        """Return the gateway's metrics, and the queues of the namespace."""
+        return await metrics_of(self._gateway)

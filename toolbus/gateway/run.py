@@ -14,9 +14,9 @@ from starlette.types import Receive, Scope, Send
 from toolbus.gateway.bodies import RESUME, Problem, call_options, read, require_json, wants_events
 from toolbus.gateway.calls import RequestedCall, answered, check_visible, made, result_response, trace_headers
 from toolbus.gateway.gateway import Gateway, gateway_of
+from toolbus.gateway.options import Principal
 from toolbus.gateway.permissions import permission_of, permitted
 from toolbus.gateway.positions import Position, read_id
-from toolbus.gateway.principals import Principal
 from toolbus.gateway.streaming import event_stream
 
 

@@ -22,7 +22,7 @@ from toolbus.events import Answered, Asked, Finished, Text
 from toolbus.gateway.bodies import Problem, answer
 from toolbus.gateway.gateway import Gateway, gateway_of
 from toolbus.gateway.guards import unless_disconnected
-from toolbus.gateway.principals import Principal
+from toolbus.gateway.options import Principal
 from toolbus.gateway.streaming import COMMENT, named_event
 from toolbus.gateway.turn_requests import TurnOptions, TurnRequest, turn_request
 from toolbus.results import BrokerError, ConfigurationError, EnvelopeError, ToolError, ToolResult

@@ -17,16 +17,70 @@ from toolbus import telemetry
 from toolbus.broker.protocols import Messenger
 from toolbus.client.bus import ToolBus
 from toolbus.im import frames
-from toolbus.im.answering import Answering
 from toolbus.im.frames import BadFrame, Message
 from toolbus.im.window import Pending, Window, Windows
-from toolbus.results import BrokerError, ConfigurationError, ToolbusError
+from toolbus.results import BrokerError, ConfigurationError, ErrorInfo, ToolbusError, ToolResult
 from toolbus.safe_text import type_name
 from toolbus.urls import redact
 
+_FIRST, _MOST = 0.5, 30.0
+# These ends of a call say nothing of the message: it is asked again, under the same key.
+_AGAIN = frozenset({"unavailable", "overloaded", "cancelled", "deadline_exceeded", "slow_consumer", "outcome_unknown"})
+
+
+class Answering:
+    """Gets answers of the chat tool.
+
+    Args:
+        bus: is open.
+        tool: name of the tool that answers.
+        user: on whose behalf.
+        contact: this contact's name.
+    """
+
+    def __init__(self, bus: ToolBus, tool: str, user: str, contact: str) -> None:
+        self._bus = bus
+        self._tool = tool
+        self._user = user
+        self._contact = contact
+
+    async def answer(self, window: Window, entry: Pending) -> str:
+        """Return the answer of a message; while nobody can answer, it waits and asks again."""
+        message = entry.message
+        pause = _FIRST
+        while True:
+            result = await self._bus.call(
+                self._tool,
+                {"message": message.content, "chat_id": window.chat_id},
+                session=window.chat_id,
+                user=self._user,
+                idempotency_key=window.reply(entry, self._contact).id,
+            )
+            error = result.error
+            if error is None:
+                return _said(result)
+            nobody_there = error.type == "not_found" and error.origin == "bus"
+            if not (nobody_there or error.type in _AGAIN or error.retryable):
+                return f"I can't answer this: {error.message or error.code or error.type}"
+            telemetry.log.warning("im.unanswered", chat=window.chat_id, error=str(error), retry_in=pause)
+            await asyncio.sleep(_wait(error, pause))
+            pause = min(2 * pause, _MOST)
+
+
+def _said(result: ToolResult) -> str:
+    said = result.data.get("response") if isinstance(result.data, dict) else None
+    text = said if isinstance(said, str) else result.output or ""
+    return text if text.strip() else "I have no answer to this."
+
+
+def _wait(error: ErrorInfo, pause: float) -> float:
+    jitter = random.uniform(0.5, 1.0)  # noqa: S311 - jitter
+    return max(pause * jitter, min(error.retry_after or 0.0, _MOST))
+
+
 T = TypeVar("T")
 
-_FIRST, _MOST = 0.5, 30.0
+_CONNECTOR_FIRST, _CONNECTOR_MOST = 0.5, 30.0
 # A connection that has lasted so many seconds has worked: the next one is tried at once.
 _SETTLED = 10.0
 # A larger frame than this ends the connection; one between the two bounds is skipped.
@@ -89,7 +143,7 @@ class Connector:
     # -- the socket -------------------------------------------------------------------------------
 
     async def _keep_connected(self) -> None:
-        pause = _FIRST
+        pause = _CONNECTOR_FIRST
         while True:
             began = time.monotonic()
             reason = "the server closed the connection"
@@ -104,7 +158,7 @@ class Connector:
                 reason = str(error) or type_name(error)
             finally:
                 self._connected(None)
-            pause = _FIRST if time.monotonic() - began > _SETTLED else min(2 * pause, _MOST)
+            pause = _CONNECTOR_FIRST if time.monotonic() - began > _SETTLED else min(2 * pause, _CONNECTOR_MOST)
             wait = pause * random.uniform(0.5, 1.0)  # noqa: S311 - jitter
             telemetry.log.warning("im.disconnected", server=redact(self._server), error=reason, retry_in=round(wait, 2))
             await asyncio.sleep(wait)
@@ -213,14 +267,14 @@ class _Served:
 
     async def surely(self, work: Callable[[], None]) -> None:
         """Do file work of the window, again and again while the disk refuses."""
-        pause = _FIRST
+        pause = _CONNECTOR_FIRST
         while True:
             try:
                 await self.do(work)
             except OSError as error:
                 telemetry.log.error("im.not_kept", error=str(error))
                 await asyncio.sleep(pause)
-                pause = min(2 * pause, _MOST)
+                pause = min(2 * pause, _CONNECTOR_MOST)
             else:
                 return
 

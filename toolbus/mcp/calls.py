@@ -21,8 +21,7 @@ from toolbus.confirmations import CONFIRM_TIMEOUT, ConfirmationRequest
 from toolbus.display import visible
 from toolbus.envelope import new_run
 from toolbus.events import Answered, Asked, Event, Reset, Text
-from toolbus.mcp.caller import Caller, CallerOf, Context
-from toolbus.mcp.client import Client
+from toolbus.mcp.client import Caller, CallerOf, Client, Context
 from toolbus.mcp.content import OpenQuestions, allowed, asked_by_client, content_of, failure_of, form
 from toolbus.mcp.tasks import created
 from toolbus.results import BrokerError, ConfigurationError, Progress, ToolError

@@ -17,7 +17,7 @@ from toolbus.client.tools.definitions import output_schema
 from toolbus.client.tools.tool import Tool
 from toolbus.confirmations import ConfirmationAnswer, ConfirmationRequest
 from toolbus.display import shortened
-from toolbus.mcp.caller import Caller, Context
+from toolbus.mcp.client import Caller, Context
 from toolbus.results import Blob, BrokerError, ConfirmationClosed, DescriptorError, ErrorInfo, ToolError, ToolResult
 from toolbus.schema import Validator
 

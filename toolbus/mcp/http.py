@@ -35,9 +35,8 @@ from toolbus.client.bus import ToolBus
 from toolbus.client.calls.call import Call
 from toolbus.client.tools.tool import Tool
 from toolbus.encoding import encode_data, encode_json
-from toolbus.mcp.caller import SCOPE_KEY, Caller, CallerOf, Context, caller_of_request
 from toolbus.mcp.calls import ToolCalls
-from toolbus.mcp.client import TASKS
+from toolbus.mcp.client import SCOPE_KEY, TASKS, Caller, CallerOf, Context, caller_of_request
 from toolbus.mcp.content import content_of, failure_of
 from toolbus.mcp.listing import ListChanges, ListWatch, Subscriptions, page_of
 from toolbus.mcp.tasks import TaskMethods, TaskParams, UpdateParams

@@ -16,8 +16,7 @@ from mcp_types import INTERNAL_ERROR, INVALID_PARAMS, SubscriptionsListenRequest
 
 from toolbus.client.bus import ToolBus
 from toolbus.client.tools.view import ToolView
-from toolbus.mcp.caller import CallerOf, Context
-from toolbus.mcp.client import Client
+from toolbus.mcp.client import CallerOf, Client, Context
 from toolbus.mcp.tasks import TaskMethods, TaskNews
 from toolbus.results import BrokerError
 

@@ -20,8 +20,7 @@ from toolbus.client.tools.tool import Tool
 from toolbus.confirmations import ConfirmationRequest
 from toolbus.display import shortened
 from toolbus.events import Reset, Text
-from toolbus.mcp.caller import Caller, CallerOf, Context
-from toolbus.mcp.client import Client
+from toolbus.mcp.client import Caller, CallerOf, Client, Context
 from toolbus.mcp.content import OpenQuestions, content_of, form
 from toolbus.results import BrokerError, ConfigurationError
 

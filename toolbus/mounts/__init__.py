@@ -8,20 +8,18 @@ from toolbus.lazy import lazily
 
 if TYPE_CHECKING:
     from toolbus.mounts.mount import serve
-    from toolbus.mounts.objects import mount_of
     from toolbus.mounts.options import Options
     from toolbus.mounts.provider import Address, BusProvider, Command, InProcess
-    from toolbus.mounts.service import MountedServer
+    from toolbus.mounts.service import MountedServer, mount_of
 
 __all__ = ["Address", "BusProvider", "Command", "InProcess", "MountedServer", "Options", "mount_of", "serve"]
 
 __getattr__, __dir__ = lazily(
     globals(),
     {
-        "toolbus.mounts.objects": ("mount_of",),
+        "toolbus.mounts.service": ("mount_of", "MountedServer"),
         "toolbus.mounts.options": ("Options",),
         "toolbus.mounts.provider": ("BusProvider", "Address", "Command", "InProcess"),
-        "toolbus.mounts.service": ("MountedServer",),
         "toolbus.mounts.mount": ("serve",),
     },
 )

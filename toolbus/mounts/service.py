@@ -19,10 +19,37 @@ from toolbus.mounts.connection import ServerConnection
 from toolbus.mounts.described import Described, Run
 from toolbus.mounts.mount import Listing, Mount, pages
 from toolbus.mounts.options import Options, is_over, words_of
-from toolbus.mounts.provider import Target
-from toolbus.results import ToolError, ToolResult
+from toolbus.mounts.provider import InProcess, Target
+from toolbus.results import ConfigurationError, ToolError, ToolResult
 from toolbus.worker.definition.service import Retry
 from toolbus.worker.run.invocation import Invocation
+
+_HOMES = frozenset({("fastmcp", "FastMCP"), ("mcp", "MCPServer")})
+
+
+def is_server(value: object) -> bool:
+    """Return whether a value is a server object; neither package is imported for it."""
+    return any((cls.__module__.partition(".")[0], cls.__name__) in _HOMES for cls in type.__getattribute__(type(value), "__mro__"))
+
+
+def mount_of(server: Any, name: str = "", options: Options | None = None) -> MountedServer:
+    """Return a server object's tools as a service, for ``serve``.
+
+    Its functions run in this process, so its tools are not external.
+
+    Args:
+        server: a FastMCP, or an ``MCPServer`` of the official SDK.
+        name: the service's id; the server's own name when left out.
+        options: which of its tools are served, and how.
+
+    Raises:
+        ConfigurationError: it is none.
+    """
+    if not is_server(server):
+        raise ConfigurationError(f"a {type(server).__qualname__} is no FastMCP and no MCPServer")
+    found = name or words_of(str(getattr(server, "name", "")))[:64] or "mcp"
+    return MountedServer(found, InProcess(server), options or Options(external=False, resources=False))
+
 
 # Progress that is passed on at once, and per second after that.
 _BURST = 100

@@ -16,8 +16,7 @@ from toolbus.envelope import Request, decode_request, encode_request, new_id, ne
 from toolbus.middleware.chain import Middleware, checked
 from toolbus.results import ConfigurationError, EnvelopeError, ErrorInfo, ToolResult
 from toolbus.settings import Settings
-from toolbus.testing.outcome import Outcome
-from toolbus.testing.recorder import Confirm, Recorder
+from toolbus.testing.recorder import Confirm, Outcome, Recorder
 from toolbus.worker.definition.function import tool_of
 from toolbus.worker.definition.provide import Services
 from toolbus.worker.definition.service import ToolService

@@ -14,9 +14,8 @@ from toolbus.client.tools.view import ToolView
 from toolbus.results import ToolkitError
 from toolbus.toolkit.graph import Toolkit
 from toolbus.toolkit.items import Action, Item, Tool, ToolGroup
-from toolbus.toolkit.presets import LiveGroup, read_preset, toolkit_of
+from toolbus.toolkit.presets import LiveGroup, read_preset, text_of, toolkit_of
 from toolbus.toolkit.recommend import Explorer, recommend_subgraph
-from toolbus.toolkit.scoring import text_of
 from toolbus.toolkit.starting import OperatorEntry, Starter
 
 MAX_PUBLISHED = 4 * 1024 * 1024

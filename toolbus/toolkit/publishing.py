@@ -12,8 +12,7 @@ from toolbus.results import ToolkitError
 from toolbus.toolkit.items import ToolGroup
 from toolbus.toolkit.learning.revisions import Revisions, check_graph
 from toolbus.toolkit.live import MAX_PUBLISHED
-from toolbus.toolkit.presets import read_preset
-from toolbus.toolkit.scoring import graph_of, names_of, scores_of, with_scores
+from toolbus.toolkit.presets import graph_of, names_of, read_preset, scores_of, with_scores
 from toolbus.toolkit.starting import Preset
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from msgspec import Meta
 
 from toolbus.naming import SERVICE_ID
 from toolbus.results import ConfigurationError, ToolkitError
-from toolbus.toolkit.learning.ranking import fused
+from toolbus.toolkit.learning.evidence import fused
 
 MAX_TEXT = 16_384
 MAX_TERMS = 32

@@ -13,9 +13,8 @@ import msgspec
 
 from toolbus.broker.admin import ServiceOverview
 from toolbus.broker.dead_letters import DeadLetter
-from toolbus.broker.statistics.answers import InstanceAnswer, LastError, RunningCall, ToolStatistics
+from toolbus.broker.statistics.answers import InstanceAnswer, LastError, RunningCall, ToolStatistics, added, quantile
 from toolbus.broker.statistics.asking import Statistics, merged
-from toolbus.broker.statistics.latency import added, quantile
 from toolbus.descriptors import ToolDescriptor
 from toolbus.display import shortened
 from toolbus.watch.views import DeadLetterView, InstanceView, ServiceView, SessionView, ToolView

@@ -22,7 +22,7 @@ from toolbus.worker.definition.service import ToolService
 from toolbus.worker.isolation.pool import Isolation
 from toolbus.worker.process.event_loop import LoopWatch
 from toolbus.worker.process.lifeline import ended_by
-from toolbus.worker.run.nested import NestedBus
+from toolbus.worker.run.invocation import NestedBus
 from toolbus.worker.serving import owner as life
 from toolbus.worker.serving.collect import collect
 from toolbus.worker.serving.handlers import Served

@@ -9,7 +9,7 @@ from subprocess import run
 
 import pytest
 
-from toolbus.coding.workspace.limits import WorkspaceOptions
+from toolbus.coding.workspace.files import WorkspaceOptions
 from toolbus.coding.workspace.workspace import Workspace
 
 

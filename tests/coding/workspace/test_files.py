@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from toolbus.coding.workspace.files import Folder, usage
-from toolbus.coding.workspace.limits import WorkspaceOptions
+from toolbus.coding.workspace.files import Folder, WorkspaceOptions, usage
 from toolbus.results import ToolError
 
 

@@ -15,7 +15,7 @@ from toolbus import ToolBus
 from toolbus.gateway.app import application
 from toolbus.gateway.bodies import Problem
 from toolbus.gateway.gateway import Gateway
-from toolbus.gateway.principals import Authenticator, Everyone, Principal
+from toolbus.gateway.options import Authenticator, Everyone, Principal
 
 
 class Tokens:

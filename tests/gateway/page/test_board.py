@@ -9,9 +9,9 @@ import pytest
 
 from tests.servers import eventually
 from toolbus import ToolBus
+from toolbus.gateway.options import Principal
 from toolbus.gateway.page.board import _MOST_PENDING, HOUR, Audience, Board, History, Watcher
 from toolbus.gateway.page.rows import changes
-from toolbus.gateway.principals import Principal
 from toolbus.results import BrokerError
 from toolbus.watch.views import ServiceView, Snapshot
 

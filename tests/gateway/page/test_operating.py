@@ -13,7 +13,7 @@ from tests.gateway.page.serving import Tokens, gateway
 from tests.servers import eventually
 from toolbus import ToolBus
 from toolbus.broker.admin import Admin
-from toolbus.gateway.principals import Principal
+from toolbus.gateway.options import Principal
 
 pytestmark = pytest.mark.anyio
 

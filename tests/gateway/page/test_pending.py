@@ -10,7 +10,7 @@ from tests.gateway.page.serving import Tokens, gateway
 from tests.records.made import recorded
 from toolbus import ToolBus
 from toolbus.broker.admin import Admin
-from toolbus.gateway.principals import Principal
+from toolbus.gateway.options import Principal
 from toolbus.platform.documents import digest_of
 from toolbus.platform.store import Records
 from toolbus.settings import Settings

@@ -11,9 +11,10 @@ from starlette.routing import Route
 
 from tests.gateway.page.serving import Tokens, gateway
 from toolbus import ToolBus
-from toolbus.gateway.page import files, stream
+from toolbus.gateway.options import Permission, Principal
+from toolbus.gateway.page import board as stream
+from toolbus.gateway.page import files
 from toolbus.gateway.page.routes import ROUTES
-from toolbus.gateway.principals import Permission, Principal
 
 pytestmark = pytest.mark.anyio
 

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import pytest
 
 from toolbus import Retry, Settings, ToolError, tool
-from toolbus.broker.memory.tallies import MemoryTallies
+from toolbus.broker.memory.hub import MemoryTallies
 from toolbus.broker.protocols import Beginning, Delivery, Ending, Note
 from toolbus.confirmations import ConfirmationAnswer, ConfirmationRequest
 from toolbus.envelope import Frame, Request, decode_frames, join_frames
 from toolbus.worker.isolation.pool import Isolation
-from toolbus.worker.run.nested import NestedBus
+from toolbus.worker.run.invocation import NestedBus
 from toolbus.worker.run.run import Run
 from toolbus.worker.serving.collect import collect
 from toolbus.worker.slots.slots import Slots

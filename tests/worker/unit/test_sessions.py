@@ -12,7 +12,7 @@ from tests.servers import eventually
 from toolbus import Settings
 from toolbus.deadlines import Deadlines
 from toolbus.results import ConfigurationError, ToolbusError
-from toolbus.worker.run import nested
+from toolbus.worker.run import invocation as nested
 from toolbus.worker.sessions.service import OpenSessions
 from toolbus.worker.sessions.session import Session
 from toolbus.worker.sessions.worker import WorkerSessions

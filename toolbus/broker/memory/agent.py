@@ -7,20 +7,25 @@ import time
 from collections.abc import Callable, Collection, Sequence
 
 from toolbus import telemetry
-from toolbus.broker.memory.chats import MemoryChats
 from toolbus.broker.memory.confirmations import MemoryConfirmations
 from toolbus.broker.memory.conversations import MemoryConversations
 from toolbus.broker.memory.creations import MemoryCreations
-from toolbus.broker.memory.hub import Hub, QueuedEntry, SharedCall, hub_of
-from toolbus.broker.memory.results import MemorySessionResults
-from toolbus.broker.memory.routes import MemoryRoutes
-from toolbus.broker.memory.tallies import MemoryTallies
-from toolbus.broker.memory.tokens import MemoryTokens
+from toolbus.broker.memory.hub import (
+    Hub,
+    MemoryChats,
+    MemoryRoutes,
+    MemorySessionResults,
+    MemoryTallies,
+    MemoryTokens,
+    QueuedEntry,
+    SharedCall,
+    hub_of,
+)
 from toolbus.broker.protocols import AgentListener, Fate, ItemChange, Sender, Verdict, session_of
 from toolbus.broker.protocols.agent import ended_for_another, readdressed
 from toolbus.broker.protocols.documents import TaskFrames, TaskRecord
 from toolbus.broker.reading import check_document
-from toolbus.broker.registry.refusals import item_refused
+from toolbus.broker.registry.registry import item_refused
 from toolbus.envelope import Frame, Request, decode_frames, encode_request, entry_limit, new_id, share_digest, work_digest
 from toolbus.results import BrokerUnavailable
 from toolbus.settings import Settings

@@ -9,11 +9,9 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 from toolbus import telemetry
-from toolbus.broker.memory.hub import Hub, Instance, Queue, QueuedEntry, hub_of
-from toolbus.broker.memory.routes import MemoryRoutes
-from toolbus.broker.memory.tallies import MemoryTallies
+from toolbus.broker.memory.hub import Hub, Instance, MemoryRoutes, MemoryTallies, Queue, QueuedEntry, hub_of
 from toolbus.broker.protocols import NO_SNAPSHOT, Beginning, Delivery, Ending, Note, Snapshot, WorkerId, WorkerListener, session_of
-from toolbus.broker.registry.refusals import registration_refused
+from toolbus.broker.registry.registry import registration_refused
 from toolbus.confirmations import ConfirmationAnswer, ConfirmationRequest
 from toolbus.descriptors import Publication
 from toolbus.envelope import decode_request, encode, join_frames, new_run, share_digest

@@ -13,7 +13,7 @@ from toolbus.broker.keys import Keys
 from toolbus.broker.protocols import ALL_TOOLS, AgentListener, RefusedTool, ServiceRecord
 from toolbus.broker.reading import shown, skip, text, uses_up
 from toolbus.broker.registry.publications import read_record
-from toolbus.broker.transport.replies import fields_of, scan_hash
+from toolbus.broker.transport.command import fields_of, scan_hash
 from toolbus.broker.transport.transport import Transport
 from toolbus.naming import key_flaw
 from toolbus.pins import KEY as PIN

@@ -13,7 +13,7 @@ from toolbus import telemetry
 from toolbus.broker.keys import Keys
 from toolbus.broker.reading import document, integer, shown, text
 from toolbus.broker.statistics.answers import InstanceAnswer
-from toolbus.broker.transport.replies import fields_of
+from toolbus.broker.transport.command import fields_of
 from toolbus.broker.transport.transport import Transport
 from toolbus.envelope import new_id
 from toolbus.results import EnvelopeError

@@ -13,7 +13,7 @@ from toolbus.broker.keys import Keys
 from toolbus.broker.lease.clock import ServerClock
 from toolbus.broker.protocols import Delivery
 from toolbus.broker.reading import integer
-from toolbus.broker.transport.replies import fields_of
+from toolbus.broker.transport.command import fields_of
 from toolbus.broker.transport.transport import Transport
 from toolbus.envelope import EntryNumbers, address, decode_request, new_run, numbers_of
 from toolbus.results import EnvelopeError

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Self
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
+from toolbus import telemetry
 from toolbus.broker.forms import ANYTHING, Form
 from toolbus.broker.reading import shown
+from toolbus.broker.transport.discovery import Node
 from toolbus.results import BrokerError
 
 Reply = Any
@@ -51,3 +54,94 @@ class Command(NamedTuple):
     same_server: bool = False
     form: Form = ANYTHING
     misanswered: bool = False
+
+
+T = TypeVar("T")
+
+_SCAN_COUNT = 256
+
+
+class Executor(Protocol):
+    """A carrier of commands to the server; a ``Link`` is one."""
+
+    async def execute(self, *args: Any, repeatable: bool = False) -> Reply:
+        """Send a command and wait for its answer."""
+
+
+def info_fields(reply: Reply) -> dict[str, str]:
+    """Return the fields of an ``INFO`` section by name."""
+    text = reply.decode("utf-8", "replace") if isinstance(reply, bytes) else str(reply)
+    return dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+
+
+def fields_of(flat: Sequence[T]) -> dict[T, T]:
+    """Fields and values that follow each other, as a stream entry has them."""
+    return dict(zip(flat[::2], flat[1::2], strict=False))
+
+
+async def scan_hash(link: Executor, key: str) -> AsyncIterator[tuple[bytes, bytes]]:
+    """Fields and values of a hash, in bounded parts that never block the server for long. Some may come twice.
+
+    Raises:
+        BrokerError: the server could not be asked.
+    """
+    cursor: bytes = b"0"
+    while True:
+        cursor, flat = await link.execute("HSCAN", key, cursor, "COUNT", _SCAN_COUNT, repeatable=True)
+        for field in fields_of(flat).items():
+            yield field
+        if cursor == b"0":
+            return
+
+
+# A slot is moved in seconds. One of many large keys takes longer, and what gives up meanwhile is done twice.
+_PATIENCE = 60.0
+_WARN_AFTER = 5.0
+# These end when an operator has looked after the server, and until then nothing is carried out for anybody.
+_FOR_ALL = SOON - {"TRYAGAIN"}
+
+
+class Refused(NamedTuple):
+    """A command that was not carried out and is to be sent again: after a moment if ``soon``, or to ``node`` while the slot moves."""
+
+    command: Command
+    soon: bool = False
+    node: Node | None = None
+
+
+class Patience:
+    """The time for which one server has refused commands, each until ``end`` is called.
+
+    Args:
+        monotonic: the local clock, in seconds.
+    """
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._since: float | None = None
+        self._warned = False
+
+    def holds(self, server: str, error: ReplyError) -> bool:
+        """Take in a refusal, and say once if they go on; False when the refusal is to be the command's answer."""
+        now = self._monotonic()
+        if self._since is None:
+            self._since = now
+            self._warned = False
+        seconds = now - self._since
+        if seconds >= _WARN_AFTER and not self._warned:
+            self._warned = True
+            telemetry.log.warning("link.held_up", server=server, seconds=round(seconds), error=str(error))
+        return seconds < _PATIENCE or str(error).partition(" ")[0] in _FOR_ALL
+
+    def end(self) -> None:
+        """Begin anew: everything that was refused has its answer."""
+        self._since = None
+
+
+def node_in(rest: str) -> Node | None:
+    """Return the address in what follows the code of a redirection, ``<slot> <host>:<port>``; None when there is none."""
+    try:
+        node = Node.parse(rest.partition(" ")[2])
+    except ValueError:
+        return None
+    return node if 0 < node.port < 65_536 else None

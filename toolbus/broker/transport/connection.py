@@ -19,9 +19,8 @@ from toolbus.broker import scripts
 from toolbus.broker.keys import Keys
 from toolbus.broker.reading import integer
 from toolbus.broker.transport import clients
-from toolbus.broker.transport.discovery import BySentinel, Discovery, Fixed, InCluster, Node, SingleNode, speaks_tls
-from toolbus.broker.transport.passwords import read_password
-from toolbus.broker.transport.replies import info_fields
+from toolbus.broker.transport.command import info_fields
+from toolbus.broker.transport.discovery import BySentinel, Discovery, Fixed, InCluster, Node, SingleNode, read_password, speaks_tls
 from toolbus.results import BrokerError, BrokerUnavailable, ConfigurationError, EnvelopeError, UnsupportedServer
 from toolbus.settings import PREFIX, Settings
 from toolbus.urls import check_url, redact

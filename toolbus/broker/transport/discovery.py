@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, Protocol, TypeVar
 from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
@@ -15,7 +16,19 @@ from redis.crc import key_slot
 
 from toolbus.broker.reading import integer
 from toolbus.broker.transport import clients
-from toolbus.broker.transport.passwords import read_password
+
+
+def read_password(path: str) -> str:
+    """Return the password that a file holds, without the blanks around it.
+
+    Raises:
+        redis.AuthenticationError: the file can't be read.
+    """
+    try:
+        return Path(path).read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise redis.AuthenticationError(f"the password file can't be read: {error}") from None
+
 
 T = TypeVar("T")
 N = TypeVar("N")

@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 from toolbus import telemetry
 from toolbus.broker.access import is_forbidden, is_left_to_others, wanted
 from toolbus.broker.scripts import Script, with_source
-from toolbus.broker.transport.command import ELSEWHERE, SOON, Command, OnReply, Reply, ReplyError
+from toolbus.broker.transport.command import ELSEWHERE, SOON, Command, OnReply, Patience, Refused, Reply, ReplyError, node_in
 from toolbus.broker.transport.connection import BLOCK, Connector, explain
 from toolbus.broker.transport.discovery import Node
-from toolbus.broker.transport.refusals import Patience, Refused, node_in
 from toolbus.broker.transport.wire import SUBSCRIBING, Wire, answer, pack
 
 _ASKING = Command(pack(("ASKING",)), None, True)

@@ -8,9 +8,8 @@ from toolbus import telemetry
 from toolbus.broker.lease.clock import ServerClock
 from toolbus.broker.reading import integer
 from toolbus.broker.scripts import Script
-from toolbus.broker.transport.command import OnReply, Reply, ReplyError
+from toolbus.broker.transport.command import OnReply, Reply, ReplyError, info_fields
 from toolbus.broker.transport.connection import ServerInfo
-from toolbus.broker.transport.replies import info_fields
 
 
 class Transport(Protocol):

@@ -19,8 +19,7 @@ from typing import Any, Self
 import anyio
 
 from toolbus.backends.confinement import LAUNCHER, READABLE, base_python, python
-from toolbus.coding.workspace.files import Folder, usage
-from toolbus.coding.workspace.limits import WorkspaceOptions
+from toolbus.coding.workspace.files import Folder, WorkspaceOptions, usage
 from toolbus.coding.workspace.programs import Finished, Program, cant_confine, start
 from toolbus.results import ConfigurationError, ToolError
 

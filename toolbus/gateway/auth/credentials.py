@@ -7,7 +7,7 @@ from typing import Protocol
 
 import msgspec
 
-from toolbus.gateway.principals import Principal
+from toolbus.gateway.options import Principal
 from toolbus.results import ConfigurationError
 from toolbus.safe_text import type_name
 from toolbus.tokens import Rate, TokenFile, TokenRecord

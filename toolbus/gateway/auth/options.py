@@ -19,7 +19,7 @@ from toolbus.client.bus import ToolBus
 from toolbus.gateway.auth.credentials import Credential, Refused, Source, accepted, read
 from toolbus.gateway.auth.metadata import Resource
 from toolbus.gateway.bodies import Problem
-from toolbus.gateway.principals import Principal
+from toolbus.gateway.options import Principal
 from toolbus.results import BrokerError, ConfigurationError
 from toolbus.tokens import MOST_TOKEN, Rate, TokenRecord, id_of
 

@@ -25,7 +25,7 @@ from toolbus import telemetry
 from toolbus.gateway.auth.credentials import Credential, Refused
 from toolbus.gateway.auth.metadata import SCOPES
 from toolbus.gateway.bodies import Problem
-from toolbus.gateway.principals import Permission, Principal
+from toolbus.gateway.options import Permission, Principal
 from toolbus.results import ConfigurationError
 from toolbus.safe_text import reason_of
 from toolbus.tokens import PERMISSIONS, Rate

@@ -11,14 +11,19 @@ from importlib.metadata import version
 from typing import Any, Protocol
 
 import msgspec
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
 
 from toolbus.background import keep_running
 from toolbus.client.bus import ToolBus
 from toolbus.client.tools.tool import Tool
 from toolbus.client.tools.view import ToolView
+from toolbus.gateway.bodies import Problem
+from toolbus.gateway.gateway import gateway_of
+from toolbus.gateway.options import Principal
 from toolbus.gateway.page.rows import CatalogueRow, Sections, catalogue_row, changes, sections_of
-from toolbus.gateway.principals import Principal
-from toolbus.gateway.streaming import named_event
+from toolbus.gateway.streaming import COMMENT, named_event
 from toolbus.results import ToolbusError
 from toolbus.watch.views import Snapshot
 
@@ -335,3 +340,44 @@ class Board:
     def _tell(self, data: bytes, watchers: Iterable[Watcher]) -> None:
         for watcher in watchers:
             watcher.put(data)
+
+
+HEARTBEAT = 5.0
+"""Longest silence in seconds; the page counts the gateway as away after twice as long."""
+
+RECHECK = 30.0
+"""Seconds after which a stream looks again whether its token still holds."""
+
+_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no", "X-Content-Type-Options": "nosniff"}
+
+
+async def events(request: Request) -> Response:
+    """Answer a stream of a ``snapshot`` and the ``change`` events that follow it."""
+    principal = await gateway_of(request).admitted(request, "call", "observe")
+    board: Board | None = getattr(request.app.state, "board", None)
+    if board is None:
+        raise Problem(503, "unavailable", "this application was started without its lifespan, which keeps the page up to date")
+    return StreamingResponse(_told(request, board, principal), 200, _HEADERS, "text/event-stream")
+
+
+async def _told(request: Request, board: Board, principal: Principal) -> AsyncIterator[bytes]:
+    checked = time.monotonic()
+    with board.watched(principal) as watcher:
+        while not board.closed:
+            news = await watcher.wait(HEARTBEAT)
+            if time.monotonic() - checked >= RECHECK:
+                checked = time.monotonic()
+                if not await _holds(request, principal):
+                    return
+            yield board.news(watcher) if news else COMMENT
+
+
+async def _holds(request: Request, principal: Principal) -> bool:
+    """Return whether the sender is still who it was; a page that is refused when it comes back asks for a token."""
+    try:
+        return await gateway_of(request).authenticator.principal(request) == principal
+    except Problem:
+        return False
+
+
+ROUTES = [Route("/ui/events", events)]

@@ -17,8 +17,8 @@ from toolbus.broker.admin import Admin
 from toolbus.confirmations import ConfirmationAnswer
 from toolbus.gateway.bodies import Problem, read, require_json
 from toolbus.gateway.gateway import Gateway, gateway_of
+from toolbus.gateway.options import Principal
 from toolbus.gateway.page.rows import shown, unreachable
-from toolbus.gateway.principals import Principal
 from toolbus.results import BrokerError, ConfigurationError, ConfirmationClosed
 
 

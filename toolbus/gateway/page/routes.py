@@ -10,7 +10,8 @@ from starlette.applications import Starlette
 from starlette.routing import BaseRoute
 
 from toolbus.gateway.gateway import Gateway
-from toolbus.gateway.page import changing, files, pins, stream
+from toolbus.gateway.page import board as stream
+from toolbus.gateway.page import changing, files, pins
 from toolbus.gateway.page import rows as reading
 from toolbus.gateway.page.board import Board
 from toolbus.watch.watch import Watch

@@ -16,8 +16,7 @@ from toolbus.display import shortened
 from toolbus.host.pool import member as losses
 from toolbus.host.pool.member import Cut, Member, Timing
 from toolbus.host.pool.places import Places
-from toolbus.host.pool.starting import Starter
-from toolbus.host.pool.starts import Starts
+from toolbus.host.pool.starts import Starter, Starts
 from toolbus.host.pool.supervisor import Supervisor, starting
 from toolbus.platform.records import RecordedTool, SourceType, ToolRoute, ToolSource
 from toolbus.results import ToolError, ToolResult

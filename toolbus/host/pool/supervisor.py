@@ -13,8 +13,7 @@ from toolbus.display import one_line
 from toolbus.host.pool import member as losses
 from toolbus.host.pool.member import Member, Timing
 from toolbus.host.pool.places import Places
-from toolbus.host.pool.starting import Starter
-from toolbus.host.pool.starts import Starts
+from toolbus.host.pool.starts import Starter, Starts
 from toolbus.platform.records import Running, State
 from toolbus.safe_text import described
 

@@ -6,8 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from toolbus.toolkit.learning.evidence import Tallies, Tally
-from toolbus.toolkit.learning.parameters import Parameters
+from toolbus.toolkit.learning.evidence import Parameters, Tallies, Tally
 from toolbus.toolkit.learning.scores import KINDS, Edge, EdgeKind, Row, Scores
 
 _STEPS = 300

@@ -5,15 +5,53 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
+from msgspec import Meta
 
 from toolbus.display import one_line
 from toolbus.results import ConfigurationError
-from toolbus.toolkit.learning.parameters import Parameters
 from toolbus.toolkit.learning.records import Execution
-from toolbus.toolkit.learning.scores import EdgeKind, Scores
+from toolbus.toolkit.learning.scores import EdgeKind, Row, Scores
+
+Positive = Annotated[float, Meta(gt=0, le=1e9)]
+
+
+class Parameters(msgspec.Struct, frozen=True, kw_only=True):
+    """The parameters of learning; the defaults suit logs of hundreds to a million calls.
+
+    Attributes:
+        prior_strength: number of calls that a tool's static score is worth.
+        next_strength: number of transitions that the static scores of an action's successors are worth together.
+        half_life: days after which an execution counts half.
+        clip: greatest weight of an execution; those with a propensity below 1 / ``clip`` get this weight.
+        min_evidence: effective number of executions before a score moves.
+        credibility: required probability that the static score is too low, or too high, before it moves.
+        guard: required probability that the new order is better, before tools of an action change places.
+        folds: number of parts of the log that take turns in judging what was learned from the others.
+    """
+
+    prior_strength: Positive = 4.0
+    next_strength: Positive = 8.0
+    half_life: Positive = 30.0
+    clip: Annotated[float, Meta(ge=1, le=1e6)] = 10.0
+    min_evidence: Positive = 8.0
+    credibility: Annotated[float, Meta(ge=0.5, lt=1)] = 0.9
+    guard: Annotated[float, Meta(ge=0.5, lt=1)] = 0.99
+    folds: Annotated[int, Meta(ge=2, le=50)] = 5
+
+    def checked(self) -> Parameters:
+        """Return the same parameters after checking their bounds.
+
+        Raises:
+            ConfigurationError: a parameter is out of bounds; the message names it.
+        """
+        try:
+            return msgspec.convert(msgspec.structs.asdict(self), Parameters)
+        except msgspec.ValidationError as error:
+            raise ConfigurationError(f"parameters of learning: {error}") from None
+
 
 DAY = 86_400.0
 
@@ -248,3 +286,27 @@ def _listed(names: Iterable[str]) -> str:
 
 def _cut(name: str) -> str:
     return repr(one_line(name, 64))
+
+
+def ranked(row: Row, static: Row) -> list[str]:
+    """Return targets by score, best first; ties by static score, then by name."""
+    return sorted(row, key=lambda target: (-row[target], -static.get(target, 0.0), target))
+
+
+def reciprocal_rank(order: Sequence[str], target: str) -> float:
+    """Return 1 for the first, 1/2 for the second, …, and 0 when the target is missing."""
+    return 1.0 / (order.index(target) + 1) if target in order else 0.0
+
+
+def wanted(choices: Sequence[Choice]) -> list[Choice]:
+    """Return the choices that succeeded, which a good order has at its top."""
+    return [choice for choice in choices if choice.success]
+
+
+def fused(orders: Sequence[Sequence[str]], constant: int = 60) -> dict[str, float]:
+    """Return the reciprocal rank fusion (Cormack et al., 2009): the sum of 1 / (constant + rank) over the orders with an item."""
+    scores: dict[str, float] = {}
+    for order in orders:
+        for rank, item in enumerate(order, 1):
+            scores[item] = scores.get(item, 0.0) + 1.0 / (constant + rank)
+    return scores

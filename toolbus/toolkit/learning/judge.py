@@ -10,9 +10,7 @@ from typing import Literal, NamedTuple, Protocol
 import msgspec
 
 from toolbus.toolkit.learning.estimate import estimates
-from toolbus.toolkit.learning.evidence import Episode, Tallies, tallied, weight_of
-from toolbus.toolkit.learning.parameters import Parameters
-from toolbus.toolkit.learning.ranking import fused, ranked, reciprocal_rank, wanted
+from toolbus.toolkit.learning.evidence import Episode, Parameters, Tallies, fused, ranked, reciprocal_rank, tallied, wanted, weight_of
 from toolbus.toolkit.learning.scores import EdgeKind, Scores
 from toolbus.toolkit.starting import Index
 

@@ -12,8 +12,7 @@ from typing import Protocol
 
 import msgspec
 
-from toolbus.broker.statistics.answers import BOUNDS, InstanceAnswer, ToolStatistics
-from toolbus.broker.statistics.latency import added
+from toolbus.broker.statistics.answers import BOUNDS, InstanceAnswer, ToolStatistics, added
 from toolbus.telemetry.metrics import Exposition
 
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096

@@ -20,13 +20,11 @@ from toolbus.results import Blob, CallCancelled, ErrorInfo, ToolError, ToolResul
 from toolbus.worker.definition.function import FunctionTool
 from toolbus.worker.run import reasons
 from toolbus.worker.run.attachments import pieces_of
-from toolbus.worker.run.context import RunContext
 from toolbus.worker.run.outcome import result_of
-from toolbus.worker.run.reasons import RunState
+from toolbus.worker.run.reasons import RunContext, RunState
 from toolbus.worker.run.stream import Stream
 from toolbus.worker.run.threads import ThreadCall, Threads
-from toolbus.worker.serving.handlers import Handler, Served
-from toolbus.worker.serving.pace import Pace
+from toolbus.worker.serving.handlers import Handler, Pace, Served
 
 
 class MiddlewareCall:

@@ -18,7 +18,6 @@ from toolbus.results import BrokerError, CallCancelled, ErrorInfo, Progress, Too
 from toolbus.safe_text import is_a, type_name
 from toolbus.worker.isolation.pool import HandlerCrashed
 from toolbus.worker.run import reasons
-from toolbus.worker.run.context import RunContext
 from toolbus.worker.run.handling import Handling
 from toolbus.worker.run.invocation import Caller, Invocation, enter
 from toolbus.worker.run.outcome import (
@@ -33,7 +32,7 @@ from toolbus.worker.run.outcome import (
     result_of,
 )
 from toolbus.worker.run.questions import Questions
-from toolbus.worker.run.reasons import NEXT, RunState
+from toolbus.worker.run.reasons import NEXT, RunContext, RunState
 from toolbus.worker.run.stream import Stream, forget, kept
 from toolbus.worker.serving.handlers import Handler, Served
 from toolbus.worker.transitions import BadTransitionError

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
-from toolbus.worker.serving.pace import Pace
+from toolbus.worker.serving.handlers import Pace
 
 # Seconds of a function that runs on the thread of others; each longer one gets a thread of its own at once.
 _QUICK = 0.0002

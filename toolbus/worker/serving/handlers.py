@@ -20,9 +20,24 @@ from toolbus.worker.definition.function import FunctionTool
 from toolbus.worker.definition.provide import Services
 from toolbus.worker.definition.service import Retry, ToolService, overrides
 from toolbus.worker.run.invocation import invocation
-from toolbus.worker.serving.pace import Pace
 from toolbus.worker.sessions.session import Session, SessionBook
 from toolbus.worker.statistics.counts import ToolCounts
+
+_UNKNOWN = 1.0
+
+
+class Pace:
+    """Tells how long the calls of one function take, by its last ones."""
+
+    __slots__ = ("seconds",)
+
+    def __init__(self) -> None:
+        self.seconds = _UNKNOWN
+
+    def learn(self, seconds: float) -> None:
+        """Take in how long a call took: a single long one is remembered for dozens of quick ones."""
+        self.seconds = seconds if self.seconds == _UNKNOWN else max(seconds, 0.8 * self.seconds + 0.2 * seconds)
+
 
 Start = Callable[[Request], Any]
 """Binds a request and starts its handler: a value, an awaitable, or a sync or async iterator."""

@@ -20,11 +20,9 @@ from toolbus.results import ErrorInfo, ToolbusError, ToolError, deadline_exceede
 from toolbus.settings import Settings
 from toolbus.worker.isolation.pool import Isolation
 from toolbus.worker.run import reasons
-from toolbus.worker.run.context import ContextRun
-from toolbus.worker.run.invocation import Caller
-from toolbus.worker.run.nested import NestedBus
+from toolbus.worker.run.invocation import Caller, NestedBus
 from toolbus.worker.run.outcome import End, other_revision, refusal, report_buried, report_end
-from toolbus.worker.run.reasons import RunState
+from toolbus.worker.run.reasons import ContextRun, RunState
 from toolbus.worker.run.run import Run
 from toolbus.worker.run.threads import Threads
 from toolbus.worker.serving.handlers import Served

@@ -11,8 +11,7 @@ from collections.abc import Iterable, Mapping
 
 from toolbus.broker.statistics.answers import MOST_CALLS, InstanceAnswer, OpenSession, RunningCall, ServedService
 from toolbus.display import shortened
-from toolbus.worker.run.context import ContextRun
-from toolbus.worker.run.reasons import RunState
+from toolbus.worker.run.reasons import ContextRun, RunState
 from toolbus.worker.serving.handlers import Served
 
 _MOST_NAME = 256
