@@ -23,7 +23,8 @@ EITHER = {
     # Arguments are not shown in records and statistics, whoever refused them.
     "toolbus/broker/recent.py", "toolbus/worker/statistics/counts.py",
     # Errors that these places have made themselves.
-    "toolbus/backends/remote.py", "toolbus/broker/worker_steps.py", "toolbus/client/calls/connection.py", "toolbus/client/confirmations.py", "toolbus/gateway/permissions.py", "toolbus/host/pool/member.py",
+    "toolbus/backends/remote.py", "toolbus/broker/worker_steps.py", "toolbus/client/calls/connection.py",
+    "toolbus/client/confirmations.py", "toolbus/gateway/permissions.py", "toolbus/host/pool/member.py",
     "workers/toolbus_workers/web/weather.py",
 }  # fmt: skip
 """Files that look at types where the origin makes no difference; each other one looks at the origin, too."""

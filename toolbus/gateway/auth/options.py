@@ -254,11 +254,7 @@ def authenticator_of(bus: ToolBus, options: AuthOptions) -> BearerAuthenticator 
 
 def _web_tokens(options: AuthOptions) -> Source:
     # It loads a library of cryptography, which gateways without such tokens do not need.
-    from toolbus.gateway.auth.web_tokens import (
-        ClaimMap,
-        KeyStore,
-        WebTokens,
-    )
+    from toolbus.gateway.auth.web_tokens import ClaimMap, KeyStore, WebTokens  # noqa: PLC0415 - only some need it
 
     claims = ClaimMap(
         issuer=options.issuer,

@@ -41,10 +41,7 @@ websocket_client = _find("websocket:websocket_client")
 
 def stdio_client(server: Any) -> Any:
     """Return what starts a server and opens the streams to it, bounded as those of ``toolbus mount``."""
-    from toolbus.mounts.stdio import (
-        StderrLog,
-        stdio,
-    )
+    from toolbus.mounts.stdio import StderrLog, stdio  # noqa: PLC0415 - only some need it
 
     command = Command((server.command, *server.args), {**environment_for(), **(server.env or {})}, str(server.cwd or ""))
     return stdio(command, Options().most_bytes, StderrLog(command.shown), lambda _: None)
