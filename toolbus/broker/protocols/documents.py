@@ -1,4 +1,4 @@
-"""What features keep on the server, and the steps on it: items, tasks, conversations, chats, routes, tokens, results."""
+"""Steps on what features keep on the server: items, tasks, conversations, chats, routes, tokens, results."""
 
 from __future__ import annotations
 
