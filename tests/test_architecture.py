@@ -118,7 +118,7 @@ MAKERS |= {"Connection", "SSLConnection", "UnixDomainSocketConnection"}
 
 
 def test_one_module_makes_redis_clients() -> None:
-    """Only toolbus/broker/transport/clients.py makes clients and connections, since others would get redis-py's ten retries."""
+    """Only toolbus/bus/broker/transport/clients.py makes clients and connections, since others would get redis-py's ten retries."""
     found = []
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):

@@ -21,13 +21,14 @@ import pytest
 import toolbus
 from tests.agent.endpoint import endpoint, says
 from tests.forking import ForkServer
-from toolbus import ToolBus, Worker, telemetry
-from toolbus.broker.keys import Keys
-from toolbus.cli import main
-from toolbus.options import CallOptions
-from toolbus.results import ERROR_TYPES
-from toolbus.settings import PREFIX, Settings
-from toolbus.telemetry.metrics import EXPOSED
+from toolbus import ToolBus, Worker
+from toolbus.bus import telemetry
+from toolbus.bus.broker.keys import Keys
+from toolbus.bus.telemetry.metrics import EXPOSED
+from toolbus.bus.values.options import CallOptions
+from toolbus.bus.values.results import ERROR_TYPES
+from toolbus.bus.values.settings import PREFIX, Settings
+from toolbus.operations.cli import main
 from toolbus.testing import InvocationEnvironment
 from website.stage import navigation, pages_of, place
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-import toolbus.cli
+import toolbus.operations.cli
 from tests.cli.shell import Shell
 from tests.forking import ForkServer
-from toolbus.results import ConfigurationError, ToolkitError
-from toolbus.schema.documents import read_document
+from toolbus.bus.schema.documents import read_document
+from toolbus.bus.values.results import ConfigurationError, ToolkitError
 from toolbus.toolkit.learning.scores import load_scores
 from toolbus.toolkit.presets import read_preset
 
@@ -87,7 +87,7 @@ def test_every_command_that_reads_one_refuses_it(forks: ForkServer, tmp_path: Pa
 
 def test_commands_read_json_in_one_place() -> None:
     """No command decodes what a person gave by itself."""
-    for path in Path(toolbus.cli.__file__).parent.glob("*.py"):
+    for path in Path(toolbus.operations.cli.__file__).parent.glob("*.py"):
         called = {ast.unparse(each.func) for each in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(each, ast.Call)}
         wrong = called & {"msgspec.json.decode", "json.loads", "json.load", "sys.stdin.read", "sys.stdin.buffer.read"}
         # The records of conversations come from the server.

@@ -9,7 +9,7 @@ import pytest
 
 from tests.contract import Place
 from toolbus import ToolError, ToolResult, tool
-from toolbus.results import ERROR_TYPES, ErrorInfo
+from toolbus.bus.values.results import ERROR_TYPES, ErrorInfo
 
 pytestmark = pytest.mark.anyio
 
@@ -17,14 +17,14 @@ SOURCES = [path for folder in ("toolbus", "workers") for path in Path(folder).rg
 
 EITHER = {
     # What a result means to its caller is the same, whoever says it.
-    "toolbus/client/executor/observers.py", "toolbus/client/executor/turn.py", "toolbus/middleware/cache.py",
-    "toolbus/mcp/tasks.py", "toolbus/worker/run/run.py", "toolbus/worker/slots/slots.py",
+    "toolbus/bus/client/executor/observers.py", "toolbus/bus/client/executor/turn.py", "toolbus/bus/middleware/cache.py",
+    "toolbus/edges/mcp/tasks.py", "toolbus/bus/worker/run/run.py", "toolbus/bus/worker/slots/slots.py",
     "toolbus/compat/trustgraph/client.py",
     # Arguments are not shown in records and statistics, whoever refused them.
-    "toolbus/broker/recent.py", "toolbus/worker/statistics/counts.py",
+    "toolbus/bus/broker/recent.py", "toolbus/bus/worker/statistics/counts.py",
     # Errors that these places have made themselves.
-    "toolbus/backends/remote.py", "toolbus/broker/worker_steps.py", "toolbus/client/calls/connection.py",
-    "toolbus/client/confirmations.py", "toolbus/gateway/permissions.py", "toolbus/host/pool/member.py",
+    "toolbus/platform/backends/remote.py", "toolbus/bus/broker/worker_steps.py", "toolbus/bus/client/calls/connection.py",
+    "toolbus/bus/client/confirmations.py", "toolbus/edges/gateway/permissions.py", "toolbus/platform/host/pool/member.py",
     "workers/toolbus_workers/web/weather.py",
 }  # fmt: skip
 """Files that look at types where the origin makes no difference; each other one looks at the origin, too."""

@@ -9,8 +9,8 @@ import pytest
 
 from tests.contract import Place
 from toolbus import ConfigurationError, ToolRegistry, ToolResult, ToolService, tool
+from toolbus.bus.values.results import RegistrationRefused
 from toolbus.events import Finished
-from toolbus.results import RegistrationRefused
 
 pytestmark = pytest.mark.anyio
 

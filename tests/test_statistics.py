@@ -14,12 +14,12 @@ import redis
 from tests.contract import Place
 from tests.servers import eventually
 from toolbus import ToolError, tool
-from toolbus.broker.admin import Admin
-from toolbus.broker.keys import Keys
-from toolbus.broker.recent import MOST_RECORDS, RecentCall
-from toolbus.broker.statistics.answers import BUCKETS, MOST_CALLS, InstanceAnswer, RunningCall, ToolStatistics
-from toolbus.watch.assembly import running_calls
-from toolbus.worker.definition.service import Retry
+from toolbus.bus.broker.admin import Admin
+from toolbus.bus.broker.keys import Keys
+from toolbus.bus.broker.recent import MOST_RECORDS, RecentCall
+from toolbus.bus.broker.statistics.answers import BUCKETS, MOST_CALLS, InstanceAnswer, RunningCall, ToolStatistics
+from toolbus.bus.worker.definition.service import Retry
+from toolbus.operations.watch.assembly import running_calls
 
 pytestmark = pytest.mark.anyio
 

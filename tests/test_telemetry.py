@@ -27,10 +27,10 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
 from opentelemetry.trace import NoOpTracerProvider, SpanKind, StatusCode
 
 import toolbus
-from toolbus import telemetry
-from toolbus.results import CallCancelled, ErrorInfo, ToolError
-from toolbus.telemetry import logger as listening
-from toolbus.telemetry.logger import BOUNDED, MOST_LINES, Repeats
+from toolbus.bus import telemetry
+from toolbus.bus.telemetry import logger as listening
+from toolbus.bus.telemetry.logger import BOUNDED, MOST_LINES, Repeats
+from toolbus.bus.values.results import CallCancelled, ErrorInfo, ToolError
 
 CALL = {"tool": "add", "service": "calculator", "id": "c1"}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from toolbus.results import Blob, Progress, ToolResult
+from toolbus.bus.values.results import Blob, Progress, ToolResult
 
 
 class Started(msgspec.Struct, frozen=True):

@@ -9,8 +9,8 @@ from tests.agent.endpoint import says
 from tests.agent.keeping import setting
 from tests.contract import Place
 from tests.faults import hostile
-from toolbus.broker.keys import Keys
-from toolbus.results import ConversationError
+from toolbus.bus.broker.keys import Keys
+from toolbus.bus.values.results import ConversationError
 
 pytestmark = pytest.mark.anyio
 

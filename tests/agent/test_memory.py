@@ -11,7 +11,7 @@ from tests.agent.keeping import setting, told
 from tests.contract import Place
 from toolbus.agent import Memory
 from toolbus.agent.records import tokens, transcript
-from toolbus.results import ConfigurationError
+from toolbus.bus.values.results import ConfigurationError
 
 pytestmark = pytest.mark.anyio
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.backends import busybox
 from tests.backends.test_docker import Nothing
-from toolbus.backends.docker import make_runner
+from toolbus.platform.backends.docker import make_runner
 from toolbus.platform.files import read_folder
 from toolbus.platform.records import RecordedTool
 

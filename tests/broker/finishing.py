@@ -7,10 +7,10 @@ from typing import Any, cast
 
 from tests.broker.fakes import FENCE, KEYS, Bench
 from tests.broker.observing import waits
-from toolbus.broker.confirmations import DeadlineNotes
-from toolbus.broker.finish import Endings, Outbox
-from toolbus.broker.opening import Failing
-from toolbus.results import ErrorInfo, ToolbusError
+from toolbus.bus.broker.confirmations import DeadlineNotes
+from toolbus.bus.broker.finish import Endings, Outbox
+from toolbus.bus.broker.opening import Failing
+from toolbus.bus.values.results import ErrorInfo, ToolbusError
 
 
 class Finishing:

@@ -9,12 +9,12 @@ import redis
 
 from tests.broker.users import Users
 from toolbus import Settings, ToolBus, Worker, tool
-from toolbus.broker import scripts
-from toolbus.broker.access import ROLES, SCRIPTS, wanted, with_roles
-from toolbus.broker.admin import Admin
-from toolbus.broker.keys import Keys
-from toolbus.broker.transport.wire import pack
-from toolbus.cli.acl import acl_command
+from toolbus.bus.broker import scripts
+from toolbus.bus.broker.access import ROLES, SCRIPTS, wanted, with_roles
+from toolbus.bus.broker.admin import Admin
+from toolbus.bus.broker.keys import Keys
+from toolbus.bus.broker.transport.wire import pack
+from toolbus.operations.cli.acl import acl_command
 
 _KEYS = Keys("walled")
 

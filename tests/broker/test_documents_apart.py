@@ -11,12 +11,12 @@ from tests.broker.users import Users
 from tests.records.made import recorded
 from tests.servers import eventually
 from toolbus import Settings, ToolBus, Worker, tool
-from toolbus.broker.admin import Admin
-from toolbus.broker.keys import Keys
-from toolbus.client.tools.groups import ToolGroup
+from toolbus.bus.broker.admin import Admin
+from toolbus.bus.broker.keys import Keys
+from toolbus.bus.client.tools.groups import ToolGroup
+from toolbus.bus.values.results import BrokerError
 from toolbus.platform.documents import digest_of, encode
 from toolbus.platform.store import LiveRecords, Records
-from toolbus.results import BrokerError
 
 pytestmark = pytest.mark.anyio
 

@@ -15,8 +15,9 @@ import msgspec
 from tests.chaos.fork_server import Order
 from tests.chaos.history import Agent, Cancelled, Counted, Ended, Issued, Journal, read
 from tests.chaos.plan import POISON, Planned, plan
-from toolbus import BrokerError, Call, ToolBus, ToolResult, telemetry
-from toolbus.options import CallOptions
+from toolbus import BrokerError, Call, ToolBus, ToolResult
+from toolbus.bus import telemetry
+from toolbus.bus.values.options import CallOptions
 
 try:
     from toolbus.events import Finished, Reset, Text

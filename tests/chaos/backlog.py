@@ -11,8 +11,8 @@ from pathlib import Path
 import redis.asyncio as aredis
 
 from toolbus import tool
-from toolbus.broker.keys import Keys
-from toolbus.envelope import Request, encode_request, new_id
+from toolbus.bus.broker.keys import Keys
+from toolbus.bus.values.envelope import Request, encode_request, new_id
 
 SERVICE = "heap"
 MOST = 10_000_000

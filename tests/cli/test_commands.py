@@ -20,10 +20,10 @@ from tests.cli.shell import Shell
 from tests.forking import ForkServer, Program
 from tests.servers import eventually_sync
 from tests.topologies import until
-from toolbus.backends.confinement import why_not
-from toolbus.broker.embedded import EmbeddedServer, free_port
-from toolbus.cli import main
-from toolbus.settings import Settings
+from toolbus.bus.broker.embedded import EmbeddedServer, free_port
+from toolbus.bus.values.settings import Settings
+from toolbus.operations.cli import main
+from toolbus.platform.backends.confinement import why_not
 
 TOOLS = '''"""Tools of a test."""
 

@@ -14,8 +14,8 @@ from tests.cli.shell import Shell
 from tests.contract import Place
 from tests.servers import eventually
 from toolbus import Retry, ToolService, invocation
-from toolbus.broker.admin import Admin
-from toolbus.results import BrokerError, ConfigurationError
+from toolbus.bus.broker.admin import Admin
+from toolbus.bus.values.results import BrokerError, ConfigurationError
 
 pytestmark = pytest.mark.anyio
 

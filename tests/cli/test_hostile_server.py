@@ -12,8 +12,8 @@ import redis
 
 from tests.cli.shell import Shell
 from tests.faults import hostile
-from toolbus.broker.keys import Keys
-from toolbus.cli import main
+from toolbus.bus.broker.keys import Keys
+from toolbus.operations.cli import main
 
 ECHO = """
 from toolbus import tool

@@ -11,9 +11,9 @@ import redis
 
 from tests.cli.shell import Shell
 from tests.records.made import recorded
-from toolbus.broker.keys import Keys
-from toolbus.naming import key_flaw
-from toolbus.pins import Pin, encoded
+from toolbus.bus.broker.keys import Keys
+from toolbus.bus.values.naming import key_flaw
+from toolbus.bus.values.pins import Pin, encoded
 from toolbus.platform.documents import encode
 
 TOOL = {"type": "tool-service", "name": "slow", "description": "Wait.", "service": "none"}

@@ -12,9 +12,9 @@ import click
 import pytest
 
 from tests.cli.shell import Shell
-from toolbus.broker.embedded import EmbeddedServer
-from toolbus.cli import main
-from toolbus.worker.process.lifeline import Lifeline
+from toolbus.bus.broker.embedded import EmbeddedServer
+from toolbus.bus.worker.process.lifeline import Lifeline
+from toolbus.operations.cli import main
 
 _WITHIN = 90
 
@@ -100,7 +100,7 @@ def test_a_process_whose_end_is_stuck_is_ended(tmp_path: Path, stuck: str) -> No
     program = tmp_path / "program.py"
     program.write_text(
         f"import asyncio, sys, time\n"
-        f"from toolbus.worker.process.lifeline import Told, tell, watch_lifeline\n"
+        f"from toolbus.bus.worker.process.lifeline import Told, tell, watch_lifeline\n"
         f"async def main():\n"
         f"    watch_lifeline(int(sys.argv[1]), lambda: None, 0.1, margin=0.1)\n"
         f"    tell(int(sys.argv[1]), Told(serving=True))\n"

@@ -127,7 +127,7 @@ sys.meta_path.insert(0, Interrupt())
 from toolbus.__main__ import run
 run()
 """
-    for name in ("click", "toolbus.cli", "toolbus.cli.inspection", "toolbus.cli.common"):
+    for name in ("click", "toolbus.operations.cli", "toolbus.operations.cli.inspection", "toolbus.operations.cli.common"):
         done = subprocess.run(
             [sys.executable, "-c", program.replace("NAME", repr(name)), "tools"],
             cwd=shell.folder,

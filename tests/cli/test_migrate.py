@@ -8,9 +8,9 @@ import pytest
 import redis
 
 from tests.cli.shell import Shell
-from toolbus.broker.keys import Keys
-from toolbus.broker.versions import NamespaceVersion, SpokenBy
-from toolbus.cli import doctor
+from toolbus.bus.broker.keys import Keys
+from toolbus.bus.broker.versions import NamespaceVersion, SpokenBy
+from toolbus.operations.cli import doctor
 
 ECHO = """
 from toolbus import tool
@@ -103,8 +103,8 @@ def test_doctor_says_what_keeps_a_namespace_back(
     monkeypatch: pytest.MonkeyPatch, namespace: NamespaceVersion, workers: list[SpokenBy], advice: str
 ) -> None:
     """The next step is in the line."""
-    monkeypatch.setattr("toolbus.envelope.VERSION", 2)
-    monkeypatch.setattr("toolbus.broker.versions.VERSION", 2)
+    monkeypatch.setattr("toolbus.bus.values.envelope.VERSION", 2)
+    monkeypatch.setattr("toolbus.bus.broker.versions.VERSION", 2)
     found = doctor._protocol(namespace, workers)
     assert found.state == "warn"
     assert found.found.endswith(advice)

@@ -13,8 +13,8 @@ from click.testing import CliRunner
 
 from tests.cli.shell import Shell
 from tests.servers import eventually_sync
-from toolbus.cli import main
-from toolbus.settings import Settings, misspelt
+from toolbus.bus.values.settings import Settings, misspelt
+from toolbus.operations.cli import main
 
 TOOL = """
 from toolbus import tool
@@ -49,7 +49,7 @@ def test_every_command_takes_the_common_options_after_its_name(words: tuple[str,
     command = ALL[words]
     monkeypatch.setattr(command, "callback", lambda **_: seen.append(dict(click.get_current_context().find_root().obj)))
     monkeypatch.setattr(command, "params", [param for param in command.params if not param.required])
-    monkeypatch.setattr("toolbus.cli._Commands.get_command", _finder(words, command))
+    monkeypatch.setattr("toolbus.operations.cli._Commands.get_command", _finder(words, command))
     given = ["--url", "redis://after", "--namespace", "mine", "-l", "DEBUG", "--log-format", "TEXT"]
     done = CliRunner().invoke(main, ["--url", "redis://before", words[0], *given])
     assert done.exit_code == 0, done.output
@@ -133,7 +133,7 @@ def test_a_misspelt_variable_is_told(name: str) -> None:
 
 def test_variables_of_services_are_no_mistakes() -> None:
     """Names that installed services read look like no setting."""
-    from toolbus.worker.loading.installed import describe, installed_services
+    from toolbus.bus.worker.loading.installed import describe, installed_services
 
     names = [name for service in installed_services() for name in describe(service).settings]
     assert names
@@ -177,7 +177,7 @@ def test_reload_without_its_extra_is_one_line(shell: Shell) -> None:
     program = (
         "import importlib.util as u; find = u.find_spec; u.find_spec = lambda name, *a: None if name == 'watchfiles' else find(name, *a);"
     )
-    program += "from toolbus.cli import main; main(['worker', 'spoken.py', '--reload'])"
+    program += "from toolbus.operations.cli import main; main(['worker', 'spoken.py', '--reload'])"
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=shell.folder, env=shell.environment, capture_output=True, text=True, timeout=60, check=False
     )

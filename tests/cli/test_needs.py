@@ -8,8 +8,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from toolbus.cli import main
-from toolbus.cli.everywhere import NEEDS, needs
+from toolbus.operations.cli import main
+from toolbus.operations.cli.everywhere import NEEDS, needs
 
 
 def walk(command: click.Command, *words: str) -> Iterator[tuple[tuple[str, ...], click.Command]]:

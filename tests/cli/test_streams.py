@@ -71,7 +71,7 @@ ELSEWHERE = """
 import signal, threading
 threading.Thread(target=threading.Event().wait, daemon=True).start()
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-from toolbus.cli import main
+from toolbus.operations.cli import main
 main()
 """
 CLOSED = """
@@ -79,7 +79,7 @@ import os, sys
 number = int(sys.argv.pop(1))
 os.close(number)
 setattr(sys, ("stdin", "stdout", "stderr")[number], None)
-from toolbus.cli import main
+from toolbus.operations.cli import main
 main()
 """
 

@@ -7,14 +7,14 @@ import pytest
 from tests.cli.shell import Shell
 from tests.servers import eventually
 from toolbus import ToolBus
-from toolbus.broker.protocols import Spent
+from toolbus.bus.broker.protocols import Spent
 
 pytestmark = pytest.mark.anyio
 
 TOOLS = '''"""Tools of a test."""
 
 from toolbus import tool
-from toolbus.middleware import Metering, RateLimit
+from toolbus.bus.middleware import Metering, RateLimit
 
 metering = Metering()
 limits = [RateLimit(2, per=3600)]

@@ -16,9 +16,9 @@ from toolbus_workers.graph_store import embedded
 from tests.cli.shell import Shell
 from tests.servers import eventually_sync
 from toolbus import ConfigurationError
-from toolbus.worker.loading import installed
-from toolbus.worker.loading.installed import describe, import_installed, installed_service, installed_services
-from toolbus.worker.loading.modules import defined_in
+from toolbus.bus.worker.loading import installed
+from toolbus.bus.worker.loading.installed import describe, import_installed, installed_service, installed_services
+from toolbus.bus.worker.loading.modules import defined_in
 
 MINE = '''"""A tool of this project."""
 from toolbus import tool

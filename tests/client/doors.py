@@ -11,8 +11,8 @@ from tests.contract import Place
 from tests.servers import eventually
 from toolbus import ToolBus, tool
 from toolbus.adapters.home import outcome
-from toolbus.broker.protocols import ServiceRecord
-from toolbus.client.confirmations import Confirmation
+from toolbus.bus.broker.protocols import ServiceRecord
+from toolbus.bus.client.confirmations import Confirmation
 
 ran: list[Any] = []
 asked: list[Any] = []

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from toolbus import Blob, Progress, ToolResult
-from toolbus.client.calls.assembly import Assembly
-from toolbus.envelope import Frame
+from toolbus.bus.client.calls.assembly import Assembly
+from toolbus.bus.values.envelope import Frame
 from toolbus.events import Event, Finished, Reset, Text
 
 Item = str | Blob | Progress

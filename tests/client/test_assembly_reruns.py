@@ -8,7 +8,7 @@ import pytest
 
 from tests.client.frames import ONE, TWO, Item, fed, kinds, result, run, seen
 from toolbus import Blob, ErrorInfo, Progress
-from toolbus.envelope import Confirm, Frame
+from toolbus.bus.values.envelope import Confirm, Frame
 from toolbus.events import Asked, Reset, Started, Text
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.servers import eventually
 from toolbus import Blob
-from toolbus.client.calls.assembly import EventBuffer
+from toolbus.bus.client.calls.assembly import EventBuffer
 from toolbus.events import Started, Text
 
 pytestmark = pytest.mark.anyio

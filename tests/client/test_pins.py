@@ -11,10 +11,10 @@ from tests.client.executing import chat
 from tests.contract import Place
 from tests.servers import eventually
 from toolbus import ToolBus, tool
-from toolbus.broker.admin import Admin
-from toolbus.descriptors import ToolDescriptor
-from toolbus.pins import KEY, Pin, approved, changes, digest_of, encoded
-from toolbus.results import ConfigurationError
+from toolbus.bus.broker.admin import Admin
+from toolbus.bus.values.descriptors import ToolDescriptor
+from toolbus.bus.values.pins import KEY, Pin, approved, changes, digest_of, encoded
+from toolbus.bus.values.results import ConfigurationError
 
 pytestmark = pytest.mark.anyio
 

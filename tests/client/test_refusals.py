@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from toolbus.broker.protocols import Verdict
-from toolbus.client.calls.refusals import refusal_of, unavailable, unknown_service, unknown_tool, wrong_arguments
-from toolbus.client.tools.catalogue import Catalogue, Documents
+from toolbus.bus.broker.protocols import Verdict
+from toolbus.bus.client.calls.refusals import refusal_of, unavailable, unknown_service, unknown_tool, wrong_arguments
+from toolbus.bus.client.tools.catalogue import Catalogue, Documents
 
 NOTHING = SimpleNamespace(tools={}, reason=lambda name: "")
 """No tool is withheld."""

@@ -11,11 +11,12 @@ from typing import get_args
 import pytest
 
 import toolbus
-from toolbus import ErrorInfo, ToolResult, envelope
-from toolbus.client.calls import refusals
-from toolbus.client.executor.observers import AFTER, NEXT, next_step, observe, waiting
-from toolbus.middleware.limits import Quota, RateLimit
-from toolbus.results import ErrorType, deadline_exceeded
+from toolbus import ErrorInfo, ToolResult
+from toolbus.bus.client.calls import refusals
+from toolbus.bus.client.executor.observers import AFTER, NEXT, next_step, observe, waiting
+from toolbus.bus.middleware.limits import Quota, RateLimit
+from toolbus.bus.values import envelope
+from toolbus.bus.values.results import ErrorType, deadline_exceeded
 
 PACKAGE = Path(toolbus.__file__).parent
 # What a model can't do or know: options of programs, names of Python, keys.

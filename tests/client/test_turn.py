@@ -14,8 +14,8 @@ from tests.client.executing import chat, repeat
 from tests.contract import Place
 from tests.servers import eventually
 from toolbus import ToolBus, ToolService, Worker, tool
-from toolbus.client.executor.observers import Requested
-from toolbus.client.tools.tool import wire_name
+from toolbus.bus.client.executor.observers import Requested
+from toolbus.bus.client.tools.tool import wire_name
 from toolbus.events import Finished, Started, Text
 
 pytestmark = pytest.mark.anyio

@@ -16,11 +16,11 @@ from tests.agent.endpoint import Canned, calls, endpoint, says
 from tests.coding.model import MAIN, REGISTER, STEPS
 from tests.servers import eventually
 from toolbus import ToolBus
-from toolbus.broker.protocols import Creation
-from toolbus.coding.repair import tool_routes
+from toolbus.bus.broker.protocols import Creation
+from toolbus.bus.values.results import ToolbusError
+from toolbus.platform.coding.repair import tool_routes
 from toolbus.platform.records import RecordedTool, ToolRoute
 from toolbus.platform.store import Records
-from toolbus.results import ToolbusError
 
 # Generous: two cores may be shared with much else.
 PATIENCE = 90.0

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from tests.conformance.planted_worker import FAULTS
-from toolbus.broker import scripts
-from toolbus.conformance.agent_checks import AGENT
-from toolbus.conformance.checks import LEVELS, Outcome
-from toolbus.conformance.running import try_agent, try_worker
-from toolbus.conformance.worker_checks import WORKER
+from toolbus.bus.broker import scripts
+from toolbus.operations.conformance.agent_checks import AGENT
+from toolbus.operations.conformance.checks import LEVELS, Outcome
+from toolbus.operations.conformance.running import try_agent, try_worker
+from toolbus.operations.conformance.worker_checks import WORKER
 
 HERE = Path(__file__).parent
 NODE = shutil.which("node")
@@ -55,13 +55,13 @@ def with_node(file: str) -> list[str]:
 @pytest.mark.slow
 def test_the_worker_of_toolbus_keeps_every_level() -> None:
     """toolbus's own worker keeps the protocol up to the highest level."""
-    assert of_worker([sys.executable, "-m", "toolbus", "worker", "toolbus.conformance.checks"], max(LEVELS)) == {}
+    assert of_worker([sys.executable, "-m", "toolbus", "worker", "toolbus.operations.conformance.checks"], max(LEVELS)) == {}
 
 
 @pytest.mark.slow
 def test_the_agent_of_toolbus_keeps_every_level() -> None:
     """toolbus's own agent keeps the protocol up to the highest level that agents have."""
-    found = asyncio.run(try_agent([sys.executable, "-m", "toolbus.conformance.agent"], max(LEVELS), (), lambda _: None))
+    found = asyncio.run(try_agent([sys.executable, "-m", "toolbus.operations.conformance.agent"], max(LEVELS), (), lambda _: None))
     assert len(found) == len(AGENT.checks)
     assert broken(found) == {}
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from tests.deploy.chart import EXTERNAL, INTERNAL, SCHEMA, VALUES, Manifest, changed, leaves, manifests, render, validate, value_at
-from toolbus.settings import Settings
+from toolbus.bus.values.settings import Settings
 
 LEAVES = {path: schema for path, schema in leaves() if path != "global"}
 # Values that only go together.

@@ -23,7 +23,7 @@ from tests.docs.fences import PAGES, ROOT, SHELL, Fence, fences, program_of, sta
 from tests.forking import ForkServer
 from tests.gateway.served import Site
 from tests.servers import Servers, eventually_sync, leaks
-from toolbus.cli import main
+from toolbus.operations.cli import main
 from toolbus.toolkit.learning import Edge, Scores
 
 # Programs that are run; everything else needs a row in a table.

@@ -10,7 +10,7 @@ import click
 import pytest
 
 from tests.examples_run.pages import EXAMPLES, PAGES, ROOT, commands
-from toolbus.cli import main
+from toolbus.operations.cli import main
 
 # How each command is tried, by how it begins: the test that runs it, or the reason why it is only checked.
 RUN = {

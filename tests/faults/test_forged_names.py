@@ -6,9 +6,9 @@ import pytest
 import redis
 
 from tests.contract import Place
-from toolbus.broker.admin import Admin
-from toolbus.broker.keys import Keys
-from toolbus.results import RegistrationRefused
+from toolbus.bus.broker.admin import Admin
+from toolbus.bus.broker.keys import Keys
+from toolbus.bus.values.results import RegistrationRefused
 
 pytestmark = pytest.mark.anyio
 

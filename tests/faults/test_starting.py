@@ -17,8 +17,8 @@ import pytest
 from tests.contract import Place
 from tests.servers import eventually
 from toolbus import ToolBus, Worker, tool
-from toolbus.broker.embedded import EmbeddedServer
-from toolbus.results import BrokerUnavailable
+from toolbus.bus.broker.embedded import EmbeddedServer
+from toolbus.bus.values.results import BrokerUnavailable
 
 pytestmark = pytest.mark.anyio
 

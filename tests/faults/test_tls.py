@@ -25,8 +25,8 @@ from tests.forking import ForkServer
 from tests.servers import KINDS, eventually
 from tests.tls import Authority, settings_for, terminating
 from toolbus import BrokerError, Settings, ToolBus, Worker, sync
-from toolbus.broker.embedded import EmbeddedServer, free_port
-from toolbus.results import BrokerUnavailable
+from toolbus.bus.broker.embedded import EmbeddedServer, free_port
+from toolbus.bus.values.results import BrokerUnavailable
 
 pytestmark = pytest.mark.anyio
 

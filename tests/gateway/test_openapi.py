@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.routing import Route
 
-from toolbus.client.tools.tool import Tool
-from toolbus.descriptors import ToolDescriptor
-from toolbus.gateway.app import ROUTES
-from toolbus.gateway.bodies import STATUS, Problem
-from toolbus.gateway.gateway import document, located
-from toolbus.gateway.openapi_paths import PATHS
-from toolbus.results import ERROR_TYPES, ErrorInfo
+from toolbus.bus.client.tools.tool import Tool
+from toolbus.bus.values.descriptors import ToolDescriptor
+from toolbus.bus.values.results import ERROR_TYPES, ErrorInfo
+from toolbus.edges.gateway.app import ROUTES
+from toolbus.edges.gateway.bodies import STATUS, Problem
+from toolbus.edges.gateway.gateway import document, located
+from toolbus.edges.gateway.openapi_paths import PATHS
 
 pytestmark = pytest.mark.anyio
 

@@ -18,8 +18,8 @@ from tests.gateway.authorizing import AUDIENCE, ISSUER, Issuer, encoded, unsigne
 from tests.gateway.running import client_of, listening
 from tests.servers import eventually
 from toolbus import ConfigurationError, ToolBus, Worker
-from toolbus.gateway.auth.options import AuthOptions, BearerAuthenticator, authenticator_of
-from toolbus.gateway.auth.web_tokens import FRESH, STALE, ClaimMap, KeyStore, WebTokens
+from toolbus.edges.gateway.auth.options import AuthOptions, BearerAuthenticator, authenticator_of
+from toolbus.edges.gateway.auth.web_tokens import FRESH, STALE, ClaimMap, KeyStore, WebTokens
 
 pytestmark = pytest.mark.anyio
 

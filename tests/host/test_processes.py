@@ -17,7 +17,7 @@ from tests.contract import Place
 from tests.forking import ForkServer
 from tests.host.hosting import Stage, staged
 from tests.servers import eventually, put_down
-from toolbus.backends.confinement import why_not
+from toolbus.platform.backends.confinement import why_not
 from toolbus.platform.records import RecordedTool, Running, ToolMeta, ToolSource
 
 pytestmark = pytest.mark.anyio

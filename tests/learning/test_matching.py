@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.learning.samples import execution, scores
-from toolbus.results import ConfigurationError
+from toolbus.bus.values.results import ConfigurationError
 from toolbus.toolkit.learning.evidence import matched
 from toolbus.toolkit.presets import graph_of, read_preset, scores_of
 from toolbus.toolkit.publishing import all_names

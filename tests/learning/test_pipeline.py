@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.learning.samples import calls, execution, scores
-from toolbus.results import ConfigurationError
+from toolbus.bus.values.results import ConfigurationError
 from toolbus.toolkit.learning import Execution, Parameters, RecordError, Revisions, Scores, open_store
 from toolbus.toolkit.learning.evaluate import Comparison, Evaluation, Figure
 from toolbus.toolkit.learning.pipeline import Outcome, _decided, run, text

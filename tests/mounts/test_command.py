@@ -17,7 +17,7 @@ from tests.mounts.programs import USUAL, program, raw
 from tests.mounts.test_hostile import FLAWED
 from tests.mounts.test_openapi import PETS
 from tests.servers import eventually_sync
-from toolbus.cli.mount import mount_command
+from toolbus.operations.cli.mount import mount_command
 
 
 @pytest.fixture

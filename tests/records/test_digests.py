@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from toolbus.bus.values.results import ConfigurationError
 from toolbus.platform import documents as digests
 from toolbus.platform.documents import digest_of_folder
-from toolbus.results import ConfigurationError
 
 
 def project(folder: Path, names: tuple[str, ...] = ("main.py", "lib/a.py", "lib/b.py")) -> Path:

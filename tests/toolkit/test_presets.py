@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolbus.results import ToolkitError
+from toolbus.bus.values.results import ToolkitError
 from toolbus.toolkit import LiveGroup, load_preset, read_preset, toolkit_of
 from toolbus.toolkit.export import dot, graphml
 from toolbus.toolkit.learning.scores import Edge

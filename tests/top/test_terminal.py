@@ -21,7 +21,7 @@ import pytest
 from tests.contract import Place
 from tests.servers import eventually
 from toolbus import tool
-from toolbus.broker.embedded import EmbeddedServer
+from toolbus.bus.broker.embedded import EmbeddedServer
 
 pytestmark = pytest.mark.anyio
 
@@ -30,7 +30,7 @@ _SHOWS = 30.0
 _CONTROLLING = """
 import fcntl, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-from toolbus.cli import main
+from toolbus.operations.cli import main
 main()
 """
 

@@ -11,11 +11,11 @@ from textual.widgets import Input
 
 from tests.servers import eventually
 from toolbus import Settings
-from toolbus.broker.recent import RecentCall
-from toolbus.results import BrokerUnavailable
-from toolbus.top import Details, Grid, Top
-from toolbus.watch.tables import TABLES
-from toolbus.watch.views import DeadLetterView, InstanceView, ServiceView, Snapshot, ToolView
+from toolbus.bus.broker.recent import RecentCall
+from toolbus.bus.values.results import BrokerUnavailable
+from toolbus.operations.top import Details, Grid, Top
+from toolbus.operations.watch.tables import TABLES
+from toolbus.operations.watch.views import DeadLetterView, InstanceView, ServiceView, Snapshot, ToolView
 
 pytestmark = pytest.mark.anyio
 

@@ -12,17 +12,17 @@ import redis
 from tests.broker.test_access import Users
 from tests.contract import Place
 from toolbus import Settings, tool
-from toolbus.broker import versions
-from toolbus.broker import versions as namespaces
-from toolbus.broker import versions as spoken
-from toolbus.broker import worker as serving
-from toolbus.broker.admin import Admin
-from toolbus.broker.keys import Keys
-from toolbus.broker.registry.publications import read_record
-from toolbus.broker.transport.command import Executor
-from toolbus.broker.versions import MIGRATIONS, Migration, NamespaceVersion
-from toolbus.descriptors import Publication, ServiceDescriptor
-from toolbus.results import BrokerError, DescriptorError
+from toolbus.bus.broker import versions
+from toolbus.bus.broker import versions as namespaces
+from toolbus.bus.broker import versions as spoken
+from toolbus.bus.broker import worker as serving
+from toolbus.bus.broker.admin import Admin
+from toolbus.bus.broker.keys import Keys
+from toolbus.bus.broker.registry.publications import read_record
+from toolbus.bus.broker.transport.command import Executor
+from toolbus.bus.broker.versions import MIGRATIONS, Migration, NamespaceVersion
+from toolbus.bus.values.descriptors import Publication, ServiceDescriptor
+from toolbus.bus.values.results import BrokerError, DescriptorError
 
 pytestmark = pytest.mark.anyio
 

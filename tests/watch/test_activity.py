@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from toolbus.broker.statistics.answers import BOUNDS, BUCKETS, InstanceAnswer, ToolStatistics, quantile
-from toolbus.watch.assembly import Activity
+from toolbus.bus.broker.statistics.answers import BOUNDS, BUCKETS, InstanceAnswer, ToolStatistics, quantile
+from toolbus.operations.watch.assembly import Activity
 
 
 def answers(uptime: float, **tools: tuple[int, int]) -> Mapping[str, InstanceAnswer]:

@@ -12,11 +12,11 @@ from queue import SimpleQueue
 from typing import Any, NamedTuple, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
-from toolbus.client.executor.executor import ToolExecutor
-from toolbus.client.executor.observers import Observer, ToolEvent
-from toolbus.client.executor.toolcalls import ModelCall, Observation, Place
-from toolbus.envelope import new_id
-from toolbus.results import ConfigurationError, ToolResult
+from toolbus.bus.client.executor.executor import ToolExecutor
+from toolbus.bus.client.executor.observers import Observer, ToolEvent
+from toolbus.bus.client.executor.toolcalls import ModelCall, Observation, Place
+from toolbus.bus.values.envelope import new_id
+from toolbus.bus.values.results import ConfigurationError, ToolResult
 
 T = TypeVar("T")
 

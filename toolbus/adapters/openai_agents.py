@@ -19,8 +19,8 @@ except ModuleNotFoundError as error:
     ) from None
 
 from toolbus.adapters.home import AnyExecutor, executor_of, outcome, read_at_home, run_at_home
-from toolbus.client.executor.executor import ToolExecutor
-from toolbus.client.executor.toolcalls import Place, content_of
+from toolbus.bus.client.executor.executor import ToolExecutor
+from toolbus.bus.client.executor.toolcalls import Place, content_of
 
 
 def function_tools(executor: AnyExecutor, *, strict: bool = False) -> list[FunctionTool]:

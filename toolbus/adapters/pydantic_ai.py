@@ -11,8 +11,8 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError(f"the adapter needs Pydantic AI: pip install 'toolbus[pydantic-ai]' ({error})", name=error.name) from None
 
 from toolbus.adapters.home import AnyExecutor, Asked, executor_of, outcome, run_at_home
-from toolbus.results import ToolError
-from toolbus.schema.repair import parse
+from toolbus.bus.schema.repair import parse
+from toolbus.bus.values.results import ToolError
 
 
 class _Said(dict[str, Any]):

@@ -4,7 +4,7 @@ from toolbus.agent.endpoint import OPENAI, ChatEndpoint
 from toolbus.agent.exchange import Answer
 from toolbus.agent.loop import MAX_SECONDS, MAX_TURNS, SYSTEM, Agent, AgentEvent, ModelText, Retrying
 from toolbus.agent.memory import Memory
-from toolbus.results import EndpointError
+from toolbus.bus.values.results import EndpointError
 
 __all__ = [
     "MAX_SECONDS",

@@ -6,10 +6,10 @@ from typing import Any, Protocol
 
 from toolbus.agent.exchange import Answered, Exchange, ModelTurn
 from toolbus.agent.records import End, Question, Record, Summary, decoded, encoded, with_instruction
-from toolbus.broker.conversations import MOST_BYTES, MOST_RECORDS
-from toolbus.broker.protocols import HeldConversation
-from toolbus.encoding import whole_text
-from toolbus.results import ConfigurationError, ConversationError, EnvelopeError
+from toolbus.bus.broker.conversations import MOST_BYTES, MOST_RECORDS
+from toolbus.bus.broker.protocols import HeldConversation
+from toolbus.bus.values.encoding import whole_text
+from toolbus.bus.values.results import ConfigurationError, ConversationError, EnvelopeError
 
 # Bytes that the end of a question has at most.
 _LAST = 1024

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from toolbus import telemetry
 from toolbus.agent.exchange import Exchange
 from toolbus.agent.history import KeptHistory
 from toolbus.agent.records import tokens, transcript
 from toolbus.agent.reply import Reply
-from toolbus.results import ConfigurationError, EndpointError
+from toolbus.bus import telemetry
+from toolbus.bus.values.results import ConfigurationError, EndpointError
 
 LEAST = 500
 """Least tokens of a memory."""

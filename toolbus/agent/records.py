@@ -8,11 +8,11 @@ from typing import Any, Literal
 import msgspec
 
 from toolbus.agent.endpoint import OPENAI, ChatEndpoint
-from toolbus.client.executor.observers import LIMIT, shortened
-from toolbus.client.executor.toolcalls import ModelCall
-from toolbus.client.tools.tool import Tool
-from toolbus.envelope import encode
-from toolbus.results import ConfigurationError, EnvelopeError, ToolResult
+from toolbus.bus.client.executor.observers import LIMIT, shortened
+from toolbus.bus.client.executor.toolcalls import ModelCall
+from toolbus.bus.client.tools.tool import Tool
+from toolbus.bus.values.envelope import encode
+from toolbus.bus.values.results import ConfigurationError, EnvelopeError, ToolResult
 
 Reason = Literal["answered", "length", "turns", "time", "full"]
 

@@ -10,14 +10,14 @@ from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
 
-from toolbus.client.tools.groups import ToolGroup
-from toolbus.display import shortened
-from toolbus.effects import effect_flaw
-from toolbus.naming import GROUP_ID, RECORD_ID, TOOL_NAME
+from toolbus.bus.client.tools.groups import ToolGroup
+from toolbus.bus.schema import check_possible
+from toolbus.bus.support.display import shortened
+from toolbus.bus.values.effects import effect_flaw
+from toolbus.bus.values.naming import GROUP_ID, RECORD_ID, TOOL_NAME
+from toolbus.bus.values.results import DescriptorError
 from toolbus.platform.records import BackendRuntime, RecordedTool, Running, ToolMeta, ToolSource
 from toolbus.platform.search import descriptor_of
-from toolbus.results import DescriptorError
-from toolbus.schema import check_possible
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SECRET_NAME = re.compile(

@@ -14,11 +14,11 @@ from typing import Any
 
 import msgspec
 
-from toolbus.client.tools.groups import ToolGroup
-from toolbus.descriptors import digest
+from toolbus.bus.client.tools.groups import ToolGroup
+from toolbus.bus.values.descriptors import digest
+from toolbus.bus.values.results import ConfigurationError, DescriptorError
 from toolbus.platform.checks import check_group, check_recorded, check_runtime
 from toolbus.platform.records import GROUP_KEY, PENDING_KEY, RECORD_KEY, RUNTIME_KEY, BackendRuntime, RecordedTool
-from toolbus.results import ConfigurationError, DescriptorError
 
 Record = RecordedTool | ToolGroup | BackendRuntime
 

@@ -15,14 +15,14 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from toolbus.client.tools.groups import ToolGroup
-from toolbus.display import one_line, shortened
+from toolbus.bus.client.tools.groups import ToolGroup
+from toolbus.bus.schema.documents import read_document
+from toolbus.bus.support.display import one_line, shortened
+from toolbus.bus.values.results import ConfigurationError, DescriptorError
 from toolbus.platform.checks import check_group, check_recorded, check_runtime
 from toolbus.platform.documents import Record, unknown_fields
 from toolbus.platform.records import BackendRuntime, RecordedTool, ToolMeta, ToolSource
 from toolbus.platform.store import Snapshot
-from toolbus.results import ConfigurationError, DescriptorError
-from toolbus.schema.documents import read_document
 
 REGISTRY = "registry.json"
 SOURCES = "sources.json"

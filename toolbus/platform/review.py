@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
+from toolbus.bus.values.results import ConfigurationError
 from toolbus.platform.documents import digest_of
 from toolbus.platform.records import RecordedTool, ToolSource
-from toolbus.results import ConfigurationError
 
 # Objects below these are compared as a whole: their fields are the tool's author's.
 _WHOLE = frozenset({"input_schema", "output_schema", "params"})

@@ -8,12 +8,12 @@ from typing import Any
 
 import msgspec
 
-from toolbus import pins
-from toolbus.client.tools.groups import ToolGroup
-from toolbus.descriptors import ServiceDescriptor, ToolDescriptor, parse_tool
+from toolbus.bus.client.tools.groups import ToolGroup
+from toolbus.bus.schema import mended_document, preparer_for
+from toolbus.bus.values import pins
+from toolbus.bus.values.descriptors import ServiceDescriptor, ToolDescriptor, parse_tool
+from toolbus.bus.values.results import DescriptorError
 from toolbus.platform.records import RecordedTool
-from toolbus.results import DescriptorError
-from toolbus.schema import mended_document, preparer_for
 
 
 class Search(msgspec.Struct, frozen=True):

@@ -9,9 +9,9 @@ from typing import Any, Protocol
 
 import msgspec
 
-from toolbus.broker.protocols import CreationOverview
-from toolbus.broker.protocols.documents import Chats, Creation, Creations, Routes
-from toolbus.display import shortened
+from toolbus.bus.broker.protocols import CreationOverview
+from toolbus.bus.broker.protocols.documents import Chats, Creation, Creations, Routes
+from toolbus.bus.support.display import shortened
 from toolbus.platform.records import RecordedTool, State, ToolRoute
 from toolbus.platform.store import Snapshot
 

@@ -13,9 +13,9 @@ from typing import Any, Self, TypeVar, overload
 
 from anyio.from_thread import BlockingPortal
 
-from toolbus.client.calls.call import Call as AsyncCall
+from toolbus.bus.client.calls.call import Call as AsyncCall
+from toolbus.bus.values.results import ConfigurationError, ToolResult
 from toolbus.events import Event
-from toolbus.results import ConfigurationError, ToolResult
 
 T = TypeVar("T")
 

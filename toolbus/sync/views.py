@@ -6,14 +6,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Unpack
 
-from toolbus.broker import protocols
-from toolbus.broker.protocols import Usage
-from toolbus.client import views as aio
-from toolbus.client.executor.observers import ATTACHMENTS, LIMIT
-from toolbus.client.tools.view import ToolView
-from toolbus.confirmations import CONFIRM_TIMEOUT
-from toolbus.options import CallOptions, ServiceCallOptions, session_id
-from toolbus.results import ToolResult
+from toolbus.bus.broker import protocols
+from toolbus.bus.broker.protocols import Usage
+from toolbus.bus.client import views as aio
+from toolbus.bus.client.executor.observers import ATTACHMENTS, LIMIT
+from toolbus.bus.client.tools.view import ToolView
+from toolbus.bus.values.confirmations import CONFIRM_TIMEOUT
+from toolbus.bus.values.options import CallOptions, ServiceCallOptions, session_id
+from toolbus.bus.values.results import ToolResult
 from toolbus.sync.confirmations import Confirmer, PendingConfirmations, in_threads
 from toolbus.sync.executor import ToolExecutor, Turn
 from toolbus.sync.loop import Call, FindLoop

@@ -10,22 +10,22 @@ from collections.abc import Hashable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from toolbus.broker.protocols import Delivery, session_of
-from toolbus.encoding import encode_data
-from toolbus.envelope import Request, decode_request, encode_request, new_id, new_run
-from toolbus.middleware.chain import Middleware, checked
-from toolbus.results import ConfigurationError, EnvelopeError, ErrorInfo, ToolResult
-from toolbus.settings import Settings
+from toolbus.bus.broker.protocols import Delivery, session_of
+from toolbus.bus.middleware.chain import Middleware, checked
+from toolbus.bus.values.encoding import encode_data
+from toolbus.bus.values.envelope import Request, decode_request, encode_request, new_id, new_run
+from toolbus.bus.values.results import ConfigurationError, EnvelopeError, ErrorInfo, ToolResult
+from toolbus.bus.values.settings import Settings
+from toolbus.bus.worker.definition.function import tool_of
+from toolbus.bus.worker.definition.provide import Services
+from toolbus.bus.worker.definition.service import ToolService
+from toolbus.bus.worker.isolation.pool import Isolation
+from toolbus.bus.worker.run.run import Run
+from toolbus.bus.worker.run.threads import Threads
+from toolbus.bus.worker.serving.collect import collect
+from toolbus.bus.worker.serving.handlers import Served
+from toolbus.bus.worker.sessions.session import Session, SessionRun
 from toolbus.testing.recorder import Confirm, Outcome, Recorder
-from toolbus.worker.definition.function import tool_of
-from toolbus.worker.definition.provide import Services
-from toolbus.worker.definition.service import ToolService
-from toolbus.worker.isolation.pool import Isolation
-from toolbus.worker.run.run import Run
-from toolbus.worker.run.threads import Threads
-from toolbus.worker.serving.collect import collect
-from toolbus.worker.serving.handlers import Served
-from toolbus.worker.sessions.session import Session, SessionRun
 
 
 class TriedSessions:

@@ -11,22 +11,22 @@ from typing import Any, Unpack, cast
 
 import msgspec
 
-from toolbus.broker.memory.hub import MemoryTallies
-from toolbus.broker.protocols import Beginning, Delivery, Ending, Note, WorkerBroker
-from toolbus.client.calls.assembly import Assembly
-from toolbus.confirmations import ConfirmationAnswer, ConfirmationRequest
-from toolbus.envelope import decode_frames, join_frames
+from toolbus.bus.broker.memory.hub import MemoryTallies
+from toolbus.bus.broker.protocols import Beginning, Delivery, Ending, Note, WorkerBroker
+from toolbus.bus.client.calls.assembly import Assembly
+from toolbus.bus.middleware.chain import Middleware
+from toolbus.bus.values.confirmations import ConfirmationAnswer, ConfirmationRequest
+from toolbus.bus.values.envelope import decode_frames, join_frames
+from toolbus.bus.values.options import CallOptions, merged
+from toolbus.bus.values.results import Blob, EnvelopeError, ErrorInfo, Progress, ToolError, ToolResult
+from toolbus.bus.values.settings import Settings
+from toolbus.bus.worker.isolation.pool import Isolation
+from toolbus.bus.worker.run.invocation import Caller
+from toolbus.bus.worker.run.outcome import result_of
+from toolbus.bus.worker.run.reasons import ContextRun
+from toolbus.bus.worker.run.threads import Threads
+from toolbus.bus.worker.statistics.sampling import Sampling
 from toolbus.events import Event, Finished, Text
-from toolbus.middleware.chain import Middleware
-from toolbus.options import CallOptions, merged
-from toolbus.results import Blob, EnvelopeError, ErrorInfo, Progress, ToolError, ToolResult
-from toolbus.settings import Settings
-from toolbus.worker.isolation.pool import Isolation
-from toolbus.worker.run.invocation import Caller
-from toolbus.worker.run.outcome import result_of
-from toolbus.worker.run.reasons import ContextRun
-from toolbus.worker.run.threads import Threads
-from toolbus.worker.statistics.sampling import Sampling
 
 
 class NestedCall(msgspec.Struct, frozen=True):

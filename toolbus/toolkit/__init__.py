@@ -1,6 +1,6 @@
 """The toolkit: a weighted graph of actions and tools that recommends the tools for an agent's next step (``toolbus[toolkit]``)."""
 
-from toolbus.results import ToolkitError
+from toolbus.bus.values.results import ToolkitError
 from toolbus.toolkit.chain import Link, ToolkitWrapper, add_chain
 from toolbus.toolkit.graph import Edge, Toolkit
 from toolbus.toolkit.items import Action, Item, Tool, ToolGroup

@@ -17,7 +17,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import BoxStyle, FancyArrowPatch, FancyBboxPatch, Patch, Polygon, Rectangle
 from matplotlib.path import Path
 
-from toolbus.results import ToolkitError
+from toolbus.bus.values.results import ToolkitError
 from toolbus.toolkit.graph import Toolkit
 from toolbus.toolkit.items import kind_of
 from toolbus.toolkit.layout import HEIGHT, MISSING, WIDTH, Layout, Point, families, fitted, layout, missing, plain

@@ -7,11 +7,11 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from toolbus import telemetry
-from toolbus.client.tools.catalogue import Catalogue
-from toolbus.client.tools.tool import Tool as BusTool
-from toolbus.client.tools.view import ToolView
-from toolbus.results import ToolkitError
+from toolbus.bus import telemetry
+from toolbus.bus.client.tools.catalogue import Catalogue
+from toolbus.bus.client.tools.tool import Tool as BusTool
+from toolbus.bus.client.tools.view import ToolView
+from toolbus.bus.values.results import ToolkitError
 from toolbus.toolkit.graph import Toolkit
 from toolbus.toolkit.items import Action, Item, Tool, ToolGroup
 from toolbus.toolkit.presets import LiveGroup, read_preset, text_of, toolkit_of

@@ -9,10 +9,12 @@ from typing import Any
 
 import msgspec
 
-from toolbus.client.tools.tool import Tool as BusTool
-from toolbus.collecting import without_collection
-from toolbus.results import ConfigurationError, ToolkitError
-from toolbus.safe_text import type_name
+from toolbus.bus.client.tools.tool import Tool as BusTool
+from toolbus.bus.support.collecting import without_collection
+from toolbus.bus.support.safe_text import type_name
+from toolbus.bus.values.results import ConfigurationError, ToolkitError
+from toolbus.bus.worker.loading.installed import find_installed
+from toolbus.bus.worker.loading.modules import import_module
 from toolbus.toolkit.chain import add_chain
 from toolbus.toolkit.graph import Toolkit
 from toolbus.toolkit.items import Action, Item, Tool, ToolGroup, edge_kind
@@ -20,8 +22,6 @@ from toolbus.toolkit.learning.scores import Edge, ScoreFile
 from toolbus.toolkit.service import ToolkitService
 from toolbus.toolkit.source import Source
 from toolbus.toolkit.starting import ActionEntry, GroupEntry, Link, Preset, ToolEntry
-from toolbus.worker.loading.installed import find_installed
-from toolbus.worker.loading.modules import import_module
 
 _MOST_ENTRIES = 500_000
 

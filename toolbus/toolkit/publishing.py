@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from toolbus.broker.protocols import ServiceRecord
-from toolbus.results import ToolkitError
+from toolbus.bus.broker.protocols import ServiceRecord
+from toolbus.bus.values.results import ToolkitError
 from toolbus.toolkit.items import ToolGroup
 from toolbus.toolkit.learning.revisions import Revisions, check_graph
 from toolbus.toolkit.live import MAX_PUBLISHED
@@ -16,7 +16,7 @@ from toolbus.toolkit.presets import graph_of, names_of, read_preset, scores_of, 
 from toolbus.toolkit.starting import Preset
 
 if TYPE_CHECKING:
-    from toolbus.broker.admin import Admin
+    from toolbus.bus.broker.admin import Admin
 
 
 async def publish(admin: Admin, preset: Preset, owner: str) -> None:

@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
-from toolbus.results import ToolkitError
+from toolbus.bus.values.results import ToolkitError
 from toolbus.toolkit.graph import UNSET, Toolkit, check_score
 from toolbus.toolkit.items import Action, Tool, ToolGroup
 

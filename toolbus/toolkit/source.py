@@ -13,15 +13,15 @@ from typing import Any
 import ryaml
 import yaml
 
-from toolbus.client.tools.tool import Tool as BusTool
-from toolbus.client.tools.view import ToolView
-from toolbus.results import ToolkitError
-from toolbus.safe_text import type_name
-from toolbus.schema.documents import RepeatedKeyError, read_document
-from toolbus.settings import Settings
+from toolbus.bus.client.tools.tool import Tool as BusTool
+from toolbus.bus.client.tools.view import ToolView
+from toolbus.bus.schema.documents import RepeatedKeyError, read_document
+from toolbus.bus.support.safe_text import type_name
+from toolbus.bus.values.results import ToolkitError
+from toolbus.bus.values.settings import Settings
+from toolbus.bus.worker.definition.service import ToolService
+from toolbus.bus.worker.serving.collect import collect
 from toolbus.toolkit.items import Tool, ToolGroup
-from toolbus.worker.definition.service import ToolService
-from toolbus.worker.serving.collect import collect
 
 _BRACKET = re.compile(r"[\[\]{}]")
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]|\[\.\.\.\]")

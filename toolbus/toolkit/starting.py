@@ -15,8 +15,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from toolbus.naming import SERVICE_ID
-from toolbus.results import ConfigurationError, ToolkitError
+from toolbus.bus.values.naming import SERVICE_ID
+from toolbus.bus.values.results import ConfigurationError, ToolkitError
 from toolbus.toolkit.learning.evidence import fused
 
 MAX_TEXT = 16_384

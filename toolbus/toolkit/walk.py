@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from itertools import islice
 
-from toolbus.client.tools.view import ToolView
-from toolbus.envelope import new_id
-from toolbus.results import ConfigurationError
+from toolbus.bus.client.tools.view import ToolView
+from toolbus.bus.values.envelope import new_id
+from toolbus.bus.values.results import ConfigurationError
 from toolbus.toolkit.graph import Toolkit, check_score
 from toolbus.toolkit.items import Action, Tool, ToolGroup
 from toolbus.toolkit.learning.recorder import Episode, Place, Recorder

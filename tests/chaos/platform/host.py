@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from tests.chaos.platform import stacks
-from toolbus.cli import main
+from toolbus.operations.cli import main
 
 if __name__ == "__main__":
     stacks.answer()

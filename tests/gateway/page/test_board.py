@@ -9,11 +9,11 @@ import pytest
 
 from tests.servers import eventually
 from toolbus import ToolBus
-from toolbus.gateway.options import Principal
-from toolbus.gateway.page.board import _MOST_PENDING, HOUR, Audience, Board, History, Watcher
-from toolbus.gateway.page.rows import changes
-from toolbus.results import BrokerError
-from toolbus.watch.views import ServiceView, Snapshot
+from toolbus.bus.values.results import BrokerError
+from toolbus.edges.gateway.options import Principal
+from toolbus.edges.gateway.page.board import _MOST_PENDING, HOUR, Audience, Board, History, Watcher
+from toolbus.edges.gateway.page.rows import changes
+from toolbus.operations.watch.views import ServiceView, Snapshot
 
 pytestmark = pytest.mark.anyio
 

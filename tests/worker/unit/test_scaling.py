@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolbus.worker.process.autoscaler import RULES, Bounds, Scaling, backlog_of
-from toolbus.worker.process.load import EVERY, TICK, Load, LoadMeter
+from toolbus.bus.worker.process.autoscaler import RULES, Bounds, Scaling, backlog_of
+from toolbus.bus.worker.process.load import EVERY, TICK, Load, LoadMeter
 
 SHARE = st.floats(0, 1)
 LOADS = st.builds(

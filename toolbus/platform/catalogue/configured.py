@@ -14,13 +14,13 @@ from urllib.parse import quote
 
 import msgspec
 
-from toolbus import telemetry
-from toolbus.display import one_line
+from toolbus.bus import telemetry
+from toolbus.bus.support.display import one_line
+from toolbus.bus.support.safe_text import type_name
+from toolbus.bus.support.secrets import secret
+from toolbus.bus.values.results import ConfigurationError, ToolbusError
 from toolbus.platform.catalogue.synchronise import ITEMS, Catalogue, CatalogueUnavailable, Item, Report, entries, read_items, synchronise
 from toolbus.platform.store import Records
-from toolbus.results import ConfigurationError, ToolbusError
-from toolbus.safe_text import type_name
-from toolbus.secrets import secret
 
 _MOST_FILE = 64 * 1024 * 1024
 

@@ -8,10 +8,10 @@ from typing import Any, Protocol
 
 import msgspec
 
-from toolbus.client.tools.groups import ToolGroup
+from toolbus.bus.client.tools.groups import ToolGroup
+from toolbus.bus.values.results import ConfigurationError, ToolbusError
 from toolbus.platform.records import RecordedTool
 from toolbus.platform.store import Records, Snapshot
-from toolbus.results import ConfigurationError, ToolbusError
 
 CONNECTED = "connected"
 """The status of an item that is a tool or group here."""

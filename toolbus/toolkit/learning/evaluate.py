@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from toolbus.results import ConfigurationError
+from toolbus.bus.values.results import ConfigurationError
 from toolbus.toolkit.learning.evidence import Episode, Parameters, ranked, reciprocal_rank, wanted, weight_of
 from toolbus.toolkit.learning.judge import Combined, Flat, Graph, Lexical, Policy, Step
 from toolbus.toolkit.learning.learn import Learned, learn

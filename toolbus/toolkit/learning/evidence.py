@@ -10,8 +10,8 @@ from typing import Annotated, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from toolbus.display import one_line
-from toolbus.results import ConfigurationError
+from toolbus.bus.support.display import one_line
+from toolbus.bus.values.results import ConfigurationError
 from toolbus.toolkit.learning.records import Execution
 from toolbus.toolkit.learning.scores import EdgeKind, Row, Scores
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from toolbus.display import visible
-from toolbus.results import ConfigurationError
+from toolbus.bus.support.display import visible
+from toolbus.bus.values.results import ConfigurationError
 from toolbus.toolkit.learning.evaluate import Evaluation, Options, evaluate
 from toolbus.toolkit.learning.evidence import DAY, Episode, Parameters, episodes, matched
 from toolbus.toolkit.learning.learn import Change, Learned, learn

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from toolbus.results import ConfigurationError
+from toolbus.bus.values.results import ConfigurationError
 from toolbus.toolkit.learning.evidence import Episode, Parameters
 from toolbus.toolkit.learning.files import locked, replace
 from toolbus.toolkit.learning.judge import Verdict

@@ -14,8 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Protocol, Self
 
-from toolbus import telemetry
-from toolbus.results import ConfigurationError
+from toolbus.bus import telemetry
+from toolbus.bus.values.results import ConfigurationError
 from toolbus.toolkit.learning.files import locked
 from toolbus.toolkit.learning.records import MAX_RECORD, Execution, OnBad, RecordError, decode, encode
 

@@ -1,0 +1,153 @@
+"""``chat``: talk with the service agent on a terminal."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from toolbus.bus.support.display import visible
+from toolbus.operations.cli.common import Seconds, fail, output_option, settings_with_server
+from toolbus.operations.cli.given import read_text
+from toolbus.operations.cli.output import print_json, say
+
+if TYPE_CHECKING:
+    from toolbus.bus.values.results import ToolResult
+    from toolbus.sync import ToolBus
+
+
+@click.command("chat")
+@click.argument("message", required=False)
+@click.option("--chat-id", default="", help="Go on with this chat, or begin one with this id.")
+@click.option("--user", default="", help="The tenant on whose behalf you talk; each has chats of their own.")
+@click.option("--tool", default="chat", show_default=True, help="Tool that answers.")
+@click.option("--timeout", type=Seconds(), help="Seconds for an answer (the tool's own, 600).")
+@output_option
+@click.pass_context
+def chat_command(ctx: click.Context, message: str | None, chat_id: str, user: str, tool: str, timeout: float | None, output: str) -> None:
+    """Talk with the service agent.
+
+    With MESSAGE (- reads it from standard input) it is answered, and the command ends. Without, each line that you type is a message,
+    until Ctrl-D. Ctrl-C stops an answer, and ends the command where none is being given. The service agent is `toolbus worker
+    service-agent`; it remembers a chat by its id, for a week.
+
+    \b
+    Examples:
+      toolbus chat "which tools work with images?"
+      toolbus chat --chat-id images
+      toolbus chat --chat-id images "make me one that rotates them" --output json
+    """
+    settings = settings_with_server(ctx)
+    if message is None and output == "json":
+        raise click.UsageError("--output json answers one message; give MESSAGE, or - to read it from standard input")
+    text = read_text("-") if message == "-" else message
+    if text is not None and not text.strip():
+        raise click.UsageError("MESSAGE is empty")
+    from toolbus.sync import ToolBus
+
+    chat = chat_id or f"chat-{secrets.token_hex(4)}"
+    options: dict[str, Any] = {"user": user, "session": chat} | ({} if timeout is None else {"timeout": timeout})
+    with ToolBus(settings=settings) as bus:
+        talk = _Talk(bus, tool, chat, options, quiet=output == "json")
+        if text is None:
+            talk.go_on(sys.stdin.isatty())
+            return
+        result = talk.say(text)
+    if result.error is not None:
+        fail(_failure(result, tool))
+    if output == "json":
+        print_json(result.data if isinstance(result.data, dict) else {"response": result.output or "", "chat_id": chat})
+    elif not chat_id and sys.stderr.isatty():
+        say(f"go on: toolbus chat --chat-id {chat}", dim=True, err=True)
+
+
+class _Talk:
+    """The messages of one chat, one after the other."""
+
+    def __init__(self, bus: ToolBus, tool: str, chat_id: str, options: dict[str, Any], *, quiet: bool) -> None:
+        self._bus = bus
+        self._tool = tool
+        self._chat_id = chat_id
+        self._options = options
+        self._quiet = quiet
+
+    def go_on(self, prompting: bool) -> None:
+        """Answer each line of the input until its end."""
+        if prompting:
+            _edit_lines()
+            say(f"chat {visible(self._chat_id)}; Ctrl-D ends it, and `toolbus chat --chat-id {visible(self._chat_id)}` goes on", err=True)
+        while (line := _line(prompting)) is not None:
+            if not line.strip():
+                continue
+            try:
+                result = self.say(line.rstrip("\n"))
+            except KeyboardInterrupt:
+                if not prompting:
+                    raise
+                say("\nstopped", dim=True, err=True)
+                continue
+            if result.error is not None and not prompting:
+                fail(_failure(result, self._tool))
+            if result.error is not None:
+                say(_failure(result, self._tool), fg="red", err=True)
+
+    def say(self, message: str) -> ToolResult:
+        """Send a message, and print the answer as it arrives."""
+        from toolbus import Progress
+        from toolbus.events import Finished, Reset, Text
+
+        unfinished = ""
+        with self._bus.stream(self._tool, {"message": message, "chat_id": self._chat_id}, **self._options) as call:
+            for event in call.events():
+                if self._quiet:
+                    continue
+                if isinstance(event, Text):
+                    say(event.text, nl=False)
+                    sys.stdout.flush()
+                    unfinished = event.text
+                elif isinstance(event, Progress) and event.message and sys.stderr.isatty():
+                    say(f"  {event.message}", dim=True, err=True)
+                elif isinstance(event, Reset):
+                    say("\n-- the answer begins again --", dim=True, err=True)
+                elif isinstance(event, Finished) and not unfinished and event.result.success:
+                    unfinished = _response(event.result)
+                    say(unfinished, nl=False)
+            if not self._quiet and unfinished and not unfinished.endswith("\n"):
+                say()
+            return call.result()
+
+
+def _response(result: ToolResult) -> str:
+    said = result.data.get("response") if isinstance(result.data, dict) else None
+    return said if isinstance(said, str) else result.output or ""
+
+
+def _failure(result: ToolResult, tool: str) -> str:
+    error = result.error
+    if error is None:
+        return ""
+    if error.type in {"not_found", "unavailable"} and error.origin == "bus" and not result.output:
+        return f"{error.message or error.type}; the service agent is `toolbus worker service-agent` (asked for the tool {tool!r})"
+    return f"{error.type}: {error.message or error.code}"
+
+
+def _edit_lines() -> None:
+    """Let arrow keys edit lines, and bring earlier ones back."""
+    try:
+        import readline  # noqa: F401 - input() uses it once it is imported
+    except ImportError:
+        return
+
+
+def _line(prompting: bool) -> str | None:
+    """Return the next line, or None at the end of the input."""
+    try:
+        if prompting:
+            return input("> ")
+        line = sys.stdin.readline()
+    except EOFError:
+        say(err=True)
+        return None
+    return line or None

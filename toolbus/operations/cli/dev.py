@@ -1,0 +1,167 @@
+"""``dev``: start a server and the example workers, and show how to use them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import click
+
+from toolbus.bus.values.results import ConfigurationError
+from toolbus.bus.values.settings import Settings
+from toolbus.bus.worker.process.lifeline import Lifeline
+from toolbus.operations.cli.common import GATEWAY_PORT, environment_of, fail, needs_gateway, settings_with_server
+from toolbus.operations.cli.local_server import find_server
+from toolbus.operations.cli.output import print_table, say
+
+if TYPE_CHECKING:
+    from toolbus.bus.broker.embedded import EmbeddedServer
+
+_POLL = 0.05
+
+
+@click.command("dev")
+@click.argument("targets", nargs=-1, metavar="[TARGET]...")
+@click.option("--reload", is_flag=True, help="Restart the workers when a Python file beside the targets changes.")
+@click.option(
+    "--http-port",
+    type=click.IntRange(0, 65535),
+    envvar="TOOLBUS_GATEWAY_PORT",
+    help=f"Port of the gateway; 0 for a free one. By default {GATEWAY_PORT}, or a free one where another program has it.",
+)
+@click.pass_context
+def dev_command(ctx: click.Context, targets: tuple[str, ...], reload: bool, http_port: int | None) -> None:
+    """Start all you need to try toolbus.
+
+    This is a server, unless one is running, with the example workers and yours, and a gateway for HTTP. The server keeps its data in
+    memory only. Ctrl-C stops everything.
+
+    \b
+    Examples:
+      toolbus dev jokes.py
+      toolbus dev --http-port 8080
+    """
+    if reload and not targets:
+        raise click.UsageError("--reload watches the files of your targets; name one (jokes.py)")
+    settings = settings_with_server(ctx)
+    with _signals(), contextlib.ExitStack() as stack:
+        server = find_server(settings, stack)
+        environment = environment_of(settings)
+        worker = _start(stack, environment, "worker", "--examples", *(["--reload"] if reload else []), *targets)
+        children = [worker]
+        place = _place(stack, http_port)
+        if place is not None:
+            children.append(_start(stack, environment, "serve", "--listening", str(place.fileno()), descriptors=(place.fileno(),)))
+        try:
+            if _wait(children, server, lambda: all(child.line.read().serving for child in children)):
+                _introduce(settings, place)
+                _wait(children, server, lambda: False)
+        except KeyboardInterrupt:
+            # Nobody reads this after a hang-up.
+            with contextlib.suppress(OSError):
+                say("\nstopping")
+            return
+        ended = next(child for child in children if child.process.poll() is not None)
+        fail(ended.line.read().refused or f"the {ended.name} ended with exit code {ended.process.wait()}")
+
+
+class _Child(NamedTuple):
+    name: str
+    process: subprocess.Popen[bytes]
+    line: Lifeline
+
+
+def _start(stack: contextlib.ExitStack, environment: dict[str, str], *words: str, descriptors: tuple[int, ...] = ()) -> _Child:
+    """Start a command of toolbus, which ends with this process."""
+    # When this process dies in whatever way, the lifeline closes and the child stops.
+    line = stack.enter_context(Lifeline())
+    command = [sys.executable, "-m", "toolbus", *words, *line.words]
+    process = subprocess.Popen(command, env=environment, start_new_session=True, pass_fds=(line.theirs, *descriptors))  # noqa: S603 - our own command
+    line.started()
+    stack.callback(_stop, process)
+    return _Child("gateway" if words[0] == "serve" else words[0], process, line)
+
+
+def _place(stack: contextlib.ExitStack, port: int | None) -> socket.socket | None:
+    """Return where the gateway listens: at the port, or without one at its usual or a free one; None where its packages are missing."""
+    try:
+        from toolbus.edges.gateway.serving import listen
+    except ImportError as error:
+        say(f"no HTTP: {needs_gateway(error)}", err=True)
+        return None
+    if port is not None:
+        try:
+            return stack.enter_context(listen("127.0.0.1", port))
+        except ConfigurationError as error:
+            fail(f"{str(error).partition(';')[0]}; choose another port with --http-port")
+    try:
+        return stack.enter_context(listen("127.0.0.1", GATEWAY_PORT))
+    except ConfigurationError:
+        return stack.enter_context(listen("127.0.0.1", 0))
+
+
+def _wait(children: Sequence[_Child], server: EmbeddedServer | None, condition: Callable[[], bool]) -> bool:
+    """Wait until the condition holds; return false if a child ends before, and fail when the server does."""
+    while all(child.process.poll() is None for child in children):
+        if condition():
+            return True
+        if server is not None and not server.running:
+            fail("the server that this command had started has ended, and its data with it; start `toolbus dev` again")
+        time.sleep(_POLL)
+    return False
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[None]:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    # Under nohup a hang-up is to be ignored. A script that starts this with & makes it ignore Ctrl-C, which must work.
+    hang_up = () if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else (signal.SIGHUP,)
+    numbers = (signal.SIGINT, signal.SIGTERM, *hang_up)
+    before = {number: signal.signal(number, interrupt) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _introduce(settings: Settings, place: socket.socket | None) -> None:
+    """Print the tools and how to use them."""
+    from toolbus import ToolBus
+
+    async def main() -> list[tuple[str, str]]:
+        async with ToolBus(settings=settings) as bus:
+            return [(tool.name, tool.description.partition("\n")[0]) for tool in bus.tools.values() if tool.available]
+
+    rows = asyncio.run(main())
+    print_table(("TOOL", "DESCRIPTION"), rows, empty="no tools")
+    if place is not None:
+        address = "http://{}:{}".format(*place.getsockname())
+        example = """--json '{"tool_id": "calculator", "params": {"expression": "6*7"}}'"""
+        say(f"\nOver HTTP, and in a browser: {address}/\n  curl {address}/run_tool {example}")
+    say(
+        "\nTry in another terminal:\n"
+        "  toolbus call calculator expression='2**64'\n"
+        "  toolbus call tell-pun topic=cats --user alice\n"
+        "  toolbus new weather && toolbus worker weather.py     # and it is there, without a restart\n"
+        "Ctrl-C stops everything."
+    )
+
+
+def _stop(child: subprocess.Popen[bytes]) -> None:
+    if child.poll() is None:
+        child.terminate()
+        try:
+            child.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()

@@ -1,0 +1,300 @@
+"""``platform up``: everything of the platform in one process tree."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from toolbus.bus.values.results import ConfigurationError
+from toolbus.bus.values.settings import Settings
+from toolbus.bus.worker.process.lifeline import Told
+from toolbus.bus.worker.process.supervisor import Supervisor
+from toolbus.operations.cli.common import GATEWAY_PORT, Failure, environment_of, fail, needs_gateway, settings_with_server
+from toolbus.operations.cli.local_server import at_port, find_server
+from toolbus.operations.cli.output import say
+from toolbus.operations.cli.supervised import retire
+
+if TYPE_CHECKING:
+    from toolbus.bus.broker.embedded import EmbeddedServer
+
+
+class Part(msgspec.Struct, frozen=True):
+    """One command of the tree.
+
+    Attributes:
+        name: for people.
+        words: the command and its arguments, after ``toolbus``.
+        descriptors: files that it inherits.
+        environment: variables of its own.
+    """
+
+    name: str
+    words: tuple[str, ...]
+    descriptors: tuple[int, ...] = ()
+    environment: dict[str, str] = {}
+
+
+class Ended(Exception):
+    """A part of the tree can't serve; the text says which one and why."""
+
+
+class Tree:
+    """Keeps each part alive: one that has served and dies is started again, after a pause that grows.
+
+    A part that refuses to serve from the start ends all, since the same start would be refused again.
+
+    Args:
+        environment: of every part.
+        grace: seconds that a part may take to finish its work.
+        retire: gives what a dead part held to others, by the ids that it has told.
+    """
+
+    def __init__(self, environment: Mapping[str, str], *, grace: float, retire: Callable[[Told], Awaitable[object]]) -> None:
+        self._environment = environment
+        self._grace = grace
+        self._retire = retire
+        self._running: list[tuple[Part, Supervisor, asyncio.Task[int]]] = []
+        self._complaints: dict[str, str] = {}
+        self._failed = asyncio.Event()
+
+    async def start(self, parts: Sequence[Part]) -> None:
+        """Start parts, and return when all of them serve.
+
+        Raises:
+            Ended: one can't.
+        """
+        serving = [self._begin(part) for part in parts]
+        failing = asyncio.create_task(self._failed.wait())
+        try:
+            for each in serving:
+                await asyncio.wait({asyncio.ensure_future(each.wait()), failing}, return_when=asyncio.FIRST_COMPLETED)
+                self._check()
+        finally:
+            failing.cancel()
+
+    async def until_failed(self) -> None:
+        """Wait until a part can't serve any more.
+
+        Raises:
+            Ended: says why.
+        """
+        await self._failed.wait()
+        self._check()
+
+    async def stop(self) -> None:
+        """End the parts, the latest first; each ends before the next one is told."""
+        while self._running:
+            _, supervisor, task = self._running.pop()
+            supervisor.stop()
+            await task
+
+    def _begin(self, part: Part) -> asyncio.Event:
+        serving = asyncio.Event()
+        supervisor = Supervisor(
+            [sys.executable, "-m", "toolbus", *part.words],
+            {**self._environment, **part.environment},
+            processes=1,
+            grace=self._grace,
+            retire=self._retire,
+            complain=lambda text: self._complain(part, text, is_known=serving.is_set()),
+            on_serving=serving.set,
+            descriptors=part.descriptors,
+        )
+        task = asyncio.create_task(supervisor.supervise(), name=part.name)
+        task.add_done_callback(lambda _: self._failed.set())
+        self._running.append((part, supervisor, task))
+        return serving
+
+    def _complain(self, part: Part, text: str, *, is_known: bool) -> None:
+        self._complaints[part.name] = text
+        if is_known:
+            say(f"the {part.name} can't start again, and is tried further: {text}", fg="red", err=True)
+
+    def _check(self) -> None:
+        for part, _, task in self._running:
+            if task.done():
+                raise Ended(self._complaints.get(part.name) or f"the {part.name} has ended; its output says why")
+
+
+_POLL = 0.2
+_IM = "TOOLBUS_IM_"
+
+
+@click.command("up")
+@click.option(
+    "--http-port",
+    type=click.IntRange(0, 65535),
+    default=GATEWAY_PORT,
+    show_default=True,
+    envvar="TOOLBUS_GATEWAY_PORT",
+    help="Port of the gateway; 0 for a free one.",
+)
+@click.option(
+    "--server-port",
+    type=click.IntRange(0, 65535),
+    help="Port of this machine at which a server is started, or found, in place of --url; 0 for a free one. [default: 6379]",
+)
+@click.option("--import", "folder", type=click.Path(path_type=Path, file_okay=False), help="Record the tools of this folder's files first.")
+@click.option(
+    "--data", type=click.Path(path_type=Path, file_okay=False), help="Folder in which a server that is started here keeps its data."
+)
+@click.option("--label", "labels", multiple=True, help="A label of the host (may be repeated).")
+@click.option("--allow-host", "allowed", multiple=True, metavar="HOST", help="Let APIs be at this host although it is not public.")
+@click.option("--auto-approve", is_flag=True, help="Serve tools that the coding agent writes without a person's approval.")
+@click.pass_context
+def up_command(
+    ctx: click.Context,
+    http_port: int,
+    server_port: int | None,
+    folder: Path | None,
+    data: Path | None,
+    labels: tuple[str, ...],
+    allowed: tuple[str, ...],
+    auto_approve: bool,
+) -> None:
+    """Start the platform: gateway, host, service agent, coding agent, messenger.
+
+    They use the server of --url (TOOLBUS_URL), or one that is started here. The two agents need an endpoint of a model (OPENAI_API_KEY,
+    OPENAI_MODEL, OPENAI_BASE_URL); without one the rest runs. The messenger is connected when TOOLBUS_IM_SERVER and TOOLBUS_IM_CONTACT
+    are set. A part that dies is started again. Ctrl-C ends everything, in order.
+
+    \b
+    Examples:
+      toolbus platform up
+      toolbus platform up --import tools/ --data ~/toolbus-data --label gpu
+    """
+    given = ctx.find_root().obj or {}
+    if server_port is not None and given.get("url"):
+        raise click.UsageError("give --url or --server-port, not both")
+    settings = at_port(settings_with_server(ctx), server_port)
+    if server_port is not None:
+        ctx.find_root().obj = {**given, "url": settings.url}
+    with contextlib.ExitStack() as stack:
+        place = _place(stack, http_port)
+        server = find_server(settings, stack, data)
+        if folder is not None:
+            _import(ctx, folder)
+        environment = environment_of(settings)
+        if auto_approve:
+            environment["TOOLBUS_CODING_AUTO_APPROVE"] = "true"
+        own = [("--label", each) for each in labels] + [("--allow-host", each) for each in allowed]
+        # Folders in the files are relative to where the command runs, or to the files.
+        own += [("--folder", str(each)) for each in (Path.cwd(), folder) if folder is not None and each is not None]
+        parts = list(_parts(place, environment, [word for pair in own for word in pair]))
+        try:
+            asyncio.run(_run(settings, server, place, environment, parts))
+        except Ended as error:
+            fail(str(error))
+
+
+def _import(ctx: click.Context, folder: Path) -> None:
+    """Record the tools of a folder's files; what is wrong with them is told, and the rest is there."""
+    from toolbus.operations.cli.platform_files import import_command
+
+    try:
+        ctx.invoke(import_command, folder=folder, output="text")
+    except Failure as error:
+        error.show()
+
+
+def _place(stack: contextlib.ExitStack, port: int) -> socket.socket:
+    try:
+        from toolbus.edges.gateway.serving import listen
+    except ImportError as error:
+        fail(needs_gateway(error))
+    try:
+        return stack.enter_context(listen("127.0.0.1", port))
+    except ConfigurationError as error:
+        fail(f"{str(error).partition(';')[0]}; choose another port with --http-port")
+
+
+def _parts(place: socket.socket, environment: Mapping[str, str], of_host: list[str]) -> Iterator[Part]:
+    """Yield what is to run, in the order in which it starts; what is left out is said."""
+    yield Part("host", ("host", *of_host))
+    if wrong := _no_model(environment):
+        say(f"no agents: {wrong}", err=True)
+    else:
+        yield Part("coding agent", ("worker", "coding-agent"))
+        yield Part("service agent", ("worker", "service-agent"))
+    yield Part("gateway", ("serve", "--listening", str(place.fileno())), (place.fileno(),))
+    given = {name: environment.get(f"{_IM}{name}", "") for name in ("SERVER", "CONTACT")}
+    missing = [f"{_IM}{name}" for name, value in given.items() if not value]
+    if not missing:
+        yield Part("messenger", ("im",))
+    elif len(missing) < len(given):
+        say(f"no messenger: {missing[0]} is not set", err=True)
+
+
+def _no_model(environment: Mapping[str, str]) -> str:
+    """Return why no model can be asked; empty when one can."""
+    if importlib.util.find_spec("httpx") is None:
+        return "they need httpx: pip install 'toolbus[platform]'"
+    from toolbus.agent.records import missing
+
+    return missing(environment).replace("pass --model or ", "")
+
+
+async def _run(
+    settings: Settings, server: EmbeddedServer | None, place: socket.socket, environment: Mapping[str, str], parts: list[Part]
+) -> None:
+    tree = Tree(environment, grace=settings.grace, retire=lambda told: retire(settings, told))
+    async with _stopped() as stopped:
+        working = asyncio.create_task(_serve(tree, parts, place, server))
+        waiting = asyncio.create_task(stopped.wait())
+        try:
+            await asyncio.wait({working, waiting}, return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                await working
+        finally:
+            waiting.cancel()
+            working.cancel()
+            if stopped.is_set():
+                # Nobody reads this after a hang-up.
+                with contextlib.suppress(OSError):
+                    say("\nstopping")
+            await tree.stop()
+            await asyncio.gather(working, waiting, return_exceptions=True)
+
+
+async def _serve(tree: Tree, parts: list[Part], place: socket.socket, server: EmbeddedServer | None) -> None:
+    await tree.start(parts)
+    address = "http://{}:{}".format(*place.getsockname())
+    names = ", ".join(part.name for part in parts)
+    agents = any(part.name == "service agent" for part in parts)
+    following = "`toolbus chat`" if agents else "`toolbus platform import DIR`"
+    say(f"ready at {address}/ ({names}); next: {following}, or `curl {address}/tools`; Ctrl-C ends everything")
+    failing = asyncio.create_task(tree.until_failed())
+    try:
+        while not failing.done():
+            if server is not None and not server.running:
+                raise Ended("the server that this command had started has ended; start `toolbus platform up` again")
+            await asyncio.wait({failing}, timeout=_POLL)
+        await failing
+    finally:
+        failing.cancel()
+
+
+@contextlib.asynccontextmanager
+async def _stopped() -> AsyncIterator[asyncio.Event]:
+    """Return an event that SIGINT, SIGTERM and a hang-up set."""
+    event, loop = asyncio.Event(), asyncio.get_running_loop()
+    # Under nohup a hang-up is to be ignored.
+    hang_up = () if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else (signal.SIGHUP,)
+    numbers = (signal.SIGINT, signal.SIGTERM, *hang_up)
+    for number in numbers:
+        loop.add_signal_handler(number, event.set)
+    try:
+        yield event
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)

@@ -1,0 +1,235 @@
+"""``tokens``: make, list and revoke the bearer tokens of gateways."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import re
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from toolbus.operations.cli.common import fail, namespace_of, output_option, with_admin
+from toolbus.operations.cli.output import print_json, print_table, say, say_content
+
+if TYPE_CHECKING:
+    from toolbus.bus.broker.admin import Admin
+    from toolbus.bus.values.tokens import TokenRecord
+
+_DAYS = {"h": 1 / 24, "d": 1.0, "w": 7.0}
+_LONGEST = 36_500.0
+_file_option = click.option("--file", type=click.Path(dir_okay=False), help="The file of tokens; without it they are kept on the server.")
+
+
+@click.group("tokens", no_args_is_help=True)
+def tokens_command() -> None:
+    """Look after the bearer tokens of gateways.
+
+    Tokens are kept as hashes, on the server (every gateway of the namespace that is started with --shared-tokens accepts them) or in a
+    file (toolbus serve --tokens FILE). A revoked token is refused everywhere within seconds.
+
+    \b
+    Examples:
+      toolbus tokens add ci --user acme --group search --rate 100/minute --expires 90d
+      toolbus tokens add ops --permission call --permission observe --permission operate
+      toolbus tokens list
+      toolbus tokens revoke ci
+    """
+
+
+@tokens_command.command("add")
+@click.argument("name")
+@click.option("--user", default="", help="The user, and so the tenant, of its calls.")
+@click.option("--group", "groups", multiple=True, help="Only tools in this group (may be repeated).")
+@click.option("--tool", "tools", multiple=True, help="Only this tool (may be repeated).")
+@click.option(
+    "--permission",
+    "permissions",
+    multiple=True,
+    type=click.Choice(["call", "observe", "operate"]),
+    help="A permission (may be repeated); call when none is given.",
+)
+@click.option("--rate", help="Most requests, such as 100/minute.")
+@click.option("--expires", help="When it ends: a time from now such as 12h, 90d or 4w, or a date; never when left out.")
+@_file_option
+@output_option
+@click.pass_context
+def add_command(
+    ctx: click.Context,
+    /,
+    name: str,
+    user: str,
+    groups: tuple[str, ...],
+    tools: tuple[str, ...],
+    permissions: tuple[Any, ...],
+    rate: str | None,
+    expires: str | None,
+    file: str | None,
+    output: str,
+) -> None:
+    """Make a token and print it, this once. Only its hash is kept.
+
+    \b
+    Example:
+      toolbus tokens add ci --user acme --expires 90d
+    """
+    import msgspec
+
+    from toolbus.bus.values.results import ConfigurationError
+    from toolbus.bus.values.tokens import Rate, TokenRecord, new_token
+
+    token, ident, hashed = new_token()
+    now = time.time()
+    try:
+        record = TokenRecord(
+            ident,
+            hashed,
+            name,
+            user,
+            groups or None,
+            tools or None,
+            tuple(dict.fromkeys(permissions)) or ("call",),
+            Rate.parse(rate) if rate else None,
+            round(now, 3),
+            None if expires is None else _end(expires, now),
+        )
+        # Names have bounds, which are checked when a record is read.
+        msgspec.convert(msgspec.to_builtins(record), TokenRecord)
+    except ConfigurationError as error:
+        raise click.UsageError(str(error)) from None
+    except msgspec.ValidationError as error:
+        raise click.UsageError(f"this can't be a token's: {error}") from None
+    if not name:
+        raise click.UsageError("a token needs a name, by which it is listed")
+    if file is None:
+        with_admin(ctx, lambda admin: _add(admin, record))
+    else:
+        records = _read(Path(file), missing=True)
+        if any(each.name == name for each in records):
+            fail(_named(name))
+        _write(Path(file), [*records, record])
+    if output == "json":
+        print_json({"token": token, "id": ident, "name": name})
+        return
+    say(f"the token {name} ({ident}), which is shown this once:", err=True)
+    say_content(token)
+
+
+@tokens_command.command("list")
+@_file_option
+@output_option
+@click.pass_context
+def list_command(ctx: click.Context, file: str | None, output: str) -> None:
+    """List the tokens: whom each stands for and what it may do, and nothing from which it could be made."""
+    found = with_admin(ctx, lambda admin: admin.tokens.all()) if file is None else _read(Path(file))
+    if output == "json":
+        import msgspec
+
+        print_json([{name: value for name, value in msgspec.to_builtins(each).items() if name != "hash"} for each in found])
+        return
+    now = time.time()
+    rows = [
+        (
+            each.id,
+            each.name,
+            each.user,
+            "all" if each.groups is None else ", ".join(each.groups),
+            "all" if each.tools is None else ", ".join(each.tools),
+            ", ".join(each.permissions),
+            "" if each.rate is None else str(each.rate),
+            "never" if each.expires is None else _when(each.expires) + (" (over)" if each.has_expired(now) else ""),
+        )
+        for each in found
+    ]
+    columns = ("ID", "NAME", "USER", "GROUPS", "TOOLS", "MAY", "RATE", "EXPIRES")
+    where = f" in {file}" if file else namespace_of(ctx)
+    print_table(columns, rows, empty=f"no tokens{where}; `toolbus tokens add NAME` makes one")
+
+
+@tokens_command.command("revoke")
+@click.argument("name")
+@_file_option
+@click.pass_context
+def revoke_command(ctx: click.Context, name: str, file: str | None) -> None:
+    """Refuse a token from now on, by its id or its name. Calls that run go on."""
+    if file is None:
+        revoked = with_admin(ctx, lambda admin: _revoke(admin, name))
+    else:
+        records = _read(Path(file))
+        revoked = [each.id for each in records if name in {each.id, each.name}]
+        if revoked:
+            _write(Path(file), [each for each in records if each.id not in revoked])
+    if not revoked:
+        fail(f"there is no token {name!r}{'' if file else namespace_of(ctx)}; `toolbus tokens list` shows them")
+    say(f"revoked {name} ({', '.join(revoked)})")
+
+
+async def _add(admin: Admin, record: TokenRecord) -> None:
+    if any(each.name == record.name for each in await admin.tokens.all()):
+        fail(_named(record.name))
+    await admin.tokens.add(record)
+
+
+async def _revoke(admin: Admin, name: str) -> list[str]:
+    named = [each.id for each in await admin.tokens.all() if each.name == name]
+    # An id is enough for a record that can't be read.
+    return [ident for ident in dict.fromkeys([*named, name]) if await admin.tokens.revoke(ident)]
+
+
+def _named(name: str) -> str:
+    return f"there is a token {name!r} already; choose another name, or `toolbus tokens revoke` it first"
+
+
+def _read(path: Path, *, missing: bool = False) -> list[TokenRecord]:
+    from toolbus.edges.gateway.auth.credentials import read
+
+    if missing and not path.exists():
+        return []
+    return sorted(read(path).values(), key=lambda each: (each.name, each.id))
+
+
+def _write(path: Path, records: list[TokenRecord]) -> None:
+    """Replace the file in one step, so that no gateway reads half of it."""
+    import msgspec
+
+    from toolbus.bus.values.tokens import TokenFile
+
+    document = msgspec.json.format(msgspec.json.encode(TokenFile(tuple(records))))
+    path = path.resolve()
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        if path.exists():
+            # The gateway may run as another user.
+            Path(temporary).chmod(path.stat().st_mode & 0o777)
+        with os.fdopen(handle, "wb") as file:
+            file.write(document + b"\n")
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _end(text: str, now: float) -> float:
+    found = re.fullmatch(r"([0-9]{1,6})([hdw])", text)
+    if found is not None and 0 < (days := int(found[1]) * _DAYS[found[2]]) <= _LONGEST:
+        return round(now + days * 86_400)
+    try:
+        moment = datetime.datetime.fromisoformat(text)
+    except ValueError:
+        raise click.UsageError(
+            f"--expires is a time from now such as 12h, 90d or 4w, or a date like 2030-01-31, not {text[:50]!r}"
+        ) from None
+    end = (moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)).timestamp()
+    if end <= now:
+        raise click.UsageError(f"--expires {text[:50]} is over already")
+    return end
+
+
+def _when(seconds: float) -> str:
+    try:
+        return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%d %H:%M")
+    except (ValueError, OverflowError, OSError):
+        return "far off"
