@@ -11,8 +11,8 @@ import pytest
 from tests.contract import Place
 from tests.servers import eventually
 from toolbus import ToolBus, ToolResult, invocation, tool
+from toolbus.bus.values.events import Text
 from toolbus.bus.worker.slots.slots import Slots
-from toolbus.events import Text
 
 pytestmark = pytest.mark.anyio
 

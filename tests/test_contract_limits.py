@@ -10,8 +10,8 @@ import pytest
 from tests.contract import Place, plugged
 from toolbus import Blob, Settings, ToolBus, ToolResult, invocation, tool
 from toolbus.bus.middleware import Next, ToolCall
+from toolbus.bus.values.events import Finished
 from toolbus.bus.values.results import CallCancelled
-from toolbus.events import Finished
 
 pytestmark = pytest.mark.anyio
 

@@ -17,7 +17,7 @@ from toolbus.bus.broker.admin import Admin
 from toolbus.bus.broker.memory.worker import MemoryWorkerBroker
 from toolbus.bus.broker.worker import RedisWorkerBroker
 from toolbus.bus.middleware import Next, ToolCall
-from toolbus.events import Finished, Text
+from toolbus.bus.values.events import Finished, Text
 
 pytestmark = pytest.mark.anyio
 

@@ -21,7 +21,7 @@ from tests.servers import eventually
 from toolbus import ToolBus, ToolService, tool
 from toolbus.bus import telemetry
 from toolbus.bus.broker.embedded import EmbeddedServer
-from toolbus.events import Started
+from toolbus.bus.values.events import Started
 
 pytestmark = pytest.mark.anyio
 

@@ -15,7 +15,7 @@ import redis
 
 from tests.contract import Place
 from toolbus import invocation, tool
-from toolbus.events import Answered, Asked, Finished, Started, Text
+from toolbus.bus.values.events import Answered, Asked, Finished, Started, Text
 
 pytestmark = pytest.mark.anyio
 

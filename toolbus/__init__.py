@@ -2,7 +2,7 @@
 
 The names below are those that most programs need. The others are in submodules:
 
-- ``toolbus.events``: ``Event`` and its kinds, which ``Call.events()`` yields.
+- ``toolbus.bus.values.events``: ``Event`` and its kinds, which ``Call.events()`` yields.
 - ``toolbus.bus.values.results``: every exception, and ``ResultMeta``.
 - ``toolbus.bus.values.options``: ``CallOptions``.
 - ``toolbus.bus.values.confirmations``: ``ConfirmationRequest`` and ``ConfirmationAnswer``.

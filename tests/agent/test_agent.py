@@ -15,8 +15,8 @@ from tests.agent.endpoint import DONE, Canned, Endpoint, Script, calls, endpoint
 from toolbus import ToolBus, Worker, tool
 from toolbus.agent import Agent, ChatEndpoint, EndpointError, ModelText, Retrying
 from toolbus.bus.client.executor.observers import ToolEvent
+from toolbus.bus.values.events import Text
 from toolbus.bus.values.results import ConfigurationError
-from toolbus.events import Text
 
 pytestmark = pytest.mark.anyio
 

@@ -19,8 +19,8 @@ from toolbus.agent import records as of_records
 from toolbus.bus.broker.embedded import EmbeddedServer
 from toolbus.bus.client.executor.context import ExecutorContext
 from toolbus.bus.client.executor.observers import ToolEvent
+from toolbus.bus.values.events import Text
 from toolbus.bus.values.results import ConfigurationError, ConversationBusy, ConversationError
-from toolbus.events import Text
 
 pytestmark = pytest.mark.anyio
 

@@ -15,8 +15,8 @@ from tests.contract import Place
 from tests.servers import eventually
 from toolbus import Progress, Worker, tool
 from toolbus.agent.assistant.services import ServiceAgent
+from toolbus.bus.values.events import Text
 from toolbus.bus.values.results import ConfigurationError
-from toolbus.events import Text
 
 pytestmark = pytest.mark.anyio
 

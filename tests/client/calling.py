@@ -9,8 +9,8 @@ from typing import Any
 from toolbus.bus.client.calls.call import Call, CallTarget
 from toolbus.bus.client.calls.refusals import unfinished
 from toolbus.bus.values.envelope import Confirm, Frame, Request
+from toolbus.bus.values.events import Event
 from toolbus.bus.values.results import ErrorInfo
-from toolbus.events import Event
 
 
 class Host:

@@ -9,7 +9,7 @@ import pytest
 from tests.servers import eventually
 from toolbus import Blob
 from toolbus.bus.client.calls.assembly import EventBuffer
-from toolbus.events import Started, Text
+from toolbus.bus.values.events import Started, Text
 
 pytestmark = pytest.mark.anyio
 

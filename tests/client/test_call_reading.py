@@ -12,8 +12,8 @@ from tests.client.frames import kinds, run
 from tests.servers import eventually
 from toolbus import ConfigurationError, ErrorInfo, ToolError
 from toolbus.bus.client.calls.call import Call
+from toolbus.bus.values.events import Finished, Reset, Started, Text
 from toolbus.bus.values.results import StreamReset
-from toolbus.events import Finished, Reset, Started, Text
 
 pytestmark = pytest.mark.anyio
 

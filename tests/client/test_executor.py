@@ -19,8 +19,8 @@ from toolbus.bus.client.confirmations import Confirmation
 from toolbus.bus.client.executor.observers import Confirming, Requested, ToolEvent
 from toolbus.bus.client.executor.toolcalls import said
 from toolbus.bus.client.tools.tool import wire_name
+from toolbus.bus.values.events import Finished, Text
 from toolbus.bus.values.results import ConfirmationClosed
-from toolbus.events import Finished, Text
 
 pytestmark = pytest.mark.anyio
 

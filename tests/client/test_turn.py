@@ -16,7 +16,7 @@ from tests.servers import eventually
 from toolbus import ToolBus, ToolService, Worker, tool
 from toolbus.bus.client.executor.observers import Requested
 from toolbus.bus.client.tools.tool import wire_name
-from toolbus.events import Finished, Started, Text
+from toolbus.bus.values.events import Finished, Started, Text
 
 pytestmark = pytest.mark.anyio
 

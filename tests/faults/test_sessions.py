@@ -22,7 +22,7 @@ from toolbus import ToolBus, ToolResult
 from toolbus.bus.broker import scripts
 from toolbus.bus.broker.admin import overview_keys
 from toolbus.bus.broker.keys import Keys
-from toolbus.events import Started
+from toolbus.bus.values.events import Started
 
 pytestmark = pytest.mark.anyio
 

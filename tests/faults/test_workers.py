@@ -17,8 +17,8 @@ from tests.servers import eventually, put_down
 from toolbus import ToolBus
 from toolbus.bus.broker.admin import Admin
 from toolbus.bus.broker.recent import RecentCall
+from toolbus.bus.values.events import Finished, Reset, Started, Text
 from toolbus.bus.values.results import StreamReset
-from toolbus.events import Finished, Reset, Started, Text
 
 pytestmark = pytest.mark.anyio
 

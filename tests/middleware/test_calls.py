@@ -13,7 +13,7 @@ from tests.middleware.watching import Watch
 from tests.servers import eventually
 from toolbus import Blob, ConfigurationError, Progress, ToolBus, ToolError, ToolResult, invocation, sync, tool
 from toolbus.bus.middleware import Cache, Next, ToolCall
-from toolbus.events import Finished, Started, Text
+from toolbus.bus.values.events import Finished, Started, Text
 
 pytestmark = pytest.mark.anyio
 

@@ -13,9 +13,9 @@ from tests.servers import eventually
 from toolbus import Settings
 from toolbus.bus.broker.recent import RecentCall
 from toolbus.bus.values.results import BrokerUnavailable
+from toolbus.bus.watch.tables import TABLES
+from toolbus.bus.watch.views import DeadLetterView, InstanceView, ServiceView, Snapshot, ToolView
 from toolbus.operations.top import Details, Grid, Top
-from toolbus.operations.watch.tables import TABLES
-from toolbus.operations.watch.views import DeadLetterView, InstanceView, ServiceView, Snapshot, ToolView
 
 pytestmark = pytest.mark.anyio
 

@@ -16,8 +16,8 @@ from toolbus.bus.broker.embedded import EmbeddedServer
 from toolbus.bus.broker.keys import Keys
 from toolbus.bus.values.confirmations import ConfirmationRequest
 from toolbus.bus.values.results import BrokerError
-from toolbus.operations.watch.views import Snapshot
-from toolbus.operations.watch.watch import Watch
+from toolbus.bus.watch.views import Snapshot
+from toolbus.bus.watch.watch import Watch
 
 pytestmark = pytest.mark.anyio
 

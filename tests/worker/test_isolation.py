@@ -15,7 +15,7 @@ from tests.contract import Place
 from tests.servers import eventually
 from tests.worker import isolated
 from toolbus import Blob, Progress
-from toolbus.events import Text
+from toolbus.bus.values.events import Text
 
 pytestmark = pytest.mark.anyio
 

@@ -17,8 +17,8 @@ from tests.servers import eventually
 from toolbus import ToolBus, Worker
 from toolbus.agent import Agent, ChatEndpoint
 from toolbus.bus.client.executor.observers import ToolEvent
+from toolbus.bus.values.events import Finished
 from toolbus.bus.values.results import ToolkitError
-from toolbus.events import Finished
 from toolbus.toolkit import Walk, for_actions, load_preset, toolkit_of
 from toolbus.toolkit.presets import find_preset, shipped_presets
 

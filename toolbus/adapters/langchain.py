@@ -20,8 +20,8 @@ from toolbus.bus.client.executor.observers import ToolEvent
 from toolbus.bus.client.executor.toolcalls import Observation, content_of
 from toolbus.bus.schema.documents import references
 from toolbus.bus.schema.work import unfolded
+from toolbus.bus.values.events import Text
 from toolbus.bus.values.results import Progress, ToolResult
-from toolbus.events import Text
 
 try:
     from langgraph.prebuilt import ToolRuntime

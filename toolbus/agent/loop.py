@@ -21,8 +21,8 @@ from toolbus.bus.client.executor.executor import ToolExecutor
 from toolbus.bus.client.executor.observers import ToolEvent
 from toolbus.bus.client.executor.toolcalls import ModelCall
 from toolbus.bus.values.encoding import whole_text
+from toolbus.bus.values.events import Finished
 from toolbus.bus.values.results import ConfigurationError, EndpointError, ErrorInfo, ToolResult
-from toolbus.events import Finished
 
 if TYPE_CHECKING:
     from toolbus.toolkit.walk import Walk

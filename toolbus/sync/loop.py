@@ -14,8 +14,8 @@ from typing import Any, Self, TypeVar, overload
 from anyio.from_thread import BlockingPortal
 
 from toolbus.bus.client.calls.call import Call as AsyncCall
+from toolbus.bus.values.events import Event
 from toolbus.bus.values.results import ConfigurationError, ToolResult
-from toolbus.events import Event
 
 T = TypeVar("T")
 

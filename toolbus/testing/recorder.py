@@ -17,6 +17,7 @@ from toolbus.bus.client.calls.assembly import Assembly
 from toolbus.bus.middleware.chain import Middleware
 from toolbus.bus.values.confirmations import ConfirmationAnswer, ConfirmationRequest
 from toolbus.bus.values.envelope import decode_frames, join_frames
+from toolbus.bus.values.events import Event, Finished, Text
 from toolbus.bus.values.options import CallOptions, merged
 from toolbus.bus.values.results import Blob, EnvelopeError, ErrorInfo, Progress, ToolError, ToolResult
 from toolbus.bus.values.settings import Settings
@@ -26,7 +27,6 @@ from toolbus.bus.worker.run.outcome import result_of
 from toolbus.bus.worker.run.reasons import ContextRun
 from toolbus.bus.worker.run.threads import Threads
 from toolbus.bus.worker.statistics.sampling import Sampling
-from toolbus.events import Event, Finished, Text
 
 
 class NestedCall(msgspec.Struct, frozen=True):

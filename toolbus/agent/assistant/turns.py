@@ -20,6 +20,7 @@ from toolbus.bus.client.tools.definitions import description_of
 from toolbus.bus.client.tools.groups import ToolGroup, groups_of, memberships, runtime_of
 from toolbus.bus.client.tools.tool import Tool
 from toolbus.bus.middleware.chain import Next, ToolCall
+from toolbus.bus.values.events import Finished
 from toolbus.bus.values.results import (
     BrokerError,
     ConfigurationError,
@@ -31,7 +32,6 @@ from toolbus.bus.values.results import (
     ToolResult,
 )
 from toolbus.bus.worker.run.invocation import Invocation
-from toolbus.events import Finished
 
 MOST = 100
 """Most entries of one answer."""

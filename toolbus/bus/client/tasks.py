@@ -21,9 +21,9 @@ from toolbus.bus.client.executor.state import BusState
 from toolbus.bus.client.refusing import turning
 from toolbus.bus.client.tools.tool import Tool
 from toolbus.bus.values.envelope import Frame, Request
+from toolbus.bus.values.events import Answered, Asked, Event, Finished, Reset, Started, Text
 from toolbus.bus.values.options import merged
 from toolbus.bus.values.results import BrokerUnavailable, ErrorInfo, Progress, ToolResult, deadline_exceeded
-from toolbus.events import Answered, Asked, Event, Finished, Reset, Started, Text
 
 
 class TaskState(msgspec.Struct):

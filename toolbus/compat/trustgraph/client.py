@@ -9,11 +9,11 @@ from typing import Any, overload
 
 from toolbus.bus.client.bus import ToolBus
 from toolbus.bus.schema.documents import unique
+from toolbus.bus.values.events import Finished, Reset, Text
 from toolbus.bus.values.results import ErrorInfo
 from toolbus.bus.values.settings import Settings
 from toolbus.compat.trustgraph.eras import Given, given
 from toolbus.compat.trustgraph.schema import DEFAULT_USER, Error, ToolServiceRequest, ToolServiceResponse, text_of
-from toolbus.events import Finished, Reset, Text
 
 _Object = Mapping[str, Any] | None
 _Callback = Callable[[str], Awaitable[None]]

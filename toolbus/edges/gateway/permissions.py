@@ -13,11 +13,11 @@ from toolbus.bus.client.confirmations import Confirmation, Grant, PendingConfirm
 from toolbus.bus.client.tools.tool import Tool
 from toolbus.bus.values.confirmations import CONFIRM_TIMEOUT
 from toolbus.bus.values.envelope import new_run
+from toolbus.bus.values.events import Answered, Asked, Event, Finished
 from toolbus.bus.values.results import ErrorInfo, ToolError, ToolResult
 from toolbus.edges.gateway.bodies import Problem
 from toolbus.edges.gateway.gateway import Gateway
 from toolbus.edges.gateway.guards import unless_disconnected
-from toolbus.events import Answered, Asked, Event, Finished
 
 
 class Permission:

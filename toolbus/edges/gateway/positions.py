@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import msgspec
 
+from toolbus.bus.values.events import Answered, Asked, Event, Finished, Reset, Started, Text
 from toolbus.bus.values.results import Blob, Progress
 from toolbus.edges.gateway.bodies import Problem
-from toolbus.events import Answered, Asked, Event, Finished, Reset, Started, Text
 
 _ID = re.compile(r"([0-9]{1,9})\.([0-9]{1,12})\.([0-9]{1,9})\.([\x20-\x7e]{1,255})").fullmatch
 

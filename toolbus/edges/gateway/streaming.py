@@ -13,13 +13,13 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from toolbus.bus.client.calls.call import Call
+from toolbus.bus.values.events import Answered, Asked, Event, Finished, Reset, Started, Text
 from toolbus.bus.values.results import Blob, ConfigurationError, ErrorInfo, Progress
 from toolbus.edges.gateway.bodies import EVENTS, Problem, is_answer
 from toolbus.edges.gateway.calls import is_resumable, problem_of, trace_headers, traced
 from toolbus.edges.gateway.gateway import Gateway
 from toolbus.edges.gateway.permissions import Permission
 from toolbus.edges.gateway.positions import Position, Replay
-from toolbus.events import Answered, Asked, Event, Finished, Reset, Started, Text
 
 COMMENT = b":\n\n"
 """A line that clients leave out: it shows that the connection lives."""

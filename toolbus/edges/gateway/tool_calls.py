@@ -19,6 +19,7 @@ from toolbus.bus.client.executor.references import Kept, kept_of, references
 from toolbus.bus.client.executor.toolcalls import ModelCall, said
 from toolbus.bus.support.safe_text import type_name
 from toolbus.bus.values.encoding import encode_json
+from toolbus.bus.values.events import Answered, Asked, Finished, Text
 from toolbus.bus.values.results import BrokerError, ConfigurationError, EnvelopeError, ToolError, ToolResult
 from toolbus.edges.gateway.bodies import Problem, answer
 from toolbus.edges.gateway.gateway import Gateway, gateway_of
@@ -26,7 +27,6 @@ from toolbus.edges.gateway.guards import unless_disconnected
 from toolbus.edges.gateway.options import Principal
 from toolbus.edges.gateway.streaming import COMMENT, named_event
 from toolbus.edges.gateway.turn_requests import TurnOptions, TurnRequest, turn_request
-from toolbus.events import Answered, Asked, Finished, Text
 
 HEARTBEAT = 15.0
 """Seconds without an event after which a comment is sent, so that no proxy takes the connection for dead."""

@@ -20,11 +20,11 @@ from toolbus.bus.client.tools.tool import Tool
 from toolbus.bus.support.display import visible
 from toolbus.bus.values.confirmations import CONFIRM_TIMEOUT, ConfirmationRequest
 from toolbus.bus.values.envelope import new_run
+from toolbus.bus.values.events import Answered, Asked, Event, Reset, Text
 from toolbus.bus.values.results import BrokerError, ConfigurationError, Progress, ToolError
 from toolbus.edges.mcp.client import Caller, CallerOf, Client, Context
 from toolbus.edges.mcp.content import OpenQuestions, allowed, asked_by_client, content_of, failure_of, form
 from toolbus.edges.mcp.tasks import created
-from toolbus.events import Answered, Asked, Event, Reset, Text
 
 # Characters of a message, and messages that wait; a client that reads slowly gets the latest.
 _MOST_MESSAGE = 8_000

@@ -19,10 +19,10 @@ from toolbus.bus.client.tasks import Task, TaskState
 from toolbus.bus.client.tools.tool import Tool
 from toolbus.bus.support.display import shortened
 from toolbus.bus.values.confirmations import ConfirmationRequest
+from toolbus.bus.values.events import Reset, Text
 from toolbus.bus.values.results import BrokerError, ConfigurationError
 from toolbus.edges.mcp.client import Caller, CallerOf, Client, Context
 from toolbus.edges.mcp.content import OpenQuestions, content_of, form
-from toolbus.events import Reset, Text
 
 TEXT_KEY = "toolbus/text"
 """The key of a task's text in its ``_meta``: ``{"from": offset, "text": …}``; offsets are in characters."""

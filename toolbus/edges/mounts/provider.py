@@ -24,9 +24,9 @@ from toolbus.bus.support.environment import harmless
 from toolbus.bus.support.safe_text import type_name
 from toolbus.bus.support.secrets import Secret
 from toolbus.bus.values import results
+from toolbus.bus.values.events import Text
 from toolbus.bus.values.results import Blob, ConfigurationError, Progress
 from toolbus.bus.values.settings import Settings
-from toolbus.events import Text
 
 _MOST_TEXT = 1_000
 

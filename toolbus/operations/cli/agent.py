@@ -257,7 +257,7 @@ class _Screen:
     def _call(self, seen: Any) -> None:
         from toolbus import Progress
         from toolbus.bus.client.executor.observers import Requested
-        from toolbus.events import Asked, Finished, Reset, Text
+        from toolbus.bus.values.events import Asked, Finished, Reset, Text
 
         event = seen.event
         if isinstance(event, Requested):

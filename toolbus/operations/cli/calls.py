@@ -214,7 +214,7 @@ async def _allowed(
 async def _print(call: Call, questions: HandlerQuestions, *, quiet: bool) -> ToolResult:
     """Print the events of a call; ``quiet`` leaves out all but the questions to a person."""
     from toolbus import Progress
-    from toolbus.events import Finished, Reset, Text
+    from toolbus.bus.values.events import Finished, Reset, Text
 
     printed = False
     async for event in call.events():

@@ -96,7 +96,7 @@ class _Talk:
     def say(self, message: str) -> ToolResult:
         """Send a message, and print the answer as it arrives."""
         from toolbus import Progress
-        from toolbus.events import Finished, Reset, Text
+        from toolbus.bus.values.events import Finished, Reset, Text
 
         unfinished = ""
         with self._bus.stream(self._tool, {"message": message, "chat_id": self._chat_id}, **self._options) as call:

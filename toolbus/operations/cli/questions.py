@@ -13,7 +13,7 @@ from toolbus import ToolBus
 from toolbus.bus.client.confirmations import Confirmation
 from toolbus.bus.client.tools.tool import Tool
 from toolbus.bus.support.display import visible
-from toolbus.events import Answered, Asked, Event
+from toolbus.bus.values.events import Answered, Asked, Event
 from toolbus.operations.cli.output import say
 from toolbus.operations.cli.prompt import TerminalPrompt
 

@@ -75,7 +75,7 @@ def calls_command(
 
     async def main(admin: Admin) -> None:
         if running:
-            from toolbus.operations.watch.assembly import running_calls
+            from toolbus.bus.watch.assembly import running_calls
 
             statistics = await admin.statistics(service or "")
             _print_running(ctx, chosen(running_calls(statistics.answers.values()))[:limit], statistics, output)
@@ -97,7 +97,7 @@ def calls_command(
 
 
 def _print(ctx: click.Context, found: list[RecentCall], output: str) -> None:
-    from toolbus.operations.watch.tables import TABLES
+    from toolbus.bus.watch.tables import TABLES
 
     if output == "json":
         print_json([each.document() for each in found])
@@ -109,7 +109,7 @@ def _print(ctx: click.Context, found: list[RecentCall], output: str) -> None:
 def _print_running(ctx: click.Context, found: list[RunningCall], statistics: Statistics, output: str) -> None:
     import msgspec
 
-    from toolbus.operations.watch.tables import TABLES
+    from toolbus.bus.watch.tables import TABLES
 
     if output == "json":
         print_json([msgspec.structs.asdict(each) for each in found])
@@ -125,7 +125,7 @@ def _print_running(ctx: click.Context, found: list[RunningCall], statistics: Sta
 
 
 def _print_line(call: RecentCall, output: str) -> None:
-    from toolbus.operations.watch.tables import TABLES
+    from toolbus.bus.watch.tables import TABLES
 
     if output == "json":
         import msgspec

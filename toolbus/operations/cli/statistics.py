@@ -67,8 +67,8 @@ def _document(found: Statistics, service: str | None) -> dict[str, Any]:
 
 
 def _tool_rows(found: Statistics, service: str | None) -> list[tuple[object, ...]]:
-    from toolbus.operations.watch.assembly import Activity, ToolViews
-    from toolbus.operations.watch.tables import TABLES, milliseconds
+    from toolbus.bus.watch.assembly import Activity, ToolViews
+    from toolbus.bus.watch.tables import TABLES, milliseconds
 
     activity = Activity(0.0)
     activity.take_in(found.answers)
@@ -93,8 +93,8 @@ def _tool_rows(found: Statistics, service: str | None) -> list[tuple[object, ...
 
 
 def _worker_rows(found: Statistics) -> list[tuple[object, ...]]:
-    from toolbus.operations.watch.assembly import Activity, instance_views
-    from toolbus.operations.watch.tables import one_line, seconds
+    from toolbus.bus.watch.assembly import Activity, instance_views
+    from toolbus.bus.watch.tables import one_line, seconds
 
     activity = Activity(0.0)
     activity.take_in(found.answers)

@@ -14,7 +14,7 @@ from toolbus.operations.cli.output import print_json, print_table, say
 
 if TYPE_CHECKING:
     from toolbus.bus.values.settings import Settings
-    from toolbus.operations.watch.views import Snapshot
+    from toolbus.bus.watch.views import Snapshot
 
 
 @click.command("top")
@@ -58,7 +58,7 @@ def top_command(ctx: click.Context, every: float, once: bool, output: str) -> No
 async def _once(settings: Settings, every: float) -> Snapshot:
     import asyncio
 
-    from toolbus.operations.watch.watch import Watch
+    from toolbus.bus.watch.watch import Watch
 
     async with Watch(settings, patience=1.0) as watch:
         await watch.sample()
@@ -69,7 +69,7 @@ async def _once(settings: Settings, every: float) -> Snapshot:
 def _print(snapshot: Snapshot, output: str) -> None:
     import msgspec
 
-    from toolbus.operations.watch.tables import TABLES
+    from toolbus.bus.watch.tables import TABLES
 
     if output == "json":
         print_json(msgspec.to_builtins(snapshot))

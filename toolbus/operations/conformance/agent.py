@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from toolbus.bus.client.bus import ToolBus
-from toolbus.events import Finished, Reset, Text
+from toolbus.bus.values.events import Finished, Reset, Text
 
 
 def _say(name: str, **event: Any) -> None:

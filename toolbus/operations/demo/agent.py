@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from toolbus import Settings, ToolBus, ToolResult
-from toolbus.events import Finished, Reset, Started, Text
+from toolbus.bus.values.events import Finished, Reset, Started, Text
 
 PLUGGED = "plugged_in"
 UNARY_CALLS = 600

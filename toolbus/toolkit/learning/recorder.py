@@ -14,8 +14,8 @@ from toolbus.bus import telemetry
 from toolbus.bus.client.executor.observers import EventBus, ToolEvent
 from toolbus.bus.support.safe_text import reason_of
 from toolbus.bus.values.envelope import new_id
+from toolbus.bus.values.events import Finished
 from toolbus.bus.values.results import ConfigurationError, ToolResult
-from toolbus.events import Finished
 from toolbus.toolkit.learning.records import Execution, RecordError, encode, outcome_of
 from toolbus.toolkit.learning.stores import ExecutionStore
 

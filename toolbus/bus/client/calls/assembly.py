@@ -12,8 +12,8 @@ from collections import deque
 import msgspec
 
 from toolbus.bus.values.envelope import FRAMES_REFUSED, Frame, text_of
+from toolbus.bus.values.events import Answered, Asked, Event, Finished, Reset, Started, Text, size_of
 from toolbus.bus.values.results import Blob, ErrorInfo, ResultMeta, ToolResult
-from toolbus.events import Answered, Asked, Event, Finished, Reset, Started, Text, size_of
 
 GAP_SECONDS = 2.0
 """Seconds to wait for frames that later ones have overtaken, beyond those that it takes until a dead worker's calls run again."""

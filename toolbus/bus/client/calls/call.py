@@ -17,9 +17,9 @@ from toolbus.bus.client.calls.refusals import refusal_of
 from toolbus.bus.client.confirmations import Grant
 from toolbus.bus.client.refusing import raised
 from toolbus.bus.values.envelope import Frame, Request, result_of_frame
+from toolbus.bus.values.events import Answered, Asked, Event, Finished, Reset, Started, Text, size_of
 from toolbus.bus.values.options import characters
 from toolbus.bus.values.results import ConfigurationError, ErrorInfo, ResultMeta, StreamReset, ToolError, ToolResult, deadline_exceeded
-from toolbus.events import Answered, Asked, Event, Finished, Reset, Started, Text, size_of
 
 # Bytes of unread events above which a reader lags.
 _LAGS = 65_536

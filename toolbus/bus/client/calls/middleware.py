@@ -15,8 +15,8 @@ from toolbus.bus.client.calls.refusals import check_name
 from toolbus.bus.middleware.chain import Middleware, ToolCall, chained
 from toolbus.bus.support.safe_text import reason_of, type_name
 from toolbus.bus.values.envelope import new_id
+from toolbus.bus.values.events import Event, Finished, Text
 from toolbus.bus.values.results import Blob, ConfigurationError, ErrorInfo, ToolError, ToolResult, deadline_exceeded
-from toolbus.events import Event, Finished, Text
 
 # Seconds that a closing bus waits for middleware that does not end when it is cancelled.
 _CLOSING = 2.0

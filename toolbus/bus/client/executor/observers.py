@@ -17,8 +17,8 @@ from toolbus.bus.client.confirmations import Confirmation
 from toolbus.bus.client.tools.tool import Tool
 from toolbus.bus.values.encoding import whole_text
 from toolbus.bus.values.envelope import BEGAN_LATE, NOT_FINISHED, NOT_TAKEN, SESSION_LOST
+from toolbus.bus.values.events import Event
 from toolbus.bus.values.results import Blob, ConfigurationError, ErrorInfo, ErrorType, ToolResult
-from toolbus.events import Event
 
 # Units of waits in seconds, each for waits up to so many.
 _UNITS = ((1, "second", 180), (60, "minute", 10_800), (3600, "hour", 259_200), (86_400, "day", math.inf))

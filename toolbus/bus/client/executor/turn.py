@@ -23,8 +23,8 @@ from toolbus.bus.client.executor.toolcalls import ModelCall, Observation, Place,
 from toolbus.bus.client.tools.tool import Tool
 from toolbus.bus.support.safe_text import type_name
 from toolbus.bus.values.envelope import SESSION_LOST, new_run
+from toolbus.bus.values.events import Asked, Finished, size_of
 from toolbus.bus.values.results import ConfigurationError, ErrorInfo, ToolError, ToolResult
-from toolbus.events import Asked, Finished, size_of
 
 
 class RunningCall:

@@ -20,12 +20,12 @@ from toolbus.bus.client.tools.tool import Tool
 from toolbus.bus.client.tools.view import ToolView
 from toolbus.bus.support.background import keep_running
 from toolbus.bus.values.results import ToolbusError
+from toolbus.bus.watch.views import Snapshot
 from toolbus.edges.gateway.bodies import Problem
 from toolbus.edges.gateway.gateway import gateway_of
 from toolbus.edges.gateway.options import Principal
 from toolbus.edges.gateway.page.rows import CatalogueRow, Sections, catalogue_row, changes, sections_of
 from toolbus.edges.gateway.streaming import COMMENT, named_event
-from toolbus.operations.watch.views import Snapshot
 
 Sample = tuple[float, int, int, float, float, float | None, float | None, int, int, int, int]
 """at, queued, running, calls/s, failures/s, p50, p99, workers, live services, dead letters, confirmations."""

@@ -9,12 +9,12 @@ from collections.abc import AsyncIterator
 from starlette.applications import Starlette
 from starlette.routing import BaseRoute
 
+from toolbus.bus.watch.watch import Watch
 from toolbus.edges.gateway.gateway import Gateway
 from toolbus.edges.gateway.page import board as stream
 from toolbus.edges.gateway.page import changing, files, pins
 from toolbus.edges.gateway.page import rows as reading
 from toolbus.edges.gateway.page.board import Board
-from toolbus.operations.watch.watch import Watch
 
 RECENT = 300
 """Recent attempts of calls that the page shows."""

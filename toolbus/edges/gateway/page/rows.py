@@ -16,9 +16,9 @@ from toolbus.bus.broker.protocols import RefusedTool
 from toolbus.bus.client.tools.catalogue import Catalogue
 from toolbus.bus.client.tools.tool import Tool
 from toolbus.bus.values.results import BrokerError, ConfigurationError, ConfirmationClosed
+from toolbus.bus.watch.views import InstanceView, SessionView, Snapshot
 from toolbus.edges.gateway.bodies import Problem, answer
 from toolbus.edges.gateway.gateway import gateway_of
-from toolbus.operations.watch.views import InstanceView, SessionView, Snapshot
 
 Sections = dict[str, dict[str, Any]]
 """Rows by key, by section."""

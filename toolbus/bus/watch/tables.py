@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from toolbus.operations.watch.views import Snapshot
+from toolbus.bus.watch.views import Snapshot
 
 _MOST_ERROR = 80
 

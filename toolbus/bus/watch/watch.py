@@ -17,7 +17,7 @@ from toolbus.bus.broker.transport.command import ReplyError
 from toolbus.bus.values.confirmations import ConfirmationRequest
 from toolbus.bus.values.results import BrokerError, EnvelopeError
 from toolbus.bus.values.settings import Settings
-from toolbus.operations.watch.assembly import (
+from toolbus.bus.watch.assembly import (
     Activity,
     ToolViews,
     dead_letter_view,
@@ -26,7 +26,7 @@ from toolbus.operations.watch.assembly import (
     service_views,
     session_views,
 )
-from toolbus.operations.watch.views import DeadLetterView, PinView, Snapshot
+from toolbus.bus.watch.views import DeadLetterView, PinView, Snapshot
 
 T = TypeVar("T")
 

@@ -17,7 +17,7 @@ from toolbus.bus.broker.statistics.answers import InstanceAnswer, LastError, Run
 from toolbus.bus.broker.statistics.asking import Statistics, merged
 from toolbus.bus.support.display import shortened
 from toolbus.bus.values.descriptors import ToolDescriptor
-from toolbus.operations.watch.views import DeadLetterView, InstanceView, ServiceView, SessionView, ToolView
+from toolbus.bus.watch.views import DeadLetterView, InstanceView, ServiceView, SessionView, ToolView
 
 Source = tuple[str, str, str]
 """An instance, a service and a tool."""
