@@ -11,8 +11,8 @@ import pytest
 from tests.servers import eventually
 from toolbus import Settings, ToolBus, ToolbusError, Worker, tool
 from toolbus.bus.broker.transport import links
-from toolbus.bus.support import background
-from toolbus.bus.support.background import MOST_FAILURES, keep_running
+from toolbus.bus.telemetry import background
+from toolbus.bus.telemetry.background import MOST_FAILURES, keep_running
 
 pytestmark = pytest.mark.anyio
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from tests.backends.places import Place
-from toolbus.bus.support.outbound import Guard
+from toolbus.bus.outbound import Guard
 from toolbus.bus.values.results import DescriptorError, ToolError
 from toolbus.platform.backends.http.answers import Request
 from toolbus.platform.backends.remote import ApiSender, RemoteRunner, _Resolver

@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from tests.backends.places import Heard, Place
-from toolbus.bus.support.outbound import Guard
+from toolbus.bus.outbound import Guard
 from toolbus.bus.values.results import ToolError
 from toolbus.platform.backends.remote import RemoteRunner
 from toolbus.platform.backends.runner import CannotStart

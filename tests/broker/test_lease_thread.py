@@ -18,7 +18,7 @@ from toolbus.bus import telemetry
 from toolbus.bus.broker import scripts
 from toolbus.bus.broker.lease.thread import Beat, LeaseThread
 from toolbus.bus.broker.registry.registry import TTL
-from toolbus.bus.support.background import MOST_FAILURES
+from toolbus.bus.telemetry.background import MOST_FAILURES
 from toolbus.bus.values.results import BrokerUnavailable, ToolbusError
 
 pytestmark = pytest.mark.anyio

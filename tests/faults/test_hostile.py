@@ -17,7 +17,7 @@ from toolbus.bus.broker import reading
 from toolbus.bus.broker.keys import Keys
 from toolbus.bus.broker.replies import ReplyReader
 from toolbus.bus.broker.take.requests import GROUP
-from toolbus.bus.support.background import MOST_FAILURES
+from toolbus.bus.telemetry.background import MOST_FAILURES
 from toolbus.bus.telemetry.logger import MOST_LINES
 from toolbus.bus.values.envelope import new_id
 from toolbus.bus.values.results import BrokerError
@@ -212,8 +212,8 @@ async def test_what_cannot_be_read_is_said_once(canary: Canary) -> None:
 @pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Tasks are given up within a second."""
-    monkeypatch.setattr("toolbus.bus.support.background._MOST", 0.05)
-    monkeypatch.setattr("toolbus.bus.support.background._FIRST", 0.01)
+    monkeypatch.setattr("toolbus.bus.telemetry.background._MOST", 0.05)
+    monkeypatch.setattr("toolbus.bus.telemetry.background._FIRST", 0.01)
     return iter(())
 
 

@@ -17,8 +17,8 @@ from tests.mounts.api import Answer, Asked, api, as_json
 from tests.mounts.programs import program
 from tests.servers import eventually
 from toolbus import Progress
-from toolbus.bus.support.secrets import Secret, secret
 from toolbus.bus.values.results import ConfigurationError
+from toolbus.bus.values.secrets import Secret, secret
 from toolbus.edges.mounts import Address, MountedServer, Options, serve
 from toolbus.edges.mounts.provider import check_address
 

@@ -15,8 +15,8 @@ import pytest
 from tests.contract import Place
 from tests.mounts.api import Answer, Api, Asked, api, as_json
 from toolbus import Blob, ToolBus, ToolResult
-from toolbus.bus.support.secrets import Secret
 from toolbus.bus.values.results import ConfigurationError, ErrorInfo
+from toolbus.bus.values.secrets import Secret
 from toolbus.edges.mounts import Options, serve
 from toolbus.edges.mounts.openapi.service import MountedApi
 

@@ -21,8 +21,8 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError(f"the agent needs httpx: pip install 'toolbus[agent]' ({error})", name="httpx") from None
 
 from toolbus.agent.reply import Chunk, Reply
+from toolbus.bus.outbound import EventReader
 from toolbus.bus.schema.refusal import shorten
-from toolbus.bus.support.outbound import EventReader
 from toolbus.bus.values.results import ConfigurationError, EndpointError
 
 OPENAI = "https://api.openai.com/v1"

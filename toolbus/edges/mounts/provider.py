@@ -22,10 +22,10 @@ from toolbus.bus.client.bus import ToolBus
 from toolbus.bus.client.tools.view import ToolView
 from toolbus.bus.support.environment import harmless
 from toolbus.bus.support.safe_text import type_name
-from toolbus.bus.support.secrets import Secret
 from toolbus.bus.values import results
 from toolbus.bus.values.events import Text
 from toolbus.bus.values.results import Blob, ConfigurationError, Progress
+from toolbus.bus.values.secrets import Secret
 from toolbus.bus.values.settings import Settings
 
 _MOST_TEXT = 1_000

@@ -130,7 +130,7 @@ async def _scaled(supervisor: Supervisor, scaler: Autoscaler | None) -> AsyncIte
     if scaler is None:
         yield
         return
-    from toolbus.bus.support.background import keep_running
+    from toolbus.bus.telemetry.background import keep_running
     from toolbus.bus.worker.process.load import EVERY
 
     task = asyncio.create_task(keep_running("scaling", lambda: scaler.run(supervisor), every=EVERY))

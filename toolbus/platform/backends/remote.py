@@ -16,10 +16,10 @@ import msgspec
 from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
-from toolbus.bus.support.outbound import Guard
+from toolbus.bus.outbound import Guard
 from toolbus.bus.support.safe_text import type_name
-from toolbus.bus.support.secrets import value_of
 from toolbus.bus.values.results import ConfigurationError, ToolError, ToolResult
+from toolbus.bus.values.secrets import value_of
 from toolbus.platform.backends.http.answers import Broken, Nonsense, NotReached, Request, Unfit
 from toolbus.platform.backends.http.calls import Endpoint, HttpCalls
 from toolbus.platform.backends.runner import CannotStart, Line, Output

@@ -17,8 +17,8 @@ import msgspec
 from toolbus.bus import telemetry
 from toolbus.bus.support.display import one_line
 from toolbus.bus.support.safe_text import type_name
-from toolbus.bus.support.secrets import secret
 from toolbus.bus.values.results import ConfigurationError, ToolbusError
+from toolbus.bus.values.secrets import secret
 from toolbus.platform.catalogue.synchronise import ITEMS, Catalogue, CatalogueUnavailable, Item, Report, entries, read_items, synchronise
 from toolbus.platform.store import Records
 

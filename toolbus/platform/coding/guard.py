@@ -15,8 +15,8 @@ import msgspec
 from toolbus.bus import telemetry
 from toolbus.bus.broker.protocols import Creations, CreationStatus
 from toolbus.bus.middleware.chain import Next, ToolCall
-from toolbus.bus.support.background import keep_running
 from toolbus.bus.support.safe_text import reason_of
+from toolbus.bus.telemetry.background import keep_running
 from toolbus.bus.values.results import BrokerError, ErrorInfo, ToolbusError, ToolResult
 from toolbus.platform.coding.spending import Job, end
 

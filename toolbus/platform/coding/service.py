@@ -19,7 +19,7 @@ from msgspec import Meta
 from toolbus import ToolService, invocation, tool
 from toolbus.bus.broker.protocols import Creation, Creations
 from toolbus.bus.client.bus import ToolBus
-from toolbus.bus.support.background import keep_running
+from toolbus.bus.telemetry.background import keep_running
 from toolbus.bus.values.results import ConfigurationError, ToolError
 from toolbus.platform.catalogue.configured import hook_of
 from toolbus.platform.coding.copies import STAGING, Forms

@@ -17,7 +17,7 @@ from toolbus.bus import telemetry
 from toolbus.bus.broker.protocols import HostId, Routes
 from toolbus.bus.broker.routes import MOST_LINES
 from toolbus.bus.client.bus import ToolBus
-from toolbus.bus.support.background import keep_running
+from toolbus.bus.telemetry.background import keep_running
 from toolbus.bus.values.envelope import new_run
 from toolbus.bus.values.results import BrokerError, ConfigurationError, ToolbusError
 from toolbus.bus.values.settings import Settings

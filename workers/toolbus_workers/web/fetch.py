@@ -13,7 +13,7 @@ import httpx
 import msgspec
 
 from toolbus import ToolError
-from toolbus.bus.support.outbound import Guard, Transport
+from toolbus.bus.outbound import Guard, Transport
 from toolbus_workers.charset import decode
 
 MAX_BYTES = 5_000_000

@@ -24,8 +24,8 @@ from toolbus.bus.broker.scripts import Script
 from toolbus.bus.broker.take.requests import Fence, RequestStream, StreamDelivery, common_fence, entries_of
 from toolbus.bus.broker.transport.connection import Connector, explain
 from toolbus.bus.broker.transport.transport import replica_by
-from toolbus.bus.support.background import MOST_FAILURES
 from toolbus.bus.support.safe_text import described, reason_of
+from toolbus.bus.telemetry.background import MOST_FAILURES
 from toolbus.bus.values.results import BrokerError, ToolbusError
 
 _MOST_IDS = 256

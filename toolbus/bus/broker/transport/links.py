@@ -15,7 +15,7 @@ from toolbus.bus.broker.transport.command import ELSEWHERE, Command, OnReply, Re
 from toolbus.bus.broker.transport.connection import Connector
 from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.broker.transport.mastership import mastership
-from toolbus.bus.support.background import keep_running
+from toolbus.bus.telemetry.background import keep_running
 from toolbus.bus.values.results import BrokerUnavailable, ToolbusError
 
 _OPENING = 10.0

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from toolbus.bus import telemetry
-from toolbus.bus.support.background import keep_running
+from toolbus.bus.telemetry.background import keep_running
 from toolbus.bus.worker.process.lifeline import Told
 from toolbus.bus.worker.process.load import EVERY, TICK, Load, LoadMeter, MeasuredWorker
 

@@ -13,8 +13,8 @@ from toolbus.bus import telemetry
 from toolbus.bus.broker.protocols import Delivery, WorkerBroker
 from toolbus.bus.broker.statistics.answers import InstanceAnswer
 from toolbus.bus.middleware.chain import Middleware
-from toolbus.bus.support.background import keep_running
 from toolbus.bus.support.deadlines import Deadlines
+from toolbus.bus.telemetry.background import keep_running
 from toolbus.bus.values.envelope import NOT_TAKEN
 from toolbus.bus.values.results import ErrorInfo, ToolbusError, ToolError, deadline_exceeded
 from toolbus.bus.values.settings import Settings

@@ -18,7 +18,7 @@ from starlette.routing import Route
 from toolbus.bus.client.bus import ToolBus
 from toolbus.bus.client.tools.tool import Tool
 from toolbus.bus.client.tools.view import ToolView
-from toolbus.bus.support.background import keep_running
+from toolbus.bus.telemetry.background import keep_running
 from toolbus.bus.values.results import ToolbusError
 from toolbus.bus.watch.views import Snapshot
 from toolbus.edges.gateway.bodies import Problem

@@ -14,7 +14,7 @@ from urllib.parse import quote
 import httpx
 import msgspec
 
-from toolbus.bus.support.outbound import Answer, Guard, Transport
+from toolbus.bus.outbound import Answer, Guard, Transport
 from toolbus.bus.support.safe_text import reason_of, type_name
 from toolbus.bus.values.encoding import encode_json
 from toolbus.bus.values.results import ConfigurationError, ToolError

@@ -11,9 +11,9 @@ from urllib.parse import urljoin, urlsplit
 import msgspec
 
 from toolbus.bus import telemetry
-from toolbus.bus.support.outbound import Answer, Guard, decoded, failure
-from toolbus.bus.support.secrets import Secret
+from toolbus.bus.outbound import Answer, Guard, decoded, failure
 from toolbus.bus.values.results import Blob, ConfigurationError, ToolError, ToolResult
+from toolbus.bus.values.secrets import Secret
 from toolbus.bus.worker.run.invocation import Invocation
 from toolbus.edges.mounts.described import Described
 from toolbus.edges.mounts.mount import Mount

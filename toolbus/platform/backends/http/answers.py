@@ -10,8 +10,8 @@ from urllib.parse import quote
 
 import msgspec
 
+from toolbus.bus.outbound import Answer, EventReader, SentEvent, decoded, failure
 from toolbus.bus.support.display import harmless
-from toolbus.bus.support.outbound import Answer, EventReader, SentEvent, decoded, failure
 from toolbus.bus.values.encoding import encode_json
 from toolbus.bus.values.media import UNKNOWN, media_type_of
 from toolbus.bus.values.results import Blob, Progress, ToolError, ToolResult

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from toolbus.bus.support.outbound import Answer
+from toolbus.bus.outbound import Answer
 from toolbus.bus.values.results import ConfigurationError, ToolbusError, ToolError, ToolResult, deadline_exceeded
 from toolbus.platform.backends.http.answers import (
     EVENTS,

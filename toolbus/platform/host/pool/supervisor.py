@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 from toolbus.bus import telemetry
-from toolbus.bus.support.background import keep_running
 from toolbus.bus.support.display import one_line
 from toolbus.bus.support.safe_text import described
+from toolbus.bus.telemetry.background import keep_running
 from toolbus.platform.backends.runner import Instance
 from toolbus.platform.host.pool import member as losses
 from toolbus.platform.host.pool.member import Member, Timing
