@@ -16,7 +16,7 @@ from tests.servers import eventually
 from toolbus import ToolBus, tool
 from toolbus.agent import Agent, ChatEndpoint
 from toolbus.bus.values.results import RegistrationRefused, ToolkitError
-from toolbus.operations.cli.graph import rows_of
+from toolbus.operations.cli.toolkit import rows_of
 from toolbus.toolkit import Preset, for_actions, read_preset
 
 pytestmark = pytest.mark.anyio

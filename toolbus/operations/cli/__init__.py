@@ -14,35 +14,33 @@ import click
 from toolbus.bus.support.display import harmless
 from toolbus.bus.values.results import ToolbusError
 from toolbus.bus.values.settings import misspelt
-from toolbus.operations.cli.common import Failure, no_command, reason
+from toolbus.operations.cli.common import Failure, drop_unwritable_output, no_command, open_closed, reason, say
 from toolbus.operations.cli.everywhere import accepting, options
-from toolbus.operations.cli.output import say
-from toolbus.operations.cli.streams import drop_unwritable_output, open_closed
 
 _COMMANDS = {
-    "acl": ("acl", "Print the least rights on the server that a user with a ROLE needs, for ACL SETUSER or an ACL file."),
+    "acl": ("tokens", "Print the least rights on the server that a user with a ROLE needs, for ACL SETUSER or an ACL file."),
     "agent": ("agent", "Let a model answer QUESTION with tools."),
     "approve": ("pins", "Approve a tool as it is now, so that agents may use this form of it."),
     "call": ("calls", "Call a tool."),
     "calls": ("recent", "Show the attempts of recent calls, and what runs."),
     "chat": ("chat", "Talk with the service agent."),
     "confirm": ("confirm", "Show and answer confirmation requests."),
-    "conformance": ("conformance", "Try whether a worker or an agent in another language keeps the protocol."),
+    "conformance": ("protocol", "Try whether a worker or an agent in another language keeps the protocol."),
     "conversations": ("conversations", "Look after the conversations that agents keep."),
     "dead": ("dead", "Handle dead letters."),
-    "demo": ("demo", "Run and check the main features."),
+    "demo": ("dev", "Run and check the main features."),
     "describe": ("inspection", "Show everything known about a tool or a service, as JSON."),
     "dev": ("dev", "Start all you need to try toolbus."),
     "doctor": ("doctor", "Check the server and say what to fix."),
     "get": ("items", "Print a static descriptor as JSON."),
-    "host": ("host", "Serve the recorded tools that this machine may run."),
-    "im": ("im", "Connect a messenger's windows with the service agent."),
+    "host": ("platform_up", "Serve the recorded tools that this machine may run."),
+    "im": ("chat", "Connect a messenger's windows with the service agent."),
     "learning": ("learning", "Learn the scores of the toolkit's graph from what agents recorded, publish them, and roll them back."),
     "list": ("items", "List static descriptors whose key starts with PREFIX."),
-    "mcp": ("mcp", "Serve the tools to an MCP client on stdio."),
-    "migrate": ("migrate", "Bring a namespace to the version of the protocol that this release writes."),
+    "mcp": ("serve", "Serve the tools to an MCP client on stdio."),
+    "migrate": ("protocol", "Bring a namespace to the version of the protocol that this release writes."),
     "mount": ("mount", "Serve the tools of an MCP server, or the operations of an API."),
-    "new": ("new", "Write NAME.py, a tool to start from, and test_NAME.py, its test."),
+    "new": ("dev", "Write NAME.py, a tool to start from, and test_NAME.py, its test."),
     "pause": ("operate", "Make a service's workers stop taking requests."),
     "pins": ("pins", "Decide which form of a tool may be used."),
     "platform": ("platform", "Look after recorded tools: programs, containers and APIs that hosts run."),
@@ -59,9 +57,9 @@ _COMMANDS = {
     "toolkit": ("toolkit", "Manage the graph of actions and tools."),
     "tools": ("inspection", "List the tools that can be called now."),
     "top": ("top", "Watch services, workers, tools and calls in the terminal."),
-    "usage": ("usage", "Show the usage of tools by user."),
+    "usage": ("statistics", "Show the usage of tools by user."),
     "worker": ("worker", "Serve the tools of each TARGET."),
-    "workers": ("workers", "List the installed tool services."),
+    "workers": ("operate", "List the installed tool services."),
 }
 """The module of each command, and the first sentence of its help, so that the list of commands loads none of them."""
 
@@ -127,7 +125,7 @@ def _explained(ctx: click.Context, error: ToolbusError) -> str:
     text = str(error)
     if not text.startswith(("NOPERM", "ERR ")):
         return text
-    from toolbus.operations.cli.refusal import explained
+    from toolbus.operations.cli.common import explained
 
     return explained(ctx, error)
 

@@ -13,15 +13,24 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from toolbus.bus.support.display import visible
-from toolbus.operations.cli.common import Seconds, fail, namespace_of, output_option, with_bus
-from toolbus.operations.cli.given import read_json, read_text
-from toolbus.operations.cli.output import print_json, say, say_content
+from toolbus.operations.cli.common import (
+    Seconds,
+    fail,
+    namespace_of,
+    output_option,
+    print_json,
+    read_json,
+    read_text,
+    say,
+    say_content,
+    with_bus,
+)
 
 if TYPE_CHECKING:
     from toolbus import Blob, ToolBus, ToolResult
     from toolbus.bus.client.calls.call import Call
     from toolbus.bus.client.tools.tool import Tool
-    from toolbus.operations.cli.questions import HandlerQuestions
+    from toolbus.operations.cli.agent import HandlerQuestions
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
 _MOST_NAME = 100
@@ -131,7 +140,7 @@ def call_command(
     """
     from toolbus import ToolError, ToolResult
     from toolbus.bus.client.confirmations import Grant
-    from toolbus.operations.cli.questions import HandlerQuestions
+    from toolbus.operations.cli.agent import HandlerQuestions
 
     options: dict[str, Any] = {"user": user, "session": session}
     options |= {} if timeout is None else {"timeout": timeout}
@@ -193,7 +202,7 @@ async def _allowed(
     from toolbus import ToolError
     from toolbus.bus.client.confirmations import Confirmation
     from toolbus.bus.values.envelope import new_run
-    from toolbus.operations.cli.prompt import TerminalPrompt
+    from toolbus.operations.cli.common import TerminalPrompt
 
     arguments = tool.prepare(arguments)
     confirmation = Confirmation(new_run(), "", tool, arguments, user=user, session=session, timeout=seconds, limit=bus.settings.max_request)

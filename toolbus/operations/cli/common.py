@@ -2,22 +2,89 @@
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 import math
 import os
-from collections.abc import Awaitable, Callable, Iterable
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+import select
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from io import BufferedIOBase
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 import click
+import msgspec
 
+from toolbus.bus.broker.access import is_forbidden, with_roles
+from toolbus.bus.broker.admin import Admin
+from toolbus.bus.support.display import harmless, visible, visible_lines
 from toolbus.bus.support.safe_text import reason_of
-from toolbus.bus.values.results import ConfigurationError
+from toolbus.bus.values.results import ConfigurationError, ToolbusError
 from toolbus.bus.values.settings import PREFIX, Settings, misspelt
-from toolbus.operations.cli.output import is_confirmed, say
 
 if TYPE_CHECKING:
     from toolbus import ToolBus
-    from toolbus.bus.broker.admin import Admin
+
+
+def say(text: object = "", *, err: bool = False, nl: bool = True, fg: str | None = None, dim: bool = False) -> None:
+    """Print a text, without anything in it that could command the terminal or reorder text.
+
+    Args:
+        text: what to print.
+        err: to standard error.
+        nl: end the line.
+        fg: its colour.
+        dim: whether it is less important.
+    """
+    click.secho(harmless(str(text)), err=err, nl=nl, fg=fg, dim=dim or None)
+
+
+def say_content(text: str, *, nl: bool = True) -> None:
+    """Print what a person or program asked for: as it is into a file or pipe, like ``say`` on a terminal."""
+    # Told that colours are wanted, click leaves the text as it is.
+    click.echo(harmless(text) if sys.stdout.isatty() else text, nl=nl, color=True)
+
+
+def is_confirmed(question: str) -> bool:
+    """Ask on the terminal, apart from the output, and return whether the answer is yes."""
+    try:
+        return click.confirm(harmless(question), err=True)
+    except click.Abort:
+        # The input has ended, or Ctrl-C was pressed, within the line of the question.
+        say(err=True)
+        return False
+
+
+def print_json(value: Any) -> None:
+    """Print one JSON document to standard output."""
+    # Characters that could command a terminal or hide text become JSON escapes, which JSON reads as the same value.
+    click.echo(visible_lines(msgspec.json.format(msgspec.json.encode(value)).decode()))
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str) -> None:
+    """Print a table on a terminal and aligned text elsewhere; ``empty`` is the message for no rows."""
+    cells = [[visible(str(cell)) for cell in row] for row in rows]
+    if not cells:
+        say(empty, err=True)
+        return
+    if sys.stdout.isatty():
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(*columns, box=None, header_style="bold", pad_edge=False)
+        for row in cells:
+            # As Text objects, because brackets in a plain string would be markup.
+            table.add_row(*map(Text, row))
+        Console().print(table)
+        return
+    widths = [max(len(row[index]) for row in [list(columns), *cells]) for index in range(len(columns))]
+    for row in [list(columns), *cells]:
+        say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -197,3 +264,180 @@ def ask_first(question: str) -> None:
 def fail(message: str) -> NoReturn:
     """End the command with one line and exit code 1."""
     raise Failure(message)
+
+
+_MODES = ("r", "w", "w")
+_NAMES = ("stdin", "stdout", "stderr")
+
+
+def open_closed() -> None:
+    """Open standard streams that are closed: input ends at once, and output goes nowhere.
+
+    Otherwise the next file or connection would get the stream's number, and be written to by whatever prints.
+    """
+    for number, (name, mode) in enumerate(zip(_NAMES, _MODES, strict=True)):
+        try:
+            os.fstat(number)
+        except OSError:
+            # The system gives the lowest free number, and those before are open.
+            os.open(os.devnull, os.O_RDWR)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115 - open until the end
+
+
+def drop_unwritable_output() -> bool:
+    """Discard output that can't be written, since Python would try again at exit and report exit code 120; return whether there is any."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return True
+    return False
+
+
+# As much as a stored document may have.
+_MOST_READ = 4 * 1024 * 1024
+_MOST_SIGNALS = 512
+
+
+def read_bytes(place: str, most: int = _MOST_READ) -> bytes:
+    """Return the content of a file of at most ``most`` bytes; ``-`` is standard input.
+
+    Raises:
+        UsageError: it can't be read, or is too long; the message names it.
+    """
+    try:
+        if place == "-":
+            found = _read_input(most)
+        else:
+            # A device may have no end.
+            with Path(place).open("rb") as file:
+                found = file.read(most + 1)
+    except (OSError, ValueError) as error:
+        why = reason(error) if isinstance(error, OSError) else str(error)
+        raise click.UsageError(f"can't read {_named(place)}: {why.removeprefix(f'{place}: ')}") from None
+    if len(found) > most:
+        raise click.UsageError(f"can't read {_named(place)}: it is over the limit of {most:,} bytes")
+    return found
+
+
+def read_text(place: str) -> str:
+    """Return the text of a file; ``-`` is standard input.
+
+    Raises:
+        UsageError: it can't be read, or is not UTF-8; the message names it.
+    """
+    try:
+        return read_bytes(place).decode("utf-8")
+    except UnicodeDecodeError:
+        raise click.UsageError(f"can't read {_named(place)}: its text is not UTF-8") from None
+
+
+def read_json(text: str | bytes, kind: type[T], what: str) -> T:
+    """Return a JSON value of a known type; ``what`` names it in messages.
+
+    Raises:
+        UsageError: it is not JSON, has another type, or has a key twice in one object.
+    """
+    from toolbus.bus.schema.documents import read_document
+
+    try:
+        return read_document(text, kind)
+    except ValueError as error:
+        raise click.UsageError(f"{what} can't be read as JSON: {error}") from None
+
+
+def _read_input(most: int) -> bytes:
+    # One read that gathers everything runs on when Ctrl-C comes between two of its parts, and then waits for the next part.
+    source, found = cast("BufferedIOBase", sys.stdin.buffer), bytearray()
+    with _waiting_for(source) as wait:
+        while len(found) <= most:
+            wait()
+            if not (part := source.read1(most + 1 - len(found))):
+                break
+            found += part
+    return bytes(found)
+
+
+@contextmanager
+def _waiting_for(source: BufferedIOBase) -> Iterator[Callable[[], None]]:
+    """Yield what waits until a read of a stream does not have to; a signal ends the wait at any moment."""
+    try:
+        number = source.fileno()
+    except OSError:
+        yield lambda: None
+        return
+    woken, wake = os.pipe()
+    os.set_blocking(wake, False)
+    # A signal just before a read begins is heeded only after it; what the signal writes here ends the wait in any case.
+    before = signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+
+    def wait() -> None:
+        while number not in (ready := select.select([number, woken], [], [])[0]):
+            os.read(ready[0], _MOST_SIGNALS)
+
+    try:
+        yield wait
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(woken)
+        os.close(wake)
+
+
+def _named(place: str) -> str:
+    return "standard input" if place == "-" else repr(place)
+
+
+# Seconds to ask for the roles.
+_PATIENCE = 5.0
+
+
+def explained(ctx: click.Context, error: ToolbusError) -> str:
+    """Return the message of an error, with the roles that the user has if the server refused it a right."""
+    text = str(error)
+    if not is_forbidden(error):
+        return text
+    try:
+        settings = settings_with_server(ctx)
+        roles = asyncio.run(_roles(settings))
+    except (ToolbusError, TimeoutError):
+        # The refusal is what counts.
+        return text
+    return text if roles is None else with_roles(text, roles, settings.namespace)
+
+
+async def _roles(settings: Settings) -> list[str] | None:
+    async with asyncio.timeout(_PATIENCE), Admin(settings) as admin:
+        return await admin.roles()
+
+
+class TerminalPrompt:
+    """Asks one question at a time at the terminal; without a terminal the answer is no.
+
+    Args:
+        show: prints a question.
+    """
+
+    def __init__(self, show: Callable[[str], None]) -> None:
+        self._show = show
+        self._turn = asyncio.Lock()
+
+    async def ask(self, question: object) -> bool:
+        """Print ``str(question)`` and return whether the answer is yes."""
+        if not sys.stdin.isatty():
+            return False
+        async with self._turn:
+            self._show(str(question))
+            loop = asyncio.get_running_loop()
+            answer: asyncio.Future[str] = loop.create_future()
+
+            def read() -> None:
+                if not answer.done():
+                    answer.set_result(sys.stdin.readline())
+
+            # Not in a thread, because a thread that waits for a line can't be cancelled.
+            loop.add_reader(sys.stdin, read)
+            try:
+                return (await answer).strip().lower() in {"y", "yes"}
+            finally:
+                loop.remove_reader(sys.stdin)

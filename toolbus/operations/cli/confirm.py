@@ -11,8 +11,7 @@ import click
 
 from toolbus.bus.support.display import one_line, visible
 from toolbus.bus.values.confirmations import ConfirmationAnswer, ConfirmationRequest
-from toolbus.operations.cli.common import digest_option, fail, output_option, with_bus
-from toolbus.operations.cli.output import print_json, print_table, say
+from toolbus.operations.cli.common import digest_option, fail, output_option, print_json, print_table, say, with_bus
 
 if TYPE_CHECKING:
     from toolbus import ToolBus

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from toolbus.bus.support.display import one_line, visible
-from toolbus.operations.cli.common import ask_first, fail, namespace_of, output_option, with_admin
-from toolbus.operations.cli.output import print_json, print_table, say
+from toolbus.operations.cli.common import ask_first, fail, namespace_of, output_option, print_json, print_table, say, with_admin
 
 if TYPE_CHECKING:
     from toolbus.bus.broker.admin import Admin

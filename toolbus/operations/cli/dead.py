@@ -10,8 +10,18 @@ import click
 
 from toolbus.bus.support.display import one_line
 from toolbus.bus.values.results import ToolbusError
-from toolbus.operations.cli.common import Failure, Seconds, ask_first, fail, json_option, output_option, with_admin
-from toolbus.operations.cli.output import print_json, print_table, say
+from toolbus.operations.cli.common import (
+    Failure,
+    Seconds,
+    ask_first,
+    fail,
+    json_option,
+    output_option,
+    print_json,
+    print_table,
+    say,
+    with_admin,
+)
 
 if TYPE_CHECKING:
     from toolbus.bus.broker.admin import Admin

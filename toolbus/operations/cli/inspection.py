@@ -10,8 +10,17 @@ import click
 from toolbus.bus.client.tools.definitions import FORMATS, Format
 from toolbus.bus.support.display import one_line, visible
 from toolbus.bus.values.settings import PREFIX, Settings
-from toolbus.operations.cli.common import fail, json_option, namespace_of, output_option, settings_of, with_admin
-from toolbus.operations.cli.output import print_json, print_table, say
+from toolbus.operations.cli.common import (
+    fail,
+    json_option,
+    namespace_of,
+    output_option,
+    print_json,
+    print_table,
+    say,
+    settings_of,
+    with_admin,
+)
 
 if TYPE_CHECKING:
     from toolbus.bus.broker.admin import Admin, ServiceOverview
@@ -48,8 +57,8 @@ def tools_command(
       toolbus tools --format openai --strict
     """
     from toolbus.bus.client.tools.view import ToolView
-    from toolbus.operations.cli.review import refused as refused_of
-    from toolbus.operations.cli.review import title
+    from toolbus.operations.cli.pins import refused as refused_of
+    from toolbus.operations.cli.pins import title
 
     if strict and wanted is None:
         raise click.UsageError("--strict needs --format; give both")
@@ -86,8 +95,8 @@ def services_command(ctx: click.Context, output: str) -> None:
       toolbus services --output json
     """
     from toolbus.bus.client.tools.review import catalogue_of
-    from toolbus.operations.cli.review import refused as refused_of
-    from toolbus.operations.cli.review import title
+    from toolbus.operations.cli.pins import refused as refused_of
+    from toolbus.operations.cli.pins import title
 
     required = settings_of(ctx).require_approval
 

@@ -9,9 +9,7 @@ import msgspec
 
 from toolbus.bus.support.display import visible
 from toolbus.bus.values.naming import key_flaw
-from toolbus.operations.cli.common import fail, json_option, output_option, with_admin
-from toolbus.operations.cli.given import read_bytes, read_json
-from toolbus.operations.cli.output import print_json, print_table, say
+from toolbus.operations.cli.common import fail, json_option, output_option, print_json, print_table, read_bytes, read_json, say, with_admin
 
 if TYPE_CHECKING:
     from toolbus.bus.broker.admin import Admin

@@ -11,9 +11,7 @@ import msgspec
 from toolbus.bus.support.display import one_line, visible
 from toolbus.bus.values.naming import key_flaw
 from toolbus.bus.values.results import BrokerUnavailable, ToolbusError
-from toolbus.operations.cli.common import fail, settings_of, with_admin
-from toolbus.operations.cli.given import read_bytes, read_json
-from toolbus.operations.cli.output import print_json, say
+from toolbus.operations.cli.common import fail, print_json, read_bytes, read_json, say, settings_of, with_admin
 
 if TYPE_CHECKING:
     from toolbus.bus.broker.admin import Admin

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from toolbus.operations.cli.common import fail, output_option
+from toolbus.operations.cli.common import fail, output_option, print_json, print_table, say
 from toolbus.operations.cli.learning_inputs import (
     Problems,
     folder_option,
@@ -21,7 +21,6 @@ from toolbus.operations.cli.learning_inputs import (
     skip_option,
 )
 from toolbus.operations.cli.learning_run import rollback_command, run_command
-from toolbus.operations.cli.output import print_json, print_table, say
 from toolbus.operations.cli.toolkit import ToolkitGroup
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from toolbus.operations.cli.output import say
+from toolbus.operations.cli.common import say
 
 if TYPE_CHECKING:
     from toolbus.toolkit.learning.evidence import Episode, Parameters

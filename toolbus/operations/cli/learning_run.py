@@ -10,9 +10,8 @@ import click
 import msgspec
 
 from toolbus.bus.values.results import ToolbusError
-from toolbus.operations.cli.common import Seconds, fail, output_option, settings_of, with_admin
+from toolbus.operations.cli.common import Seconds, fail, output_option, print_json, say, say_content, settings_of, with_admin
 from toolbus.operations.cli.learning_inputs import Problems, folder_option, parameter_options, parameters_of, skip_option
-from toolbus.operations.cli.output import print_json, say, say_content
 
 if TYPE_CHECKING:
     from toolbus.bus.broker.admin import Admin

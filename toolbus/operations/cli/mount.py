@@ -14,10 +14,9 @@ import click
 from toolbus.bus.support.display import one_line
 from toolbus.bus.values.results import ConfigurationError, ToolbusError
 from toolbus.bus.worker.process.autoscaler import Bounds
-from toolbus.operations.cli.common import output_option, settings_of, settings_with_server
-from toolbus.operations.cli.output import print_table, say
-from toolbus.operations.cli.probing import ProbePlace, health_options, run_worker
-from toolbus.operations.cli.supervised import refusals, supervise
+from toolbus.operations.cli.common import output_option, print_table, say, settings_of, settings_with_server
+from toolbus.operations.cli.doctor import ProbePlace, health_options, run_worker
+from toolbus.operations.cli.worker import refusals, supervise
 
 if TYPE_CHECKING:
     from toolbus.bus.values.settings import Settings

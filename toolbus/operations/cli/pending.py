@@ -8,8 +8,7 @@ import click
 import msgspec
 
 from toolbus.bus.support.display import one_line, visible
-from toolbus.operations.cli.common import ask_first, fail, with_admin
-from toolbus.operations.cli.output import print_json, say
+from toolbus.operations.cli.common import ask_first, fail, print_json, say, with_admin
 
 if TYPE_CHECKING:
     from toolbus.bus.broker.admin import Admin
@@ -58,7 +57,7 @@ def approve(ctx: click.Context, review: Review, *, digest: str, yes: bool, by: s
             ask_first(f"Approve {visible(review.tool_id)} ({review.digest[:16]})?")
 
     async def main(admin: Admin) -> RecordedTool:
-        from toolbus.operations.cli.platform_sync import sync_after
+        from toolbus.operations.cli.platform import sync_after
         from toolbus.platform.store import Records
 
         approved = await Records(admin).approve(review.tool_id, digest=digest or review.digest, by=by, reason=reason)

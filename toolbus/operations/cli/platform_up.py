@@ -10,7 +10,8 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import urlsplit
 
 import click
 import msgspec
@@ -19,13 +20,62 @@ from toolbus.bus.values.results import ConfigurationError
 from toolbus.bus.values.settings import Settings
 from toolbus.bus.worker.process.lifeline import Told
 from toolbus.bus.worker.process.supervisor import Supervisor
-from toolbus.operations.cli.common import GATEWAY_PORT, Failure, environment_of, fail, needs_gateway, settings_with_server
-from toolbus.operations.cli.local_server import at_port, find_server
-from toolbus.operations.cli.output import say
-from toolbus.operations.cli.supervised import retire
+from toolbus.operations.cli.common import GATEWAY_PORT, Failure, environment_of, fail, needs_gateway, say, settings_with_server
+from toolbus.operations.cli.doctor import ProbePlace, health_options, probing
+from toolbus.operations.cli.worker import refusals, retire
 
 if TYPE_CHECKING:
     from toolbus.bus.broker.embedded import EmbeddedServer
+
+_DEFAULT_PORT = 6379
+
+
+def at_port(settings: Settings, port: int | None) -> Settings:
+    """Return settings whose server is at a port of this machine; at a free one for 0, as they are for None."""
+    if port is None:
+        return settings
+    from toolbus.bus.broker.embedded import free_port
+
+    port = port or free_port()
+    return Settings.load({}, base=settings, url=f"redis://127.0.0.1:{port}")
+
+
+def find_server(settings: Settings, stack: contextlib.ExitStack, data: Path | None = None) -> EmbeddedServer | None:
+    """Use the server that the URL names, or start one there and return it.
+
+    Args:
+        settings: of the command.
+        stack: ends the server.
+        data: the folder in which a server that is started here keeps its data; None keeps it in memory only.
+    """
+    from toolbus.bus.broker.embedded import EmbeddedServer
+    from toolbus.bus.values.urls import redact
+
+    if not settings.url.startswith(("redis://", "rediss://")):
+        say(f"using the server of {redact(settings.url)}")
+        return None
+    address = urlsplit(settings.url)
+    host, port = address.hostname or "127.0.0.1", address.port or _DEFAULT_PORT
+    if _answers(host, port):
+        unused = "" if data is None else "; it keeps its own data, and --data is for a server that is started here"
+        say(f"using the server at {host}:{port}{unused}")
+    elif host not in {"127.0.0.1", "localhost", "::1"}:
+        fail(f"no server answers at {host}:{port}, and a server can only be started on this machine; unset TOOLBUS_URL or leave --url out")
+    elif address.scheme == "rediss":
+        fail(f"no server answers at {host}:{port}, and a server started here has no TLS; write redis:// instead of rediss://")
+    else:
+        server = stack.enter_context(EmbeddedServer(port, data_dir=data, appendonly=data is not None))
+        say(f"started a server on 127.0.0.1:{port}; it keeps its data in {'memory only' if data is None else data}")
+        return server
+    return None
+
+
+def _answers(host: str, port: int) -> bool:
+    try:
+        with socket.create_connection((host, port), timeout=1):
+            return True
+    except OSError:
+        return False
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -199,7 +249,7 @@ def up_command(
 
 def _import(ctx: click.Context, folder: Path) -> None:
     """Record the tools of a folder's files; what is wrong with them is told, and the rest is there."""
-    from toolbus.operations.cli.platform_files import import_command
+    from toolbus.operations.cli.platform import import_command
 
     try:
         ctx.invoke(import_command, folder=folder, output="text")
@@ -298,3 +348,92 @@ async def _stopped() -> AsyncIterator[asyncio.Event]:
     finally:
         for number in numbers:
             loop.remove_signal_handler(number)
+
+
+# Calls wait here, at no cost, until a program has started; those of one tool must not keep others from running.
+_CONCURRENCY = 1_000
+
+
+@click.command("host")
+@click.option("--label", "labels", multiple=True, metavar="LABEL", help="Also run sources that name this label (may be repeated).")
+@click.option("--name", default="", help="Begins the id of the host, instead of the machine's name.")
+@click.option(
+    "--folder",
+    "folders",
+    multiple=True,
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Look for relative folders of sources here (may be repeated; the working directory).",
+)
+@click.option("--concurrency", type=click.IntRange(1), help=f"Calls that run or wait here at once ({_CONCURRENCY:,}).")
+@click.option("--grace", type=float, help="Seconds that running calls may take to finish on SIGTERM (TOOLBUS_GRACE; 30).")
+@click.option("--lease", type=float, help="Seconds after which another host takes over from a dead one (TOOLBUS_LEASE; 30).")
+@click.option("--allow-host", "allowed", multiple=True, metavar="HOST", help="Let APIs be at this host although it is not public.")
+@health_options()
+@click.option("--lifeline", type=int, hidden=True)
+@click.pass_context
+def host_command(
+    ctx: click.Context,
+    labels: tuple[str, ...],
+    name: str,
+    folders: tuple[Path, ...],
+    concurrency: int | None,
+    grace: float | None,
+    lease: float | None,
+    allowed: tuple[str, ...],
+    health_host: str,
+    health_port: int | None,
+    lifeline: int | None,
+) -> None:
+    """Serve the recorded tools that this machine may run.
+
+    Programs and containers are started when a tool is first called, watched, and stopped when nobody calls it. Tools come and go as
+    records do (`toolbus platform`). A source that names hosts runs at those with one of its labels, any other source at every host.
+
+    SIGTERM and Ctrl-C take the host's tools out of the registry, let running calls finish, stop the programs, and exit with 0.
+
+    \b
+    Examples:
+      toolbus host
+      toolbus host --label gpu --label eu
+      toolbus host --name workshop --allow-host localhost:8080
+    """
+    from toolbus.bus import telemetry
+    from toolbus.bus.worker.process.event_loop import run_loop
+
+    settings = settings_with_server(ctx, serves=True, concurrency=concurrency or _CONCURRENCY, grace=grace, lease=lease)
+    telemetry.configure_logging(settings.log_level, settings.log_format)
+    telemetry.configure_export("toolbus-host")
+    place = ProbePlace(health_host, health_port)
+    with refusals(lifeline):
+        run_loop(lambda: _host_serve(settings, Hosting(labels, name, allowed, folders), place, lifeline))
+    sys.exit(0)
+
+
+class Hosting(NamedTuple):
+    """The options of a host."""
+
+    labels: tuple[str, ...]
+    name: str
+    allowed: tuple[str, ...]
+    folders: tuple[Path, ...]
+
+
+async def _host_serve(settings: Settings, hosting: Hosting, place: ProbePlace, lifeline: int | None) -> None:
+    from toolbus.bus.worker.process.lifeline import Notifier, Told, end_process, tell, watch_lifeline
+    from toolbus.bus.worker.process.probes import ProbedWorker
+    from toolbus.platform.host.host import Host
+
+    notifier = Notifier()
+
+    host = Host(settings, **hosting._asdict())
+    if lifeline is not None:
+        watch_lifeline(lifeline, end_process, settings.grace)
+    async with probing(lambda: ProbedWorker(host.worker), place, quiet=lifeline is not None) as (probed, port), notifier.alive():
+
+        def opened() -> None:
+            if probed is not None:
+                probed.started = True
+            tell(lifeline, Told(serving=True, instance=host.worker.instance, host=host.id, probes=port))
+            notifier.ready()
+
+        await host.run(opened, notifier.stopping)

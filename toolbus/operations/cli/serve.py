@@ -6,13 +6,14 @@ import socket
 import sys
 from collections.abc import Callable
 from functools import wraps
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from toolbus.bus.values.settings import Settings
 from toolbus.operations.cli.common import GATEWAY_PORT, Seconds, fail, needs_gateway, settings_with_server
-from toolbus.operations.cli.probing import ProbePlace, health_options, probing
+from toolbus.operations.cli.doctor import ProbePlace, health_options, probing
 
 if TYPE_CHECKING:
     from toolbus.edges.gateway.auth.options import AuthOptions
@@ -203,3 +204,35 @@ async def _serve(
                 notifier.ready()
 
             await serve(served, gateway, place, grace=settings.grace, on_serving=serving, on_stopping=notifier.stopping)
+
+
+@click.command("mcp")
+@click.option("--user", default="", help="The tenant that tools run for.")
+@click.option("--group", "groups", multiple=True, help="Only tools in this group (may be repeated).")
+@click.option("--tool", "names", multiple=True, help="Only this tool (may be repeated).")
+@click.pass_context
+def mcp_command(ctx: click.Context, user: str, groups: tuple[str, ...], names: tuple[str, ...]) -> None:
+    """Serve the tools to an MCP client on stdio.
+
+    The client starts this command by itself; standard input and output carry the protocol. It ends with standard input.
+
+    \b
+    Example, as a client's configuration has it:
+      {"mcpServers": {"toolbus": {"command": "toolbus", "args": ["mcp"]}}}
+    """
+    settings = settings_with_server(ctx, serves=True)
+    if find_spec("mcp") is None:
+        fail("MCP needs its SDK: pip install 'toolbus[mcp]'")
+    import asyncio
+
+    from toolbus import ToolBus
+    from toolbus.edges.mcp.client import LocalCaller
+    from toolbus.edges.mcp.http import serve_stdio
+
+    caller = LocalCaller(user=user, groups=frozenset(groups) or None, tools=frozenset(names) or None)
+
+    async def main() -> None:
+        async with ToolBus(settings=settings) as bus:
+            await serve_stdio(bus, caller)
+
+    asyncio.run(main())

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from toolbus.bus.support.display import visible
-from toolbus.operations.cli.common import Seconds, fail, output_option, settings_with_server
-from toolbus.operations.cli.output import print_json, print_table, say
+from toolbus.operations.cli.common import Seconds, fail, output_option, print_json, print_table, say, settings_with_server
 
 if TYPE_CHECKING:
     from toolbus.bus.values.settings import Settings
