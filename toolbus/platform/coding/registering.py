@@ -136,7 +136,7 @@ class Registering:
             raise ToolError("this deployment has no containers; register a uv project", type="forbidden", code="no_docker")
         if container_port and not network:
             message = "a container that is served reaches its engine's network: say network=true, so that a person sees it"
-            raise ToolError(message, type="invalid_arguments", code="no_network")
+            raise ToolError(message, type="forbidden", code="no_network")
         seen = await self._registrar.records.all()
         before = self._before(tool_id, seen)
         if before is not None:
