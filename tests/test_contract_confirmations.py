@@ -317,7 +317,7 @@ async def test_the_reader_of_events_learns_the_id(place: Place) -> None:
 
 async def test_open_requests_are_bounded(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A namespace holds so many open requests; one more is refused as overloaded."""
-    for module in ("confirmations.confirmations", "memory.confirmations"):
+    for module in ("confirmations", "memory.confirmations"):
         monkeypatch.setattr(f"toolbus.bus.broker.{module}.MOST_OPEN", 2)
     async with place.serving(erase) as bus:
         executor = bus.executor()

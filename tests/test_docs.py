@@ -117,11 +117,13 @@ def test_the_architecture_names_what_exists() -> None:
 
 
 def test_the_map_is_complete() -> None:
-    """The map has every package of toolbus down to the steps of the protocol, and every module at its top."""
+    """The map has every wing, the packages in it, the steps of the protocol, and the modules at the top of the package and of the bus."""
     table = read(MAP).partition("## The map")[2].partition("## One call")[0]
     package = ROOT / "toolbus"
-    packages = [folder.parent for folder in (*package.glob("*/__init__.py"), *package.glob("broker/*/__init__.py"))]
-    paths = [*packages, *(each for each in package.glob("*.py") if not each.name.startswith("__"))]
+    deep = ("*/__init__.py", "*/*/__init__.py", "bus/broker/*/__init__.py")
+    packages = [folder.parent for pattern in deep for folder in package.glob(pattern) if "assets" not in folder.parts]
+    modules = [each for pattern in ("*.py", "bus/*.py", "bus/broker/*.py") for each in package.glob(pattern)]
+    paths = [*packages, *(each for each in modules if not each.name.startswith("__"))]
     names = [f"{path.relative_to(ROOT)}/" if path.is_dir() else str(path.relative_to(ROOT)) for path in paths]
     assert [name for name in names if f"| `{name}` |" not in table] == []
 

@@ -360,6 +360,6 @@ def test_an_event_costs_few_calls(logger: logging.Logger, format: Any) -> None:
 def test_logging_needs_no_slow_imports() -> None:
     """Neither structlog nor rich is imported to log, which an application's start would wait for."""
     logs = "telemetry.configure_logging(); telemetry.log.info('worker.stopped')"
-    program = f"import sys; from toolbus import telemetry; {logs}; print(*sys.modules)"
+    program = f"import sys; from toolbus.bus import telemetry; {logs}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     assert not {"structlog", "rich", "rich.traceback"} & set(done.stdout.split())

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.timeout(300)
 
 API = DOCS / "reference" / "api"
 # Modules whose ``__all__`` is public.
-PACKAGES = ("", ".sync", ".middleware", ".agent", ".testing", ".toolkit", ".toolkit.learning", ".mounts")
+PACKAGES = ("", ".sync", ".middleware", ".agent", ".testing", ".toolkit", ".toolkit.learning", ".edges.mounts")
 
 
 def defined_by_adapters() -> set[str]:

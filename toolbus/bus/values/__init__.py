@@ -1,1 +1,1 @@
-"""What travels and what is set: results, envelopes, descriptors, options, settings."""
+"""Hold what travels and what is set: results, envelopes, descriptors, options, settings."""

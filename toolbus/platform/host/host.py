@@ -77,7 +77,7 @@ class ProgramOutput:
             self._failing = True
 
 
-KINDS: Mapping[str, str] = {kind: f"toolbus.backends.{kind}" for kind in get_args(SourceType)}
+KINDS: Mapping[str, str] = {kind: f"toolbus.platform.backends.{kind}" for kind in get_args(SourceType)}
 """The module of each kind, which has ``make_runner``; imported when a source of this kind is first used."""
 
 
