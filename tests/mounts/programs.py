@@ -11,7 +11,7 @@ from typing import Any
 from tests.contract import Place
 from toolbus import ToolBus
 from toolbus.edges.mounts import Command, MountedServer, Options, serve
-from toolbus.edges.mounts.provider import environment_for
+from toolbus.edges.mounts.options import environment_for
 
 _START = """
 import asyncio, json, os, signal, sys, time

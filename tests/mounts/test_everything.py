@@ -21,7 +21,7 @@ from tests.servers import eventually
 from toolbus import Progress, ToolResult
 from toolbus.edges.mounts import Command, MountedServer, serve
 from toolbus.edges.mounts.answers import result_of
-from toolbus.edges.mounts.provider import environment_for
+from toolbus.edges.mounts.options import environment_for
 
 pytestmark = pytest.mark.anyio
 

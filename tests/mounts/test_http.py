@@ -20,7 +20,7 @@ from toolbus import Progress
 from toolbus.bus.values.results import ConfigurationError
 from toolbus.bus.values.secrets import Secret, secret
 from toolbus.edges.mounts import Address, MountedServer, Options, serve
-from toolbus.edges.mounts.provider import check_address
+from toolbus.edges.mounts.options import check_address
 
 pytestmark = pytest.mark.anyio
 

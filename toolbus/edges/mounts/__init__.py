@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING
 from toolbus.bus.support.lazy import lazily
 
 if TYPE_CHECKING:
-    from toolbus.edges.mounts.mount import serve
-    from toolbus.edges.mounts.options import Options
-    from toolbus.edges.mounts.provider import Address, BusProvider, Command, InProcess
-    from toolbus.edges.mounts.service import MountedServer, mount_of
+    from toolbus.edges.mounts.mount import mount_of, serve
+    from toolbus.edges.mounts.options import Address, Command, InProcess, Options
+    from toolbus.edges.mounts.provider import BusProvider
+    from toolbus.edges.mounts.service import MountedServer
 
 __all__ = ["Address", "BusProvider", "Command", "InProcess", "MountedServer", "Options", "mount_of", "serve"]
 
 __getattr__, __dir__ = lazily(
     globals(),
     {
-        "toolbus.edges.mounts.service": ("mount_of", "MountedServer"),
-        "toolbus.edges.mounts.options": ("Options",),
-        "toolbus.edges.mounts.provider": ("BusProvider", "Address", "Command", "InProcess"),
-        "toolbus.edges.mounts.mount": ("serve",),
+        "toolbus.edges.mounts.service": ("MountedServer",),
+        "toolbus.edges.mounts.options": ("Options", "Address", "Command", "InProcess"),
+        "toolbus.edges.mounts.provider": ("BusProvider",),
+        "toolbus.edges.mounts.mount": ("mount_of", "serve"),
     },
 )

@@ -14,6 +14,7 @@ from mcp_types import (
     CONNECTION_CLOSED,
     INVALID_PARAMS,
     METHOD_NOT_FOUND,
+    PARSE_ERROR,
     REQUEST_TIMEOUT,
     AudioContent,
     BlobResourceContents,
@@ -33,7 +34,12 @@ from pydantic import ValidationError
 from toolbus.bus.support.display import harmless
 from toolbus.bus.values.encoding import encode_data
 from toolbus.bus.values.results import Blob, ErrorInfo, ErrorType, ToolError, ToolResult, deadline_exceeded
-from toolbus.edges.mounts.options import TOO_LONG, is_over, is_unreadable
+
+_INVALID_REQUEST = -32_600
+TOO_LONG = -32_099
+"""The code of the error that stands for an answer that was too long to be read."""
+UNREADABLE = -32_098
+"""The code of the error that stands for an answer that no MCP server may give."""
 
 _MOST_MESSAGE = 2_000
 _TYPES: dict[int, ErrorType] = {
@@ -247,3 +253,13 @@ def _flaw(page: dict[str, Any], version: str) -> str:
     except RecursionError:
         return "it is nested too deeply"
     return ""
+
+
+def is_over(error: Any) -> bool:
+    """Return whether an ``MCPError`` says that a server at an address knows its session no more, and has not run the request."""
+    return bool(error.code == _INVALID_REQUEST and error.message == "Session terminated")
+
+
+def is_unreadable(error: Any) -> bool:
+    """Return whether an ``MCPError`` stands for an answer that could not be read."""
+    return bool(error.code == UNREADABLE or (error.code == PARSE_ERROR and error.message.startswith("Failed to parse ")))

@@ -10,7 +10,7 @@ import httpx2
 from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
 
-from toolbus.edges.mounts.provider import Address
+from toolbus.edges.mounts.options import Address
 
 # Seconds for a connection and for sending; an answer may take as long as the call.
 _CONNECT = 15.0

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any, Self
-
-import msgspec
-from mcp import Client
-from mcp_types import Tool
+from typing import TYPE_CHECKING, Any, Self
 
 from toolbus.bus import telemetry
 from toolbus.bus.middleware.chain import Middleware
-from toolbus.bus.values.results import ToolbusError, ToolError, ToolResult
+from toolbus.bus.values.results import ConfigurationError, ToolbusError, ToolError, ToolResult
 from toolbus.bus.values.settings import Settings
 from toolbus.bus.worker.definition.service import ToolService
 from toolbus.bus.worker.run.invocation import invocation
 from toolbus.bus.worker.worker import Worker
-from toolbus.edges.mounts.answers import left_out_of
 from toolbus.edges.mounts.described import Described, Run
-from toolbus.edges.mounts.options import Options, check_name
+from toolbus.edges.mounts.options import InProcess, Options, check_name, words_of
+
+if TYPE_CHECKING:
+    from toolbus.edges.mounts.service import MountedServer
+
+_HOMES = frozenset({("fastmcp", "FastMCP"), ("mcp", "MCPServer")})
 
 
 class Mount(ToolService, ABC):
@@ -94,62 +94,6 @@ class Mount(ToolService, ABC):
 _MOST_PAGES = 1_000
 
 
-class Listing(msgspec.Struct, frozen=True):
-    """The tools of a server, and whether it has more than tools.
-
-    Attributes:
-        tools: in its own order, each name once.
-        resources, prompts: whether it has any.
-        left_out: tools that can't be read, and why.
-    """
-
-    tools: tuple[Tool, ...] = ()
-    resources: bool = False
-    prompts: bool = False
-    left_out: Mapping[str, str] = {}
-
-
-async def list_server(client: Client, mount: str, most: int) -> Listing:
-    """Ask a server what it has.
-
-    Args:
-        client: a connection to it.
-        mount: the name of the mount, for the log.
-        most: tools that are read; more are left out, which is logged.
-    """
-    capabilities = client.server_capabilities
-    found: dict[str, Tool] = {}
-    left_out: dict[str, str] = {}
-    if capabilities.tools is not None:
-        async for page in pages(lambda cursor: client.list_tools(cursor=cursor, cache_mode="refresh")):
-            left_out.update(left_out_of(page))
-            for tool in page.tools:
-                if tool.name in found:
-                    telemetry.log.warning("mount.tool_left_out", mount=mount, tool=tool.name, reason="the server lists that name twice")
-                elif len(found) < most:
-                    found[tool.name] = tool
-                else:
-                    telemetry.log.warning("mount.tools_cut", mount=mount, most=most, advice="serve some of them: --include, --most-tools")
-                    return _listing(found, capabilities, left_out)
-    return _listing(found, capabilities, left_out)
-
-
-def _listing(found: dict[str, Tool], capabilities: Any, left_out: dict[str, str]) -> Listing:
-    return Listing(tuple(found.values()), capabilities.resources is not None, capabilities.prompts is not None, left_out)
-
-
-async def pages(ask: Callable[[str | None], Awaitable[Any]]) -> Any:
-    """Yield the pages of a list; one that does not come to an end is given up."""
-    cursor, seen = None, set[str]()
-    for _ in range(_MOST_PAGES):
-        page = await ask(cursor)
-        yield page
-        cursor = page.next_cursor
-        if not cursor or cursor in seen:
-            return
-        seen.add(cursor)
-
-
 @asynccontextmanager
 async def mounted(services: Sequence[object]) -> AsyncIterator[Callable[[Worker], None]]:
     """Start mounted servers, and end them at the exit; call what is provided with the worker that is to serve them.
@@ -193,3 +137,29 @@ async def serve(
         serve_with(worker)
         async with worker:
             yield worker
+
+
+def is_server(value: object) -> bool:
+    """Return whether a value is a server object; neither package is imported for it."""
+    return any((cls.__module__.partition(".")[0], cls.__name__) in _HOMES for cls in type.__getattribute__(type(value), "__mro__"))
+
+
+def mount_of(server: Any, name: str = "", options: Options | None = None) -> MountedServer:
+    """Return a server object's tools as a service, for ``serve``.
+
+    Its functions run in this process, so its tools are not external.
+
+    Args:
+        server: a FastMCP, or an ``MCPServer`` of the official SDK.
+        name: the service's id; the server's own name when left out.
+        options: which of its tools are served, and how.
+
+    Raises:
+        ConfigurationError: it is none.
+    """
+    from toolbus.edges.mounts.service import MountedServer  # noqa: PLC0415 - it needs the MCP SDK
+
+    if not is_server(server):
+        raise ConfigurationError(f"a {type(server).__qualname__} is no FastMCP and no MCPServer")
+    found = name or words_of(str(getattr(server, "name", "")))[:64] or "mcp"
+    return MountedServer(found, InProcess(server), options or Options(external=False, resources=False))

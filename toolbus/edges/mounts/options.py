@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import os
 import re
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlsplit
 
 import msgspec
-from mcp_types import PARSE_ERROR
 
 from toolbus.bus.broker.admin import Admin
 from toolbus.bus.support.display import visible
+from toolbus.bus.support.environment import harmless
+from toolbus.bus.support.safe_text import type_name
 from toolbus.bus.values import rules
 from toolbus.bus.values.results import ConfigurationError
+from toolbus.bus.values.secrets import Secret
 from toolbus.bus.values.settings import Settings
+
+Transport = Literal["http", "sse"]
 
 _SECONDS = rules.number("a number of seconds above 0", above=0, most=1e9)
 _RULES = {
@@ -115,25 +123,6 @@ def words_of(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9]+", "_", text).strip("_")
 
 
-TOO_LONG = -32_099
-"""The code of the error that stands for an answer that was too long to be read."""
-
-UNREADABLE = -32_098
-"""The code of the error that stands for an answer that no MCP server may give."""
-
-_INVALID_REQUEST = -32_600
-
-
-def is_over(error: Any) -> bool:
-    """Return whether an ``MCPError`` says that a server at an address knows its session no more, and has not run the request."""
-    return bool(error.code == _INVALID_REQUEST and error.message == "Session terminated")
-
-
-def is_unreadable(error: Any) -> bool:
-    """Return whether an ``MCPError`` stands for an answer that could not be read."""
-    return bool(error.code == UNREADABLE or (error.code == PARSE_ERROR and error.message.startswith("Failed to parse ")))
-
-
 async def pin_new(settings: Settings, mount: str) -> list[str]:
     """Pin the tools that a mount offers now and that have no pin; return their names.
 
@@ -143,3 +132,89 @@ async def pin_new(settings: Settings, mount: str) -> list[str]:
     async with Admin(settings) as admin:
         offered = await admin.pins.offered()
         return await admin.pins.pin_new([tool for tool in offered.values() if tool.service == mount], by=f"mount {mount}")
+
+
+class Command(msgspec.Struct, frozen=True):
+    """A server that is started as a child process and spoken to over its standard input and output.
+
+    Attributes:
+        words: the program and its arguments.
+        environment: all variables that the child gets.
+        folder: where it runs; the current one when empty.
+    """
+
+    words: tuple[str, ...]
+    environment: Mapping[str, str] = {}
+    folder: str = ""
+
+    @property
+    def shown(self) -> str:
+        """The command for people: the program without its arguments, which may hold secrets."""
+        return Path(self.words[0]).name
+
+
+class Address(msgspec.Struct, frozen=True):
+    """A server at an address.
+
+    Attributes:
+        url: its MCP endpoint.
+        headers: header values by name, or where secret ones are, see ``secret``.
+        transport: ``http`` (streamable HTTP), or ``sse`` for servers of before 2025.
+    """
+
+    url: str
+    headers: Mapping[str, Secret | str] = {}
+    transport: Transport = "http"
+
+    @property
+    def shown(self) -> str:
+        """The address for people, without what may be secret: user, password and query."""
+        parts = urlsplit(self.url)
+        return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+class InProcess(msgspec.Struct, frozen=True):
+    """A server object of this process: a FastMCP, or an ``MCPServer`` of the official SDK."""
+
+    server: Any
+
+    @property
+    def shown(self) -> str:
+        """The object's name for people."""
+        return f"{type_name(self.server)} {getattr(self.server, 'name', '')!r}"
+
+
+Target = Command | Address | InProcess
+
+
+def environment_for(names: tuple[str, ...] = ()) -> dict[str, str]:
+    """Return the environment of a child: a few harmless variables of ours, and those that are named.
+
+    Raises:
+        ConfigurationError: one that is named is not set.
+    """
+    for name in names:
+        if "=" in name:
+            raise ConfigurationError(f"--env takes the name of a variable, which is passed on: --env {name.partition('=')[0]}")
+        if name not in os.environ:
+            raise ConfigurationError(f"the variable {name!r} is not set, so it can't be passed on")
+    return harmless() | {name: os.environ[name] for name in names}
+
+
+def check_address(url: str) -> str:
+    """Return the address of a server.
+
+    Raises:
+        ConfigurationError: it is no http or https address, or has a password, which belongs into a header.
+    """
+    try:
+        parts = urlsplit(url)
+        host = parts.hostname
+        _ = parts.port
+    except ValueError:
+        raise ConfigurationError("that is no address: give https://host/path") from None
+    if parts.scheme not in {"http", "https"} or not host:
+        raise ConfigurationError("that is no address: give https://host/path")
+    if parts.username or parts.password:
+        raise ConfigurationError("the address has a password: give it in a header, --header Authorization=env:VARIABLE")
+    return url

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import base64
-import os
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
-from typing import Any, Literal
-from urllib.parse import urlsplit
+from typing import Any
 
-import msgspec
 from fastmcp.server.context import Context
 from fastmcp.server.dependencies import get_context
 from fastmcp.server.providers import Provider
@@ -20,12 +16,9 @@ from pydantic import PrivateAttr
 
 from toolbus.bus.client.bus import ToolBus
 from toolbus.bus.client.tools.view import ToolView
-from toolbus.bus.support.environment import harmless
-from toolbus.bus.support.safe_text import type_name
 from toolbus.bus.values import results
 from toolbus.bus.values.events import Text
-from toolbus.bus.values.results import Blob, ConfigurationError, Progress
-from toolbus.bus.values.secrets import Secret
+from toolbus.bus.values.results import Blob, Progress
 from toolbus.bus.values.settings import Settings
 
 _MOST_TEXT = 1_000
@@ -137,92 +130,3 @@ def _content(blob: Blob) -> Any:
         return AudioContent(type="audio", data=data, mime_type=blob.media_type)
     contents = BlobResourceContents(uri="blob://result", blob=data, mime_type=blob.media_type)
     return EmbeddedResource(type="resource", resource=contents)
-
-
-Transport = Literal["http", "sse"]
-
-
-class Command(msgspec.Struct, frozen=True):
-    """A server that is started as a child process and spoken to over its standard input and output.
-
-    Attributes:
-        words: the program and its arguments.
-        environment: all variables that the child gets.
-        folder: where it runs; the current one when empty.
-    """
-
-    words: tuple[str, ...]
-    environment: Mapping[str, str] = {}
-    folder: str = ""
-
-    @property
-    def shown(self) -> str:
-        """The command for people: the program without its arguments, which may hold secrets."""
-        return Path(self.words[0]).name
-
-
-class Address(msgspec.Struct, frozen=True):
-    """A server at an address.
-
-    Attributes:
-        url: its MCP endpoint.
-        headers: header values by name, or where secret ones are, see ``secret``.
-        transport: ``http`` (streamable HTTP), or ``sse`` for servers of before 2025.
-    """
-
-    url: str
-    headers: Mapping[str, Secret | str] = {}
-    transport: Transport = "http"
-
-    @property
-    def shown(self) -> str:
-        """The address for people, without what may be secret: user, password and query."""
-        parts = urlsplit(self.url)
-        return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
-
-
-class InProcess(msgspec.Struct, frozen=True):
-    """A server object of this process: a FastMCP, or an ``MCPServer`` of the official SDK."""
-
-    server: Any
-
-    @property
-    def shown(self) -> str:
-        """The object's name for people."""
-        return f"{type_name(self.server)} {getattr(self.server, 'name', '')!r}"
-
-
-Target = Command | Address | InProcess
-
-
-def environment_for(names: tuple[str, ...] = ()) -> dict[str, str]:
-    """Return the environment of a child: a few harmless variables of ours, and those that are named.
-
-    Raises:
-        ConfigurationError: one that is named is not set.
-    """
-    for name in names:
-        if "=" in name:
-            raise ConfigurationError(f"--env takes the name of a variable, which is passed on: --env {name.partition('=')[0]}")
-        if name not in os.environ:
-            raise ConfigurationError(f"the variable {name!r} is not set, so it can't be passed on")
-    return harmless() | {name: os.environ[name] for name in names}
-
-
-def check_address(url: str) -> str:
-    """Return the address of a server.
-
-    Raises:
-        ConfigurationError: it is no http or https address, or has a password, which belongs into a header.
-    """
-    try:
-        parts = urlsplit(url)
-        host = parts.hostname
-        _ = parts.port
-    except ValueError:
-        raise ConfigurationError("that is no address: give https://host/path") from None
-    if parts.scheme not in {"http", "https"} or not host:
-        raise ConfigurationError("that is no address: give https://host/path")
-    if parts.username or parts.password:
-        raise ConfigurationError("the address has a password: give it in a header, --header Authorization=env:VARIABLE")
-    return url

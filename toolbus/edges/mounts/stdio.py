@@ -24,8 +24,8 @@ from toolbus.bus import telemetry
 from toolbus.bus.support.display import harmless
 from toolbus.bus.support.safe_text import reason_of
 from toolbus.bus.values.results import ConfigurationError
-from toolbus.edges.mounts.options import TOO_LONG, UNREADABLE
-from toolbus.edges.mounts.provider import Command
+from toolbus.edges.mounts.answers import TOO_LONG, UNREADABLE
+from toolbus.edges.mounts.options import Command
 
 _LONGEST = 500
 _KEPT = 5

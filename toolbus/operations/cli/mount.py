@@ -126,7 +126,7 @@ def _options(given: dict[str, Any]) -> Options:
 
 def _service(name: str, target: tuple[str, ...], openapi: str | None, options: Options, given: dict[str, Any]) -> Mount:
     from toolbus.bus.values.secrets import Secret, secret
-    from toolbus.edges.mounts.provider import Address, Command, check_address, environment_for
+    from toolbus.edges.mounts.options import Address, Command, check_address, environment_for
 
     headers: dict[str, Secret] = {field: secret(source) for field, source in _sources(given["headers"], "--header").items()}
     if given["bearer"]:

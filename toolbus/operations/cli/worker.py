@@ -288,7 +288,7 @@ async def _work(
 
 def _mounting(target: object) -> object:
     """Return a server object of FastMCP or of the official SDK as a service, and any other target as it is."""
-    from toolbus.edges.mounts.service import is_server, mount_of
+    from toolbus.edges.mounts.mount import is_server, mount_of
 
     return mount_of(target) if is_server(target) else target
 

@@ -19,7 +19,7 @@ from toolbus.bus.support.safe_text import reason_of, type_name
 from toolbus.bus.values.encoding import encode_json
 from toolbus.bus.values.results import ConfigurationError, ToolError
 from toolbus.edges.mounts.openapi.operations import Body, Operation, Parameter
-from toolbus.edges.mounts.provider import check_address
+from toolbus.edges.mounts.options import check_address
 
 _SEPARATORS = {"form": ",", "spaceDelimited": "%20", "pipeDelimited": "%7C", "simple": ","}
 _MOST_URL = 16_384

@@ -19,8 +19,7 @@ from toolbus.edges.mounts.described import Described
 from toolbus.edges.mounts.mount import Mount
 from toolbus.edges.mounts.openapi.operations import Document, Flawed, Operation, operations
 from toolbus.edges.mounts.openapi.requests import Sent, Web, is_address, read_document, request_of
-from toolbus.edges.mounts.options import Options
-from toolbus.edges.mounts.provider import check_address
+from toolbus.edges.mounts.options import Options, check_address
 
 
 def result_of(operation: Operation, answer: Answer) -> ToolResult:

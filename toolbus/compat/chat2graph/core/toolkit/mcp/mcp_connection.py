@@ -12,8 +12,7 @@ from toolbus.bus.support.safe_text import text_of
 from toolbus.compat.chat2graph.core.common.type import McpTransportType
 from toolbus.compat.chat2graph.core.toolkit.tool_config import McpConfig, McpTransportConfig
 from toolbus.compat.chat2graph.core.toolkit.tool_connection import ToolConnection
-from toolbus.edges.mounts.options import Options
-from toolbus.edges.mounts.provider import Address, Command, environment_for
+from toolbus.edges.mounts.options import Address, Command, Options, environment_for
 
 
 def _find(*places: str) -> Any:
