@@ -5,20 +5,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from toolbus.bus import telemetry
 from toolbus.bus.middleware.chain import Middleware
-from toolbus.bus.values.results import ConfigurationError, ToolbusError, ToolError, ToolResult
+from toolbus.bus.values.results import ToolbusError, ToolError, ToolResult
 from toolbus.bus.values.settings import Settings
 from toolbus.bus.worker.definition.service import ToolService
 from toolbus.bus.worker.run.invocation import invocation
 from toolbus.bus.worker.worker import Worker
 from toolbus.edges.mounts.described import Described, Run
-from toolbus.edges.mounts.options import InProcess, Options, check_name, words_of
-
-if TYPE_CHECKING:
-    from toolbus.edges.mounts.service import MountedServer
+from toolbus.edges.mounts.options import Options, check_name
 
 _HOMES = frozenset({("fastmcp", "FastMCP"), ("mcp", "MCPServer")})
 
@@ -142,24 +139,3 @@ async def serve(
 def is_server(value: object) -> bool:
     """Return whether a value is a server object; neither package is imported for it."""
     return any((cls.__module__.partition(".")[0], cls.__name__) in _HOMES for cls in type.__getattribute__(type(value), "__mro__"))
-
-
-def mount_of(server: Any, name: str = "", options: Options | None = None) -> MountedServer:
-    """Return a server object's tools as a service, for ``serve``.
-
-    Its functions run in this process, so its tools are not external.
-
-    Args:
-        server: a FastMCP, or an ``MCPServer`` of the official SDK.
-        name: the service's id; the server's own name when left out.
-        options: which of its tools are served, and how.
-
-    Raises:
-        ConfigurationError: it is none.
-    """
-    from toolbus.edges.mounts.service import MountedServer  # noqa: PLC0415 - it needs the MCP SDK
-
-    if not is_server(server):
-        raise ConfigurationError(f"a {type(server).__qualname__} is no FastMCP and no MCPServer")
-    found = name or words_of(str(getattr(server, "name", "")))[:64] or "mcp"
-    return MountedServer(found, InProcess(server), options or Options(external=False, resources=False))

@@ -14,14 +14,14 @@ from mcp import Client, MCPError
 from mcp_types import Tool
 
 from toolbus.bus.support.display import harmless
-from toolbus.bus.values.results import ToolError, ToolResult
+from toolbus.bus.values.results import ConfigurationError, ToolError, ToolResult
 from toolbus.bus.worker.definition.service import Retry
 from toolbus.bus.worker.run.invocation import Invocation
 from toolbus.edges.mounts.answers import bad_answer, contents_of, error_of, is_over, messages_of, result_of
 from toolbus.edges.mounts.connection import Listing, ServerConnection, pages
 from toolbus.edges.mounts.described import Described, Run
-from toolbus.edges.mounts.mount import Mount
-from toolbus.edges.mounts.options import Options, Target, words_of
+from toolbus.edges.mounts.mount import Mount, is_server
+from toolbus.edges.mounts.options import InProcess, Options, Target, words_of
 
 # Progress that is passed on at once, and per second after that.
 _BURST = 100
@@ -251,3 +251,22 @@ class MountedServer(Mount):
         description = tool.description or title or tool.name.replace("_", " ")
         run = functools.partial(self.session.call_tool, tool)
         return tool.name, description, tool.input_schema, effect_of(tool), run, about
+
+
+def mount_of(server: Any, name: str = "", options: Options | None = None) -> MountedServer:
+    """Return a server object's tools as a service, for ``serve``.
+
+    Its functions run in this process, so its tools are not external.
+
+    Args:
+        server: a FastMCP, or an ``MCPServer`` of the official SDK.
+        name: the service's id; the server's own name when left out.
+        options: which of its tools are served, and how.
+
+    Raises:
+        ConfigurationError: it is none.
+    """
+    if not is_server(server):
+        raise ConfigurationError(f"a {type(server).__qualname__} is no FastMCP and no MCPServer")
+    found = name or words_of(str(getattr(server, "name", "")))[:64] or "mcp"
+    return MountedServer(found, InProcess(server), options or Options(external=False, resources=False))

@@ -288,9 +288,13 @@ async def _work(
 
 def _mounting(target: object) -> object:
     """Return a server object of FastMCP or of the official SDK as a service, and any other target as it is."""
-    from toolbus.edges.mounts.mount import is_server, mount_of
+    from toolbus.edges.mounts.mount import is_server
 
-    return mount_of(target) if is_server(target) else target
+    if not is_server(target):
+        return target
+    from toolbus.edges.mounts.service import mount_of
+
+    return mount_of(target)
 
 
 def _middleware(places: tuple[str, ...]) -> list[Any]:
