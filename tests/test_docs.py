@@ -26,7 +26,7 @@ from toolbus.bus import telemetry
 from toolbus.bus.broker.keys import Keys
 from toolbus.bus.telemetry.metrics import EXPOSED
 from toolbus.bus.values.options import CallOptions
-from toolbus.bus.values.results import ERROR_TYPES
+from toolbus.bus.values.results import ERROR_KINDS
 from toolbus.bus.values.settings import PREFIX, Settings
 from toolbus.operations.cli import main
 from toolbus.testing import InvocationEnvironment
@@ -249,8 +249,10 @@ def test_the_protocol_page_knows_every_key_and_error() -> None:
     made += [keys.session("<x>", "<x>"), keys.snapshot("<x>", "<x>"), keys.order("<x>")]
     for key in made:
         assert f"`P {key.removeprefix(keys.prefix).partition('<')[0]}" in page, key
-    for kind in ERROR_TYPES:
+    statuses = read("docs/how-to/gateway.md").partition("| Status | `type` |")[2].partition("\n\n")[0].splitlines()
+    for kind, about in ERROR_KINDS.items():
         assert f"`{kind}`" in page
+        assert any(row.startswith("|") and str(about.status) in row.split("|")[1] and f"`{kind}`" in row for row in statuses), kind
 
 
 def test_the_readme_examples_run(tmp_path: Path, valkey_server: str, namespace: str, forks: ForkServer) -> None:

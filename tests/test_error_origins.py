@@ -9,10 +9,12 @@ import pytest
 
 from tests.contract import Place
 from toolbus import ToolError, ToolResult, tool
+from toolbus.bus.values import results
 from toolbus.bus.values.results import ERROR_TYPES, ErrorInfo
 
 pytestmark = pytest.mark.anyio
 
+SETS = {name for name, value in vars(results).items() if isinstance(value, frozenset)}
 SOURCES = [path for folder in ("toolbus", "workers") for path in Path(folder).rglob("*.py")]
 
 EITHER = {
@@ -43,7 +45,7 @@ def looks_at(tree: ast.AST) -> bool:
         isinstance(each, ast.Compare)
         and isinstance(each.left, ast.Attribute)
         and each.left.attr == "type"
-        and any(names_types(other) or (isinstance(other, ast.Name) and other.id in sets | {"ERROR_TYPES"}) for other in each.comparators)
+        and any(names_types(other) or (isinstance(other, ast.Name) and other.id in sets | SETS) for other in each.comparators)
         for each in ast.walk(tree)
     )
 

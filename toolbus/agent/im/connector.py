@@ -20,12 +20,10 @@ from toolbus.bus import telemetry
 from toolbus.bus.broker.protocols import Messenger
 from toolbus.bus.client.bus import ToolBus
 from toolbus.bus.support.safe_text import type_name
-from toolbus.bus.values.results import BrokerError, ConfigurationError, ErrorInfo, ToolbusError, ToolResult
+from toolbus.bus.values.results import OF_ATTEMPTS, BrokerError, ConfigurationError, ErrorInfo, ToolbusError, ToolResult
 from toolbus.bus.values.urls import redact
 
 _FIRST, _MOST = 0.5, 30.0
-# These ends of a call say nothing of the message: it is asked again, under the same key.
-_AGAIN = frozenset({"unavailable", "overloaded", "cancelled", "deadline_exceeded", "slow_consumer", "outcome_unknown"})
 
 
 class Answering:
@@ -60,7 +58,7 @@ class Answering:
             if error is None:
                 return _said(result)
             nobody_there = error.type == "not_found" and error.origin == "bus"
-            if not (nobody_there or error.type in _AGAIN or error.retryable):
+            if not (nobody_there or error.type in OF_ATTEMPTS or error.retryable):
                 return f"I can't answer this: {error.message or error.code or error.type}"
             telemetry.log.warning("im.unanswered", chat=window.chat_id, error=str(error), retry_in=pause)
             await asyncio.sleep(_wait(error, pause))

@@ -7,10 +7,7 @@ from collections.abc import Callable, Collection
 
 from toolbus.bus.middleware.chain import Next, ToolCall
 from toolbus.bus.values import rules
-from toolbus.bus.values.results import ERROR_TYPES, ErrorInfo, ToolResult
-
-TROUBLE = frozenset({"tool_error", "deadline_exceeded", "unavailable", "overloaded", "outcome_unknown", "slow_consumer"})
-"""The error types that say something about the tool and not about the call."""
+from toolbus.bus.values.results import ERROR_TYPES, OF_TOOLS, ErrorInfo, ToolResult
 
 # Of words that have not been heard of for longest, the oldest is forgotten.
 _MOST_CIRCUITS = 10_000
@@ -78,7 +75,7 @@ class CircuitBreaker:
         failures: int = 5,
         cooldown: float = 30.0,
         *,
-        trips: Collection[str] = TROUBLE,
+        trips: Collection[str] = OF_TOOLS,
         by: Callable[[ToolCall], str] = lambda call: f"{call.service}\0{call.name}",
     ) -> None:
         rules.check({"failures": failures, "cooldown": cooldown, "trips": trips, "by": by}, _RULES, "CircuitBreaker")

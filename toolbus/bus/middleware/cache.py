@@ -14,7 +14,7 @@ import msgspec
 
 from toolbus.bus.middleware.chain import Next, ToolCall
 from toolbus.bus.values import rules
-from toolbus.bus.values.results import Blob, ConfigurationError, ToolResult
+from toolbus.bus.values.results import UNSETTLED, Blob, ConfigurationError, ToolResult
 
 # Of changes of different answers, more at once make the cache forget everything.
 _MOST_CHANGED = 10_000
@@ -128,8 +128,6 @@ def _text(value: Any) -> bytes:
     return text if len(text) <= _SHORT else hashlib.blake2b(text, digest_size=_SHORT).digest()
 
 
-# With these the caller has stopped waiting, or has lost sight of the call; what runs may go on, such as a plain function in its thread.
-_GOES_ON = frozenset({"outcome_unknown", "deadline_exceeded", "cancelled", "slow_consumer"})
 _RULES = {
     "ttl": rules.number("a number of seconds above 0", above=0),
     "most_bytes": rules.whole("a number of bytes above 0", 1),
@@ -273,7 +271,7 @@ class Cache:
         settled = False
         try:
             result = await next(call)
-            settled = result.error is None or result.error.type not in _GOES_ON
+            settled = result.error is None or result.error.type not in UNSETTLED
             return result
         finally:
             for answers in changed:

@@ -24,8 +24,9 @@ The exception tree::
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import msgspec
 
@@ -46,7 +47,53 @@ ErrorType = Literal[
     "tool_error",
 ]
 
-ERROR_TYPES: frozenset[str] = frozenset(get_args(ErrorType))
+
+class ErrorKind(msgspec.Struct, frozen=True):
+    """What follows from an error type, for everybody who has to act on it.
+
+    Attributes:
+        status: the status code of the answer over HTTP.
+        next_step: what a model is told to do, for errors without a code and codes of tools' own; ``{wait}`` and ``{later}`` stand for
+            the time to wait.
+        of_tool: whether it says something about the tool, and not about the call.
+        unsettled: whether the caller has stopped waiting, or has lost sight of the call, so that what runs may go on.
+        of_attempt: whether it says nothing of the request, which may be sent again under the same key.
+    """
+
+    status: int
+    next_step: str
+    of_tool: bool = False
+    unsettled: bool = False
+    of_attempt: bool = False
+
+
+ERROR_KINDS: Mapping[ErrorType, ErrorKind] = {
+    "not_found": ErrorKind(404, "check the name or id that you asked for, or find out first what there is"),
+    "invalid_arguments": ErrorKind(422, "fix the arguments and call the tool again"),
+    "unavailable": ErrorKind(503, "try again{later}, or use another tool", of_tool=True, of_attempt=True),
+    "overloaded": ErrorKind(429, "wait{wait} and try again, or use another tool", of_tool=True, of_attempt=True),
+    "deadline_exceeded": ErrorKind(
+        504,
+        "it may be busy or have stopped, or the task too large: ask for less, try again later, or use another tool",
+        of_tool=True,
+        unsettled=True,
+        of_attempt=True,
+    ),
+    "cancelled": ErrorKind(409, "do not repeat the call unless you are asked to", unsettled=True, of_attempt=True),
+    "rate_limited": ErrorKind(429, "wait{wait} before you try again, or use another tool"),
+    "forbidden": ErrorKind(403, "do not try again; go on without it, or ask the user"),
+    "outcome_unknown": ErrorKind(
+        409, "it may have taken effect: find out before you repeat it", of_tool=True, unsettled=True, of_attempt=True
+    ),
+    "slow_consumer": ErrorKind(503, "ask for less at once, and try again", of_tool=True, unsettled=True, of_attempt=True),
+    "tool_error": ErrorKind(502, "change the arguments or use another tool; the same call is likely to fail again", of_tool=True),
+}
+"""Everything that is known of each error type; a new one is a word of ``ErrorType`` and a row here."""
+
+ERROR_TYPES: frozenset[str] = frozenset(ERROR_KINDS)
+OF_TOOLS = frozenset(kind for kind, about in ERROR_KINDS.items() if about.of_tool)
+UNSETTLED = frozenset(kind for kind, about in ERROR_KINDS.items() if about.unsettled)
+OF_ATTEMPTS = frozenset(kind for kind, about in ERROR_KINDS.items() if about.of_attempt)
 
 Origin = Literal["bus", "tool"]
 """Who says that a call failed: the bus, which finds, carries and guards calls, or the tool itself."""

@@ -14,25 +14,9 @@ from starlette.responses import Response
 from toolbus.bus.values.encoding import encode_data
 from toolbus.bus.values.envelope import REQUEST_TOO_LARGE
 from toolbus.bus.values.options import ServiceCallOptions
-from toolbus.bus.values.results import ErrorInfo, ErrorType
+from toolbus.bus.values.results import ERROR_KINDS, ErrorInfo
 
 MEDIA_TYPE = "application/problem+json"
-
-STATUS: dict[ErrorType, int] = {
-    "not_found": 404,
-    "invalid_arguments": 422,
-    "unavailable": 503,
-    "overloaded": 429,
-    "deadline_exceeded": 504,
-    "cancelled": 409,
-    "rate_limited": 429,
-    "forbidden": 403,
-    "outcome_unknown": 409,
-    "slow_consumer": 503,
-    "tool_error": 502,
-}
-"""The status code of each type of error."""
-
 
 # Codes that say more than the type.
 _OF_CODES = {"idempotency_conflict": 409, REQUEST_TOO_LARGE: 413}
@@ -69,7 +53,7 @@ class Problem(Exception):
         """Return the problem that a call's error is."""
         headers = {} if error.retry_after is None else {"Retry-After": str(max(1, round(error.retry_after)))}
         found = {name: value for name, value in (("code", error.code), ("details", error.details)) if value}
-        status = _OF_CODES.get(error.code, STATUS[error.type])
+        status = _OF_CODES.get(error.code, ERROR_KINDS[error.type].status)
         return cls(status, error.type, error.message or str(error), headers, retryable=error.retryable, **found)
 
     def document(self) -> dict[str, Any]:

@@ -18,27 +18,12 @@ from toolbus.bus.client.tools.tool import Tool
 from toolbus.bus.values.encoding import whole_text
 from toolbus.bus.values.envelope import BEGAN_LATE, NOT_FINISHED, NOT_TAKEN, SESSION_LOST
 from toolbus.bus.values.events import Event
-from toolbus.bus.values.results import Blob, ConfigurationError, ErrorInfo, ErrorType, ToolResult
+from toolbus.bus.values.results import ERROR_KINDS, Blob, ConfigurationError, ErrorInfo, ErrorType, ToolResult
 
 # Units of waits in seconds, each for waits up to so many.
 _UNITS = ((1, "second", 180), (60, "minute", 10_800), (3600, "hour", 259_200), (86_400, "day", math.inf))
 # Nobody waits for years.
 _LONG = 1e8
-
-NEXT: Mapping[ErrorType, str] = {
-    "not_found": "check the name or id that you asked for, or find out first what there is",
-    "invalid_arguments": "fix the arguments and call the tool again",
-    "unavailable": "try again{later}, or use another tool",
-    "overloaded": "wait{wait} and try again, or use another tool",
-    "deadline_exceeded": "it may be busy or have stopped, or the task too large: ask for less, try again later, or use another tool",
-    "cancelled": "do not repeat the call unless you are asked to",
-    "rate_limited": "wait{wait} before you try again, or use another tool",
-    "forbidden": "do not try again; go on without it, or ask the user",
-    "outcome_unknown": "it may have taken effect: find out before you repeat it",
-    "slow_consumer": "ask for less at once, and try again",
-    "tool_error": "change the arguments or use another tool; the same call is likely to fail again",
-}
-"""By type, for errors without a code and codes of tools' own."""
 
 _GIVEN = "use a tool that you were given, by its exact name"
 _LESS = "ask for less at once, or use another tool"
@@ -112,7 +97,7 @@ def next_step(error: ErrorInfo) -> str:
     wait = error.retry_after
     if error.type == "tool_error" and error.retryable:
         return f"wait {waiting(wait)} and try again, or use another tool" if wait else "try again, or use another tool"
-    said = NEXT[error.type]
+    said = ERROR_KINDS[error.type].next_step
     return said.replace("{wait}", f" {waiting(wait)}" if wait else "").replace("{later}", f" in {waiting(wait)}" if wait else " later")
 
 
