@@ -75,7 +75,7 @@ class Diagnosis(ToolService):
 
 
 def __getattr__(name: str) -> Diagnosis:
-    """Return the service for a worker process, which is started with ``toolbus.diagnosis:service``."""
+    """Return the service for a worker process, which is started with ``toolbus.operations.diagnosis:service``."""
     if name == "service":
         return Diagnosis(os.environ[SERVICE])
     raise AttributeError(name)
@@ -186,7 +186,7 @@ class Trials:
             "TOOLBUS_RECENT": "off",
             "TOOLBUS_LOG_LEVEL": "error",
         }
-        words = ("-m", "toolbus", "worker", "toolbus.diagnosis:service")
+        words = ("-m", "toolbus", "worker", "toolbus.operations.diagnosis:service")
         process = await asyncio.create_subprocess_exec(sys.executable, *words, env=environment)
         try:
             async with ToolBus(settings=self._settings) as bus:
