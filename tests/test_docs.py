@@ -383,8 +383,8 @@ def test_the_trustgraph_example_runs(tmp_path: Path, valkey_server: str, namespa
 
     process = subprocess.Popen([sys.executable, "quip.py", "--topic", "quip"], cwd=tmp_path, env=environment)
     try:
-        toolbus("put", "tool-service/quip-service", given=service)
-        toolbus("put", "tool/tell-quip", given=quip)
+        toolbus("operate", "items", "put", "tool-service/quip-service", given=service)
+        toolbus("operate", "items", "put", "tool/tell-quip", given=quip)
         told = toolbus("call", "tell-quip", "topic=cats", "--user", "alice", "--wait", "20")
         assert told == "Hey alice! Here's a haiku about cats\n"
     finally:
@@ -453,7 +453,7 @@ def test_the_middleware_example_runs(tmp_path: Path, valkey_server: str, namespa
             told = toolbus("call", "calculator", f"expression={expression}", "--user", "al", "--wait", "20")
             assert expected in told.stdout, told.stderr
         assert "rate_limited" in toolbus("call", "calculator", "expression=1+1", "--user", "al").stderr
-        assert toolbus("usage").stdout.splitlines()[1].split()[:4] == ["al", "calculator", "4", "1"]
+        assert toolbus("see", "usage").stdout.splitlines()[1].split()[:4] == ["al", "calculator", "4", "1"]
     finally:
         worker.terminate()
         said, _ = worker.communicate(timeout=15)
@@ -513,7 +513,7 @@ def test_the_guide_to_learning_runs(tmp_path: Path, valkey_server: str, namespac
         toolbus("toolkit", "load", "orders.yaml")
         run_example(program.replace('"redis://localhost:6379"', f'"{valkey_server}", namespace="{namespace}"'), tmp_path)
         assert "grep_dump" in toolbus("toolkit", "recommend", "count")
-        lines = [words for words in commands(ROOT / "docs/how-to/learning.md") if words[:2] == ["learning", "run"]]
+        lines = [words for words in commands(ROOT / "docs/how-to/learning.md") if words[:2] == ["toolkit", "learning", "run"]]
         assert ["--dry-run" in words for words in lines] == [True, False]
         for words in lines:
             toolbus(*words)
@@ -522,7 +522,7 @@ def test_the_guide_to_learning_runs(tmp_path: Path, valkey_server: str, namespac
         texts = told_by((ROOT / "docs" / "how-to" / picture).read_bytes())[1]
         assert "count → dump" in texts
         assert texts == told_by((tmp_path / "report.svg").read_bytes())[1]
-        toolbus("learning", "rollback")
+        toolbus("toolkit", "learning", "rollback")
         assert "grep_dump" in toolbus("toolkit", "recommend", "count")
     finally:
         worker.terminate()

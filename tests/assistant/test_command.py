@@ -1,4 +1,4 @@
-"""``toolbus worker service-agent`` and ``toolbus chat`` as processes."""
+"""``toolbus worker service-agent`` and ``toolbus platform chat`` as processes."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ async def test_chat_on_a_command_line(shell: Shell, valkey_server: str, namespac
         assert (one.returncode, one.stdout) == (0, "you said one\n"), one.stderr
         found = await asyncio.to_thread(shell.json, "chat", "two", "--chat-id", "c")
         assert found == {"response": "you said two", "chat_id": "c"}
-        given = await asyncio.to_thread(lambda: shell.run("chat", "-", "--chat-id", "c", given="three\n"))
+        given = await asyncio.to_thread(lambda: shell.run("platform", "chat", "-", "--chat-id", "c", given="three\n"))
         assert given.stdout == "you said three\n"
-        lines = await asyncio.to_thread(lambda: shell.run("chat", "--chat-id", "c", given="four\n\nfive\n"))
+        lines = await asyncio.to_thread(lambda: shell.run("platform", "chat", "--chat-id", "c", given="four\n\nfive\n"))
         assert (lines.returncode, lines.stdout) == (0, "you said four\nyou said five\n"), lines.stderr
         assert [each["content"].strip() for each in model.bodies[-1]["messages"] if each["role"] == "user"] == [
             "one",
@@ -105,7 +105,7 @@ async def test_ctrl_c_stops_an_answer_and_then_the_command(shell: Shell, valkey_
         loop = asyncio.get_running_loop()
         loop.add_reader(above, lambda: seen.extend(os.read(above, 65_536)))
         process = await asyncio.create_subprocess_exec(
-            os.sys.executable, "-m", "toolbus", "chat", "--chat-id", "c",
+            os.sys.executable, "-m", "toolbus", "platform", "chat", "--chat-id", "c",
             stdin=below, stdout=below, stderr=below, env=shell.environment, start_new_session=True,
         )  # fmt: skip
         try:

@@ -250,9 +250,8 @@ async def test_an_operator_looks_after_everything(users: Users) -> None:
 @pytest.mark.anyio
 async def test_a_missing_right_is_named(users: Users) -> None:
     """The error says which role has the right, which script or command lacks which keys, and how to print the rights."""
-    said = (
-        r"^ERR .*the role worker, platform or operator; the script confirmations/pause needs reading and writing reg:paused.*`toolbus acl`"
-    )
+    needed = "the script confirmations/pause needs reading and writing reg:paused"
+    said = rf"^ERR .*the role worker, platform or operator; {needed}.*`toolbus secure acl`"
     async with Admin(users.settings("monitor")) as admin:
         with pytest.raises(Exception, match=said):
             await admin.pause("walled")
@@ -288,4 +287,4 @@ def test_a_refusal_is_told_with_the_roles_of_its_user() -> None:
     assert with_roles(text, [], "other").startswith(
         "the user of this process has no rights in the namespace 'other': set TOOLBUS_NAMESPACE"
     )
-    assert "set them again with `toolbus acl operator`" in with_roles(text, ["operator"], "n")
+    assert "set them again with `toolbus secure acl operator`" in with_roles(text, ["operator"], "n")

@@ -54,7 +54,7 @@ async def test_what_a_worker_forges_is_recorded_nowhere(users: Users, namespace:
         assert LiveRecords(later).snapshot().tools == {}
         [told] = later.tools.catalogue.refused()
         assert told.name == "recorded/forged"
-        assert "`toolbus migrate` moves it" in told.reason
+        assert "`toolbus operate migrate` moves it" in told.reason
 
 
 async def test_a_forged_change_takes_no_decision_back(users: Users, namespace: str) -> None:

@@ -46,7 +46,7 @@ def define(history: Path, name: str) -> object:
 
 
 async def publish(client: aredis.Redis, namespace: str, count: int) -> float:
-    """Queue the requests 0 to ``count`` - 1 as ``toolbus dead redrive`` does, without a reply address; returns the seconds it took.
+    """Queue the requests 0 to ``count`` - 1 as ``toolbus operate dead redrive`` does, without a reply address; returns the seconds it took.
 
     It makes the queue, as if workers had been there and gone.
     """

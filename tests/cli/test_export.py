@@ -103,7 +103,15 @@ def test_a_worker_exports_what_the_environment_asks_for(shell: Shell, collector:
 
 
 @pytest.mark.parametrize(
-    "words", [("host",), ("im", "--server", "ws://127.0.0.1:9", "--contact", "c", "--state", "windows")], ids=lambda words: words[0]
+    "words",
+    [
+        (
+            "platform",
+            "host",
+        ),
+        ("platform", "im", "--server", "ws://127.0.0.1:9", "--contact", "c", "--state", "windows"),
+    ],
+    ids=lambda words: words[1],
 )
 def test_a_host_and_a_messenger_export_too(shell: Shell, collector: Collector, words: tuple[str, ...]) -> None:
     """Each under its own name, unless the environment gives another one."""

@@ -61,7 +61,7 @@ def test_every_parameter_of_a_command_refuses_what_is_not_utf8(words: tuple[str,
 
 def test_a_command_says_so_in_one_line(shell: Shell) -> None:
     """No traceback, whether the bytes came as an argument or in the environment."""
-    done = shell.run("get", BAD)
+    done = shell.run("operate", "items", "get", BAD)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.splitlines()[-1] == "Error: Invalid value for '[KEY]': its text is not UTF-8"
     shell.environment["TOOLBUS_URL"] = f"redis://ann:secret{BAD}@127.0.0.1:1"

@@ -44,7 +44,10 @@ COMMANDS = {
     "mount": ("mount", "mounted", "--", sys.executable, "mounted.py"),
     "mounts": ("mount", "mounted", "--processes", "2", "--", sys.executable, "mounted.py"),
     "serve": ("serve", "--port", "0"),
-    "host": ("host",),
+    "host": (
+        "platform",
+        "host",
+    ),
 }
 MOUNTED = """
 from mcp.server.mcpserver import MCPServer

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import click
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from tests.cli.shell import Shell
 from toolbus import Settings, ToolBus
 from toolbus.operations.cli import main
+from toolbus.operations.cli.command import Tree
 
 # Standing for a whole package each: what only some programs use, and what is slow to load.
 SERVER = {"redis", "hiredis", "toolbus.bus.broker.transport.connection"}
@@ -66,29 +69,43 @@ def test_the_list_of_commands_loads_none_of_them() -> None:
     """The help of ``toolbus`` loads no command, and nothing that only running one needs."""
     loaded = loaded_by("from toolbus.operations.cli import main; main(['--help'], standalone_mode=False)")
     assert (HELP | LOOP | CLIENT | WORKER) & loaded == set()
-    assert loaded & {f"toolbus.operations.cli.{name}" for name in ("agent", "calls", "graph", "worker")} == set()
+    assert loaded & {f"toolbus.operations.cli.{name}" for name in ("agent", "calls", "see", "worker")} == set()
 
 
-def _commands(group: click.Group) -> list[str]:
-    return group.list_commands(click.Context(group))
+def _trees(group: Tree, *words: str) -> Iterator[tuple[tuple[str, ...], Tree]]:
+    """Yield the groups whose commands are loaded when they are used, with their words."""
+    yield words, group
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        found = group.get_command(context, name)
+        if isinstance(found, Tree):
+            yield from _trees(found, *words, name)
 
 
-@pytest.mark.parametrize("command", _commands(main))
-def test_the_help_of_a_command_loads_nothing_that_only_running_needs(command: str) -> None:
+TREES = dict(_trees(main))
+COMMANDS = [(*words, name) for words, tree in TREES.items() for name in tree.list_commands(click.Context(tree))]
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_the_help_of_a_command_loads_nothing_that_only_running_needs(words: tuple[str, ...]) -> None:
     """A command's help loads its own module, and neither the client of the server nor tracing nor what compiles schemas."""
-    loaded = loaded_by(f"from toolbus.operations.cli import main; main([{command!r}, '--help'], standalone_mode=False)")
+    loaded = loaded_by(f"from toolbus.operations.cli import main; main([*{words!r}, '--help'], standalone_mode=False)")
     assert loaded & HELP == set()
 
 
-def test_the_list_of_commands_says_what_their_own_help_says() -> None:
-    """Each line of the list, which loads no command, is the first sentence of that command's help."""
-    context = click.Context(main, terminal_width=400, max_content_width=400)
+@pytest.mark.parametrize("words", TREES, ids=" ".join)
+def test_the_list_of_commands_says_what_their_own_help_says(words: tuple[str, ...]) -> None:
+    """Each line of a list, which loads no command, is the first sentence of that command's help."""
+    tree = TREES[words]
+    context = click.Context(tree, terminal_width=400, max_content_width=400)
     formatter = context.make_formatter()
-    main.format_commands(context, formatter)
-    lines = [line.split(maxsplit=1) for line in formatter.getvalue().splitlines()[1:]]
-    own = {name: main.get_command(context, name) for name in _commands(main)}
-    assert dict(lines) == {name: command.get_short_help_str(300) for name, command in own.items() if command is not None}
-    assert all(command is not None and not command.hidden for command in own.values())
+    tree.format_commands(context, formatter)
+    told = formatter.getvalue()
+    own = {name: tree.get_command(context, name) for name in tree.list_commands(context)}
+    for name, command in own.items():
+        assert command is not None
+        assert not command.hidden
+        assert re.search(rf"\b{name} +{re.escape(command.get_short_help_str(300))}$", told, re.MULTILINE), name
 
 
 TOOLS = '''

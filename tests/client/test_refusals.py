@@ -60,7 +60,7 @@ def test_a_tool_that_waits_for_approval_says_so() -> None:
     catalogue.on_item("pending/adder", b"{}")
     error = unknown_tool("adder", catalogue)
     assert (error.type, error.code, error.retryable) == ("not_found", "pending", False)
-    assert "`toolbus approve adder`" in error.message
+    assert "`toolbus secure approve adder`" in error.message
     assert unknown_tool("other", catalogue).code == "unknown_tool"
 
 

@@ -1,4 +1,4 @@
-"""`toolbus conformance` on toolbus's own sides, on the examples in Node.js, and on workers with planted faults."""
+"""`toolbus protocol conformance` on toolbus's own sides, on the examples in Node.js, and on workers with planted faults."""
 
 from __future__ import annotations
 
@@ -116,7 +116,10 @@ def test_scripts_are_written_whole(folder: Path) -> None:
 def test_a_command_that_is_not_there_is_a_clear_error() -> None:
     """A command that can't be started ends the kit in one line."""
     found = subprocess.run(
-        [sys.executable, "-m", "toolbus", "conformance", "worker", "--", "no-such-program"], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "toolbus", "protocol", "conformance", "worker", "--", "no-such-program"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert found.returncode == 1
     assert found.stderr.strip().endswith("can't start 'no-such-program': No such file or directory")
@@ -124,7 +127,7 @@ def test_a_command_that_is_not_there_is_a_clear_error() -> None:
 
 def test_an_unknown_check_is_a_usage_error() -> None:
     """`--only` with a check that does not exist says which there are."""
-    command = [sys.executable, "-m", "toolbus", "conformance", "agent", "--only", "nothing", "--", "true"]
+    command = [sys.executable, "-m", "toolbus", "protocol", "conformance", "agent", "--only", "nothing", "--", "true"]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     assert found.returncode == 2
     assert "publishes" in found.stderr

@@ -195,7 +195,12 @@ def test_the_commands_of_a_page_run(page: str, scene: Site, forks: ForkServer, n
     if page == "docs/how-to/runbooks.md":
         # Its loop runs one command for each descriptor of the namespace, so that it gets one with a single descriptor.
         environment["TOOLBUS_NAMESPACE"] = namespace
-        assert run('echo \'{"name": "Our GPU machines"}\' | toolbus put backend-runtime/gpu', environment, tmp_path, forks).returncode == 0
+        assert (
+            run(
+                'echo \'{"name": "Our GPU machines"}\' | toolbus operate items put backend-runtime/gpu', environment, tmp_path, forks
+            ).returncode
+            == 0
+        )
     for statement in COMMANDS[page]:
         if not is_run(page, statement):
             continue

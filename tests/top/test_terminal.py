@@ -1,4 +1,4 @@
-"""``toolbus top`` in a pseudo-terminal, as people run it."""
+"""``toolbus see top`` in a pseudo-terminal, as people run it."""
 
 from __future__ import annotations
 
@@ -167,7 +167,13 @@ def test_without_a_terminal_it_says_what_to_do(valkey_server: str, namespace: st
     """One line, and exit code 1."""
     environment = {**os.environ, "TOOLBUS_URL": valkey_server, "TOOLBUS_NAMESPACE": namespace}
     done = subprocess.run(
-        [sys.executable, "-m", "toolbus", "top"], env=environment, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path
+        [sys.executable, "-m", "toolbus", "see", "top"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=tmp_path,
     )
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "toolbus: top needs a terminal; `toolbus top --once` prints one snapshot\n"
+    assert done.stderr == "toolbus: top needs a terminal; `toolbus see top --once` prints one snapshot\n"

@@ -1,4 +1,4 @@
-"""``toolbus top`` by its keys, without a terminal: textual's pilot presses them, and the screen is read."""
+"""``toolbus see top`` by its keys, without a terminal: textual's pilot presses them, and the screen is read."""
 
 from __future__ import annotations
 

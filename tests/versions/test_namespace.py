@@ -204,7 +204,7 @@ async def test_a_document_of_no_known_form_is_named(redis_place: Place, stored: 
     """The others are converted, and the namespace is raised when it is gone."""
     stored.put(a={}, b={"bad": 1}, c={})
     async with Admin(redis_place.settings) as admin:
-        with pytest.raises(BrokerError, match="group/b can't be converted: it is of no form; put it anew or `toolbus rm` it"):
+        with pytest.raises(BrokerError, match="group/b can't be converted: it is of no form; put it anew or `toolbus operate items rm` it"):
             await admin.versions.migrate(10, _quiet)
         assert sorted(second) == ["group/a", "group/c"]
         assert await admin.versions.read() == NamespaceVersion(redis_place.settings.namespace, 1, 2)

@@ -63,7 +63,7 @@ def test_the_guide_shows_how_to_open_an_intranet():
 
 async def test_the_guide_s_narrowed_tool_can_be_added_to_a_running_service(valkey_server, namespace, command):
     """A descriptor with config values makes another tool of the same service, which keeps to them."""
-    (document,) = re.findall(r"echo '(\{.*?\})' \| toolbus put", GUIDE, re.DOTALL)
+    (document,) = re.findall(r"echo '(\{.*?\})' \| toolbus operate items put", GUIDE, re.DOTALL)
     resolve = names(docs_python_org="127.0.0.1", elsewhere_test="127.0.0.1")
     async with (
         site(answer("<p>honey " * 10_000)) as there,

@@ -104,7 +104,9 @@ class KeptHistory:
             try:
                 self._take(decoded(stored.document), stored.number, stored.at, len(stored.document))
             except ValueError as error:
-                raise ConversationError(f"the conversation can't be read ({error}); `toolbus conversations rm` deletes it") from None
+                raise ConversationError(
+                    f"the conversation can't be read ({error}); `toolbus operate conversations rm` deletes it"
+                ) from None
 
     @property
     def last(self) -> Exchange | None:

@@ -249,7 +249,7 @@ class Top(App[None]):
         watch: takes them; made from the settings unless it is given.
     """
 
-    TITLE = "toolbus top"
+    TITLE = "toolbus see top"
     ENABLE_COMMAND_PALETTE = False
     CSS = """
     #summary { height: 1; padding: 0 1; }

@@ -44,7 +44,7 @@ class Review(msgspec.Struct, frozen=True):
     """A tool that waits for approval.
 
     Attributes:
-        digest: of all that is approved; ``toolbus approve --digest`` takes it.
+        digest: of all that is approved; ``toolbus secure approve --digest`` takes it.
         is_new: whether no tool of this id is served now.
         made_by: who recorded it.
         code: the digest of its code.

@@ -448,7 +448,9 @@ _LEFT_TO_OTHERS = frozenset({"registry/sweep"})
 _MOST_KEYS = 4
 _MOST_WORDS = 64
 _NEEDS = "it needs the role "
-_NO_ROLES = "the user of this process has no rights in the namespace {0!r}: set TOOLBUS_NAMESPACE, or give it a role (`toolbus acl ROLE`)"
+_NO_ROLES = (
+    "the user of this process has no rights in the namespace {0!r}: set TOOLBUS_NAMESPACE, or give it a role (`toolbus secure acl ROLE`)"
+)
 
 
 def is_forbidden(error: BaseException) -> bool:
@@ -481,7 +483,7 @@ def with_roles(text: str, roles: Sequence[str], namespace: str) -> str:
         return f"{text} (this user is: {', '.join(roles)})"
     needed, end, rest = after.partition(";")
     old = [role for role in roles if role in needed.replace(",", "").split()]
-    advice = f"; its rights are older than this release: set them again with `toolbus acl {' '.join(roles)}`" if old else ""
+    advice = f"; its rights are older than this release: set them again with `toolbus secure acl {' '.join(roles)}`" if old else ""
     return f"{before}{needs}{needed} (this user is: {', '.join(roles)}{advice}){end}{rest}"
 
 

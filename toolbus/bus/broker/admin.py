@@ -306,7 +306,7 @@ class Admin:
         )
 
     async def roles(self) -> list[str] | None:
-        """Return the roles of this connection's user (``toolbus acl``); None for a user with all rights, whose keys are not told apart."""
+        """Return the roles of this connection's user (``toolbus secure acl``); None for one with all rights, whose keys are not named."""
         if await self._may_look_for("none"):
             return None
         return [role for role in ROLES if await self._may_look_for(role)]

@@ -367,7 +367,7 @@ class RedisConversations:
 
 def damaged(name: Name, reason: str) -> ConversationError:
     """Return the error for a conversation that can't be read."""
-    return ConversationError(f"the conversation {name.id!r} can't be read ({reason}); `toolbus conversations rm` deletes it")
+    return ConversationError(f"the conversation {name.id!r} can't be read ({reason}); `toolbus operate conversations rm` deletes it")
 
 
 def _document(name: Name) -> str:

@@ -244,4 +244,4 @@ def _checked(letter: str) -> str:
 
 
 def _no_such(queue: str, letter: str) -> ConfigurationError:
-    return ConfigurationError(f"there is no dead letter {letter} of {queue!r}; `toolbus dead list {queue}` lists them")
+    return ConfigurationError(f"there is no dead letter {letter} of {queue!r}; `toolbus operate dead list {queue}` lists them")

@@ -83,7 +83,7 @@ class RedisPins:
         tool = tools.get(name)
         if tool is None:
             raise ConfigurationError(
-                f"nobody offers a tool {shown(name)!r}, so there is nothing to approve; `toolbus pins list` shows them"
+                f"nobody offers a tool {shown(name)!r}, so there is nothing to approve; `toolbus secure pins list` shows them"
             )
         found = pins.digest_of(tool)
         if digest and not found.startswith(digest):

@@ -52,7 +52,7 @@ class RedisTokens:
             BrokerError: the server refuses it.
         """
         if len(await self.all()) >= MOST_TOKENS:
-            raise ConfigurationError(f"there are {MOST_TOKENS:,} tokens; revoke some with `toolbus tokens revoke`")
+            raise ConfigurationError(f"there are {MOST_TOKENS:,} tokens; revoke some with `toolbus secure tokens revoke`")
         await self._link.execute("HSET", self._key, record.id, msgspec.json.encode(record), repeatable=True)
 
     async def revoke(self, id: str) -> bool:

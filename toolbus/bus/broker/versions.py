@@ -104,7 +104,7 @@ class NamespaceVersion(NamedTuple):
         if self.written < OLDEST:
             raise BrokerError(
                 f"{self} is of version {self.written} of the protocol, and this process speaks {spoken(OURS)}: "
-                f"run `toolbus migrate` of a release that speaks versions {self.written} and {OLDEST} first"
+                f"run `toolbus operate migrate` of a release that speaks versions {self.written} and {OLDEST} first"
             )
 
     def __str__(self) -> str:
@@ -310,7 +310,9 @@ class RedisVersions:
             raise BrokerError(f"documents are written in an older form all the time ({done} converted so far); upgrade who writes them")
         if first is not None:
             more = f" (and {failed - 1} more)" if failed > 1 else ""
-            raise BrokerError(f"{first.key} can't be converted{more}: {first.problem}; put it anew or `toolbus rm` it, and run this again")
+            raise BrokerError(
+                f"{first.key} can't be converted{more}: {first.problem}; put it anew or `toolbus operate items rm` it, and run this again"
+            )
 
     async def _write(self, changes: list[Change]) -> int:
         """Write converted documents; one that somebody has changed meanwhile is looked at again in the next pass."""

@@ -54,7 +54,7 @@ def _removing(key: str) -> str:
     else:
         plain = (chr(each) if 32 <= each < 127 and each not in b"'\\" else f"\\x{each:02x}" for each in key.encode("utf-8", "replace"))
         word = f"$'{''.join(plain)}'"
-    return f"`toolbus rm {'-- ' if key.startswith('-') else ''}{word}` removes it"
+    return f"`toolbus operate items rm {'-- ' if key.startswith('-') else ''}{word}` removes it"
 
 
 def check_names(tool: str, arguments: Sequence[str], schema: Mapping[str, Any] | None) -> None:

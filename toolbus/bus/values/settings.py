@@ -159,5 +159,5 @@ def _given(environ: Mapping[str, str], arguments: Mapping[str, Any]) -> dict[str
             given[name] = (environ[variable], variable)
     for name in arguments:
         if name not in Settings.__struct_fields__:
-            raise ConfigurationError(f"there is no setting {name!r}; `toolbus settings` lists them")
+            raise ConfigurationError(f"there is no setting {name!r}; `toolbus see settings` lists them")
     return given

@@ -1,1 +1,1 @@
-"""The state of a namespace, sampled for people: what ``toolbus top`` and the gateway's page show."""
+"""The state of a namespace, sampled for people: what ``toolbus see top`` and the gateway's page show."""

@@ -1,6 +1,6 @@
 """``Snapshot``: the state of a namespace at one moment, with rates since earlier samples.
 
-``toolbus top`` and the gateway's page show these; ``msgspec.json.encode(snapshot)`` is the JSON of both. All fields are always there,
+``toolbus see top`` and the gateway's page show these; ``msgspec.json.encode(snapshot)`` is the JSON of both. All fields are always there,
 but for those of confirmations and running calls that have their defaults.
 
 ==================  ==============================================================================================================

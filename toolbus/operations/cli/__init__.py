@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import gc
-import importlib
 import os
 import sys
 from typing import Any
@@ -14,58 +13,164 @@ import click
 from toolbus.bus.support.display import harmless
 from toolbus.bus.values.results import ToolbusError
 from toolbus.bus.values.settings import misspelt
-from toolbus.operations.cli.common import Failure, drop_unwritable_output, no_command, open_closed, reason, say
-from toolbus.operations.cli.everywhere import accepting, options
+from toolbus.operations.cli.command import Place, Tree, common_options
+from toolbus.operations.cli.common import drop_unwritable_output, explained, open_closed, reason
+from toolbus.operations.cli.output import Failure, say
 
-_COMMANDS = {
-    "acl": ("tokens", "Print the least rights on the server that a user with a ROLE needs, for ACL SETUSER or an ACL file."),
-    "agent": ("agent", "Let a model answer QUESTION with tools."),
-    "approve": ("pins", "Approve a tool as it is now, so that agents may use this form of it."),
-    "call": ("calls", "Call a tool."),
-    "calls": ("recent", "Show the attempts of recent calls, and what runs."),
-    "chat": ("chat", "Talk with the service agent."),
-    "confirm": ("confirm", "Show and answer confirmation requests."),
-    "conformance": ("protocol", "Try whether a worker or an agent in another language keeps the protocol."),
-    "conversations": ("conversations", "Look after the conversations that agents keep."),
-    "dead": ("dead", "Handle dead letters."),
-    "demo": ("dev", "Run and check the main features."),
-    "describe": ("inspection", "Show everything known about a tool or a service, as JSON."),
-    "dev": ("dev", "Start all you need to try toolbus."),
-    "doctor": ("doctor", "Check the server and say what to fix."),
-    "get": ("items", "Print a static descriptor as JSON."),
-    "host": ("platform_up", "Serve the recorded tools that this machine may run."),
-    "im": ("chat", "Connect a messenger's windows with the service agent."),
-    "learning": ("learning", "Learn the scores of the toolkit's graph from what agents recorded, publish them, and roll them back."),
-    "list": ("items", "List static descriptors whose key starts with PREFIX."),
-    "mcp": ("serve", "Serve the tools to an MCP client on stdio."),
-    "migrate": ("protocol", "Bring a namespace to the version of the protocol that this release writes."),
-    "mount": ("mount", "Serve the tools of an MCP server, or the operations of an API."),
-    "new": ("dev", "Write NAME.py, a tool to start from, and test_NAME.py, its test."),
-    "pause": ("operate", "Make a service's workers stop taking requests."),
-    "pins": ("pins", "Decide which form of a tool may be used."),
-    "platform": ("platform", "Look after recorded tools: programs, containers and APIs that hosts run."),
-    "protocol": ("protocol", "Write the scripts and numbers that a worker or an agent in another language needs."),
-    "purge": ("operate", "Remove the requests that wait for a service."),
-    "put": ("items", "Store a static descriptor."),
-    "resume": ("operate", "Let a paused service's workers take requests again."),
-    "rm": ("items", "Delete a static descriptor."),
-    "serve": ("serve", "Offer the tools of the bus over HTTP."),
-    "services": ("inspection", "List the services, their workers and their backlog."),
-    "settings": ("inspection", "Show each setting, its value, and the source of the value."),
-    "stats": ("statistics", "Ask the workers for their statistics."),
-    "tokens": ("tokens", "Look after the bearer tokens of gateways."),
-    "toolkit": ("toolkit", "Manage the graph of actions and tools."),
-    "tools": ("inspection", "List the tools that can be called now."),
-    "top": ("top", "Watch services, workers, tools and calls in the terminal."),
-    "usage": ("statistics", "Show the usage of tools by user."),
-    "worker": ("worker", "Serve the tools of each TARGET."),
-    "workers": ("operate", "List the installed tool services."),
+_SEE = Tree(
+    "see",
+    help="""See what runs: services, workers, calls, statistics and settings. Nothing is changed.
+
+    \b
+    Examples:
+      toolbus see services                who serves what, and what waits
+      toolbus see top                     all of it live, in the terminal
+      toolbus see calls --failed --follow
+      toolbus see describe calculator     everything known about a tool
+    """,
+    no_args_is_help=True,
+    commands={
+        "": {
+            "services": Place("see", "List the services, their workers and their backlog."),
+            "workers": Place("see", "List the installed tool services."),
+            "describe": Place("see", "Show everything known about a tool or a service, as JSON."),
+            "calls": Place("see", "Show the attempts of recent calls, and what runs."),
+            "top": Place("see", "Watch services, workers, tools and calls in the terminal."),
+            "stats": Place("see", "Ask the workers for their statistics."),
+            "usage": Place("see", "Show the usage of tools by user."),
+            "settings": Place("see", "Show each setting, its value, and the source of the value."),
+        }
+    },
+)
+_SECURE = Tree(
+    "secure",
+    help="""Decide who may do what: forms of tools, tokens of gateways, and rights on the server.
+
+    \b
+    Examples:
+      toolbus secure pins list            which form of each tool may be used
+      toolbus secure approve search       the form that it has now
+      toolbus secure tokens add ci --user acme --expires 90d
+      toolbus secure acl worker           the least rights of a worker's user
+    """,
+    no_args_is_help=True,
+    commands={
+        "": {
+            "approve": Place("secure", "Approve a tool as it is now, so that agents may use this form of it."),
+            "pins": Place("secure", "Decide which form of a tool may be used."),
+            "tokens": Place("tokens", "Look after the bearer tokens of gateways."),
+            "acl": Place("tokens", "Print the least rights on the server that a user with a ROLE needs, for ACL SETUSER or an ACL file."),
+        }
+    },
+)
+_OPERATE = Tree(
+    "operate",
+    help="""Operate services and what the server keeps: queues, dead letters, conversations, documents.
+
+    \b
+    Examples:
+      toolbus operate pause search        its requests wait from now on
+      toolbus operate dead list           requests that could not be answered
+      toolbus operate items get --all > items.json
+      toolbus operate migrate --dry-run   after an upgrade
+    """,
+    no_args_is_help=True,
+    commands={
+        "": {
+            "pause": Place("operate", "Make a service's workers stop taking requests."),
+            "resume": Place("operate", "Let a paused service's workers take requests again."),
+            "purge": Place("operate", "Remove the requests that wait for a service."),
+            "dead": Place("operate", "Handle dead letters."),
+            "conversations": Place("operate", "Look after the conversations that agents keep."),
+            "items": Place(
+                "items",
+                "Look after static descriptors: tools and services that are declared by documents, beside those that workers publish.",
+            ),
+            "migrate": Place("protocol", "Bring a namespace to the version of the protocol that this release writes."),
+        }
+    },
+)
+_PLATFORM = Tree(
+    "platform",
+    help="""Look after recorded tools: programs, containers and APIs that hosts run.
+
+    \b
+    Examples:
+      toolbus platform up                 gateway, host, agents and messenger in one process tree
+      toolbus platform host --label gpu   run recorded tools on this machine
+      toolbus platform import tools/
+      toolbus platform search --category media stitch
+      toolbus platform chat "which tools work with images?"
+      toolbus platform status
+    """,
+    no_args_is_help=True,
+    commands={
+        "": {
+            "up": Place("platform_up", "Start the platform: gateway, host, service agent, coding agent, messenger."),
+            "host": Place("platform_up", "Serve the recorded tools that this machine may run."),
+            "im": Place("chat", "Connect a messenger's windows with the service agent."),
+            "chat": Place("chat", "Talk with the service agent."),
+            "import": Place("platform", "Record the tools and groups of registry.json, sources.json and groups.json in DIR."),
+            "export": Place("platform", "Write the recorded tools and groups to registry.json, sources.json and groups.json in DIR."),
+            "list": Place("platform", "List the recorded tools, those that wait for approval, and records that can't be used."),
+            "search": Place(
+                "platform", "Find recorded tools by category, backend runtime, group, and WORDS in id, title, description or category."
+            ),
+            "status": Place(
+                "platform", "Show which recorded tools run and where, the tasks of the coding agent, and the chats of the service agent."
+            ),
+            "logs": Place("platform", "Show what the programs of TOOL print, at all hosts, and what became of them."),
+            "sync": Place("platform", "Connect the items of CATALOGUE with the recorded tools and groups that they are."),
+            "cancel": Place("platform", "End TASK, a task of the coding agent: one that waits at once, one that runs within a moment."),
+        }
+    },
+)
+TASKS: dict[str, dict[str, Place | Tree]] = {
+    "Try": {
+        "dev": Place("dev", "Start all you need to try toolbus."),
+        "demo": Place("dev", "Run and check the main features."),
+    },
+    "Write": {
+        "new": Place("dev", "Write NAME.py, a tool to start from, and test_NAME.py, its test."),
+        "toolkit": Place("toolkit", "Manage the graph of actions and tools."),
+        "protocol": Place("protocol", "Write workers and agents in other languages: scripts, numbers, and checks."),
+    },
+    "Serve": {
+        "worker": Place("worker", "Serve the tools of each TARGET."),
+        "serve": Place("serve", "Offer the tools of the bus over HTTP."),
+        "mcp": Place("serve", "Serve the tools to an MCP client on stdio."),
+        "mount": Place("mount", "Serve the tools of an MCP server, or the operations of an API."),
+        "platform": _PLATFORM,
+    },
+    "Call": {
+        "call": Place("calls", "Call a tool."),
+        "agent": Place("agent", "Let a model answer QUESTION with tools."),
+        "confirm": Place("confirm", "Show and answer confirmation requests."),
+    },
+    "See": {
+        "tools": Place("see", "List the tools that can be called now."),
+        "see": _SEE,
+        "doctor": Place("doctor", "Check the server and say what to fix."),
+    },
+    "Secure": {"secure": _SECURE},
+    "Operate": {"operate": _OPERATE},
 }
-"""The module of each command, and the first sentence of its help, so that the list of commands loads none of them."""
+"""The commands by task: the module of each, and the first sentence of its help, so that the list of commands loads none of them."""
+
+MOVED = {
+    "learning": "toolkit learning",
+    "conformance": "protocol conformance",
+    **{name: f"operate items {name}" for name in ("get", "list", "put", "rm")},
+    **{name: f"operate {name}" for name in ("conversations", "dead", "migrate", "pause", "purge", "resume")},
+    **{name: f"platform {name}" for name in ("chat", "host", "im")},
+    **{name: f"secure {name}" for name in ("acl", "approve", "pins", "tokens")},
+    **{name: f"see {name}" for name in ("calls", "describe", "services", "settings", "stats", "top", "usage", "workers")},
+}
+"""Where commands are that stood at the first level: using an old name says so."""
 
 
-class _Commands(click.Group):
-    """Imports a command's module only when the command is used, so that --help is quick, and reports errors in one line."""
+class _Commands(Tree):
+    """Reports errors in one line, and says where commands are that have moved."""
 
     def main(self, *args: Any, **extra: Any) -> Any:
         """Run the command line; help that can't be written ends it with exit code 1."""
@@ -76,11 +181,9 @@ class _Commands(click.Group):
             _unwritable(error).show()
             sys.exit(1)
 
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command, or fail with the names that look like it."""
-        if args[0] not in _COMMANDS and not args[0].startswith("-"):
-            raise no_command(ctx, args[0], _COMMANDS)
-        return super().resolve_command(ctx, args)
+    def moved(self, name: str) -> str:
+        """Return where a command is that stood here."""
+        return MOVED.get(name, "")
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command. A ToolbusError or an error of the system ends it with exit code 1, Ctrl-C with 130."""
@@ -90,7 +193,7 @@ class _Commands(click.Group):
             # The reader of the output has gone; click ends the command quietly.
             raise
         except ToolbusError as error:
-            raise Failure(_explained(ctx, error)) from None
+            raise Failure(explained(error)) from None
         except OSError as error:
             raise _unwritable(error) from None
         except KeyboardInterrupt:
@@ -101,33 +204,6 @@ class _Commands(click.Group):
             if harmless(text) == text:
                 raise
             raise click.UsageError(harmless(text), error.ctx) from None
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(_COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _COMMANDS:
-            return None
-        module = importlib.import_module(f"toolbus.operations.cli.{_COMMANDS[cmd_name][0]}")
-        command: click.Command = getattr(module, f"{cmd_name}_command")
-        return accepting(command)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of commands without loading them."""
-        width = formatter.width - 6 - max(map(len, _COMMANDS))
-        rows = [(name, click.Command(name, help=about).get_short_help_str(width)) for name, (_, about) in sorted(_COMMANDS.items())]
-        with formatter.section("Commands"):
-            formatter.write_dl(rows)
-
-
-def _explained(ctx: click.Context, error: ToolbusError) -> str:
-    """Return the message of an error; that of a right that is missing says which roles the user has."""
-    text = str(error)
-    if not text.startswith(("NOPERM", "ERR ")):
-        return text
-    from toolbus.operations.cli.common import explained
-
-    return explained(ctx, error)
 
 
 def _unwritable(error: OSError) -> Failure:
@@ -141,20 +217,19 @@ def _unwritable(error: OSError) -> Failure:
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
-@click.command(cls=_Commands, params=options(), context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=_Commands,
+    commands=TASKS,
+    params=common_options(),
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.version_option(package_name="toolbus", prog_name="toolbus")
 @click.pass_context
 def main(ctx: click.Context, /, **given: Any) -> None:
     """Tools for LLM agents, run by a pool of workers over Redis Streams.
 
-    \b
-    Start here:
-      toolbus dev                            a server, example workers, and how to use them
-      toolbus new weather                    write a tool file and its test
-      toolbus worker weather.py              serve it (as many times as you like)
-      toolbus call weather text=hello times=3   call it
-
-    The options below may also stand after the command's name.
+    Start with `toolbus dev`; `toolbus new weather` writes a tool, and `toolbus worker weather.py` serves it.
+    The options may also stand after the command's name.
     """
     # A command's own modules are loaded from here on, and last: rare looks for garbage save a tenth of its start.
     gc.set_threshold(20_000, 20, 20)

@@ -6,11 +6,11 @@ import asyncio
 import math
 import os
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Self
 
 import click
 
@@ -19,17 +19,9 @@ from toolbus.bus.client.confirmations import Confirmation
 from toolbus.bus.client.tools.tool import Tool
 from toolbus.bus.support.display import one_line, visible
 from toolbus.bus.values.events import Answered, Asked, Event
-from toolbus.operations.cli.common import (
-    Failure,
-    Seconds,
-    TerminalPrompt,
-    fail,
-    output_option,
-    print_json,
-    read_text,
-    say,
-    settings_with_server,
-)
+from toolbus.operations.cli.command import Categories, Groups, Names, Output, Seconds, Share, User, command, option
+from toolbus.operations.cli.common import read_text, settings_with_server
+from toolbus.operations.cli.output import Failure, fail, print_json, say
 
 if TYPE_CHECKING:
     from toolbus.agent import AgentEvent, Answer, ChatEndpoint
@@ -47,35 +39,51 @@ class _Unset(Failure):
     exit_code = 2
 
 
-@click.command("agent")
-@click.argument("question", required=False)
-@click.option("--model", help="The model's name (OPENAI_MODEL).")
-@click.option("--base-url", help="The endpoint (OPENAI_BASE_URL; OpenAI's own).")
-@click.option("--system", help="Instructions for the model, instead of the default ones.")
-@click.option("--group", "groups", multiple=True, help="Only tools in this group (may be repeated).")
-@click.option("--category", "categories", multiple=True, help="Only tools of this category (may be repeated).")
-@click.option("--tool", "names", multiple=True, help="Only this tool (may be repeated).")
-@click.option("--action", "actions", multiple=True, help="Walk the toolkit graph from this action (may be repeated).")
-@click.option("--operator", help="Walk the graph as this operator of a published preset: its instruction, actions, threshold and hops.")
-@click.option("--walk", is_flag=True, help="Walk the graph from the actions that fit QUESTION best.")
-@click.option("--threshold", type=click.FloatRange(0, 1), help="Lowest score of an edge when walking (the operator's, or 0.5).")
-@click.option("--hops", type=click.IntRange(0, 100), help="How many next actions are shown when walking (the operator's, or 1).")
-@click.option(
-    "--record", type=click.Path(path_type=Path), help="Record the calls when walking, to learn scores from: .jsonl, .db or .sqlite."
-)
-@click.option(
-    "--explore", type=click.FloatRange(0, 1), default=0.0, help="Probability that a tool below the threshold is shown all the same (0)."
-)
-@click.option("--user", default="", help="The tenant that tools run for.")
-@click.option("--session", help="The agent's session (the conversation's id, if it is kept; else none).")
-@click.option("--conversation", help="Keep the conversation under this id, or go on with it; see `toolbus conversations`.")
-@click.option("--idempotency-key", help="Ask once, however often the command is run with this key. Needs --conversation.")
-@click.option("--turns", type=click.IntRange(min=1), default=12, show_default=True, help="Most requests to the model.")
-@click.option("--timeout", type=Seconds(), default=300.0, show_default=True, help="Seconds for the whole answer.")
-@click.option("--yes", is_flag=True, help="Confirm all calls that need confirmation; otherwise you are asked on a terminal.")
-@output_option
-@click.pass_context
-def agent_command(ctx: click.Context, /, question: str | None, output: str, **options: Any) -> None:
+_WALKS = ("walk", "actions", "operator")
+_MOST_HOPS = click.IntRange(0, 100)
+
+
+class Options(NamedTuple):
+    """How the model asks, and which tools it is shown."""
+
+    model: Annotated[str | None, option("The model's name (OPENAI_MODEL).")]
+    base_url: Annotated[str | None, option("The endpoint (OPENAI_BASE_URL; OpenAI's own).")]
+    system: Annotated[str | None, option("Instructions for the model, instead of the default ones.")]
+    groups: Groups
+    categories: Categories
+    names: Names
+    actions: Annotated[tuple[str, ...], option("Walk the toolkit graph from this action (may be repeated).", "--action")]
+    operator: Annotated[
+        str | None, option("Walk the graph as this operator of a published preset: its instruction, actions, threshold and hops.")
+    ]
+    walk: Annotated[bool, option("Walk the graph from the actions that fit QUESTION best.")]
+    threshold: Annotated[float | None, option("Lowest score of an edge when walking (the operator's, or 0.5).", type=Share, needs=_WALKS)]
+    hops: Annotated[
+        int | None, option("How many next actions are shown when walking (the operator's, or 1).", type=_MOST_HOPS, needs=_WALKS)
+    ]
+    record: Annotated[Path | None, option("Record the calls when walking, to learn scores from: .jsonl, .db or .sqlite.")]
+    explore: Annotated[
+        float,
+        option("Probability that a tool below the threshold is shown all the same (0).", type=Share, default=0.0, needs=_WALKS),
+    ]
+    user: User
+    session: Annotated[str | None, option("The agent's session (the conversation's id, if it is kept; else none).")]
+    conversation: Annotated[
+        str | None, option("Keep the conversation under this id, or go on with it; see `toolbus operate conversations`.")
+    ]
+    idempotency_key: Annotated[str | None, option("Ask once, however often the command is run with this key. Needs --conversation.")]
+    turns: Annotated[int, option("Most requests to the model.", type=click.IntRange(min=1), default=12)]
+    timeout: Annotated[float, option("Seconds for the whole answer.", type=Seconds(), default=300.0)]
+    yes: Annotated[bool, option("Confirm all calls that need confirmation; otherwise you are asked on a terminal.")]
+
+    @property
+    def walks(self) -> bool:
+        """True if the model is shown what the graph recommends."""
+        return bool(self.walk or self.actions or self.operator)
+
+
+@command("agent")
+def agent_command(question: str | None, options: Options, output: Output) -> None:
     """Let a model answer QUESTION with tools.
 
     QUESTION may be - to read it from standard input. Works with any endpoint that is compatible with
@@ -96,7 +104,7 @@ def agent_command(ctx: click.Context, /, question: str | None, output: str, **op
     """
     from toolbus.bus import telemetry
 
-    settings = settings_with_server(ctx)
+    settings = settings_with_server()
     telemetry.configure_export("toolbus-agent")
     text = read_text("-") if question == "-" else question
     screen = _Screen(quiet=output == "json")
@@ -109,7 +117,7 @@ def agent_command(ctx: click.Context, /, question: str | None, output: str, **op
     if answer.reason == "turns":
         fail(f"stopped: no answer in {answer.turns} turns ({answer.calls} calls, {answer.failed} failed); --turns allows more")
     if answer.reason == "time":
-        fail(f"stopped: no answer in {options['timeout']:g} s ({answer.calls} calls, {answer.failed} failed); --timeout allows more")
+        fail(f"stopped: no answer in {options.timeout:g} s ({answer.calls} calls, {answer.failed} failed); --timeout allows more")
     if answer.reason == "length":
         fail("the answer is cut off: the endpoint's limit on its length was reached")
     if answer.reason == "full":
@@ -118,21 +126,21 @@ def agent_command(ctx: click.Context, /, question: str | None, output: str, **op
         fail("the model sent no text")
 
 
-def _check_usage(text: str | None, options: dict[str, Any]) -> None:
-    for given in ("conversation", "idempotency_key"):
-        if options[given] == "":
-            raise click.UsageError(f"--{given.replace('_', '-')} is empty; leave it out to have none")
-    if text is None and not options["conversation"]:
+def _check_usage(text: str | None, options: Options) -> None:
+    for name, value in (("--conversation", options.conversation), ("--idempotency-key", options.idempotency_key)):
+        if value == "":
+            raise click.UsageError(f"{name} is empty; leave it out to have none")
+    if text is None and not options.conversation:
         raise click.UsageError("Missing argument 'QUESTION'; only --conversation goes without one")
     if text is not None and not text.strip():
         raise click.UsageError("QUESTION is empty")
-    if options["idempotency_key"] and (text is None or not options["conversation"]):
+    if options.idempotency_key and (text is None or not options.conversation):
         raise click.UsageError("--idempotency-key needs QUESTION and --conversation")
-    if options["walk"] and text is None:
+    if options.walk and text is None:
         raise click.UsageError("--walk needs QUESTION; name the actions with --action")
 
 
-def _endpoint(options: dict[str, Any]) -> tuple[ChatEndpoint, str]:
+def _endpoint(options: Options) -> tuple[ChatEndpoint, str]:
     from toolbus.bus.values.results import ConfigurationError
 
     try:
@@ -140,47 +148,52 @@ def _endpoint(options: dict[str, Any]) -> tuple[ChatEndpoint, str]:
     except ImportError:
         raise _Unset("the agent needs httpx: pip install 'toolbus[agent]'") from None
     try:
-        return endpoint_of(os.environ, base_url=options["base_url"] or "", model=options["model"] or "")
+        return endpoint_of(os.environ, base_url=options.base_url or "", model=options.model or "")
     except ConfigurationError as error:
         raise _Unset(str(error)) from None
 
 
-async def _ask(
-    settings: Settings, endpoint: ChatEndpoint, model: str, question: str | None, screen: _Screen, options: dict[str, Any]
-) -> Answer:
+async def _ask(settings: Settings, endpoint: ChatEndpoint, model: str, question: str | None, screen: _Screen, options: Options) -> Answer:
     from toolbus import ToolBus
     from toolbus.agent import SYSTEM, Agent
 
-    system = SYSTEM if options["system"] is None else options["system"]
+    system = SYSTEM if options.system is None else options.system
     try:
         async with endpoint, ToolBus(settings=settings) as bus, _recorder(bus, options) as recorder:
             executor = bus.executor(
                 tools=_chosen(bus.tools, options),
-                user=options["user"],
-                session=(options["conversation"] or "") if options["session"] is None else options["session"],
+                user=options.user,
+                session=(options.conversation or "") if options.session is None else options.session,
                 model=model,
-                confirmer=(lambda request: True) if options["yes"] else TerminalPrompt(screen.ask).ask,
+                confirmer=(lambda request: True) if options.yes else TerminalPrompt(screen.ask).ask,
             )
             walk, instruction = _walk(executor.tools, question or "", recorder, options)
             system = "\n\n".join(part for part in (system, instruction) if part)
-            limits = {"max_turns": options["turns"], "max_seconds": options["timeout"]}
-            agent = Agent(endpoint, executor, system=system, walk=walk, conversation=options["conversation"], **limits)
+            agent = Agent(
+                endpoint,
+                executor,
+                system=system,
+                walk=walk,
+                conversation=options.conversation,
+                max_turns=options.turns,
+                max_seconds=options.timeout,
+            )
             if question is not None:
-                return await agent.ask(question, screen.show, idempotency_key=options["idempotency_key"])
+                return await agent.ask(question, screen.show, idempotency_key=options.idempotency_key)
             answer = await agent.resume(screen.show)
             if answer is None:
-                fail(f"there is no conversation {options['conversation']!r}; begin it with a QUESTION")
+                fail(f"there is no conversation {options.conversation!r}; begin it with a QUESTION")
             return answer
     except BaseException:
         screen.end()
         raise
 
 
-def _chosen(tools: ToolView, options: dict[str, Any]) -> ToolView:
+def _chosen(tools: ToolView, options: Options) -> ToolView:
     """Return the tools that --group, --category and --tool select."""
     from toolbus.bus.values.results import ConfigurationError
 
-    selection = {kind: options[kind] for kind in ("groups", "categories", "names") if options[kind]}
+    selection = {kind: value for kind in ("groups", "categories", "names") if (value := getattr(options, kind))}
     found = tools.filter(**selection)
     if selection and not found:
         chosen = ", ".join(f"{kind} {' '.join(wanted)}" for kind, wanted in selection.items())
@@ -189,35 +202,31 @@ def _chosen(tools: ToolView, options: dict[str, Any]) -> ToolView:
 
 
 @asynccontextmanager
-async def _recorder(bus: ToolBus, options: dict[str, Any]) -> AsyncIterator[Recorder | None]:
+async def _recorder(bus: ToolBus, options: Options) -> AsyncIterator[Recorder | None]:
     """Return what records calls into the file of --record, if any."""
     from toolbus.bus.values.results import ConfigurationError
 
-    if options["record"] is None:
+    if options.record is None:
         yield None
         return
-    if not _walks(options):
+    if not options.walks:
         raise ConfigurationError("--record needs --walk, --action or --operator: what is learned are the scores of the graph's edges")
     try:
         from toolbus.toolkit.learning import Recorder, open_store
     except ImportError as error:
         raise ConfigurationError(f"walking needs {error.name}: pip install 'toolbus[toolkit]'") from None
-    with open_store(options["record"]) as store:
+    with open_store(options.record) as store:
         with Recorder(store, bus.events) as recorder:
             yield recorder
         if recorder.dropped:
-            say(f"{recorder.dropped} calls could not be recorded in {options['record']}; the log says why", err=True)
+            say(f"{recorder.dropped} calls could not be recorded in {options.record}; the log says why", err=True)
 
 
-def _walks(options: dict[str, Any]) -> bool:
-    return bool(options["walk"] or options["actions"] or options["operator"])
-
-
-def _walk(tools: ToolView, question: str, recorder: Recorder | None, options: dict[str, Any]) -> tuple[Walk | None, str]:
+def _walk(tools: ToolView, question: str, recorder: Recorder | None, options: Options) -> tuple[Walk | None, str]:
     """Return the agent's walk through the graph, if any, and the operator's instruction."""
     from toolbus.bus.values.results import ConfigurationError
 
-    if not _walks(options):
+    if not options.walks:
         return None, ""
     try:
         from toolbus.toolkit.live import operator_of, published, starts_of
@@ -225,14 +234,14 @@ def _walk(tools: ToolView, question: str, recorder: Recorder | None, options: di
         from toolbus.toolkit.walk import Walk
     except ImportError as error:
         raise ConfigurationError(f"walking needs {error.name}: pip install 'toolbus[toolkit]'") from None
-    operator = operator_of(tools.catalogue, options["operator"]) if options["operator"] else OperatorEntry("", hops=1)
-    wanted = options["actions"] or operator.actions or [question]
+    operator = operator_of(tools.catalogue, options.operator) if options.operator else OperatorEntry("", hops=1)
+    wanted = options.actions or operator.actions or [question]
     starts = starts_of(published(tools.catalogue), wanted)
     if not starts:
         raise ConfigurationError(f"no action of the toolkit graph fits {', '.join(wanted)}; `toolbus toolkit show` lists it")
-    threshold = operator.threshold if options["threshold"] is None else options["threshold"]
-    hops = operator.hops if options["hops"] is None else options["hops"]
-    walk = Walk(tools, starts, threshold=threshold, hops=hops, recorder=recorder, explore=options["explore"])
+    threshold = operator.threshold if options.threshold is None else options.threshold
+    hops = operator.hops if options.hops is None else options.hops
+    walk = Walk(tools, starts, threshold=threshold, hops=hops, recorder=recorder, explore=options.explore)
     return walk, operator.instruction
 
 
@@ -308,6 +317,38 @@ class _Screen:
     def _line(self, text: str) -> None:
         self.end()
         say(text.replace("\n", " "), dim=True, err=True)
+
+
+class TerminalPrompt:
+    """Asks one question at a time at the terminal; without a terminal the answer is no.
+
+    Args:
+        show: prints a question.
+    """
+
+    def __init__(self, show: Callable[[str], None]) -> None:
+        self._show = show
+        self._turn = asyncio.Lock()
+
+    async def ask(self, question: object) -> bool:
+        """Print ``str(question)`` and return whether the answer is yes."""
+        if not sys.stdin.isatty():
+            return False
+        async with self._turn:
+            self._show(str(question))
+            loop = asyncio.get_running_loop()
+            answer: asyncio.Future[str] = loop.create_future()
+
+            def read() -> None:
+                if not answer.done():
+                    answer.set_result(sys.stdin.readline())
+
+            # Not in a thread, because a thread that waits for a line can't be cancelled.
+            loop.add_reader(sys.stdin, read)
+            try:
+                return (await answer).strip().lower() in {"y", "yes"}
+            finally:
+                loop.remove_reader(sys.stdin)
 
 
 class HandlerQuestions:

@@ -8,23 +8,14 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 
 from toolbus.bus.support.display import visible
-from toolbus.operations.cli.common import (
-    Seconds,
-    fail,
-    namespace_of,
-    output_option,
-    print_json,
-    read_json,
-    read_text,
-    say,
-    say_content,
-    with_bus,
-)
+from toolbus.operations.cli.command import Output, Seconds, argument, command, option
+from toolbus.operations.cli.common import namespace_of, read_json, read_text, with_bus
+from toolbus.operations.cli.output import fail, print_json, say, say_content
 
 if TYPE_CHECKING:
     from toolbus import Blob, ToolBus, ToolResult
@@ -95,34 +86,20 @@ _PLAIN = ("unknown_tool", "unknown_service", "no_worker")
 _NUMBER = re.compile(r"[+-]?(\d+\.?|\d*\.\d+)", re.ASCII)
 
 
-@click.command("call")
-@click.argument("tool")
-@click.argument("pairs", nargs=-1, metavar="[KEY=VALUE]...")
-@click.option("--json", "document", help="All arguments as one JSON object; - reads standard input.")
-@click.option("--user", default="", help="The tenant that the call runs for.")
-@click.option("--session", default="", help="The agent's session.")
-@click.option("--stream/--no-stream", default=None, help="Print text as it is produced; on by default on a terminal.")
-@click.option("--timeout", type=Seconds(), help="Seconds until the call ends in any case (default: the tool's, else 60).")
-@click.option("--wait", type=Seconds(), help="Seconds to wait for a worker to appear.")
-@click.option("--yes", is_flag=True, help="Confirm a call that needs confirmation; otherwise you and others are asked.")
-@click.option("--confirm-timeout", type=Seconds(), default=300.0, show_default=True, help="Seconds to wait for the confirmation.")
-@click.option("--save", type=click.Path(file_okay=False), help="Write the images and files of the result into this folder.")
-@output_option
-@click.pass_context
+@command("call")
 def call_command(
-    ctx: click.Context,
     tool: str,
-    pairs: tuple[str, ...],
-    document: str | None,
-    user: str,
-    session: str,
-    stream: bool | None,
-    timeout: float | None,
-    wait: float | None,
-    yes: bool,
-    confirm_timeout: float,
-    save: str | None,
-    output: str,
+    pairs: Annotated[tuple[str, ...], argument(metavar="[KEY=VALUE]...")],
+    document: Annotated[str | None, option("All arguments as one JSON object; - reads standard input.", "--json")],
+    user: Annotated[str, option("The tenant that the call runs for.", default="")],
+    session: Annotated[str, option("The agent's session.", default="")],
+    stream: Annotated[bool | None, option("Print text as it is produced; on by default on a terminal.", "--stream/--no-stream")],
+    timeout: Annotated[float | None, option("Seconds until the call ends in any case (default: the tool's, else 60).", type=Seconds())],
+    wait: Annotated[float | None, option("Seconds to wait for a worker to appear.", type=Seconds())],
+    yes: Annotated[bool, option("Confirm a call that needs confirmation; otherwise you and others are asked.")],
+    confirm_timeout: Annotated[float, option("Seconds to wait for the confirmation.", type=Seconds(), default=300.0)],
+    save: Annotated[str | None, option("Write the images and files of the result into this folder.", type=click.Path(file_okay=False))],
+    output: Output,
 ) -> None:
     """Call a tool. The exit code is 0 when it succeeded and 1 when it failed.
 
@@ -169,7 +146,7 @@ def call_command(
         async with made as call, questions:
             return await _print(call, questions, quiet=not streaming)
 
-    result = with_bus(ctx, main)
+    result = with_bus(main)
     if output == "json":
         print_json(result)
     elif not streaming and result.success:
@@ -185,7 +162,7 @@ def call_command(
         say(f"{blobs}; --save DIR writes {them} to files, --output json shows {them} in base64", err=True)
     if result.error is not None:
         error = result.error
-        where = namespace_of(ctx) if error.type == "not_found" and error.origin == "bus" else ""
+        where = namespace_of() if error.type == "not_found" and error.origin == "bus" else ""
         code = f" ({visible(error.code)})" if error.code and error.message and error.code not in _PLAIN else ""
         later = f"; try again after {error.retry_after:g} s" if error.retry_after else ""
         fail(f"{error.type}{code}: {error.message or error.code}{later}{where}")
@@ -202,7 +179,7 @@ async def _allowed(
     from toolbus import ToolError
     from toolbus.bus.client.confirmations import Confirmation
     from toolbus.bus.values.envelope import new_run
-    from toolbus.operations.cli.common import TerminalPrompt
+    from toolbus.operations.cli.agent import TerminalPrompt
 
     arguments = tool.prepare(arguments)
     confirmation = Confirmation(new_run(), "", tool, arguments, user=user, session=session, timeout=seconds, limit=bus.settings.max_request)

@@ -9,13 +9,15 @@ import secrets
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
 
 import click
 
 from toolbus.bus.support.display import visible
-from toolbus.operations.cli.common import Seconds, fail, output_option, print_json, read_text, say, settings_with_server
+from toolbus.operations.cli.command import Folder, Lifeline, Output, Seconds, command, option
+from toolbus.operations.cli.common import read_text, serving_settings, settings_with_server
+from toolbus.operations.cli.output import fail, print_json, say
 
 if TYPE_CHECKING:
     from toolbus.bus.values.results import ToolResult
@@ -23,15 +25,15 @@ if TYPE_CHECKING:
     from toolbus.sync import ToolBus
 
 
-@click.command("chat")
-@click.argument("message", required=False)
-@click.option("--chat-id", default="", help="Go on with this chat, or begin one with this id.")
-@click.option("--user", default="", help="The tenant on whose behalf you talk; each has chats of their own.")
-@click.option("--tool", default="chat", show_default=True, help="Tool that answers.")
-@click.option("--timeout", type=Seconds(), help="Seconds for an answer (the tool's own, 600).")
-@output_option
-@click.pass_context
-def chat_command(ctx: click.Context, message: str | None, chat_id: str, user: str, tool: str, timeout: float | None, output: str) -> None:
+@command("chat")
+def chat_command(
+    message: str | None,
+    chat_id: Annotated[str, option("Go on with this chat, or begin one with this id.", default="")],
+    user: Annotated[str, option("The tenant on whose behalf you talk; each has chats of their own.", default="")],
+    tool: Annotated[str, option("Tool that answers.", default="chat")],
+    timeout: Annotated[float | None, option("Seconds for an answer (the tool's own, 600).", type=Seconds())],
+    output: Output,
+) -> None:
     """Talk with the service agent.
 
     With MESSAGE (- reads it from standard input) it is answered, and the command ends. Without, each line that you type is a message,
@@ -40,11 +42,11 @@ def chat_command(ctx: click.Context, message: str | None, chat_id: str, user: st
 
     \b
     Examples:
-      toolbus chat "which tools work with images?"
-      toolbus chat --chat-id images
-      toolbus chat --chat-id images "make me one that rotates them" --output json
+      toolbus platform chat "which tools work with images?"
+      toolbus platform chat --chat-id images
+      toolbus platform chat --chat-id images "make me one that rotates them" --output json
     """
-    settings = settings_with_server(ctx)
+    settings = settings_with_server()
     if message is None and output == "json":
         raise click.UsageError("--output json answers one message; give MESSAGE, or - to read it from standard input")
     text = read_text("-") if message == "-" else message
@@ -65,7 +67,7 @@ def chat_command(ctx: click.Context, message: str | None, chat_id: str, user: st
     if output == "json":
         print_json(result.data if isinstance(result.data, dict) else {"response": result.output or "", "chat_id": chat})
     elif not chat_id and sys.stderr.isatty():
-        say(f"go on: toolbus chat --chat-id {chat}", dim=True, err=True)
+        say(f"go on: toolbus platform chat --chat-id {chat}", dim=True, err=True)
 
 
 class _Talk:
@@ -82,7 +84,10 @@ class _Talk:
         """Answer each line of the input until its end."""
         if prompting:
             _edit_lines()
-            say(f"chat {visible(self._chat_id)}; Ctrl-D ends it, and `toolbus chat --chat-id {visible(self._chat_id)}` goes on", err=True)
+            say(
+                f"chat {visible(self._chat_id)}; Ctrl-D ends it, and `toolbus platform chat --chat-id {visible(self._chat_id)}` goes on",
+                err=True,
+            )
         while (line := _line(prompting)) is not None:
             if not line.strip():
                 continue
@@ -161,34 +166,15 @@ def _line(prompting: bool) -> str | None:
 _ENV = "TOOLBUS_IM_"
 
 
-@click.command("im")
-@click.option("--server", required=True, envvar=f"{_ENV}SERVER", help="Address of the messenger, ws:// or wss://.")
-@click.option("--contact", required=True, envvar=f"{_ENV}CONTACT", help="Name of this contact in the messenger.")
-@click.option("--tool", default="chat", show_default=True, envvar=f"{_ENV}TOOL", help="Tool that answers.")
-@click.option(
-    "--user",
-    default="im",
-    show_default=True,
-    envvar=f"{_ENV}USER",
-    help="The tenant on whose behalf messages are answered, and who has their chats.",
-)
-@click.option(
-    "--shared",
-    multiple=True,
-    envvar=f"{_ENV}SHARED",
-    metavar="WINDOW",
-    help="A window that all senders share, with its memory (repeatable).",
-)
-@click.option(
-    "--state",
-    type=click.Path(path_type=Path, file_okay=False),
-    envvar=f"{_ENV}STATE",
-    help="Folder of the windows (toolbus/agent/im/CONTACT in ~/.local/state).",
-)
-@click.option("--lifeline", type=int, hidden=True)
-@click.pass_context
+@command("im", env=_ENV)
 def im_command(
-    ctx: click.Context, server: str, contact: str, tool: str, user: str, shared: tuple[str, ...], state: Path | None, lifeline: int | None
+    server: Annotated[str, option("Address of the messenger, ws:// or wss://.", required=True)],
+    contact: Annotated[str, option("Name of this contact in the messenger.", required=True)],
+    tool: Annotated[str, option("Tool that answers.", default="chat")],
+    user: Annotated[str, option("The tenant on whose behalf messages are answered, and who has their chats.", default="im")],
+    shared: Annotated[tuple[str, ...], option("A window that all senders share, with its memory (repeatable).", metavar="WINDOW")],
+    state: Annotated[Path | None, option("Folder of the windows (toolbus/im/CONTACT in ~/.local/state).", type=Folder)],
+    lifeline: Lifeline,
 ) -> None:
     """Connect a messenger's windows with the service agent.
 
@@ -198,19 +184,16 @@ def im_command(
 
     \b
     Examples:
-      toolbus im --server ws://localhost:8765 --contact tool_agent
+      toolbus platform im --server ws://localhost:8765 --contact tool_agent
     """
-    from toolbus.bus import telemetry
     from toolbus.bus.worker.process.event_loop import run_loop
 
-    settings = settings_with_server(ctx, serves=True)
     if not _is_address(server):
         raise click.UsageError("--server is an address such as ws://localhost:8765")
     if not contact.strip() or len(contact) > 255:
         raise click.UsageError("--contact is a name of 1 to 255 characters")
     folder = state or _usual(contact)
-    telemetry.configure_logging(settings.log_level, settings.log_format)
-    telemetry.configure_export("toolbus-im")
+    settings = serving_settings("im")
     run_loop(lambda: _connect(settings, server, contact, tool, user, shared, folder, lifeline))
 
 

@@ -1,93 +1,31 @@
-"""Helpers of all commands: settings from options, one-line errors."""
+"""What commands share: settings from options, connections, and input of people."""
 
 from __future__ import annotations
 
-import asyncio
-import difflib
-import math
 import os
 import select
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
 from io import BufferedIOBase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
-import msgspec
 
-from toolbus.bus.broker.access import is_forbidden, with_roles
-from toolbus.bus.broker.admin import Admin
-from toolbus.bus.support.display import harmless, visible, visible_lines
 from toolbus.bus.support.safe_text import reason_of
 from toolbus.bus.values.results import ConfigurationError, ToolbusError
 from toolbus.bus.values.settings import PREFIX, Settings, misspelt
+from toolbus.operations.cli.output import fail
 
 if TYPE_CHECKING:
     from toolbus import ToolBus
-
-
-def say(text: object = "", *, err: bool = False, nl: bool = True, fg: str | None = None, dim: bool = False) -> None:
-    """Print a text, without anything in it that could command the terminal or reorder text.
-
-    Args:
-        text: what to print.
-        err: to standard error.
-        nl: end the line.
-        fg: its colour.
-        dim: whether it is less important.
-    """
-    click.secho(harmless(str(text)), err=err, nl=nl, fg=fg, dim=dim or None)
-
-
-def say_content(text: str, *, nl: bool = True) -> None:
-    """Print what a person or program asked for: as it is into a file or pipe, like ``say`` on a terminal."""
-    # Told that colours are wanted, click leaves the text as it is.
-    click.echo(harmless(text) if sys.stdout.isatty() else text, nl=nl, color=True)
-
-
-def is_confirmed(question: str) -> bool:
-    """Ask on the terminal, apart from the output, and return whether the answer is yes."""
-    try:
-        return click.confirm(harmless(question), err=True)
-    except click.Abort:
-        # The input has ended, or Ctrl-C was pressed, within the line of the question.
-        say(err=True)
-        return False
-
-
-def print_json(value: Any) -> None:
-    """Print one JSON document to standard output."""
-    # Characters that could command a terminal or hide text become JSON escapes, which JSON reads as the same value.
-    click.echo(visible_lines(msgspec.json.format(msgspec.json.encode(value)).decode()))
-
-
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str) -> None:
-    """Print a table on a terminal and aligned text elsewhere; ``empty`` is the message for no rows."""
-    cells = [[visible(str(cell)) for cell in row] for row in rows]
-    if not cells:
-        say(empty, err=True)
-        return
-    if sys.stdout.isatty():
-        from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table(*columns, box=None, header_style="bold", pad_edge=False)
-        for row in cells:
-            # As Text objects, because brackets in a plain string would be markup.
-            table.add_row(*map(Text, row))
-        Console().print(table)
-        return
-    widths = [max(len(row[index]) for row in [list(columns), *cells]) for index in range(len(columns))]
-    for row in [list(columns), *cells]:
-        say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    from toolbus.bus.broker.admin import Admin
 
 
 T = TypeVar("T")
-F = TypeVar("F", bound=Callable[..., Any])
+C = TypeVar("C")
 
 
 GATEWAY_PORT = 8001
@@ -99,56 +37,22 @@ def needs_gateway(error: ImportError) -> str:
     return f"the gateway needs more packages ({error}): pip install 'toolbus[gateway]'"
 
 
-class Seconds(click.FloatRange):
-    """A number of seconds, above 0 and at most ``most``; not infinite and not NaN.
-
-    Args:
-        most: the longest time.
-    """
-
-    name = "seconds"
-
-    def __init__(self, most: float = 1e9) -> None:
-        super().__init__(min=0, min_open=True, max=most)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the number, or fail with a usage error."""
-        try:
-            number = float(value)
-        except ValueError:
-            number = math.nan
-        if math.isnan(number):
-            self.fail(f"{value!r} is not a number of seconds", param, ctx)
-        return super().convert(number, param, ctx)
-
-
-def no_command(ctx: click.Context, name: str, names: Iterable[str]) -> click.UsageError:
-    """Return the error for a command that there is not in a group, with the names that look like it."""
-    near = difflib.get_close_matches(name, list(names))
-    advice = f"did you mean {', '.join(near)}?" if near else f"`{ctx.command_path} --help` lists them"
-    return click.UsageError(f"there is no command {name!r}; {advice}", ctx)
+RESTART = 30.0
+"""Seconds for which a command that goes on until it is stopped waits for its server at the start: servers and workers restart together."""
 
 
 class NotMendable(ConfigurationError):
     """A start would be refused in the same way whatever the served files say."""
 
 
-class Failure(click.ClickException):
-    """An error in one line, exit code 1."""
-
-    def show(self, file: Any = None) -> None:
-        """Print the error to standard error."""
-        say(f"toolbus: {self.message}", fg="red", err=True)
-
-
-def settings_of(context: click.Context, **overrides: Any) -> Settings:
+def settings_of(**overrides: Any) -> Settings:
     """Return settings from the global options, the environment and the command's own options.
 
     Raises:
         ConfigurationError: an option or variable is wrong; the message names it.
     """
-    given = {**(context.find_root().obj or {}), **{name: value for name, value in overrides.items() if value is not None}}
-    return Settings.load(**given)
+    given = {name: value for name, value in overrides.items() if value is not None}
+    return Settings.load(**{**(click.get_current_context().find_root().obj or {}), **given})
 
 
 def environment_of(settings: Settings) -> dict[str, str]:
@@ -158,22 +62,17 @@ def environment_of(settings: Settings) -> dict[str, str]:
     return {**known, **{PREFIX + name.upper(): str(value) for name, value in given.items() if value is not None}}
 
 
-RESTART = 30.0
-"""Seconds for which a command that goes on until it is stopped waits for its server at the start: servers and workers restart together."""
-
-
-def settings_with_server(context: click.Context, *, serves: bool = False, **overrides: Any) -> Settings:
+def settings_with_server(*, serves: bool = False, **overrides: Any) -> Settings:
     """Return the settings of a command that works with other processes.
 
     Args:
-        context: the command's.
         serves: whether it goes on until it is stopped, so that it waits for a server that is being restarted.
         overrides: settings by name; None leaves one as it is.
 
     Raises:
         ConfigurationError: an option or variable is wrong, or the URL names no server.
     """
-    settings = settings_of(context, **overrides)
+    settings = settings_of(**overrides)
     if serves and settings.connect_timeout is None:
         settings = Settings.load({}, base=settings, connect_timeout=RESTART)
     if settings.url.startswith("memory:"):
@@ -181,89 +80,66 @@ def settings_with_server(context: click.Context, *, serves: bool = False, **over
     return settings
 
 
-def namespace_of(context: click.Context) -> str:
+def serving_settings(program: str, *, lifeline: int | None = None, **overrides: Any) -> Settings:
+    """Return the settings of a process that serves, whose log and telemetry are set up.
+
+    Args:
+        program: its name in telemetry.
+        lifeline: that of a child whose lines stand among those of others, so that they have its number.
+        overrides: settings by name; None leaves one as it is.
+    """
+    from toolbus.bus import telemetry
+
+    settings = settings_with_server(serves=True, **overrides)
+    telemetry.configure_logging(settings.log_level, settings.log_format, process=0 if lifeline is None else os.getpid())
+    telemetry.configure_export(f"toolbus-{program}")
+    return settings
+
+
+def namespace_of() -> str:
     """Return the namespace in brackets, for messages about what is not there; an empty text for the default one."""
-    settings = settings_of(context)
+    settings = settings_of()
     return "" if settings.namespace == Settings().namespace else f" (namespace {settings.namespace!r})"
 
 
-def with_admin(context: click.Context, main: Callable[[Admin], Awaitable[T]]) -> T:
+def with_admin(main: Callable[[Admin], Awaitable[T]]) -> T:
     """Run ``main`` with an operator's connection.
 
     Raises:
         ToolbusError: a setting is wrong, or the server can't be reached.
     """
-    import asyncio
-
     from toolbus.bus.broker.admin import Admin
 
-    settings = settings_with_server(context)
-
-    async def connected() -> T:
-        async with Admin(settings) as admin:
-            return await main(admin)
-
-    return asyncio.run(connected())
+    return _connected(Admin, main)
 
 
-def with_bus(context: click.Context, main: Callable[[ToolBus], Awaitable[T]]) -> T:
+def with_bus(main: Callable[[ToolBus], Awaitable[T]]) -> T:
     """Run ``main`` with a bus, as an agent.
 
     Raises:
         ToolbusError: a setting is wrong, or the server can't be reached.
     """
-    import asyncio
-
     from toolbus import ToolBus
 
-    settings = settings_with_server(context)
+    return _connected(lambda settings: ToolBus(settings=settings), main)
+
+
+def _connected(connect: Callable[[Settings], AbstractAsyncContextManager[C]], main: Callable[[C], Awaitable[T]]) -> T:
+    import asyncio
+
+    settings = settings_with_server()
 
     async def connected() -> T:
-        async with ToolBus(settings=settings) as bus:
-            return await main(bus)
+        async with connect(settings) as found:
+            return await main(found)
 
     return asyncio.run(connected())
-
-
-def output_option(function: F) -> F:
-    """Add the option ``--output text|json``."""
-    return click.option(
-        "--output", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Text for people, JSON for programs."
-    )(function)
-
-
-def digest_option(means: str) -> Callable[[F], F]:
-    """Return the option ``--digest``, which is empty when it is not given; an empty one, as of an unset variable, is refused."""
-
-    def given(ctx: click.Context, param: click.Parameter, value: str | None) -> str:
-        if value == "":
-            raise click.BadParameter("it is empty, which names no form", ctx, param)
-        return value or ""
-
-    return click.option("--digest", callback=given, help=means)
-
-
-def json_option(function: F) -> F:
-    """Add ``--output json``, which changes nothing, to a command that prints JSON in any case."""
-    means = "This command always prints JSON."
-    return click.option("--output", type=click.Choice(["json"]), default="json", expose_value=False, help=means)(function)
 
 
 def reason(error: OSError) -> str:
     """Return the system's message for an error, with the file's name if there is one."""
     message = error.strerror or reason_of(error)
     return f"{error.filename}: {message}" if error.filename else message
-
-
-def ask_first(question: str) -> None:
-    """Ask on the terminal; end the command unless the answer is yes."""
-    if not is_confirmed(question):
-        fail("not confirmed, so nothing was done; --yes answers in advance")
-
-
-def fail(message: str) -> NoReturn:
-    """End the command with one line and exit code 1."""
-    raise Failure(message)
 
 
 _MODES = ("r", "w", "w")
@@ -392,52 +268,32 @@ def _named(place: str) -> str:
 _PATIENCE = 5.0
 
 
-def explained(ctx: click.Context, error: ToolbusError) -> str:
+def explained(error: ToolbusError) -> str:
     """Return the message of an error, with the roles that the user has if the server refused it a right."""
     text = str(error)
+    if not text.startswith(("NOPERM", "ERR ")):
+        return text
+    import asyncio
+
+    from toolbus.bus.broker.access import is_forbidden, with_roles
+    from toolbus.bus.broker.admin import Admin
+
     if not is_forbidden(error):
         return text
+
+    async def roles() -> list[str] | None:
+        async with asyncio.timeout(_PATIENCE), Admin(settings_with_server()) as admin:
+            return await admin.roles()
+
     try:
-        settings = settings_with_server(ctx)
-        roles = asyncio.run(_roles(settings))
+        found = asyncio.run(roles())
     except (ToolbusError, TimeoutError):
         # The refusal is what counts.
         return text
-    return text if roles is None else with_roles(text, roles, settings.namespace)
+    return text if found is None else with_roles(text, found, settings_of().namespace)
 
 
-async def _roles(settings: Settings) -> list[str] | None:
-    async with asyncio.timeout(_PATIENCE), Admin(settings) as admin:
-        return await admin.roles()
-
-
-class TerminalPrompt:
-    """Asks one question at a time at the terminal; without a terminal the answer is no.
-
-    Args:
-        show: prints a question.
-    """
-
-    def __init__(self, show: Callable[[str], None]) -> None:
-        self._show = show
-        self._turn = asyncio.Lock()
-
-    async def ask(self, question: object) -> bool:
-        """Print ``str(question)`` and return whether the answer is yes."""
-        if not sys.stdin.isatty():
-            return False
-        async with self._turn:
-            self._show(str(question))
-            loop = asyncio.get_running_loop()
-            answer: asyncio.Future[str] = loop.create_future()
-
-            def read() -> None:
-                if not answer.done():
-                    answer.set_result(sys.stdin.readline())
-
-            # Not in a thread, because a thread that waits for a line can't be cancelled.
-            loop.add_reader(sys.stdin, read)
-            try:
-                return (await answer).strip().lower() in {"y", "yes"}
-            finally:
-                loop.remove_reader(sys.stdin)
+async def must_be_known(admin: Admin, service: str) -> None:
+    """Fail when a service is not in the registry."""
+    if service not in {each.publication.service.id for each in await admin.services()}:
+        fail(f"there is no service {service!r}; `toolbus see services` lists them")

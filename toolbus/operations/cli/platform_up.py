@@ -10,19 +10,20 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 from urllib.parse import urlsplit
 
 import click
-import msgspec
 
 from toolbus.bus.values.results import ConfigurationError
 from toolbus.bus.values.settings import Settings
 from toolbus.bus.worker.process.lifeline import Told
 from toolbus.bus.worker.process.supervisor import Supervisor
-from toolbus.operations.cli.common import GATEWAY_PORT, Failure, environment_of, fail, needs_gateway, say, settings_with_server
-from toolbus.operations.cli.doctor import ProbePlace, health_options, probing
-from toolbus.operations.cli.worker import refusals, retire
+from toolbus.operations.cli.command import Folder, Grace, Lifeline, Port, Probes, command, option, setting
+from toolbus.operations.cli.common import GATEWAY_PORT, environment_of, needs_gateway, serving_settings, settings_with_server
+from toolbus.operations.cli.output import Failure, complain, fail, say
+from toolbus.operations.cli.serve import serve_command
+from toolbus.operations.cli.serving import announced, end_with, refusals, retire
 
 if TYPE_CHECKING:
     from toolbus.bus.broker.embedded import EmbeddedServer
@@ -78,20 +79,18 @@ def _answers(host: str, port: int) -> bool:
         return False
 
 
-class Part(msgspec.Struct, frozen=True):
+class Part(NamedTuple):
     """One command of the tree.
 
     Attributes:
         name: for people.
         words: the command and its arguments, after ``toolbus``.
         descriptors: files that it inherits.
-        environment: variables of its own.
     """
 
     name: str
     words: tuple[str, ...]
     descriptors: tuple[int, ...] = ()
-    environment: dict[str, str] = {}
 
 
 class Ended(Exception):
@@ -152,7 +151,7 @@ class Tree:
         serving = asyncio.Event()
         supervisor = Supervisor(
             [sys.executable, "-m", "toolbus", *part.words],
-            {**self._environment, **part.environment},
+            self._environment,
             processes=1,
             grace=self._grace,
             retire=self._retire,
@@ -168,7 +167,7 @@ class Tree:
     def _complain(self, part: Part, text: str, *, is_known: bool) -> None:
         self._complaints[part.name] = text
         if is_known:
-            say(f"the {part.name} can't start again, and is tried further: {text}", fg="red", err=True)
+            complain(f"the {part.name} can't start again, and is tried further: {text}")
 
     def _check(self) -> None:
         for part, _, task in self._running:
@@ -180,37 +179,23 @@ _POLL = 0.2
 _IM = "TOOLBUS_IM_"
 
 
-@click.command("up")
-@click.option(
-    "--http-port",
-    type=click.IntRange(0, 65535),
-    default=GATEWAY_PORT,
-    show_default=True,
-    envvar="TOOLBUS_GATEWAY_PORT",
-    help="Port of the gateway; 0 for a free one.",
-)
-@click.option(
-    "--server-port",
-    type=click.IntRange(0, 65535),
-    help="Port of this machine at which a server is started, or found, in place of --url; 0 for a free one. [default: 6379]",
-)
-@click.option("--import", "folder", type=click.Path(path_type=Path, file_okay=False), help="Record the tools of this folder's files first.")
-@click.option(
-    "--data", type=click.Path(path_type=Path, file_okay=False), help="Folder in which a server that is started here keeps its data."
-)
-@click.option("--label", "labels", multiple=True, help="A label of the host (may be repeated).")
-@click.option("--allow-host", "allowed", multiple=True, metavar="HOST", help="Let APIs be at this host although it is not public.")
-@click.option("--auto-approve", is_flag=True, help="Serve tools that the coding agent writes without a person's approval.")
-@click.pass_context
+@command("up")
 def up_command(
-    ctx: click.Context,
-    http_port: int,
-    server_port: int | None,
-    folder: Path | None,
-    data: Path | None,
-    labels: tuple[str, ...],
-    allowed: tuple[str, ...],
-    auto_approve: bool,
+    http_port: Annotated[
+        int, option("Port of the gateway; 0 for a free one.", type=Port, default=GATEWAY_PORT, envvar="TOOLBUS_GATEWAY_PORT")
+    ],
+    server_port: Annotated[
+        int | None,
+        option(
+            f"Port of this machine at which a server is started, or found, in place of --url; 0 for a free one. [default: {_DEFAULT_PORT}]",
+            type=Port,
+        ),
+    ],
+    folder: Annotated[Path | None, option("Record the tools of this folder's files first.", "--import", type=Folder)],
+    data: Annotated[Path | None, option("Folder in which a server that is started here keeps its data.", type=Folder)],
+    labels: Annotated[tuple[str, ...], option("A label of the host (may be repeated).", "--label")],
+    allowed: Annotated[tuple[str, ...], option("Let APIs be at this host although it is not public.", "--allow-host", metavar="HOST")],
+    auto_approve: Annotated[bool, option("Serve tools that the coding agent writes without a person's approval.")],
 ) -> None:
     """Start the platform: gateway, host, service agent, coding agent, messenger.
 
@@ -223,41 +208,43 @@ def up_command(
       toolbus platform up
       toolbus platform up --import tools/ --data ~/toolbus-data --label gpu
     """
-    given = ctx.find_root().obj or {}
+    context = click.get_current_context()
+    given = context.find_root().obj or {}
     if server_port is not None and given.get("url"):
         raise click.UsageError("give --url or --server-port, not both")
-    settings = at_port(settings_with_server(ctx), server_port)
+    settings = at_port(settings_with_server(), server_port)
     if server_port is not None:
-        ctx.find_root().obj = {**given, "url": settings.url}
+        context.find_root().obj = {**given, "url": settings.url}
     with contextlib.ExitStack() as stack:
-        place = _place(stack, http_port)
+        place = gateway_place(stack, http_port)
         server = find_server(settings, stack, data)
         if folder is not None:
-            _import(ctx, folder)
+            _import(folder)
         environment = environment_of(settings)
         if auto_approve:
             environment["TOOLBUS_CODING_AUTO_APPROVE"] = "true"
-        own = [("--label", each) for each in labels] + [("--allow-host", each) for each in allowed]
         # Folders in the files are relative to where the command runs, or to the files.
-        own += [("--folder", str(each)) for each in (Path.cwd(), folder) if folder is not None and each is not None]
-        parts = list(_parts(place, environment, [word for pair in own for word in pair]))
+        folders = () if folder is None else (Path.cwd(), folder)
+        of_host, _ = host_command.words({**context.params, "folders": folders})
+        parts = list(_parts(place, environment, of_host))
         try:
             asyncio.run(_run(settings, server, place, environment, parts))
         except Ended as error:
             fail(str(error))
 
 
-def _import(ctx: click.Context, folder: Path) -> None:
+def _import(folder: Path) -> None:
     """Record the tools of a folder's files; what is wrong with them is told, and the rest is there."""
     from toolbus.operations.cli.platform import import_command
 
     try:
-        ctx.invoke(import_command, folder=folder, output="text")
+        click.get_current_context().invoke(import_command, folder=folder, output="text")
     except Failure as error:
         error.show()
 
 
-def _place(stack: contextlib.ExitStack, port: int) -> socket.socket:
+def gateway_place(stack: contextlib.ExitStack, port: int) -> socket.socket:
+    """Return where the gateway listens; fail when it can't listen there, or its packages are missing."""
     try:
         from toolbus.edges.gateway.serving import listen
     except ImportError as error:
@@ -270,17 +257,18 @@ def _place(stack: contextlib.ExitStack, port: int) -> socket.socket:
 
 def _parts(place: socket.socket, environment: Mapping[str, str], of_host: list[str]) -> Iterator[Part]:
     """Yield what is to run, in the order in which it starts; what is left out is said."""
-    yield Part("host", ("host", *of_host))
+    yield Part("host", ("platform", "host", *of_host))
     if wrong := _no_model(environment):
         say(f"no agents: {wrong}", err=True)
     else:
         yield Part("coding agent", ("worker", "coding-agent"))
         yield Part("service agent", ("worker", "service-agent"))
-    yield Part("gateway", ("serve", "--listening", str(place.fileno())), (place.fileno(),))
+    of_gateway, _ = serve_command.words({"listening": place.fileno()})
+    yield Part("gateway", ("serve", *of_gateway), (place.fileno(),))
     given = {name: environment.get(f"{_IM}{name}", "") for name in ("SERVER", "CONTACT")}
     missing = [f"{_IM}{name}" for name, value in given.items() if not value]
     if not missing:
-        yield Part("messenger", ("im",))
+        yield Part("messenger", ("platform", "im"))
     elif len(missing) < len(given):
         say(f"no messenger: {missing[0]} is not set", err=True)
 
@@ -321,7 +309,7 @@ async def _serve(tree: Tree, parts: list[Part], place: socket.socket, server: Em
     address = "http://{}:{}".format(*place.getsockname())
     names = ", ".join(part.name for part in parts)
     agents = any(part.name == "service agent" for part in parts)
-    following = "`toolbus chat`" if agents else "`toolbus platform import DIR`"
+    following = "`toolbus platform chat`" if agents else "`toolbus platform import DIR`"
     say(f"ready at {address}/ ({names}); next: {following}, or `curl {address}/tools`; Ctrl-C ends everything")
     failing = asyncio.create_task(tree.until_failed())
     try:
@@ -354,35 +342,24 @@ async def _stopped() -> AsyncIterator[asyncio.Event]:
 _CONCURRENCY = 1_000
 
 
-@click.command("host")
-@click.option("--label", "labels", multiple=True, metavar="LABEL", help="Also run sources that name this label (may be repeated).")
-@click.option("--name", default="", help="Begins the id of the host, instead of the machine's name.")
-@click.option(
-    "--folder",
-    "folders",
-    multiple=True,
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Look for relative folders of sources here (may be repeated; the working directory).",
-)
-@click.option("--concurrency", type=click.IntRange(1), help=f"Calls that run or wait here at once ({_CONCURRENCY:,}).")
-@click.option("--grace", type=float, help="Seconds that running calls may take to finish on SIGTERM (TOOLBUS_GRACE; 30).")
-@click.option("--lease", type=float, help="Seconds after which another host takes over from a dead one (TOOLBUS_LEASE; 30).")
-@click.option("--allow-host", "allowed", multiple=True, metavar="HOST", help="Let APIs be at this host although it is not public.")
-@health_options()
-@click.option("--lifeline", type=int, hidden=True)
-@click.pass_context
+@command("host")
 def host_command(
-    ctx: click.Context,
-    labels: tuple[str, ...],
-    name: str,
-    folders: tuple[Path, ...],
-    concurrency: int | None,
-    grace: float | None,
-    lease: float | None,
-    allowed: tuple[str, ...],
-    health_host: str,
-    health_port: int | None,
-    lifeline: int | None,
+    labels: Annotated[tuple[str, ...], option("Also run sources that name this label (may be repeated).", "--label", metavar="LABEL")],
+    name: Annotated[str, option("Begins the id of the host, instead of the machine's name.", default="")],
+    folders: Annotated[
+        tuple[Path, ...],
+        option(
+            "Look for relative folders of sources here (may be repeated; the working directory).",
+            "--folder",
+            type=click.Path(exists=True, file_okay=False, path_type=Path),
+        ),
+    ],
+    concurrency: Annotated[int | None, option(f"Calls that run or wait here at once ({_CONCURRENCY:,}).", type=click.IntRange(1))],
+    grace: Grace,
+    lease: Annotated[float | None, setting("lease", "Seconds after which another host takes over from a dead one")],
+    allowed: Annotated[tuple[str, ...], option("Let APIs be at this host although it is not public.", "--allow-host", metavar="HOST")],
+    probes: Probes,
+    lifeline: Lifeline,
 ) -> None:
     """Serve the recorded tools that this machine may run.
 
@@ -393,47 +370,23 @@ def host_command(
 
     \b
     Examples:
-      toolbus host
-      toolbus host --label gpu --label eu
-      toolbus host --name workshop --allow-host localhost:8080
+      toolbus platform host
+      toolbus platform host --label gpu --label eu
+      toolbus platform host --name workshop --allow-host localhost:8080
     """
-    from toolbus.bus import telemetry
     from toolbus.bus.worker.process.event_loop import run_loop
 
-    settings = settings_with_server(ctx, serves=True, concurrency=concurrency or _CONCURRENCY, grace=grace, lease=lease)
-    telemetry.configure_logging(settings.log_level, settings.log_format)
-    telemetry.configure_export("toolbus-host")
-    place = ProbePlace(health_host, health_port)
+    settings = serving_settings("host", concurrency=concurrency or _CONCURRENCY, grace=grace, lease=lease)
+
+    async def serve() -> None:
+        from toolbus.bus.worker.process.probes import ProbedWorker
+        from toolbus.platform.host.host import Host
+
+        host = Host(settings, labels=labels, name=name, allowed=allowed, folders=folders)
+        end_with(lifeline, settings)
+        async with announced(lambda: ProbedWorker(host.worker), probes, lifeline, quiet=lifeline is not None) as (serving, stopping):
+            await host.run(lambda: serving(instance=host.worker.instance, host=host.id), stopping)
+
     with refusals(lifeline):
-        run_loop(lambda: _host_serve(settings, Hosting(labels, name, allowed, folders), place, lifeline))
+        run_loop(serve)
     sys.exit(0)
-
-
-class Hosting(NamedTuple):
-    """The options of a host."""
-
-    labels: tuple[str, ...]
-    name: str
-    allowed: tuple[str, ...]
-    folders: tuple[Path, ...]
-
-
-async def _host_serve(settings: Settings, hosting: Hosting, place: ProbePlace, lifeline: int | None) -> None:
-    from toolbus.bus.worker.process.lifeline import Notifier, Told, end_process, tell, watch_lifeline
-    from toolbus.bus.worker.process.probes import ProbedWorker
-    from toolbus.platform.host.host import Host
-
-    notifier = Notifier()
-
-    host = Host(settings, **hosting._asdict())
-    if lifeline is not None:
-        watch_lifeline(lifeline, end_process, settings.grace)
-    async with probing(lambda: ProbedWorker(host.worker), place, quiet=lifeline is not None) as (probed, port), notifier.alive():
-
-        def opened() -> None:
-            if probed is not None:
-                probed.started = True
-            tell(lifeline, Told(serving=True, instance=host.worker.instance, host=host.id, probes=port))
-            notifier.ready()
-
-        await host.run(opened, notifier.stopping)

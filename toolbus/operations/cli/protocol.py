@@ -1,17 +1,18 @@
-"""``protocol``: the parts of the protocol that programs in other languages load."""
+"""``protocol``: what programs in other languages load, the checks that they keep the protocol, and its versions (``migrate``)."""
 
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import click
 
 from toolbus.bus.support.display import one_line, visible
-from toolbus.operations.cli.common import ask_first, fail, output_option, print_json, print_table, reason, say, settings_of, with_admin
+from toolbus.operations.cli.command import Folder, Output, argument, command, group, option
+from toolbus.operations.cli.common import reason, settings_of, with_admin
+from toolbus.operations.cli.output import Columns, ask_first, fail, print_json, print_table, say, show
 
 if TYPE_CHECKING:
     from toolbus.bus.broker.admin import Admin
@@ -19,11 +20,11 @@ if TYPE_CHECKING:
     from toolbus.operations.conformance.checks import Outcome
 
 
-@click.group("protocol", no_args_is_help=True)
+@group("protocol")
 def protocol_command() -> None:
     """Write the scripts and numbers that a worker or an agent in another language needs.
 
-    docs/protocol.md says how to use them, and `toolbus conformance` tries what you wrote.
+    docs/protocol.md says how to use them, and `toolbus protocol conformance` tries what you wrote.
 
     \b
     Example:
@@ -32,9 +33,8 @@ def protocol_command() -> None:
     """
 
 
-@protocol_command.command("scripts")
-@click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
-def scripts_command(folder: Path) -> None:
+@command("scripts", into=protocol_command)
+def scripts_command(folder: Annotated[Path, argument(type=Folder)]) -> None:
     """Write each Lua script into FOLDER, whole, in a folder for each step, and index.json with their SHA-1 digests."""
     from toolbus.bus.broker import scripts
 
@@ -45,38 +45,32 @@ def scripts_command(folder: Path) -> None:
     say(f"wrote {len(scripts.ALL)} scripts to {folder}")
 
 
-@protocol_command.command("constants")
-@output_option
-@click.pass_context
-def constants_command(ctx: click.Context, output: str) -> None:
+@command("constants", into=protocol_command)
+def constants_command(output: Output) -> None:
     """Print the numbers of the protocol: sizes, times, and what of them are settings."""
     from toolbus.bus.broker.replies import constants
 
-    found = constants(settings_of(ctx))
-    if output == "json":
-        print_json([constant._asdict() for constant in found])
-    else:
-        rows = [
-            (each.name, f"{each.value:,g}" if each.value < 1e6 else f"{each.value:,.0f}", each.unit, _plain(each.meaning)) for each in found
-        ]
-        print_table(("NAME", "VALUE", "UNIT", "MEANING"), rows, empty="no constants")
-
-
-def _plain(text: str) -> str:
-    return re.sub("`", "", text)
+    found = constants(settings_of())
+    columns: Columns = {
+        "NAME": "name",
+        "VALUE": lambda each: f"{each.value:,g}" if each.value < 1e6 else f"{each.value:,.0f}",
+        "UNIT": "unit",
+        "MEANING": lambda each: each.meaning.replace("`", ""),
+    }
+    show(output, found, columns, empty="no constants", document=[each._asdict() for each in found])
 
 
 _MOST_ROWS = 1_000
 _MOST_SHOWN = 500
 
 
-@click.command("migrate")
-@click.option("--dry-run", is_flag=True, help="Say what would change, and change nothing.")
-@click.option("--batch", type=click.IntRange(1, 1_000), default=100, show_default=True, help="Documents that are written at once.")
-@click.option("--yes", is_flag=True, help="Do not ask before documents are moved.")
-@output_option
-@click.pass_context
-def migrate_command(ctx: click.Context, dry_run: bool, batch: int, yes: bool, output: str) -> None:
+@command("migrate")
+def migrate_command(
+    dry_run: Annotated[bool, option("Say what would change, and change nothing.")],
+    batch: Annotated[int, option("Documents that are written at once.", type=click.IntRange(1, 1_000), default=100)],
+    yes: Annotated[bool, option("Do not ask before documents are moved.")],
+    output: Output,
+) -> None:
     """Bring a namespace to the version of the protocol that this release writes.
 
     Run it after an upgrade, when all workers, agents and gateways are of the new release: stored documents get their new form, and
@@ -88,11 +82,11 @@ def migrate_command(ctx: click.Context, dry_run: bool, batch: int, yes: bool, ou
 
     \b
     Examples:
-      toolbus migrate --dry-run
-      toolbus migrate
+      toolbus operate migrate --dry-run
+      toolbus operate migrate
     """
     if dry_run:
-        with_admin(ctx, lambda admin: _show(admin, output))
+        with_admin(lambda admin: _show_changes(admin, output))
         return
     told = 0
 
@@ -101,7 +95,7 @@ def migrate_command(ctx: click.Context, dry_run: bool, batch: int, yes: bool, ou
         told = done
         say(f"{done} documents converted", err=True)
 
-    misplaced = with_admin(ctx, lambda admin: admin.misplaced())
+    misplaced = with_admin(lambda admin: admin.misplaced())
     if misplaced and not yes:
         say(f"to be moved: {visible(', '.join(misplaced))}", err=True)
         count = "1 document" if len(misplaced) == 1 else f"{len(misplaced)} documents"
@@ -113,7 +107,7 @@ def migrate_command(ctx: click.Context, dry_run: bool, batch: int, yes: bool, ou
         moved = len(await admin.move(misplaced))
         return before, await admin.versions.migrate(batch, tell), moved
 
-    before, after, moved = with_admin(ctx, main)
+    before, after, moved = with_admin(main)
     if output == "json":
         print_json({"namespace": after.namespace, "before": before.written, "version": after.written, "converted": told, "moved": moved})
     elif (before.written, told, moved) == (after.written, 0, 0):
@@ -122,7 +116,7 @@ def migrate_command(ctx: click.Context, dry_run: bool, batch: int, yes: bool, ou
         say(f"{after} is of version {after.written} now; {told} documents converted{f', {moved} moved' if moved else ''}")
 
 
-async def _show(admin: Admin, output: str) -> None:
+async def _show_changes(admin: Admin, output: str) -> None:
     from toolbus.bus.broker.versions import spoken
     from toolbus.bus.values.envelope import VERSION
 
@@ -162,13 +156,16 @@ async def _show(admin: Admin, output: str) -> None:
 _OPTIONS = {"ignore_unknown_options": True}
 
 
-def _of_level(function: Any) -> Any:
-    only = click.option("--only", multiple=True, metavar="CHECK", help="Run this check only; may be given several times.")
-    level = click.option("--level", type=click.IntRange(0, 3), default=1, show_default=True, help="The highest level to check.")
-    return level(only(output_option(function)))
+class Checks(NamedTuple):
+    """Which checks are run, of what."""
+
+    level: Annotated[int, option("The highest level to check.", type=click.IntRange(0, 3), default=1)]
+    only: Annotated[tuple[str, ...], option("Run this check only; may be given several times.", metavar="CHECK")]
+    output: Output
+    command: Annotated[tuple[str, ...], argument(required=True)]
 
 
-@click.group("conformance", no_args_is_help=True)
+@group("conformance")
 def conformance_command() -> None:
     """Try whether a worker or an agent in another language keeps the protocol.
 
@@ -179,10 +176,11 @@ def conformance_command() -> None:
     """
 
 
-@conformance_command.command("worker", context_settings=_OPTIONS)
-@_of_level
-@click.argument("command", nargs=-1, required=True)
-def worker_command(command: tuple[str, ...], level: int, only: tuple[str, ...], output: str) -> None:
+protocol_command.add_command(conformance_command)
+
+
+@command("worker", into=conformance_command, context_settings=_OPTIONS)
+def worker_command(checks: Checks) -> None:
     """Try the worker that COMMAND starts.
 
     It serves the service `conformance` with the tools conformance-echo (text), which returns its text, conformance-count
@@ -191,20 +189,17 @@ def worker_command(command: tuple[str, ...], level: int, only: tuple[str, ...], 
 
     \b
     Example:
-      toolbus conformance worker --level 1 -- node examples/node/worker.mjs
-      toolbus conformance worker --level 3 -- toolbus worker toolbus.operations.conformance.checks
+      toolbus protocol conformance worker --level 1 -- node examples/node/worker.mjs
+      toolbus protocol conformance worker --level 3 -- toolbus worker toolbus.operations.conformance.checks
     """
     from toolbus.operations.conformance.running import try_worker
     from toolbus.operations.conformance.worker_checks import WORKER
 
-    _check_names(only, [check.name for check in WORKER.checks])
-    _report(lambda told: try_worker(command, level, only, told), output)
+    _report(checks, [check.name for check in WORKER.checks], try_worker)
 
 
-@conformance_command.command("agent", context_settings=_OPTIONS)
-@_of_level
-@click.argument("command", nargs=-1, required=True)
-def agent_command(command: tuple[str, ...], level: int, only: tuple[str, ...], output: str) -> None:
+@command("agent", into=conformance_command, context_settings=_OPTIONS)
+def agent_command(checks: Checks) -> None:
     """Try the agent that COMMAND starts.
 
     It reads one JSON object a line, {"call": NAME, "service", "tool", "arguments", "timeout"} or {"cancel": NAME}, and writes
@@ -212,39 +207,34 @@ def agent_command(command: tuple[str, ...], level: int, only: tuple[str, ...], o
 
     \b
     Example:
-      toolbus conformance agent --level 1 -- node examples/node/agent.mjs
-      toolbus conformance agent --level 2 -- python -m toolbus.operations.conformance.agent
+      toolbus protocol conformance agent --level 1 -- node examples/node/agent.mjs
+      toolbus protocol conformance agent --level 2 -- python -m toolbus.operations.conformance.agent
     """
     from toolbus.operations.conformance.agent_checks import AGENT
     from toolbus.operations.conformance.running import try_agent
 
-    _check_names(only, [check.name for check in AGENT.checks])
-    _report(lambda told: try_agent(command, level, only, told), output)
+    _report(checks, [check.name for check in AGENT.checks], try_agent)
 
 
-def _check_names(only: tuple[str, ...], known: list[str]) -> None:
-    for name in only:
+_Try = Callable[[tuple[str, ...], int, tuple[str, ...], Callable[["Outcome"], None]], Coroutine[Any, Any, list["Outcome"]]]
+
+
+def _report(checks: Checks, known: list[str], run: _Try) -> None:
+    """Run checks, and print the outcome of each as it comes; the exit code is 1 if one does not hold."""
+    for name in checks.only:
         if name not in known:
             raise click.UsageError(f"there is no check {name!r}; there are {', '.join(known)}")
 
-
-def _report(run: Callable[[Callable[[Outcome], None]], Coroutine[Any, Any, list[Outcome]]], output: str) -> None:
-    import asyncio
-
     def told(outcome: Outcome) -> None:
-        if output == "text":
+        if checks.output == "text":
             say(f"L{outcome.level} {'ok    ' if outcome.holds else 'BROKEN'} {outcome.name}: {outcome.problem or outcome.meaning}")
 
-    found = asyncio.run(run(told))
-    broken = [outcome for outcome in found if not outcome.holds]
-    if output == "json":
-        print_json(
-            [
-                {"level": each.level, "name": each.name, "holds": each.holds, "meaning": each.meaning, "problem": each.problem}
-                for each in found
-            ]
-        )
+    found = asyncio.run(run(checks.command, checks.level, checks.only, told))
+    holding = sum(outcome.holds for outcome in found)
+    if checks.output == "json":
+        names = ("level", "name", "holds", "meaning", "problem")
+        print_json([{name: getattr(each, name) for name in names} for each in found])
     else:
-        say(f"{len(found) - len(broken)} of {len(found)} hold")
-    if broken:
+        say(f"{holding} of {len(found)} hold")
+    if holding < len(found):
         click.get_current_context().exit(1)

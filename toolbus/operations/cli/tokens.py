@@ -8,21 +8,14 @@ import re
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import click
+import msgspec
 
-from toolbus.operations.cli.common import (
-    fail,
-    namespace_of,
-    output_option,
-    print_json,
-    print_table,
-    say,
-    say_content,
-    settings_of,
-    with_admin,
-)
+from toolbus.operations.cli.command import Groups, Names, Output, argument, command, group, option
+from toolbus.operations.cli.common import namespace_of, settings_of, with_admin
+from toolbus.operations.cli.output import fail, moment, print_json, say, say_content, show
 
 if TYPE_CHECKING:
     from toolbus.bus.broker.admin import Admin
@@ -30,10 +23,10 @@ if TYPE_CHECKING:
 
 _DAYS = {"h": 1 / 24, "d": 1.0, "w": 7.0}
 _LONGEST = 36_500.0
-_file_option = click.option("--file", type=click.Path(dir_okay=False), help="The file of tokens; without it they are kept on the server.")
+File = Annotated[str | None, option("The file of tokens; without it they are kept on the server.", type=click.Path(dir_okay=False))]
 
 
-@click.group("tokens", no_args_is_help=True)
+@group("tokens")
 def tokens_command() -> None:
     """Look after the bearer tokens of gateways.
 
@@ -42,51 +35,34 @@ def tokens_command() -> None:
 
     \b
     Examples:
-      toolbus tokens add ci --user acme --group search --rate 100/minute --expires 90d
-      toolbus tokens add ops --permission call --permission observe --permission operate
-      toolbus tokens list
-      toolbus tokens revoke ci
+      toolbus secure tokens add ci --user acme --group search --rate 100/minute --expires 90d
+      toolbus secure tokens add ops --permission call --permission observe --permission operate
+      toolbus secure tokens list
+      toolbus secure tokens revoke ci
     """
 
 
-@tokens_command.command("add")
-@click.argument("name")
-@click.option("--user", default="", help="The user, and so the tenant, of its calls.")
-@click.option("--group", "groups", multiple=True, help="Only tools in this group (may be repeated).")
-@click.option("--tool", "tools", multiple=True, help="Only this tool (may be repeated).")
-@click.option(
-    "--permission",
-    "permissions",
-    multiple=True,
-    type=click.Choice(["call", "observe", "operate"]),
-    help="A permission (may be repeated); call when none is given.",
-)
-@click.option("--rate", help="Most requests, such as 100/minute.")
-@click.option("--expires", help="When it ends: a time from now such as 12h, 90d or 4w, or a date; never when left out.")
-@_file_option
-@output_option
-@click.pass_context
+@command("add", into=tokens_command)
 def add_command(
-    ctx: click.Context,
-    /,
     name: str,
-    user: str,
-    groups: tuple[str, ...],
-    tools: tuple[str, ...],
-    permissions: tuple[Any, ...],
-    rate: str | None,
-    expires: str | None,
-    file: str | None,
-    output: str,
+    user: Annotated[str, option("The user, and so the tenant, of its calls.", default="")],
+    groups: Groups,
+    tools: Names,
+    permissions: Annotated[
+        tuple[Literal["call", "observe", "operate"], ...],
+        option("A permission (may be repeated); call when none is given.", "--permission"),
+    ],
+    rate: Annotated[str | None, option("Most requests, such as 100/minute.")],
+    expires: Annotated[str | None, option("When it ends: a time from now such as 12h, 90d or 4w, or a date; never when left out.")],
+    file: File,
+    output: Output,
 ) -> None:
     """Make a token and print it, this once. Only its hash is kept.
 
     \b
     Example:
-      toolbus tokens add ci --user acme --expires 90d
+      toolbus secure tokens add ci --user acme --expires 90d
     """
-    import msgspec
-
     from toolbus.bus.values.results import ConfigurationError
     from toolbus.bus.values.tokens import Rate, TokenRecord, new_token
 
@@ -114,7 +90,7 @@ def add_command(
     if not name:
         raise click.UsageError("a token needs a name, by which it is listed")
     if file is None:
-        with_admin(ctx, lambda admin: _add(admin, record))
+        with_admin(lambda admin: _add(admin, record))
     else:
         records = _read(Path(file), missing=True)
         if any(each.name == name for each in records):
@@ -127,52 +103,47 @@ def add_command(
     say_content(token)
 
 
-@tokens_command.command("list")
-@_file_option
-@output_option
-@click.pass_context
-def list_command(ctx: click.Context, file: str | None, output: str) -> None:
+@command("list", into=tokens_command)
+def list_command(file: File, output: Output) -> None:
     """List the tokens: whom each stands for and what it may do, and nothing from which it could be made."""
-    found = with_admin(ctx, lambda admin: admin.tokens.all()) if file is None else _read(Path(file))
-    if output == "json":
-        import msgspec
-
-        print_json([{name: value for name, value in msgspec.to_builtins(each).items() if name != "hash"} for each in found])
-        return
+    found = with_admin(lambda admin: admin.tokens.all()) if file is None else _read(Path(file))
     now = time.time()
-    rows = [
-        (
-            each.id,
-            each.name,
-            each.user,
-            "all" if each.groups is None else ", ".join(each.groups),
-            "all" if each.tools is None else ", ".join(each.tools),
-            ", ".join(each.permissions),
-            "" if each.rate is None else str(each.rate),
-            "never" if each.expires is None else _when(each.expires) + (" (over)" if each.has_expired(now) else ""),
-        )
-        for each in found
-    ]
-    columns = ("ID", "NAME", "USER", "GROUPS", "TOOLS", "MAY", "RATE", "EXPIRES")
-    where = f" in {file}" if file else namespace_of(ctx)
-    print_table(columns, rows, empty=f"no tokens{where}; `toolbus tokens add NAME` makes one")
+    show(
+        output,
+        found,
+        {
+            "ID": "id",
+            "NAME": "name",
+            "USER": "user",
+            "GROUPS": lambda each: "all" if each.groups is None else ", ".join(each.groups),
+            "TOOLS": lambda each: "all" if each.tools is None else ", ".join(each.tools),
+            "MAY": lambda each: ", ".join(each.permissions),
+            "RATE": lambda each: "" if each.rate is None else str(each.rate),
+            "EXPIRES": lambda each: _expiry(each, now),
+        },
+        empty=f"no tokens{f' in {file}' if file else namespace_of()}; `toolbus secure tokens add NAME` makes one",
+        document=[{name: value for name, value in msgspec.to_builtins(each).items() if name != "hash"} for each in found],
+    )
 
 
-@tokens_command.command("revoke")
-@click.argument("name")
-@_file_option
-@click.pass_context
-def revoke_command(ctx: click.Context, name: str, file: str | None) -> None:
+def _expiry(record: TokenRecord, now: float) -> str:
+    if record.expires is None:
+        return "never"
+    return moment(record.expires, "%Y-%m-%d %H:%M", unknown="far off") + (" (over)" if record.has_expired(now) else "")
+
+
+@command("revoke", into=tokens_command)
+def revoke_command(name: str, file: File) -> None:
     """Refuse a token from now on, by its id or its name. Calls that run go on."""
     if file is None:
-        revoked = with_admin(ctx, lambda admin: _revoke(admin, name))
+        revoked = with_admin(lambda admin: _revoke(admin, name))
     else:
         records = _read(Path(file))
         revoked = [each.id for each in records if name in {each.id, each.name}]
         if revoked:
             _write(Path(file), [each for each in records if each.id not in revoked])
     if not revoked:
-        fail(f"there is no token {name!r}{'' if file else namespace_of(ctx)}; `toolbus tokens list` shows them")
+        fail(f"there is no token {name!r}{'' if file else namespace_of()}; `toolbus secure tokens list` shows them")
     say(f"revoked {name} ({', '.join(revoked)})")
 
 
@@ -189,7 +160,7 @@ async def _revoke(admin: Admin, name: str) -> list[str]:
 
 
 def _named(name: str) -> str:
-    return f"there is a token {name!r} already; choose another name, or `toolbus tokens revoke` it first"
+    return f"there is a token {name!r} already; choose another name, or `toolbus secure tokens revoke` it first"
 
 
 def _read(path: Path, *, missing: bool = False) -> list[TokenRecord]:
@@ -202,8 +173,6 @@ def _read(path: Path, *, missing: bool = False) -> list[TokenRecord]:
 
 def _write(path: Path, records: list[TokenRecord]) -> None:
     """Replace the file in one step, so that no gateway reads half of it."""
-    import msgspec
-
     from toolbus.bus.values.tokens import TokenFile
 
     document = msgspec.json.format(msgspec.json.encode(TokenFile(tuple(records))))
@@ -237,21 +206,14 @@ def _end(text: str, now: float) -> float:
     return end
 
 
-def _when(seconds: float) -> str:
-    try:
-        return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%d %H:%M")
-    except (ValueError, OverflowError, OSError):
-        return "far off"
-
-
 _ROLES = ("agent", "worker", "nested", "platform", "approver", "messenger", "gateway", "operator", "monitor", "scaler")
 
 
-@click.command("acl", no_args_is_help=True)
-@click.argument("roles", nargs=-1, required=True, type=click.Choice(_ROLES), metavar="ROLE...")
-@click.option("--output", type=click.Choice(("acl", "json")), default="acl", show_default=True, help="Rules of the server, or JSON.")
-@click.pass_context
-def acl_command(ctx: click.Context, roles: tuple[str, ...], output: str) -> None:
+@command("acl", no_args_is_help=True)
+def acl_command(
+    roles: Annotated[tuple[str, ...], argument(required=True, type=click.Choice(_ROLES), metavar="ROLE...")],
+    output: Annotated[Literal["acl", "json"], option("Rules of the server, or JSON.", default="acl")],
+) -> None:
     """Print the least rights on the server that a user with a ROLE needs, for ACL SETUSER or an ACL file.
 
     \b
@@ -260,7 +222,7 @@ def acl_command(ctx: click.Context, roles: tuple[str, ...], output: str) -> None
     nested     calls other tools from handlers; give it to a worker's user, beside worker
     platform   hosts, coding agent, service agent
     approver   records tools and decides about them; beside gateway for its page, beside platform for --auto-approve
-    messenger  the connector of `toolbus im`
+    messenger  the connector of `toolbus platform im`
     gateway    serves tools over HTTP and MCP, keeps groups, reads tokens, watches
     operator   looks after everything with this command
     monitor    watches, and changes nothing
@@ -270,13 +232,13 @@ def acl_command(ctx: click.Context, roles: tuple[str, ...], output: str) -> None
 
     \b
     Examples:
-      redis-cli ACL SETUSER alice on '>secret' $(toolbus acl agent)
-      toolbus acl worker nested --namespace prod
-      echo "user worker on #$HASH $(toolbus acl worker)" >> users.acl
+      redis-cli ACL SETUSER alice on '>secret' $(toolbus secure acl agent)
+      toolbus secure acl worker nested --namespace prod
+      echo "user worker on #$HASH $(toolbus secure acl worker)" >> users.acl
     """
     from toolbus.bus.broker.access import ROLES, rights
 
-    settings = settings_of(ctx)
+    settings = settings_of()
     found = rights(roles, settings.namespace)
     if output == "acl":
         say(found.rules())

@@ -5,48 +5,54 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import click
 import msgspec
 
 from toolbus.bus.support.display import one_line, visible
-from toolbus.operations.cli.common import (
-    fail,
-    json_option,
-    output_option,
-    print_json,
-    print_table,
-    say,
-    say_content,
-    settings_of,
-    with_admin,
-    with_bus,
-)
+from toolbus.operations.cli.command import JSON, Output, Share, argument, command, group, option
+from toolbus.operations.cli.common import settings_of, with_admin
+from toolbus.operations.cli.learning import learning_command
+from toolbus.operations.cli.output import fail, print_json, print_table, say, say_content
 
 if TYPE_CHECKING:
     from toolbus import ToolBus
-    from toolbus.bus.broker.admin import Admin
     from toolbus.toolkit import ActionView, Toolkit
 
-_file_option = click.option(
-    "--file", type=click.Path(path_type=Path), help="A preset instead of the published graph: a file, or the name of a shipped one."
-)
+File = Annotated[Path | None, option("A preset instead of the published graph: a file, or the name of a shipped one.")]
 _MOST_ROWS = 500
+_HOPS = click.IntRange(0, 100)
 
 
-@click.command("load")
-@click.argument("file", type=click.Path(path_type=Path))
-@click.option("--check", is_flag=True, help="Only check the preset; publish nothing.")
-@click.option("--revisions", type=click.Path(path_type=Path), help="A folder of learned scores: publish with the current revision.")
-@click.pass_context
-def load_command(ctx: click.Context, file: Path, check: bool, revisions: Path | None) -> None:
+@group("toolkit", extra="toolkit")
+def toolkit_command() -> None:
+    """Manage the graph of actions and tools. It decides which tools a model is shown, by scores.
+
+    `toolbus toolkit learning` learns the scores from use.
+
+    \b
+    Example:
+      toolbus toolkit load analysis.yaml
+      toolbus toolkit recommend "count the orders of March"
+    """
+
+
+toolkit_command.add_command(learning_command)
+
+
+@command("load", into=toolkit_command)
+def load_command(
+    file: Path,
+    check: Annotated[bool, option("Only check the preset; publish nothing.")],
+    revisions: Annotated[Path | None, option("A folder of learned scores: publish with the current revision.")],
+) -> None:
     """Check the preset FILE (YAML or JSON) and publish it; every agent sees it at once.
 
     FILE may also be the name of a preset that comes with toolbus; `toolbus toolkit presets` lists them.
 
     An invalid preset is not published, and the error names file, line and key. The first to publish a
-    preset owns its name (TOOLBUS_OWNER); `toolbus rm toolkit/NAME` removes it.
+    preset owns its name (TOOLBUS_OWNER); `toolbus operate items rm toolkit/NAME` removes it.
 
     \b
     Examples:
@@ -64,7 +70,7 @@ def load_command(ctx: click.Context, file: Path, check: bool, revisions: Path | 
 
         current = Revisions(revisions).current()
         if current is None:
-            fail(f"{revisions} has no revision yet; `toolbus learning run` makes one")
+            fail(f"{revisions} has no revision yet; `toolbus toolkit learning run` makes one")
         check_graph(current, scores_of(graph_of(preset)).scores, preset.name)
         preset = with_scores(preset, current.edges, current.id)
     graph = toolkit_of(preset, functions=check)
@@ -72,18 +78,15 @@ def load_command(ctx: click.Context, file: Path, check: bool, revisions: Path | 
     if check:
         say(f"{file} is right: {counts}")
         return
-    owner = settings_of(ctx).owner or "operator"
-
-    async def main(admin: Admin) -> None:
-        await publish(admin, preset, owner)
-
-    with_admin(ctx, main)
+    owner = settings_of().owner or "operator"
+    with_admin(lambda admin: publish(admin, preset, owner))
     say(f"published toolkit/{preset.name}: {counts}")
 
 
-@click.command("presets")
-@output_option
-def presets_command(output: str) -> None:
+@command("presets", into=toolkit_command)
+def presets_command(
+    output: Output,
+) -> None:
     """List the presets that come with toolbus, with the command that serves their tools.
 
     \b
@@ -103,12 +106,12 @@ def presets_command(output: str) -> None:
         say(f"{name}: {actions}\n  {description}")
 
 
-@click.command("show")
-@_file_option
-@click.option("--action", "actions", multiple=True, help="Only edges from or to this action (may be repeated).")
-@output_option
-@click.pass_context
-def show_command(ctx: click.Context, file: Path | None, actions: tuple[str, ...], output: str) -> None:
+@command("show", into=toolkit_command)
+def show_command(
+    file: File,
+    actions: Annotated[tuple[str, ...], option("Only edges from or to this action (may be repeated).", "--action")],
+    output: Output,
+) -> None:
     """List the graph's edges with their scores.
 
     \b
@@ -118,7 +121,7 @@ def show_command(ctx: click.Context, file: Path | None, actions: tuple[str, ...]
     """
     from toolbus.toolkit.items import edge_kind, kind_of
 
-    graph = _graph(ctx, file)
+    graph = _graph(file)
     for action in actions:
         if not graph.has_vertex(action):
             fail(f"there is no action {action!r} in the graph; without --action all of it is listed")
@@ -134,16 +137,15 @@ def show_command(ctx: click.Context, file: Path | None, actions: tuple[str, ...]
         say(f"… and {len(rows) - _MOST_ROWS:,} more; --action narrows it, --output json has all", err=True)
 
 
-@click.command("recommend")
-@click.argument("start", nargs=-1, required=True)
-@_file_option
-@click.option("--threshold", type=click.FloatRange(0, 1), default=0.5, show_default=True, help="Lowest score of an edge that is followed.")
-@click.option("--hops", type=click.IntRange(0, 100), default=0, show_default=True, help="How many next actions are followed.")
-@click.option("--prompt", is_flag=True, help="Print the text for a model.")
-@output_option
-@click.pass_context
-def recommend_command(
-    ctx: click.Context, start: tuple[str, ...], file: Path | None, threshold: float, hops: int, prompt: bool, output: str
+@command("recommend", into=toolkit_command)
+async def recommend_command(
+    bus: ToolBus,
+    start: Annotated[tuple[str, ...], argument(required=True)],
+    file: File,
+    threshold: Annotated[float, option("Lowest score of an edge that is followed.", type=Share, default=0.5)],
+    hops: Annotated[int, option("How many next actions are followed.", type=_HOPS, default=0, show_default=True)],
+    prompt: Annotated[bool, option("Print the text for a model.")],
+    output: Output,
 ) -> None:
     """Recommend actions and tools for START: ids or names of actions, or a sentence.
 
@@ -152,11 +154,7 @@ def recommend_command(
       toolbus toolkit recommend query --hops 1
       toolbus toolkit recommend "count the orders of March"
     """
-
-    async def main(bus: ToolBus) -> ActionView:
-        return _recommended(bus, start, file, threshold, hops)
-
-    view = with_bus(ctx, main)
+    view = _recommended(bus, start, file, threshold, hops)
     nothing = f"nothing fits {' '.join(start)!r}"
     if prompt:
         say(view.prompt() if view.actions else nothing, err=not view.actions)
@@ -169,16 +167,14 @@ def recommend_command(
     print_table(("KIND", "ID", "NAME", "SCORE", ""), shown, empty=nothing)
 
 
-@click.command("draw")
-@click.argument("picture", type=click.Path(path_type=Path))
-@_file_option
-@click.option("--start", "starts", multiple=True, help="Only what is recommended from this action (may be repeated).")
-@click.option("--threshold", type=click.FloatRange(0, 1), default=0.5, show_default=True, help="Lowest score that is followed from there.")
-@click.option("--hops", type=click.IntRange(0, 100), default=1, show_default=True, help="How many next actions are followed from there.")
-@click.option("--title", default="", help="Title of the picture.")
-@click.pass_context
+@command("draw", into=toolkit_command)
 def draw_command(
-    ctx: click.Context, picture: Path, file: Path | None, starts: tuple[str, ...], threshold: float, hops: int, title: str
+    picture: Path,
+    file: File,
+    starts: Annotated[tuple[str, ...], option("Only what is recommended from this action (may be repeated).", "--start")],
+    threshold: Annotated[float, option("Lowest score that is followed from there.", type=Share, default=0.5, needs=("starts",))],
+    hops: Annotated[int, option("How many next actions are followed from there.", type=_HOPS, default=1, needs=("starts",))],
+    title: Annotated[str, option("Title of the picture.", default="")],
 ) -> None:
     """Draw the graph to PICTURE: .svg, .png, or .html for a page to pan and filter in, which works offline.
 
@@ -189,7 +185,7 @@ def draw_command(
     """
     from toolbus.toolkit import recommend_subgraph
 
-    graph = _graph(ctx, file)
+    graph = _graph(file)
     if starts:
         graph = recommend_subgraph(graph, starts, threshold, hops)
     if not graph.vertices():
@@ -205,32 +201,29 @@ def draw_command(
     say(f"drew {len(graph.vertices()):,} vertices to {picture}")
 
 
-@click.command("export")
-@_file_option
-@click.option(
-    "--format", "form", type=click.Choice(["scores", "graphml", "dot"]), default="scores", show_default=True, help="Format of the output."
-)
-@click.pass_context
-def export_command(ctx: click.Context, file: Path | None, form: str) -> None:
+@command("export", into=toolkit_command)
+def export_command(
+    file: File,
+    form: Annotated[Literal["scores", "graphml", "dot"], option("Format of the output.", "--format", default="scores")],
+) -> None:
     """Write the graph to standard output: scores for `learn`, GraphML, or dot for Graphviz.
 
     \b
     Example:
       toolbus toolkit export > scores.json
-      toolbus learning learn --scores scores.json --log executions.jsonl
+      toolbus toolkit learning learn --scores scores.json --log executions.jsonl
     """
     from toolbus.toolkit.export import dot, graphml
     from toolbus.toolkit.presets import scores_of
 
-    graph = _graph(ctx, file)
+    graph = _graph(file)
     if form == "scores":
         sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(scores_of(graph))) + b"\n")
     else:
         say_content(dot(graph) if form == "dot" else graphml(graph))
 
 
-@click.command("schema")
-@json_option
+@command("schema", JSON, into=toolkit_command)
 def schema_command() -> None:
     """Print the JSON Schema of presets, for editors.
 
@@ -244,20 +237,15 @@ def schema_command() -> None:
     print_json(json_schema())
 
 
-COMMANDS = (load_command, presets_command, show_command, recommend_command, draw_command, export_command, schema_command)
-
-
-def _graph(ctx: click.Context, file: Path | None) -> Toolkit:
+def _graph(file: Path | None) -> Toolkit:
     """Return the graph of a file, or the published one."""
     from toolbus.toolkit.live import merged
 
     if file is not None:
         return _read(file)
 
-    async def main(admin: Admin) -> dict[str, bytes]:
-        return await admin.items("toolkit/")
-
-    documents = {key.removeprefix("toolkit/"): document for key, document in with_admin(ctx, main).items()}
+    found = with_admin(lambda admin: admin.items("toolkit/"))
+    documents = {key.removeprefix("toolkit/"): document for key, document in found.items()}
     _tell_left_out(documents)
     return merged(documents)
 
@@ -298,31 +286,3 @@ def rows_of(view: ActionView) -> list[tuple[str, str, str, float | None, str]]:
             rows.append(("tool", name, name, max(scores, default=None), "" if view[name].available else "not there now"))
     rows += [("tool", tool.id, tool.name, view.score(tool.id), "not there now") for tool in view.missing.values()]
     return rows + [("function", tool.id, tool.name, view.score(tool.id), "") for tool in view.local.values()]
-
-
-class ToolkitGroup(click.Group):
-    """A group of commands that need the packages of an extra."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run a command; say what to install when a package is missing."""
-        try:
-            return super().invoke(ctx)
-        except ModuleNotFoundError as error:
-            fail(f"the toolkit needs {error.name}: pip install 'toolbus[toolkit]'")
-
-
-@click.group("toolkit", cls=ToolkitGroup, no_args_is_help=True)
-def toolkit_command() -> None:
-    """Manage the graph of actions and tools. It decides which tools a model is shown, by scores.
-
-    `toolbus learning` learns the scores from use.
-
-    \b
-    Example:
-      toolbus toolkit load analysis.yaml
-      toolbus toolkit recommend "count the orders of March"
-    """
-
-
-for command in COMMANDS:
-    toolkit_command.add_command(command)

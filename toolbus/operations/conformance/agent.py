@@ -1,4 +1,4 @@
-"""toolbus's own agent, driven as ``toolbus conformance agent`` drives others: ``python -m toolbus.operations.conformance.agent``."""
+"""toolbus's own agent, driven as ``toolbus protocol conformance agent`` drives others."""
 
 from __future__ import annotations
 

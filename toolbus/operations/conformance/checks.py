@@ -135,7 +135,7 @@ async def _count(to: int, delay: float) -> AsyncIterator[str]:
 
 
 class Conformance(ToolService):
-    """Serves the tools that `toolbus conformance worker` calls."""
+    """Serves the tools that `toolbus protocol conformance worker` calls."""
 
     id = "conformance"
 

@@ -1,7 +1,7 @@
 """Writes missing tools: takes tasks, writes, tries and registers what they ask for.
 
 ``toolbus worker coding-agent`` (needs ``toolbus[platform]``). Any number of these workers share the tasks, which outlive them. What a
-task made waits for approval (``toolbus approve``) until a person has seen it.
+task made waits for approval (``toolbus secure approve``) until a person has seen it.
 """
 
 from __future__ import annotations

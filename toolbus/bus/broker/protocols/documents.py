@@ -451,7 +451,7 @@ class ChatWindow(msgspec.Struct, frozen=True):
     """One chat with the service agent.
 
     Attributes:
-        session_id: id of its conversation, see ``toolbus conversations``.
+        session_id: id of its conversation, see ``toolbus operate conversations``.
         used_at: seconds since 1970 by the server's clock.
     """
 

@@ -188,7 +188,7 @@ def _misplaced(key: str) -> bytes | RefusedTool:
     """Return what stands for a document that is not in its table; a pin that can't be read withholds its tool."""
     if key.startswith(PIN):
         return b""
-    ways = f"`toolbus rm {key}` removes it, `toolbus migrate` moves it there"
+    ways = f"`toolbus operate items rm {key}` removes it, `toolbus operate migrate` moves it there"
     return RefusedTool(key, "?", f"it is not in the table of its kind, and any worker could have written it: look at it first; {ways}")
 
 

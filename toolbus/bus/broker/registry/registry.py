@@ -61,17 +61,17 @@ def item_refused(key: str, owner: str, *, owned: bool, cooldown: float, record: 
     """
     said = f" (record {record})" if record else ""
     if owned:
-        message = f"{key} belongs to {owner!r}{said}; choose another name, or remove it with `toolbus rm {key}`"
+        message = f"{key} belongs to {owner!r}{said}; choose another name, or remove it with `toolbus operate items rm {key}`"
     else:
         message = (
             f"{key} is published by {owner!r}{said}; choose another name, or stop that service first: its names are free "
-            f"{cooldown:g} s later, or at once after `toolbus rm --force {key}`"
+            f"{cooldown:g} s later, or at once after `toolbus operate items rm --force {key}`"
         )
     return RegistrationRefused(message, {key: owner})
 
 
 def _operators(names: Mapping[str, str]) -> list[str]:
-    removing = [f"`toolbus rm {name}`" for name, holder in names.items() if holder == OPERATOR]
+    removing = [f"`toolbus operate items rm {name}`" for name, holder in names.items() if holder == OPERATOR]
     return [f"An operator put it there: {removing[0]} removes it."] if removing else []
 
 
@@ -92,7 +92,7 @@ def _others(names: Mapping[str, str], waits: Mapping[str, float], cooldown: floa
         wait = f"It is free {cooldown:g} s after the last worker of its owner has stopped"
     return [
         f"If this is the same program, start it with TOOLBUS_OWNER={holder!r}. {wait};",
-        f"with that owner's workers stopped, `toolbus rm --force {freeing}` frees it at once.",
+        f"with that owner's workers stopped, `toolbus operate items rm --force {freeing}` frees it at once.",
     ]
 
 

@@ -333,7 +333,7 @@ class Link(Wire):
                 self.on_wrong_type()
             elif is_forbidden(error) and not is_left_to_others(command.packed):
                 # The server names neither the script nor the key that its user may not use.
-                error.args = (f"{error}; {wanted(command.packed)}; `toolbus acl` prints what each role needs",)
+                error.args = (f"{error}; {wanted(command.packed)}; `toolbus secure acl` prints what each role needs",)
                 telemetry.log.error("server.no_permission", server=self._connector.display, error=str(error))
             return False
         return True

@@ -48,7 +48,7 @@ def unknown_tool(name: str, catalogue: Catalogue, user: str = "") -> ErrorInfo:
         if former is not None and former.is_for(user):
             return withdrawn(former, catalogue)
     if f"pending/{name}" in catalogue.documents.by_key:
-        message = f"the tool {name!r} waits for a person's approval; `toolbus approve {name}` shows it and asks"
+        message = f"the tool {name!r} waits for a person's approval; `toolbus secure approve {name}` shows it and asks"
         return ErrorInfo("not_found", "pending", message)
     near = catalogue.near(name, user)
     hint = f"; did you mean {', '.join(map(repr, near))}?" if near else ""

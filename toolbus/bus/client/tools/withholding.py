@@ -85,18 +85,22 @@ class Withholding:
     def _reason(self, tool: Tool) -> str:
         name = tool.name
         if name not in self._pins:
-            return f"it waits for approval: look at `toolbus describe {name}`, then `toolbus approve {name}`" if self.required else ""
+            return (
+                f"it waits for approval: look at `toolbus see describe {name}`, then `toolbus secure approve {name}`"
+                if self.required
+                else ""
+            )
         pin = self._pins[name]
         if pin is None:
-            return f"its approval can't be read; `toolbus approve {name}` makes another"
+            return f"its approval can't be read; `toolbus secure approve {name}` makes another"
         if pin.state == "rejected":
             why = f" ({shortened(pin.reason, _MOST_REASON)})" if pin.reason else ""
-            return f"an operator rejected it{why}; `toolbus approve {name}` lets it be used"
+            return f"an operator rejected it{why}; `toolbus secure approve {name}` lets it be used"
         if pin.digest == digest_of(tool.descriptor):
             return ""
         what = ", ".join(changes(pin, tool.descriptor)) or "something"
         told = f"it has changed since it was approved ({shortened(what, _MOST_REASON)})"
-        return f"{told}; look at `toolbus pins show {name}`, then `toolbus approve {name}`"
+        return f"{told}; look at `toolbus secure pins show {name}`, then `toolbus secure approve {name}`"
 
 
 _MOST = 1_000

@@ -157,7 +157,7 @@ def _advice(name: str) -> str:
         places = None if spec is None else spec.submodule_search_locations
         names = {each.name for each in pkgutil.iter_modules(places or [])}
     near = [f"{package}{dot}{each}" for each in difflib.get_close_matches(last, sorted(names), n=3)]
-    return f"did you mean {', '.join(near)}?" if near else "`toolbus workers` lists the installed services"
+    return f"did you mean {', '.join(near)}?" if near else "`toolbus see workers` lists the installed services"
 
 
 def _see_here() -> None:

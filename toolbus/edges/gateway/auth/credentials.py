@@ -84,7 +84,9 @@ def read(path: Path) -> dict[str, TokenRecord]:
     try:
         found = _decoder.decode(data)
     except (msgspec.DecodeError, RecursionError, ValueError) as error:
-        raise ConfigurationError(f"{path} is no file of tokens: {str(error)[:200]}; `toolbus tokens add --file` writes one") from None
+        raise ConfigurationError(
+            f"{path} is no file of tokens: {str(error)[:200]}; `toolbus secure tokens add --file` writes one"
+        ) from None
     records = {record.id: record for record in found.tokens}
     if len(records) != len(found.tokens):
         raise ConfigurationError(f"{path} has two tokens of one id")

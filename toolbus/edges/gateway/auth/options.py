@@ -203,8 +203,8 @@ class AuthOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The options of a gateway's authentication; with none of them, it has none.
 
     Attributes:
-        tokens: a file of tokens, see ``toolbus tokens add --file``.
-        shared_tokens: accept the tokens that `toolbus tokens` keeps on the server.
+        tokens: a file of tokens, see ``toolbus secure tokens add --file``.
+        shared_tokens: accept the tokens that `toolbus secure tokens` keeps on the server.
         keys: where the keys are that verify JSON Web Tokens: a URL or a file (JWKS).
         issuer, audiences: what their ``iss`` and ``aud`` must be.
         user_claim, groups_claim, tools_claim, permissions_claim: see ``ClaimMap``.

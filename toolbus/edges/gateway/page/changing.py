@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 _NO_ROLE = (
     "the server does not let this gateway do that: its user needs the role approver for approvals, and operator for the rest;"
-    " `toolbus acl gateway approver` prints the rights"
+    " `toolbus secure acl gateway approver` prints the rights"
 )
 
 

@@ -68,7 +68,7 @@ const COLUMNS = [
 
 export default function dead(place) {
   const table = new Table({ columns: COLUMNS, key: (row) => `${row.queue} ${row.id}`, label: "dead letters", sort: 5, descending: true });
-  const none = empty("No dead letters", "A request comes here when it ended its workers too often, failed at its last retry, or could not be read. It stays for a week, to be run again or dropped. In a terminal:", "toolbus dead list");
+  const none = empty("No dead letters", "A request comes here when it ended its workers too often, failed at its last retry, or could not be read. It stays for a week, to be run again or dropped. In a terminal:", "toolbus operate dead list");
   const card = h("section", { class: "card" }, table.element);
   place.append(card, none);
   const draw = () => {

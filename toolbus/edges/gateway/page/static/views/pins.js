@@ -30,7 +30,7 @@ export default function pins(place, { query, setQuery }) {
     }
   }
   const approve = async (pin) => {
-    const what = pin.state === "pending" ? `Hosts will run this: ${pin.changes.map(visible).join("; ").slice(0, 4000)}. \`toolbus approve\` shows the files of its code, too.` : pin.changes.length ? `Since it was approved, these have changed: ${pin.changes.map(visible).join(", ")}. Look at its description and schema first.` : "Agents may use it in this form, and it is withheld when it changes.";
+    const what = pin.state === "pending" ? `Hosts will run this: ${pin.changes.map(visible).join("; ").slice(0, 4000)}. \`toolbus secure approve\` shows the files of its code, too.` : pin.changes.length ? `Since it was approved, these have changed: ${pin.changes.map(visible).join(", ")}. Look at its description and schema first.` : "Agents may use it in this form, and it is withheld when it changes.";
     if (await sure("Approve this tool as it is now?", what, "Approve", "")) await settle(pin, "ui/pins/approve", { digest: pin.digest, pending: pin.state === "pending" }, "Approved.");
   };
   const reject = async (pin) => {
@@ -67,7 +67,7 @@ export default function pins(place, { query, setQuery }) {
     },
   ];
   const table = new Table({ columns, key: (pin) => `${pin.state === "pending"}/${pin.name}`, label: "pins", sort: 1, most: 300 });
-  const none = empty("No tools to approve", "An operator can approve each tool in the form that it has. It is withheld from agents when it changes, until it is approved again. In a terminal:", "toolbus approve NAME");
+  const none = empty("No tools to approve", "An operator can approve each tool in the form that it has. It is withheld from agents when it changes, until it is approved again. In a terminal:", "toolbus secure approve NAME");
   const nothing = empty("Nothing found", "No tool has these letters in its name.");
   const card = h("section", { class: "card" }, h("header", {}, h("h2", {}, "Approvals ", count), search), table.element, nothing);
   place.append(card, none);
