@@ -11,7 +11,9 @@ import sys
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import click
 import pytest
 import redis
 from click.testing import CliRunner
@@ -22,7 +24,8 @@ from tests.servers import eventually_sync
 from tests.topologies import until
 from toolbus.bus.broker.embedded import EmbeddedServer, free_port
 from toolbus.bus.values.settings import Settings
-from toolbus.operations.cli import main
+from toolbus.operations.cli import MOVED, main
+from toolbus.operations.cli.command import Command
 from toolbus.platform.backends.confinement import why_not
 
 TOOLS = '''"""Tools of a test."""
@@ -371,7 +374,7 @@ def test_settings_tell_where_each_value_comes_from(monkeypatch: pytest.MonkeyPat
     """Values, their sources, and no password; a wrong one names its variable."""
     monkeypatch.setenv("TOOLBUS_LEASE", "7")
     monkeypatch.setenv("TOOLBUS_URL", "redis://:secret@localhost:6379")
-    shown = CliRunner().invoke(main, ["--namespace", "mine", "settings", "--output", "json"])
+    shown = CliRunner().invoke(main, ["--namespace", "mine", "see", "settings", "--output", "json"])
     settings = json.loads(shown.output)
     assert settings["lease"] == {"value": 7.0, "source": "TOOLBUS_LEASE"}
     assert settings["namespace"]["source"] == "argument 'namespace'"
@@ -429,3 +432,46 @@ def test_dev_starts_a_server_and_workers_and_stops_all(forks: ForkServer, tmp_pa
         assert shell.run("tools").returncode == 1
     finally:
         shell.close()
+
+
+def test_the_first_level_fits_on_one_screen() -> None:
+    """It has 18 commands at most, and its help has 50 lines at most."""
+    assert len(main.list_commands(click.Context(main))) <= 18
+    shown = CliRunner().invoke(main, ["--help"], terminal_width=80)
+    assert len(shown.output.splitlines()) <= 50
+
+
+@pytest.mark.parametrize("name", sorted(MOVED))
+def test_an_old_name_says_where_its_command_is(name: str) -> None:
+    """It fails with exit code 2, and the command that it names exists."""
+    done = CliRunner().invoke(main, [name, "--any", "thing"])
+    assert (done.exit_code, f"'{name}' is now `toolbus {MOVED[name]}`" in done.output) == (2, True), done.output
+    assert CliRunner().invoke(main, [*MOVED[name].split(), "--help"]).exit_code == 0
+
+
+def _any_value(param: click.Parameter) -> Any:
+    """Return a value that is not the parameter's default."""
+    kind = param.type
+    value: Any = "text"
+    if isinstance(param, click.Option) and param.is_flag:
+        value = True
+    elif isinstance(kind, click.Choice):
+        value = next(each for each in kind.choices if each != param.default)
+    elif isinstance(kind, click.Path) and kind.type is not None:
+        value = kind.type("text")
+    elif "integer" in kind.name or "float" in kind.name or kind.name == "seconds":
+        value = 3
+    return (value, value) if param.multiple or param.nargs == -1 else value
+
+
+@pytest.mark.parametrize("name", ["worker", "mount"])
+def test_children_get_every_option(name: str) -> None:
+    """What is given to a command that starts processes reaches each of them, but for what is the first process's own."""
+    found = main.get_command(click.Context(main), name)
+    assert isinstance(found, Command)
+    passed = [param for param in found.params if param.expose_value and param.name not in found.kept]
+    given = {str(param.name): _any_value(param) for param in passed}
+    options, arguments = found.words(given)
+    again = found.make_context(name, [*options, "--", *arguments], resilient_parsing=True).params
+    assert {each: again[each] for each in given} == given
+    assert len(given) > 10

@@ -34,10 +34,7 @@ ASKING = {
     "secure pins rm": ("secure", "pins", "rm", "other"),
     "secure pins show": ("secure", "pins", "show", "other"),
     "call": ("call", "canary_echo", "text=x", "--timeout", "2"),
-    "see calls": (
-        "see",
-        "calls",
-    ),
+    "see calls": ("see", "calls"),
     "platform chat": ("platform", "chat", "hello", "--timeout", "2"),
     "confirm allow": ("confirm", "allow", "c1"),
     "confirm deny": ("confirm", "deny", "c1"),
@@ -53,15 +50,8 @@ ASKING = {
     "see describe": ("see", "describe", "canary_echo"),
     "doctor": ("doctor",),
     "operate items get": ("operate", "items", "get", "tool/other"),
-    "operate items list": (
-        "operate",
-        "items",
-        "list",
-    ),
-    "operate migrate": (
-        "operate",
-        "migrate",
-    ),
+    "operate items list": ("operate", "items", "list"),
+    "operate migrate": ("operate", "migrate"),
     "operate pause": ("operate", "pause", "canary"),
     "platform cancel": ("platform", "cancel", "create_00000000"),
     "platform export": ("platform", "export", "exported"),
@@ -75,10 +65,7 @@ ASKING = {
     "operate items put": ("operate", "items", "put", "tool/new", "new.json"),
     "operate resume": ("operate", "resume", "canary"),
     "operate items rm": ("operate", "items", "rm", "tool/other", "--force"),
-    "see services": (
-        "see",
-        "services",
-    ),
+    "see services": ("see", "services"),
     "see stats": ("see", "stats", "--patience", "0.5"),
     "toolkit draw": ("toolkit", "draw", "picture.html"),
     "toolkit export": ("toolkit", "export"),
@@ -89,10 +76,7 @@ ASKING = {
     "secure tokens revoke": ("secure", "tokens", "revoke", "000000000000"),
     "tools": ("tools", "--all"),
     "see top": ("see", "top", "--once", "--every", "0.2"),
-    "see usage": (
-        "see",
-        "usage",
-    ),
+    "see usage": ("see", "usage"),
 }
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 

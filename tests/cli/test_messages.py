@@ -94,31 +94,19 @@ def test_absence_names_a_namespace_that_is_not_the_default(shell: Shell) -> None
     namespace = shell.environment["TOOLBUS_NAMESPACE"]
     for words in (
         ("tools",),
-        (
-            "see",
-            "services",
-        ),
+        ("see", "services"),
         ("see", "describe", "add"),
         ("call", "add"),
-        (
-            "see",
-            "usage",
-        ),
+        ("see", "usage"),
     ):
         assert f"(namespace {namespace!r})" in shell.run(*words).stderr, words
     del shell.environment["TOOLBUS_NAMESPACE"]
     for words in (
         ("tools",),
-        (
-            "see",
-            "services",
-        ),
+        ("see", "services"),
         ("see", "describe", "add"),
         ("call", "add"),
-        (
-            "see",
-            "usage",
-        ),
+        ("see", "usage"),
     ):
         assert "namespace" not in shell.run(*words).stderr, words
 

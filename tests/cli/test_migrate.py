@@ -72,10 +72,7 @@ def test_decisions_of_an_older_toolbus_are_moved_when_a_person_says_so(shell: Sh
 @pytest.mark.parametrize(
     "words",
     [
-        (
-            "operate",
-            "migrate",
-        ),
+        ("operate", "migrate"),
         ("operate", "migrate", "--dry-run"),
         ("call", "echoes", "text=a"),
     ],

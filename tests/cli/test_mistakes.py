@@ -81,10 +81,7 @@ def test_a_command_uses_the_server_that_is_named_after_it(shell: Shell, valkey_s
     shell.environment["TOOLBUS_URL"] = "redis://127.0.0.1:1"
     assert "can't reach redis://127.0.0.1:1" in shell.run("see", "services").stderr
     for words in (
-        (
-            "see",
-            "services",
-        ),
+        ("see", "services"),
         ("operate", "dead", "list"),
     ):
         assert shell.run(*words, "--url", valkey_server).returncode == 0
@@ -153,14 +150,8 @@ def test_a_misspelt_variable_is_told_once(shell: Shell) -> None:
     shell.environment["TOOLBUS_NAMESPCE"] = "other"
     expected = "TOOLBUS_NAMESPCE is no setting; did you mean TOOLBUS_NAMESPACE?"
     for words in (
-        (
-            "see",
-            "services",
-        ),
-        (
-            "see",
-            "settings",
-        ),
+        ("see", "services"),
+        ("see", "settings"),
         ("operate", "dead", "list"),
         ("worker", "nosuch.py", "--processes", "2"),
     ):

@@ -83,11 +83,7 @@ ENDING = {
     "doctor": ("doctor",),
     "operate items get": ("operate", "items", "get", "tool/evil_item"),
     "platform host": ("platform", "host", "--label", EVIL),
-    "operate items list": (
-        "operate",
-        "items",
-        "list",
-    ),
+    "operate items list": ("operate", "items", "list"),
     "operate migrate": ("operate", "migrate", "--dry-run"),
     "mount": ("mount", EVIL, "--", EVIL),
     "new": ("new", EVIL),
@@ -108,14 +104,8 @@ ENDING = {
     "operate resume": ("operate", "resume", EVIL),
     "operate items rm": ("operate", "items", "rm", f"tool/{EVIL}"),
     "serve": ("serve", "--host", EVIL),
-    "see services": (
-        "see",
-        "services",
-    ),
-    "see settings": (
-        "see",
-        "settings",
-    ),
+    "see services": ("see", "services"),
+    "see settings": ("see", "settings"),
     "see stats": ("see", "stats", EVIL),
     "see top": ("see", "top", "--once", "--every", "0.2"),
     "toolkit learning convert": ("toolkit", "learning", "convert", "evil.json", "out.sqlite"),
@@ -136,15 +126,9 @@ ENDING = {
     "secure tokens list": ("secure", "tokens", "list"),
     "secure tokens revoke": ("secure", "tokens", "revoke", EVIL),
     "tools": ("tools", "--all"),
-    "see usage": (
-        "see",
-        "usage",
-    ),
+    "see usage": ("see", "usage"),
     "worker": ("worker", EVIL),
-    "see workers": (
-        "see",
-        "workers",
-    ),
+    "see workers": ("see", "workers"),
 }
 # These run until they are stopped, or need a model; that they print by `say` only is tested below.
 OTHERS = {"agent", "confirm watch", "demo", "dev", "platform im", "mcp", "platform up"}

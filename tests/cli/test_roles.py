@@ -35,7 +35,8 @@ def table() -> dict[str, str]:
 
 def watching() -> list[str]:
     """Return the commands that the guide names for the role ``monitor``."""
-    return [each.removeprefix("toolbus ") for each in re.findall(r"`([\w ]+)`", table()["monitor"])]
+    named = re.findall(r"`([\w ]+)`", table()["monitor"].partition(":")[0])
+    return [each.removeprefix("toolbus ") for each in named]
 
 
 @pytest.fixture
@@ -103,10 +104,7 @@ def test_a_refusal_names_the_missing_role(shell: Shell, under: As) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        (
-            "see",
-            "services",
-        ),
+        ("see", "services"),
         ("tools",),
         ("call", "other"),
         ("secure", "pins", "list"),

@@ -133,7 +133,6 @@ ON_DEMAND = {
     "toolbus.bus.schema.validate",
     "toolbus.bus.worker.isolation.child",
     "toolbus.bus.worker.isolation.fork_server",
-    "toolbus.bus.telemetry.metrics",
     "toolbus.bus.worker.process.health",
     "toolbus.bus.worker.process.probes",
     "toolbus.bus.worker.process.report",

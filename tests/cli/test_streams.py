@@ -43,33 +43,27 @@ def canary_asks() -> str:
 
 # Each other command that ends by itself.
 LOCAL = {
-    "acl": ("secure", "acl", "agent"),
+    "secure acl": ("secure", "acl", "agent"),
     "new": ("new", "weather"),
-    "settings": (
-        "see",
-        "settings",
-    ),
-    "conformance agent": ("protocol", "conformance", "agent", "--only", "leaves", "true"),
-    "conformance worker": ("protocol", "conformance", "worker", "--only", "leaves", "no-such-program"),
+    "see settings": ("see", "settings"),
+    "protocol conformance agent": ("protocol", "conformance", "agent", "--only", "leaves", "true"),
+    "protocol conformance worker": ("protocol", "conformance", "worker", "--only", "leaves", "no-such-program"),
     "protocol constants": ("protocol", "constants"),
     "protocol scripts": ("protocol", "scripts", "lua"),
-    "learning convert": ("toolkit", "learning", "convert", "log.jsonl", "log.db"),
-    "learning diff": ("toolkit", "learning", "diff"),
-    "learning evaluate": ("toolkit", "learning", "evaluate", "--generated", "--episodes", "10"),
-    "learning learn": ("toolkit", "learning", "learn", "--scores", "scores.json", "--log", "log.jsonl"),
+    "toolkit learning convert": ("toolkit", "learning", "convert", "log.jsonl", "log.db"),
+    "toolkit learning diff": ("toolkit", "learning", "diff"),
+    "toolkit learning evaluate": ("toolkit", "learning", "evaluate", "--generated", "--episodes", "10"),
+    "toolkit learning learn": ("toolkit", "learning", "learn", "--scores", "scores.json", "--log", "log.jsonl"),
     "toolkit load": ("toolkit", "load", "data-analysis", "--check"),
     "toolkit presets": ("toolkit", "presets"),
-    "learning run": ("toolkit", "learning", "run", "data-analysis", "--log", "log.jsonl", "--no-publish"),
-    "learning revisions": ("toolkit", "learning", "revisions"),
-    "learning rollback": ("toolkit", "learning", "rollback"),
+    "toolkit learning run": ("toolkit", "learning", "run", "data-analysis", "--log", "log.jsonl", "--no-publish"),
+    "toolkit learning revisions": ("toolkit", "learning", "revisions"),
+    "toolkit learning rollback": ("toolkit", "learning", "rollback"),
     "toolkit schema": ("toolkit", "schema"),
-    "workers": (
-        "see",
-        "workers",
-    ),
+    "see workers": ("see", "workers"),
 }
 ENDING = {**ASKING, **LOCAL}
-RUNNING = {"confirm watch", "demo", "dev", "host", "im", "mcp", "mount", "platform up", "serve", "worker"}
+RUNNING = {"confirm watch", "demo", "dev", "mcp", "mount", "platform host", "platform im", "platform up", "serve", "worker"}
 # These read standard input when they are told to.
 READING = {
     "put": ("operate", "items", "put", "tool/new"),
@@ -143,14 +137,8 @@ def test_closed_errors_change_no_exit_code(served: Shell) -> None:
         ("--help",),
         ("--version",),
         ("tools", "--help"),
-        (
-            "operate",
-            "dead",
-        ),
-        (
-            "see",
-            "settings",
-        ),
+        ("operate", "dead"),
+        ("see", "settings"),
         ("tools",),
     ],
     ids=" ".join,

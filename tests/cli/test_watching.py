@@ -86,18 +86,12 @@ def test_an_unknown_service_and_an_empty_namespace_are_told(shell: Shell) -> Non
     assert "no service 'nosuch'" in done.stderr
     for words, said in (
         (
-            (
-                "see",
-                "stats",
-            ),
+            ("see", "stats"),
             "no calls",
         ),
         (("see", "stats", "--instance"), "no workers"),
         (
-            (
-                "see",
-                "calls",
-            ),
+            ("see", "calls"),
             "no recent calls",
         ),
     ):

@@ -304,6 +304,9 @@ def _parameter(name: str, kind: Any, given: Given, env: str = "") -> click.Param
         about.setdefault("type", click.Choice(get_args(kind)) if get_origin(kind) is Literal else _TYPES.get(kind))
     elif not any("/" in each for each in names):
         about["is_flag"] = True
+    if kind is bool and is_optional:
+        # Of click's own accord a flag that is not given is False.
+        about.setdefault("default", None)
     if not given.is_option:
         return click.Argument([name], **({"nargs": -1} if is_many else {"required": False} if is_optional else {}), **about)
     about.setdefault("show_default", about.get("default") not in {None, "", 0})

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 @group("protocol")
 def protocol_command() -> None:
-    """Write the scripts and numbers that a worker or an agent in another language needs.
+    """Write workers and agents in other languages: scripts, numbers, and checks.
 
-    docs/protocol.md says how to use them, and `toolbus protocol conformance` tries what you wrote.
+    docs/protocol.md says how to use the scripts and numbers, and `toolbus protocol conformance` tries what you wrote.
 
     \b
     Example:
