@@ -27,6 +27,7 @@ from toolbus.bus.broker.keys import Keys
 from toolbus.bus.telemetry.metrics import EXPOSED
 from toolbus.bus.values.options import CallOptions
 from toolbus.bus.values.results import ERROR_KINDS
+from toolbus.bus.values.settings import Settings
 from toolbus.bus.values.settings import PREFIX, Settings
 from toolbus.operations.cli import main
 from toolbus.testing import InvocationEnvironment
@@ -253,6 +254,17 @@ def test_the_protocol_page_knows_every_key_and_error() -> None:
     for kind, about in ERROR_KINDS.items():
         assert f"`{kind}`" in page
         assert any(row.startswith("|") and str(about.status) in row.split("|")[1] and f"`{kind}`" in row for row in statuses), kind
+
+
+def test_defaults_in_tables_of_options_are_those_of_the_settings() -> None:
+    """A lease or a grace period that a page gives as an option's default is the setting's."""
+    found = [
+        (page.name, name, float(value))
+        for page in PAGES
+        for name, value in re.findall(r"^\| `--(lease|grace) [A-Z]+` \|.*; ([\d.]+) \|$", page.read_text("utf-8"), re.MULTILINE)
+    ]
+    assert {name for _, name, _ in found} == {"lease", "grace"}
+    assert [each for each in found if each[2] != getattr(Settings(), each[1])] == []
 
 
 def test_the_readme_examples_run(tmp_path: Path, valkey_server: str, namespace: str, forks: ForkServer) -> None:

@@ -55,6 +55,14 @@ def test_settings_are_those_of_toolbus() -> None:
     assert properties["workerDefaults"]["properties"]["settings"]["properties"].keys() == names - {"concurrency", "lease"}
 
 
+def test_defaults_are_those_of_toolbus() -> None:
+    """A setting that the chart names has the same value there."""
+    own = Settings()
+    said = {name: value for name, value in VALUES["workerDefaults"].items() if name in Settings.__struct_fields__}
+    assert said.keys() >= {"lease", "grace", "concurrency"}
+    assert said == {name: getattr(own, name) for name in said}
+
+
 def test_what_the_chart_makes_of_its_defaults_is_valid() -> None:
     """Without a value set, there are workers, a gateway and a Valkey."""
     made = manifests({})
