@@ -27,7 +27,6 @@ from toolbus.bus.broker.keys import Keys
 from toolbus.bus.telemetry.metrics import EXPOSED
 from toolbus.bus.values.options import CallOptions
 from toolbus.bus.values.results import ERROR_KINDS
-from toolbus.bus.values.settings import Settings
 from toolbus.bus.values.settings import PREFIX, Settings
 from toolbus.operations.cli import main
 from toolbus.testing import InvocationEnvironment
