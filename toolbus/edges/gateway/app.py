@@ -7,7 +7,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute
 
 from toolbus.bus.values.results import BrokerError
-from toolbus.edges.gateway import chat, groups, health, mcp, metrics, run, tool_calls, tools
+from toolbus.edges.gateway import chat, groups, mcp, metrics, run, tool_calls, tools
 from toolbus.edges.gateway import gateway as openapi
 from toolbus.edges.gateway.auth import metadata
 from toolbus.edges.gateway.bodies import Problem, on_broker_error, on_bug, on_http_exception, on_problem
@@ -18,7 +18,6 @@ from toolbus.edges.gateway.page import routes as page
 ROUTES: list[BaseRoute] = [
     *run.ROUTES,
     *chat.ROUTES,
-    *health.ROUTES,
     *groups.ROUTES,
     *tools.ROUTES,
     *metrics.ROUTES,

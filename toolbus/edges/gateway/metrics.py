@@ -1,4 +1,4 @@
-"""Answer metrics in the text format of Prometheus: ``GET /metrics``."""
+"""Answer who watches a gateway: whether it lives, whether it can do its work, and its metrics in the text format of Prometheus."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from starlette.routing import Route
 
 from toolbus.bus.broker.admin import ServiceOverview
 from toolbus.bus.telemetry.metrics import MEDIA_TYPE, Exposition
-from toolbus.edges.gateway.gateway import BUCKETS, Gateway, Measures, gateway_of
+from toolbus.edges.gateway.bodies import Problem, answer
+from toolbus.edges.gateway.gateway import BUCKETS, Gateway, Measures, check_query, gateway_of
 
 # The metrics of services: each with its states, and the fields that count them.
 _OF_SERVICES = {
@@ -19,6 +20,24 @@ _OF_SERVICES = {
     "toolbus_dead_letters": (("", "dead"),),
     "toolbus_service_paused": (("", "paused"),),
 }
+
+
+async def health(request: Request) -> Response:
+    """Answer that the process lives."""
+    check_query(request)
+    return answer({"status": "ok"})
+
+
+async def ready(request: Request) -> Response:
+    """Answer that requests can be served, or 503: the server is away, or the gateway stops."""
+    check_query(request)
+    gateway = gateway_of(request)
+    if gateway.stopping.is_set():
+        raise Problem(503, "unavailable", "the gateway is stopping", {"Retry-After": "1"}, code="stopping", retryable=True)
+    if not gateway.connected or not await gateway.answers():
+        detail = "the server does not answer, or the gateway has lost its connection to it and is restoring it"
+        raise Problem(503, "unavailable", detail, {"Retry-After": "1"}, code="no_server", retryable=True)
+    return answer({"status": "ready"})
 
 
 async def metrics(request: Request) -> Response:
@@ -60,7 +79,7 @@ def _add_services(made: Exposition, services: Sequence[ServiceOverview]) -> None
                 made.add(name, int(getattr(service, field)), labels)
 
 
-ROUTES = [Route("/metrics", metrics)]
+ROUTES = [Route("/health", health), Route("/ready", ready), Route("/metrics", metrics)]
 
 
 class ProbedGateway:
