@@ -8,14 +8,18 @@ import math
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from toolbus.bus import telemetry
 from toolbus.bus.telemetry.background import keep_running
 from toolbus.bus.worker.process.lifeline import Told
-from toolbus.bus.worker.process.load import EVERY, TICK, Load, LoadMeter, MeasuredWorker
+from toolbus.bus.worker.process.load import EVERY, TICK, Load, LoadMeter
+
+if TYPE_CHECKING:
+    from toolbus.bus.worker.process.supervisor import Supervisor
+    from toolbus.bus.worker.worker import Worker
 
 
 class Bounds(NamedTuple):
@@ -145,20 +149,6 @@ _SILENT = 4 * EVERY
 _STARTING = 10.0
 
 
-class Resizable(Protocol):
-    """A supervisor, as far as the number of its children is concerned."""
-
-    @property
-    def slots(self) -> frozenset[int]:
-        """The slots that are to have a child."""
-
-    def add(self) -> None:
-        """Start one more child."""
-
-    def dismiss(self, slot: int) -> None:
-        """Let the child of a slot drain and end for good."""
-
-
 class _Heard(NamedTuple):
     """The last report of a process, and when it came."""
 
@@ -215,13 +205,13 @@ class Autoscaler:
 
     # -- the decision -----------------------------------------------------------------------------
 
-    async def run(self, supervisor: Resizable) -> None:
+    async def run(self, supervisor: Supervisor) -> None:
         """Decide twice a second until it is cancelled."""
         while True:
             await asyncio.sleep(EVERY)
             self.step(supervisor)
 
-    def step(self, supervisor: Resizable) -> None:
+    def step(self, supervisor: Supervisor) -> None:
         """Decide once, and add or dismiss processes."""
         now, before = self._clock(), len(self._slots)
         loads = {slot: _seen(heard, now) for slot, heard in self._heard.items()}
@@ -253,7 +243,7 @@ class LoadReports:
         lifeline: the child's end of the lifeline.
     """
 
-    def __init__(self, worker: MeasuredWorker, lifeline: int) -> None:
+    def __init__(self, worker: Worker, lifeline: int) -> None:
         self._worker = worker
         self._line = socket.socket(fileno=lifeline)
         self._task: asyncio.Task[None] | None = None
@@ -271,7 +261,7 @@ class LoadReports:
             await asyncio.wait({self._task})
 
     async def _run(self) -> None:
-        meter = LoadMeter(self._worker)
+        meter = LoadMeter(self._worker.statistics)
         while True:
             await asyncio.sleep(TICK)
             meter.sample()
@@ -285,7 +275,7 @@ class LoadReports:
 
 
 @contextlib.asynccontextmanager
-async def load_reports(worker: MeasuredWorker, lifeline: int | None) -> AsyncIterator[Callable[[], None]]:
+async def load_reports(worker: Worker, lifeline: int | None) -> AsyncIterator[Callable[[], None]]:
     """Yield what begins to tell the parent this process's load; without a parent it does nothing."""
     if lifeline is None:
         yield lambda: None

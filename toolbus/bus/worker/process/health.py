@@ -9,38 +9,27 @@ import secrets
 import stat
 import time
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from toolbus.bus import telemetry
 
+if TYPE_CHECKING:
+    from toolbus.bus.worker.worker import Worker
+
+
 _EVERY = 2.0
 
 
-class ProbedWorker(Protocol):
-    """A worker, as far as its health is concerned."""
-
-    @property
-    def healthy(self) -> bool:
-        """True while the worker can serve."""
-
-    @property
-    def instance(self) -> str:
-        """Its id."""
-
-    def statistics(self) -> dict[str, int]:
-        """Return its counts."""
-
-
-def report(worker: ProbedWorker) -> dict[str, Any]:
+def report(worker: Worker) -> dict[str, Any]:
     """Return what a probe reads."""
     if not worker.healthy:
         return {"healthy": False, "time": time.time()}
     return {"healthy": True, "instance": worker.instance, "time": time.time(), **worker.statistics()}
 
 
-async def keep_file(worker: ProbedWorker, path: Path) -> None:
+async def keep_file(worker: Worker, path: Path) -> None:
     """Write the report to a file every two seconds while the worker is healthy; remove it when it is not, and at the end.
 
     Raises:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -48,13 +47,6 @@ class Load(msgspec.Struct, frozen=True, omit_defaults=True):
         return min(1.0, max(self.running / max(1, self.slots), self.full, self.blocked, self.cpu))
 
 
-class MeasuredWorker(Protocol):
-    """A worker, as far as its load is concerned."""
-
-    def statistics(self) -> dict[str, int]:
-        """Return its counts."""
-
-
 def processor_queue() -> Callable[[], float]:
     """Return what tells for how many seconds the main thread was ready to run and had no processor; 0 where the system does not say."""
     try:
@@ -78,25 +70,25 @@ class LoadMeter:
     A sample that comes late was held up: it stands for all the samples that were due meanwhile.
 
     Args:
-        worker: opened.
+        statistics: returns the counts of an open worker.
         clock, cpu: return monotonic seconds, and seconds of processor time.
         queued: returns the seconds for which the loop's thread was ready to run and had no processor; None for what the system tells.
     """
 
     def __init__(
         self,
-        worker: MeasuredWorker,
+        statistics: Callable[[], Mapping[str, int]],
         clock: Callable[[], float] = time.monotonic,
         cpu: Callable[[], float] = time.process_time,
         queued: Callable[[], float] | None = None,
     ) -> None:
-        self._worker = worker
+        self._statistics = statistics
         self._clock, self._cpu, self._queued = clock, cpu, queued or processor_queue()
         self._waited = self._queued()
         self._since = self._sampled = clock()
         self._used = cpu()
         self._samples = self._running = self._full = self._held = 0
-        self._finished = worker.statistics()["finished"]
+        self._finished = statistics()["finished"]
 
     def sample(self) -> None:
         """Take a sample; call it a tick after the last one, as nearly as the event loop allows."""
@@ -105,7 +97,7 @@ class LoadMeter:
         # A machine without a free processor would not be quicker with one more process.
         held = late - (waited - self._waited)
         self._sampled, self._waited = now, waited
-        counts = self._worker.statistics()
+        counts = self._statistics()
         due = 1 + int(max(0.0, late) / TICK)
         self._samples += due
         self._running += due * counts["running"]
@@ -119,7 +111,7 @@ class LoadMeter:
 
     def report(self) -> Load:
         """Return the load since the last report, and begin anew."""
-        counts, used = self._worker.statistics(), self._cpu()
+        counts, used = self._statistics(), self._cpu()
         elapsed = max(self._sampled - self._since, 1e-6)
         samples = max(1, self._samples)
         ended = counts["finished"] != self._finished

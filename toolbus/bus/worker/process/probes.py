@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -13,7 +13,11 @@ from toolbus.bus.telemetry.metrics import MEDIA_TYPE
 from toolbus.bus.worker.process.autoscaler import Bounds
 from toolbus.bus.worker.process.lifeline import Told
 from toolbus.bus.worker.process.load import Load
-from toolbus.bus.worker.process.report import ProcessCounts, Report, ReportingWorker, ended, report_of, summed, worker_metrics
+from toolbus.bus.worker.process.report import ProcessCounts, Report, ended, report_of, summed, worker_metrics
+
+if TYPE_CHECKING:
+    from toolbus.bus.worker.worker import Worker
+
 
 _REQUEST_LIMIT = 8192
 _MOST_CLIENTS = 64
@@ -238,7 +242,7 @@ class ProbedWorker:
         started: set once the worker has served.
     """
 
-    def __init__(self, worker: ReportingWorker) -> None:
+    def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self.started = False
 

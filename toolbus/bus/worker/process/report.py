@@ -8,12 +8,16 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from toolbus.bus.broker.statistics.answers import BOUNDS, InstanceAnswer, ToolStatistics, added
+from toolbus.bus.broker.statistics.answers import BOUNDS, ToolStatistics, added
 from toolbus.bus.telemetry.metrics import Exposition
+
+if TYPE_CHECKING:
+    from toolbus.bus.worker.worker import Worker
+
 
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
@@ -71,25 +75,7 @@ class Report(msgspec.Struct):
     processes: ProcessCounts = ProcessCounts()
 
 
-class ReportingWorker(Protocol):
-    """A worker, as far as its report is concerned."""
-
-    @property
-    def healthy(self) -> bool:
-        """True while the worker can serve."""
-
-    @property
-    def instance(self) -> str:
-        """Its id."""
-
-    def answer(self) -> InstanceAnswer:
-        """Return its statistics."""
-
-    def statistics(self) -> dict[str, int]:
-        """Return its counts."""
-
-
-def report_of(worker: ReportingWorker) -> Report:
+def report_of(worker: Worker) -> Report:
     """Return the report of a worker that was opened in this process."""
     answer = worker.answer()
     return Report(
