@@ -466,7 +466,7 @@ def _any_value(param: click.Parameter) -> Any:
 
 @pytest.mark.parametrize("name", ["worker", "mount"])
 def test_children_get_every_option(name: str) -> None:
-    """What is given to a command that starts processes reaches each of them, but for what is the first process's own."""
+    """A command that starts processes hands each of them all that it was given, but for what is the first process's own."""
     found = main.get_command(click.Context(main), name)
     assert isinstance(found, Command)
     passed = [param for param in found.params if param.expose_value and param.name not in found.kept]

@@ -49,7 +49,7 @@ ErrorType = Literal[
 
 
 class ErrorKind(msgspec.Struct, frozen=True):
-    """What follows from an error type, for everybody who has to act on it.
+    """Hold what follows from an error type, for everybody who has to act on it.
 
     Attributes:
         status: the status code of the answer over HTTP.

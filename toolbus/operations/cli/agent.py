@@ -44,7 +44,7 @@ _MOST_HOPS = click.IntRange(0, 100)
 
 
 class Options(NamedTuple):
-    """How the model asks, and which tools it is shown."""
+    """The options of how the model asks, and of the tools it is shown."""
 
     model: Annotated[str | None, option("The model's name (OPENAI_MODEL).")]
     base_url: Annotated[str | None, option("The endpoint (OPENAI_BASE_URL; OpenAI's own).")]

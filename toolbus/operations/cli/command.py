@@ -20,7 +20,7 @@ from toolbus.operations.cli.output import fail
 
 
 class Given(NamedTuple):
-    """How a parameter is given.
+    """The way in which a parameter is given.
 
     Attributes:
         names: of an option; without any it has the parameter's.
@@ -375,7 +375,7 @@ def group(name: str, **about: Any) -> Callable[[Callable[[], None]], Group]:
 
 
 class Place(NamedTuple):
-    """Where a command is: its module, which has it as ``<name>_command``, and the first sentence of its help."""
+    """The place of a command: its module, which has it as ``<name>_command``, and the first sentence of its help."""
 
     module: str
     about: str

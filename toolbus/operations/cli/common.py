@@ -1,4 +1,4 @@
-"""What commands share: settings from options, connections, and input of people."""
+"""Share between commands: settings from options, connections, and input of people."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def learning_command() -> None:
 
 
 class Round(NamedTuple):
-    """What is learned from, and what is done with what was learned."""
+    """The options of what is learned from, and of what is done with it."""
 
     file: Annotated[Path, argument()]
     logs: Annotated[tuple[Path, ...], option("Executions (may be repeated).", "--log", required=True)]

@@ -26,7 +26,7 @@ _LIBRARIES = ("mcp", "client", "httpx2", "httpcore2", "fastmcp", "FastMCP")
 
 
 class Given(NamedTuple):
-    """What is served of the server or API, and how it is reached."""
+    """The options of what is served of a server or API, and how it is reached."""
 
     include: Annotated[tuple[str, ...], option("Serve only these tools, such as 'get_*' (may be repeated).", metavar="PATTERN")]
     exclude: Annotated[tuple[str, ...], option("Serve all but these tools (may be repeated).", metavar="PATTERN")]

@@ -1,4 +1,4 @@
-"""What commands print: text that can't command a terminal, tables, JSON, questions, and errors in one line."""
+"""Print for commands: text that can't command a terminal, tables, JSON, questions, and errors in one line."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ _OPTIONS = {"ignore_unknown_options": True}
 
 
 class Checks(NamedTuple):
-    """Which checks are run, of what."""
+    """The checks that are run, and of what."""
 
     level: Annotated[int, option("The highest level to check.", type=click.IntRange(0, 3), default=1)]
     only: Annotated[tuple[str, ...], option("Run this check only; may be given several times.", metavar="CHECK")]

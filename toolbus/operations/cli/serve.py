@@ -25,7 +25,7 @@ _KEYS = ("keys",)
 
 
 class Access(NamedTuple):
-    """Who may use the gateway."""
+    """The options of who may use the gateway."""
 
     tokens: Annotated[str | None, option("File of bearer tokens, see `toolbus secure tokens add --file`.", type=click.Path())]
     shared_tokens: Annotated[bool, option("Accept the tokens that `toolbus secure tokens` keeps on the server.")]

@@ -1,4 +1,4 @@
-"""What processes that serve have in common: probes, the line to their parent, and copies of themselves that they keep alive."""
+"""Give processes that serve what they have in common: probes, the line to their parent, and copies of themselves that they keep alive."""
 
 from __future__ import annotations
 
