@@ -524,7 +524,7 @@ def test_the_guide_to_learning_runs(tmp_path: Path, valkey_server: str, namespac
         toolbus("toolkit", "load", "orders.yaml")
         run_example(program.replace('"redis://localhost:6379"', f'"{valkey_server}", namespace="{namespace}"'), tmp_path)
         assert "grep_dump" in toolbus("toolkit", "recommend", "count")
-        lines = [words for words in commands(ROOT / "docs/how-to/learning.md") if words[:2] == ["toolkit", "learning", "run"]]
+        lines = [words for words in commands(ROOT / "docs/how-to/learning.md") if words[:3] == ["toolkit", "learning", "run"]]
         assert ["--dry-run" in words for words in lines] == [True, False]
         for words in lines:
             toolbus(*words)

@@ -52,9 +52,9 @@ async def test_chat_on_a_command_line(shell: Shell, valkey_server: str, namespac
         configure(shell, model)
         worker = await asyncio.to_thread(shell.start, "worker", "service-agent")
         await bus.wait_for_tool("chat", 60)
-        one = await asyncio.to_thread(shell.run, "chat", "one", "--chat-id", "c")
+        one = await asyncio.to_thread(shell.run, "platform", "chat", "one", "--chat-id", "c")
         assert (one.returncode, one.stdout) == (0, "you said one\n"), one.stderr
-        found = await asyncio.to_thread(shell.json, "chat", "two", "--chat-id", "c")
+        found = await asyncio.to_thread(shell.json, "platform", "chat", "two", "--chat-id", "c")
         assert found == {"response": "you said two", "chat_id": "c"}
         given = await asyncio.to_thread(lambda: shell.run("platform", "chat", "-", "--chat-id", "c", given="three\n"))
         assert given.stdout == "you said three\n"
@@ -67,16 +67,16 @@ async def test_chat_on_a_command_line(shell: Shell, valkey_server: str, namespac
             "four",
             "five",
         ]
-        wrong = await asyncio.to_thread(shell.run, "chat", "--output", "json")
+        wrong = await asyncio.to_thread(shell.run, "platform", "chat", "--output", "json")
         assert (wrong.returncode, "give MESSAGE" in wrong.stderr) == (2, True)
-        assert (await asyncio.to_thread(shell.run, "chat", " ")).returncode == 2
+        assert (await asyncio.to_thread(shell.run, "platform", "chat", " ")).returncode == 2
         worker.terminate()
         assert await asyncio.to_thread(worker.wait) == 0
 
 
 async def test_without_a_service_agent_the_command_says_how_to_start_one(shell: Shell) -> None:
     """Nobody serves the tool: one line, exit code 1."""
-    done = await asyncio.to_thread(shell.run, "chat", "hello")
+    done = await asyncio.to_thread(shell.run, "platform", "chat", "hello")
     assert done.returncode == 1
     assert "toolbus worker service-agent" in done.stderr
     assert done.stderr.count("\n") == 1

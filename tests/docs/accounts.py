@@ -33,10 +33,10 @@ RUN_BY = {
 # Commands of toolbus that run until they are stopped, or ask a model: their words are checked by the parser. Other tests run each of them.
 LASTING = {
     "agent": "asks a model",
-    "chat": "asks a model",
+    "platform chat": "asks a model",
     "confirm watch": "runs until it is stopped",
     "dev": "runs until it is stopped",
-    "host": "runs until it is stopped",
+    "platform host": "runs until it is stopped",
     "mount": "starts a server from the network",
     "platform logs": "goes on with the option -f; tests/host reads the output of programs",
     "platform sync": "asks a catalogue in the network",

@@ -105,7 +105,7 @@ async def test_a_wrong_edge_is_learned_published_and_taken_back(shell: Shell, va
     log = shell.folder / "executions.jsonl"
 
     async def toolbus(*words: str) -> str:
-        done = await asyncio.to_thread(shell.run, "learning", *words)
+        done = await asyncio.to_thread(shell.run, "toolkit", "learning", *words)
         assert (done.returncode, done.stderr) == (0, ""), done.stderr
         return done.stdout
 

@@ -50,7 +50,7 @@ class Terminal:
         self.before = termios.tcgetattr(theirs)
         self._theirs = theirs
         environment = {**os.environ, "TOOLBUS_URL": url, "TOOLBUS_NAMESPACE": namespace, "TERM": "xterm-256color"}
-        command = [sys.executable, "-c", _CONTROLLING, "top", "--every", "0.2", *words]
+        command = [sys.executable, "-c", _CONTROLLING, "see", "top", "--every", "0.2", *words]
         self.process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, start_new_session=True)
         self.written = b""
         self._reading = threading.Thread(target=self._read)

@@ -50,7 +50,7 @@ async def published(command, url, namespace, name):
     """Load a shipped preset by its name on the command line."""
     assert await command(url, namespace, "toolkit", "load", name)
     yield load_preset(find_preset(name))
-    await command(url, namespace, "rm", f"toolkit/{name}")
+    await command(url, namespace, "operate", "items", "rm", f"toolkit/{name}")
 
 
 class Heard:

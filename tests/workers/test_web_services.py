@@ -70,10 +70,10 @@ async def test_the_guide_s_narrowed_tool_can_be_added_to_a_running_service(valke
         Worker([FetchPage(local(resolve=resolve))], url=valkey_server, namespace=namespace),
         ToolBus(valkey_server, namespace=namespace) as bus,
     ):
-        await command(valkey_server, namespace, "put", "tool/read-docs", given=document)
+        await command(valkey_server, namespace, "operate", "items", "put", "tool/read-docs", given=document)
         await bus.wait_for_tool("read-docs", 10)
         inside = await bus.call("read-docs", {"url": there.url(host="docs.python.org")})
         outside = await bus.call("read-docs", {"url": there.url(host="elsewhere.test")})
-        await command(valkey_server, namespace, "rm", "tool/read-docs")
+        await command(valkey_server, namespace, "operate", "items", "rm", "tool/read-docs")
     assert len(inside.data["text"]) == 20_000
     assert (outside.error.type, outside.error.code) == ("forbidden", "forbidden_host")
