@@ -136,13 +136,14 @@ class Publisher:
             return
         waiting, self._waiting = self._waiting, []
         self._waiting_bytes = 0
-        if any(publish.session for publish in waiting):
-            self._send_in_order([publish for publish in waiting if publish.session])
-            waiting = [publish for publish in waiting if not publish.session]
-        if any(publish.once for publish in waiting):
-            self._send_or_keep([publish for publish in waiting if publish.once], once=True)
-            waiting = [publish for publish in waiting if not publish.once]
-        self._send_or_keep(waiting, once=False)
+        in_order, once, others = list[Publish](), list[Publish](), list[Publish]()
+        for publish in waiting:
+            (in_order if publish.session else once if publish.once else others).append(publish)
+        if in_order:
+            self._send_in_order(in_order)
+        if once:
+            self._send_or_keep(once, once=True)
+        self._send_or_keep(others, once=False)
         self._link.flush()
 
     def _send_in_order(self, waiting: list[Publish]) -> None:

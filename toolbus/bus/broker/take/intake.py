@@ -185,15 +185,23 @@ class Intake:
 
     async def _wait(self, streams: list[RequestStream], slots: int) -> Batch:
         """Wait for requests in all of the streams."""
-        count = max(1, min(slots // len(streams), self._part(max(stream.depth for stream in streams))))
+        deepest = 0
+        by_key: dict[bytes, RequestStream] = {}
+        for stream in streams:
+            deepest = max(deepest, stream.depth)
+            by_key[stream.key.encode()] = stream
+        count = max(1, min(slots // len(streams), self._part(deepest)))
         command = ("XREADGROUP", "GROUP", GROUP, self._instance, "COUNT", count, "BLOCK", int(BLOCK * 1000), "STREAMS")
-        reply = await self._links.blocking.execute(*command, *(stream.key for stream in streams), *([">"] * len(streams)))
+        reply = await self._links.blocking.execute(*command, *by_key, *([">"] * len(streams)))
         if not reply:
             return Batch([], [])
-        by_key = {stream.key.encode(): stream for stream in streams}
-        found = [(by_key[key], entries) for key, entries in (reply.items() if isinstance(reply, dict) else reply) if key in by_key]
-        self._more = any(len(entries) >= count for _, entries in found)
-        return Batch(found, [])
+        batch = Batch([], [])
+        self._more = False
+        for key, entries in reply.items() if isinstance(reply, dict) else reply:
+            if key in by_key:
+                batch.found.append((by_key[key], entries))
+                self._more = self._more or len(entries) >= count
+        return batch
 
     async def _sweep(self, streams: list[RequestStream], slots: int) -> Batch:
         """Take what is there, by turns, without waiting."""
