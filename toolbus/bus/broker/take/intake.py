@@ -185,14 +185,15 @@ class Intake:
 
     async def _wait(self, streams: list[RequestStream], slots: int) -> Batch:
         """Wait for requests in all of the streams."""
-        deepest = 0
+        deepest, keys = 0, list[str]()
         by_key: dict[bytes, RequestStream] = {}
         for stream in streams:
             deepest = max(deepest, stream.depth)
+            keys.append(stream.key)
             by_key[stream.key.encode()] = stream
         count = max(1, min(slots // len(streams), self._part(deepest)))
         command = ("XREADGROUP", "GROUP", GROUP, self._instance, "COUNT", count, "BLOCK", int(BLOCK * 1000), "STREAMS")
-        reply = await self._links.blocking.execute(*command, *by_key, *([">"] * len(streams)))
+        reply = await self._links.blocking.execute(*command, *keys, *([">"] * len(streams)))
         if not reply:
             return Batch([], [])
         batch = Batch([], [])
