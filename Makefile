@@ -8,7 +8,7 @@ RELEASE_STAMP := .venv/.installed-release
 PYTHON := python3.13 python3.12 python3.11 python3
 
 # What make mutants changes: names of functions; their files are under [tool.mutmut] in pyproject.toml.
-MUTANTS := toolbus.worker.run.* toolbus.worker.slots.*
+MUTANTS := toolbus.bus.worker.run.* toolbus.bus.worker.slots.*
 MUTANTS_WITHIN := 1200
 
 # What the image can do; other tools come with images made from it.

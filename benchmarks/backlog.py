@@ -27,17 +27,17 @@ from benchmarks.adapters.contract import ready, run
 from benchmarks.limits import Limit, spread
 from benchmarks.processes import child
 from benchmarks.scripttimes import Times
-from toolbus.broker import scripts
-from toolbus.broker.admin import Admin, overview_keys
-from toolbus.broker.embedded import EmbeddedServer
-from toolbus.broker.keys import Keys
-from toolbus.broker.protocols import Verdict
-from toolbus.broker.publish.publisher import Publish, Publisher
-from toolbus.broker.transport.connection import Connector
-from toolbus.broker.transport.mastership import mastership
-from toolbus.broker.transport.short_link import ShortLink
-from toolbus.envelope import Request, encode
-from toolbus.settings import Settings
+from toolbus.bus.broker import scripts
+from toolbus.bus.broker.admin import Admin, overview_keys
+from toolbus.bus.broker.embedded import EmbeddedServer
+from toolbus.bus.broker.keys import Keys
+from toolbus.bus.broker.protocols import Verdict
+from toolbus.bus.broker.publish import Publish, Publisher
+from toolbus.bus.broker.transport.connection import Connector
+from toolbus.bus.broker.transport.links import ShortLink
+from toolbus.bus.broker.transport.mastership import mastership
+from toolbus.bus.values.envelope import Request, encode
+from toolbus.bus.values.settings import Settings
 
 SERVICE = "backlog"
 AGENT = "backlog-agent"

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from benchmarks.limits import quantile
 from toolbus import Settings, ToolBus, Worker, tool
-from toolbus.broker.embedded import EmbeddedServer
-from toolbus.worker.definition.function import tool_of
+from toolbus.bus.broker.embedded import EmbeddedServer
+from toolbus.bus.worker.definition.function import tool_of
 
 CALLS = 2_000
 KILLS = 40

@@ -23,7 +23,7 @@ from typing import Any
 from benchmarks.adapters.contract import ready, run
 from benchmarks.limits import Limit, quantile, spread
 from benchmarks.processes import Child, child
-from toolbus.broker.embedded import EmbeddedServer
+from toolbus.bus.broker.embedded import EmbeddedServer
 
 INTERVAL = 0.02
 # Independent pools run at the same time, because waiting is measured, not work.
@@ -89,7 +89,7 @@ class _Pool:
 
     async def _silence(self, bus: Any) -> float:
         """Kill the worker of a stream somewhere in the middle; return the longest time between two pieces."""
-        from toolbus.events import Reset, Started, Text
+        from toolbus.bus.values.events import Reset, Started, Text
 
         kill_after = 0.2 + self.chance.random()
         longest, killed, first = 0.0, 0.0, ""
@@ -136,7 +136,7 @@ def cancelling(cancels: int) -> tuple[list[Limit], dict[str, Any]]:
 async def _cancelling(url: str, cancels: int, log: Path) -> dict[int, float]:
     """Return the time at which each call was cancelled."""
     from toolbus import ToolBus
-    from toolbus.events import Started
+    from toolbus.bus.values.events import Started
 
     asked: dict[int, float] = {}
     with child("the worker", _command(url, "cancel", 30.0, log)) as worker:

@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from toolbus.broker.embedded import EmbeddedServer
+from toolbus.bus.broker.embedded import EmbeddedServer
 
 NAMESPACE = "mcp-benchmark"
 MODERN, OLDER = "2026-07-28", "2025-11-25"
@@ -212,9 +212,9 @@ def _gateway(*, profile: bool) -> None:
     import uvicorn
 
     from toolbus import ToolBus
-    from toolbus.gateway.app import application
-    from toolbus.gateway.gateway import Gateway
-    from toolbus.gateway.principals import Everyone
+    from toolbus.edges.gateway.app import application
+    from toolbus.edges.gateway.gateway import Gateway
+    from toolbus.edges.gateway.options import Everyone
 
     async def serve() -> None:
         async with ToolBus() as bus:

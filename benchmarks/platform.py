@@ -2,8 +2,8 @@
 
     python -m benchmarks.platform [--seconds N] [--at-once N]
 
-Everything runs on this machine: a server, one host (`toolbus host`), its program, and this client. The program is an ASGI application
-on uvicorn that answers with the body of its request. Rounds of direct calls and of calls through the host take turns.
+Everything runs on this machine: a server, one host (`toolbus platform host`), its program, and this client. The program is ASGI,
+served by uvicorn, and answers with the body of its request. Rounds of direct calls and of calls through the host take turns.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ import aiohttp
 
 from benchmarks.gateway import Process
 from toolbus import Settings, ToolBus
-from toolbus.backends.http.apis import ApiSender
-from toolbus.backends.http.calls import Endpoint, HttpCalls
-from toolbus.backends.kinds import make_runner
-from toolbus.broker.admin import Admin
-from toolbus.broker.embedded import EmbeddedServer
+from toolbus.bus.broker.admin import Admin
+from toolbus.bus.broker.embedded import EmbeddedServer
+from toolbus.platform.backends.http.calls import Endpoint, HttpCalls
+from toolbus.platform.backends.remote import ApiSender
+from toolbus.platform.host.host import make_runner
 from toolbus.platform.records import RecordedTool, Running, ToolMeta, ToolSource
 from toolbus.platform.store import Records
 
@@ -104,7 +104,7 @@ class Host(Process):
     def __init__(self, url: str, log: Path) -> None:
         with log.open("wb") as file:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "toolbus", "host"], env={**os.environ, "TOOLBUS_URL": url}, stderr=file, text=True
+                [sys.executable, "-m", "toolbus", "platform", "host"], env={**os.environ, "TOOLBUS_URL": url}, stderr=file, text=True
             )
         self.pid = self._process.pid
 
@@ -142,9 +142,9 @@ async def measure(folder: Path, number: int, seconds: float, rounds: int) -> Non
             result = await bus.call(_TOOL, _ARGUMENTS)
             if not result.success:
                 raise SystemExit(str(result.error))
-            ways["through `toolbus host`"] = lambda: bus.call(_TOOL, _ARGUMENTS)
+            ways["through `toolbus platform host`"] = lambda: bus.call(_TOOL, _ARGUMENTS)
             await compare(ways, number, seconds, rounds)
-            used, done = host.seconds(), await at_once(ways["through `toolbus host`"], number, seconds)
+            used, done = host.seconds(), await at_once(ways["through `toolbus platform host`"], number, seconds)
             print(f"the host: {(host.seconds() - used) / (done * seconds) * 1e6:.0f} µs of processor a call")
             used, began = host.seconds(), time.monotonic()
             await asyncio.sleep(2 * seconds)

@@ -15,14 +15,12 @@ from typing import Any
 import msgspec
 
 from toolbus import Settings, ToolBus
-from toolbus.broker.admin import Admin
-from toolbus.broker.embedded import EmbeddedServer
-from toolbus.client.tools.groups import ToolGroup
-from toolbus.gateway.principals import Principal
-from toolbus.gateway.supplied import Supply
+from toolbus.bus.broker.admin import Admin
+from toolbus.bus.broker.embedded import EmbeddedServer
+from toolbus.bus.client.tools.groups import ToolGroup
+from toolbus.edges.gateway.options import Principal, Supply
 from toolbus.platform.records import RecordedTool, ToolMeta, ToolRoute, ToolSource
-from toolbus.platform.states import states_of
-from toolbus.platform.status import get_system_status
+from toolbus.platform.states import get_system_status, states_of
 from toolbus.platform.store import Records
 
 TOOLS, RUNNING, GROUPS = 200, 20, 20

@@ -14,13 +14,13 @@ import msgspec
 from benchmarks.limits import Limit, spread
 from benchmarks.snapshot import fetch, search
 from toolbus import Settings, ToolError
-from toolbus.broker.protocols import ServiceRecord
-from toolbus.client.tools.catalogue import Catalogue
-from toolbus.client.tools.formats import FORMATS, Format
-from toolbus.client.tools.view import ToolView
-from toolbus.descriptors import Publication, ToolDescriptor
-from toolbus.schema.repair import parse
-from toolbus.worker.serving.collect import collect
+from toolbus.bus.broker.protocols import ServiceRecord
+from toolbus.bus.client.tools.catalogue import Catalogue
+from toolbus.bus.client.tools.definitions import FORMATS, Format
+from toolbus.bus.client.tools.view import ToolView
+from toolbus.bus.schema.repair import parse
+from toolbus.bus.values.descriptors import Publication, ToolDescriptor
+from toolbus.bus.worker.serving.collect import collect
 
 MOST_MS = 50.0
 # Memory for more text is slower; a repair that tries things twice grows sixteenfold.

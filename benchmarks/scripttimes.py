@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 import redis
 
-from toolbus.broker import scripts
-from toolbus.broker.admin import overview_keys
-from toolbus.broker.keys import Keys
-from toolbus.broker.scripts import Script
-from toolbus.broker.take.requests import GROUP
-from toolbus.envelope import Frame, Request, encode, join_frames
+from toolbus.bus.broker import scripts
+from toolbus.bus.broker.admin import overview_keys
+from toolbus.bus.broker.keys import Keys
+from toolbus.bus.broker.scripts import Script
+from toolbus.bus.broker.take.requests import GROUP
+from toolbus.bus.values.envelope import Frame, Request, encode, join_frames
 
 REPETITIONS = 40
 HELD = 100

@@ -27,13 +27,13 @@ from benchmarks.adapters.contract import run
 from benchmarks.limits import Limit, spread
 from benchmarks.processes import child, resident
 from toolbus import Settings, ToolService, tool
-from toolbus.broker.embedded import EmbeddedServer
-from toolbus.broker.keys import Keys
-from toolbus.broker.registry.registry import RedisRegistry
-from toolbus.broker.transport.connection import Connector
-from toolbus.broker.transport.short_link import ShortLink
-from toolbus.descriptors import Publication
-from toolbus.worker.serving.collect import collect
+from toolbus.bus.broker.embedded import EmbeddedServer
+from toolbus.bus.broker.keys import Keys
+from toolbus.bus.broker.registry.registry import RedisRegistry
+from toolbus.bus.broker.transport.connection import Connector
+from toolbus.bus.broker.transport.links import ShortLink
+from toolbus.bus.values.descriptors import Publication
+from toolbus.bus.worker.serving.collect import collect
 
 MEGABYTE = 1024 * 1024
 EMPTY = "empty"

@@ -24,7 +24,7 @@ from benchmarks.peers import NAMESPACE, environment
 from benchmarks.processes import Child, child
 from benchmarks.servers import redis_server
 from toolbus import ToolBus
-from toolbus.results import ToolbusError
+from toolbus.bus.values.results import ToolbusError
 
 ALONE, NEIGHBOUR, QUEUED, MOVING = SITUATIONS = ("alone", "neighbour", "queued", "moving")
 TITLES = {

@@ -19,8 +19,8 @@ from tests.contract import Place
 from tests.examples import load_profile
 from tests.forking import ForkServer
 from tests.servers import KINDS, Servers, leaks, new_server
-from toolbus.broker.embedded import EmbeddedServer
-from toolbus.telemetry.repeats import repeats
+from toolbus.bus.broker.embedded import EmbeddedServer
+from toolbus.bus.telemetry.logger import repeats
 
 _UVLOOP = "TOOLBUS_TEST_UVLOOP"
 

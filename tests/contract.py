@@ -11,9 +11,9 @@ import redis
 
 from tests.servers import eventually
 from toolbus import Settings, ToolBus, Worker, tool
-from toolbus.broker.access.rights import rights
-from toolbus.confirmations import ConfirmationRequest
-from toolbus.results import ConfirmationClosed
+from toolbus.bus.broker.access import rights
+from toolbus.bus.values.confirmations import ConfirmationRequest
+from toolbus.bus.values.results import ConfirmationClosed
 
 # A worker's handlers call other tools.
 _RIGHTS = {"agent": ("agent",), "worker": ("worker", "nested"), "operator": ("operator",), "platform": ("platform",)}

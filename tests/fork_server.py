@@ -26,7 +26,15 @@ from typing import Any
 
 import toolbus
 
-_PACKAGES = ("toolbus.agent", "toolbus.broker", "toolbus.cli", "toolbus.client", "toolbus.telemetry", "toolbus.toolkit", "toolbus.worker")
+_PACKAGES = (
+    "toolbus.agent",
+    "toolbus.bus.broker",
+    "toolbus.operations.cli",
+    "toolbus.bus.client",
+    "toolbus.bus.telemetry",
+    "toolbus.toolkit",
+    "toolbus.bus.worker",
+)
 _HEAVY = (
     # Imported by httpx and anyio when they are first used.
     "anyio._backends._asyncio",

@@ -20,9 +20,9 @@ from unittest.mock import patch
 
 import pytest
 
-from toolbus.broker import scripts
+from toolbus.bus.broker import scripts
 
-_FOLDER = Path(scripts.__file__).parent
+_FOLDER = Path(scripts.__file__).parent / "lua"
 _INCLUDE = re.compile(r"^-- include ([\w/]+)$", re.MULTILINE)
 _TOKEN = re.compile(r"^#!.*|--.*|'(?:[^'\\]|\\.)*'|[A-Za-z_][\w.]*|\d+|[=~<>]=|\.{2,3}|\S", re.MULTILINE)
 _SWAPS = {

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from tests.servers import eventually
-from toolbus import Settings, ToolBus, ToolbusError, Worker, background, tool
-from toolbus.background import MOST_FAILURES, keep_running
-from toolbus.broker.transport import links
+from toolbus import Settings, ToolBus, ToolbusError, Worker, tool
+from toolbus.bus.broker.transport import links
+from toolbus.bus.telemetry import background
+from toolbus.bus.telemetry.background import MOST_FAILURES, keep_running
 
 pytestmark = pytest.mark.anyio
 

@@ -10,7 +10,7 @@ import pytest
 from tests.contract import Place
 from tests.servers import eventually
 from toolbus import ConfigurationError, Retry, ToolError, ToolService, Worker
-from toolbus.results import RegistrationRefused
+from toolbus.bus.values.results import RegistrationRefused
 
 pytestmark = pytest.mark.anyio
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.contract import Place
 from toolbus import Blob, ConfigurationError, Progress, ToolError, ToolResult, ToolService, invocation, tool
-from toolbus.events import Finished, Started, Text
+from toolbus.bus.values.events import Finished, Started, Text
 
 pytestmark = pytest.mark.anyio
 

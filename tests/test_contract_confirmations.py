@@ -14,11 +14,11 @@ import redis
 from tests.contract import Place, first_of, withdrawn
 from tests.servers import eventually
 from toolbus import ToolBus, ToolResult, ToolService, tool
-from toolbus.broker.agent import RedisAgentBroker
-from toolbus.client.calls.dispatcher import Dispatcher
-from toolbus.client.executor.observers import Confirming
-from toolbus.confirmations import ConfirmationAnswer, digest_of
-from toolbus.results import ConfirmationClosed
+from toolbus.bus.broker.agent import RedisAgentBroker
+from toolbus.bus.client.calls.dispatcher import Dispatcher
+from toolbus.bus.client.executor.observers import Confirming
+from toolbus.bus.values.confirmations import ConfirmationAnswer, digest_of
+from toolbus.bus.values.results import ConfirmationClosed
 
 pytestmark = pytest.mark.anyio
 
@@ -317,8 +317,8 @@ async def test_the_reader_of_events_learns_the_id(place: Place) -> None:
 
 async def test_open_requests_are_bounded(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A namespace holds so many open requests; one more is refused as overloaded."""
-    for module in ("confirmations.confirmations", "memory.confirmations"):
-        monkeypatch.setattr(f"toolbus.broker.{module}.MOST_OPEN", 2)
+    for module in ("confirmations", "memory.confirmations"):
+        monkeypatch.setattr(f"toolbus.bus.broker.{module}.MOST_OPEN", 2)
     async with place.serving(erase) as bus:
         executor = bus.executor()
         waiting = [asyncio.create_task(executor.execute("erase", {"rows": number})) for number in range(2)]

@@ -11,8 +11,8 @@ import pytest
 from tests.contract import Place
 from tests.servers import eventually
 from toolbus import ToolBus, ToolResult, invocation, tool
-from toolbus.events import Text
-from toolbus.worker.slots.slots import Slots
+from toolbus.bus.values.events import Text
+from toolbus.bus.worker.slots.slots import Slots
 
 pytestmark = pytest.mark.anyio
 

@@ -9,9 +9,8 @@ import pytest
 from tests.contract import Place
 from tests.servers import eventually
 from toolbus import invocation, tool
-from toolbus.client.executor.observations import observe
-from toolbus.client.executor.steps import next_step
-from toolbus.results import ErrorInfo
+from toolbus.bus.client.executor.observers import next_step, observe
+from toolbus.bus.values.results import ErrorInfo
 
 pytestmark = pytest.mark.anyio
 

@@ -9,9 +9,9 @@ import pytest
 
 from tests.contract import Place, plugged
 from toolbus import Blob, Settings, ToolBus, ToolResult, invocation, tool
-from toolbus.events import Finished
-from toolbus.middleware import Next, ToolCall
-from toolbus.results import CallCancelled
+from toolbus.bus.middleware import Next, ToolCall
+from toolbus.bus.values.events import Finished
+from toolbus.bus.values.results import CallCancelled
 
 pytestmark = pytest.mark.anyio
 

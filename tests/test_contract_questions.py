@@ -13,8 +13,8 @@ import redis
 from tests.contract import Place, first_of, withdrawn
 from tests.servers import eventually
 from toolbus import ConfigurationError, ToolError, invocation, tool
-from toolbus.events import Answered, Asked, Finished, Text
-from toolbus.results import ConfirmationClosed
+from toolbus.bus.values.events import Answered, Asked, Finished, Text
+from toolbus.bus.values.results import ConfirmationClosed
 
 pytestmark = pytest.mark.anyio
 

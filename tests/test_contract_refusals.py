@@ -10,7 +10,7 @@ import pytest
 
 from tests.contract import Place
 from toolbus import ConfigurationError, ToolBus, ToolService, Worker, tool
-from toolbus.results import RegistrationRefused
+from toolbus.bus.values.results import RegistrationRefused
 
 pytestmark = pytest.mark.anyio
 

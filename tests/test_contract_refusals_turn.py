@@ -11,8 +11,8 @@ import pytest
 from tests.contract import Place, plugged
 from tests.servers import eventually
 from toolbus import ToolBus, tool
-from toolbus.middleware.chain import ToolCall
-from toolbus.results import ToolbusError, ToolError, ToolResult
+from toolbus.bus.middleware.chain import ToolCall
+from toolbus.bus.values.results import ToolbusError, ToolError, ToolResult
 
 pytestmark = pytest.mark.anyio
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.contract import Place
 from tests.servers import eventually
 from toolbus import ConfigurationError, ErrorInfo, Retry, ToolError, ToolResult, ToolService, invocation, tool
-from toolbus.events import Reset, Text
+from toolbus.bus.values.events import Reset, Text
 
 pytestmark = pytest.mark.anyio
 

@@ -11,9 +11,9 @@ import pytest
 from tests.contract import Place, plugged
 from tests.servers import eventually
 from toolbus import ToolBus, ToolError, ToolService, Worker, invocation, tool
-from toolbus.envelope import Request
-from toolbus.results import ConfigurationError, DescriptorError, RegistrationRefused
-from toolbus.worker.serving.collect import collect
+from toolbus.bus.values.envelope import Request
+from toolbus.bus.values.results import ConfigurationError, DescriptorError, RegistrationRefused
+from toolbus.bus.worker.serving.collect import collect
 
 pytestmark = pytest.mark.anyio
 

@@ -13,11 +13,11 @@ import redis
 from tests.contract import Place
 from tests.servers import eventually
 from toolbus import ConfigurationError, Retry, Settings, ToolError, ToolResult, Worker, invocation, tool
-from toolbus.broker.admin import Admin
-from toolbus.broker.memory.worker import MemoryWorkerBroker
-from toolbus.broker.worker import RedisWorkerBroker
-from toolbus.events import Finished, Text
-from toolbus.middleware import Next, ToolCall
+from toolbus.bus.broker.admin import Admin
+from toolbus.bus.broker.memory.worker import MemoryWorkerBroker
+from toolbus.bus.broker.worker import RedisWorkerBroker
+from toolbus.bus.middleware import Next, ToolCall
+from toolbus.bus.values.events import Finished, Text
 
 pytestmark = pytest.mark.anyio
 

@@ -15,8 +15,8 @@ from tests.contract import Place
 from tests.servers import eventually
 from toolbus import ToolBus, tool
 from toolbus.agent import Agent, ChatEndpoint
-from toolbus.cli.graph import rows_of
-from toolbus.results import RegistrationRefused, ToolkitError
+from toolbus.bus.values.results import RegistrationRefused, ToolkitError
+from toolbus.operations.cli.toolkit import rows_of
 from toolbus.toolkit import Preset, for_actions, read_preset
 
 pytestmark = pytest.mark.anyio

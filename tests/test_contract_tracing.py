@@ -12,7 +12,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from tests.contract import Place
 from tests.servers import eventually
-from toolbus import invocation, telemetry, tool
+from toolbus import invocation, tool
+from toolbus.bus import telemetry
 
 pytestmark = pytest.mark.anyio
 

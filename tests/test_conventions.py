@@ -15,7 +15,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.semconv._incubating import attributes, metrics
 
-from toolbus import ToolBus, Worker, telemetry, tool
+from toolbus import ToolBus, Worker, tool
+from toolbus.bus import telemetry
 
 # Those of the conventions for GenAI are in a repository of their own now, which no package has yet:
 # https://github.com/open-telemetry/semantic-conventions-genai/blob/main/docs/gen-ai/gen-ai-metrics.md

@@ -18,9 +18,10 @@ from opentelemetry.trace import NoOpTracerProvider
 
 from tests.contract import Place
 from tests.servers import eventually
-from toolbus import ToolBus, ToolService, telemetry, tool
-from toolbus.broker.embedded import EmbeddedServer
-from toolbus.events import Started
+from toolbus import ToolBus, ToolService, tool
+from toolbus.bus import telemetry
+from toolbus.bus.broker.embedded import EmbeddedServer
+from toolbus.bus.values.events import Started
 
 pytestmark = pytest.mark.anyio
 
@@ -236,7 +237,7 @@ async def test_a_call_that_has_ended_leaves_nothing_in_memory(
 ) -> None:
     """After calls end in any way, neither the caller nor the worker holds memory for them."""
     # A cancelled handler is looked at again after some seconds, and pytest keeps every log record.
-    monkeypatch.setattr("toolbus.worker.slots.slots._STOPS_WITHIN", TIMEOUT / 2)
+    monkeypatch.setattr("toolbus.bus.worker.slots.slots._STOPS_WITHIN", TIMEOUT / 2)
     logging.disable()
     place = Place("memory://" if transport == "memory" else valkey_server, namespace)
     batches = 2 * CALLS // AT_ONCE

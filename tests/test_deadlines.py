@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolbus.deadlines import Deadlines
+from toolbus.bus.support.deadlines import Deadlines
 
 
 class Timer:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolbus.descriptors import (
+from toolbus.bus.values.descriptors import (
     RESERVED_KEYS,
     Argument,
     ConfigParam,
@@ -25,7 +25,7 @@ from toolbus.descriptors import (
     parse_tool,
     tool_document,
 )
-from toolbus.results import DescriptorError
+from toolbus.bus.values.results import DescriptorError
 
 JOKES = {
     "id": "joke-service",

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from toolbus.display import TooMuch, harmless, pretty, readable, shortened, visible, visible_lines
+from toolbus.bus.support.display import TooMuch, harmless, pretty, readable, shortened, visible, visible_lines
 
 MARK = "shortened)"
 

@@ -21,13 +21,14 @@ import pytest
 import toolbus
 from tests.agent.endpoint import endpoint, says
 from tests.forking import ForkServer
-from toolbus import ToolBus, Worker, telemetry
-from toolbus.broker.keys import Keys
-from toolbus.cli import main
-from toolbus.options import CallOptions
-from toolbus.results import ERROR_TYPES
-from toolbus.settings import PREFIX, Settings
-from toolbus.telemetry.exposition import EXPOSED
+from toolbus import ToolBus, Worker
+from toolbus.bus import telemetry
+from toolbus.bus.broker.keys import Keys
+from toolbus.bus.telemetry.metrics import EXPOSED
+from toolbus.bus.values.options import CallOptions
+from toolbus.bus.values.results import ERROR_KINDS
+from toolbus.bus.values.settings import PREFIX, Settings
+from toolbus.operations.cli import main
 from toolbus.testing import InvocationEnvironment
 from website.stage import navigation, pages_of, place
 
@@ -116,11 +117,13 @@ def test_the_architecture_names_what_exists() -> None:
 
 
 def test_the_map_is_complete() -> None:
-    """The map has every package of toolbus down to the steps of the protocol, and every module at its top."""
+    """The map has every wing, the packages in it, the steps of the protocol, and the modules at the top of the package and of the bus."""
     table = read(MAP).partition("## The map")[2].partition("## One call")[0]
     package = ROOT / "toolbus"
-    packages = [folder.parent for folder in (*package.glob("*/__init__.py"), *package.glob("broker/*/__init__.py"))]
-    paths = [*packages, *(each for each in package.glob("*.py") if not each.name.startswith("__"))]
+    deep = ("*/__init__.py", "*/*/__init__.py", "bus/broker/*/__init__.py")
+    packages = [folder.parent for pattern in deep for folder in package.glob(pattern) if "assets" not in folder.parts]
+    modules = [each for pattern in ("*.py", "bus/*.py", "bus/broker/*.py") for each in package.glob(pattern)]
+    paths = [*packages, *(each for each in modules if not each.name.startswith("__"))]
     names = [f"{path.relative_to(ROOT)}/" if path.is_dir() else str(path.relative_to(ROOT)) for path in paths]
     assert [name for name in names if f"| `{name}` |" not in table] == []
 
@@ -246,8 +249,21 @@ def test_the_protocol_page_knows_every_key_and_error() -> None:
     made += [keys.session("<x>", "<x>"), keys.snapshot("<x>", "<x>"), keys.order("<x>")]
     for key in made:
         assert f"`P {key.removeprefix(keys.prefix).partition('<')[0]}" in page, key
-    for kind in ERROR_TYPES:
+    statuses = read("docs/how-to/gateway.md").partition("| Status | `type` |")[2].partition("\n\n")[0].splitlines()
+    for kind, about in ERROR_KINDS.items():
         assert f"`{kind}`" in page
+        assert any(row.startswith("|") and str(about.status) in row.split("|")[1] and f"`{kind}`" in row for row in statuses), kind
+
+
+def test_defaults_in_tables_of_options_are_those_of_the_settings() -> None:
+    """A lease or a grace period that a page gives as an option's default is the setting's."""
+    found = [
+        (page.name, name, float(value))
+        for page in PAGES
+        for name, value in re.findall(r"^\| `--(lease|grace) [A-Z]+` \|.*; ([\d.]+) \|$", page.read_text("utf-8"), re.MULTILINE)
+    ]
+    assert {name for _, name, _ in found} == {"lease", "grace"}
+    assert [each for each in found if each[2] != getattr(Settings(), each[1])] == []
 
 
 def test_the_readme_examples_run(tmp_path: Path, valkey_server: str, namespace: str, forks: ForkServer) -> None:
@@ -378,8 +394,8 @@ def test_the_trustgraph_example_runs(tmp_path: Path, valkey_server: str, namespa
 
     process = subprocess.Popen([sys.executable, "quip.py", "--topic", "quip"], cwd=tmp_path, env=environment)
     try:
-        toolbus("put", "tool-service/quip-service", given=service)
-        toolbus("put", "tool/tell-quip", given=quip)
+        toolbus("operate", "items", "put", "tool-service/quip-service", given=service)
+        toolbus("operate", "items", "put", "tool/tell-quip", given=quip)
         told = toolbus("call", "tell-quip", "topic=cats", "--user", "alice", "--wait", "20")
         assert told == "Hey alice! Here's a haiku about cats\n"
     finally:
@@ -448,7 +464,7 @@ def test_the_middleware_example_runs(tmp_path: Path, valkey_server: str, namespa
             told = toolbus("call", "calculator", f"expression={expression}", "--user", "al", "--wait", "20")
             assert expected in told.stdout, told.stderr
         assert "rate_limited" in toolbus("call", "calculator", "expression=1+1", "--user", "al").stderr
-        assert toolbus("usage").stdout.splitlines()[1].split()[:4] == ["al", "calculator", "4", "1"]
+        assert toolbus("see", "usage").stdout.splitlines()[1].split()[:4] == ["al", "calculator", "4", "1"]
     finally:
         worker.terminate()
         said, _ = worker.communicate(timeout=15)
@@ -508,7 +524,7 @@ def test_the_guide_to_learning_runs(tmp_path: Path, valkey_server: str, namespac
         toolbus("toolkit", "load", "orders.yaml")
         run_example(program.replace('"redis://localhost:6379"', f'"{valkey_server}", namespace="{namespace}"'), tmp_path)
         assert "grep_dump" in toolbus("toolkit", "recommend", "count")
-        lines = [words for words in commands(ROOT / "docs/how-to/learning.md") if words[:2] == ["learning", "run"]]
+        lines = [words for words in commands(ROOT / "docs/how-to/learning.md") if words[:3] == ["toolkit", "learning", "run"]]
         assert ["--dry-run" in words for words in lines] == [True, False]
         for words in lines:
             toolbus(*words)
@@ -517,7 +533,7 @@ def test_the_guide_to_learning_runs(tmp_path: Path, valkey_server: str, namespac
         texts = told_by((ROOT / "docs" / "how-to" / picture).read_bytes())[1]
         assert "count → dump" in texts
         assert texts == told_by((tmp_path / "report.svg").read_bytes())[1]
-        toolbus("learning", "rollback")
+        toolbus("toolkit", "learning", "rollback")
         assert "grep_dump" in toolbus("toolkit", "recommend", "count")
     finally:
         worker.terminate()

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-import toolbus.cli
+import toolbus.operations.cli
 from tests.cli.shell import Shell
 from tests.forking import ForkServer
-from toolbus.results import ConfigurationError, ToolkitError
-from toolbus.schema.documents import read_document
+from toolbus.bus.schema.documents import read_document
+from toolbus.bus.values.results import ConfigurationError, ToolkitError
 from toolbus.toolkit.learning.scores import load_scores
 from toolbus.toolkit.presets import read_preset
 
@@ -62,8 +62,8 @@ def test_presets_and_scores_are_such_documents(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        ("put", "tool/x"),
-        ("put", "tool-service/x"),
+        ("operate", "items", "put", "tool/x"),
+        ("operate", "items", "put", "tool-service/x"),
         ("call", "x", "--json", "-"),
         ("call", "x", "--json", TWICE),
         ("call", "x", f"a:={TWICE}"),
@@ -71,8 +71,8 @@ def test_presets_and_scores_are_such_documents(tmp_path: Path) -> None:
         ("call", "x", "a=1", "a:=2"),
         ("toolkit", "load", "twice.json"),
         ("toolkit", "show", "--file", "twice.json"),
-        ("learning", "learn", "--scores", "twice.json", "--log", "log.jsonl"),
-        ("learning", "evaluate", "--scores", "twice.json", "--log", "log.jsonl"),
+        ("toolkit", "learning", "learn", "--scores", "twice.json", "--log", "log.jsonl"),
+        ("toolkit", "learning", "evaluate", "--scores", "twice.json", "--log", "log.jsonl"),
     ],
     ids=lambda words: " ".join(words)[:40],
 )
@@ -87,8 +87,8 @@ def test_every_command_that_reads_one_refuses_it(forks: ForkServer, tmp_path: Pa
 
 def test_commands_read_json_in_one_place() -> None:
     """No command decodes what a person gave by itself."""
-    for path in Path(toolbus.cli.__file__).parent.glob("*.py"):
+    for path in Path(toolbus.operations.cli.__file__).parent.glob("*.py"):
         called = {ast.unparse(each.func) for each in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(each, ast.Call)}
         wrong = called & {"msgspec.json.decode", "json.loads", "json.load", "sys.stdin.read", "sys.stdin.buffer.read"}
         # The records of conversations come from the server.
-        assert not wrong or path.name in {"given.py", "conversations.py"}, f"{path.name}: {wrong}"
+        assert not wrong or path.name in {"common.py", "operate.py"}, f"{path.name}: {wrong}"

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolbus import envelope
-from toolbus.envelope import Frame, FrameKind, Request
-from toolbus.results import ERROR_TYPES, Blob, EnvelopeError, ErrorInfo, Progress
+from toolbus.bus.values import envelope
+from toolbus.bus.values.envelope import Frame, FrameKind, Request
+from toolbus.bus.values.results import ERROR_TYPES, Blob, EnvelopeError, ErrorInfo, Progress
 
 LIMIT = 1 << 20
 

@@ -9,23 +9,25 @@ import pytest
 
 from tests.contract import Place
 from toolbus import ToolError, ToolResult, tool
-from toolbus.results import ERROR_TYPES, ErrorInfo
+from toolbus.bus.values import results
+from toolbus.bus.values.results import ERROR_TYPES, ErrorInfo
 
 pytestmark = pytest.mark.anyio
 
+SETS = {name for name, value in vars(results).items() if isinstance(value, frozenset)}
 SOURCES = [path for folder in ("toolbus", "workers") for path in Path(folder).rglob("*.py")]
 
 EITHER = {
     # What a result means to its caller is the same, whoever says it.
-    "toolbus/client/executor/steps.py", "toolbus/client/executor/turn.py", "toolbus/middleware/cache.py",
-    "toolbus/mcp/tasks/document.py", "toolbus/worker/run/run.py", "toolbus/worker/slots/slots.py",
+    "toolbus/bus/client/executor/observers.py", "toolbus/bus/client/executor/turn.py", "toolbus/bus/middleware/cache.py",
+    "toolbus/edges/mcp/tasks.py", "toolbus/bus/worker/run/run.py", "toolbus/bus/worker/slots/slots.py",
     "toolbus/compat/trustgraph/client.py",
     # Arguments are not shown in records and statistics, whoever refused them.
-    "toolbus/broker/recent/writer.py", "toolbus/worker/statistics/counts.py",
+    "toolbus/bus/broker/recent.py", "toolbus/bus/worker/statistics/counts.py",
     # Errors that these places have made themselves.
-    "toolbus/backends/remote.py", "toolbus/broker/worker_steps.py", "toolbus/client/calls/inquiry.py", "toolbus/client/calls/waiting.py",
-    "toolbus/client/confirmations/pending.py", "toolbus/gateway/permissions.py", "toolbus/host/pool/losses.py",
-    "toolbus/host/pool/member.py", "workers/toolbus_workers/web/weather.py",
+    "toolbus/platform/backends/remote.py", "toolbus/bus/broker/worker_steps.py", "toolbus/bus/client/calls/connection.py",
+    "toolbus/bus/client/confirmations.py", "toolbus/edges/gateway/permissions.py", "toolbus/platform/host/pool/member.py",
+    "workers/toolbus_workers/web/weather.py",
 }  # fmt: skip
 """Files that look at types where the origin makes no difference; each other one looks at the origin, too."""
 
@@ -43,7 +45,7 @@ def looks_at(tree: ast.AST) -> bool:
         isinstance(each, ast.Compare)
         and isinstance(each.left, ast.Attribute)
         and each.left.attr == "type"
-        and any(names_types(other) or (isinstance(other, ast.Name) and other.id in sets | {"ERROR_TYPES"}) for other in each.comparators)
+        and any(names_types(other) or (isinstance(other, ast.Name) and other.id in sets | SETS) for other in each.comparators)
         for each in ast.walk(tree)
     )
 

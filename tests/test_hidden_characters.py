@@ -8,8 +8,8 @@ import pytest
 
 from tests.contract import Place
 from toolbus import tool
-from toolbus.descriptors import ToolDescriptor, check_tool, parse_tool
-from toolbus.results import DescriptorError
+from toolbus.bus.values.descriptors import ToolDescriptor, check_tool, parse_tool
+from toolbus.bus.values.results import DescriptorError
 
 pytestmark = pytest.mark.anyio
 

@@ -9,8 +9,8 @@ import pytest
 
 from tests.contract import Place
 from toolbus import ConfigurationError, ToolRegistry, ToolResult, ToolService, tool
-from toolbus.events import Finished
-from toolbus.results import RegistrationRefused
+from toolbus.bus.values.events import Finished
+from toolbus.bus.values.results import RegistrationRefused
 
 pytestmark = pytest.mark.anyio
 

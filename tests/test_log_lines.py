@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.servers import eventually
-from toolbus import telemetry
+from toolbus.bus import telemetry
 
 pytestmark = pytest.mark.anyio
 
@@ -235,7 +235,7 @@ def test_lines_survive_the_end_of_the_program(end: str) -> None:
     """A program that ends right after it logged, in any way, writes its last line once."""
     program = f"""
 import asyncio, os
-from toolbus import telemetry
+from toolbus.bus import telemetry
 telemetry.configure_logging(format="json")
 async def main():
     telemetry.log.info("worker.stopped", calls=1)
@@ -250,7 +250,7 @@ def test_a_forked_child_writes_nothing_of_its_parent(logger: logging.Logger) -> 
     """A child forked while lines wait writes its own lines only, and the parent's are written once."""
     program = """
 import asyncio, os, sys
-from toolbus import telemetry
+from toolbus.bus import telemetry
 telemetry.configure_logging(format="json")
 async def main():
     telemetry.log.info("call.finished", id="parent")
@@ -360,6 +360,6 @@ def test_an_event_costs_few_calls(logger: logging.Logger, format: Any) -> None:
 def test_logging_needs_no_slow_imports() -> None:
     """Neither structlog nor rich is imported to log, which an application's start would wait for."""
     logs = "telemetry.configure_logging(); telemetry.log.info('worker.stopped')"
-    program = f"import sys; from toolbus import telemetry; {logs}; print(*sys.modules)"
+    program = f"import sys; from toolbus.bus import telemetry; {logs}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     assert not {"structlog", "rich", "rich.traceback"} & set(done.stdout.split())

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.pictures import gif, jpeg, pdf, png, webp
-from toolbus.media import MOST_PIXELS, READABLE, UNKNOWN, is_readable, media_type_of
+from toolbus.bus.values.media import MOST_PIXELS, READABLE, UNKNOWN, is_readable, media_type_of
 
 WHOLE = {"image/png": png(), "image/jpeg": jpeg(), "image/gif": gif(), "image/webp": webp(), "application/pdf": pdf()}
 TOO_WIDE = MOST_PIXELS + 1

@@ -9,8 +9,9 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from tests.contract import Place
-from toolbus import ErrorInfo, telemetry, tool
-from toolbus.telemetry import metrics
+from toolbus import ErrorInfo, tool
+from toolbus.bus import telemetry
+from toolbus.bus.telemetry import metrics
 
 NAME = "gen_ai.execute_tool.duration"
 

@@ -15,11 +15,11 @@ import redis
 
 from tests.contract import Place
 from toolbus import invocation, tool
-from toolbus.events import Answered, Asked, Finished, Started, Text
+from toolbus.bus.values.events import Answered, Asked, Finished, Started, Text
 
 pytestmark = pytest.mark.anyio
 
-LUA = Path(__file__).parents[1] / "toolbus" / "broker"
+LUA = Path(__file__).parents[1] / "toolbus" / "bus" / "broker" / "lua"
 
 
 def script(name: str) -> str:

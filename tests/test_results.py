@@ -8,8 +8,8 @@ import pickle
 import msgspec
 import pytest
 
-from toolbus import results
-from toolbus.results import (
+from toolbus.bus.values import results
+from toolbus.bus.values.results import (
     Blob,
     DescriptorError,
     ErrorInfo,

@@ -17,9 +17,11 @@ import toolbus
 from tests.contract import Place
 from tests.hostile_errors import HOSTILE, NAMES
 from tests.test_log_lines import logger
-from toolbus import ToolBus, Worker, safe_text, telemetry, tool
-from toolbus.middleware import Next, ToolCall
-from toolbus.results import ToolResult
+from toolbus import ToolBus, Worker, tool
+from toolbus.bus import telemetry
+from toolbus.bus.middleware import Next, ToolCall
+from toolbus.bus.support import safe_text
+from toolbus.bus.values.results import ToolResult
 
 __all__ = ["logger"]
 

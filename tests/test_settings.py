@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from toolbus.cli.common import environment_of
-from toolbus.results import ConfigurationError
-from toolbus.settings import Settings
+from toolbus.bus.values.results import ConfigurationError
+from toolbus.bus.values.settings import Settings
+from toolbus.operations.cli.common import environment_of
 
 
 def test_defaults_need_nothing() -> None:

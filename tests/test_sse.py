@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolbus.outbound.sse import EventReader
+from toolbus.bus.outbound import EventReader
 
 
 def read(*chunks: bytes) -> list[str]:

@@ -14,13 +14,12 @@ import redis
 from tests.contract import Place
 from tests.servers import eventually
 from toolbus import ToolError, tool
-from toolbus.broker.admin import Admin
-from toolbus.broker.keys import Keys
-from toolbus.broker.recent.records import RecentCall
-from toolbus.broker.recent.writer import MOST_RECORDS
-from toolbus.broker.statistics.answers import BUCKETS, MOST_CALLS, InstanceAnswer, RunningCall, ToolStatistics
-from toolbus.watch.assembly import running_calls
-from toolbus.worker.definition.retry import Retry
+from toolbus.bus.broker.admin import Admin
+from toolbus.bus.broker.keys import Keys
+from toolbus.bus.broker.recent import MOST_RECORDS, RecentCall
+from toolbus.bus.broker.statistics.answers import BUCKETS, MOST_CALLS, InstanceAnswer, RunningCall, ToolStatistics
+from toolbus.bus.watch.assembly import running_calls
+from toolbus.bus.worker.definition.service import Retry
 
 pytestmark = pytest.mark.anyio
 

@@ -15,7 +15,7 @@ from anyio.from_thread import start_blocking_portal
 
 from tests.servers import eventually
 from toolbus import ConfigurationError, Settings, ToolError, ToolResult, Worker, tool
-from toolbus.events import Finished, Text
+from toolbus.bus.values.events import Finished, Text
 from toolbus.sync import ToolBus
 
 

@@ -14,8 +14,8 @@ from anyio.from_thread import start_blocking_portal
 
 from tests.servers import eventually
 from toolbus import ConfigurationError, Settings, Worker, invocation, tool
-from toolbus.client.executor.observers import ToolEvent
-from toolbus.events import Finished, Text
+from toolbus.bus.client.executor.observers import ToolEvent
+from toolbus.bus.values.events import Finished, Text
 from toolbus.sync import Confirmation, ToolBus
 from toolbus.sync.loop import Loop
 

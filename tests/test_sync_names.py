@@ -9,17 +9,16 @@ import pytest
 
 import toolbus
 from toolbus import sync
-from toolbus.broker.protocols import Confirmations, Tallies
-from toolbus.client.calls.call import Call
-from toolbus.client.confirmations.confirmation import Confirmation
-from toolbus.client.confirmations.pending import PendingConfirmations
-from toolbus.client.executor.executor import ToolExecutor
-from toolbus.client.executor.observers import EventBus, Watch
-from toolbus.client.executor.turn import Turn
-from toolbus.client.tools.view import ToolView
-from toolbus.client.views import BusView, ServiceView
+from toolbus.bus.broker.protocols import Confirmations, Tallies
+from toolbus.bus.client.calls.call import Call
+from toolbus.bus.client.confirmations import Confirmation, PendingConfirmations
+from toolbus.bus.client.executor.executor import ToolExecutor
+from toolbus.bus.client.executor.observers import EventBus, Watch
+from toolbus.bus.client.executor.turn import Turn
+from toolbus.bus.client.tools.view import ToolView
+from toolbus.bus.client.views import BusView, ServiceView
 from toolbus.sync.confirmations import SharedConfirmations
-from toolbus.sync.tallies import Tallies as SyncTallies
+from toolbus.sync.views import Tallies as SyncTallies
 
 # For the parts of the client alone, and no user's.
 # fmt: off

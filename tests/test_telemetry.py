@@ -27,10 +27,10 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
 from opentelemetry.trace import NoOpTracerProvider, SpanKind, StatusCode
 
 import toolbus
-from toolbus import telemetry
-from toolbus.results import CallCancelled, ErrorInfo, ToolError
-from toolbus.telemetry import listening
-from toolbus.telemetry.repeats import BOUNDED, MOST_LINES, Repeats
+from toolbus.bus import telemetry
+from toolbus.bus.telemetry import logger as listening
+from toolbus.bus.telemetry.logger import BOUNDED, MOST_LINES, Repeats
+from toolbus.bus.values.results import CallCancelled, ErrorInfo, ToolError
 
 CALL = {"tool": "add", "service": "calculator", "id": "c1"}
 
@@ -178,7 +178,7 @@ def test_text_has_colours_on_a_terminal_only(logger: logging.Logger, monkeypatch
 
 def test_library_is_silent_until_configured() -> None:
     """Without any logging configuration nothing is printed, not even errors."""
-    program = "from toolbus import telemetry; telemetry.log.error('link.lost')"
+    program = "from toolbus.bus import telemetry; telemetry.log.error('link.lost')"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=30)
     assert (done.stdout, done.stderr) == ("", "")
 
@@ -241,7 +241,7 @@ ONCE_EACH = {
 
 def test_what_the_server_can_have_repeated_is_bounded() -> None:
     """Values on the server can have anything that the broker or the toolkit graph logs said again and again, but for single ends."""
-    assert (_logged("broker") | _logged("toolkit")) - BOUNDED == ONCE_EACH
+    assert (_logged("bus", "broker") | _logged("toolkit")) - BOUNDED == ONCE_EACH
     assert "call.lost" in BOUNDED, "the worker says so for what the broker finds to be lost"
 
 
@@ -408,7 +408,7 @@ def test_global_sdk_is_noticed(environment: bool, monkeypatch: pytest.MonkeyPatc
         monkeypatch.setenv("OTEL_PYTHON_TRACER_PROVIDER", "sdk_tracer_provider")
         monkeypatch.setenv("OTEL_PYTHON_METER_PROVIDER", "sdk_meter_provider")
     program = (
-        "from toolbus import telemetry\n"
+        "from toolbus.bus import telemetry\n"
         f"if not {environment}:\n"
         "    assert not telemetry.active() and not telemetry.metering()\n"
         "    from opentelemetry import trace, metrics\n"

@@ -2,16 +2,16 @@
 
 The names below are those that most programs need. The others are in submodules:
 
-- ``toolbus.events``: ``Event`` and its kinds, which ``Call.events()`` yields.
-- ``toolbus.results``: every exception, and ``ResultMeta``.
-- ``toolbus.options``: ``CallOptions``.
-- ``toolbus.confirmations``: ``ConfirmationRequest`` and ``ConfirmationAnswer``.
-- ``toolbus.client.confirmations.confirmation``: ``Confirmation``.
-- ``toolbus.client.tools.tool``: ``Tool`` and ``ToolChange``.
-- ``toolbus.client.executor.executor``: ``ToolExecutor``.
-- ``toolbus.client.executor.turn``: ``Turn``.
-- ``toolbus.client.executor.toolcalls``: ``ModelCall``.
-- ``toolbus.client.executor.observers``: ``ToolEvent``, ``Requested`` and ``Confirming``.
+- ``toolbus.bus.values.events``: ``Event`` and its kinds, which ``Call.events()`` yields.
+- ``toolbus.bus.values.results``: every exception, and ``ResultMeta``.
+- ``toolbus.bus.values.options``: ``CallOptions``.
+- ``toolbus.bus.values.confirmations``: ``ConfirmationRequest`` and ``ConfirmationAnswer``.
+- ``toolbus.bus.client.confirmations``: ``Confirmation``.
+- ``toolbus.bus.client.tools.tool``: ``Tool`` and ``ToolChange``.
+- ``toolbus.bus.client.executor.executor``: ``ToolExecutor``.
+- ``toolbus.bus.client.executor.turn``: ``Turn``.
+- ``toolbus.bus.client.executor.toolcalls``: ``ModelCall``.
+- ``toolbus.bus.client.executor.observers``: ``ToolEvent``, ``Requested`` and ``Confirming``.
 
 ``toolbus.sync``, ``.middleware``, ``.agent``, ``.adapters``, ``.testing`` and ``.toolkit`` have names of their own.
 Each name is imported when it is first used, so that reading a tool file or printing help does not load the rest.
@@ -19,22 +19,21 @@ Each name is imported when it is first used, so that reading a tool file or prin
 
 from typing import TYPE_CHECKING
 
-from toolbus.lazy import lazily
+from toolbus.bus.support.lazy import lazily
 
 if TYPE_CHECKING:
-    from toolbus.client.bus import ToolBus
-    from toolbus.client.calls.call import Call
-    from toolbus.local import ToolRegistry
-    from toolbus.results import Blob, BrokerError, ConfigurationError, ErrorInfo, Progress, ToolbusError, ToolError, ToolResult
-    from toolbus.settings import Settings
-    from toolbus.worker.definition.function import tool
-    from toolbus.worker.definition.provide import provide
-    from toolbus.worker.definition.retry import Retry
-    from toolbus.worker.definition.service import ToolService
-    from toolbus.worker.loading.modules import init_tools
-    from toolbus.worker.run.invocation import Invocation, invocation
-    from toolbus.worker.sessions.session import Session
-    from toolbus.worker.worker import Worker
+    from toolbus.bus.client.bus import ToolBus
+    from toolbus.bus.client.calls.call import Call
+    from toolbus.bus.local import ToolRegistry
+    from toolbus.bus.values.results import Blob, BrokerError, ConfigurationError, ErrorInfo, Progress, ToolbusError, ToolError, ToolResult
+    from toolbus.bus.values.settings import Settings
+    from toolbus.bus.worker.definition.function import tool
+    from toolbus.bus.worker.definition.provide import provide
+    from toolbus.bus.worker.definition.service import Retry, ToolService
+    from toolbus.bus.worker.loading.modules import init_tools
+    from toolbus.bus.worker.run.invocation import Invocation, invocation
+    from toolbus.bus.worker.sessions.session import Session
+    from toolbus.bus.worker.worker import Worker
 
 __all__ = [
     "Blob",
@@ -61,10 +60,10 @@ __all__ = [
 ]
 
 _HOMES = {
-    "toolbus.client.bus": ("ToolBus",),
-    "toolbus.client.calls.call": ("Call",),
-    "toolbus.local": ("ToolRegistry",),
-    "toolbus.results": (
+    "toolbus.bus.client.bus": ("ToolBus",),
+    "toolbus.bus.client.calls.call": ("Call",),
+    "toolbus.bus.local": ("ToolRegistry",),
+    "toolbus.bus.values.results": (
         "Blob",
         "BrokerError",
         "ConfigurationError",
@@ -74,15 +73,14 @@ _HOMES = {
         "ToolError",
         "ToolResult",
     ),
-    "toolbus.settings": ("Settings",),
-    "toolbus.worker.definition.service": ("ToolService",),
-    "toolbus.worker.definition.function": ("tool",),
-    "toolbus.worker.run.invocation": ("Invocation", "invocation"),
-    "toolbus.worker.loading.modules": ("init_tools",),
-    "toolbus.worker.definition.provide": ("provide",),
-    "toolbus.worker.definition.retry": ("Retry",),
-    "toolbus.worker.sessions.session": ("Session",),
-    "toolbus.worker.worker": ("Worker",),
+    "toolbus.bus.values.settings": ("Settings",),
+    "toolbus.bus.worker.definition.service": ("ToolService", "Retry"),
+    "toolbus.bus.worker.definition.function": ("tool",),
+    "toolbus.bus.worker.run.invocation": ("Invocation", "invocation"),
+    "toolbus.bus.worker.loading.modules": ("init_tools",),
+    "toolbus.bus.worker.definition.provide": ("provide",),
+    "toolbus.bus.worker.sessions.session": ("Session",),
+    "toolbus.bus.worker.worker": ("Worker",),
 }
 
 __getattr__, __dir__ = lazily(globals(), _HOMES)

@@ -15,8 +15,8 @@ from pydantic import BaseModel
 from benchmarks.adapters.contract import Peer, Setup, main
 from benchmarks.peers import NAMESPACE
 from toolbus import Retry, ToolBus, ToolService, tool
-from toolbus.client.confirmations.confirmation import Confirmation
-from toolbus.middleware import Cache, Metering, RateLimit
+from toolbus.bus.client.confirmations import Confirmation
+from toolbus.bus.middleware import Cache, Metering, RateLimit
 
 FEATURE = os.environ.get("BENCH_FEATURE", "coroutine")
 

@@ -21,7 +21,7 @@ import hiredis
 import msgspec
 
 from benchmarks.adapters.contract import Peer, Setup, dated, main, ready
-from toolbus.envelope import Frame, Request, new_id, new_run
+from toolbus.bus.values.envelope import Frame, Request, new_id, new_run
 
 QUEUE = b"floor:q"
 GROUP = b"g"

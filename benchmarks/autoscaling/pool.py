@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from toolbus.worker.process.lifeline import Lifeline
+from toolbus.bus.worker.process.lifeline import Lifeline
 
 SERVICE = "autoscaled"
 TOOL = "work"

@@ -18,7 +18,7 @@ from benchmarks.episodes.services import DECLARED, LOST
 from benchmarks.episodes.ways.every import Way, way
 from benchmarks.episodes.worlds.every import WORLDS
 from toolbus import Settings, ToolBus
-from toolbus.options import CallOptions
+from toolbus.bus.values.options import CallOptions
 
 _EPISODE_SECONDS = 120.0
 _CALL_SECONDS = 20.0

@@ -20,9 +20,9 @@ from benchmarks.scale import meter
 from benchmarks.scale.costs import CallCost, Costs
 from benchmarks.servers import RedisServer, redis_server
 from benchmarks.snapshot import FORMS, TOOLS_EACH, publications, register
-from toolbus.broker import scripts
-from toolbus.broker.keys import Keys
-from toolbus.broker.take.requests import GROUP
+from toolbus.bus.broker import scripts
+from toolbus.bus.broker.keys import Keys
+from toolbus.bus.broker.take.requests import GROUP
 
 _STEP_SECONDS = 180.0
 _SERVICE = "scale-0"
@@ -262,7 +262,7 @@ def _queued(server: RedisServer, size: Size) -> dict[str, Any]:
 
 
 def _document() -> bytes:
-    from toolbus.envelope import Request, encode_request, new_id
+    from toolbus.bus.values.envelope import Request, encode_request, new_id
 
     request = Request(new_id(), new_id(), _SERVICE, "echo", arguments={"text": "x" * 200})
     return encode_request(request, limit=1_000_000)

@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Any
 
 from tests.agent.endpoint import Canned, Endpoint, endpoint
-from toolbus.client.executor.executor import ToolExecutor
+from toolbus.bus.client.executor.executor import ToolExecutor
 
 # A turn of the model: calls by tool and arguments (JSON as an object, or as the model's own text), or the last words.
 Turn = list[tuple[str, Any]] | str

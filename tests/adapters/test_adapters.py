@@ -20,7 +20,7 @@ import toolbus_workers.calculator
 from tests.agent.endpoint import Canned, Endpoint, endpoint
 from tests.servers import eventually
 from toolbus import ConfigurationError, Progress, ToolBus, ToolResult, ToolService, Worker, tool
-from toolbus.client.executor.executor import ToolExecutor
+from toolbus.bus.client.executor.executor import ToolExecutor
 
 pytestmark = pytest.mark.anyio
 

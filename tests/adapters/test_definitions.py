@@ -9,12 +9,12 @@ from hypothesis import HealthCheck, given, settings
 
 from tests.schema.test_mend import PARTS, WORDS
 from tests.schema.test_strict import SCHEMAS
-from toolbus.broker.protocols import ServiceRecord
-from toolbus.client.tools.catalogue import Catalogue
-from toolbus.client.tools.formats import Format
-from toolbus.client.tools.view import ToolView
-from toolbus.descriptors import Publication, ServiceDescriptor, ToolDescriptor
-from toolbus.schema import mended
+from toolbus.bus.broker.protocols import ServiceRecord
+from toolbus.bus.client.tools.catalogue import Catalogue
+from toolbus.bus.client.tools.definitions import Format
+from toolbus.bus.client.tools.view import ToolView
+from toolbus.bus.schema import mended
+from toolbus.bus.values.descriptors import Publication, ServiceDescriptor, ToolDescriptor
 
 pydantic = pytest.importorskip("pydantic")
 

@@ -13,7 +13,7 @@ from tests.adapters.scripted import WAYS, Model, Turn, playing
 from tests.adapters.test_scripted import PACKAGES, Sums, serving
 from tests.servers import eventually
 from toolbus import ToolBus, ToolService, Worker
-from toolbus.client.executor.executor import ToolExecutor
+from toolbus.bus.client.executor.executor import ToolExecutor
 
 pytestmark = pytest.mark.anyio
 

@@ -19,8 +19,6 @@ PACKAGES: dict[str, tuple[str, str] | None] = {
     "langchain": ("langchain_core", "langchain"),
     "openai": None,
     "openai_agents": ("agents", "openai-agents"),
-    "outcomes": None,
-    "places": None,
     "pydantic_ai": ("pydantic_ai", "pydantic-ai"),
 }
 

@@ -12,7 +12,7 @@ from tests.adapters.scripted import WAYS, Turn, by_openai_agents, by_pydantic_ai
 from tests.adapters.test_scripted import PACKAGES, Desk, Sums, serving
 from tests.servers import eventually
 from toolbus import ToolBus, ToolService, Worker, invocation, tool
-from toolbus.client.executor.executor import ToolExecutor
+from toolbus.bus.client.executor.executor import ToolExecutor
 
 pytestmark = pytest.mark.anyio
 

@@ -15,7 +15,7 @@ from tests.adapters.scripted import WAYS, Turn, playing
 from tests.pictures import png
 from tests.servers import eventually
 from toolbus import Blob, ToolBus, ToolResult, ToolService, Worker, invocation, tool
-from toolbus.client.executor.executor import ToolExecutor
+from toolbus.bus.client.executor.executor import ToolExecutor
 
 pytestmark = pytest.mark.anyio
 

@@ -12,10 +12,10 @@ from typing import Any
 
 from toolbus import ToolBus
 from toolbus.agent import Agent, ChatEndpoint
-from toolbus.broker.conversations import conversations
-from toolbus.broker.transport.link import Link
-from toolbus.client.executor.observers import ToolEvent
-from toolbus.events import Finished, Started, Text
+from toolbus.bus.broker import conversations
+from toolbus.bus.broker.transport.link import Link
+from toolbus.bus.client.executor.observers import ToolEvent
+from toolbus.bus.values.events import Finished, Started, Text
 
 # The scripts that an agent takes its steps by; others are sent by the clock.
 SCRIPTS = {"conversations/hold", "conversations/append", "publish/share"}

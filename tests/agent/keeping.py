@@ -13,7 +13,7 @@ from tests.pictures import png
 from tests.servers import eventually
 from toolbus import ToolBus, Worker, tool
 from toolbus.agent import Agent, ChatEndpoint
-from toolbus.results import ToolError
+from toolbus.bus.values.results import ToolError
 
 PICTURE = png()
 

@@ -14,9 +14,9 @@ import pytest
 from tests.agent.endpoint import DONE, Canned, Endpoint, Script, calls, endpoint, event, says
 from toolbus import ToolBus, Worker, tool
 from toolbus.agent import Agent, ChatEndpoint, EndpointError, ModelText, Retrying
-from toolbus.client.executor.observers import ToolEvent
-from toolbus.events import Text
-from toolbus.results import ConfigurationError
+from toolbus.bus.client.executor.observers import ToolEvent
+from toolbus.bus.values.events import Text
+from toolbus.bus.values.results import ConfigurationError
 
 pytestmark = pytest.mark.anyio
 

@@ -9,8 +9,8 @@ from tests.agent.endpoint import says
 from tests.agent.keeping import setting
 from tests.contract import Place
 from tests.faults import hostile
-from toolbus.broker.keys import Keys
-from toolbus.results import ConversationError
+from toolbus.bus.broker.keys import Keys
+from toolbus.bus.values.results import ConversationError
 
 pytestmark = pytest.mark.anyio
 
@@ -64,11 +64,11 @@ async def test_damaged_conversations_end_in_one_error(redis_place: Place) -> Non
                 await kept.newest(10)
         assert said == {"yes"}
         assert len(errors) > 10
-        assert [error for error in errors if "`toolbus conversations rm`" not in error or "\n" in error] == []
+        assert [error for error in errors if "`toolbus operate conversations rm`" not in error or "\n" in error] == []
         damage.redis.delete(key)
         damage.redis.rpush(key, "other")
         damage.redis.expire(key, 60)
-        with pytest.raises(ConversationError, match="toolbus conversations rm"):
+        with pytest.raises(ConversationError, match="toolbus operate conversations rm"):
             await agent.ask("third")
         assert await kept.remove("", "c")
         damage.redis.set(Keys(redis_place.settings.namespace).conversations, "other", ex=60)

@@ -8,7 +8,7 @@ import pytest
 
 from toolbus.agent.exchange import Exchange
 from toolbus.agent.records import ModelReply, Question
-from toolbus.client.executor.toolcalls import ModelCall
+from toolbus.bus.client.executor.toolcalls import ModelCall
 
 CALL = {"id": "a", "function": {"name": "f", "arguments": "{}"}}
 

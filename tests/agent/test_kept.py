@@ -16,11 +16,11 @@ from tests.servers import eventually
 from toolbus import ToolBus
 from toolbus.agent import Agent, EndpointError, ModelText
 from toolbus.agent import records as of_records
-from toolbus.broker.embedded import EmbeddedServer
-from toolbus.client.executor.context import ExecutorContext
-from toolbus.client.executor.observers import ToolEvent
-from toolbus.events import Text
-from toolbus.results import ConfigurationError, ConversationBusy, ConversationError
+from toolbus.bus.broker.embedded import EmbeddedServer
+from toolbus.bus.client.executor.context import ExecutorContext
+from toolbus.bus.client.executor.observers import ToolEvent
+from toolbus.bus.values.events import Text
+from toolbus.bus.values.results import ConfigurationError, ConversationBusy, ConversationError
 
 pytestmark = pytest.mark.anyio
 
@@ -237,7 +237,7 @@ async def test_once_work_is_not_run_again_when_its_answer_may_be_forgotten(place
                 raise RuntimeError("killed")
 
             with monkeypatch.context() as patched:
-                patched.setattr("toolbus.client.executor.executor.ToolExecutor.turn", die)
+                patched.setattr("toolbus.bus.client.executor.executor.ToolExecutor.turn", die)
                 with pytest.raises(RuntimeError, match="killed"):
                     await agent.ask("go")
             answer = await other.ask("go")

@@ -1,4 +1,4 @@
-"""``toolbus agent --conversation`` and ``toolbus conversations`` as processes."""
+"""``toolbus agent --conversation`` and ``toolbus operate conversations`` as processes."""
 
 from __future__ import annotations
 
@@ -64,5 +64,5 @@ async def test_empty_names_are_mistakes_of_usage(valkey_server: str, forks: Fork
 async def operate(forks: ForkServer, url: str, namespace: str, *words: str) -> tuple[int, str, str]:
     """Run a command about conversations."""
     chosen = environment("http://127.0.0.1:1", url, namespace, {})
-    done = await asyncio.to_thread(forks.run, "-m", "toolbus", "conversations", *words, folder=Path.cwd(), environment=chosen)
+    done = await asyncio.to_thread(forks.run, "-m", "toolbus", "operate", "conversations", *words, folder=Path.cwd(), environment=chosen)
     return done.returncode, done.stdout, done.stderr

@@ -11,7 +11,7 @@ import pytest
 from tests.agent.endpoint import Canned, Endpoint, Script, endpoint, event
 from tests.contract import Place
 from toolbus import ToolBus, ToolResult, Worker, tool
-from toolbus.assistant.services import Platform, ServiceAgent
+from toolbus.agent.assistant.services import Platform, ServiceAgent
 
 
 @tool(service="stitching", groups=["images"], category="image")

@@ -14,9 +14,9 @@ from tests.assistant.talking import chatting, hanging
 from tests.contract import Place
 from tests.servers import eventually
 from toolbus import Progress, Worker, tool
-from toolbus.assistant.services import ServiceAgent
-from toolbus.events import Text
-from toolbus.results import ConfigurationError
+from toolbus.agent.assistant.services import ServiceAgent
+from toolbus.bus.values.events import Text
+from toolbus.bus.values.results import ConfigurationError
 
 pytestmark = pytest.mark.anyio
 

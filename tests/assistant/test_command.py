@@ -1,4 +1,4 @@
-"""``toolbus worker service-agent`` and ``toolbus chat`` as processes."""
+"""``toolbus worker service-agent`` and ``toolbus platform chat`` as processes."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ async def test_chat_on_a_command_line(shell: Shell, valkey_server: str, namespac
         configure(shell, model)
         worker = await asyncio.to_thread(shell.start, "worker", "service-agent")
         await bus.wait_for_tool("chat", 60)
-        one = await asyncio.to_thread(shell.run, "chat", "one", "--chat-id", "c")
+        one = await asyncio.to_thread(shell.run, "platform", "chat", "one", "--chat-id", "c")
         assert (one.returncode, one.stdout) == (0, "you said one\n"), one.stderr
-        found = await asyncio.to_thread(shell.json, "chat", "two", "--chat-id", "c")
+        found = await asyncio.to_thread(shell.json, "platform", "chat", "two", "--chat-id", "c")
         assert found == {"response": "you said two", "chat_id": "c"}
-        given = await asyncio.to_thread(lambda: shell.run("chat", "-", "--chat-id", "c", given="three\n"))
+        given = await asyncio.to_thread(lambda: shell.run("platform", "chat", "-", "--chat-id", "c", given="three\n"))
         assert given.stdout == "you said three\n"
-        lines = await asyncio.to_thread(lambda: shell.run("chat", "--chat-id", "c", given="four\n\nfive\n"))
+        lines = await asyncio.to_thread(lambda: shell.run("platform", "chat", "--chat-id", "c", given="four\n\nfive\n"))
         assert (lines.returncode, lines.stdout) == (0, "you said four\nyou said five\n"), lines.stderr
         assert [each["content"].strip() for each in model.bodies[-1]["messages"] if each["role"] == "user"] == [
             "one",
@@ -67,16 +67,16 @@ async def test_chat_on_a_command_line(shell: Shell, valkey_server: str, namespac
             "four",
             "five",
         ]
-        wrong = await asyncio.to_thread(shell.run, "chat", "--output", "json")
+        wrong = await asyncio.to_thread(shell.run, "platform", "chat", "--output", "json")
         assert (wrong.returncode, "give MESSAGE" in wrong.stderr) == (2, True)
-        assert (await asyncio.to_thread(shell.run, "chat", " ")).returncode == 2
+        assert (await asyncio.to_thread(shell.run, "platform", "chat", " ")).returncode == 2
         worker.terminate()
         assert await asyncio.to_thread(worker.wait) == 0
 
 
 async def test_without_a_service_agent_the_command_says_how_to_start_one(shell: Shell) -> None:
     """Nobody serves the tool: one line, exit code 1."""
-    done = await asyncio.to_thread(shell.run, "chat", "hello")
+    done = await asyncio.to_thread(shell.run, "platform", "chat", "hello")
     assert done.returncode == 1
     assert "toolbus worker service-agent" in done.stderr
     assert done.stderr.count("\n") == 1
@@ -105,7 +105,7 @@ async def test_ctrl_c_stops_an_answer_and_then_the_command(shell: Shell, valkey_
         loop = asyncio.get_running_loop()
         loop.add_reader(above, lambda: seen.extend(os.read(above, 65_536)))
         process = await asyncio.create_subprocess_exec(
-            os.sys.executable, "-m", "toolbus", "chat", "--chat-id", "c",
+            os.sys.executable, "-m", "toolbus", "platform", "chat", "--chat-id", "c",
             stdin=below, stdout=below, stderr=below, env=shell.environment, start_new_session=True,
         )  # fmt: skip
         try:

@@ -22,7 +22,7 @@ from tests.cli.shell import Shell
 from tests.cli.test_platform_up import model_of, up
 from tests.forking import ForkServer
 from tests.pictures import png
-from toolbus.platform.files.reading import read_folder
+from toolbus.platform.files import read_folder
 
 pytestmark = pytest.mark.anyio
 

@@ -11,7 +11,7 @@ import pytest
 from tests.backends import containers
 from tests.backends.places import Place, folder_with, listening, local_source
 from tests.backends.served import PROGRAM
-from toolbus.backends.kinds import KINDS, make_runner
+from toolbus.platform.host.host import KINDS, make_runner
 from toolbus.platform.records import ToolSource
 
 

@@ -38,7 +38,7 @@ def source(folder: Path) -> ToolSource:
 @cache
 def _missing() -> str:
     """Return why no container can run here; empty when one can."""
-    if importlib.util.find_spec("toolbus.backends.docker") is None:
+    if importlib.util.find_spec("toolbus.platform.backends.docker") is None:
         return "containers are not built in"
     if shutil.which("docker") is None:
         return "no docker on this machine, so no container is tried"

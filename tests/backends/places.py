@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from tests.backends.served import PROGRAM
-from toolbus.backends.runner import Instance, Output, Runner
+from toolbus.platform.backends.runner import Instance, Output, Runner
 from toolbus.platform.records import RecordedTool, Running, ToolMeta, ToolSource
 
 

@@ -9,14 +9,13 @@ import msgspec
 import pytest
 
 from tests.backends.places import Place
-from toolbus.backends.http.apis import ApiSender
-from toolbus.backends.http.requests import Request
-from toolbus.backends.remote import RemoteRunner, _Resolver
-from toolbus.backends.runner import CannotStart
-from toolbus.outbound.guard import Guard
+from toolbus.bus.outbound import Guard
+from toolbus.bus.values.results import DescriptorError, ToolError
+from toolbus.platform.backends.http.answers import Request
+from toolbus.platform.backends.remote import ApiSender, RemoteRunner, _Resolver
+from toolbus.platform.backends.runner import CannotStart
+from toolbus.platform.checks import AUTH, check_source
 from toolbus.platform.records import ToolSource
-from toolbus.platform.source_checks import AUTH, check_source
-from toolbus.results import DescriptorError, ToolError
 
 pytestmark = pytest.mark.anyio
 

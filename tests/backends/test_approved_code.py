@@ -11,9 +11,9 @@ import uv
 
 from tests.backends.places import Heard
 from tests.backends.served import PROGRAM
-from toolbus.backends.kinds import make_runner
-from toolbus.backends.runner import CannotStart, Instance
-from toolbus.platform.digests import digest_of_folder
+from toolbus.platform.backends.runner import CannotStart, Instance
+from toolbus.platform.documents import digest_of_folder
+from toolbus.platform.host.host import make_runner
 from toolbus.platform.records import RecordedTool, ToolMeta, ToolSource
 
 pytestmark = pytest.mark.anyio

@@ -16,10 +16,10 @@ import uv
 
 from tests.backends.places import Heard
 from tests.servers import eventually
-from toolbus.backends import confinement
-from toolbus.backends.kinds import make_runner
-from toolbus.backends.runner import CannotStart, Instance
-from toolbus.platform.digests import digest_of_folder
+from toolbus.platform.backends import confinement
+from toolbus.platform.backends.runner import CannotStart, Instance
+from toolbus.platform.documents import digest_of_folder
+from toolbus.platform.host.host import make_runner
 from toolbus.platform.records import RecordedTool, ToolMeta, ToolSource
 
 pytestmark = [pytest.mark.anyio, pytest.mark.skipif(bool(confinement.why_not()), reason="this machine can't confine programs")]
@@ -147,7 +147,7 @@ async def test_calls_are_passed_on_as_they_are(folder: Path) -> None:
 
 async def test_nothing_is_served_where_nothing_can_be_confined(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The host refuses what a model wrote, and says why and what to do; other programs run."""
-    monkeypatch.setattr("toolbus.backends.confinement.why_not", lambda: "new namespaces: Operation not permitted")
+    monkeypatch.setattr("toolbus.platform.backends.confinement.why_not", lambda: "new namespaces: Operation not permitted")
     with pytest.raises(CannotStart, match=r"Operation not permitted.*TOOLBUS_CONFINE=0"):
         async with started(folder):
             pass

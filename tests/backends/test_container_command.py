@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from toolbus.backends.containers.cli import ContainerCli
-from toolbus.backends.containers.command import Ports, create_words, image_of, ports_of
-from toolbus.backends.docker import Container
-from toolbus.backends.runner import CannotStart
+from toolbus.platform.backends.containers import ContainerCli, Ports, create_words, image_of, ports_of
+from toolbus.platform.backends.docker import Container
+from toolbus.platform.backends.runner import CannotStart
 from toolbus.platform.records import ToolSource
 
 DOCKER, PODMAN = ContainerCli("/usr/bin/docker"), ContainerCli("/usr/bin/podman")

@@ -11,8 +11,8 @@ import pytest
 
 from tests.backends import busybox
 from tests.backends.test_docker import Nothing
-from toolbus.backends.docker import make_runner
-from toolbus.platform.files.reading import read_folder
+from toolbus.platform.backends.docker import make_runner
+from toolbus.platform.files import read_folder
 from toolbus.platform.records import RecordedTool
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]

@@ -9,8 +9,8 @@ import pytest
 
 from tests.backends.places import Heard, Place, call
 from tests.servers import eventually
-from toolbus.backends.runner import Instance
-from toolbus.results import Blob, ToolError, ToolResult
+from toolbus.bus.values.results import Blob, ToolError, ToolResult
+from toolbus.platform.backends.runner import Instance
 
 pytestmark = pytest.mark.anyio
 

@@ -16,9 +16,9 @@ import pytest
 from tests.backends import busybox
 from tests.backends.busybox import docker, source
 from tests.servers import eventually
-from toolbus.backends.containers.labels import labels_of
-from toolbus.backends.docker import DockerInstance, DockerRunner, make_runner
-from toolbus.backends.runner import CannotStart
+from toolbus.platform.backends.containers import labels_of
+from toolbus.platform.backends.docker import DockerInstance, DockerRunner, make_runner
+from toolbus.platform.backends.runner import CannotStart
 from toolbus.platform.records import RecordedTool, ToolMeta
 
 # A daemon that others use, too, takes its time for each of its commands.
@@ -148,7 +148,7 @@ async def test_containers_of_dead_hosts_are_removed(runner: DockerRunner, namesp
 import asyncio
 from tests.backends.busybox import source
 from tests.backends.test_docker import TOOL
-from toolbus.backends.docker import make_runner
+from toolbus.platform.backends.docker import make_runner
 async def main():
     runner = await make_runner({namespace!r})
     kept = await runner.start(TOOL, source(), lambda line: None)

@@ -10,8 +10,8 @@ from contextlib import suppress
 import pytest
 
 from tests.backends.places import Heard
-from toolbus.backends.http.calls import Endpoint, HttpCalls
-from toolbus.results import ToolError
+from toolbus.bus.values.results import ToolError
+from toolbus.platform.backends.http.calls import Endpoint, HttpCalls
 
 pytestmark = pytest.mark.anyio
 

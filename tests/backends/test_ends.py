@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from tests.backends.places import Heard, Place, call
-from toolbus.backends import local as programs
-from toolbus.backends.http.calls import HttpCalls
-from toolbus.results import ToolError, ToolResult
+from toolbus.bus.values.results import ToolError, ToolResult
+from toolbus.platform.backends import local as programs
+from toolbus.platform.backends.http.calls import HttpCalls
 
 pytestmark = pytest.mark.anyio
 

@@ -16,12 +16,12 @@ import pytest
 from PIL import Image
 
 from tests.backends.places import Heard
-from toolbus.backends.kinds import make_runner
-from toolbus.backends.runner import CannotStart, Instance
-from toolbus.client.tools.groups import ToolGroup
-from toolbus.platform.files.reading import read_folder
+from toolbus.bus.client.tools.groups import ToolGroup
+from toolbus.bus.values.results import ToolError
+from toolbus.platform.backends.runner import CannotStart, Instance
+from toolbus.platform.files import read_folder
+from toolbus.platform.host.host import make_runner
 from toolbus.platform.records import RecordedTool
-from toolbus.results import ToolError
 
 pytestmark = pytest.mark.anyio
 

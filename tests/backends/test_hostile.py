@@ -12,8 +12,8 @@ import pytest
 from tests.backends.places import Place, call
 from tests.backends.processes import alive, is_keeper
 from tests.servers import eventually
-from toolbus.backends.keeper import descendants
-from toolbus.backends.runner import CannotStart
+from toolbus.platform.backends.keeper import descendants
+from toolbus.platform.backends.runner import CannotStart
 
 pytestmark = pytest.mark.anyio
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from toolbus.backends import kinds
+from toolbus.platform.host import host as kinds
 
 pytestmark = pytest.mark.anyio
 

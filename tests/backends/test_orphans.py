@@ -17,7 +17,7 @@ from tests.backends.places import Place, call, folder_with
 from tests.backends.processes import alive, is_keeper
 from tests.backends.served import PROGRAM
 from tests.servers import eventually, put_down
-from toolbus.backends.keeper import descendants
+from toolbus.platform.backends.keeper import descendants
 
 pytestmark = pytest.mark.anyio
 
@@ -25,7 +25,7 @@ _HOST = """
 import asyncio, sys
 from pathlib import Path
 from tests.backends.places import Place, local_source
-from toolbus.backends.kinds import make_runner
+from toolbus.platform.host.host import make_runner
 
 async def main():
     runner = await make_runner("local", "to-be-killed")

@@ -13,12 +13,12 @@ import pytest
 from aiohttp import web
 
 from tests.backends.places import Heard, Place
-from toolbus.backends.remote import RemoteRunner
-from toolbus.backends.runner import CannotStart
-from toolbus.outbound.guard import Guard
+from toolbus.bus.outbound import Guard
+from toolbus.bus.values.results import ToolError
+from toolbus.platform.backends.remote import RemoteRunner
+from toolbus.platform.backends.runner import CannotStart
+from toolbus.platform.checks import AUTH
 from toolbus.platform.records import ToolSource
-from toolbus.platform.source_checks import AUTH
-from toolbus.results import ToolError
 
 pytestmark = pytest.mark.anyio
 

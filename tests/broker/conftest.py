@@ -16,9 +16,9 @@ from tests.broker.observing import Observed
 from tests.broker.taking import Taking
 from tests.broker.users import Users
 from tests.servers import KINDS, Servers
-from toolbus import telemetry
-from toolbus.broker.keys import Keys
-from toolbus.telemetry.repeats import repeats
+from toolbus.bus import telemetry
+from toolbus.bus.broker.keys import Keys
+from toolbus.bus.telemetry.logger import repeats
 
 # For scripts an error is a table, a read that found nothing is false, and what it found is a list of pairs.
 _AS_REAL = """local fake_pcall = redis.pcall; redis.pcall = function(name, ...)

@@ -8,15 +8,15 @@ from typing import Any, cast
 import msgspec
 
 from toolbus import Settings
-from toolbus.broker.keys import Keys
-from toolbus.broker.lease.clock import ServerClock
-from toolbus.broker.protocols import Delivery, WorkerListener
-from toolbus.broker.scripts import ALL
-from toolbus.broker.take.requests import BadEntry, Fence, RequestStream, StreamDelivery
-from toolbus.broker.transport.connection import ServerInfo
-from toolbus.broker.transport.link import Link
-from toolbus.envelope import Request, encode_request
-from toolbus.results import BrokerError, ErrorInfo
+from toolbus.bus.broker.keys import Keys
+from toolbus.bus.broker.lease.clock import ServerClock
+from toolbus.bus.broker.protocols import Delivery, WorkerListener
+from toolbus.bus.broker.scripts import ALL
+from toolbus.bus.broker.take.requests import BadEntry, Fence, RequestStream, StreamDelivery
+from toolbus.bus.broker.transport.connection import ServerInfo
+from toolbus.bus.broker.transport.link import Link
+from toolbus.bus.values.envelope import Request, encode_request
+from toolbus.bus.values.results import BrokerError, ErrorInfo
 
 KEYS = Keys("unit")
 SETTINGS = Settings.load({}, url="redis://127.0.0.1:1", namespace="unit", lease=6.0)

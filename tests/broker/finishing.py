@@ -7,11 +7,10 @@ from typing import Any, cast
 
 from tests.broker.fakes import FENCE, KEYS, Bench
 from tests.broker.observing import waits
-from toolbus.broker.confirmations.notes import DeadlineNotes
-from toolbus.broker.failing import Failing
-from toolbus.broker.finish.endings import Endings
-from toolbus.broker.finish.outbox import Outbox
-from toolbus.results import ErrorInfo, ToolbusError
+from toolbus.bus.broker.confirmations import DeadlineNotes
+from toolbus.bus.broker.finish import Endings, Outbox
+from toolbus.bus.broker.opening import Failing
+from toolbus.bus.values.results import ErrorInfo, ToolbusError
 
 
 class Finishing:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
-from toolbus.telemetry.output import FIELDS
+from toolbus.bus.telemetry.output import FIELDS
 
 
 class Observed:

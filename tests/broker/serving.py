@@ -10,8 +10,8 @@ from typing import Any
 import hiredis
 import pytest
 
-from toolbus.broker.transport.connection import Connector
-from toolbus.broker.transport.link import Link
+from toolbus.bus.broker.transport.connection import Connector
+from toolbus.bus.broker.transport.link import Link
 
 Answer = Callable[[list[bytes]], bytes | None]
 """What the server says to a command, as it goes over the wire; None says nothing."""

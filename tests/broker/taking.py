@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.broker.fakes import SETTINGS, Bench, FakeLink, entry_fields, request
-from toolbus.broker.take.intake import Intake
+from toolbus.bus.broker.take.intake import Intake
 
 
 class Taking:

@@ -9,14 +9,12 @@ import redis
 
 from tests.broker.users import Users
 from toolbus import Settings, ToolBus, Worker, tool
-from toolbus.broker import scripts
-from toolbus.broker.access.refused import wanted, with_roles
-from toolbus.broker.access.roles import ROLES
-from toolbus.broker.access.touched import SCRIPTS
-from toolbus.broker.admin import Admin
-from toolbus.broker.keys import Keys
-from toolbus.broker.transport.wire import pack
-from toolbus.cli.acl import acl_command
+from toolbus.bus.broker import scripts
+from toolbus.bus.broker.access import ROLES, SCRIPTS, wanted, with_roles
+from toolbus.bus.broker.admin import Admin
+from toolbus.bus.broker.keys import Keys
+from toolbus.bus.broker.transport.wire import pack
+from toolbus.operations.cli.tokens import acl_command
 
 _KEYS = Keys("walled")
 
@@ -252,9 +250,8 @@ async def test_an_operator_looks_after_everything(users: Users) -> None:
 @pytest.mark.anyio
 async def test_a_missing_right_is_named(users: Users) -> None:
     """The error says which role has the right, which script or command lacks which keys, and how to print the rights."""
-    said = (
-        r"^ERR .*the role worker, platform or operator; the script confirmations/pause needs reading and writing reg:paused.*`toolbus acl`"
-    )
+    needed = "the script confirmations/pause needs reading and writing reg:paused"
+    said = rf"^ERR .*the role worker, platform or operator; {needed}.*`toolbus secure acl`"
     async with Admin(users.settings("monitor")) as admin:
         with pytest.raises(Exception, match=said):
             await admin.pause("walled")
@@ -290,4 +287,4 @@ def test_a_refusal_is_told_with_the_roles_of_its_user() -> None:
     assert with_roles(text, [], "other").startswith(
         "the user of this process has no rights in the namespace 'other': set TOOLBUS_NAMESPACE"
     )
-    assert "set them again with `toolbus acl operator`" in with_roles(text, ["operator"], "n")
+    assert "set them again with `toolbus secure acl operator`" in with_roles(text, ["operator"], "n")

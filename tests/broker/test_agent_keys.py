@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from tests.contract import Place
-from toolbus.broker.admin import Admin
+from toolbus.bus.broker.admin import Admin
 
 pytestmark = pytest.mark.anyio
 

@@ -10,15 +10,17 @@ import pytest
 from tests.broker.observing import Observed
 from tests.broker.serving import Server, link, linked, server, silent
 from tests.servers import eventually
-from toolbus.broker import scripts
-from toolbus.broker.transport import link as link_module
-from toolbus.broker.transport import refusals, short_link, wire
-from toolbus.broker.transport.command import ReplyError
-from toolbus.broker.transport.connection import Connector
-from toolbus.broker.transport.link import Link
-from toolbus.broker.transport.replication import Replication
-from toolbus.broker.transport.short_link import ShortLink
-from toolbus.results import BrokerUnavailable
+from toolbus.bus.broker import scripts
+from toolbus.bus.broker.transport import command as refusals
+from toolbus.bus.broker.transport import link as link_module
+from toolbus.bus.broker.transport import links as short_link
+from toolbus.bus.broker.transport import wire
+from toolbus.bus.broker.transport.command import ReplyError
+from toolbus.bus.broker.transport.connection import Connector
+from toolbus.bus.broker.transport.link import Link
+from toolbus.bus.broker.transport.links import ShortLink
+from toolbus.bus.broker.transport.mastership import Replication
+from toolbus.bus.values.results import BrokerUnavailable
 
 pytestmark = pytest.mark.anyio
 

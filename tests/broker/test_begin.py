@@ -8,9 +8,9 @@ from typing import Any, cast
 import pytest
 
 from tests.broker.fakes import FENCE, KEYS, Bench
-from toolbus.broker import scripts
-from toolbus.broker.take.begin import Beginnings
-from toolbus.results import BrokerUnavailable
+from toolbus.bus.broker import scripts
+from toolbus.bus.broker.worker_steps import Beginnings
+from toolbus.bus.values.results import BrokerUnavailable
 
 pytestmark = pytest.mark.anyio
 

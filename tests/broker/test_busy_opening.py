@@ -14,8 +14,8 @@ import redis
 from tests.contract import plugged
 from tests.servers import eventually
 from toolbus import Settings, ToolBus, Worker
-from toolbus.broker.embedded import EmbeddedServer
-from toolbus.results import BrokerUnavailable
+from toolbus.bus.broker.embedded import EmbeddedServer
+from toolbus.bus.values.results import BrokerUnavailable
 
 pytestmark = pytest.mark.anyio
 

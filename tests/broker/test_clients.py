@@ -11,9 +11,10 @@ import pytest
 import redis
 from redis.asyncio.connection import parse_url
 
-from toolbus.broker.embedded import HOST, free_port
-from toolbus.broker.transport import ask_nodes, clients
-from toolbus.broker.transport.ask_nodes import AskPolicy, ask_each
+from toolbus.bus.broker.embedded import HOST, free_port
+from toolbus.bus.broker.transport import clients
+from toolbus.bus.broker.transport import discovery as ask_nodes
+from toolbus.bus.broker.transport.discovery import AskPolicy, ask_each
 
 
 @pytest.mark.parametrize("url", ["redis://host", "rediss://host", "unix:///socket", "redis://host?retry_on_timeout=yes"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from toolbus.broker.lease.clock import ServerClock
+from toolbus.bus.broker.lease.clock import ServerClock
 
 LEASE = 6.0
 SKEW = 1000.0

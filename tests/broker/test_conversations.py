@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from toolbus.broker.conversations.conversations import RedisConversations
-from toolbus.broker.keys import Keys
-from toolbus.results import ConversationError
-from toolbus.settings import Settings
+from toolbus.bus.broker.conversations import RedisConversations
+from toolbus.bus.broker.keys import Keys
+from toolbus.bus.values.results import ConversationError
+from toolbus.bus.values.settings import Settings
 
 pytestmark = pytest.mark.anyio
 

@@ -13,13 +13,13 @@ import pytest
 from tests.contract import Place
 from tests.servers import eventually
 from toolbus import ToolBus
-from toolbus.broker.admin import Admin
-from toolbus.broker.creations import creations as module
-from toolbus.broker.keys import Keys
-from toolbus.broker.protocols import Creations, Spent
-from toolbus.broker.protocols.creations import MOST_LINES, MOST_SPEC
-from toolbus.results import ConfigurationError, ToolError
-from toolbus.settings import Settings
+from toolbus.bus.broker import creations as module
+from toolbus.bus.broker.admin import Admin
+from toolbus.bus.broker.keys import Keys
+from toolbus.bus.broker.protocols import Creations, Spent
+from toolbus.bus.broker.protocols.documents import MOST_LINES, MOST_SPEC
+from toolbus.bus.values.results import ConfigurationError, ToolError
+from toolbus.bus.values.settings import Settings
 
 pytestmark = pytest.mark.anyio
 
@@ -92,7 +92,7 @@ async def test_two_keys_that_meet_at_one_id_are_two_tasks(place: Place, monkeypa
     """An id has eight digits only, so another submission may have it already."""
     ids = lambda token, *, keyed: iter(["create_00000001", f"create_{token[:8]}"])  # noqa: E731
     monkeypatch.setattr(module, "ids_of", ids)
-    monkeypatch.setattr("toolbus.broker.memory.creations.ids_of", ids)
+    monkeypatch.setattr("toolbus.bus.broker.memory.creations.ids_of", ids)
     async with queue(place) as tasks:
         first, second = await tasks.submit("a", key="1"), await tasks.submit("b", key="2")
         assert first.id == "create_00000001" != second.id
@@ -207,7 +207,7 @@ async def test_what_is_kept_is_bounded(place: Place, monkeypatch: pytest.MonkeyP
         assert (found.lines, len(found.log), found.log[-1], found.log[0][:3]) == (MOST_LINES + 1, MOST_LINES, "last", "1 y")
         assert max(map(len, found.log)) < 5_000
         monkeypatch.setattr(module, "MOST_OPEN", 3)
-        monkeypatch.setattr("toolbus.broker.memory.creations.MOST_OPEN", 3)
+        monkeypatch.setattr("toolbus.bus.broker.memory.creations.MOST_OPEN", 3)
         await asyncio.gather(tasks.submit("b"), tasks.submit("c"))
         with pytest.raises(ToolError, match="room for no more"):
             await tasks.submit("d")

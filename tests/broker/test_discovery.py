@@ -10,11 +10,10 @@ import redis
 
 import toolbus.sync
 from toolbus import ConfigurationError, Settings, ToolBus, Worker
-from toolbus.broker.transport.connection import Connector
-from toolbus.broker.transport.discovery import Fixed, InCluster, Node
-from toolbus.broker.transport.sentinels import BySentinel
-from toolbus.results import BrokerUnavailable
-from toolbus.urls import redact
+from toolbus.bus.broker.transport.connection import Connector
+from toolbus.bus.broker.transport.discovery import BySentinel, Fixed, InCluster, Node
+from toolbus.bus.values.results import BrokerUnavailable
+from toolbus.bus.values.urls import redact
 
 
 def test_plain_urls_lead_where_they_say() -> None:

@@ -11,12 +11,12 @@ from tests.broker.users import Users
 from tests.records.made import recorded
 from tests.servers import eventually
 from toolbus import Settings, ToolBus, Worker, tool
-from toolbus.broker.admin import Admin
-from toolbus.broker.keys import Keys
-from toolbus.client.tools.groups import ToolGroup
+from toolbus.bus.broker.admin import Admin
+from toolbus.bus.broker.keys import Keys
+from toolbus.bus.client.tools.groups import ToolGroup
+from toolbus.bus.values.results import BrokerError
 from toolbus.platform.documents import digest_of, encode
 from toolbus.platform.store import LiveRecords, Records
-from toolbus.results import BrokerError
 
 pytestmark = pytest.mark.anyio
 
@@ -54,7 +54,7 @@ async def test_what_a_worker_forges_is_recorded_nowhere(users: Users, namespace:
         assert LiveRecords(later).snapshot().tools == {}
         [told] = later.tools.catalogue.refused()
         assert told.name == "recorded/forged"
-        assert "`toolbus migrate` moves it" in told.reason
+        assert "`toolbus operate migrate` moves it" in told.reason
 
 
 async def test_a_forged_change_takes_no_decision_back(users: Users, namespace: str) -> None:

@@ -10,11 +10,11 @@ import pytest
 from tests.broker.fakes import FENCE, KEYS
 from tests.broker.finishing import Finishing
 from tests.servers import eventually
-from toolbus.broker.dead_letters.bury import FreedKey
-from toolbus.broker.take.requests import UNSURE, Fence
-from toolbus.broker.transport.command import ReplyError
-from toolbus.envelope import join_frames
-from toolbus.results import BrokerError, BrokerUnavailable
+from toolbus.bus.broker.dead_letters import FreedKey
+from toolbus.bus.broker.take.requests import UNSURE, Fence
+from toolbus.bus.broker.transport.command import ReplyError
+from toolbus.bus.values.envelope import join_frames
+from toolbus.bus.values.results import BrokerError, BrokerUnavailable
 
 pytestmark = pytest.mark.anyio
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-import toolbus.broker
+import toolbus.bus.broker
 from tests.broker.serving import Server, linked, server
 from tests.servers import eventually
-from toolbus.broker import forms, scripts
-from toolbus.broker.forms import fits
-from toolbus.broker.transport.command import ReplyError, WrongAnswerError
-from toolbus.broker.transport.link import Link
+from toolbus.bus.broker import forms, scripts
+from toolbus.bus.broker.forms import fits
+from toolbus.bus.broker.transport.command import ReplyError, WrongAnswerError
+from toolbus.bus.broker.transport.link import Link
 
 pytestmark = pytest.mark.anyio
 
@@ -50,7 +50,7 @@ OF_OTHERS = {"ASKING", "EVAL", "SCRIPT", "SENTINEL"}
 
 def test_every_script_and_every_command_has_a_form() -> None:
     """The table has whatever the sources send, and each form refuses nearly everything."""
-    source = "".join(path.read_text() for path in Path(toolbus.broker.__file__).parent.rglob("*.py"))
+    source = "".join(path.read_text() for path in Path(toolbus.bus.broker.__file__).parent.rglob("*.py"))
     sent = set(re.findall(r'(?:execute|send|pack|command = )\s*\(*\s*"([A-Z]{3,})"', source))
     assert sent - OF_OTHERS - ANSWERED_BY_PUSH - OF_THE_LEASE_THREAD == set(forms.COMMANDS)
     assert {script.name for script in scripts.ALL} == set(forms.SCRIPTS)
@@ -87,7 +87,7 @@ def send(link: Link, name: str, answers: list[Any], *, repeatable: bool) -> None
 async def test_a_wrong_answer_is_one_error(server: Server, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is handed over once, as an error; so is the second to what may be repeated; and what was sent behind is answered."""
     # Hundreds of reconnects, which need no pause and no scripts.
-    monkeypatch.setattr("toolbus.broker.transport.link._SETTLED", 0.0)
+    monkeypatch.setattr("toolbus.bus.broker.transport.link._SETTLED", 0.0)
     monkeypatch.setattr(scripts, "ALL", ())
     for wrong, (text, _) in [(case, WRONG[case]) for each, case in CASES if each == name]:
         for repeatable in (False, True):

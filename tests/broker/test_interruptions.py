@@ -77,7 +77,7 @@ async def test_an_interruption_unblocks_a_read_that_waits(waiting: WaitingTake) 
 
 async def test_a_read_that_goes_on_waiting_is_told_again(waiting: WaitingTake, monkeypatch: pytest.MonkeyPatch) -> None:
     """The message may have overtaken the read; once that has ended nothing more is said."""
-    monkeypatch.setattr("toolbus.broker.take.intake._UNBLOCK_AGAIN", 0.001)
+    monkeypatch.setattr("toolbus.bus.broker.take.intake._UNBLOCK_AGAIN", 0.001)
     link = waiting.taking.writing
     await waiting.begin()
     waiting.taking.intake.interrupt()
@@ -94,7 +94,7 @@ async def test_a_read_that_goes_on_waiting_is_told_again(waiting: WaitingTake, m
 @pytest.mark.parametrize("lacks", ["number", "connection"])
 async def test_a_read_that_can_not_be_told_is_told_later(waiting: WaitingTake, monkeypatch: pytest.MonkeyPatch, lacks: str) -> None:
     """Its number is unknown, or the connection to say it over is gone, and may come back."""
-    monkeypatch.setattr("toolbus.broker.take.intake._UNBLOCK_AGAIN", 0.001)
+    monkeypatch.setattr("toolbus.bus.broker.take.intake._UNBLOCK_AGAIN", 0.001)
     blocking, writing = waiting.taking.blocking, waiting.taking.writing
     server = blocking.server
     if lacks == "number":

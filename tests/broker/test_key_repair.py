@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from tests.broker.fakes import Bench
-from toolbus.broker.recover import key_repair
-from toolbus.broker.recover.key_repair import KeyRepair
-from toolbus.results import BrokerUnavailable
+from toolbus.bus.broker import recover as key_repair
+from toolbus.bus.broker.recover import KeyRepair
+from toolbus.bus.values.results import BrokerUnavailable
 
 pytestmark = pytest.mark.anyio
 

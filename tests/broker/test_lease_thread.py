@@ -14,12 +14,12 @@ import redis
 from tests.broker.conftest import Observed
 from tests.broker.fakes import FENCE, KEYS, Bench
 from tests.servers import eventually
-from toolbus import telemetry
-from toolbus.background import MOST_FAILURES
-from toolbus.broker import scripts
-from toolbus.broker.lease.thread import Beat, LeaseThread
-from toolbus.broker.registry.registry import TTL
-from toolbus.results import BrokerUnavailable, ToolbusError
+from toolbus.bus import telemetry
+from toolbus.bus.broker import scripts
+from toolbus.bus.broker.lease.thread import Beat, LeaseThread
+from toolbus.bus.broker.registry.registry import TTL
+from toolbus.bus.telemetry.background import MOST_FAILURES
+from toolbus.bus.values.results import BrokerUnavailable, ToolbusError
 
 pytestmark = pytest.mark.anyio
 

@@ -11,9 +11,9 @@ import pytest
 from tests.contract import Place
 from tests.servers import eventually
 from toolbus import Worker, tool
-from toolbus.broker.admin import Admin
-from toolbus.broker.lease.thread import Beat, LeaseThread, until_next_beat
-from toolbus.broker.registry.registry import RedisRegistry
+from toolbus.bus.broker.admin import Admin
+from toolbus.bus.broker.lease.thread import Beat, LeaseThread, until_next_beat
+from toolbus.bus.broker.registry.registry import RedisRegistry
 
 
 @pytest.mark.parametrize(("took", "rest"), [(0.0, 2.0), (0.5, 1.5), (2.0, 0.0), (7.0, 0.0)])

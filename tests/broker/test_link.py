@@ -12,12 +12,12 @@ import pytest
 
 from tests.broker.serving import Server, link, server, silent
 from tests.servers import eventually
-from toolbus.broker import scripts
-from toolbus.broker.transport.command import ReplyError
-from toolbus.broker.transport.connection import Connector
-from toolbus.broker.transport.link import Link
-from toolbus.broker.transport.short_link import ShortLink
-from toolbus.results import BrokerUnavailable
+from toolbus.bus.broker import scripts
+from toolbus.bus.broker.transport.command import ReplyError
+from toolbus.bus.broker.transport.connection import Connector
+from toolbus.bus.broker.transport.link import Link
+from toolbus.bus.broker.transport.links import ShortLink
+from toolbus.bus.values.results import BrokerUnavailable
 
 pytestmark = pytest.mark.anyio
 

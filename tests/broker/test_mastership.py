@@ -9,10 +9,9 @@ import pytest
 
 from tests.broker.conftest import Observed
 from tests.broker.fakes import Times
-from toolbus.broker.transport.connection import Connector, ServerInfo
-from toolbus.broker.transport.discovery import Node
-from toolbus.broker.transport.mastership import BySentinelMastership, Mastership
-from toolbus.broker.transport.sentinels import BySentinel, SentinelReport
+from toolbus.bus.broker.transport.connection import Connector, ServerInfo
+from toolbus.bus.broker.transport.discovery import BySentinel, Node, SentinelReport
+from toolbus.bus.broker.transport.mastership import BySentinelMastership, Mastership
 
 pytestmark = pytest.mark.anyio
 

@@ -10,9 +10,9 @@ from typing import Any, cast
 import pytest
 
 from tests.broker.fakes import FENCE, KEYS, SETTINGS, Bench, entry_fields, request
-from toolbus.broker.sessions.ownership import Ownership
-from toolbus.broker.take.requests import Fence, StreamDelivery
-from toolbus.results import BrokerUnavailable
+from toolbus.bus.broker.sessions import Ownership
+from toolbus.bus.broker.take.requests import Fence, StreamDelivery
+from toolbus.bus.values.results import BrokerUnavailable
 
 pytestmark = pytest.mark.anyio
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from toolbus.broker.protocols import ServiceRecord
-from toolbus.broker.registry.publications import read_record
-from toolbus.descriptors import Publication, ServiceDescriptor, ToolDescriptor
-from toolbus.results import DescriptorError
+from toolbus.bus.broker.protocols import ServiceRecord
+from toolbus.bus.broker.registry.publications import read_record
+from toolbus.bus.values.descriptors import Publication, ServiceDescriptor, ToolDescriptor
+from toolbus.bus.values.results import DescriptorError
 
 GOOD = ToolDescriptor(name="good", description="Is good.", service="pool")
 SERVICE = ServiceDescriptor("pool")

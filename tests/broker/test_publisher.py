@@ -8,10 +8,10 @@ from typing import Any, cast
 import pytest
 
 from tests.broker.fakes import KEYS, FakeLink, Times
-from toolbus.broker.protocols import Verdict
-from toolbus.broker.publish.publisher import ABSENT, Publish, Publisher, failure, fate_of, read_verdicts
-from toolbus.broker.transport.command import ReplyError
-from toolbus.results import BrokerUnavailable, EnvelopeError
+from toolbus.bus.broker.protocols import Verdict
+from toolbus.bus.broker.publish import ABSENT, Publish, Publisher, failure, fate_of, read_verdicts
+from toolbus.bus.broker.transport.command import ReplyError
+from toolbus.bus.values.results import BrokerUnavailable, EnvelopeError
 
 pytestmark = pytest.mark.anyio
 

@@ -8,12 +8,10 @@ from typing import Any, cast
 import pytest
 
 from tests.broker.fakes import FENCE, KEYS, SETTINGS, Bench, entry_fields, request
-from toolbus.broker.confirmations.notes import DeadlineNotes
-from toolbus.broker.recover.abandoned import AbandonedCalls
-from toolbus.broker.recover.hand_back import hand_back, pass_on
-from toolbus.broker.recover.upkeep import Upkeep
-from toolbus.broker.take.requests import UNSURE, Fence
-from toolbus.results import BrokerUnavailable
+from toolbus.bus.broker.confirmations import DeadlineNotes
+from toolbus.bus.broker.recover import AbandonedCalls, Upkeep, hand_back, pass_on
+from toolbus.bus.broker.take.requests import UNSURE, Fence
+from toolbus.bus.values.results import BrokerUnavailable
 
 pytestmark = pytest.mark.anyio
 

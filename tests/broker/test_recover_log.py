@@ -14,10 +14,10 @@ from tests.broker.test_ownership import Owning
 from tests.broker.test_recover import Recovery
 from tests.broker.test_registration import PUBLICATION, Registering
 from tests.servers import eventually
-from toolbus.broker.dead_letters.bury import Burial, bury
-from toolbus.broker.recover.key_repair import KeyRepair
-from toolbus.broker.transport.command import ReplyError
-from toolbus.results import BrokerUnavailable
+from toolbus.bus.broker.dead_letters import Burial, bury
+from toolbus.bus.broker.recover import KeyRepair
+from toolbus.bus.broker.transport.command import ReplyError
+from toolbus.bus.values.results import BrokerUnavailable
 
 pytestmark = pytest.mark.anyio
 
@@ -169,7 +169,7 @@ async def test_a_server_that_does_not_answer_is_waited_for_only_so_long(
     owning: Owning, observed: Observed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Then the calls are dropped, and the reason is not left empty."""
-    monkeypatch.setattr("toolbus.broker.sessions.ownership._PATIENCE", 0.01)
+    monkeypatch.setattr("toolbus.bus.broker.sessions._PATIENCE", 0.01)
 
     async def never(*args: Any, **options: Any) -> Any:
         await asyncio.Event().wait()

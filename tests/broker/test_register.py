@@ -11,10 +11,10 @@ from tests.broker.conftest import ScriptPlace
 from tests.contract import Place
 from tests.servers import next_millisecond
 from toolbus import ToolService, tool
-from toolbus.broker import scripts
-from toolbus.broker.admin import Admin
-from toolbus.broker.keys import Keys
-from toolbus.results import RegistrationRefused
+from toolbus.bus.broker import scripts
+from toolbus.bus.broker.admin import Admin
+from toolbus.bus.broker.keys import Keys
+from toolbus.bus.values.results import RegistrationRefused
 
 
 class Registering:

@@ -9,13 +9,13 @@ import msgspec
 import pytest
 
 from tests.broker.fakes import FENCE, KEYS, SETTINGS, Bench
-from toolbus.broker.protocols import RefusedTool
-from toolbus.broker.registry.follower import RegistryFollower
-from toolbus.broker.registry.registration import WorkerRegistration
-from toolbus.broker.registry.registry import RedisRegistry, RegisterAnswer
-from toolbus.broker.transport.command import ReplyError
-from toolbus.descriptors import Publication, ServiceDescriptor, ToolDescriptor
-from toolbus.results import BrokerUnavailable, RegistrationRefused, ToolbusError
+from toolbus.bus.broker.protocols import RefusedTool
+from toolbus.bus.broker.registry.follower import RegistryFollower
+from toolbus.bus.broker.registry.publications import WorkerRegistration
+from toolbus.bus.broker.registry.registry import RedisRegistry, RegisterAnswer
+from toolbus.bus.broker.transport.command import ReplyError
+from toolbus.bus.values.descriptors import Publication, ServiceDescriptor, ToolDescriptor
+from toolbus.bus.values.results import BrokerUnavailable, RegistrationRefused, ToolbusError
 
 pytestmark = pytest.mark.anyio
 

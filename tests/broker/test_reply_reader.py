@@ -7,11 +7,11 @@ from typing import Any, cast
 import pytest
 
 from tests.broker.fakes import KEYS, SETTINGS, FakeLink
-from toolbus.broker.registry.follower import RegistryFollower
-from toolbus.broker.replies.reader import ReplyReader
-from toolbus.broker.transport.command import ReplyError
-from toolbus.envelope import Frame, encode, join_frames
-from toolbus.results import BrokerUnavailable
+from toolbus.bus.broker.registry.follower import RegistryFollower
+from toolbus.bus.broker.replies import ReplyReader
+from toolbus.bus.broker.transport.command import ReplyError
+from toolbus.bus.values.envelope import Frame, encode, join_frames
+from toolbus.bus.values.results import BrokerUnavailable
 
 pytestmark = pytest.mark.anyio
 

@@ -12,11 +12,11 @@ from tests.broker.conftest import ScriptPlace
 from tests.broker.fakes import KEYS, SETTINGS, Bench
 from tests.servers import eventually
 from toolbus import Settings
-from toolbus.broker import scripts
-from toolbus.broker.keys import Keys
-from toolbus.broker.recover.abandoned import AbandonedCalls
-from toolbus.broker.replies.reader import ReplyReader
-from toolbus.results import BrokerUnavailable, ErrorInfo
+from toolbus.bus.broker import scripts
+from toolbus.bus.broker.keys import Keys
+from toolbus.bus.broker.recover import AbandonedCalls
+from toolbus.bus.broker.replies import ReplyReader
+from toolbus.bus.values.results import BrokerUnavailable, ErrorInfo
 
 pytestmark = pytest.mark.anyio
 

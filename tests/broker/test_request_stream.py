@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.broker.fakes import FENCE, KEYS, SETTINGS, Bench, entry_fields, request
-from toolbus.broker.take.requests import UNSURE, Fence, RequestStream, common_fence
+from toolbus.bus.broker.take.requests import UNSURE, Fence, RequestStream, common_fence
 
 pytestmark = pytest.mark.anyio
 

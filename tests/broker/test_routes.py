@@ -7,10 +7,10 @@ import pytest
 
 from tests.contract import Place
 from tests.servers import eventually
-from toolbus.broker.protocols import Routes
-from toolbus.broker.routes.limits import MOST_LINE, MOST_LINES
+from toolbus.bus.broker.protocols import Routes
+from toolbus.bus.broker.routes import MOST_LINE, MOST_LINES
+from toolbus.platform.coding.repair import tool_routes
 from toolbus.platform.records import ToolRoute
-from toolbus.platform.routes import tool_routes
 
 pytestmark = pytest.mark.anyio
 
@@ -101,7 +101,7 @@ async def test_what_a_stranger_wrote_is_left_out(redis_place: Place, caplog: pyt
     """A route that is no document, and a key of a wrong type, keep nobody from the others."""
     import redis
 
-    from toolbus.broker.keys import Keys
+    from toolbus.bus.broker.keys import Keys
 
     keys = Keys(redis_place.settings.namespace)
     async with redis_place.bus(role="platform") as bus:

@@ -8,11 +8,11 @@ from typing import Any, cast
 import pytest
 
 from tests.broker.fakes import KEYS, FakeLink, request
-from toolbus.broker.protocols import Verdict
-from toolbus.broker.publish.sharing import ABSENT, SharedCalls
-from toolbus.broker.transport.command import ReplyError
-from toolbus.envelope import Frame, share_digest, work_digest
-from toolbus.results import ErrorInfo
+from toolbus.bus.broker.protocols import Verdict
+from toolbus.bus.broker.publish import ABSENT, SharedCalls
+from toolbus.bus.broker.transport.command import ReplyError
+from toolbus.bus.values.envelope import Frame, share_digest, work_digest
+from toolbus.bus.values.results import ErrorInfo
 
 
 class Calling:

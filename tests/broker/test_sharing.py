@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
-from toolbus.broker.keys import Keys
-from toolbus.broker.protocols import Verdict
-from toolbus.broker.publish.sharing import SharedCalls
-from toolbus.broker.transport.link import Link
-from toolbus.broker.transport.mastership import Mastership
-from toolbus.envelope import Frame, Request
-from toolbus.results import ErrorInfo
+from toolbus.bus.broker.keys import Keys
+from toolbus.bus.broker.protocols import Verdict
+from toolbus.bus.broker.publish import SharedCalls
+from toolbus.bus.broker.transport.link import Link
+from toolbus.bus.broker.transport.mastership import Mastership
+from toolbus.bus.values.envelope import Frame, Request
+from toolbus.bus.values.results import ErrorInfo
 
 KEYS = Keys("sharing")
 STREAM = KEYS.call("first").encode()

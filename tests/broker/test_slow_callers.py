@@ -8,7 +8,7 @@ import pytest
 
 from tests.broker.fakes import KEYS
 from tests.broker.finishing import Finishing
-from toolbus.broker.take.requests import StreamDelivery
+from toolbus.bus.broker.take.requests import StreamDelivery
 
 pytestmark = pytest.mark.anyio
 

@@ -10,9 +10,9 @@ import pytest
 from tests.broker.fakes import FENCE, KEYS
 from tests.broker.test_ownership import LEASE, Owning
 from tests.servers import eventually
-from toolbus.broker.protocols import MOST_SNAPSHOT, NO_SNAPSHOT, Snapshot
-from toolbus.broker.sessions.snapshots import Snapshots
-from toolbus.broker.transport.command import ReplyError
+from toolbus.bus.broker.protocols import MOST_SNAPSHOT, NO_SNAPSHOT, Snapshot
+from toolbus.bus.broker.sessions import Snapshots
+from toolbus.bus.broker.transport.command import ReplyError
 
 pytestmark = pytest.mark.anyio
 

@@ -9,16 +9,15 @@ import pytest
 
 from tests.broker.fakes import FENCE, KEYS, SETTINGS, Bench, FakeListener, Times
 from tests.broker.finishing import Finishing
-from toolbus.broker.agent import RedisAgentBroker
-from toolbus.broker.agent_steps import AgentSteps
-from toolbus.broker.lease.beats import BeatEffects
-from toolbus.broker.lease.clock import ServerClock
-from toolbus.broker.lease.thread import Beat, LeaseThread, Renewal
-from toolbus.broker.take.requests import UNSURE, Fence
-from toolbus.broker.transport.connection import Connector
-from toolbus.broker.worker import RedisWorkerBroker
-from toolbus.broker.worker_steps import WorkerSteps
-from toolbus.results import BrokerUnavailable
+from toolbus.bus.broker.agent import RedisAgentBroker
+from toolbus.bus.broker.agent_steps import AgentSteps
+from toolbus.bus.broker.lease.clock import ServerClock
+from toolbus.bus.broker.lease.thread import Beat, LeaseThread, Renewal
+from toolbus.bus.broker.take.requests import UNSURE, Fence
+from toolbus.bus.broker.transport.connection import Connector
+from toolbus.bus.broker.worker import RedisWorkerBroker
+from toolbus.bus.broker.worker_steps import BeatEffects, WorkerSteps
+from toolbus.bus.values.results import BrokerUnavailable
 
 pytestmark = pytest.mark.anyio
 

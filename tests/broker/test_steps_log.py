@@ -13,9 +13,9 @@ from tests.broker.test_publisher import Publishing
 from tests.broker.test_shared_calls import Calling
 from tests.broker.test_take import Taking
 from tests.broker.test_wake_channel import Waking
-from toolbus.broker.publish.publisher import fate_of
-from toolbus.broker.transport.command import ReplyError
-from toolbus.results import BrokerUnavailable
+from toolbus.bus.broker.publish import fate_of
+from toolbus.bus.broker.transport.command import ReplyError
+from toolbus.bus.values.results import BrokerUnavailable
 
 pytestmark = pytest.mark.anyio
 

@@ -8,9 +8,9 @@ import pytest
 
 from tests.broker.fakes import KEYS, SETTINGS
 from tests.broker.taking import Taking
-from toolbus.broker.recover.abandoned import MAY_BE_ABANDONED_MS
-from toolbus.broker.transport.command import ReplyError
-from toolbus.results import BrokerUnavailable
+from toolbus.bus.broker.recover import MAY_BE_ABANDONED_MS
+from toolbus.bus.broker.transport.command import ReplyError
+from toolbus.bus.values.results import BrokerUnavailable
 
 pytestmark = pytest.mark.anyio
 

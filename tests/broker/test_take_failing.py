@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from tests.broker.taking import Taking
-from toolbus.broker.take.intake import Intake
-from toolbus.broker.transport.command import ReplyError
-from toolbus.results import BrokerUnavailable, ToolbusError
+from toolbus.bus.broker.take.intake import Intake
+from toolbus.bus.broker.transport.command import ReplyError
+from toolbus.bus.values.results import BrokerUnavailable, ToolbusError
 
 pytestmark = pytest.mark.anyio
 

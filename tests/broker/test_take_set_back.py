@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.broker.taking import Taking
-from toolbus.results import BrokerUnavailable
+from toolbus.bus.values.results import BrokerUnavailable
 
 pytestmark = pytest.mark.anyio
 

@@ -10,10 +10,10 @@ import pytest
 from tests.broker.conftest import Observed
 from tests.broker.fakes import KEYS, SETTINGS, Bench
 from tests.broker.test_recover import Recovery
-from toolbus.broker.recover.key_repair import KeyRepair
-from toolbus.broker.take.requests import Fence
-from toolbus.broker.transport.command import ReplyError
-from toolbus.results import BrokerUnavailable
+from toolbus.bus.broker.recover import KeyRepair
+from toolbus.bus.broker.take.requests import Fence
+from toolbus.bus.broker.transport.command import ReplyError
+from toolbus.bus.values.results import BrokerUnavailable
 
 pytestmark = pytest.mark.anyio
 

@@ -8,9 +8,9 @@ from typing import Any, cast
 import pytest
 
 from tests.broker.fakes import KEYS, Bench
-from toolbus.broker.take.requests import RequestStream
-from toolbus.broker.take.wake_channel import WakeChannel
-from toolbus.results import BrokerUnavailable
+from toolbus.bus.broker.take.requests import RequestStream
+from toolbus.bus.broker.take.wake_channel import WakeChannel
+from toolbus.bus.values.results import BrokerUnavailable
 
 pytestmark = pytest.mark.anyio
 

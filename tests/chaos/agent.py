@@ -15,12 +15,13 @@ import msgspec
 from tests.chaos.fork_server import Order
 from tests.chaos.history import Agent, Cancelled, Counted, Ended, Issued, Journal, read
 from tests.chaos.plan import POISON, Planned, plan
-from toolbus import BrokerError, Call, ToolBus, ToolResult, telemetry
-from toolbus.options import CallOptions
+from toolbus import BrokerError, Call, ToolBus, ToolResult
+from toolbus.bus import telemetry
+from toolbus.bus.values.options import CallOptions
 
 try:
-    from toolbus.events import Finished, Reset, Text
-    from toolbus.events import Started as CallStarted
+    from toolbus.bus.values.events import Finished, Reset, Text
+    from toolbus.bus.values.events import Started as CallStarted
 except ModuleNotFoundError:
     # In a run of two versions this file is imported by the other one as well, where the names may be elsewhere.
     from toolbus import Finished, Reset, Text  # type: ignore[attr-defined,no-redef]

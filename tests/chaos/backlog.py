@@ -11,8 +11,8 @@ from pathlib import Path
 import redis.asyncio as aredis
 
 from toolbus import tool
-from toolbus.broker.keys import Keys
-from toolbus.envelope import Request, encode_request, new_id
+from toolbus.bus.broker.keys import Keys
+from toolbus.bus.values.envelope import Request, encode_request, new_id
 
 SERVICE = "heap"
 MOST = 10_000_000
@@ -46,7 +46,7 @@ def define(history: Path, name: str) -> object:
 
 
 async def publish(client: aredis.Redis, namespace: str, count: int) -> float:
-    """Queue the requests 0 to ``count`` - 1 as ``toolbus dead redrive`` does, without a reply address; returns the seconds it took.
+    """Queue the requests 0 to ``count`` - 1 as ``toolbus operate dead redrive`` does, without a reply address; returns the seconds it took.
 
     It makes the queue, as if workers had been there and gone.
     """

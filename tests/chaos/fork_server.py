@@ -22,7 +22,7 @@ from typing import Literal, NoReturn
 import msgspec
 
 from tests.chaos.options import Options
-from toolbus import telemetry
+from toolbus.bus import telemetry
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):

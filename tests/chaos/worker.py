@@ -12,7 +12,8 @@ from tests.chaos import backlog
 from tests.chaos.fork_server import Order
 from tests.chaos.history import Journal
 from tests.chaos.tools import define
-from toolbus import BrokerError, Worker, telemetry
+from toolbus import BrokerError, Worker
+from toolbus.bus import telemetry
 
 
 def main(order: Order) -> None:

@@ -10,8 +10,8 @@ import pytest
 import redis
 
 from tests.cli.shell import Shell
-from toolbus.broker.keys import Keys
-from toolbus.platform.digests import digest_of_folder
+from toolbus.bus.broker.keys import Keys
+from toolbus.platform.documents import digest_of_folder
 
 
 def put(shell: Shell, key: str, folder: Path, **meta: Any) -> None:
@@ -22,7 +22,7 @@ def put(shell: Shell, key: str, folder: Path, **meta: Any) -> None:
         "code": digest_of_folder(folder),
         "made_by": "create_00000001",
     }
-    done = shell.run("put", key, given=json.dumps(document))
+    done = shell.run("operate", "items", "put", key, given=json.dumps(document))
     assert done.returncode == 0, done.stderr
 
 
@@ -38,22 +38,25 @@ def folder(tmp_path: Path) -> Path:
 def test_a_pending_tool_is_shown_and_approved_by_its_digest(shell: Shell, folder: Path) -> None:
     """Its fields and files are told; nothing is approved without a yes; another digest is refused."""
     put(shell, "pending/stitcher", folder)
-    listed = shell.json("pins", "list", "--state", "pending")
+    listed = shell.json("secure", "pins", "list", "--state", "pending")
     assert [(each["name"], each["changes"], each["by"]) for each in listed] == [("stitcher", ["new tool"], "create_00000001")]
-    shown = shell.run("approve", "stitcher")
+    shown = shell.run("secure", "approve", "stitcher")
     assert shown.returncode == 1
     assert "Put images side by side." in shown.stdout
     assert "main.py (15 bytes)" in shown.stdout
     assert "not confirmed" in shown.stderr
-    assert "look at it again" in shell.run("approve", "stitcher", "--digest", "0" * 16).stderr
+    assert "look at it again" in shell.run("secure", "approve", "stitcher", "--digest", "0" * 16).stderr
     assert (
-        "too few" in shell.run("approve", "stitcher", "--digest", shell.json("pins", "show", "stitcher")["pending"]["digest"][:15]).stderr
+        "too few"
+        in shell.run(
+            "secure", "approve", "stitcher", "--digest", shell.json("secure", "pins", "show", "stitcher")["pending"]["digest"][:15]
+        ).stderr
     )
-    assert [each["key"] for each in shell.json("list")] == ["pending/stitcher"]
-    digest = shell.json("pins", "show", "stitcher")["pending"]["digest"]
-    assert shell.run("approve", "stitcher", "--digest", digest[:16]).returncode == 0
-    assert [each["key"] for each in shell.json("list")] == ["pin/stitcher", "recorded/stitcher"]
-    assert "nothing to approve" in shell.run("approve", "stitcher").stderr
+    assert [each["key"] for each in shell.json("operate", "items", "list")] == ["pending/stitcher"]
+    digest = shell.json("secure", "pins", "show", "stitcher")["pending"]["digest"]
+    assert shell.run("secure", "approve", "stitcher", "--digest", digest[:16]).returncode == 0
+    assert [each["key"] for each in shell.json("operate", "items", "list")] == ["pin/stitcher", "recorded/stitcher"]
+    assert "nothing to approve" in shell.run("secure", "approve", "stitcher").stderr
 
 
 LOCAL = {"type": "local", "host_dir": "/a"}
@@ -74,8 +77,8 @@ RIGHTS: list[tuple[dict[str, Any], str, str]] = [
 def test_what_a_tool_may_do_is_shown(shell: Shell, source: dict[str, Any], made_by: str, said: str) -> None:
     """An approval shows what the program of a tool reaches where it runs."""
     document = {"meta": {"name": "Made", "description": "Do it."}, "sources": [source], "made_by": made_by}
-    assert shell.run("put", "pending/made", given=json.dumps(document)).returncode == 0
-    assert said in shell.run("approve", "made").stdout
+    assert shell.run("operate", "items", "put", "pending/made", given=json.dumps(document)).returncode == 0
+    assert said in shell.run("secure", "approve", "made").stdout
 
 
 def test_a_new_revision_is_shown_by_what_it_changes(shell: Shell, folder: Path) -> None:
@@ -84,18 +87,18 @@ def test_a_new_revision_is_shown_by_what_it_changes(shell: Shell, folder: Path) 
     (folder / "main.py").write_text("import os\n")
     put(shell, "pending/stitcher", folder, description="Put images in a row.", status="inactive")
     (folder / "main.py").write_text("import sys\n")
-    done = shell.run("approve", "stitcher", "--output", "json")
+    done = shell.run("secure", "approve", "stitcher", "--output", "json")
     assert done.returncode == 1
     said = json.loads(done.stdout)
     assert [each["field"] for each in said["changes"]] == ["code", "meta.description", "meta.status"]
     assert "not what was recorded" in said["note"]
     assert f"--digest {said['digest']}" in done.stderr
-    assert shell.run("pins", "reject", "stitcher").returncode == 0
-    assert [each["key"] for each in shell.json("list")] == ["recorded/stitcher"]
-    assert shell.json("get", "recorded/stitcher")["meta"]["description"] == "Put images side by side."
+    assert shell.run("secure", "pins", "reject", "stitcher").returncode == 0
+    assert [each["key"] for each in shell.json("operate", "items", "list")] == ["recorded/stitcher"]
+    assert shell.json("operate", "items", "get", "recorded/stitcher")["meta"]["description"] == "Put images side by side."
     put(shell, "pending/stitcher", folder, description="Again.")
-    assert shell.run("approve", "stitcher", "--yes").returncode == 0
-    assert shell.json("get", "recorded/stitcher")["meta"]["description"] == "Again."
+    assert shell.run("secure", "approve", "stitcher", "--yes").returncode == 0
+    assert shell.json("operate", "items", "get", "recorded/stitcher")["meta"]["description"] == "Again."
 
 
 def test_a_pending_record_that_cannot_be_read_is_told(shell: Shell, folder: Path, valkey_server: str, namespace: str) -> None:
@@ -104,27 +107,27 @@ def test_a_pending_record_that_cannot_be_read_is_told(shell: Shell, folder: Path
     put(shell, "pending/stitcher", folder)
     with redis.Redis.from_url(valkey_server) as server:
         server.hset(Keys(namespace).pending, "pending/stitcher", b'{"meta": {}}')
-    done = shell.run("approve", "stitcher", "--yes")
+    done = shell.run("secure", "approve", "stitcher", "--yes")
     assert done.returncode == 1
     assert "tool_id" in done.stderr
     for command in (("doctor",), ("platform", "list")):
         said = shell.run(*command)
         assert "pending/stitcher: " in said.stdout + said.stderr
-    assert shell.run("pins", "reject", "stitcher").returncode == 0
-    assert [each["key"] for each in shell.json("list")] == ["recorded/stitcher"]
+    assert shell.run("secure", "pins", "reject", "stitcher").returncode == 0
+    assert [each["key"] for each in shell.json("operate", "items", "list")] == ["recorded/stitcher"]
 
 
 @pytest.mark.parametrize("words", [("--yes",), ("--digest",)], ids=" ".join)
 def test_code_that_is_not_pinned_is_told(shell: Shell, folder: Path, words: tuple[str, ...]) -> None:
     """An approval that is not of the code says so, before and after; one that is of the code does not."""
     put(shell, "pending/stitcher", folder)
-    assert not shell.json("pins", "show", "stitcher")["pending"]["unpinned"]
+    assert not shell.json("secure", "pins", "show", "stitcher")["pending"]["unpinned"]
     document = {"meta": {"name": "Stitcher", "description": "Put images."}, "sources": [{"type": "local", "host_dir": str(folder)}]}
-    assert shell.run("put", "pending/stitcher", given=json.dumps(document)).returncode == 0
-    waiting = shell.json("pins", "show", "stitcher")["pending"]
+    assert shell.run("operate", "items", "put", "pending/stitcher", given=json.dumps(document)).returncode == 0
+    waiting = shell.json("secure", "pins", "show", "stitcher")["pending"]
     warning = f"its code is not pinned: whoever may write its folder '{folder}' changes it without approval"
     assert waiting["unpinned"] == warning
-    done = shell.run("approve", "stitcher", *words, *([waiting["digest"]] if words == ("--digest",) else []))
+    done = shell.run("secure", "approve", "stitcher", *words, *([waiting["digest"]] if words == ("--digest",) else []))
     assert done.returncode == 0, done.stderr
     assert done.stderr.count(warning) == 1
-    assert shell.json("pins", "show", "stitcher")["unpinned"] == warning
+    assert shell.json("secure", "pins", "show", "stitcher")["unpinned"] == warning

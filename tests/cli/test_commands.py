@@ -11,7 +11,9 @@ import sys
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import click
 import pytest
 import redis
 from click.testing import CliRunner
@@ -20,10 +22,11 @@ from tests.cli.shell import Shell
 from tests.forking import ForkServer, Program
 from tests.servers import eventually_sync
 from tests.topologies import until
-from toolbus.backends.confinement import why_not
-from toolbus.broker.embedded import EmbeddedServer, free_port
-from toolbus.cli import main
-from toolbus.settings import Settings
+from toolbus.bus.broker.embedded import EmbeddedServer, free_port
+from toolbus.bus.values.settings import Settings
+from toolbus.operations.cli import MOVED, main
+from toolbus.operations.cli.command import Command
+from toolbus.platform.backends.confinement import why_not
 
 TOOLS = '''"""Tools of a test."""
 
@@ -115,51 +118,51 @@ def test_call_takes_arguments_in_every_form(served: Shell) -> None:
 def test_tools_services_and_describe_show_what_there_is(served: Shell) -> None:
     """Tools, services and one tool's whole description, for people and as JSON."""
     assert [tool["name"] for tool in served.json("tools")] == ["hang", "shout", "who"]
-    (service,) = served.json("services")
+    (service,) = served.json("see", "services")
     assert (service["id"], service["workers"], service["queued"], service["running"]) == ("loud", 1, 0, 0)
-    described = json.loads(served.run("describe", "shout").stdout)
+    described = json.loads(served.run("see", "describe", "shout").stdout)
     assert described["parameters"]["properties"]["text"] == {"type": "string", "description": "what to shout"}
     assert "shout" in served.run("tools").stdout
     definitions = json.loads(served.run("tools", "--format", "openai", "--strict").stdout)
     assert [each["function"]["name"] for each in definitions] == ["hang", "shout", "who"]
     assert definitions[1]["function"]["strict"] is True
-    nothing = served.run("describe", "shoot")
+    nothing = served.run("see", "describe", "shoot")
     assert (nothing.returncode, "shout" in nothing.stderr) == (1, True)
 
 
 def test_static_descriptors_are_checked_stored_and_removed(served: Shell) -> None:
     """An invalid descriptor is refused by `put` with its field; list, get and rm work on stored ones."""
     document = {"type": "tool-service", "name": "yell", "description": "Yell", "service": "loud"}
-    assert served.run("put", "tool/yell", given=json.dumps(document)).returncode == 0
-    assert "tool/yell" in served.run("list", "tool/").stdout
-    assert [each["key"] for each in served.json("list", "tool/")] == ["tool/yell"]
-    assert json.loads(served.run("get", "tool/yell").stdout) == document
+    assert served.run("operate", "items", "put", "tool/yell", given=json.dumps(document)).returncode == 0
+    assert "tool/yell" in served.run("operate", "items", "list", "tool/").stdout
+    assert [each["key"] for each in served.json("operate", "items", "list", "tool/")] == ["tool/yell"]
+    assert json.loads(served.run("operate", "items", "get", "tool/yell").stdout) == document
     for wrong, word in (({**document, "service": ""}, "service"), ({**document, "name": "other"}, "other"), ([], "object")):
-        refused = served.run("put", "tool/yell", given=json.dumps(wrong))
+        refused = served.run("operate", "items", "put", "tool/yell", given=json.dumps(wrong))
         assert (refused.returncode, word in refused.stderr) == (1, True)
-    taken = served.run("put", "tool/shout", given=json.dumps({**document, "name": "shout"}))
+    taken = served.run("operate", "items", "put", "tool/shout", given=json.dumps({**document, "name": "shout"}))
     assert (taken.returncode, "published" in taken.stderr) == (1, True)
-    assert served.run("rm", "tool/yell").returncode == 0
-    assert served.run("rm", "tool/yell").returncode == 1
-    assert served.run("put", "nonsense").returncode == 2
+    assert served.run("operate", "items", "rm", "tool/yell").returncode == 0
+    assert served.run("operate", "items", "rm", "tool/yell").returncode == 1
+    assert served.run("operate", "items", "put", "nonsense").returncode == 2
 
 
 def test_a_paused_service_takes_nothing_until_it_is_resumed(served: Shell) -> None:
     """While paused calls wait; purge answers them as cancelled; resume serves again."""
     (worker,) = served.started
     assert isinstance(worker, Program)
-    assert served.run("pause", "loud").returncode == 0
+    assert served.run("operate", "pause", "loud").returncode == 0
     read_until(worker, "service.paused")
     waiting = served.start("call", "shout", "text=x", "--timeout", "30")
-    eventually_sync(lambda: served.json("services")[0]["queued"] == 1)
-    assert served.json("services")[0]["paused"]
-    assert "purged 1" in served.run("purge", "loud", "--yes").stdout
+    eventually_sync(lambda: served.json("see", "services")[0]["queued"] == 1)
+    assert served.json("see", "services")[0]["paused"]
+    assert "purged 1" in served.run("operate", "purge", "loud", "--yes").stdout
     _, errors = waiting.communicate(timeout=20)
     assert (waiting.returncode, "cancelled" in errors) == (1, True)
-    assert served.run("resume", "loud").returncode == 0
+    assert served.run("operate", "resume", "loud").returncode == 0
     assert served.run("call", "shout", "text=x").stdout == "X!\n"
-    assert served.run("resume", "loud").stdout == "loud was not paused\n"
-    for words in (["pause", "nowhere"], ["resume", "nowhere"], ["purge", "nowhere", "--yes"]):
+    assert served.run("operate", "resume", "loud").stdout == "loud was not paused\n"
+    for words in (["operate", "pause", "nowhere"], ["operate", "resume", "nowhere"], ["operate", "purge", "nowhere", "--yes"]):
         unknown = served.run(*words)
         assert (unknown.returncode, "there is no service 'nowhere'" in unknown.stderr) == (1, True)
 
@@ -167,7 +170,7 @@ def test_a_paused_service_takes_nothing_until_it_is_resumed(served: Shell) -> No
 def test_several_processes_are_kept_alive_and_stopped_together(shell: Shell) -> None:
     """A killed child is replaced, SIGTERM stops them all with exit code 0, and none outlives a killed supervisor."""
     supervisor = shell.start_anew("worker", "loud.py", "--processes", "2", "--lease", "1")
-    eventually_sync(lambda: [each["workers"] for each in shell.json("services")] == [2])
+    eventually_sync(lambda: [each["workers"] for each in shell.json("see", "services")] == [2])
     victim = shell.json("call", "who")["data"]
     os.kill(victim, signal.SIGKILL)
     seen = {victim}
@@ -182,19 +185,19 @@ def test_several_processes_are_kept_alive_and_stopped_together(shell: Shell) -> 
     assert supervisor.returncode == 0, errors
     assert "supervisor.restarting" in errors
     orphaning = shell.start("worker", "loud.py", "--processes", "2", "--lease", "1")
-    eventually_sync(lambda: [each["workers"] for each in shell.json("services")] == [2])
+    eventually_sync(lambda: [each["workers"] for each in shell.json("see", "services")] == [2])
     orphaning.kill()
-    eventually_sync(lambda: not any(each["live"] for each in shell.json("services")))
+    eventually_sync(lambda: not any(each["live"] for each in shell.json("see", "services")))
 
 
 def test_a_service_whose_workers_were_killed_is_listed_as_down(shell: Shell) -> None:
     """Registry entries of a killed worker are not shown as live, even when no process sweeps them out."""
     killed, stopped = (shell.start("worker", "loud.py", "--lease", "1") for _ in range(2))
-    eventually_sync(lambda: [each["workers"] for each in shell.json("services")] == [2])
+    eventually_sync(lambda: [each["workers"] for each in shell.json("see", "services")] == [2])
     killed.kill()
     stopped.terminate()
     assert stopped.wait(20) == 0
-    eventually_sync(lambda: [(each["live"], each["workers"]) for each in shell.json("services")] in ([], [(False, 0)]))
+    eventually_sync(lambda: [(each["live"], each["workers"]) for each in shell.json("see", "services")] in ([], [(False, 0)]))
 
 
 def test_reload_serves_what_the_file_says_now(shell: Shell) -> None:
@@ -278,7 +281,7 @@ def test_a_worker_that_cannot_start_says_why_in_one_line(shell: Shell, target: s
 def test_an_unreachable_server_says_what_to_do(shell: Shell) -> None:
     """Connection refused is one line that names `toolbus dev`, for every command."""
     shell.environment |= {"TOOLBUS_URL": "redis://127.0.0.1:1", "TOOLBUS_CONNECT_TIMEOUT": "0"}
-    for words in (["tools"], ["call", "x"], ["worker", "loud.py"], ["services"], ["list"]):
+    for words in (["tools"], ["call", "x"], ["worker", "loud.py"], ["see", "services"], ["operate", "items", "list"]):
         done = shell.run(*words)
         assert done.returncode == 1
         assert "toolbus dev" in done.stderr
@@ -288,7 +291,7 @@ def test_an_unreachable_server_says_what_to_do(shell: Shell) -> None:
 
 def test_output_that_cannot_be_written_is_one_line(shell: Shell) -> None:
     """A full disk ends a command with the system's own words and exit code 1; a reader that has enough ends it quietly."""
-    command = [sys.executable, "-m", "toolbus", "settings"]
+    command = [sys.executable, "-m", "toolbus", "see", "settings"]
     # Without a locale Python keeps what it could not write, and tries again when it ends.
     plain = {name: value for name, value in shell.environment.items() if name != "LANG" and not name.startswith("LC_")}
     for environment in (shell.environment, plain):
@@ -306,7 +309,7 @@ def test_ctrl_c_ends_every_command_alike(monkeypatch: pytest.MonkeyPatch) -> Non
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Settings, "sources", interrupted)
-    done = CliRunner().invoke(main, ["settings"])
+    done = CliRunner().invoke(main, ["see", "settings"])
     assert (done.exit_code, done.output) == (130, "")
 
 
@@ -321,7 +324,7 @@ def test_doctor_finds_a_good_server_good(shell: Shell) -> None:
 def test_doctor_says_how_programs_of_models_would_run(shell: Shell) -> None:
     """It names those that are recorded, and warns where they would have the rights of the host."""
     record = {"meta": {"name": "Made", "description": "Do it."}, "sources": [{"type": "local", "host_dir": "made"}], "made_by": "create_1"}
-    assert shell.run("put", "recorded/made_tool", given=json.dumps(record)).returncode == 0
+    assert shell.run("operate", "items", "put", "recorded/made_tool", given=json.dumps(record)).returncode == 0
     reason = why_not()
     found = next(each for each in shell.json("doctor") if each["check"] == "confinement")
     assert "made_tool" in found["found"]
@@ -371,13 +374,13 @@ def test_settings_tell_where_each_value_comes_from(monkeypatch: pytest.MonkeyPat
     """Values, their sources, and no password; a wrong one names its variable."""
     monkeypatch.setenv("TOOLBUS_LEASE", "7")
     monkeypatch.setenv("TOOLBUS_URL", "redis://:secret@localhost:6379")
-    shown = CliRunner().invoke(main, ["--namespace", "mine", "settings", "--output", "json"])
+    shown = CliRunner().invoke(main, ["--namespace", "mine", "see", "settings", "--output", "json"])
     settings = json.loads(shown.output)
     assert settings["lease"] == {"value": 7.0, "source": "TOOLBUS_LEASE"}
     assert settings["namespace"]["source"] == "argument 'namespace'"
     assert "secret" not in shown.output
     monkeypatch.setenv("TOOLBUS_LEASE", "soon")
-    wrong = CliRunner().invoke(main, ["settings"])
+    wrong = CliRunner().invoke(main, ["see", "settings"])
     assert (wrong.exit_code, "TOOLBUS_LEASE" in wrong.output) == (1, True)
 
 
@@ -393,7 +396,7 @@ def test_every_command_explains_itself() -> None:
 def test_memory_is_refused_where_it_reaches_nobody(shell: Shell) -> None:
     """Commands that meet other processes say that memory:// has none, instead of serving nobody."""
     shell.environment["TOOLBUS_URL"] = "memory://"
-    for words in (["worker", "loud.py"], ["dev"], ["services"]):
+    for words in (["worker", "loud.py"], ["dev"], ["see", "services"]):
         done = shell.run(*words)
         assert (done.returncode, "memory:// exists in one process only" in done.stderr) == (1, True)
         assert len(done.stderr.strip().splitlines()) == 1
@@ -410,7 +413,9 @@ def test_dev_ends_with_its_worker(shell: Shell) -> None:
     """A target that can't be served ends the command at once, with the worker's own words."""
     done = shell.run("dev", "nowhere.py")
     assert done.returncode == 1
-    assert done.stderr == "toolbus: there is no file or folder 'nowhere.py'\n"
+    # The gateway starts beside the worker, and may have begun to serve.
+    said = [line for line in done.stderr.splitlines() if '"event":"gateway.' not in line]
+    assert said == ["toolbus: there is no file or folder 'nowhere.py'"]
 
 
 def test_dev_starts_a_server_and_workers_and_stops_all(forks: ForkServer, tmp_path: Path) -> None:
@@ -429,3 +434,46 @@ def test_dev_starts_a_server_and_workers_and_stops_all(forks: ForkServer, tmp_pa
         assert shell.run("tools").returncode == 1
     finally:
         shell.close()
+
+
+def test_the_first_level_fits_on_one_screen() -> None:
+    """It has 18 commands at most, and its help has 50 lines at most."""
+    assert len(main.list_commands(click.Context(main))) <= 18
+    shown = CliRunner().invoke(main, ["--help"], terminal_width=80)
+    assert len(shown.output.splitlines()) <= 50
+
+
+@pytest.mark.parametrize("name", sorted(MOVED))
+def test_an_old_name_says_where_its_command_is(name: str) -> None:
+    """It fails with exit code 2, and the command that it names exists."""
+    done = CliRunner().invoke(main, [name, "--any", "thing"])
+    assert (done.exit_code, f"'{name}' is now `toolbus {MOVED[name]}`" in done.output) == (2, True), done.output
+    assert CliRunner().invoke(main, [*MOVED[name].split(), "--help"]).exit_code == 0
+
+
+def _any_value(param: click.Parameter) -> Any:
+    """Return a value that is not the parameter's default."""
+    kind = param.type
+    value: Any = "text"
+    if isinstance(param, click.Option) and param.is_flag:
+        value = True
+    elif isinstance(kind, click.Choice):
+        value = next(each for each in kind.choices if each != param.default)
+    elif isinstance(kind, click.Path) and kind.type is not None:
+        value = kind.type("text")
+    elif "integer" in kind.name or "float" in kind.name or kind.name == "seconds":
+        value = 3
+    return (value, value) if param.multiple or param.nargs == -1 else value
+
+
+@pytest.mark.parametrize("name", ["worker", "mount"])
+def test_children_get_every_option(name: str) -> None:
+    """A command that starts processes hands each of them all that it was given, but for what is the first process's own."""
+    found = main.get_command(click.Context(main), name)
+    assert isinstance(found, Command)
+    passed = [param for param in found.params if param.expose_value and param.name not in found.kept]
+    given = {str(param.name): _any_value(param) for param in passed}
+    options, arguments = found.words(given)
+    again = found.make_context(name, [*options, "--", *arguments], resilient_parsing=True).params
+    assert {each: again[each] for each in given} == given
+    assert len(given) >= 8

@@ -14,7 +14,7 @@ import pytest
 
 from tests.cli.shell import Shell
 from tests.forking import Program
-from toolbus.cli.output import print_table
+from toolbus.operations.cli.output import print_table
 
 TOOLS = '''
 from toolbus import invocation, tool

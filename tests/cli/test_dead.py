@@ -14,8 +14,8 @@ from tests.cli.shell import Shell
 from tests.contract import Place
 from tests.servers import eventually
 from toolbus import Retry, ToolService, invocation
-from toolbus.broker.admin import Admin
-from toolbus.results import BrokerError, ConfigurationError
+from toolbus.bus.broker.admin import Admin
+from toolbus.bus.values.results import BrokerError, ConfigurationError
 
 pytestmark = pytest.mark.anyio
 
@@ -71,26 +71,26 @@ async def test_a_dead_letter_is_listed_shown_and_runs_again(place: Place, shell:
         await bus.wait_for_tool("lift")
         failed = await bus.call("lift", {"kg": 200, "secret": "hush"}, user="alice")
         assert failed.error is not None
-        listed = await told(shell, "dead", "list", "--output", "json")
+        listed = await told(shell, "operate", "dead", "list", "--output", "json")
         assert listed.returncode == 0, listed.stderr
         [letter] = json.loads(listed.stdout)
         assert {key: letter[key] for key in ("service", "tool", "user", "attempts", "reason")} == {
             "service": "frail", "tool": "lift", "user": "alice", "attempts": 1, "reason": "retries_exhausted",
         }  # fmt: skip
         assert "too heavy" in letter["error"]
-        table = await told(shell, "dead", "list", "frail")
+        table = await told(shell, "operate", "dead", "list", "frail")
         assert letter["id"] in table.stdout
         assert "hush" not in table.stdout + listed.stdout
-        shown = json.loads((await told(shell, "dead", "show", "frail", letter["id"])).stdout)
+        shown = json.loads((await told(shell, "operate", "dead", "show", "frail", letter["id"])).stdout)
         assert shown["request"]["arguments"] == {"kg": 200, "secret": "hush"}
 
         service.broken = False
-        done = await told(shell, "dead", "redrive", "frail", letter["id"])
+        done = await told(shell, "operate", "dead", "redrive", "frail", letter["id"])
         assert done.returncode == 0, done.stderr
         await eventually(lambda: len(service.seen) == 2)
         assert service.seen[1][:4] == ("alice", {"size": 3}, {"kg": 200, "secret": "hush"}, failed.meta.id)
         assert service.seen[1][4] != failed.meta.id
-        assert (await told(shell, "dead", "list")).stdout == ""
+        assert (await told(shell, "operate", "dead", "list")).stdout == ""
         client = redis.Redis.from_url(place.settings.url)
         await eventually(lambda: client.xlen(f"{keys_of(place)}q:frail") == 0)
         client.close()
@@ -102,7 +102,7 @@ async def test_what_fails_again_is_a_dead_letter_again(place: Place, shell: Shel
     async with place.worker(service), place.bus() as bus:
         await bus.wait_for_tool("lift")
         await bus.call("lift")
-        assert (await told(shell, "dead", "redrive", "frail", "--all", "--yes")).returncode == 0
+        assert (await told(shell, "operate", "dead", "redrive", "frail", "--all", "--yes")).returncode == 0
         await eventually(lambda: len(service.seen) == 2)
 
         async def back() -> Any:
@@ -112,7 +112,7 @@ async def test_what_fails_again_is_a_dead_letter_again(place: Place, shell: Shel
         [letter] = await eventually(back)
         assert letter.request is not None
         assert letter.request.agent == ""
-        assert (await told(shell, "dead", "drop", "frail", letter.id)).returncode == 0
+        assert (await told(shell, "operate", "dead", "drop", "frail", letter.id)).returncode == 0
         assert await back() == []
 
 
@@ -125,14 +125,14 @@ async def test_a_letter_that_cannot_be_read_is_shown_and_dropped_but_not_run(pla
         [(entry, _)] = await eventually(lambda: client.xrange(f"{keys_of(place)}dlq:frail"))
         client.close()
         letter = entry.decode()
-        shown = json.loads((await told(shell, "dead", "show", "frail", letter)).stdout)
+        shown = json.loads((await told(shell, "operate", "dead", "show", "frail", letter)).stdout)
         assert (shown["reason"], shown["request"]) == ("malformed", "\\xff{not json")
-        redriven = await told(shell, "dead", "redrive", "frail", letter)
+        redriven = await told(shell, "operate", "dead", "redrive", "frail", letter)
         assert (redriven.returncode, redriven.stdout) == (1, "")
         assert "can't be read" in redriven.stderr
-        assert (await told(shell, "dead", "drop", "frail", "--all", given="n\n")).returncode == 1
-        assert (await told(shell, "dead", "drop", "frail", "--all", given="y\n")).returncode == 0
-        assert "no dead letters" in (await told(shell, "dead", "list", "frail")).stderr
+        assert (await told(shell, "operate", "dead", "drop", "frail", "--all", given="n\n")).returncode == 1
+        assert (await told(shell, "operate", "dead", "drop", "frail", "--all", given="y\n")).returncode == 0
+        assert "no dead letters" in (await told(shell, "operate", "dead", "list", "frail")).stderr
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ async def test_a_letter_that_cannot_be_read_is_shown_and_dropped_but_not_run(pla
 )
 def test_mistakes_are_one_line(shell: Shell, words: tuple[str, ...], complaint: str) -> None:
     """Wrong ids and missing words say what is wrong, without a traceback."""
-    done = shell.run("dead", *words)
+    done = shell.run("operate", "dead", *words)
     assert done.returncode != 0
     assert complaint in done.stderr
     assert "Traceback" not in done.stderr
@@ -193,11 +193,11 @@ async def test_a_key_of_a_wrong_type_hides_no_other_letters(place: Place, shell:
     client.xadd(f"{keys_of(place)}dlq:before", {"reason": "failed", "attempts": "1", "error": "first", "r": "{"})
     client.xadd(f"{keys_of(place)}dlq:zebra", {"reason": "failed", "attempts": "1", "error": "last", "r": "{"})
     client.set(wrong, "junk")
-    listed = await told(shell, "dead", "list", "--output", "json")
+    listed = await told(shell, "operate", "dead", "list", "--output", "json")
     assert (listed.returncode, [each["service"] for each in json.loads(listed.stdout)]) == (0, ["before", "zebra"])
     assert wrong in listed.stderr
     for words in (("list", "astray"), ("show", "astray", "1-1"), ("drop", "astray", "--all", "--yes"), ("redrive", "astray", "1-1")):
-        done = await told(shell, "dead", *words)
+        done = await told(shell, "operate", "dead", *words)
         assert (done.returncode, wrong in done.stderr) == (1, True)
 
 
@@ -212,7 +212,7 @@ async def test_services_are_listed_whatever_key_is_of_a_wrong_type(place: Place,
         client.zadd(f"{keys}live", {f"{service}/one": 99_999_999_999_999})
     client.delete(keys + kind)
     client.set(keys + kind, "junk")
-    listed = await told(shell, "services", "--output", "json")
+    listed = await told(shell, "see", "services", "--output", "json")
     assert (listed.returncode, [each["id"] for each in json.loads(listed.stdout)]) == (0, ["frail", "sound"])
     assert json.loads(listed.stdout)[1]["workers"] == (0 if kind == "live" else 1)
 
@@ -224,7 +224,11 @@ async def test_an_operator_is_told_which_key_is_of_a_wrong_type(place: Place, sh
     client.hset(f"{keys}reg:services", "frail", f"+{document}")
     client.set(f"{keys}q:frail", "junk")
     client.set(f"{keys}reg:paused", "junk")
-    for words, key in ((("purge", "frail", "--yes"), "q:frail"), (("pause", "frail"), "reg:paused"), (("resume", "frail"), "reg:paused")):
+    for words, key in (
+        (("operate", "purge", "frail", "--yes"), "q:frail"),
+        (("operate", "pause", "frail"), "reg:paused"),
+        (("operate", "resume", "frail"), "reg:paused"),
+    ):
         done = await told(shell, *words)
         assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
         assert keys + key in done.stderr

@@ -5,7 +5,7 @@ from __future__ import annotations
 import redis
 
 from tests.cli.shell import Shell
-from toolbus.broker.access.rights import rights
+from toolbus.bus.broker.access import rights
 
 
 def _as(shell: Shell, *roles: str) -> str:
@@ -30,8 +30,8 @@ def test_a_good_deployment_passes_every_trial(shell: Shell) -> None:
     for trial in ("round trip", "call", "calls at once", "stream", "cancellation", "lease"):
         assert findings[trial]["state"] in {"ok", "warn"}, findings[trial]
     assert "500 pieces whole" in findings["stream"]["found"]
-    assert shell.json("services") == []
-    assert shell.json("calls") == []
+    assert shell.json("see", "services") == []
+    assert shell.json("see", "calls") == []
 
 
 def test_the_rights_of_an_agent_and_a_worker_are_enough(shell: Shell) -> None:
@@ -55,5 +55,5 @@ def test_a_user_without_rights_is_told(shell: Shell) -> None:
     finally:
         _without(shell, url, user)
     assert done.returncode == 1
-    assert "`toolbus acl`" in done.stdout
+    assert "`toolbus secure acl`" in done.stdout
     assert "Traceback" not in done.stderr

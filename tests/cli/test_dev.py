@@ -18,7 +18,7 @@ import pytest
 from tests.cli.shell import Shell
 from tests.forking import ForkServer
 from tests.servers import eventually_sync
-from toolbus.broker.embedded import free_port
+from toolbus.bus.broker.embedded import free_port
 
 TOOL = """
 from toolbus import tool
@@ -86,9 +86,9 @@ def test_a_worker_of_a_killed_dev_leaves_the_server_that_was_there(shell: Shell)
     """Its tools go with it rather than join the next one's."""
     dev = shell.start_anew("dev")
     introduced(dev)
-    assert shell.json("services")
+    assert shell.json("see", "services")
     dev.kill()
-    eventually_sync(lambda: shell.json("services") == [], timeout=45)
+    eventually_sync(lambda: shell.json("see", "services") == [], timeout=45)
 
 
 def test_dev_says_that_its_server_has_ended(forks: ForkServer, tmp_path: Path) -> None:

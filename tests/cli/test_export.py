@@ -103,14 +103,19 @@ def test_a_worker_exports_what_the_environment_asks_for(shell: Shell, collector:
 
 
 @pytest.mark.parametrize(
-    "words", [("host",), ("im", "--server", "ws://127.0.0.1:9", "--contact", "c", "--state", "windows")], ids=lambda words: words[0]
+    "words",
+    [
+        ("platform", "host"),
+        ("platform", "im", "--server", "ws://127.0.0.1:9", "--contact", "c", "--state", "windows"),
+    ],
+    ids=lambda words: words[1],
 )
 def test_a_host_and_a_messenger_export_too(shell: Shell, collector: Collector, words: tuple[str, ...]) -> None:
     """Each under its own name, unless the environment gives another one."""
     shell.environment |= {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "OTEL_EXPORTER_OTLP_COMPRESSION": "none"}
     shell.environment |= {"OTEL_BLRP_SCHEDULE_DELAY": "100"}
     process = shell.start_anew(*words)
-    eventually_sync(lambda: f"toolbus-{words[0]}" in collector.services(), timeout=60)
+    eventually_sync(lambda: f"toolbus-{words[1]}" in collector.services(), timeout=60)
     process.terminate()
     process.communicate(timeout=60)
     assert process.returncode == 0

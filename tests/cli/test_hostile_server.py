@@ -12,8 +12,8 @@ import redis
 
 from tests.cli.shell import Shell
 from tests.faults import hostile
-from toolbus.broker.keys import Keys
-from toolbus.cli import main
+from toolbus.bus.broker.keys import Keys
+from toolbus.operations.cli import main
 
 ECHO = """
 from toolbus import tool
@@ -27,32 +27,32 @@ def canary_echo(text: str) -> str:
 # Each command that asks the server, with arguments that reach what it reads.
 ASKING = {
     "agent": ("agent", "hello", "--base-url", "http://127.0.0.1:9/v1", "--model", "none", "--timeout", "2"),
-    "approve": ("approve", "canary_echo"),
-    "pins approve": ("pins", "approve", "--all", "--yes"),
-    "pins list": ("pins", "list"),
-    "pins reject": ("pins", "reject", "other"),
-    "pins rm": ("pins", "rm", "other"),
-    "pins show": ("pins", "show", "other"),
+    "secure approve": ("secure", "approve", "canary_echo"),
+    "secure pins approve": ("secure", "pins", "approve", "--all", "--yes"),
+    "secure pins list": ("secure", "pins", "list"),
+    "secure pins reject": ("secure", "pins", "reject", "other"),
+    "secure pins rm": ("secure", "pins", "rm", "other"),
+    "secure pins show": ("secure", "pins", "show", "other"),
     "call": ("call", "canary_echo", "text=x", "--timeout", "2"),
-    "calls": ("calls",),
-    "chat": ("chat", "hello", "--timeout", "2"),
+    "see calls": ("see", "calls"),
+    "platform chat": ("platform", "chat", "hello", "--timeout", "2"),
     "confirm allow": ("confirm", "allow", "c1"),
     "confirm deny": ("confirm", "deny", "c1"),
     "confirm list": ("confirm", "list"),
     "confirm show": ("confirm", "show", "c1"),
-    "conversations list": ("conversations", "list"),
-    "conversations rm": ("conversations", "rm", "other", "--yes"),
-    "conversations show": ("conversations", "show", "other"),
-    "dead drop": ("dead", "drop", "canary", "--all", "--yes"),
-    "dead list": ("dead", "list", "canary"),
-    "dead redrive": ("dead", "redrive", "canary", "--all", "--yes", "--timeout", "2"),
-    "dead show": ("dead", "show", "canary", "1-0"),
-    "describe": ("describe", "canary_echo"),
+    "operate conversations list": ("operate", "conversations", "list"),
+    "operate conversations rm": ("operate", "conversations", "rm", "other", "--yes"),
+    "operate conversations show": ("operate", "conversations", "show", "other"),
+    "operate dead drop": ("operate", "dead", "drop", "canary", "--all", "--yes"),
+    "operate dead list": ("operate", "dead", "list", "canary"),
+    "operate dead redrive": ("operate", "dead", "redrive", "canary", "--all", "--yes", "--timeout", "2"),
+    "operate dead show": ("operate", "dead", "show", "canary", "1-0"),
+    "see describe": ("see", "describe", "canary_echo"),
     "doctor": ("doctor",),
-    "get": ("get", "tool/other"),
-    "list": ("list",),
-    "migrate": ("migrate",),
-    "pause": ("pause", "canary"),
+    "operate items get": ("operate", "items", "get", "tool/other"),
+    "operate items list": ("operate", "items", "list"),
+    "operate migrate": ("operate", "migrate"),
+    "operate pause": ("operate", "pause", "canary"),
     "platform cancel": ("platform", "cancel", "create_00000000"),
     "platform export": ("platform", "export", "exported"),
     "platform import": ("platform", "import", "platform"),
@@ -61,30 +61,44 @@ ASKING = {
     "platform search": ("platform", "search", "x"),
     "platform status": ("platform", "status"),
     "platform sync": ("platform", "sync", "platform/groups.json"),
-    "purge": ("purge", "canary", "--yes"),
-    "put": ("put", "tool/new", "new.json"),
-    "resume": ("resume", "canary"),
-    "rm": ("rm", "tool/other", "--force"),
-    "services": ("services",),
-    "stats": ("stats", "--patience", "0.5"),
+    "operate purge": ("operate", "purge", "canary", "--yes"),
+    "operate items put": ("operate", "items", "put", "tool/new", "new.json"),
+    "operate resume": ("operate", "resume", "canary"),
+    "operate items rm": ("operate", "items", "rm", "tool/other", "--force"),
+    "see services": ("see", "services"),
+    "see stats": ("see", "stats", "--patience", "0.5"),
     "toolkit draw": ("toolkit", "draw", "picture.html"),
     "toolkit export": ("toolkit", "export"),
     "toolkit recommend": ("toolkit", "recommend", "canary_echo"),
     "toolkit show": ("toolkit", "show"),
-    "tokens add": ("tokens", "add", "new"),
-    "tokens list": ("tokens", "list"),
-    "tokens revoke": ("tokens", "revoke", "000000000000"),
+    "secure tokens add": ("secure", "tokens", "add", "new"),
+    "secure tokens list": ("secure", "tokens", "list"),
+    "secure tokens revoke": ("secure", "tokens", "revoke", "000000000000"),
     "tools": ("tools", "--all"),
-    "top": ("top", "--once", "--every", "0.2"),
-    "usage": ("usage",),
+    "see top": ("see", "top", "--once", "--every", "0.2"),
+    "see usage": ("see", "usage"),
 }
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 # These run until they are stopped, ask no server, or bring one of their own.
-OTHERS = {"confirm watch", "demo", "dev", "host", "im", "mcp", "mount", "new", "platform up", "serve", "settings", "worker", "workers"}
-OTHERS |= {"acl", "conformance agent", "conformance worker", "protocol constants", "protocol scripts"}
+OTHERS = {
+    "confirm watch",
+    "demo",
+    "dev",
+    "platform host",
+    "platform im",
+    "mcp",
+    "mount",
+    "new",
+    "platform up",
+    "serve",
+    "see settings",
+    "worker",
+    "see workers",
+}
+OTHERS |= {"secure acl", "protocol conformance agent", "protocol conformance worker", "protocol constants", "protocol scripts"}
 OTHERS |= {f"toolkit {name}" for name in ("load", "presets", "schema")}
-OTHERS |= {f"learning {name}" for name in ("convert", "diff", "evaluate", "learn", "revisions", "rollback", "run")}
+OTHERS |= {f"toolkit learning {name}" for name in ("convert", "diff", "evaluate", "learn", "revisions", "rollback", "run")}
 
 
 def _commands(command: click.Command, path: str = "") -> Iterator[str]:

@@ -11,9 +11,9 @@ import redis
 
 from tests.cli.shell import Shell
 from tests.records.made import recorded
-from toolbus.broker.keys import Keys
-from toolbus.naming import key_flaw
-from toolbus.pins import Pin, encoded
+from toolbus.bus.broker.keys import Keys
+from toolbus.bus.values.naming import key_flaw
+from toolbus.bus.values.pins import Pin, encoded
 from toolbus.platform.documents import encode
 
 TOOL = {"type": "tool-service", "name": "slow", "description": "Wait.", "service": "none"}
@@ -38,7 +38,7 @@ def test_keys_that_no_document_can_have(key: str) -> None:
     command = flaw.partition("`")[2].rpartition("`")[0]
     words = subprocess.run(["bash", "-c", f"printf '%s\\0' {command}"], capture_output=True, check=True, timeout=60).stdout
     assert words.decode().split("\0")[-2] == key
-    assert shlex.split(command)[:2] == ["toolbus", "rm"]
+    assert shlex.split(command)[:4] == ["toolbus", "operate", "items", "rm"]
 
 
 @pytest.mark.parametrize(
@@ -51,21 +51,21 @@ def test_keys_that_documents_have(key: str) -> None:
 
 def test_documents_with_impossible_keys_are_told_and_removed(shell: Shell, valkey_server: str, namespace: str) -> None:
     """No command lists or prints one as a document; each is told once, with the command that removes it."""
-    assert shell.run("put", "tool/slow", given=json.dumps(TOOL)).returncode == 0
+    assert shell.run("operate", "items", "put", "tool/slow", given=json.dumps(TOOL)).returncode == 0
     with redis.Redis.from_url(valkey_server) as server:
         server.hset(Keys(namespace).items, mapping=dict.fromkeys(IMPOSSIBLE, json.dumps(TOOL)))
-    assert [each["key"] for each in shell.json("list")] == ["tool/slow"]
-    kept = shell.run("get", "--all")
+    assert [each["key"] for each in shell.json("operate", "items", "list")] == ["tool/slow"]
+    kept = shell.run("operate", "items", "get", "--all")
     assert (kept.returncode, list(json.loads(kept.stdout))) == (1, ["tool/slow"])
     assert kept.stderr.count("left out: ") == len(IMPOSSIBLE)
-    assert "removes it" in shell.run("get", "../../x").stderr
+    assert "removes it" in shell.run("operate", "items", "get", "../../x").stderr
     told = sorted(each["name"] for each in shell.json("tools", "--all") if "refused" in each)
     assert told == sorted(IMPOSSIBLE)
     doctor = shell.run("doctor").stdout
     assert doctor.count("removes it") == len(IMPOSSIBLE)
     for key in IMPOSSIBLE:
-        assert shell.run("rm", "--", key).returncode == 0, key
-    assert shell.run("get", "--all").returncode == 0
+        assert shell.run("operate", "items", "rm", "--", key).returncode == 0, key
+    assert shell.run("operate", "items", "get", "--all").returncode == 0
 
 
 def test_misplaced_documents_are_removed(shell: Shell, valkey_server: str, namespace: str) -> None:
@@ -80,18 +80,18 @@ def test_misplaced_documents_are_removed(shell: Shell, valkey_server: str, names
             "pin/other": b"{}",
         }
         server.hset(items, mapping=misplaced)
-        assert shell.run("put", "group/evil", given="{}").returncode == 0
+        assert shell.run("operate", "items", "put", "group/evil", given="{}").returncode == 0
         doctor = shell.run("doctor").stdout
-        assert "`toolbus rm recorded/evil` removes it" in doctor
-        assert [each["key"] for each in shell.json("list")] == ["group/evil"]
+        assert "`toolbus operate items rm recorded/evil` removes it" in doctor
+        assert [each["key"] for each in shell.json("operate", "items", "list")] == ["group/evil"]
         for key in ("recorded/evil", "pending/evil", "pin/other"):
-            done = shell.run("rm", key)
+            done = shell.run("operate", "items", "rm", key)
             assert (done.returncode, "misplaced" in done.stdout) == (0, True), key
-        assert "misplaced" in shell.run("rm", "group/evil").stdout
-        assert shell.run("pins", "rm", "slow").stdout == "slow is unpinned\n"
+        assert "misplaced" in shell.run("operate", "items", "rm", "group/evil").stdout
+        assert shell.run("secure", "pins", "rm", "slow").stdout == "slow is unpinned\n"
         assert server.hgetall(items) == {}
-    assert shell.run("pins", "rm", "slow").returncode == 1
-    assert shell.run("rm", "recorded/evil").returncode == 1
+    assert shell.run("secure", "pins", "rm", "slow").returncode == 1
+    assert shell.run("operate", "items", "rm", "recorded/evil").returncode == 1
 
 
 def test_a_tool_with_a_misplaced_pin_can_be_used_after_its_removal(shell: Shell, valkey_server: str, namespace: str) -> None:
@@ -104,32 +104,37 @@ def test_a_tool_with_a_misplaced_pin_can_be_used_after_its_removal(shell: Shell,
     with redis.Redis.from_url(valkey_server) as server:
         server.hset(Keys(namespace).items, "pin/slow", encoded(Pin("rejected")))
     assert shell.run("call", "slow").returncode == 1
-    assert shell.run("pins", "rm", "slow").returncode == 0
+    assert shell.run("secure", "pins", "rm", "slow").returncode == 0
     assert shell.run("call", "slow", "--wait", "60").stdout.strip() == "here"
 
 
 def test_all_documents_are_kept_and_restored(shell: Shell, valkey_server: str, namespace: str) -> None:
     """A restore brings back each kind, may be repeated, and stores nothing of an entry that is wrong."""
     assert shell.run("toolkit", "load", "data-analysis").returncode == 0
-    assert shell.run("put", "tool/slow", given=json.dumps(TOOL)).returncode == 0
-    assert shell.run("put", "group/g", given='{"name": "G"}').returncode == 0
-    assert shell.run("put", "recorded/r", given=encode(recorded("r")).decode()).returncode == 0
-    assert shell.run("pins", "reject", "slow", "--reason", "bad").returncode == 0
-    kept = shell.run("get", "--all")
+    assert shell.run("operate", "items", "put", "tool/slow", given=json.dumps(TOOL)).returncode == 0
+    assert shell.run("operate", "items", "put", "group/g", given='{"name": "G"}').returncode == 0
+    assert shell.run("operate", "items", "put", "recorded/r", given=encode(recorded("r")).decode()).returncode == 0
+    assert shell.run("secure", "pins", "reject", "slow", "--reason", "bad").returncode == 0
+    kept = shell.run("operate", "items", "get", "--all")
     assert kept.returncode == 0, kept.stderr
     documents = json.loads(kept.stdout)
     assert sorted(documents) == ["group/g", "pin/slow", "recorded/r", "tool/slow", "toolkit/data-analysis"]
     with redis.Redis.from_url(valkey_server) as server:
         server.delete(*Keys(namespace).tables())
     (shell.folder / "items.json").write_text(kept.stdout)
-    first = shell.run("put", "--all", "items.json")
+    first = shell.run("operate", "items", "put", "--all", "items.json")
     assert (first.returncode, first.stdout) == (0, "5 stored: 5 new\n"), first.stderr
-    assert json.loads(shell.run("get", "--all").stdout) == documents
-    assert shell.run("put", "--all", given=kept.stdout).stdout == "5 stored: 5 unchanged\n"
+    assert json.loads(shell.run("operate", "items", "get", "--all").stdout) == documents
+    assert shell.run("operate", "items", "put", "--all", given=kept.stdout).stdout == "5 stored: 5 unchanged\n"
     wrong = {"../x": {}, "pin/slow": {"state": "maybe"}, "tool/other": TOOL, "tool-service/s": [], "group/g": {"name": "H"}}
-    mixed = shell.run("put", "--all", given=json.dumps(wrong))
+    mixed = shell.run("operate", "items", "put", "--all", given=json.dumps(wrong))
     assert (mixed.returncode, mixed.stdout) == (1, "1 stored: 1 changed\n")
     assert mixed.stderr.count("not stored: ") == 4
-    assert shell.run("put", "--all", "items.json", "more").returncode == 2
-    assert shell.run("put", "--all", given="[]").returncode == 1
-    assert shell.run("get").returncode == shell.run("put").returncode == shell.run("get", "--all", "x").returncode == 2
+    assert shell.run("operate", "items", "put", "--all", "items.json", "more").returncode == 2
+    assert shell.run("operate", "items", "put", "--all", given="[]").returncode == 1
+    assert (
+        shell.run("operate", "items", "get").returncode
+        == shell.run("operate", "items", "put").returncode
+        == shell.run("operate", "items", "get", "--all", "x").returncode
+        == 2
+    )

@@ -12,16 +12,17 @@ import click
 import pytest
 
 from tests.cli.shell import Shell
-from toolbus.broker.embedded import EmbeddedServer
-from toolbus.cli import main
-from toolbus.worker.process.lifeline import Lifeline
+from tests.cli.test_mistakes import commands
+from toolbus.bus.broker.embedded import EmbeddedServer
+from toolbus.bus.worker.process.lifeline import Lifeline
+from toolbus.operations.cli import main
 
 _WITHIN = 90
 
 # What can be started by another command, and how it is started here.
 STARTED = {
-    "host": [["host"]],
-    "im": [["im", "--server", "ws://127.0.0.1:9", "--contact", "c"]],
+    "platform host": [["platform", "host"]],
+    "platform im": [["platform", "im", "--server", "ws://127.0.0.1:9", "--contact", "c"]],
     "mount": [["mount", "mounted", "--", sys.executable, "mcp_server.py"]],
     "serve": [["serve", "--port", "0"]],
     "worker": [
@@ -61,9 +62,7 @@ def with_lifeline(command: click.Command) -> bool:
 
 def test_every_command_with_a_lifeline_is_tried() -> None:
     """A command that gets a lifeline is added to the table above."""
-    context = click.Context(main)
-    names = {name for name in main.list_commands(context) if (each := main.get_command(context, name)) and with_lifeline(each)}
-    assert names == STARTED.keys()
+    assert {" ".join(words) for words, command in commands(main) if with_lifeline(command)} == STARTED.keys()
 
 
 @pytest.mark.parametrize("words", [words for each in STARTED.values() for words in each], ids=" ".join)
@@ -100,7 +99,7 @@ def test_a_process_whose_end_is_stuck_is_ended(tmp_path: Path, stuck: str) -> No
     program = tmp_path / "program.py"
     program.write_text(
         f"import asyncio, sys, time\n"
-        f"from toolbus.worker.process.lifeline import Told, tell, watch_lifeline\n"
+        f"from toolbus.bus.worker.process.lifeline import Told, tell, watch_lifeline\n"
         f"async def main():\n"
         f"    watch_lifeline(int(sys.argv[1]), lambda: None, 0.1, margin=0.1)\n"
         f"    tell(int(sys.argv[1]), Told(serving=True))\n"

@@ -92,10 +92,22 @@ def test_numbers_are_read_as_people_write_them(drawn: Shell, text: str, half: st
 def test_absence_names_a_namespace_that_is_not_the_default(shell: Shell) -> None:
     """A forgotten TOOLBUS_NAMESPACE is a common reason for it; the default one needs no name."""
     namespace = shell.environment["TOOLBUS_NAMESPACE"]
-    for words in (("tools",), ("services",), ("describe", "add"), ("call", "add"), ("usage",)):
+    for words in (
+        ("tools",),
+        ("see", "services"),
+        ("see", "describe", "add"),
+        ("call", "add"),
+        ("see", "usage"),
+    ):
         assert f"(namespace {namespace!r})" in shell.run(*words).stderr, words
     del shell.environment["TOOLBUS_NAMESPACE"]
-    for words in (("tools",), ("services",), ("describe", "add"), ("call", "add"), ("usage",)):
+    for words in (
+        ("tools",),
+        ("see", "services"),
+        ("see", "describe", "add"),
+        ("call", "add"),
+        ("see", "usage"),
+    ):
         assert "namespace" not in shell.run(*words).stderr, words
 
 
@@ -127,7 +139,7 @@ sys.meta_path.insert(0, Interrupt())
 from toolbus.__main__ import run
 run()
 """
-    for name in ("click", "toolbus.cli", "toolbus.cli.inspection", "toolbus.cli.common"):
+    for name in ("click", "toolbus.operations.cli", "toolbus.operations.cli.see", "toolbus.operations.cli.common"):
         done = subprocess.run(
             [sys.executable, "-c", program.replace("NAME", repr(name)), "tools"],
             cwd=shell.folder,
@@ -142,6 +154,6 @@ run()
 
 def test_letters_that_are_not_there_are_not_left_as_they_were(shell: Shell) -> None:
     """A letter that does not exist is told as that."""
-    done = shell.run("dead", "redrive", "drawn", "1-0", "--yes")
+    done = shell.run("operate", "dead", "redrive", "drawn", "1-0", "--yes")
     assert done.returncode != 0
     assert "left as it was" not in done.stderr

@@ -1,4 +1,4 @@
-"""``toolbus migrate``, and what ``doctor`` says of versions, on the command line."""
+"""``toolbus operate migrate``, and what ``doctor`` says of versions, on the command line."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ import pytest
 import redis
 
 from tests.cli.shell import Shell
-from toolbus.broker.keys import Keys
-from toolbus.broker.versions.namespace import NamespaceVersion
-from toolbus.broker.versions.versions import SpokenBy
-from toolbus.cli import doctor
+from toolbus.bus.broker.keys import Keys
+from toolbus.bus.broker.versions import NamespaceVersion, SpokenBy
+from toolbus.operations.cli import doctor
 
 ECHO = """
 from toolbus import tool
@@ -44,13 +43,13 @@ def test_doctor_counts_who_speaks_which_version(shell: Shell) -> None:
 
 def test_a_namespace_of_the_newest_version_needs_no_migration(shell: Shell) -> None:
     """It says so, with and without --dry-run, to people and to programs."""
-    done = shell.run("migrate")
+    done = shell.run("operate", "migrate")
     assert (done.returncode, done.stderr) == (0, "")
     assert "is of version 1 already; nothing was to be changed" in done.stdout
-    assert shell.run("migrate", "--dry-run").returncode == 0
-    found = shell.json("migrate")
+    assert shell.run("operate", "migrate", "--dry-run").returncode == 0
+    found = shell.json("operate", "migrate")
     assert {name: found[name] for name in ("before", "version", "converted")} == {"before": 1, "version": 1, "converted": 0}
-    planned = shell.json("migrate", "--dry-run")
+    planned = shell.json("operate", "migrate", "--dry-run")
     assert (planned["before"], planned["version"], planned["changes"], planned["behind"]) == (1, 1, [], [])
 
 
@@ -59,18 +58,25 @@ def test_decisions_of_an_older_toolbus_are_moved_when_a_person_says_so(shell: Sh
     keys = Keys(shell.environment["TOOLBUS_NAMESPACE"])
     with redis.Redis.from_url(shell.environment["TOOLBUS_URL"]) as client:
         client.hset(keys.items, "pin/echoes", '{"state": "rejected"}')
-        assert list(shell.json("migrate", "--dry-run")["moves"]) == ["pin/echoes"]
-        asked = shell.run("migrate")
+        assert list(shell.json("operate", "migrate", "--dry-run")["moves"]) == ["pin/echoes"]
+        asked = shell.run("operate", "migrate")
         assert (asked.returncode, client.hkeys(keys.pins)) == (1, [])
         assert "to be moved: pin/echoes" in asked.stderr
-        moved = shell.run("migrate", "--yes")
+        moved = shell.run("operate", "migrate", "--yes")
         assert moved.returncode == 0, moved.stderr
         assert "1 moved" in moved.stdout
         assert (client.hget(keys.pins, "pin/echoes"), client.hlen(keys.items)) == (b'{"state": "rejected"}', 0)
-    assert "nothing was to be changed" in shell.run("migrate", "--yes").stdout
+    assert "nothing was to be changed" in shell.run("operate", "migrate", "--yes").stdout
 
 
-@pytest.mark.parametrize("words", [("migrate",), ("migrate", "--dry-run"), ("call", "echoes", "text=a")])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("operate", "migrate"),
+        ("operate", "migrate", "--dry-run"),
+        ("call", "echoes", "text=a"),
+    ],
+)
 def test_a_newer_namespace_is_refused_in_one_line(shell: Shell, words: tuple[str, ...]) -> None:
     """Both versions are named, and the side that is to be upgraded."""
     with redis.Redis.from_url(shell.environment["TOOLBUS_URL"]) as client:
@@ -85,27 +91,27 @@ def test_a_newer_namespace_is_refused_in_one_line(shell: Shell, words: tuple[str
 @pytest.mark.parametrize("batch", ["0", "-1", "1001", "x"])
 def test_a_batch_has_bounds(shell: Shell, batch: str) -> None:
     """A number beyond them is a wrong use."""
-    assert shell.run("migrate", "--batch", batch).returncode == 2
+    assert shell.run("operate", "migrate", "--batch", batch).returncode == 2
 
 
 @pytest.mark.parametrize(
     ("namespace", "workers", "advice"),
     [
-        (NamespaceVersion("n", 1), [SpokenBy("s", "i", (1, 2))], "1 instance speaks versions 1 to 2; `toolbus migrate` raises it"),
+        (NamespaceVersion("n", 1), [SpokenBy("s", "i", (1, 2))], "1 instance speaks versions 1 to 2; `toolbus operate migrate` raises it"),
         (
             NamespaceVersion("n", 1),
             [SpokenBy("s", "i", None), SpokenBy("s", "j", None), SpokenBy("s", "k", (1, 2))],
             "2 instances speak version 1; 1 instance speaks versions 1 to 2; upgrade s/i and all like it",
         ),
-        (NamespaceVersion("n", 1, 2), [], "it is being raised to version 2: run `toolbus migrate` again"),
+        (NamespaceVersion("n", 1, 2), [], "it is being raised to version 2: run `toolbus operate migrate` again"),
     ],
 )
 def test_doctor_says_what_keeps_a_namespace_back(
     monkeypatch: pytest.MonkeyPatch, namespace: NamespaceVersion, workers: list[SpokenBy], advice: str
 ) -> None:
     """The next step is in the line."""
-    monkeypatch.setattr("toolbus.envelope.VERSION", 2)
-    monkeypatch.setattr("toolbus.broker.versions.namespace.VERSION", 2)
+    monkeypatch.setattr("toolbus.bus.values.envelope.VERSION", 2)
+    monkeypatch.setattr("toolbus.bus.broker.versions.VERSION", 2)
     found = doctor._protocol(namespace, workers)
     assert found.state == "warn"
     assert found.found.endswith(advice)
@@ -116,14 +122,14 @@ def test_documents_that_workers_could_have_written_are_moved_after_a_yes(shell: 
     keys = Keys(namespace)
     with redis.Redis.from_url(valkey_server) as server:
         server.hset(keys.items, mapping={"group/media": '{"name": "Media"}', "tool/x": "{}"})
-        shown = json.loads(shell.run("migrate", "--dry-run", "--output", "json").stdout)
+        shown = json.loads(shell.run("operate", "migrate", "--dry-run", "--output", "json").stdout)
         assert shown["moves"] == {"group/media": '{"name": "Media"}'}
-        assert "Media" in shell.run("migrate", "--dry-run").stdout
-        asked = shell.run("migrate")
+        assert "Media" in shell.run("operate", "migrate", "--dry-run").stdout
+        asked = shell.run("operate", "migrate")
         assert (asked.returncode, "group/media" in asked.stderr, "--yes" in asked.stderr) == (1, True, True)
-        assert shell.run("get", "group/media").returncode == 1
-        assert "1 moved" in shell.run("migrate", "--yes").stdout
-        assert shell.json("get", "group/media") == {"name": "Media"}
+        assert shell.run("operate", "items", "get", "group/media").returncode == 1
+        assert "1 moved" in shell.run("operate", "migrate", "--yes").stdout
+        assert shell.json("operate", "items", "get", "group/media") == {"name": "Media"}
         assert server.hkeys(keys.items) == [b"tool/x"]
         assert server.hkeys(keys.groups) == [b"group/media"]
-    assert "nothing was to be changed" in shell.run("migrate").stdout
+    assert "nothing was to be changed" in shell.run("operate", "migrate").stdout

@@ -13,8 +13,8 @@ from click.testing import CliRunner
 
 from tests.cli.shell import Shell
 from tests.servers import eventually_sync
-from toolbus.cli import main
-from toolbus.settings import Settings, misspelt
+from toolbus.bus.values.settings import Settings, misspelt
+from toolbus.operations.cli import main
 
 TOOL = """
 from toolbus import tool
@@ -49,15 +49,10 @@ def test_every_command_takes_the_common_options_after_its_name(words: tuple[str,
     command = ALL[words]
     monkeypatch.setattr(command, "callback", lambda **_: seen.append(dict(click.get_current_context().find_root().obj)))
     monkeypatch.setattr(command, "params", [param for param in command.params if not param.required])
-    monkeypatch.setattr("toolbus.cli._Commands.get_command", _finder(words, command))
     given = ["--url", "redis://after", "--namespace", "mine", "-l", "DEBUG", "--log-format", "TEXT"]
-    done = CliRunner().invoke(main, ["--url", "redis://before", words[0], *given])
+    done = CliRunner().invoke(main, ["--url", "redis://before", *words, *given])
     assert done.exit_code == 0, done.output
     assert seen == [{"url": "redis://after", "namespace": "mine", "log_level": "debug", "log_format": "text"}]
-
-
-def _finder(words: tuple[str, ...], command: click.Command) -> object:
-    return lambda group, ctx, name: command if name == words[0] else None
 
 
 WRONG = {"url": "nonsense", "namespace": "a/b", "lease": "0.01", "grace": "-3"}
@@ -84,13 +79,23 @@ def test_a_wrong_setting_is_a_usage_error(words: tuple[str, ...], option: str, v
 def test_a_command_uses_the_server_that_is_named_after_it(shell: Shell, valkey_server: str) -> None:
     """Also a command of a group."""
     shell.environment["TOOLBUS_URL"] = "redis://127.0.0.1:1"
-    assert "can't reach redis://127.0.0.1:1" in shell.run("services").stderr
-    for words in (("services",), ("dead", "list")):
+    assert "can't reach redis://127.0.0.1:1" in shell.run("see", "services").stderr
+    for words in (
+        ("see", "services"),
+        ("operate", "dead", "list"),
+    ):
         assert shell.run(*words, "--url", valkey_server).returncode == 0
 
 
 @pytest.mark.parametrize(
-    "words", [("describe", "say"), ("get", "tool/other"), ("dead", "show", "spoken", "1-0"), ("toolkit", "schema")], ids=" ".join
+    "words",
+    [
+        ("see", "describe", "say"),
+        ("operate", "items", "get", "tool/other"),
+        ("operate", "dead", "show", "spoken", "1-0"),
+        ("toolkit", "schema"),
+    ],
+    ids=" ".join,
 )
 def test_commands_that_print_json_say_so(shell: Shell, words: tuple[str, ...]) -> None:
     """``--output json`` is no mistake where JSON is printed in any case; what fails says why."""
@@ -102,13 +107,13 @@ def test_commands_that_print_json_say_so(shell: Shell, words: tuple[str, ...]) -
 @pytest.mark.parametrize(
     "words",
     [
-        ("purge", "nosuch"),
-        ("purge", "nosuch", "--yes"),
-        ("pause", "nosuch"),
-        ("resume", "nosuch"),
-        ("dead", "list", "nosuch"),
-        ("dead", "redrive", "nosuch", "--all"),
-        ("dead", "drop", "nosuch", "--all", "--yes"),
+        ("operate", "purge", "nosuch"),
+        ("operate", "purge", "nosuch", "--yes"),
+        ("operate", "pause", "nosuch"),
+        ("operate", "resume", "nosuch"),
+        ("operate", "dead", "list", "nosuch"),
+        ("operate", "dead", "redrive", "nosuch", "--all"),
+        ("operate", "dead", "drop", "nosuch", "--all", "--yes"),
     ],
     ids=" ".join,
 )
@@ -133,7 +138,7 @@ def test_a_misspelt_variable_is_told(name: str) -> None:
 
 def test_variables_of_services_are_no_mistakes() -> None:
     """Names that installed services read look like no setting."""
-    from toolbus.worker.loading.installed import describe, installed_services
+    from toolbus.bus.worker.loading.installed import describe, installed_services
 
     names = [name for service in installed_services() for name in describe(service).settings]
     assert names
@@ -144,7 +149,12 @@ def test_a_misspelt_variable_is_told_once(shell: Shell) -> None:
     """A command says so once, and so does a worker with its child processes."""
     shell.environment["TOOLBUS_NAMESPCE"] = "other"
     expected = "TOOLBUS_NAMESPCE is no setting; did you mean TOOLBUS_NAMESPACE?"
-    for words in (("services",), ("settings",), ("dead", "list"), ("worker", "nosuch.py", "--processes", "2")):
+    for words in (
+        ("see", "services"),
+        ("see", "settings"),
+        ("operate", "dead", "list"),
+        ("worker", "nosuch.py", "--processes", "2"),
+    ):
         assert shell.run(*words).stderr.count(expected) == 1, words
 
 
@@ -177,7 +187,7 @@ def test_reload_without_its_extra_is_one_line(shell: Shell) -> None:
     program = (
         "import importlib.util as u; find = u.find_spec; u.find_spec = lambda name, *a: None if name == 'watchfiles' else find(name, *a);"
     )
-    program += "from toolbus.cli import main; main(['worker', 'spoken.py', '--reload'])"
+    program += "from toolbus.operations.cli import main; main(['worker', 'spoken.py', '--reload'])"
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=shell.folder, env=shell.environment, capture_output=True, text=True, timeout=60, check=False
     )
@@ -195,10 +205,10 @@ def test_reload_with_nothing_to_watch_is_told(shell: Shell) -> None:
     [
         ("calculater", "calculator"),
         ("toolbus_workers.calculater", "toolbus_workers.calculator"),
-        ("toolbus_workers.x", "`toolbus workers` lists"),
+        ("toolbus_workers.x", "`toolbus see workers` lists"),
         ("spokne", "spoken.py"),
-        ("nothing_like_it", "`toolbus workers` lists"),
-        ("nothing.like.it", "`toolbus workers` lists"),
+        ("nothing_like_it", "`toolbus see workers` lists"),
+        ("nothing.like.it", "`toolbus see workers` lists"),
     ],
 )
 def test_a_misspelt_target_is_told_what_there_is(shell: Shell, target: str, meant: str) -> None:
@@ -235,7 +245,7 @@ def test_a_file_without_an_end_is_not_read_to_its_end(shell: Shell) -> None:
     """Neither from a path nor from standard input; nothing is stored."""
     (shell.folder / "big.json").write_text(json.dumps({"name": "x", "description": "d" * 5_000_000, "service": "s"}))
     for place in ("/dev/zero", "big.json"):
-        done = shell.run("put", "tool/x", place)
+        done = shell.run("operate", "items", "put", "tool/x", place)
         assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
         assert "over the limit of 4,194,304 bytes" in done.stderr
-    assert shell.json("list") == []
+    assert shell.json("operate", "items", "list") == []

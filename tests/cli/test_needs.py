@@ -8,8 +8,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from toolbus.cli import main
-from toolbus.cli.needs import NEEDS, needs
+from toolbus.operations.cli import main
+from toolbus.operations.cli.command import Command
 
 
 def walk(command: click.Command, *words: str) -> Iterator[tuple[tuple[str, ...], click.Command]]:
@@ -25,7 +25,7 @@ def walk(command: click.Command, *words: str) -> Iterator[tuple[tuple[str, ...],
 
 COMMANDS = dict(walk(main))
 GROUPS = [words for words, command in COMMANDS.items() if isinstance(command, click.Group)]
-ALONE = [(words, name) for words, command in COMMANDS.items() for name in needs(command)]
+ALONE = [(words, name) for words, command in COMMANDS.items() if isinstance(command, Command) for name in command.needs]
 
 
 @pytest.mark.parametrize("words", GROUPS, ids=" ".join)
@@ -44,20 +44,23 @@ def test_every_group_suggests_what_was_meant(words: tuple[str, ...]) -> None:
 def test_an_option_without_the_one_it_needs_is_refused(words: tuple[str, ...], name: str) -> None:
     """The message names the option that is missing, and nothing is started."""
     command = COMMANDS[words]
+    assert isinstance(command, Command)
     option = next(param.opts[0] for param in command.params if param.name == name)
     arguments = ["x"] * sum(isinstance(param, click.Argument) for param in command.params)
     value = {"episodes": "600", "query": "x=env:X"}.get(name, "1")
     done = CliRunner().invoke(main, [*words, option, value, *arguments])
     assert done.exit_code == 2, done.output
-    other = next(param.opts[0] for param in command.params if param.name == needs(command)[name][0])
+    other = next(param.opts[0] for param in command.params if param.name == command.needs[name][0])
     assert f"{option} means nothing alone" in done.output
     assert other in done.output
 
 
 def test_every_command_with_a_host_of_probes_is_checked() -> None:
-    """No command takes --health-host alone, and no row of the table is of a command or an option that there is not."""
+    """No command takes --health-host alone, and what an option needs are options of the same command."""
     hosts = {words for words, command in COMMANDS.items() if any(param.name == "health_host" for param in command.params)}
     assert hosts == {words for words, name in ALONE if name == "health_host"}
     assert len(hosts) >= 4
-    listed = {(command, name) for command, rows in NEEDS.items() for name in rows}
-    assert listed == {(words[-1], name) for words, name in ALONE if name != "health_host"}
+    for words, name in ALONE:
+        command = COMMANDS[words]
+        assert isinstance(command, Command)
+        assert {name, *command.needs[name]} <= {param.name for param in command.params}, words

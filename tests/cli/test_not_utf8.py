@@ -11,12 +11,12 @@ from click.testing import CliRunner
 from tests.broker.fakes import KEYS, SETTINGS, FakeLink
 from tests.cli.shell import Shell
 from tests.cli.test_mistakes import ALL
-from toolbus.broker.dead_letters.dead_letters import is_letter_id
-from toolbus.broker.registry.registry import RedisRegistry
-from toolbus.broker.transport.wire import Wire
-from toolbus.cli import main
-from toolbus.results import ConfigurationError
-from toolbus.settings import Settings
+from toolbus.bus.broker.dead_letters import is_letter_id
+from toolbus.bus.broker.registry.registry import RedisRegistry
+from toolbus.bus.broker.transport.wire import Wire
+from toolbus.bus.values.results import ConfigurationError
+from toolbus.bus.values.settings import Settings
+from toolbus.operations.cli import main
 
 BAD = "\udcff"
 """The byte 0xff as Python passes it in an argument or a variable."""
@@ -61,7 +61,7 @@ def test_every_parameter_of_a_command_refuses_what_is_not_utf8(words: tuple[str,
 
 def test_a_command_says_so_in_one_line(shell: Shell) -> None:
     """No traceback, whether the bytes came as an argument or in the environment."""
-    done = shell.run("get", BAD)
+    done = shell.run("operate", "items", "get", BAD)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.splitlines()[-1] == "Error: Invalid value for '[KEY]': its text is not UTF-8"
     shell.environment["TOOLBUS_URL"] = f"redis://ann:secret{BAD}@127.0.0.1:1"

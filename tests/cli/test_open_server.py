@@ -8,10 +8,9 @@ import pytest
 import redis
 
 from tests.cli.shell import Shell
-from toolbus.broker.access.rights import rights
-from toolbus.broker.access.roles import ROLES
-from toolbus.broker.embedded import EmbeddedServer
-from toolbus.urls import without_credentials
+from toolbus.bus.broker.access import ROLES, rights
+from toolbus.bus.broker.embedded import EmbeddedServer
+from toolbus.bus.values.urls import without_credentials
 
 CHECK = "no password"
 

@@ -15,9 +15,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
-import toolbus.cli
+import toolbus.operations.cli
 from tests.cli.shell import Shell
-from toolbus.cli import main
+from toolbus.operations.cli import main
 
 EVIL = "\x1b]52;c;ZXZpbA==\x07 \x9b31m \u202elive\u202c \x1b[2J\u200b \x00"
 TOOLS = f"""
@@ -57,38 +57,38 @@ COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 # Each command that can end by itself; the folder has the files.
 ENDING = {
-    "approve": ("approve", "evil_data"),
-    "pins approve": ("pins", "approve", EVIL),
-    "pins list": ("pins", "list"),
-    "pins reject": ("pins", "reject", EVIL, "--reason", EVIL),
-    "pins rm": ("pins", "rm", EVIL),
-    "pins show": ("pins", "show", "evil_data"),
+    "secure approve": ("secure", "approve", "evil_data"),
+    "secure pins approve": ("secure", "pins", "approve", EVIL),
+    "secure pins list": ("secure", "pins", "list"),
+    "secure pins reject": ("secure", "pins", "reject", EVIL, "--reason", EVIL),
+    "secure pins rm": ("secure", "pins", "rm", EVIL),
+    "secure pins show": ("secure", "pins", "show", "evil_data"),
     "call": ("call", "evil_error"),
-    "calls": ("calls", "--tool", EVIL),
+    "see calls": ("see", "calls", "--tool", EVIL),
     "confirm allow": ("confirm", "allow", EVIL),
-    "chat": ("chat", EVIL, "--chat-id", "evil", "--timeout", "2"),
+    "platform chat": ("platform", "chat", EVIL, "--chat-id", "evil", "--timeout", "2"),
     "confirm deny": ("confirm", "deny", EVIL),
     "confirm list": ("confirm", "list"),
     "confirm show": ("confirm", "show", EVIL),
-    "conformance agent": ("conformance", "agent", "--only", "leaves", "--", EVIL),
-    "conformance worker": ("conformance", "worker", "--only", "leaves", "--", EVIL),
-    "conversations list": ("conversations", "list"),
-    "conversations rm": ("conversations", "rm", EVIL, "--yes"),
-    "conversations show": ("conversations", "show", EVIL),
-    "dead drop": ("dead", "drop", EVIL, "--all", "--yes"),
-    "dead list": ("dead", "list", EVIL),
-    "dead redrive": ("dead", "redrive", EVIL, "--all", "--yes"),
-    "dead show": ("dead", "show", EVIL, "1-0"),
-    "describe": ("describe", "evil_data"),
+    "protocol conformance agent": ("protocol", "conformance", "agent", "--only", "leaves", "--", EVIL),
+    "protocol conformance worker": ("protocol", "conformance", "worker", "--only", "leaves", "--", EVIL),
+    "operate conversations list": ("operate", "conversations", "list"),
+    "operate conversations rm": ("operate", "conversations", "rm", EVIL, "--yes"),
+    "operate conversations show": ("operate", "conversations", "show", EVIL),
+    "operate dead drop": ("operate", "dead", "drop", EVIL, "--all", "--yes"),
+    "operate dead list": ("operate", "dead", "list", EVIL),
+    "operate dead redrive": ("operate", "dead", "redrive", EVIL, "--all", "--yes"),
+    "operate dead show": ("operate", "dead", "show", EVIL, "1-0"),
+    "see describe": ("see", "describe", "evil_data"),
     "doctor": ("doctor",),
-    "get": ("get", "tool/evil_item"),
-    "host": ("host", "--label", EVIL),
-    "list": ("list",),
-    "migrate": ("migrate", "--dry-run"),
+    "operate items get": ("operate", "items", "get", "tool/evil_item"),
+    "platform host": ("platform", "host", "--label", EVIL),
+    "operate items list": ("operate", "items", "list"),
+    "operate migrate": ("operate", "migrate", "--dry-run"),
     "mount": ("mount", EVIL, "--", EVIL),
     "new": ("new", EVIL),
-    "pause": ("pause", EVIL),
-    "acl": ("acl", EVIL),
+    "operate pause": ("operate", "pause", EVIL),
+    "secure acl": ("secure", "acl", EVIL),
     "platform cancel": ("platform", "cancel", EVIL),
     "platform export": ("platform", "export", EVIL),
     "platform import": ("platform", "import", "evil"),
@@ -99,39 +99,39 @@ ENDING = {
     "platform search": ("platform", "search", EVIL, "--category", EVIL),
     "protocol constants": ("protocol", "constants"),
     "protocol scripts": ("protocol", "scripts", EVIL),
-    "purge": ("purge", EVIL, "--yes"),
-    "put": ("put", "tool/evil_item", "item.json"),
-    "resume": ("resume", EVIL),
-    "rm": ("rm", f"tool/{EVIL}"),
+    "operate purge": ("operate", "purge", EVIL, "--yes"),
+    "operate items put": ("operate", "items", "put", "tool/evil_item", "item.json"),
+    "operate resume": ("operate", "resume", EVIL),
+    "operate items rm": ("operate", "items", "rm", f"tool/{EVIL}"),
     "serve": ("serve", "--host", EVIL),
-    "services": ("services",),
-    "settings": ("settings",),
-    "stats": ("stats", EVIL),
-    "top": ("top", "--once", "--every", "0.2"),
-    "learning convert": ("learning", "convert", "evil.json", "out.sqlite"),
-    "learning diff": ("learning", "diff", EVIL),
+    "see services": ("see", "services"),
+    "see settings": ("see", "settings"),
+    "see stats": ("see", "stats", EVIL),
+    "see top": ("see", "top", "--once", "--every", "0.2"),
+    "toolkit learning convert": ("toolkit", "learning", "convert", "evil.json", "out.sqlite"),
+    "toolkit learning diff": ("toolkit", "learning", "diff", EVIL),
     "toolkit draw": ("toolkit", "draw", f"{EVIL}.html"),
-    "learning evaluate": ("learning", "evaluate", "--scores", "evil.json", "--log", "evil.json"),
+    "toolkit learning evaluate": ("toolkit", "learning", "evaluate", "--scores", "evil.json", "--log", "evil.json"),
     "toolkit export": ("toolkit", "export"),
-    "learning learn": ("learning", "learn", "evil.json"),
+    "toolkit learning learn": ("toolkit", "learning", "learn", "evil.json"),
     "toolkit load": ("toolkit", "load", "evil.json"),
     "toolkit presets": ("toolkit", "presets"),
     "toolkit recommend": ("toolkit", "recommend", EVIL),
-    "learning run": ("learning", "run", EVIL, "--log", "evil.json"),
-    "learning revisions": ("learning", "revisions", "--scores", EVIL),
-    "learning rollback": ("learning", "rollback", "--scores", EVIL),
+    "toolkit learning run": ("toolkit", "learning", "run", EVIL, "--log", "evil.json"),
+    "toolkit learning revisions": ("toolkit", "learning", "revisions", "--scores", EVIL),
+    "toolkit learning rollback": ("toolkit", "learning", "rollback", "--scores", EVIL),
     "toolkit schema": ("toolkit", "schema"),
     "toolkit show": ("toolkit", "show", EVIL),
-    "tokens add": ("tokens", "add", EVIL),
-    "tokens list": ("tokens", "list"),
-    "tokens revoke": ("tokens", "revoke", EVIL),
+    "secure tokens add": ("secure", "tokens", "add", EVIL),
+    "secure tokens list": ("secure", "tokens", "list"),
+    "secure tokens revoke": ("secure", "tokens", "revoke", EVIL),
     "tools": ("tools", "--all"),
-    "usage": ("usage",),
+    "see usage": ("see", "usage"),
     "worker": ("worker", EVIL),
-    "workers": ("workers",),
+    "see workers": ("see", "workers"),
 }
 # These run until they are stopped, or need a model; that they print by `say` only is tested below.
-OTHERS = {"agent", "confirm watch", "demo", "dev", "im", "mcp", "platform up"}
+OTHERS = {"agent", "confirm watch", "demo", "dev", "platform im", "mcp", "platform up"}
 
 
 def paths(command: click.Command, above: str = "") -> set[str]:
@@ -188,7 +188,7 @@ def test_every_command_is_here() -> None:
 
 def test_nothing_that_a_command_prints_commands_the_terminal(served: Shell) -> None:
     """Descriptions, keys, errors, files and wrong words are shown with their escapes written out."""
-    assert served.run("put", "tool/evil_item", "item.json").returncode in {0, 1, 2}
+    assert served.run("operate", "items", "put", "tool/evil_item", "item.json").returncode in {0, 1, 2}
     for path, words in ENDING.items():
         for more in ((), ("--output", "json")):
             done = served.run(*(word.replace("\0", "") for word in words), *more)
@@ -197,7 +197,7 @@ def test_nothing_that_a_command_prints_commands_the_terminal(served: Shell) -> N
 
 
 @pytest.mark.parametrize(
-    "words", [("tools",), ("describe", "evil_data"), ("call", "evil_text"), ("call", "evil_data"), ("call", "evil_error")]
+    "words", [("tools",), ("see", "describe", "evil_data"), ("call", "evil_text"), ("call", "evil_data"), ("call", "evil_error")]
 )
 def test_nor_on_a_terminal(served: Shell, words: tuple[str, ...]) -> None:
     """There, tables are drawn, text streams, and progress is told; line breaks and tabs stay."""
@@ -224,7 +224,7 @@ def test_wrong_usage_is_shown_the_same_way() -> None:
 
 def test_one_module_prints() -> None:
     """All others say what they have to say by it."""
-    for path in Path(toolbus.cli.__file__).parent.glob("*.py"):
+    for path in Path(toolbus.operations.cli.__file__).parent.glob("*.py"):
         tree = ast.parse(path.read_text("utf-8"))
         called = {ast.unparse(each.func) for each in ast.walk(tree) if isinstance(each, ast.Call)}
         printing = called & {

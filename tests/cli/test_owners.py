@@ -53,23 +53,27 @@ def test_a_refusal_says_how_long_and_what_else_to_do(shell: Shell) -> None:
     assert "belongs to 'first'" in held.stderr
     assert "start it with TOOLBUS_OWNER='first'" in held.stderr
     assert "free 1000 s after the last worker of its owner has stopped" in held.stderr
-    assert "`toolbus rm --force tool-service/shared` frees it at once" in held.stderr
-    put = shell.run("put", "tool/say", given='{"type": "tool-service", "name": "say", "description": "d", "service": "shared"}')
-    assert "`toolbus rm --force tool/say`" in put.stderr
+    assert "`toolbus operate items rm --force tool-service/shared` frees it at once" in held.stderr
+    put = shell.run(
+        "operate", "items", "put", "tool/say", given='{"type": "tool-service", "name": "say", "description": "d", "service": "shared"}'
+    )
+    assert "`toolbus operate items rm --force tool/say`" in put.stderr
     ended(first)
     cooling = shell.run("worker", file)
     assert any(f"It is free in {seconds} s" in cooling.stderr for seconds in range(900, 1001)), cooling.stderr
     again = start(shell, file, TOOLBUS_OWNER="first")
     ended(again)
-    assert [shell.run("rm", "--force", key).returncode for key in ("tool-service/shared", "tool/say")] == [0, 0]
+    assert [shell.run("operate", "items", "rm", "--force", key).returncode for key in ("tool-service/shared", "tool/say")] == [0, 0]
     start(shell, file, TOOLBUS_OWNER="second")
 
 
 def test_a_name_that_an_operator_holds_says_how_to_remove_it(shell: Shell) -> None:
     """The refusal names the command."""
     file = write(shell.folder / "one", "say")
-    shell.run("put", "tool/say", given='{"type": "tool-service", "name": "say", "description": "d", "service": "elsewhere"}')
-    assert "`toolbus rm tool/say` removes it" in shell.run("worker", file).stderr
+    shell.run(
+        "operate", "items", "put", "tool/say", given='{"type": "tool-service", "name": "say", "description": "d", "service": "elsewhere"}'
+    )
+    assert "`toolbus operate items rm tool/say` removes it" in shell.run("worker", file).stderr
 
 
 def test_two_files_of_one_name_are_told_apart(shell: Shell) -> None:

@@ -107,7 +107,7 @@ def echo(body: dict[str, Any]) -> Canned:
 async def test_one_command_serves_the_four_interfaces(shell: Shell) -> None:
     """Health, tools, calls and chat answer over HTTP; a part that is killed is started again; Ctrl-C ends everything."""
     async with endpoint(echo) as model, up(shell, "toolbus", "platform", "up", "--http-port", "0", **model_of(model.url)) as platform:
-        assert "toolbus chat" in platform.ready
+        assert "toolbus platform chat" in platform.ready
         async with httpx.AsyncClient(base_url=platform.url, timeout=60) as client:
             assert (await client.get("/health")).status_code == 200
             assert {"chat", "list_tools", "submit_task"} <= {each["tool_id"] for each in (await client.get("/tools")).json()["tools"]}
@@ -154,9 +154,9 @@ async def test_a_host_that_is_killed_is_replaced_long_before_its_lease_ends(shel
             return all(each.status_code == 200 and each.json()["success"] for each in found)
 
         await eventually(answers, 60)
-        first = platform.child("toolbus", "host")
+        first = platform.child("toolbus", "platform", "host")
         os.kill(first, signal.SIGKILL)
-        await eventually(lambda: platform.child("toolbus", "host") not in {0, first}, 30)
+        await eventually(lambda: platform.child("toolbus", "platform", "host") not in {0, first}, 30)
         await eventually(answers, 60)
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from tests.cli.shell import Shell
 from tests.servers import eventually_sync
-from toolbus.broker.embedded import free_port
+from toolbus.bus.broker.embedded import free_port
 
 TOOLS = '''
 """Tools for probes."""
@@ -44,7 +44,7 @@ COMMANDS = {
     "mount": ("mount", "mounted", "--", sys.executable, "mounted.py"),
     "mounts": ("mount", "mounted", "--processes", "2", "--", sys.executable, "mounted.py"),
     "serve": ("serve", "--port", "0"),
-    "host": ("host",),
+    "host": ("platform", "host"),
 }
 MOUNTED = """
 from mcp.server.mcpserver import MCPServer
@@ -88,16 +88,22 @@ def metrics(port: int) -> dict[str, float]:
     return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
 
 
+def probed(kind: str, port: int) -> list[str]:
+    """Return the words that start a command with its probes at a port."""
+    words = COMMANDS[kind]
+    own = len(words) if "--" not in words else words.index("--")
+    return [*words[:own], "--health-port", str(port), *words[own:]]
+
+
 @pytest.mark.parametrize("kind", COMMANDS)
 def test_every_command_that_serves_answers_probes(place: Shell, kind: str, tmp_path: Path) -> None:
     """They say that it has started and is ready; the service manager is told that, and that it stops."""
     port = free_port()
-    command, *rest = COMMANDS[kind]
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(tmp_path / "notify"))
         manager.settimeout(60)
         place.environment["NOTIFY_SOCKET"] = manager.getsockname()
-        process = place.start_anew(command, "--health-port", str(port), *rest)
+        process = place.start_anew(*probed(kind, port))
         assert manager.recv(100) == b"READY=1"
         eventually_sync(lambda: status(port, "/ready") == 200, timeout=60)
         assert [status(port, path) for path in ("/live", "/startup", "/metrics", "/")] == [200] * 4
@@ -131,8 +137,7 @@ def test_several_processes_are_counted_together(place: Shell, tmp_path: Path) ->
 @pytest.mark.parametrize("kind", COMMANDS)
 def test_a_port_that_is_taken_ends_every_command(place: Shell, kind: str) -> None:
     """In one line that names the option, with exit code 1, whether one process serves or several."""
-    command, *rest = COMMANDS[kind]
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        done = place.run(command, "--health-port", str(taken.getsockname()[1]), *rest)
+        done = place.run(*probed(kind, taken.getsockname()[1]))
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith("toolbus: --health-port can't be kept: "), done.stderr

@@ -17,25 +17,30 @@ def test_records_are_put_listed_printed_and_removed(shell: Shell) -> None:
         "group/media": {"name": "M"},
         "backend-runtime/gpu": {},
     }.items():
-        assert shell.run("put", key, given=json.dumps(document)).returncode == 0
-    assert [each["key"] for each in shell.json("list")] == ["backend-runtime/gpu", "group/media", "pending/newer", "recorded/stitcher"]
-    assert shell.json("get", "recorded/stitcher")["meta"]["tool_id"] == "stitcher"
-    assert shell.json("get", "group/media")["group_id"] == "media"
+        assert shell.run("operate", "items", "put", key, given=json.dumps(document)).returncode == 0
+    assert [each["key"] for each in shell.json("operate", "items", "list")] == [
+        "backend-runtime/gpu",
+        "group/media",
+        "pending/newer",
+        "recorded/stitcher",
+    ]
+    assert shell.json("operate", "items", "get", "recorded/stitcher")["meta"]["tool_id"] == "stitcher"
+    assert shell.json("operate", "items", "get", "group/media")["group_id"] == "media"
     assert shell.json("tools", "--all") == []
-    assert shell.run("rm", "recorded/stitcher").returncode == 0
-    assert len(shell.json("list")) == 3
+    assert shell.run("operate", "items", "rm", "recorded/stitcher").returncode == 0
+    assert len(shell.json("operate", "items", "list")) == 3
 
 
 def test_a_wrong_record_is_not_put(shell: Shell) -> None:
     """One line names the entry and the field."""
     document = {**TOOL, "sources": [{"type": "remote", "url": "https://me:hunter2@api.example"}]}
-    done = shell.run("put", "recorded/api", given=json.dumps(document))
+    done = shell.run("operate", "items", "put", "recorded/api", given=json.dumps(document))
     assert done.returncode == 1
     assert done.stderr.startswith("toolbus: recorded/api: ")
     assert "$.sources[0].url" in done.stderr
     assert "hunter2" not in done.stderr
-    assert shell.json("list") == []
-    assert "recorded/ID" in shell.run("put", "record/api", given="{}").stderr
+    assert shell.json("operate", "items", "list") == []
+    assert "recorded/ID" in shell.run("operate", "items", "put", "record/api", given="{}").stderr
 
 
 def test_an_import_records_what_is_right(shell: Shell) -> None:

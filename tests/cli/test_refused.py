@@ -10,11 +10,11 @@ import redis
 
 from tests.cli.shell import Shell
 from toolbus import ToolBus, tool
-from toolbus.broker.keys import Keys
-from toolbus.broker.registry.publications import read_record
-from toolbus.descriptors import ToolDescriptor
-from toolbus.results import DescriptorError
-from toolbus.worker.worker import Worker
+from toolbus.bus.broker.keys import Keys
+from toolbus.bus.broker.registry.publications import read_record
+from toolbus.bus.values.descriptors import ToolDescriptor
+from toolbus.bus.values.results import DescriptorError
+from toolbus.bus.worker.worker import Worker
 
 # Of no field's type.
 WRONG = [[1]]
@@ -219,7 +219,7 @@ def test_a_worker_refuses_an_unknown_effect_in_one_line(shell: Shell) -> None:
 def test_put_refuses_an_unknown_effect(shell: Shell) -> None:
     """A static descriptor with a misspelt effect is not stored, and the words are named."""
     document = {"type": "tool-service", "name": "a", "description": "d", "service": "s", "effect": "idempotant"}
-    done = shell.run("put", "tool/a", given=json.dumps(document))
+    done = shell.run("operate", "items", "put", "tool/a", given=json.dumps(document))
     assert done.returncode == 1
     assert "did you mean 'idempotent'?" in done.stderr
-    assert shell.json("list") == []
+    assert shell.json("operate", "items", "list") == []

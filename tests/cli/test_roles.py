@@ -13,14 +13,13 @@ import redis
 
 from tests.cli.shell import Shell
 from toolbus import Worker, tool
-from toolbus.broker.access.rights import rights
-from toolbus.broker.access.roles import ROLES
+from toolbus.bus.broker.access import ROLES, rights
 
 GUIDE = Path(__file__).parents[2] / "docs" / "how-to" / "roles.md"
 As = Callable[..., AbstractContextManager[None]]
 
 # The rest of each command; `top` shows one picture when it writes to a file.
-REST = {"describe": ("roles_echo",), "top": ("--once",)}
+REST = {"see describe": ("roles_echo",), "see top": ("--once",)}
 
 
 @tool(service="roles-cli", effect="read")
@@ -36,7 +35,8 @@ def table() -> dict[str, str]:
 
 def watching() -> list[str]:
     """Return the commands that the guide names for the role ``monitor``."""
-    return [each.removeprefix("toolbus ") for each in re.findall(r"`([\w ]+)`", table()["monitor"])]
+    named = re.findall(r"`([\w ]+)`", table()["monitor"].partition(":")[0])
+    return [each.removeprefix("toolbus ") for each in named]
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_the_guide_has_every_role() -> None:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize(
-    ("role", "command"), [*(("monitor", each) for each in watching()), ("approver", "tools"), ("approver", "describe")]
+    ("role", "command"), [*(("monitor", each) for each in watching()), ("approver", "tools"), ("approver", "see describe")]
 )
 async def test_the_commands_of_the_guide_work_under_monitor(
     shell: Shell, under: As, valkey_server: str, namespace: str, role: str, command: str
@@ -76,32 +76,41 @@ async def test_the_commands_of_the_guide_work_under_monitor(
     """Each one does its work with the rights of the role alone; an approver has the tools listed, too."""
     async with Worker(roles_echo, url=valkey_server, namespace=namespace):
         with under(role):
-            done = await asyncio.to_thread(shell.run, command, *REST.get(command, ()))
+            done = await asyncio.to_thread(shell.run, *command.split(), *REST.get(command, ()))
     assert done.returncode == 0, done.stderr
     # Confirmations have the arguments of calls: `top` goes without them.
     refused = [line for line in done.stderr.splitlines() if "NOPERM" in line and not line.startswith("could not be read: confirmations: ")]
     assert refused == []
-    if command in {"tools", "describe", "services"}:
+    if command in {"tools", "see describe", "see services"}:
         assert "roles_echo" in done.stdout or "roles-cli" in done.stdout
 
 
 def test_options_of_listings_work_for_a_monitor(shell: Shell, under: As) -> None:
     """Tools that nobody serves, definitions, and running calls."""
     with under("monitor"):
-        for words in (("tools", "--all"), ("tools", "--format", "openai"), ("calls", "--running")):
+        for words in (("tools", "--all"), ("tools", "--format", "openai"), ("see", "calls", "--running")):
             assert shell.run(*words).returncode == 0
 
 
 def test_a_refusal_names_the_missing_role(shell: Shell, under: As) -> None:
     """An agent that lists services is told who may, and who it is."""
     with under("agent"):
-        done = shell.run("tokens", "list")
+        done = shell.run("secure", "tokens", "list")
     assert done.returncode == 1
     assert "it needs the role gateway or operator (this user is: agent); " in done.stderr
     assert done.stderr.count("\n") == 1 or "server.no_permission" in done.stderr
 
 
-@pytest.mark.parametrize("words", [("services",), ("tools",), ("call", "other"), ("pins", "list")], ids=" ".join)
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("see", "services"),
+        ("tools",),
+        ("call", "other"),
+        ("secure", "pins", "list"),
+    ],
+    ids=" ".join,
+)
 def test_a_wrong_namespace_is_told(shell: Shell, under: As, words: tuple[str, ...]) -> None:
     """A user of one namespace that asks in another one reads which setting is wrong."""
     with under("operator"):

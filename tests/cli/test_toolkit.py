@@ -41,7 +41,7 @@ def test_a_preset_is_checked_published_shown_and_removed(shell: Shell) -> None:
     refused = shell.run("toolkit", "load", "analysis.yaml")
     assert refused.returncode == 1
     assert "belongs to 'operator'" in refused.stderr
-    assert shell.run("rm", "toolkit/analysis").returncode == 0
+    assert shell.run("operate", "items", "rm", "toolkit/analysis").returncode == 0
     assert shell.json("toolkit", "show") == []
 
 
@@ -60,7 +60,7 @@ def test_recommending_says_what_is_there_and_what_is_not(shell: Shell) -> None:
     assert {"inspect", "query"} <= {row["id"] for row in asked if row["state"] == "start"}
     assert "tools: run_sql, explain (not available now)" in shell.run("toolkit", "recommend", "query", "--prompt").stdout
     assert "nothing fits" in shell.run("toolkit", "recommend", "zebra").stderr
-    shell.run("rm", "toolkit/analysis")
+    shell.run("operate", "items", "rm", "toolkit/analysis")
 
 
 def test_mistakes_are_one_line_with_the_place(shell: Shell) -> None:

@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from tests.cli.shell import Shell
-from toolbus.broker.keys import Keys
+from toolbus.bus.broker.keys import Keys
 
 RHYMES = """
 from toolbus import ToolService
@@ -80,11 +80,11 @@ def served(shell: Shell) -> Shell:
 
 @pytest.mark.parametrize("flaw", FLAWS)
 def test_what_agents_cannot_use_is_listed_with_its_reason(served: Shell, valkey_server: str, namespace: str, flaw: str) -> None:
-    """``tools --all``, ``services`` and ``doctor`` each name the place and the reason, as text and as JSON; the rest stays."""
+    """``tools --all``, ``see services`` and ``doctor`` each name the place and the reason, as text and as JSON; the rest stays."""
     spoil, place, why = FLAWS[flaw]
     with redis.Redis.from_url(valkey_server) as server:
         spoil(server, Keys(namespace))
-    listed = {command: served.run(*command.split()) for command in ("tools --all", "services", "doctor")}
+    listed = {command: served.run(*command.split()) for command in ("tools --all", "see services", "doctor")}
     for command, done in listed.items():
         text = done.stdout + done.stderr
         assert place in text, (command, text)
@@ -92,7 +92,7 @@ def test_what_agents_cannot_use_is_listed_with_its_reason(served: Shell, valkey_
     assert "limerick" in listed["tools --all"].stdout
     refused = [tool for tool in served.json("tools", "--all") if "refused" in tool]
     assert [why in tool["refused"] for tool in refused] == [True]
-    reasons = [tool["reason"] for each in served.json("services") for tool in each["refused"]]
+    reasons = [tool["reason"] for each in served.json("see", "services") for tool in each["refused"]]
     assert [why in reason for reason in reasons] == [True]
     assert "1 cannot be used" in served.run("tools").stderr
 
@@ -101,39 +101,49 @@ def test_what_agents_cannot_use_is_listed_with_its_reason(served: Shell, valkey_
 def test_put_refuses_what_is_known_to_be_wrong(served: Shell, flaw: str) -> None:
     """A descriptor that its service can't serve is not stored; the same without the flaw is, and can be called at once."""
     wrong = {"an undeclared param": {**GOOD, "colour": "red"}, "a missing param": {key: GOOD[key] for key in GOOD if key != "length"}}[flaw]
-    done = served.run("put", "tool/haiku", given=json.dumps(wrong))
+    done = served.run("operate", "items", "put", "tool/haiku", given=json.dumps(wrong))
     assert (done.returncode, done.stdout) == (1, "")
     assert "not stored" in done.stderr
     assert FLAWS[flaw][2] in done.stderr
-    assert served.json("list") == []
-    assert served.run("put", "tool/haiku", given=json.dumps(GOOD)).returncode == 0
+    assert served.json("operate", "items", "list") == []
+    assert served.run("operate", "items", "put", "tool/haiku", given=json.dumps(GOOD)).returncode == 0
     assert served.run("call", "haiku").stdout == "haiku\n"
 
 
 def test_put_says_what_it_makes_unusable_and_what_nobody_serves(served: Shell) -> None:
     """A service that comes to need another param names the stored tools that lack it, which are listed from then on."""
-    assert served.run("put", "tool-service/alias", given='{"request-queue": "rhymes"}').stderr == ""
+    assert served.run("operate", "items", "put", "tool-service/alias", given='{"request-queue": "rhymes"}').stderr == ""
     tool = {"type": "tool-service", "name": "ode", "description": "Tell one", "service": "alias"}
-    assert served.run("put", "tool/ode", given=json.dumps(tool)).stderr == ""
+    assert served.run("operate", "items", "put", "tool/ode", given=json.dumps(tool)).stderr == ""
     changed = served.run(
-        "put", "tool-service/alias", given='{"request-queue": "rhymes", "config-params": [{"name": "a", "required": true}]}'
+        "operate",
+        "items",
+        "put",
+        "tool-service/alias",
+        given='{"request-queue": "rhymes", "config-params": [{"name": "a", "required": true}]}',
     )
     assert changed.returncode == 0
     assert "ode of alias can't be used any more" in changed.stderr
-    assert "lacks the required config param 'a'" in served.run("describe", "ode").stderr
-    assert [each["name"] for each in served.json("describe", "alias")["refused"]] == ["ode"]
-    early = served.run("put", "tool/early", given=json.dumps({**tool, "name": "early", "service": "nobody"}))
+    assert "lacks the required config param 'a'" in served.run("see", "describe", "ode").stderr
+    assert [each["name"] for each in served.json("see", "describe", "alias")["refused"]] == ["ode"]
+    early = served.run("operate", "items", "put", "tool/early", given=json.dumps({**tool, "name": "early", "service": "nobody"}))
     assert (early.returncode, "no service 'nobody' is known yet" in early.stderr) == (0, True)
 
 
 def test_describe_says_what_is_known_of_a_static_service(served: Shell) -> None:
     """A static service that a worker serves is described with who serves it, and so are the tools that operators add."""
-    served.run("put", "tool-service/alias", given='{"request-queue": "rhymes", "description": "Rhymes for us"}')
-    served.run("put", "tool/ode", given='{"type": "tool-service", "name": "ode", "description": "Tell one", "service": "alias"}')
-    found = served.json("describe", "alias")
+    served.run("operate", "items", "put", "tool-service/alias", given='{"request-queue": "rhymes", "description": "Rhymes for us"}')
+    served.run(
+        "operate",
+        "items",
+        "put",
+        "tool/ode",
+        given='{"type": "tool-service", "name": "ode", "description": "Tell one", "service": "alias"}',
+    )
+    found = served.json("see", "describe", "alias")
     assert (found["id"], found["available"], found["served_by"]) == ("alias", True, "rhymes")
     assert found["static"]["description"] == "Rhymes for us"
     assert found["static_tools"] == ["ode"]
-    assert served.json("describe", "ode")["served_by"] == "rhymes"
-    assert served.json("describe", "rhymes")["publication"]["service"]["id"] == "rhymes"
-    assert "did you mean alias" in served.run("describe", "alais").stderr
+    assert served.json("see", "describe", "ode")["served_by"] == "rhymes"
+    assert served.json("see", "describe", "rhymes")["publication"]["service"]["id"] == "rhymes"
+    assert "did you mean alias" in served.run("see", "describe", "alais").stderr

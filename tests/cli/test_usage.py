@@ -1,4 +1,4 @@
-"""``toolbus usage``, and workers with middleware, as users run them."""
+"""``toolbus see usage``, and workers with middleware, as users run them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import pytest
 from tests.cli.shell import Shell
 from tests.servers import eventually
 from toolbus import ToolBus
-from toolbus.broker.protocols import Spent
+from toolbus.bus.broker.protocols import Spent
 
 pytestmark = pytest.mark.anyio
 
 TOOLS = '''"""Tools of a test."""
 
 from toolbus import tool
-from toolbus.middleware import Metering, RateLimit
+from toolbus.bus.middleware import Metering, RateLimit
 
 metering = Metering()
 limits = [RateLimit(2, per=3600)]
@@ -36,22 +36,22 @@ def shell(shell: Shell) -> Shell:
 
 async def test_usage_is_shown_for_people_and_programs(shell: Shell) -> None:
     """Two worker processes with middleware count together; the table can be narrowed, and says what is missing when it is empty."""
-    nothing = shell.run("usage")
+    nothing = shell.run("see", "usage")
     assert (nothing.returncode, "nothing was counted" in nothing.stderr) == (0, True)
     shell.start("worker", "loud.py", "--processes", "2", "--middleware", "loud.py:metering", "--middleware", "loud.py:limits")
     for number in range(3):
         done = shell.run("call", "shout", "text=hey", "--user", "al", "--wait", "20")
         assert done.returncode == int(number > 1), done.stderr
     assert shell.run("call", "shout", "text=hey", "--user", "bo").returncode == 0
-    rows = await eventually(lambda: [row for row in [shell.json("usage")] if sum(each["calls"] for each in row) == 4], timeout=20)
+    rows = await eventually(lambda: [row for row in [shell.json("see", "usage")] if sum(each["calls"] for each in row) == 4], timeout=20)
     assert [(row["user"], row["tool"], row["calls"], row["errors"], row["bytes"]) for row in rows[0]] == [
         ("al", "shout", 3, 1, 6),
         ("bo", "shout", 1, 0, 3),
     ]
-    table = shell.run("usage", "--days", "7", "--user", "al", "--tool", "shout").stdout.splitlines()
+    table = shell.run("see", "usage", "--days", "7", "--user", "al", "--tool", "shout").stdout.splitlines()
     assert table[0].split() == ["USER", "TOOL", "CALLS", "ERRORS", "MS", "BYTES"]
     assert (len(table), table[1].split()[:4]) == (2, ["al", "shout", "3", "1"])
-    assert shell.json("usage", "--tool", "other") == []
+    assert shell.json("see", "usage", "--tool", "other") == []
 
 
 def test_wrong_middleware_is_one_line(shell: Shell) -> None:
@@ -67,7 +67,7 @@ def test_wrong_middleware_is_one_line(shell: Shell) -> None:
 
 async def test_the_tokens_of_coding_agents_are_shown_by_tool_and_task(shell: Shell) -> None:
     """Each task has a row, and together they have a sum."""
-    assert "no coding agent had a task" in shell.run("usage", "--models").stderr
+    assert "no coding agent had a task" in shell.run("see", "usage", "--models").stderr
     async with ToolBus(shell.environment["TOOLBUS_URL"], namespace=shell.environment["TOOLBUS_NAMESPACE"]) as bus:
         for spec in ("one", "two"):
             await bus.creations.submit(spec, by="al", about="stitch")
@@ -75,12 +75,12 @@ async def test_the_tokens_of_coding_agents_are_shown_by_tool_and_task(shell: She
             assert claimed is not None
             await bus.creations.write(claimed, spent=Spent(1_000, 200, 1_250_000))
             await bus.creations.end(claimed, "done")
-    lines = shell.run("usage", "--models").stdout.splitlines()
+    lines = shell.run("see", "usage", "--models").stdout.splitlines()
     assert lines[0].split() == ["TOOL", "TASK", "USER", "STATUS", "PROMPT", "COMPLETION", "PRICE"]
     assert lines[-1].split() == ["all", "2000", "400", "2.5000"]
-    rows = shell.json("usage", "--models", "--user", "al", "--tool", "stitch")
+    rows = shell.json("see", "usage", "--models", "--user", "al", "--tool", "stitch")
     assert [(row["tool"], row["prompt_tokens"], row["price"]) for row in rows] == [("stitch", 1_000, 1.25)] * 2
-    assert shell.json("usage", "--models", "--user", "bob") == []
+    assert shell.json("see", "usage", "--models", "--user", "bob") == []
 
 
 async def test_an_operator_cancels_any_task(shell: Shell) -> None:

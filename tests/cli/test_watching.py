@@ -1,4 +1,4 @@
-"""``toolbus stats``, ``calls`` and ``top --once``, as users run them."""
+"""``toolbus see stats``, ``calls`` and ``top --once``, as users run them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import redis
 
 from tests.cli.shell import Shell
 from tests.servers import eventually, eventually_sync
-from toolbus.broker.keys import Keys
+from toolbus.bus.broker.keys import Keys
 
 pytestmark = pytest.mark.anyio
 
@@ -53,13 +53,13 @@ def called(shell: Shell) -> Shell:
 
 def test_stats_are_shown_by_tool_and_by_worker(called: Shell) -> None:
     """For people and for programs."""
-    lines = called.run("stats").stdout.splitlines()
+    lines = called.run("see", "stats").stdout.splitlines()
     assert lines[0].split()[:4] == ["SERVICE", "TOOL", "CALLS", "FAILED"]
     assert [line.split()[1:4] for line in lines[1:]] == [["shout", "2", "0"], ["stumble", "1", "1"]]
     assert "tool_error: luck: no luck" in lines[2]
-    rows = called.run("stats", "--instance").stdout.splitlines()
+    rows = called.run("see", "stats", "--instance").stdout.splitlines()
     assert (len(rows), rows[0].split()[:3]) == (2, ["WORKER", "HOST", "PID"])
-    found = called.json("stats")
+    found = called.json("see", "stats")
     [answer] = found["instances"]
     assert found["silent"] == []
     assert {tool["tool"]: tool["started"] for tool in answer["tools"]} == {"shout": 2, "stumble": 1}
@@ -71,20 +71,30 @@ def test_stats_name_those_that_did_not_answer(called: Shell) -> None:
     key = Keys(called.environment["TOOLBUS_NAMESPACE"]).live
     with redis.Redis.from_url(called.environment["TOOLBUS_URL"]) as client:
         client.zadd(key, {"loud/gone-1-abc": 10**15 // 2})
-    done = called.run("stats", "--patience", "0.5")
+    done = called.run("see", "stats", "--patience", "0.5")
     assert done.returncode == 0
     assert "shout" in done.stdout
     assert "1 of 2 workers did not answer within 0.5 s: gone-1-abc" in done.stderr
-    assert "(no answer)" in called.run("stats", "--instance", "--patience", "0.5").stdout
-    assert called.json("stats", "--patience", "0.5")["silent"] == [{"instance": "gone-1-abc", "services": ["loud"]}]
+    assert "(no answer)" in called.run("see", "stats", "--instance", "--patience", "0.5").stdout
+    assert called.json("see", "stats", "--patience", "0.5")["silent"] == [{"instance": "gone-1-abc", "services": ["loud"]}]
 
 
 def test_an_unknown_service_and_an_empty_namespace_are_told(shell: Shell) -> None:
     """The first is a mistake, the second is not."""
-    done = shell.run("stats", "nosuch")
+    done = shell.run("see", "stats", "nosuch")
     assert (done.returncode, done.stdout) == (1, "")
     assert "no service 'nosuch'" in done.stderr
-    for words, said in ((("stats",), "no calls"), (("stats", "--instance"), "no workers"), (("calls",), "no recent calls")):
+    for words, said in (
+        (
+            ("see", "stats"),
+            "no calls",
+        ),
+        (("see", "stats", "--instance"), "no workers"),
+        (
+            ("see", "calls"),
+            "no recent calls",
+        ),
+    ):
         done = shell.run(*words)
         assert (done.returncode, done.stdout) == (0, "")
         assert said in done.stderr
@@ -92,7 +102,7 @@ def test_an_unknown_service_and_an_empty_namespace_are_told(shell: Shell) -> Non
 
 def test_calls_can_be_narrowed(called: Shell) -> None:
     """By tool, user, outcome and id; the oldest comes first, and the limit keeps the newest."""
-    found = called.json("calls")
+    found = called.json("see", "calls")
     assert [(each["tool"], each["outcome"], each["user"]) for each in found] == [
         ("shout", "succeeded", "ann"),
         ("shout", "succeeded", "ann"),
@@ -108,29 +118,29 @@ def test_calls_can_be_narrowed(called: Shell) -> None:
         (("--limit", "2"), found[1:]),
         (("--tool", "other"), []),
     ):
-        assert called.json("calls", *words) == expected, words
-    lines = called.run("calls").stdout.splitlines()
+        assert called.json("see", "calls", *words) == expected, words
+    lines = called.run("see", "calls").stdout.splitlines()
     assert lines[0].split()[:4] == ["ENDED", "TOOL", "OUTCOME", "TRY"]
     assert "tool_error: luck: no luck" in lines[3]
 
 
 def test_running_calls_are_listed(called: Shell) -> None:
     """With their users and workers, as text and JSON, also for who may only watch; what makes no sense with them is refused."""
-    assert called.json("calls", "--running") == []
+    assert called.json("see", "calls", "--running") == []
     called.start_anew("call", "dawdle", "--user", "ann")
-    [found] = eventually_sync(lambda: called.json("calls", "--running", "--tool", "dawdle"))
+    [found] = eventually_sync(lambda: called.json("see", "calls", "--running", "--tool", "dawdle"))
     assert (found["tool"], found["user"], found["attempt"], found["stopped"]) == ("dawdle", "ann", 1, False)
     assert found["since"] > 1e9
-    assert called.json("calls", "--running", "--user", "bob") == []
-    lines = called.run("calls", "--running").stdout.splitlines()
+    assert called.json("see", "calls", "--running", "--user", "bob") == []
+    lines = called.run("see", "calls", "--running").stdout.splitlines()
     assert lines[0].split() == ["SINCE", "TOOL", "TRY", "USER", "WORKER", "CALL", "STATE"]
     assert lines[1].split()[1:] == ["dawdle", "1", "ann", found["instance"], found["id"]]
-    assert called.run("calls", "--running", "--follow").returncode == 2
+    assert called.run("see", "calls", "--running", "--follow").returncode == 2
 
 
 async def test_calls_are_followed_until_ctrl_c(called: Shell) -> None:
     """Requests that are there already, and then each new one on a line of its own."""
-    program = called.start_anew("calls", "--follow", "--output", "json", "--tool", "shout")
+    program = called.start_anew("see", "calls", "--follow", "--output", "json", "--tool", "shout")
     assert program.stdout is not None
     assert [json.loads(program.stdout.readline())["tool"] for _ in range(2)] == ["shout", "shout"]
     assert called.run("call", "stumble").returncode == 1
@@ -145,14 +155,14 @@ async def test_calls_are_followed_until_ctrl_c(called: Shell) -> None:
 
 def test_top_prints_one_snapshot(called: Shell) -> None:
     """As tables and as one document."""
-    text = called.run("top", "--once", "--every", "0.2").stdout
+    text = called.run("see", "top", "--once", "--every", "0.2").stdout
     assert [title for title in ("Services", "Workers", "Tools", "Calls") if f"{title}\n" in text] == [
         "Services",
         "Workers",
         "Tools",
         "Calls",
     ]
-    found = called.json("top", "--once", "--every", "0.2")
+    found = called.json("see", "top", "--once", "--every", "0.2")
     assert [(each["id"], each["live"], each["calls"]) for each in found["services"]] == [("loud", True, 3)]
     assert [each["answered"] for each in found["instances"]] == [True]
     assert {each["name"]: each["failures"] for each in found["tools"]} == {"dawdle": 0, "shout": 0, "stumble": 1}
@@ -163,6 +173,6 @@ def test_top_prints_one_snapshot(called: Shell) -> None:
 
 def test_top_refuses_json_without_once(shell: Shell) -> None:
     """It is a mistake of usage."""
-    done = shell.run("top", "--output", "json")
+    done = shell.run("see", "top", "--output", "json")
     assert done.returncode == 2
     assert "--once" in done.stderr

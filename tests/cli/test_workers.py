@@ -16,9 +16,9 @@ from toolbus_workers.graph_store import embedded
 from tests.cli.shell import Shell
 from tests.servers import eventually_sync
 from toolbus import ConfigurationError
-from toolbus.worker.loading import installed
-from toolbus.worker.loading.installed import describe, import_installed, installed_service, installed_services
-from toolbus.worker.loading.modules import defined_in
+from toolbus.bus.worker.loading import installed
+from toolbus.bus.worker.loading.installed import describe, import_installed, installed_service, installed_services
+from toolbus.bus.worker.loading.modules import defined_in
 
 MINE = '''"""A tool of this project."""
 from toolbus import tool
@@ -33,7 +33,7 @@ PROJECT = '[project]\nname = "My.App"\nversion = "1"\n'
 
 def owners(shell: Shell, service: str) -> set[str]:
     """Return the owners under which a service is live."""
-    return {each["owner"] for each in shell.json("services") if each["id"].rpartition(".")[2] == service and each["live"]}
+    return {each["owner"] for each in shell.json("see", "services") if each["id"].rpartition(".")[2] == service and each["live"]}
 
 
 def test_every_module_with_tools_has_a_short_name() -> None:
@@ -77,11 +77,11 @@ def test_the_settings_that_are_listed_are_those_that_are_read(name: str, limits:
 
 
 def test_the_list_says_what_each_service_needs(shell: Shell) -> None:
-    """The command `toolbus workers` shows names, extras and settings, as text and as JSON."""
-    found = {each["name"]: each for each in shell.json("workers")}
+    """The command `toolbus see workers` shows names, extras and settings, as text and as JSON."""
+    found = {each["name"]: each for each in shell.json("see", "workers")}
     assert found["web_search"]["requirement"] == "toolbus[web]"
     assert "TOOLBUS_FILES_ROOT" in found["file_read"]["settings"]
-    done = shell.run("workers")
+    done = shell.run("see", "workers")
     assert done.returncode == 0
     assert "TOOLBUS_FILES_ROOT" in done.stdout
 

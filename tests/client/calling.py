@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from toolbus.client.calls.call import Call, CallTarget
-from toolbus.client.calls.refusals import unfinished
-from toolbus.envelope import Confirm, Frame, Request
-from toolbus.events import Event
-from toolbus.results import ErrorInfo
+from toolbus.bus.client.calls.call import Call, CallTarget
+from toolbus.bus.client.calls.refusals import unfinished
+from toolbus.bus.values.envelope import Confirm, Frame, Request
+from toolbus.bus.values.events import Event
+from toolbus.bus.values.results import ErrorInfo
 
 
 class Host:

@@ -10,9 +10,9 @@ from tests.client.executing import chat
 from tests.contract import Place
 from tests.servers import eventually
 from toolbus import ToolBus, tool
-from toolbus.adapters.outcomes import outcome
-from toolbus.broker.protocols import ServiceRecord
-from toolbus.client.confirmations.confirmation import Confirmation
+from toolbus.adapters.home import outcome
+from toolbus.bus.broker.protocols import ServiceRecord
+from toolbus.bus.client.confirmations import Confirmation
 
 ran: list[Any] = []
 asked: list[Any] = []

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from toolbus import Blob, Progress, ToolResult
-from toolbus.client.calls.assembly import Assembly
-from toolbus.envelope import Frame
-from toolbus.events import Event, Finished, Reset, Text
+from toolbus.bus.client.calls.assembly import Assembly
+from toolbus.bus.values.envelope import Frame
+from toolbus.bus.values.events import Event, Finished, Reset, Text
 
 Item = str | Blob | Progress
 

@@ -9,10 +9,10 @@ import pytest
 
 from tests.client.frames import ONE, TWO, fed, kinds, result, run, seen
 from toolbus import Blob, ErrorInfo, Progress, ToolResult
-from toolbus.client.calls import assembly
-from toolbus.client.calls.assembly import Assembly
-from toolbus.envelope import Confirm, Frame
-from toolbus.events import Answered, Asked, Finished, Reset, Started, Text
+from toolbus.bus.client.calls import assembly
+from toolbus.bus.client.calls.assembly import Assembly
+from toolbus.bus.values.envelope import Confirm, Frame
+from toolbus.bus.values.events import Answered, Asked, Finished, Reset, Started, Text
 
 
 def test_one_run_is_told_in_order() -> None:

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from tests.client.frames import ONE, TWO, fed, kinds, result, run, seen
 from toolbus import Blob, ErrorInfo, Progress
-from toolbus.client.calls.assembly import Assembly
-from toolbus.envelope import Frame, result_of_frame
-from toolbus.events import Finished, Reset
+from toolbus.bus.client.calls.assembly import Assembly
+from toolbus.bus.values.envelope import Frame, result_of_frame
+from toolbus.bus.values.events import Finished, Reset
 
 TEXTS = st.lists(st.sampled_from(["a", "b", "ab", "ba", "é"]), max_size=6)
 ITEMS = st.lists(st.sampled_from(["a", "b", "ab", ONE, TWO, Progress(1)]), max_size=6)

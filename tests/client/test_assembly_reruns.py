@@ -8,8 +8,8 @@ import pytest
 
 from tests.client.frames import ONE, TWO, Item, fed, kinds, result, run, seen
 from toolbus import Blob, ErrorInfo, Progress
-from toolbus.envelope import Confirm, Frame
-from toolbus.events import Asked, Reset, Started, Text
+from toolbus.bus.values.envelope import Confirm, Frame
+from toolbus.bus.values.events import Asked, Reset, Started, Text
 
 
 @pytest.mark.parametrize("chunks", [("abc", "def"), ("a", "b", "c", "d", "e", "f"), ("abcdef",), ("ab", "cdef")])

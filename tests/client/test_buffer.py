@@ -8,8 +8,8 @@ import pytest
 
 from tests.servers import eventually
 from toolbus import Blob
-from toolbus.client.calls.buffer import EventBuffer
-from toolbus.events import Started, Text
+from toolbus.bus.client.calls.assembly import EventBuffer
+from toolbus.bus.values.events import Started, Text
 
 pytestmark = pytest.mark.anyio
 

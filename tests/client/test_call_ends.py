@@ -15,12 +15,13 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from tests.client.calling import Host, answer, made, request
 from tests.client.frames import ONE, run
-from toolbus import ErrorInfo, telemetry
-from toolbus.broker.protocols import Verdict
-from toolbus.client.calls import call as call_module
-from toolbus.client.calls.call import Call
-from toolbus.client.confirmations.grant import Grant
-from toolbus.telemetry.metrics import OTHER
+from toolbus import ErrorInfo
+from toolbus.bus import telemetry
+from toolbus.bus.broker.protocols import Verdict
+from toolbus.bus.client.calls import call as call_module
+from toolbus.bus.client.calls.call import Call
+from toolbus.bus.client.confirmations import Grant
+from toolbus.bus.telemetry.metrics import OTHER
 
 pytestmark = pytest.mark.anyio
 

@@ -7,9 +7,9 @@ import pytest
 from tests.client.calling import Host, answer, answered, asking, made, told
 from tests.client.frames import ONE, kinds, run
 from toolbus import Blob, ConfigurationError, ErrorInfo, Progress
-from toolbus.client.calls import assembly
-from toolbus.client.calls.call import Pause
-from toolbus.events import Finished, Reset, Started, Text
+from toolbus.bus.client.calls import assembly
+from toolbus.bus.client.calls.call import Pause
+from toolbus.bus.values.events import Finished, Reset, Started, Text
 
 pytestmark = pytest.mark.anyio
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.contract import Place
 from toolbus import ConfigurationError, ToolBus, invocation, sync, tool
-from toolbus.options import CallOptions, ServiceCallOptions
+from toolbus.bus.values.options import CallOptions, ServiceCallOptions
 
 pytestmark = pytest.mark.anyio
 

@@ -11,9 +11,9 @@ from tests.client.calling import Host, answer, made, told
 from tests.client.frames import kinds, run
 from tests.servers import eventually
 from toolbus import ConfigurationError, ErrorInfo, ToolError
-from toolbus.client.calls.call import Call
-from toolbus.events import Finished, Reset, Started, Text
-from toolbus.results import StreamReset
+from toolbus.bus.client.calls.call import Call
+from toolbus.bus.values.events import Finished, Reset, Started, Text
+from toolbus.bus.values.results import StreamReset
 
 pytestmark = pytest.mark.anyio
 

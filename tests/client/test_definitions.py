@@ -12,11 +12,11 @@ import pytest
 from tests.contract import Place
 from tests.servers import eventually
 from toolbus import ConfigurationError, ToolService, Worker, tool
-from toolbus.broker.protocols import ServiceRecord
-from toolbus.client.tools.catalogue import Catalogue
-from toolbus.client.tools.names import wire_name
-from toolbus.client.tools.view import ToolView
-from toolbus.descriptors import Publication, ServiceDescriptor, ToolDescriptor
+from toolbus.bus.broker.protocols import ServiceRecord
+from toolbus.bus.client.tools.catalogue import Catalogue
+from toolbus.bus.client.tools.tool import wire_name
+from toolbus.bus.client.tools.view import ToolView
+from toolbus.bus.values.descriptors import Publication, ServiceDescriptor, ToolDescriptor
 
 FORMATS = ["bare", "openai", "responses", "anthropic", "mcp"]
 SCHEMA = {"type": "object", "properties": {"q": {"type": "string"}, "n": {"type": "integer"}}, "required": ["q"]}

@@ -15,12 +15,12 @@ from tests.client.executing import TwoTier, chat, pay, ran, repeat
 from tests.contract import Place
 from tests.servers import eventually
 from toolbus import Blob, ConfigurationError, ToolBus, ToolService, Worker, invocation, tool
-from toolbus.client.confirmations.confirmation import Confirmation
-from toolbus.client.executor.observers import Confirming, Requested, ToolEvent
-from toolbus.client.executor.toolcalls import said
-from toolbus.client.tools.names import wire_name
-from toolbus.events import Finished, Text
-from toolbus.results import ConfirmationClosed
+from toolbus.bus.client.confirmations import Confirmation
+from toolbus.bus.client.executor.observers import Confirming, Requested, ToolEvent
+from toolbus.bus.client.executor.toolcalls import said
+from toolbus.bus.client.tools.tool import wire_name
+from toolbus.bus.values.events import Finished, Text
+from toolbus.bus.values.results import ConfirmationClosed
 
 pytestmark = pytest.mark.anyio
 

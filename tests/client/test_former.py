@@ -7,11 +7,11 @@ import pytest
 from tests.contract import Place
 from tests.servers import eventually
 from toolbus import tool
-from toolbus.client.calls.refusals import unknown_tool
-from toolbus.client.tools.catalogue import Catalogue
-from toolbus.client.tools.former import FormerTools
-from toolbus.client.tools.tool import Tool
-from toolbus.descriptors import ToolDescriptor
+from toolbus.bus.client.calls.refusals import unknown_tool
+from toolbus.bus.client.tools.catalogue import Catalogue
+from toolbus.bus.client.tools.tool import Tool
+from toolbus.bus.client.tools.withholding import FormerTools
+from toolbus.bus.values.descriptors import ToolDescriptor
 
 pytestmark = pytest.mark.anyio
 

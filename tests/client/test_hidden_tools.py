@@ -6,13 +6,13 @@ import pytest
 
 from tests.contract import Place
 from toolbus import Settings, ToolBus, ToolRegistry, ToolService, tool
-from toolbus.broker.protocols import RefusedTool, ServiceRecord
-from toolbus.client.calls.refusals import unknown_tool
-from toolbus.client.tools.catalogue import Catalogue
-from toolbus.descriptors import Publication, ServiceDescriptor, ToolDescriptor
-from toolbus.envelope import Request
-from toolbus.results import ToolError, ToolResult
-from toolbus.worker.serving.collect import collect
+from toolbus.bus.broker.protocols import RefusedTool, ServiceRecord
+from toolbus.bus.client.calls.refusals import unknown_tool
+from toolbus.bus.client.tools.catalogue import Catalogue
+from toolbus.bus.values.descriptors import Publication, ServiceDescriptor, ToolDescriptor
+from toolbus.bus.values.envelope import Request
+from toolbus.bus.values.results import ToolError, ToolResult
+from toolbus.bus.worker.serving.collect import collect
 
 pytestmark = pytest.mark.anyio
 

@@ -10,11 +10,12 @@ import pytest
 from tests.client.frames import run
 from tests.servers import eventually
 from toolbus import ErrorInfo, Settings
-from toolbus.broker.protocols import Fate
-from toolbus.client.calls import connection, inquiry
-from toolbus.client.calls.call import Call, CallTarget
-from toolbus.client.calls.dispatcher import Dispatcher
-from toolbus.envelope import Request
+from toolbus.bus.broker.protocols import Fate
+from toolbus.bus.client.calls import connection
+from toolbus.bus.client.calls import connection as inquiry
+from toolbus.bus.client.calls.call import Call, CallTarget
+from toolbus.bus.client.calls.dispatcher import Dispatcher
+from toolbus.bus.values.envelope import Request
 
 pytestmark = pytest.mark.anyio
 

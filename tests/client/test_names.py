@@ -7,8 +7,8 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolbus.client.tools import names
-from toolbus.client.tools.names import is_replaced, replaced_names, wire_name
+from toolbus.bus.client.tools import tool as names
+from toolbus.bus.client.tools.tool import is_replaced, replaced_names, wire_name
 
 NAMES = st.one_of(
     st.text(min_size=1, max_size=128),

@@ -9,12 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolbus import Blob, ErrorInfo, ToolResult
-from toolbus.client.calls.refusals import unavailable
-from toolbus.client.executor.observations import cut, observe
-from toolbus.client.executor.steps import next_step
-from toolbus.client.tools.tool import Tool
-from toolbus.descriptors import ToolDescriptor
-from toolbus.results import ErrorType, ResultMeta
+from toolbus.bus.client.calls.refusals import unavailable
+from toolbus.bus.client.executor.observers import cut, next_step, observe
+from toolbus.bus.client.tools.tool import Tool
+from toolbus.bus.values.descriptors import ToolDescriptor
+from toolbus.bus.values.results import ErrorType, ResultMeta
 
 
 def a_tool(**more: object) -> Tool:

@@ -11,9 +11,8 @@ from tests.client.executing import chat
 from tests.contract import Place
 from tests.servers import eventually
 from toolbus import ConfigurationError, ToolService, tool
-from toolbus.client.executor.executor import ToolExecutor
-from toolbus.client.executor.order import CallOrder
-from toolbus.client.executor.toolcalls import ModelCall
+from toolbus.bus.client.executor.executor import ToolExecutor
+from toolbus.bus.client.executor.toolcalls import CallOrder, ModelCall
 
 pytestmark = pytest.mark.anyio
 

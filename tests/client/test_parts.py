@@ -15,10 +15,9 @@ from pydantic import TypeAdapter
 
 from tests.pictures import gif, jpeg, pdf, png, webp
 from toolbus import Blob, ToolResult
-from toolbus.client.executor.observations import ATTACHMENTS, observe
-from toolbus.client.executor.parts import MOST_BLOB, Observation, PartFormat, parts_of, shown
-from toolbus.client.executor.toolcalls import ModelCall, Shape, answers
-from toolbus.media import READABLE
+from toolbus.bus.client.executor.observers import ATTACHMENTS, observe
+from toolbus.bus.client.executor.toolcalls import MOST_BLOB, ModelCall, Observation, PartFormat, Shape, answers, parts_of, shown
+from toolbus.bus.values.media import READABLE
 
 ALL = (
     Blob("image/png", png()),

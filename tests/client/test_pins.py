@@ -11,10 +11,10 @@ from tests.client.executing import chat
 from tests.contract import Place
 from tests.servers import eventually
 from toolbus import ToolBus, tool
-from toolbus.broker.admin import Admin
-from toolbus.descriptors import ToolDescriptor
-from toolbus.pins import KEY, Pin, approved, changes, digest_of, encoded
-from toolbus.results import ConfigurationError
+from toolbus.bus.broker.admin import Admin
+from toolbus.bus.values.descriptors import ToolDescriptor
+from toolbus.bus.values.pins import KEY, Pin, approved, changes, digest_of, encoded
+from toolbus.bus.values.results import ConfigurationError
 
 pytestmark = pytest.mark.anyio
 
@@ -65,7 +65,7 @@ async def test_a_changed_tool_is_withheld_until_it_is_approved_again(place: Plac
                 refused = await bus.call("search", {"query": "a"})
                 assert refused.error is not None
                 assert (refused.error.type, refused.error.code) == ("not_found", "refused")
-                assert "toolbus approve search" in refused.error.message
+                assert "toolbus secure approve search" in refused.error.message
                 [answer] = await bus.process_tool_calls([chat("c", "search", {"query": "a"})])
                 assert "changed since it was approved" in answer["content"]
                 assert [each["name"] for each in bus.tools.definitions("bare")] == ["other"]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from toolbus import ToolError, ToolResult
-from toolbus.client.executor.references import Kept, Memories, references, resolved
+from toolbus.bus.client.executor.references import Kept, Memories, references, resolved
 
 DATA = {"items": [{"id": "d1"}, {"id": "d2"}], "a.b": 1}
 

@@ -6,10 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from toolbus.broker.protocols import Verdict
-from toolbus.client.calls.refusals import refusal_of, unavailable, unknown_service, unknown_tool, wrong_arguments
-from toolbus.client.tools.catalogue import Catalogue
-from toolbus.client.tools.documents import Documents
+from toolbus.bus.broker.protocols import Verdict
+from toolbus.bus.client.calls.refusals import refusal_of, unavailable, unknown_service, unknown_tool, wrong_arguments
+from toolbus.bus.client.tools.catalogue import Catalogue, Documents
 
 NOTHING = SimpleNamespace(tools={}, reason=lambda name: "")
 """No tool is withheld."""
@@ -61,7 +60,7 @@ def test_a_tool_that_waits_for_approval_says_so() -> None:
     catalogue.on_item("pending/adder", b"{}")
     error = unknown_tool("adder", catalogue)
     assert (error.type, error.code, error.retryable) == ("not_found", "pending", False)
-    assert "`toolbus approve adder`" in error.message
+    assert "`toolbus secure approve adder`" in error.message
     assert unknown_tool("other", catalogue).code == "unknown_tool"
 
 

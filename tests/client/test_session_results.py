@@ -10,9 +10,9 @@ from tests.client.executing import chat, find_docs, info
 from tests.contract import Place
 from tests.gateway.running import client_of
 from toolbus import ToolBus
-from toolbus.broker.keys import Keys, session_digest
-from toolbus.broker.protocols import SessionResults
-from toolbus.broker.protocols.results import MOST_BYTES, MOST_RESULTS
+from toolbus.bus.broker.keys import Keys, session_digest
+from toolbus.bus.broker.protocols import SessionResults
+from toolbus.bus.broker.protocols.documents import MOST_BYTES, MOST_RESULTS
 
 pytestmark = pytest.mark.anyio
 

@@ -10,8 +10,8 @@ import pytest
 from tests.client.frames import run
 from tests.servers import eventually
 from toolbus import Settings, ToolBus, ToolService, Worker, tool
-from toolbus.client.calls.call import Call
-from toolbus.envelope import Frame
+from toolbus.bus.client.calls.call import Call
+from toolbus.bus.values.envelope import Frame
 
 pytestmark = pytest.mark.anyio
 

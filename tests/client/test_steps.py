@@ -11,12 +11,12 @@ from typing import get_args
 import pytest
 
 import toolbus
-from toolbus import ErrorInfo, ToolResult, envelope
-from toolbus.client.calls import refusals
-from toolbus.client.executor.observations import observe
-from toolbus.client.executor.steps import AFTER, NEXT, next_step, waiting
-from toolbus.middleware.limits import Quota, RateLimit
-from toolbus.results import ErrorType, deadline_exceeded
+from toolbus import ErrorInfo, ToolResult
+from toolbus.bus.client.calls import refusals
+from toolbus.bus.client.executor.observers import AFTER, next_step, observe, waiting
+from toolbus.bus.middleware.limits import Quota, RateLimit
+from toolbus.bus.values import envelope
+from toolbus.bus.values.results import ERROR_KINDS, ErrorType, deadline_exceeded
 
 PACKAGE = Path(toolbus.__file__).parent
 # What a model can't do or know: options of programs, names of Python, keys.
@@ -110,10 +110,10 @@ def test_every_code_has_been_thought_of() -> None:
     # That a once call may have had its effect is true for every reason.
     assert {(kind, code) for kind, code in unknown if kind != "outcome_unknown"} == set()
     assert not BY_TYPE & AFTER.keys()
-    assert NEXT.keys() == set(get_args(ErrorType))
+    assert ERROR_KINDS.keys() == set(get_args(ErrorType))
 
 
-@pytest.mark.parametrize(("kind", "code"), sorted({*AFTER, *BY_TYPE, *((kind, "of_a_tools_own") for kind in NEXT)}))
+@pytest.mark.parametrize(("kind", "code"), sorted({*AFTER, *BY_TYPE, *((kind, "of_a_tools_own") for kind in ERROR_KINDS)}))
 @pytest.mark.parametrize("retry_after", [None, 0.0004, 12.3456])
 def test_every_failure_is_told_with_a_next_step(kind: ErrorType, code: str, retry_after: float | None) -> None:
     """Each type and code ends with a step that a model can take, without words for programs, and with whole waits."""
@@ -123,7 +123,7 @@ def test_every_failure_is_told_with_a_next_step(kind: ErrorType, code: str, retr
     assert re.fullmatch(r"Next: [a-z].{15,}[a-z]\.", step), step
     assert not NOT_FOR_MODELS.search(step)
     assert not re.search(r"\d\.\d|\d\d\d", step)
-    if retry_after and (kind, code) not in AFTER and "{" in NEXT[kind]:
+    if retry_after and (kind, code) not in AFTER and "{" in ERROR_KINDS[kind].next_step:
         assert waiting(retry_after) in step
 
 

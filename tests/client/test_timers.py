@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from tests.servers import eventually
-from toolbus.client.calls import timers
-from toolbus.client.calls.timers import CallTimers
-from toolbus.deadlines import Deadlines
-from toolbus.results import ErrorInfo
+from toolbus.bus.client.calls import connection as timers
+from toolbus.bus.client.calls.connection import CallTimers
+from toolbus.bus.support.deadlines import Deadlines
+from toolbus.bus.values.results import ErrorInfo
 
 pytestmark = pytest.mark.anyio
 

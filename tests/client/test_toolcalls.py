@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolbus import ConfigurationError
-from toolbus.client.executor.parts import Observation
-from toolbus.client.executor.toolcalls import ModelCall, answers, tool_calls
+from toolbus.bus.client.executor.toolcalls import ModelCall, Observation, answers, tool_calls
 
 CHAT = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 RESPONSES = {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "f", "arguments": "{}", "namespace": "g"}

@@ -14,9 +14,9 @@ from tests.client.executing import chat, repeat
 from tests.contract import Place
 from tests.servers import eventually
 from toolbus import ToolBus, ToolService, Worker, tool
-from toolbus.client.executor.observers import Requested
-from toolbus.client.tools.names import wire_name
-from toolbus.events import Finished, Started, Text
+from toolbus.bus.client.executor.observers import Requested
+from toolbus.bus.client.tools.tool import wire_name
+from toolbus.bus.values.events import Finished, Started, Text
 
 pytestmark = pytest.mark.anyio
 

@@ -8,11 +8,11 @@ import msgspec
 import pytest
 
 from tests.client.test_definitions import FORMATS, catalogue_of, described
-from toolbus import pins
-from toolbus.client.tools.catalogue import Catalogue
-from toolbus.client.tools.groups import ToolGroup
-from toolbus.client.tools.usage_notes import usage_notes
-from toolbus.client.tools.view import ToolView
+from toolbus.bus.client.tools.catalogue import Catalogue
+from toolbus.bus.client.tools.definitions import usage_notes
+from toolbus.bus.client.tools.groups import ToolGroup
+from toolbus.bus.client.tools.view import ToolView
+from toolbus.bus.values import pins
 
 ORDER = ("launch", "run", "stop")
 CYCLE = ToolGroup("cycle", "Life cycle", tool_ids=ORDER, usage_order=ORDER, usage_example="launch, then run twice, then stop")

@@ -13,8 +13,8 @@ import pytest
 from tests.agent.endpoint import Canned, Endpoint, calls, endpoint, says
 from tests.contract import Place
 from toolbus import ToolBus, Worker
-from toolbus.coding.service import CodingAgent
-from toolbus.settings import Settings
+from toolbus.bus.values.settings import Settings
+from toolbus.platform.coding.service import CodingAgent
 
 MAIN = """
 import argparse, json

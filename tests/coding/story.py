@@ -16,11 +16,11 @@ from tests.agent.endpoint import Canned, calls, endpoint, says
 from tests.coding.model import MAIN, REGISTER, STEPS
 from tests.servers import eventually
 from toolbus import ToolBus
-from toolbus.broker.protocols import Creation
+from toolbus.bus.broker.protocols import Creation
+from toolbus.bus.values.results import ToolbusError
+from toolbus.platform.coding.repair import tool_routes
 from toolbus.platform.records import RecordedTool, ToolRoute
-from toolbus.platform.routes import tool_routes
 from toolbus.platform.store import Records
-from toolbus.results import ToolbusError
 
 # Generous: two cores may be shared with much else.
 PATIENCE = 90.0
@@ -47,7 +47,7 @@ class Processes:
 
     async def start(self, name: str) -> None:
         """Start ``worker`` or ``host``."""
-        words = {"worker": ["worker", "coding-agent"], "host": ["host"]}[name]
+        words = {"worker": ["worker", "coding-agent"], "host": ["platform", "host"]}[name]
         with (self._folder / f"{name}.log").open("ab") as log:
             self._running[name] = await asyncio.create_subprocess_exec(
                 *self._words, *words, "--lease", str(LEASE), env=self._environment, stdout=log, stderr=log
@@ -132,7 +132,7 @@ class Story:
         assert json.loads(found.result)["tool_id"] == TOOL
 
     async def _approved(self, revision: int) -> None:
-        """Approve what waits, as `toolbus approve` does."""
+        """Approve what waits, as `toolbus secure approve` does."""
 
         async def waiting() -> RecordedTool | None:
             found = (await self.records.all()).pending.get(TOOL)

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from toolbus import ToolBus
-from toolbus.coding.forms import NOTES, Forms
-from toolbus.coding.leftovers import Leftovers
-from toolbus.coding.options import deployment_of
+from toolbus.bus.values.settings import Settings
+from toolbus.platform.coding.copies import NOTES, Forms
+from toolbus.platform.coding.options import deployment_of
+from toolbus.platform.coding.service import Leftovers
 from toolbus.platform.records import RecordedTool, ToolMeta, ToolSource
 from toolbus.platform.store import Records
-from toolbus.settings import Settings
 
 pytestmark = pytest.mark.anyio
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from toolbus.broker.memory.tallies import MemoryTallies
-from toolbus.coding.guard import Guard
-from toolbus.middleware.chain import ToolCall
-from toolbus.results import ToolResult
+from toolbus.bus.broker.memory.hub import MemoryTallies
+from toolbus.bus.middleware.chain import ToolCall
+from toolbus.bus.values.results import ToolResult
+from toolbus.platform.coding.guard import Guard
 
 pytestmark = pytest.mark.anyio
 

@@ -7,13 +7,12 @@ import pytest
 
 from tests.contract import Place
 from toolbus import ToolBus
-from toolbus.broker.protocols import Creation, CreationOverview, Spent
-from toolbus.broker.recent.records import RecentCall
-from toolbus.coding.failing import failed_everywhere, failing_calls
-from toolbus.coding.options import CodingOptions
-from toolbus.coding.repair import Repairs
+from toolbus.bus.broker.protocols import Creation, CreationOverview, Spent
+from toolbus.bus.broker.recent import RecentCall
+from toolbus.platform.coding.options import CodingOptions
+from toolbus.platform.coding.repair import Repairs, failed_everywhere, failing_calls
 from toolbus.platform.records import RecordedTool, State, ToolMeta, ToolRoute, ToolSource
-from toolbus.platform.spending import costs_of
+from toolbus.platform.states import costs_of
 from toolbus.platform.store import Records
 
 pytestmark = pytest.mark.anyio

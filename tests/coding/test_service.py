@@ -18,8 +18,8 @@ from tests.contract import Place
 from tests.records.made import recorded
 from tests.servers import eventually
 from toolbus import ToolBus
-from toolbus.coding.trial import tried
-from toolbus.platform.digests import digest_of_folder
+from toolbus.platform.coding.trial import tried
+from toolbus.platform.documents import digest_of_folder
 from toolbus.platform.review import rights_of
 from toolbus.platform.store import Records
 
@@ -183,7 +183,7 @@ async def test_an_id_that_is_taken_during_the_trial_is_not_replaced(place: Place
             await Records(given.bus).put(other, pending=True)
             return await tried(*arguments, **options)
 
-        monkeypatch.setattr("toolbus.coding.registering.tried", interrupted)
+        monkeypatch.setattr("toolbus.platform.coding.registering.tried", interrupted)
         status = await given.ended(await given.submit("one"))
         assert status["status"] == "failed"
         assert "by somebody else meanwhile" in observed(given.model)[-1]

@@ -11,6 +11,7 @@ import networkx as nx
 import pytest
 
 from tests.compat.chat2graph_groups import ExampleQuery
+from toolbus.bus.values.results import ToolkitError
 from toolbus.compat import chat2graph
 from toolbus.compat.chat2graph.core.common.singleton import AbcSingleton, Singleton
 from toolbus.compat.chat2graph.core.common.type import ToolGroupType
@@ -20,7 +21,6 @@ from toolbus.compat.chat2graph.core.toolkit.action import Action
 from toolbus.compat.chat2graph.core.toolkit.tool_config import ToolGroupConfig
 from toolbus.compat.chat2graph.core.toolkit.tool_group import ToolPackage
 from toolbus.compat.chat2graph.core.toolkit.toolkit import Toolkit
-from toolbus.results import ToolkitError
 
 # -- the graph ----------------------------------------------------------------------------------------
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tests.contract import Place
+from toolbus.bus.values.results import ToolkitError
 from toolbus.compat.chat2graph.__main__ import main
 from toolbus.compat.chat2graph.importer import Imported, import_config
-from toolbus.results import ToolkitError
 from toolbus.toolkit.presets import read_preset, toolkit_of
 
 pytestmark = pytest.mark.anyio

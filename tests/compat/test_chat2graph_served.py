@@ -12,6 +12,9 @@ import pytest
 from tests.compat import chat2graph_app as app
 from tests.compat.chat2graph_groups import Listed
 from tests.contract import Place
+from toolbus.bus.values.results import ConfigurationError
+from toolbus.bus.worker.loading.command_line import load
+from toolbus.bus.worker.loading.modules import defined_in
 from toolbus.compat.chat2graph.core.common.type import FunctionCallStatus, McpTransportType, ToolGroupType
 from toolbus.compat.chat2graph.core.sdk.init_server import init_server
 from toolbus.compat.chat2graph.core.sdk.wrapper.toolkit_wrapper import ToolkitWrapper
@@ -22,13 +25,10 @@ from toolbus.compat.chat2graph.core.toolkit.mcp_service import McpService
 from toolbus.compat.chat2graph.core.toolkit.tool import FunctionCallResult
 from toolbus.compat.chat2graph.core.toolkit.tool_config import McpConfig, McpTransportConfig
 from toolbus.compat.chat2graph.core.toolkit.toolkit import Toolkit
-from toolbus.results import ConfigurationError
 from toolbus.toolkit import ToolkitWrapper as OwnWrapper
 from toolbus.toolkit import group_of_definitions
 from toolbus.toolkit.items import Tool as GraphTool
 from toolbus.toolkit.items import ToolGroup
-from toolbus.worker.loading.command_line import load
-from toolbus.worker.loading.modules import defined_in
 
 pytestmark = pytest.mark.anyio
 
@@ -132,8 +132,8 @@ async def test_objects_and_graphs_of_a_file_are_served(place: Place, module: Any
 def test_a_module_is_collected_again(module: Any) -> None:
     """Loading a file twice serves the same tools, not half of them."""
     loaded = module("twice_toolkit", TOOLKIT)
-    from toolbus.settings import Settings
-    from toolbus.worker.serving.collect import collect
+    from toolbus.bus.values.settings import Settings
+    from toolbus.bus.worker.serving.collect import collect
 
     names = [sorted(name for each in collect(loaded, Settings()) for name in each.tools) for _ in range(2)]
     assert names == [["alone", "first", "locked", "second", "shout"]] * 2

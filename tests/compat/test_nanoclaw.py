@@ -14,6 +14,7 @@ from anyio.from_thread import start_blocking_portal
 
 from tests.contract import Place
 from toolbus import Settings, Worker, sync
+from toolbus.bus.values.results import ConfigurationError
 from toolbus.compat import nanoclaw
 from toolbus.compat.nanoclaw import (
     BusRegistry,
@@ -30,7 +31,6 @@ from toolbus.compat.nanoclaw import (
     tool,
 )
 from toolbus.compat.nanoclaw.data import city_weather
-from toolbus.results import ConfigurationError
 
 QUERY = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
 PAGE = {"type": "object", "properties": {"url": {"type": "string"}, "extract_type": {"type": "string"}}, "required": ["url"]}
@@ -280,8 +280,8 @@ def test_file_tools_are_told_the_project_of_the_conversation() -> None:
 def test_ready_made_tools_come_from_the_modules_of_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tool that streams text, progress and a result is collected; sets without any installed tool say what to install."""
     from toolbus import Progress
-    from toolbus.results import ToolResult as BusResult
-    from toolbus.worker.definition.service import ToolService
+    from toolbus.bus.values.results import ToolResult as BusResult
+    from toolbus.bus.worker.definition.service import ToolService
 
     for name in ("web_search", "fetch_page", "crawl_batch"):
         monkeypatch.setitem(sys.modules, f"toolbus_workers.{name}", None)

@@ -14,6 +14,7 @@ import pytest
 
 from tests.contract import Place
 from tests.servers import eventually
+from toolbus.bus.values.events import Text
 from toolbus.compat.trustgraph import (
     DynamicToolService,
     Error,
@@ -25,7 +26,6 @@ from toolbus.compat.trustgraph import (
     ToolServiceTimeout,
     TooManyRequests,
 )
-from toolbus.events import Text
 
 pytestmark = pytest.mark.anyio
 

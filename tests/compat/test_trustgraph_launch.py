@@ -15,8 +15,8 @@ import pytest
 from tests.contract import Place
 from tests.servers import eventually
 from toolbus import ToolBus
-from toolbus.broker.admin import Admin
-from toolbus.broker.embedded import EmbeddedServer
+from toolbus.bus.broker.admin import Admin
+from toolbus.bus.broker.embedded import EmbeddedServer
 from toolbus.compat.trustgraph import ToolServiceClient
 
 pytestmark = pytest.mark.anyio

@@ -1,4 +1,4 @@
-"""`toolbus conformance` on toolbus's own sides, on the examples in Node.js, and on workers with planted faults."""
+"""`toolbus protocol conformance` on toolbus's own sides, on the examples in Node.js, and on workers with planted faults."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from tests.conformance.planted_worker import FAULTS
-from toolbus.broker import scripts
-from toolbus.conformance.agent_checks import AGENT
-from toolbus.conformance.checks import LEVELS, Outcome
-from toolbus.conformance.running import try_agent, try_worker
-from toolbus.conformance.worker_checks import WORKER
+from toolbus.bus.broker import scripts
+from toolbus.operations.conformance.agent_checks import AGENT
+from toolbus.operations.conformance.checks import LEVELS, Outcome
+from toolbus.operations.conformance.running import try_agent, try_worker
+from toolbus.operations.conformance.worker_checks import WORKER
 
 HERE = Path(__file__).parent
 NODE = shutil.which("node")
@@ -55,13 +55,13 @@ def with_node(file: str) -> list[str]:
 @pytest.mark.slow
 def test_the_worker_of_toolbus_keeps_every_level() -> None:
     """toolbus's own worker keeps the protocol up to the highest level."""
-    assert of_worker([sys.executable, "-m", "toolbus", "worker", "toolbus.conformance.tools"], max(LEVELS)) == {}
+    assert of_worker([sys.executable, "-m", "toolbus", "worker", "toolbus.operations.conformance.checks"], max(LEVELS)) == {}
 
 
 @pytest.mark.slow
 def test_the_agent_of_toolbus_keeps_every_level() -> None:
     """toolbus's own agent keeps the protocol up to the highest level that agents have."""
-    found = asyncio.run(try_agent([sys.executable, "-m", "toolbus.conformance.agent"], max(LEVELS), (), lambda _: None))
+    found = asyncio.run(try_agent([sys.executable, "-m", "toolbus.operations.conformance.agent"], max(LEVELS), (), lambda _: None))
     assert len(found) == len(AGENT.checks)
     assert broken(found) == {}
 
@@ -116,7 +116,10 @@ def test_scripts_are_written_whole(folder: Path) -> None:
 def test_a_command_that_is_not_there_is_a_clear_error() -> None:
     """A command that can't be started ends the kit in one line."""
     found = subprocess.run(
-        [sys.executable, "-m", "toolbus", "conformance", "worker", "--", "no-such-program"], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "toolbus", "protocol", "conformance", "worker", "--", "no-such-program"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert found.returncode == 1
     assert found.stderr.strip().endswith("can't start 'no-such-program': No such file or directory")
@@ -124,7 +127,7 @@ def test_a_command_that_is_not_there_is_a_clear_error() -> None:
 
 def test_an_unknown_check_is_a_usage_error() -> None:
     """`--only` with a check that does not exist says which there are."""
-    command = [sys.executable, "-m", "toolbus", "conformance", "agent", "--only", "nothing", "--", "true"]
+    command = [sys.executable, "-m", "toolbus", "protocol", "conformance", "agent", "--only", "nothing", "--", "true"]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     assert found.returncode == 2
     assert "publishes" in found.stderr

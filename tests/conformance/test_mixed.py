@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from toolbus import Settings, ToolBus
-from toolbus.broker.embedded import EmbeddedServer
-from toolbus.broker.scripts import write_scripts
+from toolbus.bus.broker.embedded import EmbeddedServer
+from toolbus.bus.broker.scripts import write_scripts
 
 NODE = shutil.which("node")
 WORKER = Path(__file__).parent.parent.parent / "examples" / "node" / "worker.mjs"
@@ -34,7 +34,10 @@ class Pool:
     def __init__(self, url: str, scripts: Path) -> None:
         environment = {"TOOLBUS_URL": url, "TOOLBUS_LEASE": "2", "TOOLBUS_SERVICE": "conformance", "TOOLBUS_SCRIPTS": str(scripts)}
         self._environment = {**os.environ, **environment, "TOOLBUS_OWNER": "node"}
-        self._commands = [[str(NODE), str(WORKER)], [sys.executable, "-m", "toolbus", "worker", "toolbus.conformance.tools"]] * 2
+        self._commands = [
+            [str(NODE), str(WORKER)],
+            [sys.executable, "-m", "toolbus", "worker", "toolbus.operations.conformance.checks"],
+        ] * 2
         self._running = [self._start(command) for command in self._commands]
 
     def _start(self, command: list[str]) -> subprocess.Popen[bytes]:

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from tests.deploy.chart import DEPLOY
-from toolbus.telemetry.exposition import EXPOSED
+from toolbus.bus.telemetry.metrics import EXPOSED
 
 MONITORING = DEPLOY / "monitoring"
 ALERTS = MONITORING / "alerts.yaml"

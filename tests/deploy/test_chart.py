@@ -8,10 +8,10 @@ import helm_python
 import pytest
 
 from tests.deploy.chart import CHART, EXTERNAL, INTERNAL, NEWEST, OLDEST, Manifest, Values, changed, found, manifests, render, validate
-from toolbus.broker.keys import Keys
-from toolbus.cli import main
-from toolbus.settings import PREFIX, Settings
-from toolbus.urls import check_url
+from toolbus.bus.broker.keys import Keys
+from toolbus.bus.values.settings import PREFIX, Settings
+from toolbus.bus.values.urls import check_url
+from toolbus.operations.cli import main
 
 BASES = {"internal": INTERNAL, "external": EXTERNAL}
 FOREIGN = {"ScaledObject", "TriggerAuthentication", "ServiceMonitor", "PrometheusRule"}

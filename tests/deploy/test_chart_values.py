@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from tests.deploy.chart import EXTERNAL, INTERNAL, SCHEMA, VALUES, Manifest, changed, leaves, manifests, render, validate, value_at
-from toolbus.settings import Settings
+from toolbus.bus.values.settings import Settings
 
 LEAVES = {path: schema for path, schema in leaves() if path != "global"}
 # Values that only go together.
@@ -53,6 +53,14 @@ def test_settings_are_those_of_toolbus() -> None:
     properties = SCHEMA["properties"]
     assert properties["gateway"]["properties"]["settings"]["properties"].keys() == names
     assert properties["workerDefaults"]["properties"]["settings"]["properties"].keys() == names - {"concurrency", "lease"}
+
+
+def test_defaults_are_those_of_toolbus() -> None:
+    """A setting that the chart names has the same value there."""
+    own = Settings()
+    said = {name: value for name, value in VALUES["workerDefaults"].items() if name in Settings.__struct_fields__}
+    assert said.keys() >= {"lease", "grace", "concurrency"}
+    assert said == {name: getattr(own, name) for name in said}
 
 
 def test_what_the_chart_makes_of_its_defaults_is_valid() -> None:

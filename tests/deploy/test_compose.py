@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from tests.deploy.chart import DEPLOY
-from toolbus.cli import main
+from toolbus.operations.cli import main
 
 COMPOSE = DEPLOY / "compose.yaml"
 FOLDER = DEPLOY / "compose"

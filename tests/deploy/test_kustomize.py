@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from tests.deploy.chart import DEPLOY, NEWEST, OLDEST, Manifest, found, manifests, validate
-from toolbus.broker.keys import Keys
-from toolbus.settings import PREFIX, Settings
+from toolbus.bus.broker.keys import Keys
+from toolbus.bus.values.settings import PREFIX, Settings
 
 FOLDER = DEPLOY / "kustomize"
 OVERLAYS = sorted(path.name for path in (FOLDER / "overlays").iterdir())

@@ -18,8 +18,8 @@ from tests.cli.shell import Shell
 from tests.deploy.monitoring import ALERTS, DASHBOARDS, labels_in, metrics_in, panels, queries
 from tests.forking import ForkServer
 from tests.servers import eventually_sync
-from toolbus.broker.embedded import free_port
-from toolbus.telemetry.exposition import EXPOSED
+from toolbus.bus.broker.embedded import free_port
+from toolbus.bus.telemetry.metrics import EXPOSED
 
 # Of the metrics themselves, and what Prometheus adds.
 LABELS = {"messaging_destination_name", "gen_ai_tool_name", "error_type", "state", "version", "python", "le", "job", "instance"}

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.deploy.chart import DEPLOY
-from toolbus.cli import main
-from toolbus.settings import Settings
+from toolbus.bus.values.settings import Settings
+from toolbus.operations.cli import main
 
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
 ANALYZE = shutil.which("systemd-analyze")

@@ -33,10 +33,10 @@ RUN_BY = {
 # Commands of toolbus that run until they are stopped, or ask a model: their words are checked by the parser. Other tests run each of them.
 LASTING = {
     "agent": "asks a model",
-    "chat": "asks a model",
+    "platform chat": "asks a model",
     "confirm watch": "runs until it is stopped",
     "dev": "runs until it is stopped",
-    "host": "runs until it is stopped",
+    "platform host": "runs until it is stopped",
     "mount": "starts a server from the network",
     "platform logs": "goes on with the option -f; tests/host reads the output of programs",
     "platform sync": "asks a catalogue in the network",
@@ -69,12 +69,12 @@ UNRUN = {
 # Commands that are right, but name something that only a reader has: a pattern of the commands, and the message that refuses them.
 REFUSED = {
     r"toolbus confirm (show|allow|deny) 5f3a\b": "no confirmation '5f3a' is open",
-    r"toolbus conversations show orders --user alice": "there is no conversation 'orders' of the user 'alice'",
-    r"toolbus conversations rm orders --user alice": "Delete the conversation 'orders'",
-    r"toolbus dead (show|redrive) prices 1790000000000-0": "there is no dead letter 1790000000000-0 of 'prices'",
-    r"toolbus dead (redrive|drop) prices --all\b": "there are no dead letters of 'prices'",
-    r"toolbus approve search --digest \w+": "the tool 'search' has the digest",
-    r"toolbus approve image_stitcher\b": "nobody offers a tool 'image_stitcher'",
+    r"toolbus operate conversations show orders --user alice": "there is no conversation 'orders' of the user 'alice'",
+    r"toolbus operate conversations rm orders --user alice": "Delete the conversation 'orders'",
+    r"toolbus operate dead (show|redrive) prices 1790000000000-0": "there is no dead letter 1790000000000-0 of 'prices'",
+    r"toolbus operate dead (redrive|drop) prices --all\b": "there are no dead letters of 'prices'",
+    r"toolbus secure approve search --digest \w+": "the tool 'search' has the digest",
+    r"toolbus secure approve image_stitcher\b": "nobody offers a tool 'image_stitcher'",
 }
 
 # How many Python examples each page has, and the test that runs them: a new example fails until its test and this number know it.

@@ -23,7 +23,7 @@ from tests.docs.fences import PAGES, ROOT, SHELL, Fence, fences, program_of, sta
 from tests.forking import ForkServer
 from tests.gateway.served import Site
 from tests.servers import Servers, eventually_sync, leaks
-from toolbus.cli import main
+from toolbus.operations.cli import main
 from toolbus.toolkit.learning import Edge, Scores
 
 # Programs that are run; everything else needs a row in a table.
@@ -195,7 +195,12 @@ def test_the_commands_of_a_page_run(page: str, scene: Site, forks: ForkServer, n
     if page == "docs/how-to/runbooks.md":
         # Its loop runs one command for each descriptor of the namespace, so that it gets one with a single descriptor.
         environment["TOOLBUS_NAMESPACE"] = namespace
-        assert run('echo \'{"name": "Our GPU machines"}\' | toolbus put backend-runtime/gpu', environment, tmp_path, forks).returncode == 0
+        assert (
+            run(
+                'echo \'{"name": "Our GPU machines"}\' | toolbus operate items put backend-runtime/gpu', environment, tmp_path, forks
+            ).returncode
+            == 0
+        )
     for statement in COMMANDS[page]:
         if not is_run(page, statement):
             continue

@@ -11,8 +11,8 @@ import pytest
 from tests.docs.accounts import PYTHON
 from tests.docs.fences import PAGES, ROOT, fences
 from toolbus import Retry, ToolBus, Worker, tool
-from toolbus.broker.admin import Admin
-from toolbus.settings import Settings
+from toolbus.bus.broker.admin import Admin
+from toolbus.bus.values.settings import Settings
 
 RELIABILITY = "docs/explanation/reliability.md"
 MCP = "docs/how-to/mcp.md"

@@ -14,7 +14,7 @@ import pytest
 
 import toolbus
 from tests.test_sync_names import _OF_CALLS, _OF_EXECUTORS
-from toolbus import results
+from toolbus.bus.values import results
 from website.build import _generate, build
 from website.links import faults
 from website.stage import DOCS, ROOT, SiteError
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.timeout(300)
 
 API = DOCS / "reference" / "api"
 # Modules whose ``__all__`` is public.
-PACKAGES = ("", ".sync", ".middleware", ".agent", ".testing", ".toolkit", ".toolkit.learning", ".mounts")
+PACKAGES = ("", ".sync", ".middleware", ".agent", ".testing", ".toolkit", ".toolkit.learning", ".edges.mounts")
 
 
 def defined_by_adapters() -> set[str]:
@@ -46,7 +46,7 @@ def public_names() -> dict[str, Any]:
         found |= {f"{module}.{name}": None for name in re.findall(r"``(\w+)``", text)}
     found |= dict.fromkeys(ADAPTERS)
     errors = [each for each in vars(results).values() if isinstance(each, type) and issubclass(each, toolbus.ToolbusError)]
-    found |= {f"toolbus.results.{each.__name__}": None for each in errors if each.__module__ == results.__name__}
+    found |= {f"toolbus.bus.values.results.{each.__name__}": None for each in errors if each.__module__ == results.__name__}
     return {name: located(name) for name in found}
 
 
@@ -106,10 +106,15 @@ def has_the_reference(site: Path) -> None:
     """Check that each entry and public member has an anchor to link to, with its docstring, and what is no user's has none."""
     shown = {name for page in (site / "reference" / "api").rglob("index.html") for name in anchors(page)}
     assert set(directives()) - shown == set()
-    assert {"toolbus.ToolBus.call", "toolbus.Worker.run", "toolbus.options.CallOptions.timeout", "toolbus.Settings.lease"} <= shown
+    assert {
+        "toolbus.ToolBus.call",
+        "toolbus.Worker.run",
+        "toolbus.bus.values.options.CallOptions.timeout",
+        "toolbus.Settings.lease",
+    } <= shown
     assert [name for name in shown if "._" in name] == []
     inner = {f"toolbus.Call.{name}" for name in _OF_CALLS}
-    inner |= {f"toolbus.client.executor.executor.ToolExecutor.{name}" for name in _OF_EXECUTORS}
+    inner |= {f"toolbus.bus.client.executor.executor.ToolExecutor.{name}" for name in _OF_EXECUTORS}
     assert shown & inner == set()
     text = (site / "reference" / "api" / "client" / "index.html").read_text("utf-8")
     assert str(toolbus.ToolBus.call.__doc__).splitlines()[0].partition("`")[0].rstrip(".") in text

@@ -13,7 +13,7 @@ import pytest
 from tests.examples_run.desk import PATIENCE, Desk, Running
 from tests.examples_run.pages import EXAMPLES, commands
 from tests.servers import eventually_sync
-from toolbus.broker.embedded import free_port
+from toolbus.bus.broker.embedded import free_port
 
 COMMANDS = commands(EXAMPLES / "README.md")
 [START] = [each for each in COMMANDS if each.endswith("fastapi/app.py")]
@@ -72,10 +72,10 @@ def test_failures_have_a_status(application: Application) -> None:
 
 def test_a_client_that_leaves_cancels_its_call(application: Application, desk: Desk) -> None:
     """Closing the connection in the middle of a stream ends the tool's run."""
-    before = desk.run("toolbus calls").count("cancelled")
+    before = desk.run("toolbus see calls").count("cancelled")
     with application.open(LONG) as answer:
         assert answer.readline() == b"event: progress\n"
-    eventually_sync(lambda: desk.run("toolbus calls").count("cancelled") > before, timeout=PATIENCE)
+    eventually_sync(lambda: desk.run("toolbus see calls").count("cancelled") > before, timeout=PATIENCE)
 
 
 def test_ctrl_c_ends_it_cleanly(desk: Desk) -> None:

@@ -15,9 +15,9 @@ import yaml
 from tests.deploy.chart import NEWEST, OLDEST, Manifest, found, manifests, validate
 from tests.examples_run.pages import EXAMPLES, ROOT, commands
 from toolbus import ToolBus, Worker
-from toolbus.broker.keys import Keys
-from toolbus.cli import main
-from toolbus.settings import PREFIX, Settings
+from toolbus.bus.broker.keys import Keys
+from toolbus.bus.values.settings import PREFIX, Settings
+from toolbus.operations.cli import main
 
 FOLDER = EXAMPLES / "kubernetes"
 PAGE = commands(FOLDER / "README.md")

@@ -10,7 +10,7 @@ import click
 import pytest
 
 from tests.examples_run.pages import EXAMPLES, PAGES, ROOT, commands
-from toolbus.cli import main
+from toolbus.operations.cli import main
 
 # How each command is tried, by how it begins: the test that runs it, or the reason why it is only checked.
 RUN = {
@@ -23,7 +23,7 @@ RUN = {
     "toolbus call node-count": "test_the_worker_in_node_answers",
     "JOBS_TOKEN=secret python": "test_the_recorded_tools_answer",
     "toolbus platform import": "test_the_recorded_tools_answer",
-    "JOBS_TOKEN=secret toolbus host": "test_the_recorded_tools_answer",
+    "JOBS_TOKEN=secret toolbus platform host": "test_the_recorded_tools_answer",
     "toolbus call job_": "test_the_recorded_tools_answer",
     "sh tls/make_certificates.sh": "test_tls",
     "export TOOLBUS_": "test_tls",
@@ -31,7 +31,7 @@ RUN = {
     "toolbus doctor": "test_tls",
     "toolbus call count_free_seats": "test_tls",
     "python model.py agents/openai_chat.py": "test_tls",
-    "toolbus conformance": "the tests of conformance run both programs, for minutes",
+    "toolbus protocol conformance": "the tests of conformance run both programs, for minutes",
 }
 CHECKED = {
     "pip install": "extras are those of the project; packages are installed for development",
@@ -44,7 +44,7 @@ CHECKED = {
     "kubectl ": "needs a cluster; test_kubernetes builds, validates and compares the manifests and names",
     "helm ": "needs a cluster; test_kubernetes renders the values with Helm's engine",
     "toolbus call write_report": "test_kubernetes makes this call in process",
-    "toolbus services": "its port leads to the cluster; the tests of the command line run it",
+    "toolbus see services": "its port leads to the cluster; the tests of the command line run it",
 }
 ALL = [(page, command) for page in PAGES for command in commands(page)]
 

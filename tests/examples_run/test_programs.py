@@ -10,7 +10,7 @@ import toolbus.adapters
 from tests.examples_run.desk import PATIENCE, Desk
 from tests.examples_run.pages import EXAMPLES, Row, commands, rows
 from tests.servers import eventually_sync
-from toolbus.broker.embedded import free_port
+from toolbus.bus.broker.embedded import free_port
 
 NODE = shutil.which("node")
 # Modules of the package that adapt to nothing by themselves.
@@ -72,7 +72,9 @@ def test_the_worker_in_node_answers(desk: Desk) -> None:
 def test_the_recorded_tools_answer(desk: Desk) -> None:
     """The folder of records is imported, a host serves it, and calls reach the API; all by the page's commands, at another port."""
     found = commands(EXAMPLES / "README.md")
-    [api], [imported], [host] = ([each for each in found if part in each] for part in ("jobs_api.py", "platform import", "toolbus host"))
+    [api], [imported], [host] = (
+        [each for each in found if part in each] for part in ("jobs_api.py", "platform import", "toolbus platform host")
+    )
     launch, run = (each for each in found if each.startswith("toolbus call job_"))
     port = str(free_port())
     sources = desk.folder / "platform" / "sources.json"

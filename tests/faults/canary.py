@@ -15,11 +15,11 @@ import redis
 from tests.faults import hostile
 from tests.servers import eventually
 from toolbus import Settings, ToolBus, ToolService, Worker, tool
-from toolbus.broker.admin import Admin
-from toolbus.broker.keys import Keys, session_digest
-from toolbus.envelope import Request, new_id, share_digest
-from toolbus.results import BrokerError
-from toolbus.telemetry.output import FIELDS
+from toolbus.bus.broker.admin import Admin
+from toolbus.bus.broker.keys import Keys, session_digest
+from toolbus.bus.telemetry.output import FIELDS
+from toolbus.bus.values.envelope import Request, new_id, share_digest
+from toolbus.bus.values.results import BrokerError
 
 SERVICE = "canary"
 # Makers of names, and not names.

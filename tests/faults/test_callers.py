@@ -13,9 +13,9 @@ import redis
 from tests.contract import Place
 from tests.servers import eventually
 from toolbus import invocation, tool
-from toolbus.broker import scripts
-from toolbus.broker.keys import Keys
-from toolbus.envelope import Request, encode, new_id
+from toolbus.bus.broker import scripts
+from toolbus.bus.broker.keys import Keys
+from toolbus.bus.values.envelope import Request, encode, new_id
 
 pytestmark = pytest.mark.anyio
 

@@ -19,9 +19,9 @@ from tests.forking import ForkServer
 from tests.servers import eventually, leaks
 from tests.topologies import Cluster, until
 from toolbus import Settings, ToolBus, ToolResult, ToolService, Worker, invocation, tool
-from toolbus.broker.embedded import HOST, EmbeddedServer
-from toolbus.broker.keys import Keys
-from toolbus.events import Started
+from toolbus.bus.broker.embedded import HOST, EmbeddedServer
+from toolbus.bus.broker.keys import Keys
+from toolbus.bus.values.events import Started
 
 # One process runs them all, since the cluster takes its time to start.
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.xdist_group("cluster-namespaces")]

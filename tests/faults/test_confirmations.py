@@ -15,10 +15,10 @@ from tests.contract import Place
 from tests.forking import ForkServer, Program
 from tests.servers import eventually
 from toolbus import Settings, ToolBus, Worker, tool
-from toolbus.broker.embedded import EmbeddedServer
-from toolbus.broker.keys import Keys
-from toolbus.confirmations import ConfirmationRequest
-from toolbus.results import ConfirmationClosed
+from toolbus.bus.broker.embedded import EmbeddedServer
+from toolbus.bus.broker.keys import Keys
+from toolbus.bus.values.confirmations import ConfirmationRequest
+from toolbus.bus.values.results import ConfirmationClosed
 
 pytestmark = pytest.mark.anyio
 

@@ -17,8 +17,8 @@ from tests.chaos.proxy import Proxy
 from tests.faults.wired import count, echo
 from tests.servers import eventually
 from toolbus import BrokerError, Settings, ToolBus, Worker, tool
-from toolbus.broker.embedded import EmbeddedServer
-from toolbus.broker.transport.connection import BLOCK
+from toolbus.bus.broker.embedded import EmbeddedServer
+from toolbus.bus.broker.transport.connection import BLOCK
 
 pytestmark = pytest.mark.anyio
 
@@ -61,7 +61,7 @@ async def test_half_open_connections_are_given_up_in_bounded_time(
 ) -> None:
     """When nothing passes and nobody is told, the links notice by themselves, and calls go on."""
     # Longer than a blocking read, and shorter than what is usual, for which the test would only wait.
-    monkeypatch.setattr("toolbus.broker.transport.link._STALLED", BLOCK + 1.0)
+    monkeypatch.setattr("toolbus.bus.broker.transport.link._STALLED", BLOCK + 1.0)
     _, proxy = proxied
     settings = settings_of(proxy.port)
     async with Worker([echo], settings=settings), ToolBus(settings=settings) as bus:

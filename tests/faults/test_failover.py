@@ -18,13 +18,13 @@ from redis.crc import key_slot
 from tests.servers import eventually
 from tests.topologies import Cluster, Watched, until
 from toolbus import Settings, ToolBus, ToolResult, Worker, tool
-from toolbus.broker.embedded import HOST, EmbeddedServer
-from toolbus.broker.keys import Keys
-from toolbus.broker.lease import thread as leases
-from toolbus.broker.transport import link
-from toolbus.broker.transport.connection import Connector
-from toolbus.results import BrokerUnavailable
-from toolbus.telemetry.output import FIELDS
+from toolbus.bus.broker.embedded import HOST, EmbeddedServer
+from toolbus.bus.broker.keys import Keys
+from toolbus.bus.broker.lease import thread as leases
+from toolbus.bus.broker.transport import link
+from toolbus.bus.broker.transport.connection import Connector
+from toolbus.bus.telemetry.output import FIELDS
+from toolbus.bus.values.results import BrokerUnavailable
 
 pytestmark = pytest.mark.anyio
 

@@ -6,9 +6,9 @@ import pytest
 import redis
 
 from tests.contract import Place
-from toolbus.broker.admin import Admin
-from toolbus.broker.keys import Keys
-from toolbus.results import RegistrationRefused
+from toolbus.bus.broker.admin import Admin
+from toolbus.bus.broker.keys import Keys
+from toolbus.bus.values.results import RegistrationRefused
 
 pytestmark = pytest.mark.anyio
 
@@ -32,7 +32,7 @@ async def test_an_operator_can_put_a_document_in_the_end(redis_place: Place, key
         except RegistrationRefused as error:
             refused = str(error)
         if refused:
-            assert f"`toolbus rm {'' if owner else '--force '}{key}`" in refused
+            assert f"`toolbus operate items rm {'' if owner else '--force '}{key}`" in refused
             assert f"{field!r} of {keys.names}" in refused
             assert await admin.delete(key) or await admin.transfer(key)
             await admin.put(key, DOCUMENT, owner)

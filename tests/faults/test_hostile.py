@@ -13,14 +13,14 @@ from tests.faults import hostile
 from tests.faults.canary import NAMES, SERVICE, Canary, Sung
 from tests.servers import eventually
 from toolbus import Settings, ToolBus, ToolbusError, Worker, tool
-from toolbus.background import MOST_FAILURES
-from toolbus.broker import reading
-from toolbus.broker.keys import Keys
-from toolbus.broker.replies.reader import ReplyReader
-from toolbus.broker.take.requests import GROUP
-from toolbus.envelope import new_id
-from toolbus.results import BrokerError
-from toolbus.telemetry.repeats import MOST_LINES
+from toolbus.bus.broker import reading
+from toolbus.bus.broker.keys import Keys
+from toolbus.bus.broker.replies import ReplyReader
+from toolbus.bus.broker.take.requests import GROUP
+from toolbus.bus.telemetry.background import MOST_FAILURES
+from toolbus.bus.telemetry.logger import MOST_LINES
+from toolbus.bus.values.envelope import new_id
+from toolbus.bus.values.results import BrokerError
 
 pytestmark = pytest.mark.anyio
 
@@ -212,8 +212,8 @@ async def test_what_cannot_be_read_is_said_once(canary: Canary) -> None:
 @pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Tasks are given up within a second."""
-    monkeypatch.setattr("toolbus.background._MOST", 0.05)
-    monkeypatch.setattr("toolbus.background._FIRST", 0.01)
+    monkeypatch.setattr("toolbus.bus.telemetry.background._MOST", 0.05)
+    monkeypatch.setattr("toolbus.bus.telemetry.background._FIRST", 0.01)
     return iter(())
 
 
@@ -274,7 +274,7 @@ async def test_a_worker_that_cannot_go_on_leaves(valkey_server: str, namespace: 
             monkeypatch.setattr(worker.broker, "take", failing)
         else:
             monkeypatch.setattr(worker.broker._steps.upkeep, "_reap", failing)
-            monkeypatch.setattr("toolbus.broker.recover.upkeep.random.uniform", lambda *_: 0.01)
+            monkeypatch.setattr("toolbus.bus.broker.recover.random.uniform", lambda *_: 0.01)
         with pytest.raises(ToolbusError, match="a bug"):
             await asyncio.wait_for(running, 30.0)
         assert not worker.healthy

@@ -11,8 +11,8 @@ from tests.faults import hostile
 from tests.faults.canary import NAMES, SERVICE, Canary
 from tests.servers import eventually
 from toolbus import ToolBus
-from toolbus.broker.admin import Admin
-from toolbus.broker.keys import Keys
+from toolbus.bus.broker.admin import Admin
+from toolbus.bus.broker.keys import Keys
 
 pytestmark = pytest.mark.anyio
 

@@ -13,9 +13,9 @@ from tests.faults.wired import echo
 from tests.played import Drip, PlayedSentinel, greet, playing
 from tests.servers import eventually
 from toolbus import Settings, ToolBus, Worker
-from toolbus.broker.embedded import HOST, EmbeddedServer
-from toolbus.broker.transport.connection import Connector
-from toolbus.results import BrokerUnavailable, ConfigurationError
+from toolbus.bus.broker.embedded import HOST, EmbeddedServer
+from toolbus.bus.broker.transport.connection import Connector
+from toolbus.bus.values.results import BrokerUnavailable, ConfigurationError
 
 pytestmark = pytest.mark.anyio
 
@@ -104,7 +104,7 @@ def test_an_answer_has_a_time_limit_as_a_whole() -> None:
 
 def test_an_answer_has_a_length_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that is longer ends the connection before it has filled the memory."""
-    monkeypatch.setattr("toolbus.broker.transport.bounded._MOST_RECEIVED", 1_000)
+    monkeypatch.setattr("toolbus.bus.broker.transport.bounded._MOST_RECEIVED", 1_000)
     with playing(lambda words: greet(words) or b"$100000\r\n" + b"a" * 100_000) as [server]:
         client = Connector(f"redis://{HOST}:{server.port}").sync_client(0.5)
         with pytest.raises(redis.exceptions.ConnectionError, match="longer than 1000 bytes"):

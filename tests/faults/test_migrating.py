@@ -11,9 +11,9 @@ import redis
 from redis.crc import key_slot
 
 from tests.topologies import Cluster
-from toolbus.broker import scripts
-from toolbus.broker.embedded import HOST
-from toolbus.broker.keys import Keys
+from toolbus.bus.broker import scripts
+from toolbus.bus.broker.embedded import HOST
+from toolbus.bus.broker.keys import Keys
 
 LATER = 10_000_000_000
 _REPEATED = (redis.exceptions.AskError, redis.exceptions.TryAgainError)

@@ -14,13 +14,13 @@ from tests.contract import Place
 from tests.faults.programs import place_of
 from tests.servers import eventually
 from toolbus import Retry, Session, ToolBus, ToolResult, ToolService, invocation, tool
-from toolbus.broker import scripts
-from toolbus.broker.scripts import Script
-from toolbus.broker.transport.command import Command
-from toolbus.broker.transport.link import Link
-from toolbus.broker.transport.wire import Wire, pack
-from toolbus.envelope import FRAMES_REFUSED
-from toolbus.results import BrokerError
+from toolbus.bus.broker import scripts
+from toolbus.bus.broker.scripts import Script
+from toolbus.bus.broker.transport.command import Command
+from toolbus.bus.broker.transport.link import Link
+from toolbus.bus.broker.transport.wire import Wire, pack
+from toolbus.bus.values.envelope import FRAMES_REFUSED
+from toolbus.bus.values.results import BrokerError
 
 pytestmark = pytest.mark.anyio
 

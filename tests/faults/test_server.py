@@ -14,8 +14,8 @@ import redis
 from tests.contract import Place
 from tests.servers import eventually
 from toolbus import BrokerError, ConfigurationError, Settings, ToolBus, Worker, tool
-from toolbus.broker.embedded import EmbeddedServer
-from toolbus.results import BrokerUnavailable, UnsupportedServer
+from toolbus.bus.broker.embedded import EmbeddedServer
+from toolbus.bus.values.results import BrokerUnavailable, UnsupportedServer
 
 pytestmark = pytest.mark.anyio
 

@@ -13,9 +13,9 @@ import redis
 from tests.contract import Place
 from tests.servers import eventually
 from toolbus import tool
-from toolbus.broker.keys import Keys
-from toolbus.broker.recover.upkeep import Upkeep
-from toolbus.broker.take.intake import Intake
+from toolbus.bus.broker.keys import Keys
+from toolbus.bus.broker.recover import Upkeep
+from toolbus.bus.broker.take.intake import Intake
 
 pytestmark = pytest.mark.anyio
 

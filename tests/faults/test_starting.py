@@ -17,8 +17,8 @@ import pytest
 from tests.contract import Place
 from tests.servers import eventually
 from toolbus import ToolBus, Worker, tool
-from toolbus.broker.embedded import EmbeddedServer
-from toolbus.results import BrokerUnavailable
+from toolbus.bus.broker.embedded import EmbeddedServer
+from toolbus.bus.values.results import BrokerUnavailable
 
 pytestmark = pytest.mark.anyio
 
@@ -146,11 +146,11 @@ async def test_a_worker_with_patience_waits_for_a_server_that_was_never_there(re
         server.close()
 
 
-@pytest.mark.parametrize("command", ["worker", "serve", "host", "im"])
+@pytest.mark.parametrize("command", ["worker", "serve", "platform host", "platform im"])
 async def test_commands_that_serve_wait_for_a_server_that_restarts(redis_place: Place, command: str, tmp_path: Path) -> None:
     """They say so in one line, and end with the error when the time is over; a name that does not exist ends them at once."""
     (tmp_path / "here_tool.py").write_text(HERE)
-    words = [command, *{"worker": ["here_tool.py"], "serve": ["--port", "0"]}.get(command, [])]
+    words = [*command.split(), *{"worker": ["here_tool.py"], "serve": ["--port", "0"]}.get(command, [])]
     variables = {**os.environ, "TOOLBUS_IM_SERVER": "ws://127.0.0.1:1", "TOOLBUS_IM_CONTACT": "me", "TOOLBUS_LOG_FORMAT": "json"}
 
     async def run(url: str, *more: str) -> tuple[str, float]:

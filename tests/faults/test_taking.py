@@ -11,9 +11,9 @@ import redis
 from tests.contract import Place
 from tests.servers import eventually
 from toolbus import ToolService, tool
-from toolbus.broker import scripts
-from toolbus.broker.keys import Keys
-from toolbus.worker.slots.slots import Slots
+from toolbus.bus.broker import scripts
+from toolbus.bus.broker.keys import Keys
+from toolbus.bus.worker.slots.slots import Slots
 
 pytestmark = pytest.mark.anyio
 

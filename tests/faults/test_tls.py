@@ -25,8 +25,8 @@ from tests.forking import ForkServer
 from tests.servers import KINDS, eventually
 from tests.tls import Authority, settings_for, terminating
 from toolbus import BrokerError, Settings, ToolBus, Worker, sync
-from toolbus.broker.embedded import EmbeddedServer, free_port
-from toolbus.results import BrokerUnavailable
+from toolbus.bus.broker.embedded import EmbeddedServer, free_port
+from toolbus.bus.values.results import BrokerUnavailable
 
 pytestmark = pytest.mark.anyio
 
@@ -322,7 +322,7 @@ async def test_tls_to_a_plain_port_says_so_in_bounded_time(port: int, namespace:
 
 async def test_commands_refuse_in_one_line(shell: Shell, proxy: Proxy) -> None:
     """A caller, a worker, several of them: one line on standard error that says what to do, and exit code 1."""
-    commands = (["call", "who"], ["services"], ["worker", "loud.py"], ["worker", "loud.py", "--processes", "2"])
+    commands = (["call", "who"], ["see", "services"], ["worker", "loud.py"], ["worker", "loud.py", "--processes", "2"])
     for done in await asyncio.gather(*[asyncio.to_thread(shell.run, *words) for words in commands]):
         assert done.returncode == 1, done.args
         assert done.stderr.count("\n") == 1, done.stderr

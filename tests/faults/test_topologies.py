@@ -16,9 +16,9 @@ from redis.crc import key_slot
 from tests.servers import eventually
 from tests.topologies import Cluster, Watched, until
 from toolbus import Session, Settings, ToolBus, ToolService, Worker, invocation, tool
-from toolbus.broker.embedded import HOST, EmbeddedServer
-from toolbus.broker.keys import Keys
-from toolbus.results import BrokerUnavailable
+from toolbus.bus.broker.embedded import HOST, EmbeddedServer
+from toolbus.bus.broker.keys import Keys
+from toolbus.bus.values.results import BrokerUnavailable
 
 pytestmark = pytest.mark.anyio
 

@@ -15,10 +15,10 @@ from tests.contract import Place
 from tests.forking import ForkServer, Program
 from tests.servers import eventually, put_down
 from toolbus import ToolBus
-from toolbus.broker.admin import Admin
-from toolbus.broker.recent.records import RecentCall
-from toolbus.events import Finished, Reset, Started, Text
-from toolbus.results import StreamReset
+from toolbus.bus.broker.admin import Admin
+from toolbus.bus.broker.recent import RecentCall
+from toolbus.bus.values.events import Finished, Reset, Started, Text
+from toolbus.bus.values.results import StreamReset
 
 pytestmark = pytest.mark.anyio
 

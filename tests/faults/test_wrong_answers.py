@@ -15,8 +15,8 @@ from tests.faults.canary import Canary, Sung
 from tests.faults.liar import Liar
 from tests.servers import eventually
 from toolbus import Settings, ToolBus, ToolbusError, Worker
-from toolbus.broker.admin import Admin
-from toolbus.envelope import new_id
+from toolbus.bus.broker.admin import Admin
+from toolbus.bus.values.envelope import new_id
 
 pytestmark = pytest.mark.anyio
 

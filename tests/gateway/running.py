@@ -13,9 +13,9 @@ from starlette.types import ASGIApp
 
 from tests.servers import eventually
 from toolbus import ToolBus
-from toolbus.gateway.app import application
-from toolbus.gateway.gateway import Gateway
-from toolbus.gateway.principals import Authenticator, Everyone
+from toolbus.edges.gateway.app import application
+from toolbus.edges.gateway.gateway import Gateway
+from toolbus.edges.gateway.options import Authenticator, Everyone
 
 
 @asynccontextmanager

@@ -34,7 +34,7 @@ async def test_tokens_of_the_server_count_at_every_gateway(own_site: Site) -> No
     site = own_site
     site.worker()
     urls = [site.gateway("--shared-tokens")[1] for _ in range(2)]
-    token = command(site, "tokens", "add", "ci", "--user", "acme", "--tool", "echo")
+    token = command(site, "secure", "tokens", "add", "ci", "--user", "acme", "--tool", "echo")
     try:
         async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
 
@@ -61,7 +61,7 @@ async def test_tokens_of_the_server_count_at_every_gateway(own_site: Site) -> No
                     f"{url}/run_tool", json={"tool_id": "add", "params": {"left": 1, "right": 2}}, headers=headers(token)
                 )
                 assert run.status_code == 404
-            command(site, "tokens", "revoke", "ci")
+            command(site, "secure", "tokens", "revoke", "ci")
             for url in urls:
 
                 async def refused(url: str = url) -> bool:
@@ -69,18 +69,18 @@ async def test_tokens_of_the_server_count_at_every_gateway(own_site: Site) -> No
 
                 await eventually(refused, timeout=60.0, interval=0.2)
     finally:
-        site.start("tokens", "revoke", "ci").communicate(timeout=60)
+        site.start("secure", "tokens", "revoke", "ci").communicate(timeout=60)
 
 
 async def test_tokens_of_a_file(own_site: Site, tmp_path: Path) -> None:
     """``--tokens FILE`` accepts the tokens that a command wrote, also those that come later, and no log has anything secret."""
     site = own_site
     path = str(tmp_path / "tokens.json")
-    first = command(site, "tokens", "add", "one", "--file", path)
+    first = command(site, "secure", "tokens", "add", "one", "--file", path)
     program, url = site.gateway("--tokens", path, TOOLBUS_LOG_LEVEL="debug")
     async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
         assert (await client.get(f"{url}/v1/tools", headers=headers(first))).status_code == 200
-        second = command(site, "tokens", "add", "two", "--file", path)
+        second = command(site, "secure", "tokens", "add", "two", "--file", path)
 
         async def accepted() -> bool:
             return (await client.get(f"{url}/v1/tools", headers=headers(second))).status_code == 200
@@ -122,7 +122,7 @@ def test_what_would_let_anybody_in_is_refused(own_site: Site, words: tuple[str, 
 
 async def test_mcp_without_its_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     """The answer is no bare 404."""
-    monkeypatch.setattr("toolbus.gateway.mcp.find_spec", lambda name: None)
+    monkeypatch.setattr("toolbus.edges.gateway.mcp.find_spec", lambda name: None)
     async with ToolBus("memory://") as bus, client_of(bus) as client:
         answer = await client.post("/mcp", json={})
         assert (answer.status_code, answer.json()["title"]) == (501, "not_installed")

@@ -13,11 +13,11 @@ import pytest
 
 from tests.gateway.running import listening
 from toolbus import ConfigurationError, ToolBus
-from toolbus.gateway.app import application
-from toolbus.gateway.gateway import Gateway
-from toolbus.gateway.guards import GuardOptions, guarded, origin_of
-from toolbus.gateway.http_protocol import GuardedProtocol
-from toolbus.gateway.principals import Everyone
+from toolbus.edges.gateway.app import application
+from toolbus.edges.gateway.gateway import Gateway
+from toolbus.edges.gateway.guards import GuardOptions, guarded, origin_of
+from toolbus.edges.gateway.options import Everyone
+from toolbus.edges.gateway.serving import GuardedProtocol
 
 pytestmark = pytest.mark.anyio
 

@@ -60,7 +60,7 @@ def test_the_commands_of_the_guide_do_what_it_says(address: str) -> None:
 
 def test_every_option_can_be_set_in_the_environment() -> None:
     """By its own name, as the guide says."""
-    from toolbus.cli.serve import serve_command
+    from toolbus.operations.cli.serve import serve_command
 
     shown = [each for each in serve_command.params if not each.hidden and each.name != "grace"]
     assert len(shown) > 5

@@ -13,11 +13,11 @@ from starlette.routing import Route
 from tests.gateway.served import Site
 from tests.records.made import recorded
 from tests.servers import eventually
-from toolbus.broker.admin import Admin
-from toolbus.gateway.app import ROUTES
-from toolbus.gateway.page import files
+from toolbus.bus.broker.admin import Admin
+from toolbus.bus.values.settings import Settings
+from toolbus.edges.gateway.app import ROUTES
+from toolbus.edges.gateway.page import files
 from toolbus.platform.store import Records
-from toolbus.settings import Settings
 
 pytestmark = pytest.mark.anyio
 

@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.routing import Route
 
-from toolbus.client.tools.tool import Tool
-from toolbus.descriptors import ToolDescriptor
-from toolbus.gateway.app import ROUTES
-from toolbus.gateway.openapi_document import document, located
-from toolbus.gateway.openapi_paths import PATHS
-from toolbus.gateway.problems import STATUS, Problem
-from toolbus.results import ERROR_TYPES, ErrorInfo
+from toolbus.bus.client.tools.tool import Tool
+from toolbus.bus.values.descriptors import ToolDescriptor
+from toolbus.bus.values.results import ERROR_KINDS, ErrorInfo
+from toolbus.edges.gateway.app import ROUTES
+from toolbus.edges.gateway.bodies import Problem
+from toolbus.edges.gateway.gateway import document, located
+from toolbus.edges.gateway.openapi_paths import PATHS
 
 pytestmark = pytest.mark.anyio
 
@@ -124,9 +124,8 @@ def test_every_route_is_described() -> None:
 
 def test_every_error_has_a_status() -> None:
     """An error type that a call may end with is a problem of the gateway, whichever it is."""
-    assert STATUS.keys() == ERROR_TYPES
-    for kind in ERROR_TYPES:
-        assert Problem.of(ErrorInfo(kind, "code", "message")).document()["status"] == STATUS[kind]
+    for kind, about in ERROR_KINDS.items():
+        assert Problem.of(ErrorInfo(kind, "code", "message")).document()["status"] == about.status
 
 
 def test_references_within_a_schema_lead_to_its_place() -> None:

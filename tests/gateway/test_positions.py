@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolbus.events import Event, Finished, Reset, Started, Text
-from toolbus.gateway.positions import Position, Replay, read_id
-from toolbus.results import Blob, Progress, ToolResult
+from toolbus.bus.values.events import Event, Finished, Reset, Started, Text
+from toolbus.bus.values.results import Blob, Progress, ToolResult
+from toolbus.edges.gateway.positions import Position, Replay, read_id
 
 KINDS = st.one_of(
     st.text(min_size=1, max_size=5).map(Text),

@@ -20,12 +20,10 @@ from tests.contract import Place
 from tests.gateway.running import client_of
 from tests.servers import eventually
 from toolbus import ConfigurationError, ToolBus, Worker
-from toolbus.broker.keys import Keys
-from toolbus.gateway.auth.file_tokens import FileTokens
-from toolbus.gateway.auth.options import AuthOptions, authenticator_of
-from toolbus.gateway.auth.shared_tokens import TRUSTED
-from toolbus.gateway.principals import Permission
-from toolbus.tokens import PERMISSIONS, Rate, TokenFile, TokenRecord, new_token
+from toolbus.bus.broker.keys import Keys
+from toolbus.bus.values.tokens import PERMISSIONS, Rate, TokenFile, TokenRecord, new_token
+from toolbus.edges.gateway.auth.options import TRUSTED, AuthOptions, FileTokens, authenticator_of
+from toolbus.edges.gateway.options import Permission
 
 pytestmark = pytest.mark.anyio
 
@@ -275,7 +273,7 @@ async def test_options_without_keys_are_refused(namespace: str) -> None:
 
 def test_a_file_of_others_rights_keeps_them(tmp_path: Path) -> None:
     """A file of tokens that is replaced has the rights of the one before."""
-    from toolbus.cli.tokens import _write
+    from toolbus.operations.cli.tokens import _write
 
     path = tmp_path / "tokens.json"
     _write(path, [])

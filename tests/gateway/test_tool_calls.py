@@ -14,8 +14,8 @@ from tests.contract import Place, first_of
 from tests.gateway.running import client_of, events_of
 from tests.servers import eventually
 from toolbus import Blob, ToolBus, Worker, invocation, tool
-from toolbus.client.tools.names import wire_name
-from toolbus.gateway.principals import Everyone, Principal
+from toolbus.bus.client.tools.tool import wire_name
+from toolbus.edges.gateway.options import Everyone, Principal
 
 pytestmark = pytest.mark.anyio
 

@@ -18,11 +18,8 @@ from tests.gateway.authorizing import AUDIENCE, ISSUER, Issuer, encoded, unsigne
 from tests.gateway.running import client_of, listening
 from tests.servers import eventually
 from toolbus import ConfigurationError, ToolBus, Worker
-from toolbus.gateway.auth.bearer import BearerAuthenticator
-from toolbus.gateway.auth.claims import ClaimMap
-from toolbus.gateway.auth.key_set import FRESH, STALE, KeyStore
-from toolbus.gateway.auth.options import AuthOptions, authenticator_of
-from toolbus.gateway.auth.web_tokens import WebTokens
+from toolbus.edges.gateway.auth.options import AuthOptions, BearerAuthenticator, authenticator_of
+from toolbus.edges.gateway.auth.web_tokens import FRESH, STALE, ClaimMap, KeyStore, WebTokens
 
 pytestmark = pytest.mark.anyio
 

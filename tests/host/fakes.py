@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Self
 
 from tests.worker.unit.fakes import VirtualLoop
-from toolbus.backends.runner import CannotStart, Line, Output
-from toolbus.host.pool import Pool
+from toolbus.bus.values.results import ToolResult
+from toolbus.platform.backends.runner import CannotStart, Line, Output
+from toolbus.platform.host.pool import Pool
 from toolbus.platform.records import RecordedTool, Running, ToolMeta, ToolRoute, ToolSource
-from toolbus.results import ToolResult
 
 Answer = Callable[["FakeInstance", dict[str, Any], Output], Awaitable[ToolResult]]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from toolbus.host.runners import found_in
+from toolbus.platform.host.leases import found_in
 from toolbus.platform.records import ToolSource
 
 

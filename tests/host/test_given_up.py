@@ -6,8 +6,8 @@ import asyncio
 from typing import Any
 
 from tests.host.fakes import FakeInstance, FakeRunner, Scene, run
-from toolbus.backends.runner import Output
-from toolbus.results import ToolResult
+from toolbus.bus.values.results import ToolResult
+from toolbus.platform.backends.runner import Output
 
 
 async def going_on(instance: FakeInstance, arguments: dict[str, Any], output: Output) -> ToolResult:

@@ -13,9 +13,9 @@ from tests.host.fakes import FakeInstance, FakeRunner
 from tests.host.hosting import Stage, recorded, revised, staged
 from tests.servers import eventually
 from toolbus import ConfigurationError, Settings, ToolResult, tool
-from toolbus.backends.runner import Line, Output
-from toolbus.host.host import Host
-from toolbus.platform.digests import digest_of_folder
+from toolbus.platform.backends.runner import Line, Output
+from toolbus.platform.documents import digest_of_folder
+from toolbus.platform.host.host import Host
 from toolbus.platform.records import RECORD_KEY, RecordedTool, ToolSource
 
 pytestmark = pytest.mark.anyio

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.host.fakes import FakeInstance, FakeRunner, Heard, Scene, run
-from toolbus.backends.runner import CONNECTION_LOST, NOT_REACHED, Output
-from toolbus.results import ToolError, ToolResult
+from toolbus.bus.values.results import ToolError, ToolResult
+from toolbus.platform.backends.runner import CONNECTION_LOST, NOT_REACHED, Output
 
 
 def dying(times: int, *, said: str = "", reached: bool = True) -> Any:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from tests.host.fakes import FakeInstance, FakeRunner, Heard, Scene, run
-from toolbus.backends.runner import Line, Output
-from toolbus.host.pool import Pool
+from toolbus.bus.values.results import ToolError, ToolResult
+from toolbus.platform.backends.runner import Line, Output
+from toolbus.platform.host.pool import Pool
 from toolbus.platform.records import RecordedTool, ToolSource
-from toolbus.results import ToolError, ToolResult
 
 
 def test_a_hundred_calls_start_one_instance() -> None:

@@ -17,7 +17,7 @@ from tests.contract import Place
 from tests.forking import ForkServer
 from tests.host.hosting import Stage, staged
 from tests.servers import eventually, put_down
-from toolbus.backends.confinement import why_not
+from toolbus.platform.backends.confinement import why_not
 from toolbus.platform.records import RecordedTool, Running, ToolMeta, ToolSource
 
 pytestmark = pytest.mark.anyio
@@ -91,12 +91,12 @@ async def test_a_killed_hosts_routes_and_programs_go_and_another_host_takes_over
     async with staged(place) as stage:
         await stage.records.put(program(shell.folder, "tool_alone", single=True))
         await stage.records.put(program(shell.folder, "tool_both"))
-        hosts = {"one": shell.start("host", "--name", "one")}
+        hosts = {"one": shell.start("platform", "host", "--name", "one")}
         await stage.bus.wait_for_tool("tool_alone", timeout=30.0)
         first = {name: await called(stage, name) for name in ("tool_alone", "tool_both")}
         held = (await stage.route("tool_alone", "running")).host
         assert held.startswith("one-")
-        hosts["two"] = shell.start("host", "--name", "two")
+        hosts["two"] = shell.start("platform", "host", "--name", "two")
         await eventually(lambda: _at(stage, "tool_both", "two-"), timeout=30.0)
         assert not await _at(stage, "tool_alone", "two-")
         hosts["one"].send_signal(signal.SIGKILL)
@@ -121,7 +121,7 @@ async def test_a_host_confines_what_a_model_wrote(shell: Shell, place: Place) ->
         await stage.records.put(msgspec.structs.replace(made, sources=(source,), made_by="create_1"))
         for confine, is_seen in (("1", False), ("0", True)):
             shell.environment["TOOLBUS_CONFINE"] = confine
-            host = shell.start("host")
+            host = shell.start("platform", "host")
             pid = await called(stage, "made_tool")
             route = await stage.route("made_tool", "running")
             # The program knows the number that it has among the processes that it sees.
@@ -148,7 +148,7 @@ async def test_logs_show_what_programs_print(shell: Shell, place: Place) -> None
         missing = shell.run("platform", "logs", "tool_missing")
         assert missing.returncode == 1
         assert "platform list" in missing.stderr
-        shell.start("host")
+        shell.start("platform", "host")
         await stage.bus.wait_for_tool("tool_talks", timeout=30.0)
         await called(stage, "tool_talks")
         await eventually(lambda: 'called with {"n": 1}' in shell.run("platform", "logs", "tool_talks").stdout, timeout=30.0)
@@ -165,8 +165,8 @@ async def test_logs_show_what_programs_print(shell: Shell, place: Place) -> None
 
 async def test_a_host_without_a_server_says_so(shell: Shell) -> None:
     """It ends with one line and no traceback, as a worker does; wrong labels, too."""
-    wrong = shell.run("host", "--label", "a b")
+    wrong = shell.run("platform", "host", "--label", "a b")
     assert wrong.returncode == 1
     assert "no label" in wrong.stderr
     shell.environment["TOOLBUS_URL"] = "memory://"
-    assert "memory://" in shell.run("host").stderr
+    assert "memory://" in shell.run("platform", "host").stderr

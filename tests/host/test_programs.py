@@ -16,10 +16,10 @@ import pytest
 from tests.host.fakes import Heard
 from tests.host.programs import is_alive, recorded
 from tests.servers import eventually
-from toolbus.backends.kinds import make_runner
-from toolbus.host.pool import Pool, Timing
+from toolbus.bus.values.results import ToolError
+from toolbus.platform.host.host import make_runner
+from toolbus.platform.host.pool import Pool, Timing
 from toolbus.platform.records import RecordedTool
-from toolbus.results import ToolError
 
 pytestmark = pytest.mark.anyio
 

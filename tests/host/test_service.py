@@ -13,13 +13,13 @@ from tests.contract import Place
 from tests.host.fakes import FakeInstance, FakeRunner, echo
 from tests.servers import eventually
 from toolbus import Blob, Progress, ToolBus
-from toolbus.backends.runner import Output
-from toolbus.events import Text
-from toolbus.host.pool import Pool
-from toolbus.host.service import RecordedService
+from toolbus.bus.values.events import Text
+from toolbus.bus.values.results import RegistrationRefused, ToolResult
+from toolbus.bus.worker.definition.service import ToolService
+from toolbus.platform.backends.runner import Output
+from toolbus.platform.host.pool import Pool
+from toolbus.platform.host.served import RecordedService
 from toolbus.platform.records import RecordedTool, Running, ToolMeta, ToolSource
-from toolbus.results import RegistrationRefused, ToolResult
-from toolbus.worker.definition.service import ToolService
 
 pytestmark = pytest.mark.anyio
 

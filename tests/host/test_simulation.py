@@ -11,8 +11,8 @@ import pytest
 
 from tests.examples import examples
 from tests.host.fakes import FakeInstance, FakeRunner, Heard, Scene, run
-from toolbus.backends.runner import CONNECTION_LOST, NOT_REACHED, CannotStart, Output
-from toolbus.results import ToolError, ToolResult
+from toolbus.bus.values.results import ToolError, ToolResult
+from toolbus.platform.backends.runner import CONNECTION_LOST, NOT_REACHED, CannotStart, Output
 
 _CALLS = 120
 

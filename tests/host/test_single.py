@@ -12,11 +12,11 @@ from tests.contract import Place
 from tests.host.fakes import FakeRunner
 from tests.host.hosting import recorded, staged
 from tests.servers import eventually
-from toolbus.broker.memory.routes import MemoryRoutes
-from toolbus.broker.protocols.routes import Renewed
-from toolbus.host.leases import HostLease
+from toolbus.bus.broker.memory.hub import MemoryRoutes
+from toolbus.bus.broker.protocols.documents import Renewed
+from toolbus.bus.values.results import BrokerUnavailable, ToolbusError
+from toolbus.platform.host.leases import HostLease
 from toolbus.platform.records import ToolRoute
-from toolbus.results import BrokerUnavailable, ToolbusError
 
 pytestmark = pytest.mark.anyio
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from websockets.asyncio.client import ClientConnection
 
-from toolbus.cli import main
-from toolbus.im import files
+from toolbus.agent.im import window as files
+from toolbus.operations.cli import main
 
 
 class Steps:

@@ -15,10 +15,9 @@ from tests.contract import Place
 from tests.im.messenger import Messenger, messenger
 from tests.servers import eventually
 from toolbus import ToolBus, Worker, tool
-from toolbus.im.answering import Answering
-from toolbus.im.connector import Connector
-from toolbus.im.windows import Windows
-from toolbus.results import ConfigurationError, ToolError
+from toolbus.agent.im.connector import Answering, Connector
+from toolbus.agent.im.window import Windows
+from toolbus.bus.values.results import ConfigurationError, ToolError
 
 pytestmark = pytest.mark.anyio
 

@@ -40,7 +40,7 @@ class Scene:
             "TOOLBUS_NAMESPACE": self.place.settings.namespace,
             "NO_PROXY": "127.0.0.1",
         }
-        words = ("im", "--server", server.url, "--contact", f"tool_agent {name}", "--state", str(self.folder / name))
+        words = ("platform", "im", "--server", server.url, "--contact", f"tool_agent {name}", "--state", str(self.folder / name))
         return self.forks.start("-m", "tests.im.dying", str(self.folder / f"trace {name}"), step, *words, environment=environment)
 
     async def run(self, name: str, step: str) -> list[str]:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from toolbus.im.frames import Message
-from toolbus.im.window import Window, chat_of, folder_of
-from toolbus.results import ConfigurationError
+from toolbus.agent.im.frames import Message
+from toolbus.agent.im.window import Window, chat_of, folder_of
+from toolbus.bus.values.results import ConfigurationError
 
 
 def message(id: str, content: str = "hello") -> Message:

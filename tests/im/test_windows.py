@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from toolbus.im.frames import Message
-from toolbus.im.window import folder_of
-from toolbus.im.windows import Windows
-from toolbus.results import ConfigurationError
+from toolbus.agent.im.frames import Message
+from toolbus.agent.im.window import Windows, folder_of
+from toolbus.bus.values.results import ConfigurationError
 
 
 def _message(chat_id: str) -> Message:

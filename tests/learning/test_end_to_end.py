@@ -1,4 +1,4 @@
-"""Learning as users run it: agents record, ``toolbus learning run`` publishes, running agents see it, and ``rollback`` takes it back."""
+"""Learning as users run it: agents record, ``learning run`` publishes, running agents see it, and ``rollback`` takes it back."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ async def test_a_wrong_edge_is_learned_published_and_taken_back(shell: Shell, va
     log = shell.folder / "executions.jsonl"
 
     async def toolbus(*words: str) -> str:
-        done = await asyncio.to_thread(shell.run, "learning", *words)
+        done = await asyncio.to_thread(shell.run, "toolkit", "learning", *words)
         assert (done.returncode, done.stderr) == (0, ""), done.stderr
         return done.stdout
 
@@ -159,7 +159,7 @@ async def filled(shell: Shell, bus: ToolBus) -> Path:
 
 def revision_of(shell: Shell) -> str:
     """The revision that the published preset has."""
-    document = shell.run("get", "toolkit/orders").stdout
+    document = shell.run("operate", "items", "get", "toolkit/orders").stdout
     return str(json.loads(document).get("revision", ""))
 
 
@@ -167,14 +167,14 @@ async def test_what_a_killed_run_left_is_published_by_the_next(shell: Shell, val
     """A run or rollback that was killed before it published leaves a folder that the next run publishes, whatever else it does."""
     async with served(valkey_server, namespace) as bus:
         log = await filled(shell, bus)
-    words = ("learning", "run", "orders.yaml", "--log", str(log))
+    words = ("toolkit", "learning", "run", "orders.yaml", "--log", str(log))
     revisions = Revisions(shell.folder / "revisions")
     # A killed run has kept its revision; --no-publish stops at the same place.
     assert shell.run(*words, "--no-publish").returncode == 0
     learned = revisions.ids()[-1]
     assert revision_of(shell) == ""
     assert f"is published with revision {learned}" in shell.run(*words).stdout
-    assert shell.run("learning", "rollback", "--no-publish").returncode == 0
+    assert shell.run("toolkit", "learning", "rollback", "--no-publish").returncode == 0
     assert revision_of(shell) == learned
     told = shell.run(*words).stdout
     assert "Held: " in told
@@ -186,10 +186,10 @@ async def test_a_second_run_at_the_same_time_is_refused(shell: Shell, valkey_ser
     """It ends with one line and changes nothing, and so does a rollback; the folder is free again afterwards."""
     async with served(valkey_server, namespace) as bus:
         log = await filled(shell, bus)
-    words = ("learning", "run", "orders.yaml", "--log", str(log))
+    words = ("toolkit", "learning", "run", "orders.yaml", "--log", str(log))
     assert shell.run(*words, "--no-publish").returncode == 0
     with Revisions(shell.folder / "revisions").alone():
-        for refused in (shell.run(*words), shell.run("learning", "rollback"), shell.run("learning", "rollback", "1")):
+        for refused in (shell.run(*words), shell.run("toolkit", "learning", "rollback"), shell.run("toolkit", "learning", "rollback", "1")):
             assert (refused.returncode, refused.stderr.count("\n")) == (1, 1)
             assert "another process works in" in refused.stderr
     assert revision_of(shell) == ""
@@ -198,7 +198,7 @@ async def test_a_second_run_at_the_same_time_is_refused(shell: Shell, valkey_ser
 
 async def test_a_schedule_goes_on_after_mistakes(shell: Shell, valkey_server: str, namespace: str) -> None:
     """With --every, a log that is not there yet is told, and learned from when it is; Ctrl-C ends it with 130."""
-    program = shell.start("learning", "run", "orders.yaml", "--log", "log.jsonl", "--every", "0.2")
+    program = shell.start("toolkit", "learning", "run", "orders.yaml", "--log", "log.jsonl", "--every", "0.2")
     async with served(valkey_server, namespace) as bus:
         running = Walk(bus.tools, ["count"])
         await record(bus, shell.folder / "later.jsonl", 25)
@@ -218,7 +218,7 @@ async def test_another_owners_graph_is_not_replaced(shell: Shell, valkey_server:
     async with served(valkey_server, namespace) as bus:
         log = await filled(shell, bus)
     shell.environment["TOOLBUS_OWNER"] = "mallory"
-    refused = shell.run("learning", "run", "orders.yaml", "--log", str(log))
+    refused = shell.run("toolkit", "learning", "run", "orders.yaml", "--log", str(log))
     assert (refused.returncode, "Traceback" in refused.stderr) == (1, False)
     assert "operator" in refused.stderr
     assert revision_of(shell) == ""
@@ -236,7 +236,7 @@ async def test_a_log_of_names_is_matched_with_groups_of_the_moment(shell: Shell,
             for number in range(25):
                 with recorder.episode(str(number)).action("count"):
                     await executor.execute("run_sql" if number % 5 else "grep_dump", {"query": "q"})
-        found = shell.json("learning", "run", "orders.yaml", "--log", "log.jsonl", "--dry-run")
+        found = shell.json("toolkit", "learning", "run", "orders.yaml", "--log", "log.jsonl", "--dry-run")
     assert (found["executions"], found["episodes"], found["notes"]) == (25, 25, [])
-    offline = shell.run("learning", "run", "orders.yaml", "--log", "log.jsonl", "--no-publish")
+    offline = shell.run("toolkit", "learning", "run", "orders.yaml", "--log", "log.jsonl", "--no-publish")
     assert (offline.returncode, "none of the 25 executions is of an edge" in offline.stderr) == (1, True)

@@ -11,7 +11,7 @@ from toolbus import ConfigurationError
 from toolbus.toolkit.learning import Evaluation, Options, Parameters, episodes, evaluate
 from toolbus.toolkit.learning.evaluate import Comparison, Figure
 from toolbus.toolkit.learning.generated import World, generate
-from toolbus.toolkit.learning.policies import Flat, Lexical, Step
+from toolbus.toolkit.learning.judge import Flat, Lexical, Step
 
 QUICK = Options(resamples=200)
 

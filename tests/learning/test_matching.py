@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.learning.samples import execution, scores
-from toolbus.results import ConfigurationError
-from toolbus.toolkit.learning.matching import matched
-from toolbus.toolkit.presets import read_preset
+from toolbus.bus.values.results import ConfigurationError
+from toolbus.toolkit.learning.evidence import matched
+from toolbus.toolkit.presets import graph_of, read_preset, scores_of
 from toolbus.toolkit.publishing import all_names
-from toolbus.toolkit.scoring import graph_of, scores_of
 
 PRESET = """
 name: analysis

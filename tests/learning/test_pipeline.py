@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from tests.learning.samples import calls, execution, scores
-from toolbus.results import ConfigurationError
+from toolbus.bus.values.results import ConfigurationError
 from toolbus.toolkit.learning import Execution, Parameters, RecordError, Revisions, Scores, open_store
 from toolbus.toolkit.learning.evaluate import Comparison, Evaluation, Figure
-from toolbus.toolkit.learning.pipeline import Outcome, _decided, run
-from toolbus.toolkit.learning.report import text
+from toolbus.toolkit.learning.pipeline import Outcome, _decided, run, text
 from toolbus.toolkit.learning.scores import ScoreFile
 
 STATIC = scores(count={"sql": 0.9, "grep": 0.4})

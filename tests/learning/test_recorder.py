@@ -14,10 +14,10 @@ import pytest
 from tests.learning.samples import execution
 from tests.servers import eventually
 from toolbus import ConfigurationError, ToolBus, ToolError, ToolResult, Worker, tool
-from toolbus.client.executor.observers import ToolEvent
-from toolbus.events import Finished
+from toolbus.bus.client.executor.observers import ToolEvent
+from toolbus.bus.values.events import Finished
 from toolbus.toolkit.learning import Execution, Recorder, RecordError, open_store
-from toolbus.toolkit.learning.jsonl import JsonlStore
+from toolbus.toolkit.learning.stores import JsonlStore
 
 pytestmark = pytest.mark.anyio
 

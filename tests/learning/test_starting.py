@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolbus import ConfigurationError
-from toolbus.toolkit.lexical import Index, words
-from toolbus.toolkit.starting import Starter
+from toolbus.toolkit.starting import Index, Starter, words
 
 ACTIONS = {
     "count": "Count the orders of a month",

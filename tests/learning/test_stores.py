@@ -16,8 +16,7 @@ import pytest
 from tests.learning.samples import execution
 from toolbus import ConfigurationError
 from toolbus.toolkit.learning import Execution, ExecutionStore, RecordError, copy, open_store
-from toolbus.toolkit.learning.jsonl import JsonlStore
-from toolbus.toolkit.learning.sqlite import SqliteStore
+from toolbus.toolkit.learning.stores import JsonlStore, SqliteStore
 
 NAMES = ("log.jsonl", "log.db")
 
@@ -167,7 +166,7 @@ def test_a_full_disk_leaves_whole_lines(tmp_path: Path) -> None:
     script = (
         "import resource, signal, sys\n"
         "from tests.learning.samples import execution\n"
-        "from toolbus.toolkit.learning.jsonl import JsonlStore\n"
+        "from toolbus.toolkit.learning.stores import JsonlStore\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
         "store = JsonlStore(sys.argv[1])\n"

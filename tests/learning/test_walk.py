@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from toolbus import ToolBus, Worker, tool
-from toolbus.results import ConfigurationError, ToolkitError
+from toolbus.bus.values.results import ConfigurationError, ToolkitError
 from toolbus.toolkit import Toolkit, Walk, toolkit_of
 from toolbus.toolkit.learning import Execution, Recorder, open_store
 from toolbus.toolkit.presets import read_preset

@@ -141,10 +141,10 @@ async def broken_job() -> str:
 GATEWAY = """
 import asyncio, socket, sys, uvicorn
 from toolbus import ToolBus
-from toolbus.gateway.app import application
-from toolbus.gateway.gateway import Gateway
-from toolbus.gateway.principals import Everyone, Principal
-from toolbus.gateway.problems import Problem
+from toolbus.edges.gateway.app import application
+from toolbus.edges.gateway.gateway import Gateway
+from toolbus.edges.gateway.options import Everyone, Principal
+from toolbus.edges.gateway.bodies import Problem
 
 class ByHeader(Everyone):
     async def principal(self, connection):

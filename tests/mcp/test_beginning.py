@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from toolbus.mcp.http import LazyEndpoint
+from toolbus.edges.mcp.http import LazyEndpoint
 
 pytestmark = pytest.mark.anyio
 

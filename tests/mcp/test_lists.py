@@ -15,7 +15,7 @@ from tests.mcp.conftest import listed
 from tests.mcp.site import MODERN, Raw, Site
 from tests.servers import eventually
 from toolbus import ToolBus, ToolService, Worker
-from toolbus.mcp.listing import PAGE, page_of
+from toolbus.edges.mcp.listing import PAGE, page_of
 
 pytestmark = pytest.mark.anyio
 

@@ -16,7 +16,7 @@ from tests.forking import ForkServer
 from tests.mcp.conftest import listed
 from tests.mcp.site import Raw, Site, text_of
 from tests.servers import eventually
-from toolbus.broker.embedded import EmbeddedServer
+from toolbus.bus.broker.embedded import EmbeddedServer
 
 pytestmark = pytest.mark.anyio
 
@@ -247,7 +247,7 @@ async def test_a_task_that_never_ran_is_cancelled(own_site: Site) -> None:
     _, url = site.gateway()
     await listed(url, "job")
     pausing = await asyncio.create_subprocess_exec(
-        "python", "-m", "toolbus", "pause", "tools", cwd=site.folder, env={**site.environment, "PATH": _path()}
+        "python", "-m", "toolbus", "operate", "pause", "tools", cwd=site.folder, env={**site.environment, "PATH": _path()}
     )
     assert await pausing.wait() == 0
     async with Raw(url) as raw:

@@ -6,8 +6,8 @@ import threading
 
 from tests.servers import eventually
 from toolbus import invocation, tool
-from toolbus.broker.memory.tallies import MemoryTallies
-from toolbus.middleware import ToolCall
+from toolbus.bus.broker.memory.hub import MemoryTallies
+from toolbus.bus.middleware import ToolCall
 
 power: dict[str, bool] = {}
 seen: list[str] = []

@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.contract import Place
 from toolbus import ToolBus, ToolError, Worker, invocation, tool
-from toolbus.middleware import Middleware, ToolCall
+from toolbus.bus.middleware import Middleware, ToolCall
 
 runs: list[str] = []
 

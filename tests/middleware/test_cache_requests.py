@@ -13,14 +13,14 @@ import pytest
 from tests.contract import Place
 from tests.middleware.cached import echo, render, rows, seen, switch
 from toolbus import ConfigurationError, ToolBus, ToolResult, Worker, tool
-from toolbus.broker.memory.tallies import MemoryTallies
-from toolbus.broker.protocols import Delivery
-from toolbus.descriptors import ToolDescriptor
-from toolbus.envelope import Request
-from toolbus.middleware import Cache
-from toolbus.worker.run.invocation import Invocation
-from toolbus.worker.run.middleware import MiddlewareCall
-from toolbus.worker.serving.handlers import Handler
+from toolbus.bus.broker.memory.hub import MemoryTallies
+from toolbus.bus.broker.protocols import Delivery
+from toolbus.bus.middleware import Cache
+from toolbus.bus.values.descriptors import ToolDescriptor
+from toolbus.bus.values.envelope import Request
+from toolbus.bus.worker.run.handling import MiddlewareCall
+from toolbus.bus.worker.run.invocation import Invocation
+from toolbus.bus.worker.serving.handlers import Handler
 
 pytestmark = pytest.mark.anyio
 

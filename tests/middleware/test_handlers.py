@@ -14,7 +14,7 @@ from tests.contract import Place
 from tests.middleware.watching import Watch
 from tests.servers import eventually
 from toolbus import Blob, ConfigurationError, Retry, ToolBus, ToolError, ToolResult, ToolService, Worker, invocation, tool
-from toolbus.middleware import Next, ToolCall, only
+from toolbus.bus.middleware import Next, ToolCall, only
 
 pytestmark = pytest.mark.anyio
 

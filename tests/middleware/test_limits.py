@@ -12,7 +12,7 @@ from tests.contract import Place
 from tests.middleware.guarded import call_of, error_of, serving
 from tests.servers import eventually
 from toolbus import ToolBus, ToolResult
-from toolbus.middleware import Quota, RateLimit, ToolCall
+from toolbus.bus.middleware import Quota, RateLimit, ToolCall
 
 pytestmark = pytest.mark.anyio
 
@@ -82,7 +82,7 @@ async def test_a_limit_that_can_not_be_asked_refuses(place: Place) -> None:
 
     class Gone:
         async def spend(self, name: str, limit: int, period: float) -> float:
-            from toolbus.results import BrokerUnavailable
+            from toolbus.bus.values.results import BrokerUnavailable
 
             raise BrokerUnavailable("the connection is closed")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from toolbus import ToolResult
-from toolbus.middleware import Next, ToolCall
+from toolbus.bus.middleware import Next, ToolCall
 
 
 class Watch:

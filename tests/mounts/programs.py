@@ -10,8 +10,8 @@ from typing import Any
 
 from tests.contract import Place
 from toolbus import ToolBus
-from toolbus.mounts import Command, MountedServer, Options, serve
-from toolbus.mounts.targets import environment_for
+from toolbus.edges.mounts import Command, MountedServer, Options, serve
+from toolbus.edges.mounts.options import environment_for
 
 _START = """
 import asyncio, json, os, signal, sys, time

@@ -17,7 +17,7 @@ from tests.mounts.programs import USUAL, program, raw
 from tests.mounts.test_hostile import FLAWED
 from tests.mounts.test_openapi import PETS
 from tests.servers import eventually_sync
-from toolbus.cli.mount import mount_command
+from toolbus.operations.cli.mount import mount_command
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_a_mount_is_served_by_several_processes(shell: Shell, server: Path) -> N
 
     seen: set[int] = set()
     eventually_sync(lambda: len(seen.update(pids()) or seen) == 2, timeout=100.0)
-    assert "some group" in json.dumps(shell.json("describe", "process"))
+    assert "some group" in json.dumps(shell.json("see", "describe", "process"))
     mount.send_signal(signal.SIGTERM)
     mount.communicate(timeout=60)
     assert mount.returncode == 0
@@ -133,7 +133,7 @@ def test_what_changes_after_its_approval_is_withheld(shell: Shell, server: Path)
     assert shell.run("call", "put", "key=k", "--wait", "60").returncode == 0
 
     def pinned() -> bool:
-        return {each["state"] for each in shell.json("pins", "list")} == {"approved"}
+        return {each["state"] for each in shell.json("secure", "pins", "list")} == {"approved"}
 
     eventually_sync(pinned, timeout=60.0)
     mount.send_signal(signal.SIGTERM)
@@ -142,7 +142,7 @@ def test_what_changes_after_its_approval_is_withheld(shell: Shell, server: Path)
     shell.start("mount", "demo", "--pin", "--", sys.executable, "server.py")
     assert shell.run("call", "add", "a=1", "b=2", "--wait", "60").returncode == 0
     assert shell.run("call", "put", "key=k").returncode == 1
-    assert shell.run("approve", "put").returncode == 0
+    assert shell.run("secure", "approve", "put").returncode == 0
     assert shell.run("call", "put", "key=k", "--wait", "60").returncode == 0
 
 

@@ -19,9 +19,9 @@ from mcp_types import CallToolResult
 from tests.contract import Place
 from tests.servers import eventually
 from toolbus import Progress, ToolResult
-from toolbus.mounts import Command, MountedServer, serve
-from toolbus.mounts.answers import result_of
-from toolbus.mounts.targets import environment_for
+from toolbus.edges.mounts import Command, MountedServer, serve
+from toolbus.edges.mounts.answers import result_of
+from toolbus.edges.mounts.options import environment_for
 
 pytestmark = pytest.mark.anyio
 

@@ -18,8 +18,8 @@ from mcp.server.mcpserver.exceptions import ToolError as OfficialToolError
 from tests.cli.shell import Shell
 from tests.contract import Place
 from toolbus import Blob, Progress, tool
-from toolbus.mounts import BusProvider, mount_of, serve
-from toolbus.results import ConfigurationError
+from toolbus.bus.values.results import ConfigurationError
+from toolbus.edges.mounts import BusProvider, mount_of, serve
 
 pytestmark = pytest.mark.anyio
 

@@ -13,9 +13,9 @@ import pytest
 from tests.contract import Place
 from tests.mounts.programs import USUAL, command, mounting, program, raw
 from tests.servers import eventually
-from toolbus.mounts import MountedServer, Options
-from toolbus.mounts.stderr import StderrLog
-from toolbus.results import ConfigurationError, ErrorInfo, ToolResult
+from toolbus.bus.values.results import ConfigurationError, ErrorInfo, ToolResult
+from toolbus.edges.mounts import MountedServer, Options
+from toolbus.edges.mounts.stdio import StderrLog
 
 pytestmark = pytest.mark.anyio
 
@@ -361,7 +361,7 @@ async def test_a_reader_that_fails_ends_the_server(valkey: Place, tmp_path: Path
     """When what a server writes can't be taken in, it is started again with the reason in the log, and does not only look alive."""
     async with mounting(valkey, program(tmp_path, USUAL)) as (bus, server):
         with monkeypatch.context() as patched:
-            patched.setattr("toolbus.mounts.stdio._Reader._take", broken)
+            patched.setattr("toolbus.edges.mounts.stdio._Reader._take", broken)
             asked = asyncio.create_task(bus.call("process"))
             await eventually(lambda: server.connection.starts == 1 and "no memory" in server.connection._reason, timeout=60.0)
         await asked

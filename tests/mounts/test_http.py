@@ -17,10 +17,10 @@ from tests.mounts.api import Answer, Asked, api, as_json
 from tests.mounts.programs import program
 from tests.servers import eventually
 from toolbus import Progress
-from toolbus.mounts import Address, MountedServer, Options, serve
-from toolbus.mounts.targets import check_address
-from toolbus.results import ConfigurationError
-from toolbus.secrets import Secret, secret
+from toolbus.bus.values.results import ConfigurationError
+from toolbus.bus.values.secrets import Secret, secret
+from toolbus.edges.mounts import Address, MountedServer, Options, serve
+from toolbus.edges.mounts.options import check_address
 
 pytestmark = pytest.mark.anyio
 

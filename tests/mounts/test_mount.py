@@ -15,10 +15,10 @@ from tests.contract import Place
 from tests.mounts.programs import USUAL, command, mounting, program
 from tests.servers import eventually
 from toolbus import Blob, Progress
-from toolbus.client.executor.observations import observe
-from toolbus.client.executor.parts import Observation, PartFormat, content_of
-from toolbus.mounts import Command, MountedServer, Options
-from toolbus.results import ConfigurationError
+from toolbus.bus.client.executor.observers import observe
+from toolbus.bus.client.executor.toolcalls import Observation, PartFormat, content_of
+from toolbus.bus.values.results import ConfigurationError
+from toolbus.edges.mounts import Command, MountedServer, Options
 
 pytestmark = pytest.mark.anyio
 

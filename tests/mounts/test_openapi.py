@@ -15,10 +15,10 @@ import pytest
 from tests.contract import Place
 from tests.mounts.api import Answer, Api, Asked, api, as_json
 from toolbus import Blob, ToolBus, ToolResult
-from toolbus.mounts import Options, serve
-from toolbus.mounts.openapi.service import MountedApi
-from toolbus.results import ConfigurationError, ErrorInfo
-from toolbus.secrets import Secret
+from toolbus.bus.values.results import ConfigurationError, ErrorInfo
+from toolbus.bus.values.secrets import Secret
+from toolbus.edges.mounts import Options, serve
+from toolbus.edges.mounts.openapi.service import MountedApi
 
 pytestmark = pytest.mark.anyio
 

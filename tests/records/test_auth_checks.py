@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from toolbus.bus.values.results import DescriptorError
+from toolbus.platform.checks import AUTH, check_source
 from toolbus.platform.records import ToolSource
-from toolbus.platform.source_checks import AUTH, check_source
-from toolbus.results import DescriptorError
 
 _FIELDS = {
     "apiKey": {"in": "header", "name": "X-Key", "value": "env:KEY"},

@@ -12,16 +12,14 @@ from typing import Any
 import pytest
 
 from tests.records.made import recorded
-from toolbus.broker.admin import Admin
-from toolbus.client.tools.groups import ToolGroup
+from toolbus.bus.broker.admin import Admin
+from toolbus.bus.client.tools.groups import ToolGroup
+from toolbus.bus.values.results import ConfigurationError
+from toolbus.bus.values.settings import Settings
 from toolbus.platform.catalogue.configured import CatalogueSync, catalogue_at
-from toolbus.platform.catalogue.items import CatalogueUnavailable, Item
-from toolbus.platform.catalogue.matching import match_group, match_tool
-from toolbus.platform.catalogue.synchronise import synchronise
+from toolbus.platform.catalogue.synchronise import CatalogueUnavailable, Item, match_group, match_tool, synchronise
 from toolbus.platform.records import ToolMeta
 from toolbus.platform.store import Records
-from toolbus.results import ConfigurationError
-from toolbus.settings import Settings
 
 pytestmark = pytest.mark.anyio
 

@@ -8,11 +8,10 @@ import msgspec
 import pytest
 
 from tests.records.made import recorded
-from toolbus.client.tools.groups import ToolGroup
-from toolbus.platform.documents import encode, key_of, read
+from toolbus.bus.client.tools.groups import ToolGroup
+from toolbus.bus.values.results import DescriptorError
+from toolbus.platform.documents import encode, key_of, read, read_written
 from toolbus.platform.records import BackendRuntime, RecordedTool, Running, ToolSource
-from toolbus.platform.written import read_written
-from toolbus.results import DescriptorError
 
 
 def sourced(type: str = "local", **fields: Any) -> RecordedTool:

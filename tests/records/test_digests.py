@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from toolbus.platform import digests
-from toolbus.platform.digests import digest_of_folder
-from toolbus.results import ConfigurationError
+from toolbus.bus.values.results import ConfigurationError
+from toolbus.platform import documents as digests
+from toolbus.platform.documents import digest_of_folder
 
 
 def project(folder: Path, names: tuple[str, ...] = ("main.py", "lib/a.py", "lib/b.py")) -> Path:

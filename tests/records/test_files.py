@@ -14,13 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.records.made import recorded
-from toolbus.client.tools.groups import ToolGroup
+from toolbus.bus.client.tools.groups import ToolGroup
+from toolbus.bus.values.results import ConfigurationError
 from toolbus.platform.documents import encode, key_of, read
-from toolbus.platform.files.reading import read_folder
-from toolbus.platform.files.writing import write_folder
+from toolbus.platform.files import read_folder, write_folder
 from toolbus.platform.records import BackendRuntime, Example, RecordedTool, Running, ToolMeta, ToolSource
 from toolbus.platform.store import Snapshot
-from toolbus.results import ConfigurationError
 
 SOURCE = {"type": "local", "host_dir": "tools/a"}
 

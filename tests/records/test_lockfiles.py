@@ -7,16 +7,15 @@ from pathlib import Path
 import pytest
 
 from tests.records.made import recorded
-from toolbus.backends.runner import CannotStart
-from toolbus.coding.copies import Copy
-from toolbus.coding.workspace.files import Folder
-from toolbus.coding.workspace.limits import WorkspaceOptions
-from toolbus.host.runners import check_code
-from toolbus.platform.digests import digest_of_folder
+from toolbus.bus.values.results import ConfigurationError, ToolError
+from toolbus.platform.backends.runner import CannotStart
+from toolbus.platform.coding.copies import Copy
+from toolbus.platform.coding.workspace.files import Folder, WorkspaceOptions
+from toolbus.platform.documents import digest_of_folder
+from toolbus.platform.host.leases import check_code
 from toolbus.platform.lockfiles import check_locked
 from toolbus.platform.records import ToolSource
 from toolbus.platform.review import reviewed, with_files
-from toolbus.results import ConfigurationError, ToolError
 
 pytestmark = pytest.mark.anyio
 

@@ -11,13 +11,13 @@ import pytest
 
 from tests.records.made import recorded
 from toolbus import ToolBus
-from toolbus.broker.admin import Admin
-from toolbus.client.tools.groups import ToolGroup
+from toolbus.bus.broker.admin import Admin
+from toolbus.bus.client.tools.groups import ToolGroup
+from toolbus.bus.values.results import ConfigurationError, DescriptorError
+from toolbus.bus.values.settings import Settings
 from toolbus.platform.documents import digest_of
 from toolbus.platform.records import BackendRuntime, RecordedTool
 from toolbus.platform.store import Conflict, LiveRecords, Records
-from toolbus.results import ConfigurationError, DescriptorError
-from toolbus.settings import Settings
 
 pytestmark = pytest.mark.anyio
 

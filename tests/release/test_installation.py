@@ -21,12 +21,12 @@ COMMANDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "draw": ("toolkit", ("toolbus", "toolkit", "draw", "graph.svg")),
     "embedded": ("embedded", ("toolbus", "dev")),
     "gateway": ("gateway", ("toolbus", "serve")),
-    "im": ("im", ("toolbus", "im", "--server", "ws://127.0.0.1:9", "--contact", "tools")),
+    "im": ("im", ("toolbus", "platform", "im", "--server", "ws://127.0.0.1:9", "--contact", "tools")),
     "mcp": ("mcp", ("toolbus", "mcp")),
     "platform": ("platform", ("toolbus", "worker", "coding-agent")),
     "reload": ("reload", ("toolbus", "worker", "tools.py", "--reload")),
     "toolkit": ("toolkit", ("toolbus", "toolkit", "show")),
-    "top": ("top", ("toolbus", "top")),
+    "top": ("top", ("toolbus", "see", "top")),
     "web": ("web", ("toolbus", "worker", "web_search")),
 }
 """A command that needs each extra, and the extra that it names."""

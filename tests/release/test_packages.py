@@ -29,7 +29,7 @@ def test_a_release_has_all_files_and_no_others(files: tuple[dict[str, bytes], di
     wheel, sdist = files
     assert {Path(name).suffix for name in wheel} >= {".py", ".lua", ".js", ".css", ".html", ".svg", ".yaml", ".typed"}
     assert not [name for name in sdist if name.startswith(("tests/", "benchmarks/", ".git/", ".venv/"))]
-    assert {"toolbus/py.typed", "toolbus/gateway/page/static/index.html", "toolbus_workers/presets/graph.yaml"} <= wheel.keys()
+    assert {"toolbus/py.typed", "toolbus/edges/gateway/page/static/index.html", "toolbus_workers/presets/graph.yaml"} <= wheel.keys()
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_a_release_has_all_files_and_no_others(files: tuple[dict[str, bytes], di
         (0, "toolbus/__init__.py", str(ROOT).encode(), "names a folder of this machine"),
         (0, f"toolbus-{version()}.dist-info/RECORD", b"/home/somebody/toolbus", "names a folder of this machine"),
         (1, "tests/deploy/alerts.yaml", b"", "the sdist has tests/deploy/alerts.yaml"),
-        (1, "toolbus/gateway/page/static/page.css", None, "the sdist lacks toolbus/gateway/page/static/page.css"),
+        (1, "toolbus/edges/gateway/page/static/page.css", None, "the sdist lacks toolbus/edges/gateway/page/static/page.css"),
         (1, "THIRD_PARTY_LICENSES.md", None, "lacks THIRD_PARTY_LICENSES.md"),
     ],
 )

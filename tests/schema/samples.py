@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from toolbus.results import ToolError
-from toolbus.schema import derive
+from toolbus.bus.schema import derive
+from toolbus.bus.values.results import ToolError
 
 
 class Colour(Enum):

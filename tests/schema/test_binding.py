@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.schema.samples import Colour, Point, refused, search
-from toolbus.results import ToolError
-from toolbus.schema import derive
+from toolbus.bus.schema import derive
+from toolbus.bus.values.results import ToolError
 
 
 def test_bound_arguments_leave_defaults_to_the_function() -> None:

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from tests.schema.test_strict import ANYTHING, SCHEMAS
 from toolbus import ToolError
-from toolbus.schema import Validator, strict
-from toolbus.schema.casting import cast
-from toolbus.schema.repair import decoded
+from toolbus.bus.schema import Validator, strict
+from toolbus.bus.schema.casting import cast
+from toolbus.bus.schema.repair import decoded
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -210,7 +210,7 @@ def test_a_text_is_read_carefully_once(monkeypatch: pytest.MonkeyPatch) -> None:
         looked.append(text)
         return decoded(text, check_number)
 
-    monkeypatch.setattr("toolbus.schema.casting.decoded", look)
+    monkeypatch.setattr("toolbus.bus.schema.casting.decoded", look)
     either = {"anyOf": [{"type": "array"}, {"type": ["array", "null"]}]}
     for text in ("[0.5]", "[12345678901234567890123.5]"):
         assert cast({"a": text}, {"properties": {"a": {"allOf": [either] * 20}}}) == ({"a": text}, [])

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from toolbus import Settings, ToolService, tool
-from toolbus.client.tools.catalogue import Catalogue
-from toolbus.schema.corrections import summary
-from toolbus.telemetry.logger import FIELDS
-from toolbus.worker.serving.collect import collect
+from toolbus.bus.client.tools.catalogue import Catalogue
+from toolbus.bus.schema.casting import summary
+from toolbus.bus.telemetry.logger import FIELDS
+from toolbus.bus.worker.serving.collect import collect
 
 WRONG = {"type": "dict", "properties": {"a": {"type": "float"}, "b": {"type": "boolean", "enum": ["True", "False"]}}}
 

@@ -15,8 +15,8 @@ import msgspec
 import pytest
 
 from tests.schema.samples import Colour, Opaque, Point, properties, refused, search
-from toolbus.schema import derive
-from toolbus.schema.validate import Validator
+from toolbus.bus.schema import derive
+from toolbus.bus.schema.validate import Validator
 
 
 class Box(msgspec.Struct):

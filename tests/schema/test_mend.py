@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.schema.test_strict import ANYTHING, SCHEMAS
-from toolbus.results import DescriptorError
-from toolbus.schema import Validator, mended, mended_document
+from toolbus.bus.schema import Validator, mended, mended_document
+from toolbus.bus.values.results import DescriptorError
 
 WORDS = [
     ("dict", {"type": "object"}),

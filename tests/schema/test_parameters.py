@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import pytest
 
-from toolbus.results import DescriptorError
-from toolbus.schema import derive
+from toolbus.bus.schema import derive
+from toolbus.bus.values.results import DescriptorError
 
 if TYPE_CHECKING:
     from elsewhere import Graph  # type: ignore[import-not-found]

@@ -9,9 +9,9 @@ import pytest
 
 from tests.schema.published import PUBLISHED, Published
 from toolbus import ToolError
-from toolbus.client.executor.toolcalls import said
-from toolbus.descriptors import ToolDescriptor
-from toolbus.schema import Preparer, Validator, mended, preparer_for, strict
+from toolbus.bus.client.executor.toolcalls import said
+from toolbus.bus.schema import Preparer, Validator, mended, preparer_for, strict
+from toolbus.bus.values.descriptors import ToolDescriptor
 
 
 def preparer(schema: dict[str, Any]) -> Preparer:

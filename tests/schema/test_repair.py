@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tests.examples import examples
 from tests.schema.damage import DAMAGES, ENDS, STARTS, UNITS, hostile, is_said
 from toolbus import ToolError
-from toolbus.schema.repair import parse
+from toolbus.bus.schema.repair import parse
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.examples import examples
-from toolbus.descriptors import Argument, ToolDescriptor
-from toolbus.results import DescriptorError, ToolError
-from toolbus.schema import Validator, preparer_for, required_only
+from toolbus.bus.schema import Validator, preparer_for, required_only
+from toolbus.bus.values.descriptors import Argument, ToolDescriptor
+from toolbus.bus.values.results import DescriptorError, ToolError
 
 SEARCH = {
     "type": "object",

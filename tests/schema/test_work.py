@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from toolbus import ToolError
-from toolbus.results import DescriptorError
-from toolbus.schema import Validator, mended, plain_object
-from toolbus.schema.work import EndlessError, unfolded, work_of
+from toolbus.bus.schema import Validator, mended, plain_object
+from toolbus.bus.schema.work import EndlessError, unfolded, work_of
+from toolbus.bus.values.results import DescriptorError
 
 Schema = dict[str, Any]
 LAYERS: dict[str, Callable[[Schema], Schema]] = {

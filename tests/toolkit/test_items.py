@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from toolbus import provide
-from toolbus.results import DescriptorError, ToolkitError
+from toolbus.bus.values.results import DescriptorError, ToolkitError
 from toolbus.toolkit import Action, Item, Tool, ToolGroup
 
 

@@ -13,12 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolbus.results import ToolkitError
+from toolbus.bus.values.results import ToolkitError
 from toolbus.toolkit import LiveGroup, load_preset, read_preset, toolkit_of
 from toolbus.toolkit.export import dot, graphml
 from toolbus.toolkit.learning.scores import Edge
-from toolbus.toolkit.presets import json_schema
-from toolbus.toolkit.scoring import graph_of, scores_of, with_scores
+from toolbus.toolkit.presets import graph_of, json_schema, scores_of, with_scores
 
 PRESET = """\
 name: analysis

@@ -13,9 +13,8 @@ from matplotlib.text import Text
 
 from tests.toolkit.graphs import graph_of, toolkits
 from toolbus.toolkit import Action, Tool, Toolkit
-from toolbus.toolkit.draw import draw, visualize
+from toolbus.toolkit.draw import MISSING, draw, families, missing, visualize
 from toolbus.toolkit.layout import HEIGHT, WIDTH, Point, layout
-from toolbus.toolkit.lettering import MISSING, families, missing
 from toolbus.toolkit.routes import Route, Router
 
 CHAIN = tuple((f"a{number}", f"a{number + 1}") for number in range(40))

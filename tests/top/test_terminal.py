@@ -1,4 +1,4 @@
-"""``toolbus top`` in a pseudo-terminal, as people run it."""
+"""``toolbus see top`` in a pseudo-terminal, as people run it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import pytest
 from tests.contract import Place
 from tests.servers import eventually
 from toolbus import tool
-from toolbus.broker.embedded import EmbeddedServer
+from toolbus.bus.broker.embedded import EmbeddedServer
 
 pytestmark = pytest.mark.anyio
 
@@ -30,7 +30,7 @@ _SHOWS = 30.0
 _CONTROLLING = """
 import fcntl, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-from toolbus.cli import main
+from toolbus.operations.cli import main
 main()
 """
 
@@ -50,7 +50,7 @@ class Terminal:
         self.before = termios.tcgetattr(theirs)
         self._theirs = theirs
         environment = {**os.environ, "TOOLBUS_URL": url, "TOOLBUS_NAMESPACE": namespace, "TERM": "xterm-256color"}
-        command = [sys.executable, "-c", _CONTROLLING, "top", "--every", "0.2", *words]
+        command = [sys.executable, "-c", _CONTROLLING, "see", "top", "--every", "0.2", *words]
         self.process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, start_new_session=True)
         self.written = b""
         self._reading = threading.Thread(target=self._read)
@@ -167,7 +167,13 @@ def test_without_a_terminal_it_says_what_to_do(valkey_server: str, namespace: st
     """One line, and exit code 1."""
     environment = {**os.environ, "TOOLBUS_URL": valkey_server, "TOOLBUS_NAMESPACE": namespace}
     done = subprocess.run(
-        [sys.executable, "-m", "toolbus", "top"], env=environment, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path
+        [sys.executable, "-m", "toolbus", "see", "top"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=tmp_path,
     )
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "toolbus: top needs a terminal; `toolbus top --once` prints one snapshot\n"
+    assert done.stderr == "toolbus: top needs a terminal; `toolbus see top --once` prints one snapshot\n"

@@ -1,4 +1,4 @@
-"""``toolbus top`` by its keys, without a terminal: textual's pilot presses them, and the screen is read."""
+"""``toolbus see top`` by its keys, without a terminal: textual's pilot presses them, and the screen is read."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from textual.widgets import Input
 
 from tests.servers import eventually
 from toolbus import Settings
-from toolbus.broker.recent.records import RecentCall
-from toolbus.results import BrokerUnavailable
-from toolbus.top.app import Details, Top
-from toolbus.top.grid import Grid
-from toolbus.watch.tables import TABLES
-from toolbus.watch.views import DeadLetterView, InstanceView, ServiceView, Snapshot, ToolView
+from toolbus.bus.broker.recent import RecentCall
+from toolbus.bus.values.results import BrokerUnavailable
+from toolbus.bus.watch.tables import TABLES
+from toolbus.bus.watch.views import DeadLetterView, InstanceView, ServiceView, Snapshot, ToolView
+from toolbus.operations.top import Details, Grid, Top
 
 pytestmark = pytest.mark.anyio
 

@@ -11,7 +11,7 @@ import sys
 from collections import Counter
 
 from toolbus import Settings, ToolBus
-from toolbus.results import ToolResult
+from toolbus.bus.values.results import ToolResult
 
 
 async def run(prefix: str, callers: int) -> dict[str, object]:

@@ -13,8 +13,8 @@ import os
 import sys
 from pathlib import Path
 
-from toolbus import envelope
-from toolbus.envelope import Request
+from toolbus.bus.values import envelope
+from toolbus.bus.values.envelope import Request
 
 _encode, _decode = envelope.encode_request, envelope.decode_request
 
@@ -54,7 +54,7 @@ envelope.VERSION = 2
 envelope.encode_request, envelope.decode_request = encode_request, decode_request
 
 if __name__ == "__main__":
-    from toolbus.broker.versions.migrations import MIGRATIONS, Migration
+    from toolbus.bus.broker.versions import MIGRATIONS, Migration
 
     MIGRATIONS.append(Migration(2, "group-form", "groups say of which form they are", "group/", convert_group))
     if sys.argv[1] == "load":
@@ -62,6 +62,6 @@ if __name__ == "__main__":
 
         load()
     else:
-        from toolbus.cli import main
+        from toolbus.operations.cli import main
 
         main()

@@ -12,17 +12,17 @@ import redis
 from tests.broker.test_access import Users
 from tests.contract import Place
 from toolbus import Settings, tool
-from toolbus.broker import worker as serving
-from toolbus.broker.admin import Admin
-from toolbus.broker.keys import Keys
-from toolbus.broker.registry.publications import read_record
-from toolbus.broker.transport.replies import Executor
-from toolbus.broker.versions import namespace as namespaces
-from toolbus.broker.versions import spoken, versions
-from toolbus.broker.versions.migrations import MIGRATIONS, Migration
-from toolbus.broker.versions.namespace import NamespaceVersion
-from toolbus.descriptors import Publication, ServiceDescriptor
-from toolbus.results import BrokerError, DescriptorError
+from toolbus.bus.broker import versions
+from toolbus.bus.broker import versions as namespaces
+from toolbus.bus.broker import versions as spoken
+from toolbus.bus.broker import worker as serving
+from toolbus.bus.broker.admin import Admin
+from toolbus.bus.broker.keys import Keys
+from toolbus.bus.broker.registry.publications import read_record
+from toolbus.bus.broker.transport.command import Executor
+from toolbus.bus.broker.versions import MIGRATIONS, Migration, NamespaceVersion
+from toolbus.bus.values.descriptors import Publication, ServiceDescriptor
+from toolbus.bus.values.results import BrokerError, DescriptorError
 
 pytestmark = pytest.mark.anyio
 
@@ -204,7 +204,7 @@ async def test_a_document_of_no_known_form_is_named(redis_place: Place, stored: 
     """The others are converted, and the namespace is raised when it is gone."""
     stored.put(a={}, b={"bad": 1}, c={})
     async with Admin(redis_place.settings) as admin:
-        with pytest.raises(BrokerError, match="group/b can't be converted: it is of no form; put it anew or `toolbus rm` it"):
+        with pytest.raises(BrokerError, match="group/b can't be converted: it is of no form; put it anew or `toolbus operate items rm` it"):
             await admin.versions.migrate(10, _quiet)
         assert sorted(second) == ["group/a", "group/c"]
         assert await admin.versions.read() == NamespaceVersion(redis_place.settings.namespace, 1, 2)

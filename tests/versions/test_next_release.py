@@ -15,7 +15,7 @@ import pytest
 import redis
 
 from tests.servers import eventually_sync, put_down
-from toolbus.broker.keys import Keys
+from toolbus.bus.broker.keys import Keys
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.xdist_group("versions")]
 
@@ -129,7 +129,7 @@ def test_a_rolling_upgrade_loses_nothing(site: Site) -> None:
     new = [site.worker(NEXT)]
     old[0].terminate()
     old[0].wait(60)
-    refused = site.run(NEXT, "migrate")
+    refused = site.run(NEXT, "operate", "migrate")
     assert refused.returncode == 1
     assert "can't read version 2; upgrade these workers" in refused.stderr
     assert site.client.hgetall(site.keys.format) == {}
@@ -140,10 +140,10 @@ def test_a_rolling_upgrade_loses_nothing(site: Site) -> None:
     new.append(site.worker(NEXT))
     new[0].kill()
     new[0].wait()
-    raised = eventually_sync(lambda: (found := site.run(NEXT, "migrate")).returncode == 0 and found, timeout=90.0, interval=1.0)
+    raised = eventually_sync(lambda: (found := site.run(NEXT, "operate", "migrate")).returncode == 0 and found, timeout=90.0, interval=1.0)
     assert "is of version 2 now; 1 documents converted" in raised.stdout
     assert json.loads(site.client.hget(site.keys.groups, "group/g")) == {"group_id": "g", "name": "G", "form": 2}
-    assert "of version 2 already; nothing was to be changed" in site.run(NEXT, "migrate").stdout
+    assert "of version 2 already; nothing was to be changed" in site.run(NEXT, "operate", "migrate").stdout
     late = site.agent("next")
     site.answers(40)
     for agent in (*agents, late):

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from toolbus.broker.statistics.answers import BOUNDS, BUCKETS, InstanceAnswer, ToolStatistics
-from toolbus.broker.statistics.latency import quantile
-from toolbus.watch.activity import Activity
+from toolbus.bus.broker.statistics.answers import BOUNDS, BUCKETS, InstanceAnswer, ToolStatistics, quantile
+from toolbus.bus.watch.assembly import Activity
 
 
 def answers(uptime: float, **tools: tuple[int, int]) -> Mapping[str, InstanceAnswer]:

@@ -11,13 +11,13 @@ import redis
 from tests.contract import Place
 from tests.servers import eventually
 from toolbus import ToolError, tool
-from toolbus.broker.admin import Admin
-from toolbus.broker.embedded import EmbeddedServer
-from toolbus.broker.keys import Keys
-from toolbus.confirmations import ConfirmationRequest
-from toolbus.results import BrokerError
-from toolbus.watch.views import Snapshot
-from toolbus.watch.watch import Watch
+from toolbus.bus.broker.admin import Admin
+from toolbus.bus.broker.embedded import EmbeddedServer
+from toolbus.bus.broker.keys import Keys
+from toolbus.bus.values.confirmations import ConfirmationRequest
+from toolbus.bus.values.results import BrokerError
+from toolbus.bus.watch.views import Snapshot
+from toolbus.bus.watch.watch import Watch
 
 pytestmark = pytest.mark.anyio
 

@@ -23,9 +23,9 @@ from typing import Any
 import msgspec
 
 from toolbus import Blob, Progress, ToolError, ToolResult, invocation, tool
-from toolbus.results import CallCancelled
-from toolbus.worker.isolation.child import Answer
-from toolbus.worker.isolation.messages import MESSAGE_HEADER, Message, framed_message
+from toolbus.bus.values.results import CallCancelled
+from toolbus.bus.worker.isolation.child import Answer
+from toolbus.bus.worker.isolation.messages import MESSAGE_HEADER, Message, framed_message
 
 state: list[int] = []
 variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="")

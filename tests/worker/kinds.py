@@ -23,8 +23,8 @@ import pydantic
 
 from tests.pictures import png
 from toolbus import Blob, ErrorInfo, ToolError, ToolResult, invocation, tool
-from toolbus.encoding import MOST_LEVELS
-from toolbus.media import UNKNOWN
+from toolbus.bus.values.encoding import MOST_LEVELS
+from toolbus.bus.values.media import UNKNOWN
 
 
 class Text(str):

@@ -13,9 +13,9 @@ import msgspec
 import pytest
 
 from toolbus import ConfigurationError, Retry, Settings, ToolService, Worker, tool
-from toolbus.worker.definition import function
-from toolbus.worker.definition.function import tool_of
-from toolbus.worker.serving.collect import collect
+from toolbus.bus.worker.definition import function
+from toolbus.bus.worker.definition.function import tool_of
+from toolbus.bus.worker.serving.collect import collect
 
 # Wrong values of each option.
 TOOL: dict[str, list[Any]] = {

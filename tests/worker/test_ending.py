@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.servers import eventually
-from toolbus.worker.process.lifeline import Lifeline
-from toolbus.worker.process.supervisor import Supervisor
+from toolbus.bus.worker.process.lifeline import Lifeline
+from toolbus.bus.worker.process.supervisor import Supervisor
 
 _WITHIN = 60
 
@@ -23,8 +23,8 @@ WORKER = """
 import asyncio, sys
 from pathlib import Path
 from toolbus import ToolBus, Worker, tool
-from toolbus.worker.process.ending import end_process
-from toolbus.worker.process.lifeline import Told, tell, watch_lifeline
+from toolbus.bus.worker.process.lifeline import end_process
+from toolbus.bus.worker.process.lifeline import Told, tell, watch_lifeline
 
 line, folder = int(sys.argv[1]), Path(sys.argv[2])
 

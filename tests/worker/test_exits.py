@@ -15,9 +15,9 @@ from tests.contract import Place
 from tests.forking import ForkServer
 from tests.servers import eventually
 from toolbus import Session, Settings, ToolBus, ToolResult, ToolService, Worker, tool
+from toolbus.bus.middleware import Next, ToolCall
+from toolbus.bus.worker.process import event_loop as loops
 from toolbus.compat.trustgraph import DynamicToolService
-from toolbus.middleware import Next, ToolCall
-from toolbus.worker.process import event_loop as loops
 
 pytestmark = pytest.mark.anyio
 

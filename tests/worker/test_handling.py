@@ -12,8 +12,8 @@ import pytest
 from tests.contract import Place
 from tests.servers import eventually
 from toolbus import Blob, ConfigurationError, Progress, ToolError, ToolResult, ToolService, invocation, tool
-from toolbus.events import Finished, Text
-from toolbus.results import CallCancelled
+from toolbus.bus.values.events import Finished, Text
+from toolbus.bus.values.results import CallCancelled
 
 pytestmark = pytest.mark.anyio
 

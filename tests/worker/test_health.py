@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.servers import eventually
-from toolbus.worker.process import health
+from toolbus.bus.worker.process import health
 
 pytestmark = pytest.mark.anyio
 

@@ -15,7 +15,7 @@ from tests.contract import Place
 from tests.servers import eventually
 from tests.worker import isolated
 from toolbus import Blob, Progress
-from toolbus.events import Text
+from toolbus.bus.values.events import Text
 
 pytestmark = pytest.mark.anyio
 
@@ -324,14 +324,14 @@ async def test_calls_run_at_once_up_to_the_limit(here: Place, tmp_path: Path) ->
 
 async def test_a_worn_child_is_replaced(here: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """After so many calls a child goes, and with it what they left in it."""
-    monkeypatch.setattr("toolbus.worker.isolation.pool._MOST_CALLS", 3)
+    monkeypatch.setattr("toolbus.bus.worker.isolation.pool._MOST_CALLS", 3)
     async with here.serving(isolated, isolated=1) as bus:
         assert [(await bus.call("iso_count")).data for _ in range(7)] == [1, 2, 3, 1, 2, 3, 1]
 
 
 async def test_children_that_nobody_needs_go(here: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """All but one of the idle children end after a while."""
-    monkeypatch.setattr("toolbus.worker.isolation.pool._IDLE", 0.2)
+    monkeypatch.setattr("toolbus.bus.worker.isolation.pool._IDLE", 0.2)
     async with here.worker(isolated, isolated=4) as worker, here.bus() as bus:
         await asyncio.gather(*(bus.call("iso_stream_async", {"n": 2_000}) for _ in range(4)))
         (fork_server,) = worker.isolation.pids

@@ -12,7 +12,7 @@ import pytest
 
 from tests.servers import eventually
 from toolbus import Settings, ToolBus, Worker, tool
-from toolbus.telemetry.output import FIELDS
+from toolbus.bus.telemetry.output import FIELDS
 
 pytestmark = pytest.mark.anyio
 

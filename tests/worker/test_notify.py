@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.servers import eventually
-from toolbus.worker.process.notify import Notifier
+from toolbus.bus.worker.process.lifeline import Notifier
 
 pytestmark = pytest.mark.anyio
 

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from toolbus.worker.serving.owner import origin_of, owner_of
+from toolbus.bus.worker.serving.owner import origin_of, owner_of
 
 
 @pytest.fixture

@@ -10,14 +10,12 @@ import msgspec
 import pytest
 
 from tests.servers import eventually
-from toolbus.broker.statistics.answers import ToolStatistics
-from toolbus.telemetry.exposition import EXPOSED, Exposition
-from toolbus.worker.process.lifeline import Told
-from toolbus.worker.process.probed_children import ProbedChildren
-from toolbus.worker.process.probes import probes
-from toolbus.worker.process.report import ProcessCounts, Report
-from toolbus.worker.process.scaling import Bounds
-from toolbus.worker.process.worker_metrics import worker_metrics
+from toolbus.bus.broker.statistics.answers import ToolStatistics
+from toolbus.bus.telemetry.metrics import EXPOSED, Exposition
+from toolbus.bus.worker.process.autoscaler import Bounds
+from toolbus.bus.worker.process.lifeline import Told
+from toolbus.bus.worker.process.probes import ProbedChildren, probes
+from toolbus.bus.worker.process.report import ProcessCounts, Report, worker_metrics
 
 pytestmark = pytest.mark.anyio
 

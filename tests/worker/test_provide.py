@@ -10,9 +10,9 @@ import pytest
 from tests.contract import Place
 from tests.worker import provided
 from toolbus import ConfigurationError, ToolService, Worker, provide, tool
+from toolbus.bus.worker.definition import function
+from toolbus.bus.worker.definition import provide as provide_module
 from toolbus.testing import InvocationEnvironment
-from toolbus.worker.definition import function
-from toolbus.worker.definition import provide as provide_module
 
 pytestmark = pytest.mark.anyio
 

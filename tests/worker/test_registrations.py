@@ -16,9 +16,9 @@ from tests.cli.conftest import shell as shell  # noqa: PLC0414 - a fixture
 from tests.cli.shell import Shell
 from tests.contract import Place
 from toolbus import ConfigurationError, ToolBus, ToolService, Worker, init_tools, tool
-from toolbus.local import ToolRegistry
+from toolbus.bus.local import ToolRegistry
+from toolbus.bus.worker.definition import function
 from toolbus.testing import InvocationEnvironment
-from toolbus.worker.definition import function
 
 pytestmark = pytest.mark.anyio
 

@@ -9,9 +9,9 @@ import sys
 import pytest
 
 from tests.servers import eventually
-from toolbus.worker.process.lifeline import Told
-from toolbus.worker.process.load import Load
-from toolbus.worker.process.supervisor import Supervisor
+from toolbus.bus.worker.process.lifeline import Told
+from toolbus.bus.worker.process.load import Load
+from toolbus.bus.worker.process.supervisor import Supervisor
 
 # Tells that it serves and how busy it is, and ends in order when it is told to; it takes the descriptor as its last argument.
 CHILD = """

@@ -45,8 +45,8 @@ def where_pickled() -> str:
 RELATIVE = "from . import __name__ as package\nfrom .helper import HELPS\n" + TOOL
 LOAD = """
 import sys
-from toolbus.results import ConfigurationError
-from toolbus.worker.loading.command_line import folders, load
+from toolbus.bus.values.results import ConfigurationError
+from toolbus.bus.worker.loading.command_line import folders, load
 for target in sys.argv[1:]:
     try:
         loaded = load(target)

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from tests.servers import eventually
-from toolbus.results import CallCancelled
-from toolbus.worker.run.thread_iteration import ThreadIteration
-from toolbus.worker.run.threads import Threads
-from toolbus.worker.serving.pace import Pace
+from toolbus.bus.values.results import CallCancelled
+from toolbus.bus.worker.run.handling import ThreadIteration
+from toolbus.bus.worker.run.threads import Threads
+from toolbus.bus.worker.serving.handlers import Pace
 
 pytestmark = pytest.mark.anyio
 

@@ -58,6 +58,6 @@ def put(command):
 
     async def run(url, namespace, name, service, **config):
         document = {"type": "tool-service", "name": name, "description": "a tool", "service": service, **config}
-        await command(url, namespace, "put", f"tool/{name}", given=json.dumps(document))
+        await command(url, namespace, "operate", "items", "put", f"tool/{name}", given=json.dumps(document))
 
     return run

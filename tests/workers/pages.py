@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from toolbus_workers.web.fetch import FetchService, Limits
 
-from toolbus.outbound.guard import Guard
+from toolbus.bus.outbound import Guard
 
 
 class Asked(NamedTuple):

@@ -14,7 +14,7 @@ from toolbus_workers.web.fetch import FetchService, Limits, Page
 from tests.workers.fetching import HTML, failure, fetched
 from tests.workers.pages import answer, local, names, site
 from toolbus import ToolError
-from toolbus.outbound.guard import Guard
+from toolbus.bus.outbound import Guard
 
 pytestmark = pytest.mark.anyio
 

@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from toolbus import ToolError
-from toolbus.outbound.guard import MAX_ADDRESSES, Guard
+from toolbus.bus.outbound import MAX_ADDRESSES, Guard
 
 pytestmark = pytest.mark.anyio
 

@@ -16,11 +16,11 @@ from tests.agent.endpoint import calls, endpoint, says
 from tests.servers import eventually
 from toolbus import ToolBus, Worker
 from toolbus.agent import Agent, ChatEndpoint
-from toolbus.client.executor.observers import ToolEvent
-from toolbus.events import Finished
-from toolbus.results import ToolkitError
+from toolbus.bus.client.executor.observers import ToolEvent
+from toolbus.bus.values.events import Finished
+from toolbus.bus.values.results import ToolkitError
 from toolbus.toolkit import Walk, for_actions, load_preset, toolkit_of
-from toolbus.toolkit.shipped import find_preset, shipped_presets
+from toolbus.toolkit.presets import find_preset, shipped_presets
 
 pytestmark = pytest.mark.anyio
 
@@ -50,7 +50,7 @@ async def published(command, url, namespace, name):
     """Load a shipped preset by its name on the command line."""
     assert await command(url, namespace, "toolkit", "load", name)
     yield load_preset(find_preset(name))
-    await command(url, namespace, "rm", f"toolkit/{name}")
+    await command(url, namespace, "operate", "items", "rm", f"toolkit/{name}")
 
 
 class Heard:

@@ -11,7 +11,7 @@ from toolbus_workers.fetch_page import FetchPage
 
 from tests.workers.pages import answer, local, names, site
 from toolbus import Settings, ToolBus, Worker
-from toolbus.worker.serving.collect import collect
+from toolbus.bus.worker.serving.collect import collect
 
 pytestmark = pytest.mark.anyio
 
@@ -63,17 +63,17 @@ def test_the_guide_shows_how_to_open_an_intranet():
 
 async def test_the_guide_s_narrowed_tool_can_be_added_to_a_running_service(valkey_server, namespace, command):
     """A descriptor with config values makes another tool of the same service, which keeps to them."""
-    (document,) = re.findall(r"echo '(\{.*?\})' \| toolbus put", GUIDE, re.DOTALL)
+    (document,) = re.findall(r"echo '(\{.*?\})' \| toolbus operate items put", GUIDE, re.DOTALL)
     resolve = names(docs_python_org="127.0.0.1", elsewhere_test="127.0.0.1")
     async with (
         site(answer("<p>honey " * 10_000)) as there,
         Worker([FetchPage(local(resolve=resolve))], url=valkey_server, namespace=namespace),
         ToolBus(valkey_server, namespace=namespace) as bus,
     ):
-        await command(valkey_server, namespace, "put", "tool/read-docs", given=document)
+        await command(valkey_server, namespace, "operate", "items", "put", "tool/read-docs", given=document)
         await bus.wait_for_tool("read-docs", 10)
         inside = await bus.call("read-docs", {"url": there.url(host="docs.python.org")})
         outside = await bus.call("read-docs", {"url": there.url(host="elsewhere.test")})
-        await command(valkey_server, namespace, "rm", "tool/read-docs")
+        await command(valkey_server, namespace, "operate", "items", "rm", "tool/read-docs")
     assert len(inside.data["text"]) == 20_000
     assert (outside.error.type, outside.error.code) == ("forbidden", "forbidden_host")

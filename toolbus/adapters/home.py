@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from queue import SimpleQueue
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
+from weakref import WeakKeyDictionary
 
-from toolbus.client.executor.executor import ToolExecutor
-from toolbus.client.executor.observers import Observer, ToolEvent
-from toolbus.results import ConfigurationError
+from toolbus.bus.client.executor.executor import ToolExecutor
+from toolbus.bus.client.executor.observers import Observer, ToolEvent
+from toolbus.bus.client.executor.toolcalls import ModelCall, Observation, Place
+from toolbus.bus.values.envelope import new_id
+from toolbus.bus.values.results import ConfigurationError, ToolResult
 
 T = TypeVar("T")
 
@@ -150,3 +154,153 @@ def _running() -> asyncio.AbstractEventLoop | None:
         return asyncio.get_running_loop()
     except RuntimeError:
         return None
+
+
+# Seconds for which a call that the framework has not started, and may have answered itself, holds up those after it.
+UNUSED_SECONDS = 2.0
+_MOST_TURNS = 256
+
+
+class Asked(NamedTuple):
+    """A call as a part of its turn.
+
+    Attributes:
+        message: the model's message, the same object for each call of the turn.
+        calls: the id and the tool's name of each call in it, in order.
+        id: the call's own id.
+    """
+
+    message: object
+    calls: Sequence[tuple[str, str]]
+    id: str
+
+
+class _Turn:
+    """The places of one message's calls: those that calls have claimed, and those that are left for them."""
+
+    def __init__(self, executor: ToolExecutor, asked: Asked) -> None:
+        # Kept, so that no other object has its id meanwhile.
+        self.message = asked.message
+        self._free: dict[str, list[Place]] = {}
+        self._claimed: set[str] = set()
+        for (call, _), place in zip(asked.calls, executor.reserve([name for _, name in asked.calls]), strict=True):
+            self._free.setdefault(call, []).append(place)
+        self._timer = asyncio.get_running_loop().call_later(UNUSED_SECONDS, self.leave)
+
+    def claim(self, id: str) -> Place | None:
+        """Return the place of a call, or None when it has none any more."""
+        self._claimed.add(id)
+        places = self._free.get(id)
+        if not places:
+            return None
+        place = places.pop(0)
+        if not any(self._free.values()):
+            self._timer.cancel()
+        return place
+
+    def has_claimed(self, id: str) -> bool:
+        """Return whether all places of this id are claimed: then the framework runs the turn once more."""
+        return id in self._claimed and not self._free.get(id)
+
+    def leave(self) -> None:
+        """Let others go on that wait for what was not claimed."""
+        self._timer.cancel()
+        for places in self._free.values():
+            for place in places:
+                place.leave()
+            places.clear()
+
+
+class Places:
+    """The latest turns of an executor."""
+
+    def __init__(self) -> None:
+        self._turns: OrderedDict[int, _Turn] = OrderedDict()
+
+    def claim(self, executor: ToolExecutor, asked: Asked) -> Place | None:
+        """Return the place of a call, taken with those of the whole turn when its first call came; None for the next one."""
+        turn = self._turns.get(id(asked.message))
+        if turn is None or turn.has_claimed(asked.id):
+            if turn is not None:
+                turn.leave()
+            turn = self._turns[id(asked.message)] = _Turn(executor, asked)
+            self._turns.move_to_end(id(asked.message))
+            if len(self._turns) > _MOST_TURNS:
+                self._turns.popitem(last=False)[1].leave()
+        return turn.claim(asked.id)
+
+
+_places: WeakKeyDictionary[ToolExecutor, Places] = WeakKeyDictionary()
+
+
+def places_of(executor: ToolExecutor) -> Places:
+    """Return the turns of an executor; call this in its event loop."""
+    return _places.setdefault(executor, Places())
+
+
+MAX_TURNS = 12
+
+
+async def outcome(
+    executor: ToolExecutor,
+    name: str,
+    arguments: object,
+    call: str = "",
+    observer: Observer | None = None,
+    place: Asked | Place | None = None,
+) -> tuple[Observation, ToolResult]:
+    """Run a call of a model and return its observation and its result; it may run in any event loop.
+
+    Args:
+        call: the model's id of the call; a new one when left out.
+        observer: called with each event of the call.
+        place: the turn that the call is a part of where the framework tells it, or a place that was taken before.
+
+    Raises:
+        ConfigurationError: an option of the executor is wrong, or the bus is not open.
+    """
+    wanted = ModelCall(call or new_id(), name, arguments)
+    return await run_at_home(executor, lambda told: _run(executor, wanted, told, place), observer)
+
+
+def outcome_now(
+    executor: ToolExecutor,
+    name: str,
+    arguments: object,
+    call: str = "",
+    observer: Observer | None = None,
+    place: Asked | Place | None = None,
+) -> tuple[Observation, ToolResult]:
+    """Do the same in a thread, which waits.
+
+    Raises:
+        ConfigurationError: the same, or this thread runs the event loop of the bus, or is waited for by it.
+    """
+    wanted = ModelCall(call or new_id(), name, arguments)
+    return wait_at_home(executor, lambda told: _run(executor, wanted, told, place), observer)
+
+
+def turns(most: int) -> Iterator[bool]:
+    """Yield for each turn of a conversation whether it is the last one, in which the model may call no tool.
+
+    Raises:
+        ConfigurationError: ``most`` is less than 1.
+    """
+    if most < 1:
+        raise ConfigurationError(f"max_turns must be at least 1, not {most}")
+    return (turn == most for turn in range(1, most + 1))
+
+
+async def _run(
+    executor: ToolExecutor, wanted: ModelCall, observer: Observer | None, place: Asked | Place | None
+) -> tuple[Observation, ToolResult]:
+    if isinstance(place, Asked):
+        place = places_of(executor).claim(executor, place)
+    # Without an observer no person sees a question, so handlers may not ask one.
+    async with executor.turn([wanted], streaming=observer is not None, places=() if place is None else (place,)) as turn:
+        if observer is not None:
+            async for event in turn:
+                observer(event)
+        (observation,) = await turn.observations()
+        (result,) = await turn.results()
+    return observation, result

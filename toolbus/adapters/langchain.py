@@ -13,17 +13,15 @@ try:
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(f"the adapter needs LangChain: pip install 'toolbus[langchain]' ({error})", name=error.name) from None
 
-from toolbus import telemetry
-from toolbus.adapters.home import AnyExecutor, executor_of, read_at_home
-from toolbus.adapters.outcomes import outcome, outcome_now
-from toolbus.adapters.places import Asked
-from toolbus.client.executor.executor import ToolExecutor
-from toolbus.client.executor.observers import ToolEvent
-from toolbus.client.executor.parts import Observation, content_of
-from toolbus.events import Text
-from toolbus.results import Progress, ToolResult
-from toolbus.schema.bounds import references
-from toolbus.schema.work import unfolded
+from toolbus.adapters.home import AnyExecutor, Asked, executor_of, outcome, outcome_now, read_at_home
+from toolbus.bus import telemetry
+from toolbus.bus.client.executor.executor import ToolExecutor
+from toolbus.bus.client.executor.observers import ToolEvent
+from toolbus.bus.client.executor.toolcalls import Observation, content_of
+from toolbus.bus.schema.documents import references
+from toolbus.bus.schema.work import unfolded
+from toolbus.bus.values.events import Text
+from toolbus.bus.values.results import Progress, ToolResult
 
 try:
     from langgraph.prebuilt import ToolRuntime

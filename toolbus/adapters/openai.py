@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from toolbus.adapters.outcomes import MAX_TURNS, turns
-from toolbus.client.executor.executor import ToolExecutor
-from toolbus.client.executor.toolcalls import tool_calls
+from toolbus.adapters.home import MAX_TURNS, turns
+from toolbus.bus.client.executor.executor import ToolExecutor
+from toolbus.bus.client.executor.toolcalls import tool_calls
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI

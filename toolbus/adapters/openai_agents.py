@@ -18,11 +18,9 @@ except ModuleNotFoundError as error:
         f"the adapter needs OpenAI's Agents SDK: pip install 'toolbus[openai-agents]' ({error})", name=error.name
     ) from None
 
-from toolbus.adapters.home import AnyExecutor, executor_of, read_at_home, run_at_home
-from toolbus.adapters.outcomes import outcome
-from toolbus.client.executor.executor import ToolExecutor
-from toolbus.client.executor.order import Place
-from toolbus.client.executor.parts import content_of
+from toolbus.adapters.home import AnyExecutor, executor_of, outcome, read_at_home, run_at_home
+from toolbus.bus.client.executor.executor import ToolExecutor
+from toolbus.bus.client.executor.toolcalls import Place, content_of
 
 
 def function_tools(executor: AnyExecutor, *, strict: bool = False) -> list[FunctionTool]:

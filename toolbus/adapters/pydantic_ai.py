@@ -10,11 +10,9 @@ try:
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(f"the adapter needs Pydantic AI: pip install 'toolbus[pydantic-ai]' ({error})", name=error.name) from None
 
-from toolbus.adapters.home import AnyExecutor, executor_of, run_at_home
-from toolbus.adapters.outcomes import outcome
-from toolbus.adapters.places import Asked
-from toolbus.results import ToolError
-from toolbus.schema.repair import parse
+from toolbus.adapters.home import AnyExecutor, Asked, executor_of, outcome, run_at_home
+from toolbus.bus.schema.repair import parse
+from toolbus.bus.values.results import ToolError
 
 
 class _Said(dict[str, Any]):

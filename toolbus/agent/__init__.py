@@ -1,10 +1,20 @@
-"""An agent that calls tools of a bus through any OpenAI-compatible endpoint (``toolbus[agent]``)."""
+"""An agent that calls tools of a bus through any OpenAI-compatible endpoint (``toolbus[agent]``).
 
-from toolbus.agent.endpoint import OPENAI, ChatEndpoint
-from toolbus.agent.exchange import Answer
-from toolbus.agent.loop import MAX_SECONDS, MAX_TURNS, SYSTEM, Agent, AgentEvent, ModelText, Retrying
-from toolbus.agent.memory import Memory
-from toolbus.results import EndpointError
+Each name is imported when it is first used, so that the messenger, which asks no model, needs none of it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from toolbus.bus.support.lazy import lazily
+
+if TYPE_CHECKING:
+    from toolbus.agent.endpoint import OPENAI, ChatEndpoint
+    from toolbus.agent.exchange import Answer
+    from toolbus.agent.loop import MAX_SECONDS, MAX_TURNS, SYSTEM, Agent, AgentEvent, ModelText, Retrying
+    from toolbus.agent.memory import Memory
+    from toolbus.bus.values.results import EndpointError
 
 __all__ = [
     "MAX_SECONDS",
@@ -20,3 +30,14 @@ __all__ = [
     "ModelText",
     "Retrying",
 ]
+
+__getattr__, __dir__ = lazily(
+    globals(),
+    {
+        "toolbus.agent.endpoint": ("OPENAI", "ChatEndpoint"),
+        "toolbus.agent.exchange": ("Answer",),
+        "toolbus.agent.loop": ("MAX_SECONDS", "MAX_TURNS", "SYSTEM", "Agent", "AgentEvent", "ModelText", "Retrying"),
+        "toolbus.agent.memory": ("Memory",),
+        "toolbus.bus.values.results": ("EndpointError",),
+    },
+)

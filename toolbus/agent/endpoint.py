@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from toolbus.safe_text import type_name
+from toolbus.bus.support.safe_text import type_name
 
 try:
     import httpx
@@ -21,9 +21,9 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError(f"the agent needs httpx: pip install 'toolbus[agent]' ({error})", name="httpx") from None
 
 from toolbus.agent.reply import Chunk, Reply
-from toolbus.outbound.sse import EventReader
-from toolbus.results import ConfigurationError, EndpointError
-from toolbus.schema.refusal import shorten
+from toolbus.bus.outbound import EventReader
+from toolbus.bus.schema.refusal import shorten
+from toolbus.bus.values.results import ConfigurationError, EndpointError
 
 OPENAI = "https://api.openai.com/v1"
 

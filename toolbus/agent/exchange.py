@@ -9,8 +9,8 @@ import msgspec
 
 from toolbus.agent.records import CallResult, End, ModelReply, Question, Reason, Record, Summary, TurnResults
 from toolbus.agent.reply import spoken
-from toolbus.client.executor.toolcalls import ModelCall
-from toolbus.results import ErrorInfo, ToolResult
+from toolbus.bus.client.executor.toolcalls import ModelCall
+from toolbus.bus.values.results import ErrorInfo, ToolResult
 
 _INTERRUPTED = ToolResult.fail(
     ErrorInfo("outcome_unknown", "given_up", "the question was given up while this call ran; it may or may not have taken effect")

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from toolbus.agent.exchange import Answered, Exchange, ModelTurn
-from toolbus.agent.messages import with_instruction
-from toolbus.agent.records import End, Question, Record, Summary, decoded, encoded
-from toolbus.broker.conversations.held import MOST_BYTES, MOST_RECORDS
-from toolbus.broker.protocols import HeldConversation
-from toolbus.encoding import whole_text
-from toolbus.results import ConfigurationError, ConversationError, EnvelopeError
+from toolbus.agent.records import End, Question, Record, Summary, decoded, encoded, with_instruction
+from toolbus.bus.broker.conversations import MOST_BYTES, MOST_RECORDS
+from toolbus.bus.broker.protocols import HeldConversation
+from toolbus.bus.values.encoding import whole_text
+from toolbus.bus.values.results import ConfigurationError, ConversationError, EnvelopeError
 
 # Bytes that the end of a question has at most.
 _LAST = 1024
@@ -105,7 +104,9 @@ class KeptHistory:
             try:
                 self._take(decoded(stored.document), stored.number, stored.at, len(stored.document))
             except ValueError as error:
-                raise ConversationError(f"the conversation can't be read ({error}); `toolbus conversations rm` deletes it") from None
+                raise ConversationError(
+                    f"the conversation can't be read ({error}); `toolbus operate conversations rm` deletes it"
+                ) from None
 
     @property
     def last(self) -> Exchange | None:

@@ -13,17 +13,16 @@ from toolbus.agent.endpoint import ChatEndpoint
 from toolbus.agent.exchange import Answer, Exchange, ModelTurn
 from toolbus.agent.history import History, KeptHistory, LocalHistory
 from toolbus.agent.memory import Memory
-from toolbus.agent.messages import with_instruction
-from toolbus.agent.records import CallResult, End, ModelReply, Question, TurnResults, storable
+from toolbus.agent.records import CallResult, End, ModelReply, Question, TurnResults, storable, with_instruction
 from toolbus.agent.reply import Reply, valid_name
-from toolbus.broker.conversations.names import name_to_hold
-from toolbus.broker.protocols import Conversations
-from toolbus.client.executor.executor import ToolExecutor
-from toolbus.client.executor.observers import ToolEvent
-from toolbus.client.executor.toolcalls import ModelCall
-from toolbus.encoding import whole_text
-from toolbus.events import Finished
-from toolbus.results import ConfigurationError, EndpointError, ErrorInfo, ToolResult
+from toolbus.bus.broker.conversations import name_to_hold
+from toolbus.bus.broker.protocols import Conversations
+from toolbus.bus.client.executor.executor import ToolExecutor
+from toolbus.bus.client.executor.observers import ToolEvent
+from toolbus.bus.client.executor.toolcalls import ModelCall
+from toolbus.bus.values.encoding import whole_text
+from toolbus.bus.values.events import Finished
+from toolbus.bus.values.results import ConfigurationError, EndpointError, ErrorInfo, ToolResult
 
 if TYPE_CHECKING:
     from toolbus.toolkit.walk import Walk

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from toolbus import telemetry
 from toolbus.agent.exchange import Exchange
 from toolbus.agent.history import KeptHistory
-from toolbus.agent.messages import tokens, transcript
+from toolbus.agent.records import tokens, transcript
 from toolbus.agent.reply import Reply
-from toolbus.results import ConfigurationError, EndpointError
+from toolbus.bus import telemetry
+from toolbus.bus.values.results import ConfigurationError, EndpointError
 
 LEAST = 500
 """Least tokens of a memory."""
@@ -36,7 +36,7 @@ class Memory:
     question always stays as it was, however large.
 
     Args:
-        tokens: about, see ``toolbus.agent.messages.tokens``.
+        tokens: about, see ``toolbus.agent.records.tokens``.
         within: seconds for a summary. One that fails or takes longer is tried again at the next question.
 
     Raises:

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from toolbus.client.executor.toolcalls import MOST_ID, ModelCall
+from toolbus.bus.client.executor.toolcalls import MOST_ID, ModelCall
 
 _MOST_CALLS = 128
 _MOST_CHARACTERS = 4_194_304

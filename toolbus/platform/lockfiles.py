@@ -9,7 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from toolbus.results import ConfigurationError
+from toolbus.bus.values.results import ConfigurationError
 
 MOST_BYTES = 16 * 1024 * 1024
 """Most bytes of a lock file, or of a project file."""

@@ -70,7 +70,7 @@ class ToolSource(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         env: environment variables; values may be ``env:NAME`` or ``file:PATH`` of the host.
         url: base URL of an API.
         headers, query: sent with each request; values may be ``env:NAME`` or ``file:PATH`` of the host, or have ``{env:NAME}`` within.
-        auth: how requests are authorized, see ``toolbus.backends.authorization``; values as those of ``headers``.
+        auth: how requests are authorized, see ``toolbus.platform.backends.remote``; values as those of ``headers``.
         ready: how readiness is known: ``port``, ``path:/health``, or ``log:TEXT``.
         ready_within: seconds that it may take to become ready.
     """
@@ -119,7 +119,7 @@ class Running(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         stop_within: that it has to end by itself when it is stopped.
         restarts: starts in a row that may fail until it counts as failed.
         timeout: that a call may take when its caller says nothing; 0 for the usual time.
-        effect: see ``toolbus.effects``; the empty one may be run again.
+        effect: see ``toolbus.bus.values.effects``; the empty one may be run again.
     """
 
     single: bool = False

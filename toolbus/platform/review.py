@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
+from toolbus.bus.values.results import ConfigurationError
 from toolbus.platform.documents import digest_of
 from toolbus.platform.records import RecordedTool, ToolSource
-from toolbus.results import ConfigurationError
 
 # Objects below these are compared as a whole: their fields are the tool's author's.
 _WHOLE = frozenset({"input_schema", "output_schema", "params"})
@@ -44,7 +44,7 @@ class Review(msgspec.Struct, frozen=True):
     """A tool that waits for approval.
 
     Attributes:
-        digest: of all that is approved; ``toolbus approve --digest`` takes it.
+        digest: of all that is approved; ``toolbus secure approve --digest`` takes it.
         is_new: whether no tool of this id is served now.
         made_by: who recorded it.
         code: the digest of its code.
@@ -146,7 +146,7 @@ def unpinned_code(tool: RecordedTool) -> str:
 
 def with_files(review: Review, tool: RecordedTool) -> Review:
     """Add the files of the code to a review; a note says when they are not here, or not what was recorded."""
-    from toolbus.platform.digests import digest_of_folder, files_of  # noqa: PLC0415 - few reviews are of code
+    from toolbus.platform.documents import digest_of_folder, files_of  # noqa: PLC0415 - few reviews are of code
     from toolbus.platform.lockfiles import check_locked  # noqa: PLC0415 - few reviews are of code
 
     folder = folder_of(tool)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
-from toolbus.broker.protocols.routes import Routes
+from toolbus.bus.broker.protocols import CreationOverview
+from toolbus.bus.broker.protocols.documents import Chats, Creation, Creations, Routes
+from toolbus.bus.support.display import shortened
 from toolbus.platform.records import RecordedTool, State, ToolRoute
+from toolbus.platform.store import Snapshot
 
 # With several hosts, the state that says most about whether the next call is answered.
 _RANK: Mapping[State, int] = {"running": 0, "starting": 1, "stopped": 2, "failed": 3}
@@ -91,3 +96,104 @@ def _state(tool: RecordedTool, routes: list[ToolRoute] | tuple[()]) -> ToolState
         best.restarts,
         best.last_error,
     )
+
+
+_MOST_TASKS = 20
+_MOST_WINDOWS = 200
+_MOST_SPEC = 1_000
+
+
+class System(Protocol):
+    """An operator's connection or a bus."""
+
+    @property
+    def creations(self) -> Creations:
+        """The tasks of coding agents."""
+
+    @property
+    def chats(self) -> Chats:
+        """The chats with the service agent."""
+
+
+async def get_system_status(of: System, records: Snapshot) -> dict[str, Any]:
+    """Return the state of the platform.
+
+    Args:
+        of: an ``Admin`` or a ``ToolBus``, open.
+        records: ``await Records(of).all()``.
+
+    Returns:
+        ``tools`` (``total``: recorded ones, ``active``: those whose status is ``active``), ``coding_agent`` and ``service_agent``.
+
+    Raises:
+        BrokerError: the server could not be asked.
+    """
+    tasks, windows, messenger = await asyncio.gather(
+        of.creations.overview(_MOST_TASKS), of.chats.windows(_MOST_WINDOWS), of.chats.messenger()
+    )
+    latest = [*tasks.running, *reversed(tasks.queued), *tasks.recent]
+    return {
+        "tools": {"total": len(records.tools), "active": sum(tool.meta.status == "active" for tool in records.tools.values())},
+        "coding_agent": {
+            "running_count": len(tasks.running),
+            "running_task_ids": [each.id for each in tasks.running],
+            "queued_count": len(tasks.queued),
+            "recent_tasks": [_task(each) for each in latest[:_MOST_TASKS]],
+        },
+        "service_agent": {
+            "total_windows": len(windows),
+            "im_connected": messenger is not None and messenger.connected,
+            "windows": [{"chat_id": each.chat_id, "session_id": each.session_id, "has_im_window": each.has_im_window} for each in windows],
+        },
+    }
+
+
+def _task(task: Creation) -> dict[str, str]:
+    return {"task_id": task.id, "status": task.status, "task_spec": shortened(task.spec, _MOST_SPEC)}
+
+
+_DAY = 86_400
+_MILLIONTHS = 1e6
+
+
+class Cost(msgspec.Struct, frozen=True):
+    """The tokens and the price of one task.
+
+    Attributes:
+        tool: that it made or repairs; empty when there is none.
+        user: who asked for it; ``repair`` for a repair.
+        price: by the models' prices of the deployment.
+    """
+
+    tool: str
+    task: str
+    user: str
+    status: str
+    prompt_tokens: int
+    completion_tokens: int
+    price: float
+
+
+def costs_of(tasks: CreationOverview, days: int) -> list[Cost]:
+    """Return the costs of the tasks of the last days (UTC, today is the first), by tool and age."""
+    first = (time.time() // _DAY - days + 1) * _DAY
+    chosen = [each for each in (*tasks.running, *tasks.queued, *tasks.recent) if max(each.ended, each.started, each.created) >= first]
+    return [_cost(each) for each in sorted(chosen, key=lambda each: (tool_of(each), each.created, each.id))]
+
+
+def tool_of(task: Creation) -> str:
+    """Return the tool that a task made or repairs; empty when there is none."""
+    if task.about or task.status != "done":
+        return task.about
+    try:
+        found = msgspec.json.decode(task.result, type=dict[str, object])
+    except msgspec.DecodeError:
+        return ""
+    tool = found.get("tool_id", "")
+    return tool if isinstance(tool, str) else ""
+
+
+def _cost(task: Creation) -> Cost:
+    spent = task.spent
+    price = spent.price / _MILLIONTHS
+    return Cost(tool_of(task), task.id, task.by, task.status, spent.prompt_tokens, spent.completion_tokens, price)

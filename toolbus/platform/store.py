@@ -10,16 +10,16 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from toolbus import pins
-from toolbus.broker.admin import Admin
-from toolbus.broker.protocols import ItemChange
-from toolbus.client.bus import ToolBus
-from toolbus.client.tools.groups import ToolGroup
-from toolbus.pins import check_prefix
-from toolbus.platform.described import pin_of
+from toolbus.bus.broker.admin import Admin
+from toolbus.bus.broker.protocols import ItemChange
+from toolbus.bus.client.bus import ToolBus
+from toolbus.bus.client.tools.groups import ToolGroup
+from toolbus.bus.values import pins
+from toolbus.bus.values.pins import check_prefix
+from toolbus.bus.values.results import ConfigurationError, DescriptorError, ToolbusError
 from toolbus.platform.documents import Record, digest_of, encode, is_platform_key, key_of, read
 from toolbus.platform.records import PENDING_KEY, RECORD_KEY, BackendRuntime, RecordedTool
-from toolbus.results import ConfigurationError, DescriptorError, ToolbusError
+from toolbus.platform.search import pin_of
 
 T = TypeVar("T")
 

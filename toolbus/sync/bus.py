@@ -10,16 +10,15 @@ from typing import Self
 
 from anyio.from_thread import start_blocking_portal
 
-from toolbus.broker.protocols import RefusedTool, ServiceRecord
-from toolbus.client import bus as aio
-from toolbus.client.tools.tool import Tool
-from toolbus.middleware.chain import Middleware
-from toolbus.results import ConfigurationError
-from toolbus.settings import Settings
+from toolbus.bus.broker.protocols import RefusedTool, ServiceRecord
+from toolbus.bus.client import bus as aio
+from toolbus.bus.client.tools.tool import Tool
+from toolbus.bus.middleware.chain import Middleware
+from toolbus.bus.values.results import ConfigurationError
+from toolbus.bus.values.settings import Settings
 from toolbus.sync.confirmations import SharedConfirmations
 from toolbus.sync.loop import NOT_OPEN, Loop
-from toolbus.sync.tallies import Tallies
-from toolbus.sync.views import BoundBus
+from toolbus.sync.views import BoundBus, Tallies
 
 
 class ToolBus(BoundBus):

@@ -9,11 +9,11 @@ from typing import Any
 
 import anyio
 
-from toolbus.broker import protocols
-from toolbus.client.confirmations import confirmation as aio
-from toolbus.client.confirmations import pending
-from toolbus.confirmations import ConfirmationAnswer, ConfirmationRequest
-from toolbus.results import ConfigurationError, ErrorInfo
+from toolbus.bus.broker import protocols
+from toolbus.bus.client import confirmations as aio
+from toolbus.bus.client import confirmations as pending
+from toolbus.bus.values.confirmations import ConfirmationAnswer, ConfirmationRequest
+from toolbus.bus.values.results import ConfigurationError, ErrorInfo
 from toolbus.sync.loop import FindLoop
 
 

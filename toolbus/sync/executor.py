@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Self
 
-from toolbus.client.executor import executor as aio
-from toolbus.client.executor import turn
-from toolbus.client.executor.observers import ToolEvent
-from toolbus.client.executor.parts import Observation
-from toolbus.client.tools.tool import Tool
-from toolbus.results import ConfigurationError, ToolResult
+from toolbus.bus.client.executor import executor as aio
+from toolbus.bus.client.executor import turn
+from toolbus.bus.client.executor.observers import ToolEvent
+from toolbus.bus.client.executor.toolcalls import Observation
+from toolbus.bus.client.tools.tool import Tool
+from toolbus.bus.values.results import ConfigurationError, ToolResult
 from toolbus.sync.loop import FindLoop, Loop
 from toolbus.sync.tools import Tools
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Self
 
-from toolbus.client.executor import observers as aio
-from toolbus.client.executor.observers import Observer, ToolEvent
+from toolbus.bus.client.executor import observers as aio
+from toolbus.bus.client.executor.observers import Observer, ToolEvent
 from toolbus.sync.loop import FindLoop, Loop
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from toolbus.client.tools.formats import Format
-from toolbus.client.tools.tool import Tool, ToolChange
-from toolbus.client.tools.view import ToolView
+from toolbus.bus.client.tools.definitions import Format
+from toolbus.bus.client.tools.tool import Tool, ToolChange
+from toolbus.bus.client.tools.view import ToolView
 from toolbus.sync.loop import Loop
 
 

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Unpack
 
-from toolbus.broker.protocols import Usage
-from toolbus.client import views as aio
-from toolbus.client.executor.observations import ATTACHMENTS, LIMIT
-from toolbus.client.tools.view import ToolView
-from toolbus.confirmations import CONFIRM_TIMEOUT
-from toolbus.options import CallOptions, ServiceCallOptions, session_id
-from toolbus.results import ToolResult
-from toolbus.sync.call import Call
+from toolbus.bus.broker import protocols
+from toolbus.bus.broker.protocols import Usage
+from toolbus.bus.client import views as aio
+from toolbus.bus.client.executor.observers import ATTACHMENTS, LIMIT
+from toolbus.bus.client.tools.view import ToolView
+from toolbus.bus.values.confirmations import CONFIRM_TIMEOUT
+from toolbus.bus.values.options import CallOptions, ServiceCallOptions, session_id
+from toolbus.bus.values.results import ToolResult
 from toolbus.sync.confirmations import Confirmer, PendingConfirmations, in_threads
 from toolbus.sync.executor import ToolExecutor, Turn
-from toolbus.sync.loop import FindLoop
+from toolbus.sync.loop import Call, FindLoop
 from toolbus.sync.observers import EventBus
 from toolbus.sync.tools import Tools
 
@@ -158,3 +158,27 @@ class Service:
     def stream(self, user: str, config: Mapping[str, Any], arguments: Mapping[str, Any], **options: Unpack[ServiceCallOptions]) -> Call:
         """Call the service and read its answer as it is produced."""
         return Call(self._loop(), lambda: self._view.stream(user, config, arguments, **options))
+
+
+class Tallies:
+    """The counts that all processes of a namespace share; see ``toolbus.ToolBus.tallies``."""
+
+    def __init__(self, loop: FindLoop, tallies: Callable[[], protocols.Tallies]) -> None:
+        self._loop = loop
+        self._tallies = tallies
+
+    def spend(self, name: str, limit: int, period: float) -> float:
+        """Count one use against a rate of ``limit`` per ``period`` seconds; returns 0, or the seconds until there is room."""
+        return self._loop().run(lambda: self._tallies().spend(name, limit, period))
+
+    def use(self, name: str, limit: int, period: float) -> float:
+        """Count one use against a quota, which starts anew in each period of the server's clock; returns as ``spend``."""
+        return self._loop().run(lambda: self._tallies().use(name, limit, period))
+
+    def count(self, user: str, tool: str, *, ms: float, size: int, failed: bool) -> None:
+        """Add a call to today's usage."""
+        self._loop().run(lambda: self._tallies().count(user, tool, ms=ms, size=size, failed=failed))
+
+    def usage(self, days: int = 1) -> list[Usage]:
+        """Return the usage of the last days (UTC, today is the first), by user and tool."""
+        return self._loop().run(lambda: self._tallies().usage(days))

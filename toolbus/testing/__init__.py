@@ -1,6 +1,6 @@
 """Test tools: run handlers without a bus, or with fixtures that have one (``toolbus.testing.fixtures``)."""
 
 from toolbus.testing.environment import InvocationEnvironment
-from toolbus.testing.outcome import NestedCall, Outcome
+from toolbus.testing.recorder import NestedCall, Outcome
 
 __all__ = ["InvocationEnvironment", "NestedCall", "Outcome"]

@@ -13,11 +13,11 @@ from typing import Protocol
 
 import pytest
 
-from toolbus.broker.embedded import EmbeddedServer
-from toolbus.client.bus import ToolBus
-from toolbus.middleware.chain import Middleware
-from toolbus.settings import Settings
-from toolbus.worker.worker import Worker
+from toolbus.bus.broker.embedded import EmbeddedServer
+from toolbus.bus.client.bus import ToolBus
+from toolbus.bus.middleware.chain import Middleware
+from toolbus.bus.values.settings import Settings
+from toolbus.bus.worker.worker import Worker
 
 # A failing test should not wait half a minute for running calls.
 _GRACE = 5.0

@@ -9,23 +9,67 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Unpack, cast
 
-from toolbus.broker.memory.tallies import MemoryTallies
-from toolbus.broker.protocols import Beginning, Delivery, Ending, Note, WorkerBroker
-from toolbus.client.calls.assembly import Assembly
-from toolbus.confirmations import ConfirmationAnswer, ConfirmationRequest
-from toolbus.envelope import decode_frames, join_frames
-from toolbus.events import Event, Finished
-from toolbus.middleware.chain import Middleware
-from toolbus.options import CallOptions, merged
-from toolbus.results import EnvelopeError, ErrorInfo, ToolError, ToolResult
-from toolbus.settings import Settings
-from toolbus.testing.outcome import NestedCall, Outcome
-from toolbus.worker.isolation.pool import Isolation
-from toolbus.worker.run.context import ContextRun
-from toolbus.worker.run.invocation import Caller
-from toolbus.worker.run.outcome import result_of
-from toolbus.worker.run.threads import Threads
-from toolbus.worker.statistics.sampling import Sampling
+import msgspec
+
+from toolbus.bus.broker.memory.hub import MemoryTallies
+from toolbus.bus.broker.protocols import Beginning, Delivery, Ending, Note, WorkerBroker
+from toolbus.bus.client.calls.assembly import Assembly
+from toolbus.bus.middleware.chain import Middleware
+from toolbus.bus.values.confirmations import ConfirmationAnswer, ConfirmationRequest
+from toolbus.bus.values.envelope import decode_frames, join_frames
+from toolbus.bus.values.events import Event, Finished, Text
+from toolbus.bus.values.options import CallOptions, merged
+from toolbus.bus.values.results import Blob, EnvelopeError, ErrorInfo, Progress, ToolError, ToolResult
+from toolbus.bus.values.settings import Settings
+from toolbus.bus.worker.isolation.pool import Isolation
+from toolbus.bus.worker.run.invocation import Caller
+from toolbus.bus.worker.run.outcome import result_of
+from toolbus.bus.worker.run.reasons import ContextRun
+from toolbus.bus.worker.run.threads import Threads
+from toolbus.bus.worker.statistics.sampling import Sampling
+
+
+class NestedCall(msgspec.Struct, frozen=True):
+    """A call that the handler made; ``options`` are those that would have gone to the bus."""
+
+    tool: str
+    arguments: Mapping[str, Any]
+    options: Mapping[str, Any]
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """The outcome of one run of a handler.
+
+    Attributes:
+        result: the result that ``bus.call`` would have returned.
+        events: the events that ``call.events()`` would have yielded, ending with ``Finished``.
+        calls: the nested calls, in order.
+    """
+
+    result: ToolResult
+    events: tuple[Event, ...]
+    calls: tuple[NestedCall, ...]
+
+    @property
+    def texts(self) -> list[str]:
+        """The pieces of text, as they were yielded."""
+        return [event.text for event in self.events if isinstance(event, Text)]
+
+    @property
+    def text(self) -> str:
+        """All text in one string."""
+        return "".join(self.texts)
+
+    @property
+    def progress(self) -> list[Progress]:
+        """The reported progress."""
+        return [event for event in self.events if isinstance(event, Progress)]
+
+    @property
+    def blobs(self) -> list[Blob]:
+        """The complete blobs."""
+        return [event for event in self.events if isinstance(event, Blob)]
+
 
 INSTANCE = "testing"
 

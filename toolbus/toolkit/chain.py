@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Self, TypeAlias
 
-from toolbus.results import ToolkitError
-from toolbus.safe_text import type_name
+from toolbus.bus.support.safe_text import type_name
+from toolbus.bus.values.results import ToolkitError
+from toolbus.bus.worker.definition.objects import ToolObject
 from toolbus.toolkit.graph import Toolkit
 from toolbus.toolkit.items import Action, Tool, ToolGroup
 from toolbus.toolkit.service import ToolkitService
-from toolbus.worker.definition.objects import ToolObject
 
 Link: TypeAlias = Action | Tool | ToolGroup | tuple["Link", ...]
 """A part of a chain: an action, something it calls, a tuple of those, or a tuple that starts with an action and is a chain itself."""

@@ -6,16 +6,16 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Self
 
-from toolbus.safe_text import type_name
+from toolbus.bus.support.safe_text import type_name
 
 try:
     import networkx as nx
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(f"the toolkit needs networkx: pip install 'toolbus[toolkit]' ({error})", name="networkx") from None
 
-from toolbus.results import ToolkitError
+from toolbus.bus.values.results import ToolkitError
+from toolbus.bus.worker.definition.objects import ToolObject
 from toolbus.toolkit.items import Action, Item, Tool, ToolGroup, a, kind_of
-from toolbus.worker.definition.objects import ToolObject
 
 Edge = tuple[str, str]
 

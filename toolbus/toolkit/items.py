@@ -7,12 +7,12 @@ import reprlib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Literal, Self, TypeVar
 
-from toolbus.results import DescriptorError, ToolkitError
-from toolbus.safe_text import type_name
-from toolbus.schema import Derived, derive
-from toolbus.schema.signature import read_signature
-from toolbus.worker.definition.objects import ToolObject
-from toolbus.worker.definition.provide import Services, injected
+from toolbus.bus.schema import Derived, derive
+from toolbus.bus.schema.derivation import read_signature
+from toolbus.bus.support.safe_text import type_name
+from toolbus.bus.values.results import DescriptorError, ToolkitError
+from toolbus.bus.worker.definition.objects import ToolObject
+from toolbus.bus.worker.definition.provide import Services, injected
 
 T = TypeVar("T")
 

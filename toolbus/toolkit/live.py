@@ -7,19 +7,16 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from toolbus import telemetry
-from toolbus.client.tools.catalogue import Catalogue
-from toolbus.client.tools.tool import Tool as BusTool
-from toolbus.client.tools.view import ToolView
-from toolbus.results import ToolkitError
-from toolbus.toolkit.entries import OperatorEntry
-from toolbus.toolkit.exploring import Explorer
+from toolbus.bus import telemetry
+from toolbus.bus.client.tools.catalogue import Catalogue
+from toolbus.bus.client.tools.tool import Tool as BusTool
+from toolbus.bus.client.tools.view import ToolView
+from toolbus.bus.values.results import ToolkitError
 from toolbus.toolkit.graph import Toolkit
 from toolbus.toolkit.items import Action, Item, Tool, ToolGroup
-from toolbus.toolkit.presets import LiveGroup, read_preset, toolkit_of
-from toolbus.toolkit.recommend import recommend_subgraph
-from toolbus.toolkit.scoring import text_of
-from toolbus.toolkit.starting import Starter
+from toolbus.toolkit.presets import LiveGroup, read_preset, text_of, toolkit_of
+from toolbus.toolkit.recommend import Explorer, recommend_subgraph
+from toolbus.toolkit.starting import OperatorEntry, Starter
 
 MAX_PUBLISHED = 4 * 1024 * 1024
 """Bytes of a preset that can be published: every agent reads it, and the registry's log keeps it."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from toolbus.results import ToolkitError
+from toolbus.bus.values.results import ToolkitError
 from toolbus.toolkit.graph import Toolkit
 from toolbus.toolkit.items import Tool, kind_of
 from toolbus.toolkit.layout import layout

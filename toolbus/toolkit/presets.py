@@ -3,22 +3,122 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from toolbus.client.tools.tool import Tool as BusTool
-from toolbus.collecting import without_collection
-from toolbus.results import ConfigurationError, ToolkitError
+from toolbus.bus.client.tools.tool import Tool as BusTool
+from toolbus.bus.support.collecting import without_collection
+from toolbus.bus.support.safe_text import type_name
+from toolbus.bus.values.results import ConfigurationError, ToolkitError
+from toolbus.bus.worker.loading.installed import find_installed
+from toolbus.bus.worker.loading.modules import import_module
 from toolbus.toolkit.chain import add_chain
-from toolbus.toolkit.checks import problems, target_of
-from toolbus.toolkit.entries import Preset, ToolEntry
 from toolbus.toolkit.graph import Toolkit
-from toolbus.toolkit.items import Action, Tool, ToolGroup
+from toolbus.toolkit.items import Action, Item, Tool, ToolGroup, edge_kind
+from toolbus.toolkit.learning.scores import Edge, ScoreFile
 from toolbus.toolkit.service import ToolkitService
 from toolbus.toolkit.source import Source
-from toolbus.worker.loading.modules import import_module
+from toolbus.toolkit.starting import ActionEntry, GroupEntry, Link, Preset, ToolEntry
+
+_MOST_ENTRIES = 500_000
+
+Problem = tuple[str, str]
+"""A path (``$.actions[3].next[0]``), and what is wrong there."""
+
+# Items that stand in for the entries while the shape of a chain is checked.
+_STAND_INS: dict[str, Callable[[str], Item]] = {
+    "actions": lambda entry: Action(entry, entry),
+    "tools": lambda entry: Tool(entry, entry),
+    "groups": lambda entry: ToolGroup(entry, entry),
+}
+
+
+def problems(preset: Preset) -> Iterator[Problem]:
+    """Yield every problem, in the order of the preset."""
+    kinds: dict[str, str] = {}
+    yield from _taken(preset, kinds)
+    yield from _tools(preset.tools)
+    for index, group in enumerate(preset.groups):
+        for at, member in enumerate(group.tools):
+            yield from _dangling(f"$.groups[{index}].tools[{at}]", member, kinds, ("tools",))
+        if not (group.tools or group.service or group.group):
+            yield f"$.groups[{index}]", f"the group {group.id!r} has no tools: give it tools, a service or a group"
+    for index, action in enumerate(preset.actions):
+        for key, links, wanted in (("next", action.next, ("actions",)), ("call", action.call, ("tools", "groups"))):
+            for at, link in enumerate(links):
+                yield from _dangling(f"$.actions[{index}].{key}[{at}]", target_of(link), kinds, wanted)
+    for index, chain in enumerate(preset.chains):
+        path = f"$.chains[{index}]"
+        wrong = list(_members(path, chain, kinds))
+        yield from wrong or _shape(path, chain, kinds)
+    yield from _operators(preset, kinds)
+
+
+def target_of(link: str | Link) -> str:
+    """Return the id that a link leads to."""
+    return link if isinstance(link, str) else link.to
+
+
+def _taken(preset: Preset, kinds: dict[str, str]) -> Iterator[Problem]:
+    every: dict[str, Sequence[ToolEntry | GroupEntry | ActionEntry]]
+    every = {"tools": preset.tools, "groups": preset.groups, "actions": preset.actions}
+    for kind, entries in every.items():
+        for index, entry in enumerate(entries):
+            if entry.id in kinds:
+                yield f"$.{kind}[{index}].id", f"the id {entry.id!r} is taken by another of the {kinds[entry.id]}"
+            kinds[entry.id] = kind
+    if len(kinds) > _MOST_ENTRIES:
+        yield "$", f"a preset may have {_MOST_ENTRIES:,} entries, this one has {len(kinds):,}"
+
+
+def _tools(entries: Iterable[ToolEntry]) -> Iterator[Problem]:
+    for index, tool in enumerate(entries):
+        if tool.function and tool.bus:
+            yield f"$.tools[{index}].function", f"the tool {tool.id!r} is a function or a tool of the bus, not both"
+        if tool.function and not all(tool.function.partition(":")[::2]):
+            yield f"$.tools[{index}].function", f"{tool.function!r} is not module:function"
+
+
+def _operators(preset: Preset, kinds: dict[str, str]) -> Iterator[Problem]:
+    seen: set[str] = set()
+    for index, operator in enumerate(preset.operators):
+        if operator.id in seen:
+            yield f"$.operators[{index}].id", f"there are two operators {operator.id!r}"
+        seen.add(operator.id)
+        for at, start in enumerate(operator.actions):
+            yield from _dangling(f"$.operators[{index}].actions[{at}]", start, kinds, ("actions",))
+
+
+def _dangling(path: str, entry: str, kinds: dict[str, str], wanted: tuple[str, ...]) -> Iterator[Problem]:
+    kind = kinds.get(entry)
+    if kind is None:
+        yield path, f"there is no entry {entry!r}; add it to {' or '.join(wanted)}"
+    elif kind not in wanted:
+        yield path, f"{entry!r} is one of the {kind}, where one of the {' or '.join(wanted)} belongs"
+
+
+def _members(path: str, chain: Iterable[Any], kinds: dict[str, str]) -> Iterator[Problem]:
+    for at, part in enumerate(chain):
+        if isinstance(part, (list, tuple)):
+            yield from _members(f"{path}[{at}]", part, kinds)
+        elif isinstance(part, str):
+            yield from _dangling(f"{path}[{at}]", part, kinds, ("actions", "tools", "groups"))
+        else:
+            yield f"{path}[{at}]", f"expected an id or a list of ids, got {type_name(part)}"
+
+
+def _shape(path: str, chain: Iterable[Any], kinds: dict[str, str]) -> Iterator[Problem]:
+    def stand_in(part: Any) -> Any:
+        return tuple(map(stand_in, part)) if isinstance(part, (list, tuple)) else _STAND_INS[kinds[part]](part)
+
+    try:
+        add_chain(ToolkitService(), *map(stand_in, chain))
+    except ToolkitError as error:
+        yield path, str(error)
+
 
 MAX_BYTES = 32 * 1024 * 1024
 
@@ -142,3 +242,86 @@ def _tool(entry: ToolEntry) -> Tool:
     if not callable(function):
         raise ToolkitError(f"{entry.function!r} of the tool {entry.id!r} is not a function")
     return Tool(entry.id, name, entry.description, entry.parameters, function=function)
+
+
+def shipped_presets() -> dict[str, Path]:
+    """Return the files of the shipped presets by name."""
+    package = find_installed("toolbus_workers")
+    places = package.submodule_search_locations if package is not None else None
+    return {path.stem: path for place in places or () for path in sorted(Path(place, "presets").glob("*.yaml"))}
+
+
+def find_preset(place: str | Path) -> Path:
+    """Return the file at a path, or the shipped preset of that name.
+
+    Raises:
+        ToolkitError: a name without a suffix is neither.
+    """
+    path = Path(place)
+    if path.exists() or path.suffix or len(path.parts) != 1:
+        return path
+    shipped = shipped_presets()
+    if path.name not in shipped:
+        raise ToolkitError(f"there is no file {path.name!r} here, and no preset of that name (there are: {', '.join(shipped)})")
+    return shipped[path.name]
+
+
+def scores_of(toolkit: Toolkit) -> ScoreFile:
+    """Return the scores of a graph's Next and Call edges, with the texts and other names of its vertices."""
+    edges: list[Edge] = []
+    texts: dict[str, str] = {}
+    names: dict[str, list[str]] = {}
+    for vertex, item in toolkit.items():
+        texts[vertex] = text_of(item)
+        names[vertex] = sorted(names_of(toolkit, vertex) - {vertex})
+        if isinstance(item, Action):
+            for target in toolkit.successors(vertex):
+                kind = edge_kind(item, toolkit.item(target))
+                if kind != "holds":
+                    edges.append(Edge(kind, vertex, target, toolkit.get_score(vertex, target)))
+    return ScoreFile(edges=edges, texts=texts, names={vertex: found for vertex, found in names.items() if found})
+
+
+def names_of(toolkit: Toolkit, vertex: str) -> set[str]:
+    """Return the names by which a log may know a vertex: ids, names, names on the bus, and those of a group's tools."""
+    item = toolkit.item(vertex)
+    if isinstance(item, Tool):
+        return {item.bus_name or item.name}
+    if isinstance(item, ToolGroup):
+        return {vertex}.union(*({member} | names_of(toolkit, member) for member in toolkit.successors(vertex)))
+    return {vertex} if item is None else {vertex, item.name}
+
+
+def text_of(item: Action | Tool | ToolGroup) -> str:
+    """Return the text by which a search for a sentence finds an action or a tool."""
+    return f"{item.name}. {item.description}" if item.description else item.name
+
+
+def with_scores(preset: Preset, edges: Iterable[Edge], revision: str) -> Preset:
+    """Return the preset with other scores on its existing edges; ``revision`` names their source.
+
+    An edge that stands only in a chain becomes a link of its action, since chains have no scores.
+    """
+    learned = {(edge.source, edge.target): edge.score for edge in edges}
+    graph = graph_of(preset)
+    actions = tuple(_scored(action, graph, learned) for action in preset.actions)
+    return msgspec.structs.replace(preset, actions=actions, revision=revision)
+
+
+def graph_of(preset: Preset) -> Toolkit:
+    """Return the graph of a preset without importing its functions."""
+    return toolkit_of(msgspec.structs.replace(preset, tools=tuple(msgspec.structs.replace(tool, function="") for tool in preset.tools)))
+
+
+def _scored(action: ActionEntry, graph: Toolkit, learned: Mapping[tuple[str, str], float]) -> ActionEntry:
+    links = {"next": action.next, "call": action.call}
+    written = {target_of(link) for found in links.values() for link in found}
+    for target in graph.successors(action.id):
+        if target not in written and (action.id, target) in learned:
+            links[edge_kind(graph.item(action.id), graph.item(target))] += (target,)
+
+    def scored(link: str | Link) -> str | Link:
+        score = learned.get((action.id, target_of(link)))
+        return link if score is None else Link(target_of(link), score)
+
+    return msgspec.structs.replace(action, next=tuple(map(scored, links["next"])), call=tuple(map(scored, links["call"])))

@@ -7,17 +7,16 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from toolbus.broker.protocols import ServiceRecord
-from toolbus.results import ToolkitError
-from toolbus.toolkit.entries import Preset
+from toolbus.bus.broker.protocols import ServiceRecord
+from toolbus.bus.values.results import ToolkitError
 from toolbus.toolkit.items import ToolGroup
 from toolbus.toolkit.learning.revisions import Revisions, check_graph
 from toolbus.toolkit.live import MAX_PUBLISHED
-from toolbus.toolkit.presets import read_preset
-from toolbus.toolkit.scoring import graph_of, names_of, scores_of, with_scores
+from toolbus.toolkit.presets import graph_of, names_of, read_preset, scores_of, with_scores
+from toolbus.toolkit.starting import Preset
 
 if TYPE_CHECKING:
-    from toolbus.broker.admin import Admin
+    from toolbus.bus.broker.admin import Admin
 
 
 async def publish(admin: Admin, preset: Preset, owner: str) -> None:

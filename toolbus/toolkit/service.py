@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from toolbus import telemetry
-from toolbus.results import ToolkitError
+from toolbus.bus import telemetry
+from toolbus.bus.values.results import ToolkitError
+from toolbus.bus.worker.definition.objects import ToolObject
 from toolbus.toolkit.graph import Toolkit, check_score
 from toolbus.toolkit.items import Action, Item, Tool, ToolGroup, a, kind_of
 from toolbus.toolkit.recommend import recommend_subgraph, recommend_tools_actions
-from toolbus.worker.definition.objects import ToolObject
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -2,16 +2,139 @@
 
 from __future__ import annotations
 
+import heapq
 import inspect
 import math
+import re
+import unicodedata
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from operator import mul
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
+from msgspec import Meta
 
-from toolbus.results import ConfigurationError
-from toolbus.toolkit.learning.ranking import fused
-from toolbus.toolkit.lexical import Index, Match
+from toolbus.bus.values.naming import SERVICE_ID
+from toolbus.bus.values.results import ConfigurationError, ToolkitError
+from toolbus.toolkit.learning.evidence import fused
+
+MAX_TEXT = 16_384
+MAX_TERMS = 32
+
+_K1 = 1.2
+_B = 0.75
+# A word in more texts than this only adds to the scores of texts that rarer words found, which bounds the work of a search.
+_COMMON = 1000
+_ASCII = re.compile(r"[a-z0-9]+")
+_HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+# Scripts without spaces between words are indexed as pairs of neighbouring characters.
+_UNSPACED = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003134f]+"
+)
+_ACCENTS = re.compile("[\u0300-\u036f]+")
+# Words without meaning for a search: in a short list of texts the rarest of them would decide.
+_ENGLISH = """
+a about all an and any are as at be by can could do does for from get give has have how i in into is it its let me my no not of on or our
+please so some than that the their them then there these they this to us was we were what when where which who will with would you your
+"""
+_EMPTY = frozenset(_ENGLISH.split())
+
+
+def words(text: str) -> list[str]:
+    """Return the terms of a text's first 16,384 characters.
+
+    Case, accents, camelCase, underscores and the s of an English plural are ignored. English words without meaning are left out.
+    """
+    text = _HUMP.sub(" ", text[:MAX_TEXT])
+    found = _ASCII.findall(text.lower()) if text.isascii() else _of_any_script(text)
+    return [_singular(word) for word in found if word not in _EMPTY]
+
+
+def _of_any_script(text: str) -> list[str]:
+    folded = unicodedata.normalize("NFC", _ACCENTS.sub("", unicodedata.normalize("NFKD", text).casefold()))
+    # Letters, digits, and marks, which are parts of words in the scripts of India and others.
+    spaced = "".join(character if unicodedata.category(character)[0] in "LNM" else " " for character in folded)
+    found: list[str] = []
+    for word in _UNSPACED.sub(lambda run: f" {run[0]} ", spaced).split():
+        if _UNSPACED.match(word) and len(word) > 1:
+            found += [word[index : index + 2] for index in range(len(word) - 1)]
+        else:
+            found.append(word)
+    return found
+
+
+def _singular(word: str) -> str:
+    if len(word) > 3 and word.endswith("s") and word[-2] not in "suai" and word.isascii():
+        return word[:-1]
+    return word
+
+
+class Match(NamedTuple):
+    """A text that matches.
+
+    Attributes:
+        name: the name of the text.
+        score: its share of the best possible score, in (0, 1).
+        matched: the terms that text and sentence share, the weightiest first.
+    """
+
+    name: str
+    score: float
+    matched: list[str]
+
+
+class Index:
+    """An index of texts by name. It never changes, so any number of threads may search it."""
+
+    def __init__(self, texts: Mapping[str, str] | Iterable[tuple[str, str]]) -> None:
+        counted = [(name, Counter(words(text))) for name, text in dict(texts).items()]
+        self._names = [name for name, _ in counted]
+        lengths = [sum(terms.values()) for _, terms in counted]
+        mean = sum(lengths) / len(lengths) if lengths else 0.0
+        raw: dict[str, list[tuple[int, int]]] = {}
+        for number, (_, terms) in enumerate(counted):
+            for term, count in terms.items():
+                raw.setdefault(term, []).append((number, count))
+        self._postings: dict[str, dict[int, float]] = {}
+        for term, places in raw.items():
+            weight = self._weight(len(places))
+            self._postings[term] = {
+                number: weight * count * (_K1 + 1) / (count + _K1 * (1 - _B + _B * lengths[number] / mean)) for number, count in places
+            }
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def _weight(self, texts: int) -> float:
+        """Return the inverse document frequency, which is above 0 for every word."""
+        return math.log1p((len(self._names) - texts + 0.5) / (texts + 0.5))
+
+    def search(self, sentence: str, limit: int = 10) -> list[Match]:
+        """Return the texts that match best, best first and ties by name; only the 32 rarest terms of the sentence count."""
+        terms = sorted(set(words(sentence)), key=lambda term: (len(self._postings.get(term, ())), term))[:MAX_TERMS]
+        most = sum(self._weight(len(self._postings.get(term, ()))) for term in terms) * (_K1 + 1)
+        scores: dict[int, float] = {}
+        for term in terms:
+            found = self._postings.get(term)
+            if found is None:
+                continue
+            if scores and len(found) > _COMMON:
+                for number in scores.keys() & found.keys():
+                    scores[number] += found[number]
+                continue
+            for number, score in found.items():
+                scores[number] = scores.get(number, 0.0) + score
+        # Finding the greatest scores first means that names are compared among equal scores only.
+        least = min(heapq.nlargest(limit, scores.values()), default=0.0)
+        good = [(-score, self._names[number], number) for number, score in scores.items() if score >= least]
+        best = [(number, -score) for score, _, number in heapq.nsmallest(limit, good)]
+        return [Match(self._names[number], score / most, self._matched(number, terms)) for number, score in best]
+
+    def _matched(self, number: int, terms: list[str]) -> list[str]:
+        weights = {term: self._postings[term][number] for term in terms if number in self._postings.get(term, ())}
+        return sorted(weights, key=lambda term: (-weights[term], term))
+
 
 Vectors = Sequence[Sequence[float]]
 Embed = Callable[[list[str]], Vectors | Awaitable[Vectors]]
@@ -158,3 +281,123 @@ def _dispose(awaitable: Awaitable[Vectors]) -> None:
     """Close a coroutine that will not be awaited, so that Python does not warn about it."""
     if inspect.iscoroutine(awaitable):
         awaitable.close()
+
+
+_Id = Annotated[str, Meta(min_length=1, max_length=256)]
+_Score = Annotated[float, Meta(ge=0, le=1)]
+
+
+class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """An edge to another entry; a bare id is short for a link with the score 1.0."""
+
+    to: _Id
+    score: _Score = 1.0
+
+
+class ToolEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A tool of the bus, or a function of this process.
+
+    Attributes:
+        id: id of its vertex.
+        name: the name for the model; the id when left out.
+        description: text for people where the tool is not available; the tool's own when left out.
+        parameters: JSON Schema, also for people.
+        bus: the bus tool's name; ``name`` when left out.
+        function: ``module:function`` instead of a tool of the bus.
+    """
+
+    id: _Id
+    name: str = ""
+    description: str = ""
+    parameters: dict[str, Any] | None = None
+    bus: str = ""
+    function: str = ""
+
+
+class GroupEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Tools that come and go together: those of a service, of a registry group, or the listed ones.
+
+    Attributes:
+        id: id of its vertex.
+        name, description: for people and models.
+        service: id of a service; the group holds the tools that it has at the moment.
+        group: name of a registry group; the group holds the tools that it has at the moment.
+        tools: ids of further tool entries.
+    """
+
+    id: _Id
+    name: str = ""
+    description: str = ""
+    service: str = ""
+    group: str = ""
+    tools: tuple[_Id, ...] = ()
+
+
+class ActionEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A step of a task.
+
+    Attributes:
+        id: id of its vertex.
+        name: the id when left out.
+        description: text for the model.
+        next: the actions that may follow.
+        call: the tools and groups that it may call.
+    """
+
+    id: _Id
+    name: str = ""
+    description: str = ""
+    next: tuple[str | Link, ...] = ()
+    call: tuple[str | Link, ...] = ()
+
+
+class OperatorEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """An agent that works with the graph: where it starts and how much of the graph it sees.
+
+    Attributes:
+        id: its name.
+        instruction: the agent's instruction.
+        actions: ids of the actions where it starts.
+        threshold: lowest score of an edge that is followed.
+        hops: how many Next edges are followed.
+    """
+
+    id: _Id
+    instruction: str = ""
+    actions: tuple[_Id, ...] = ()
+    threshold: _Score = 0.5
+    hops: Annotated[int, Meta(ge=0, le=100)] = 0
+
+
+class Preset(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A graph, and the operators that use it.
+
+    Attributes:
+        version: version of this format.
+        name: name under which it is published; letters, digits, ``_``, ``.`` and ``-``.
+        description: text for people.
+        chains: sequences of ids: an action, what it calls, the next action; ids in a list are called together.
+        revision: revision of the learned scores; empty when none were learned.
+    """
+
+    name: Annotated[str, Meta(pattern=f"^{SERVICE_ID.pattern}")]
+    version: Literal[1] = 1
+    description: str = ""
+    tools: tuple[ToolEntry, ...] = ()
+    groups: tuple[GroupEntry, ...] = ()
+    actions: tuple[ActionEntry, ...] = ()
+    chains: tuple[tuple[Any, ...], ...] = ()
+    operators: tuple[OperatorEntry, ...] = ()
+    revision: str = ""
+
+    def operator(self, id: str) -> OperatorEntry:
+        """Return an operator.
+
+        Raises:
+            ToolkitError: there is none with that id.
+        """
+        for each in self.operators:
+            if each.id == id:
+                return each
+        known = ", ".join(each.id for each in self.operators) or "none"
+        raise ToolkitError(f"the preset {self.name!r} has no operator {id!r} (it has: {known})")

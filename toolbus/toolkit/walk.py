@@ -6,16 +6,16 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from itertools import islice
 
-from toolbus.client.tools.view import ToolView
-from toolbus.envelope import new_id
-from toolbus.results import ConfigurationError
-from toolbus.toolkit.exploring import Explorer
+from toolbus.bus.client.tools.view import ToolView
+from toolbus.bus.values.envelope import new_id
+from toolbus.bus.values.results import ConfigurationError
 from toolbus.toolkit.graph import Toolkit, check_score
 from toolbus.toolkit.items import Action, Tool, ToolGroup
 from toolbus.toolkit.learning.recorder import Episode, Place, Recorder
 from toolbus.toolkit.learning.records import MAX_SHOWN
 from toolbus.toolkit.live import ActionView, Merged, for_actions, published
 from toolbus.toolkit.presets import LiveGroup
+from toolbus.toolkit.recommend import Explorer
 
 
 class Walk:

@@ -1,1 +1,1 @@
-"""Built-in tool services; ``toolbus workers`` lists them, ``toolbus worker calculator`` serves one."""
+"""Built-in tool services; ``toolbus see workers`` lists them, ``toolbus worker calculator`` serves one."""

@@ -16,7 +16,7 @@ from typing import Annotated, Any, NamedTuple, NoReturn
 from msgspec import Meta
 
 from toolbus import ToolError, ToolResult, tool
-from toolbus.schema.documents import unique
+from toolbus.bus.schema.documents import unique
 
 MAX_TEXT = 1_000_000
 MAX_DEPTH = 100

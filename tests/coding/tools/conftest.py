@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.coding.workspace.places import needs_namespaces, workspace
-from toolbus.coding.tools.task_tools import TaskTools
-from toolbus.coding.workspace.workspace import Workspace
-from toolbus.local import ToolRegistry
+from toolbus.bus.local import ToolRegistry
+from toolbus.platform.coding.run import TaskTools
+from toolbus.platform.coding.workspace.workspace import Workspace
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ from tests.backends import busybox
 from tests.backends.busybox import docker
 from tests.coding.workspace.places import workspace
 from tests.servers import eventually
-from toolbus.coding.tools.task_tools import TaskTools
-from toolbus.local import ToolRegistry
-from toolbus.results import ToolResult
+from toolbus.bus.local import ToolRegistry
+from toolbus.bus.values.results import ToolResult
+from toolbus.platform.coding.run import TaskTools
 
 # A daemon that others use, too, takes its time for each of its commands.
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(600)]

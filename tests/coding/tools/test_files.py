@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from toolbus.coding.workspace.workspace import Workspace
-from toolbus.local import ToolRegistry
+from toolbus.bus.local import ToolRegistry
+from toolbus.platform.coding.workspace.workspace import Workspace
 
 pytestmark = pytest.mark.anyio
 

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from toolbus.coding.workspace.files import Folder, usage
-from toolbus.coding.workspace.limits import WorkspaceOptions
-from toolbus.results import ToolError
+from toolbus.bus.values.results import ToolError
+from toolbus.platform.coding.workspace.files import Folder, WorkspaceOptions, usage
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ from starlette.requests import HTTPConnection
 
 from tests.servers import eventually
 from toolbus import ToolBus
-from toolbus.gateway.app import application
-from toolbus.gateway.gateway import Gateway
-from toolbus.gateway.principals import Authenticator, Everyone, Principal
-from toolbus.gateway.problems import Problem
+from toolbus.edges.gateway.app import application
+from toolbus.edges.gateway.bodies import Problem
+from toolbus.edges.gateway.gateway import Gateway
+from toolbus.edges.gateway.options import Authenticator, Everyone, Principal
 
 
 class Tokens:

@@ -9,13 +9,11 @@ import pytest
 
 from tests.servers import eventually
 from toolbus import ToolBus
-from toolbus.gateway.page.audience import Audience
-from toolbus.gateway.page.board import _MOST_PENDING, Board, Watcher
-from toolbus.gateway.page.history import HOUR, History
-from toolbus.gateway.page.rows import changes
-from toolbus.gateway.principals import Principal
-from toolbus.results import BrokerError
-from toolbus.watch.views import ServiceView, Snapshot
+from toolbus.bus.values.results import BrokerError
+from toolbus.bus.watch.views import ServiceView, Snapshot
+from toolbus.edges.gateway.options import Principal
+from toolbus.edges.gateway.page.board import _MOST_PENDING, HOUR, Audience, Board, History, Watcher
+from toolbus.edges.gateway.page.rows import changes
 
 pytestmark = pytest.mark.anyio
 

@@ -32,8 +32,8 @@ from starlette.routing import Route
 
 from tests.gateway.page.serving import gateway
 from toolbus import ToolBus
-from toolbus.gateway.app import ROUTES
-from toolbus.gateway.page.files import files
+from toolbus.edges.gateway.app import ROUTES
+from toolbus.edges.gateway.page.files import files
 
 
 async def main():

@@ -9,7 +9,7 @@ import re
 import httpx
 import pytest
 
-from toolbus.gateway.page.files import POLICY, files
+from toolbus.edges.gateway.page.files import POLICY, files
 
 pytestmark = pytest.mark.anyio
 

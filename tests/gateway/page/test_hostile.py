@@ -23,7 +23,7 @@ PROTOTYPE = "__proto__"
 TOOLS = f"""
 from typing import Any
 from toolbus import Blob, Progress, ToolError, invocation, tool
-from toolbus.descriptors import ToolDescriptor
+from toolbus.bus.values.descriptors import ToolDescriptor
 
 MARKUP = {MARKUP!r}
 REVERSED = {REVERSED!r}

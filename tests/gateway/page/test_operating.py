@@ -12,8 +12,8 @@ from tests.gateway.page.browser import Browser, Page
 from tests.gateway.page.serving import Tokens, gateway
 from tests.servers import eventually
 from toolbus import ToolBus
-from toolbus.broker.admin import Admin
-from toolbus.gateway.principals import Principal
+from toolbus.bus.broker.admin import Admin
+from toolbus.edges.gateway.options import Principal
 
 pytestmark = pytest.mark.anyio
 

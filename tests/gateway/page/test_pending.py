@@ -9,11 +9,11 @@ from tests.broker.users import Users
 from tests.gateway.page.serving import Tokens, gateway
 from tests.records.made import recorded
 from toolbus import ToolBus
-from toolbus.broker.admin import Admin
-from toolbus.gateway.principals import Principal
+from toolbus.bus.broker.admin import Admin
+from toolbus.bus.values.settings import Settings
+from toolbus.edges.gateway.options import Principal
 from toolbus.platform.documents import digest_of
 from toolbus.platform.store import Records
-from toolbus.settings import Settings
 
 pytestmark = pytest.mark.anyio
 

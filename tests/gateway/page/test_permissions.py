@@ -11,9 +11,10 @@ from starlette.routing import Route
 
 from tests.gateway.page.serving import Tokens, gateway
 from toolbus import ToolBus
-from toolbus.gateway.page import files, stream
-from toolbus.gateway.page.routes import ROUTES
-from toolbus.gateway.principals import Permission, Principal
+from toolbus.edges.gateway.options import Permission, Principal
+from toolbus.edges.gateway.page import board as stream
+from toolbus.edges.gateway.page import files
+from toolbus.edges.gateway.page.routes import ROUTES
 
 pytestmark = pytest.mark.anyio
 

@@ -13,15 +13,15 @@ from typing import Any, NamedTuple
 import pytest
 
 from toolbus import Retry, Settings, ToolError, tool
-from toolbus.broker.memory.tallies import MemoryTallies
-from toolbus.broker.protocols import Beginning, Delivery, Ending, Note
-from toolbus.confirmations import ConfirmationAnswer, ConfirmationRequest
-from toolbus.envelope import Frame, Request, decode_frames, join_frames
-from toolbus.worker.isolation.pool import Isolation
-from toolbus.worker.run.nested import NestedBus
-from toolbus.worker.run.run import Run
-from toolbus.worker.serving.collect import collect
-from toolbus.worker.slots.slots import Slots
+from toolbus.bus.broker.memory.hub import MemoryTallies
+from toolbus.bus.broker.protocols import Beginning, Delivery, Ending, Note
+from toolbus.bus.values.confirmations import ConfirmationAnswer, ConfirmationRequest
+from toolbus.bus.values.envelope import Frame, Request, decode_frames, join_frames
+from toolbus.bus.worker.isolation.pool import Isolation
+from toolbus.bus.worker.run.invocation import NestedBus
+from toolbus.bus.worker.run.run import Run
+from toolbus.bus.worker.serving.collect import collect
+from toolbus.bus.worker.slots.slots import Slots
 
 NOW = 1000.0
 

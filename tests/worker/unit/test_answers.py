@@ -11,7 +11,7 @@ import pytest
 
 from tests.worker.unit.fakes import NOW, Bench, echo, handlers, hold, lines
 from toolbus import Blob, ErrorInfo, Progress, ToolError, ToolResult, invocation, tool
-from toolbus.broker.protocols import Delivery
+from toolbus.bus.broker.protocols import Delivery
 
 pytestmark = pytest.mark.anyio
 
@@ -193,7 +193,7 @@ async def test_a_bug_in_answering_still_answers(monkeypatch: pytest.MonkeyPatch,
     def broken(self: object, error: BaseException) -> ErrorInfo:
         raise KeyError("bug")
 
-    monkeypatch.setattr("toolbus.worker.run.run.Run.error_info", broken)
+    monkeypatch.setattr("toolbus.bus.worker.run.run.Run.error_info", broken)
     end = await bench.run("fail", {"kind": "crash"})
     assert end.frame.error == ErrorInfo("tool_error", "ValueError", "what the handler raised can't be told", origin="tool")
     assert [line.split()[0] for line in lines(caplog)] == ["run.bug", "call.failed"]

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from toolbus.worker.process.autoscaler import Autoscaler
-from toolbus.worker.process.lifeline import Told
-from toolbus.worker.process.load import EVERY, Load
-from toolbus.worker.process.scaling import Bounds, Rules
+from toolbus.bus.worker.process.autoscaler import Autoscaler, Bounds, Rules
+from toolbus.bus.worker.process.lifeline import Told
+from toolbus.bus.worker.process.load import EVERY, Load
 
 RULES = Rules(fall=5.0)
 

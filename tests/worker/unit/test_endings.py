@@ -11,9 +11,9 @@ import pytest
 
 from tests.worker.unit.fakes import Bench, handlers, lines, pay
 from toolbus import Blob, Progress, Retry, ToolResult, invocation, tool
-from toolbus.envelope import Confirm
-from toolbus.worker.run.run import Run
-from toolbus.worker.run.states import RunState
+from toolbus.bus.values.envelope import Confirm
+from toolbus.bus.worker.run.reasons import RunState
+from toolbus.bus.worker.run.run import Run
 
 pytestmark = pytest.mark.anyio
 

@@ -14,8 +14,8 @@ import pytest
 from tests.servers import eventually
 from tests.worker.unit.fakes import NOW, Bench, echo, hold
 from toolbus import ErrorInfo, ToolResult, tool
-from toolbus.middleware.chain import Next, ToolCall
-from toolbus.worker.run.states import RunState
+from toolbus.bus.middleware.chain import Next, ToolCall
+from toolbus.bus.worker.run.reasons import RunState
 
 pytestmark = pytest.mark.anyio
 

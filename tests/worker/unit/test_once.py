@@ -10,8 +10,8 @@ import pytest
 from tests.servers import eventually
 from tests.worker.unit.fakes import Bench, echo, hold, pay
 from toolbus import ErrorInfo, ToolResult, tool
-from toolbus.middleware import Next, ToolCall
-from toolbus.worker.run.states import RunState
+from toolbus.bus.middleware import Next, ToolCall
+from toolbus.bus.worker.run.reasons import RunState
 
 pytestmark = pytest.mark.anyio
 

@@ -16,10 +16,11 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 from tests.worker.unit.fakes import Bench, echo, lines, pay
-from toolbus import ErrorInfo, Retry, ToolError, ToolResult, telemetry, tool
-from toolbus.broker.protocols import Delivery
-from toolbus.worker.run.outcome import ENDS, End, report_end
-from toolbus.worker.run.run import Run
+from toolbus import ErrorInfo, Retry, ToolError, ToolResult, tool
+from toolbus.bus import telemetry
+from toolbus.bus.broker.protocols import Delivery
+from toolbus.bus.worker.run.outcome import ENDS, End, report_end
+from toolbus.bus.worker.run.run import Run
 
 pytestmark = pytest.mark.anyio
 

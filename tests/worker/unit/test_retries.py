@@ -9,7 +9,7 @@ import pytest
 
 from tests.worker.unit.fakes import NOW, Bench, flaky, handlers, hold, lines
 from toolbus import Blob, ErrorInfo, Retry, ToolError, ToolResult, tool
-from toolbus.results import BrokerUnavailable
+from toolbus.bus.values.results import BrokerUnavailable
 
 pytestmark = pytest.mark.anyio
 

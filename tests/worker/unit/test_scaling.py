@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolbus.worker.process.load import EVERY, TICK, Load, LoadMeter
-from toolbus.worker.process.scaling import RULES, Bounds, Scaling, backlog_of
+from toolbus.bus.worker.process.autoscaler import RULES, Bounds, Scaling, backlog_of
+from toolbus.bus.worker.process.load import EVERY, TICK, Load, LoadMeter
 
 SHARE = st.floats(0, 1)
 LOADS = st.builds(
@@ -143,7 +143,7 @@ class Metered:
     def __init__(self) -> None:
         self.worker = Counted()
         self.now = self.used = self.queued = 0.0
-        self.meter = LoadMeter(self.worker, lambda: self.now, lambda: self.used, lambda: self.queued)
+        self.meter = LoadMeter(self.worker.statistics, lambda: self.now, lambda: self.used, lambda: self.queued)
 
     def sample(self, late: float = 0.0, queued: float = 0.0) -> None:
         """Take a sample that comes late, with a time for which the loop waited for a processor."""

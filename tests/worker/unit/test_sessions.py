@@ -10,12 +10,12 @@ import pytest
 
 from tests.servers import eventually
 from toolbus import Settings
-from toolbus.deadlines import Deadlines
-from toolbus.results import ConfigurationError, ToolbusError
-from toolbus.worker.run import nested
-from toolbus.worker.sessions.service import OpenSessions
-from toolbus.worker.sessions.session import Session
-from toolbus.worker.sessions.worker import WorkerSessions
+from toolbus.bus.support.deadlines import Deadlines
+from toolbus.bus.values.results import ConfigurationError, ToolbusError
+from toolbus.bus.worker.run import invocation as nested
+from toolbus.bus.worker.sessions.service import OpenSessions
+from toolbus.bus.worker.sessions.session import Session
+from toolbus.bus.worker.sessions.worker import WorkerSessions
 
 pytestmark = pytest.mark.anyio
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.worker.unit.fakes import Bench, hold
 from toolbus import ErrorInfo, Retry, Session, ToolError, ToolService, tool
-from toolbus.results import deadline_exceeded
+from toolbus.bus.values.results import deadline_exceeded
 
 pytestmark = pytest.mark.anyio
 

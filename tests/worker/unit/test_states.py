@@ -11,15 +11,15 @@ import pytest
 
 from tests.worker.unit.fakes import Bench
 from toolbus import tool
-from toolbus.worker.run import reasons
-from toolbus.worker.run.run import Run
-from toolbus.worker.run.states import NEXT as AFTER_RUN
-from toolbus.worker.run.states import TRANSITIONS as RUN
-from toolbus.worker.run.states import RunState
-from toolbus.worker.slots.states import NEXT as AFTER_TAKING
-from toolbus.worker.slots.states import TRANSITIONS as TAKING
-from toolbus.worker.slots.states import TakingState
-from toolbus.worker.transitions import BadTransitionError, by_state
+from toolbus.bus.worker.run import reasons
+from toolbus.bus.worker.run.reasons import NEXT as AFTER_RUN
+from toolbus.bus.worker.run.reasons import TRANSITIONS as RUN
+from toolbus.bus.worker.run.reasons import RunState
+from toolbus.bus.worker.run.run import Run
+from toolbus.bus.worker.slots.taking import NEXT as AFTER_TAKING
+from toolbus.bus.worker.slots.taking import TRANSITIONS as TAKING
+from toolbus.bus.worker.slots.taking import TakingState
+from toolbus.bus.worker.transitions import BadTransitionError, by_state
 
 pytestmark = pytest.mark.anyio
 

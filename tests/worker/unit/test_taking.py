@@ -10,7 +10,7 @@ import pytest
 
 from tests.worker.unit.fakes import Bench, flaky, handlers, hold, stubborn
 from toolbus import ErrorInfo, tool
-from toolbus.worker.slots.states import TakingState
+from toolbus.bus.worker.slots.taking import TakingState
 
 pytestmark = pytest.mark.anyio
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.worker.unit.fakes import Bench, echo
-from toolbus.broker.protocols import Delivery
-from toolbus.worker.slots.waiting import Waiting
+from toolbus.bus.broker.protocols import Delivery
+from toolbus.bus.worker.slots.lines import Waiting
 
 pytestmark = pytest.mark.anyio
 

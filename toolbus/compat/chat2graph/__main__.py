@@ -7,8 +7,8 @@ import sys
 
 import msgspec
 
+from toolbus.bus.values.results import ToolbusError
 from toolbus.compat.chat2graph.importer import import_config
-from toolbus.results import ToolbusError
 
 
 def main(arguments: list[str] | None = None) -> int:

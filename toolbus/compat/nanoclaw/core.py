@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
 from toolbus import sync
+from toolbus.bus.schema.documents import unique
+from toolbus.bus.support.safe_text import reason_of, type_name
+from toolbus.bus.values.results import ToolResult as BusResult
 from toolbus.compat.awaiting import finished
-from toolbus.results import ToolResult as BusResult
-from toolbus.safe_text import reason_of, type_name
-from toolbus.schema.documents import unique
 
 DEFAULT_MODEL = "glm-5"
 _MOST_CACHED = 1_000

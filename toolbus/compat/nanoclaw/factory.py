@@ -8,18 +8,18 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any, TypeVar
 
-from toolbus import telemetry
-from toolbus.client.bus import ToolBus
+from toolbus.bus import telemetry
+from toolbus.bus.client.bus import ToolBus
+from toolbus.bus.values.results import ConfigurationError
+from toolbus.bus.values.results import ToolResult as BusResult
+from toolbus.bus.values.settings import Settings
+from toolbus.bus.worker.definition import function as functions
+from toolbus.bus.worker.serving.collect import collect
+from toolbus.bus.worker.worker import Worker
 from toolbus.compat.awaiting import finished
 from toolbus.compat.nanoclaw.core import ToolDefinition, ToolResult, answer_of, registry
 from toolbus.compat.nanoclaw.data import city_weather, data_tools
 from toolbus.compat.nanoclaw.files import file_tools
-from toolbus.results import ConfigurationError
-from toolbus.results import ToolResult as BusResult
-from toolbus.settings import Settings
-from toolbus.worker.definition import function as functions
-from toolbus.worker.serving.collect import collect
-from toolbus.worker.worker import Worker
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from toolbus.cli import main
-from toolbus.cli.common import GATEWAY_PORT
+from toolbus.operations.cli import main
+from toolbus.operations.cli.common import GATEWAY_PORT
 
 _FILES = ("registry.json", "sources.json", "groups.json")
 

@@ -7,13 +7,13 @@ import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, overload
 
-from toolbus.client.bus import ToolBus
+from toolbus.bus.client.bus import ToolBus
+from toolbus.bus.schema.documents import unique
+from toolbus.bus.values.events import Finished, Reset, Text
+from toolbus.bus.values.results import ErrorInfo
+from toolbus.bus.values.settings import Settings
 from toolbus.compat.trustgraph.eras import Given, given
 from toolbus.compat.trustgraph.schema import DEFAULT_USER, Error, ToolServiceRequest, ToolServiceResponse, text_of
-from toolbus.events import Finished, Reset, Text
-from toolbus.results import ErrorInfo
-from toolbus.schema.documents import unique
-from toolbus.settings import Settings
 
 _Object = Mapping[str, Any] | None
 _Callback = Callable[[str], Awaitable[None]]

@@ -7,8 +7,8 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from toolbus.results import ConfigurationError
-from toolbus.safe_text import type_name
+from toolbus.bus.support.safe_text import type_name
+from toolbus.bus.values.results import ConfigurationError
 
 
 class Given(NamedTuple):

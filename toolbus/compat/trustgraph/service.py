@@ -15,7 +15,17 @@ from collections.abc import AsyncIterator, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
-from toolbus import telemetry
+from toolbus.bus import telemetry
+from toolbus.bus.schema.documents import unique
+from toolbus.bus.values.effects import Effect
+from toolbus.bus.values.results import BrokerUnavailable, ToolbusError, ToolError, ToolResult
+from toolbus.bus.values.settings import Settings
+from toolbus.bus.worker.definition.service import Retry, ToolService
+from toolbus.bus.worker.process.event_loop import run_loop
+from toolbus.bus.worker.run.invocation import invocation
+from toolbus.bus.worker.run.outcome import HandlerExit, error_of, said, without_exits
+from toolbus.bus.worker.serving.owner import owner_of
+from toolbus.bus.worker.worker import Worker
 from toolbus.compat.trustgraph.eras import takes_user
 from toolbus.compat.trustgraph.exceptions import TooManyRequests
 from toolbus.compat.trustgraph.schema import (
@@ -28,17 +38,6 @@ from toolbus.compat.trustgraph.schema import (
     ToolServiceResponse,
     text_of,
 )
-from toolbus.effects import Effect
-from toolbus.results import BrokerUnavailable, ToolbusError, ToolError, ToolResult
-from toolbus.schema.documents import unique
-from toolbus.settings import Settings
-from toolbus.worker.definition.retry import Retry
-from toolbus.worker.definition.service import ToolService
-from toolbus.worker.process.event_loop import run_loop
-from toolbus.worker.run.invocation import invocation
-from toolbus.worker.run.outcome import HandlerExit, error_of, said, without_exits
-from toolbus.worker.serving.owner import owner_of
-from toolbus.worker.worker import Worker
 
 default_topic = "tool"
 default_concurrency = 1

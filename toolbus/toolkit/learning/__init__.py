@@ -5,9 +5,8 @@ measures whether they are better.
 """
 
 from toolbus.toolkit.learning.evaluate import Evaluation, Options, evaluate
-from toolbus.toolkit.learning.evidence import Episode, episodes
+from toolbus.toolkit.learning.evidence import Episode, Parameters, episodes
 from toolbus.toolkit.learning.learn import Change, Learned, learn
-from toolbus.toolkit.learning.parameters import Parameters
 from toolbus.toolkit.learning.recorder import Recorder
 from toolbus.toolkit.learning.records import Execution, RecordError
 from toolbus.toolkit.learning.revisions import Revision, Revisions

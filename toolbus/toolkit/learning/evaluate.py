@@ -9,12 +9,10 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from toolbus.results import ConfigurationError
-from toolbus.toolkit.learning.evidence import Episode, weight_of
+from toolbus.bus.values.results import ConfigurationError
+from toolbus.toolkit.learning.evidence import Episode, Parameters, ranked, reciprocal_rank, wanted, weight_of
+from toolbus.toolkit.learning.judge import Combined, Flat, Graph, Lexical, Policy, Step
 from toolbus.toolkit.learning.learn import Learned, learn
-from toolbus.toolkit.learning.parameters import Parameters
-from toolbus.toolkit.learning.policies import Combined, Flat, Graph, Lexical, Policy, Step
-from toolbus.toolkit.learning.ranking import ranked, reciprocal_rank, wanted
 from toolbus.toolkit.learning.scores import Scores
 
 BINS = 10

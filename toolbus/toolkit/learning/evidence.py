@@ -2,14 +2,56 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
-from toolbus.toolkit.learning.parameters import Parameters
+import msgspec
+from msgspec import Meta
+
+from toolbus.bus.support.display import one_line
+from toolbus.bus.values.results import ConfigurationError
 from toolbus.toolkit.learning.records import Execution
-from toolbus.toolkit.learning.scores import EdgeKind
+from toolbus.toolkit.learning.scores import EdgeKind, Row, Scores
+
+Positive = Annotated[float, Meta(gt=0, le=1e9)]
+
+
+class Parameters(msgspec.Struct, frozen=True, kw_only=True):
+    """The parameters of learning; the defaults suit logs of hundreds to a million calls.
+
+    Attributes:
+        prior_strength: number of calls that a tool's static score is worth.
+        next_strength: number of transitions that the static scores of an action's successors are worth together.
+        half_life: days after which an execution counts half.
+        clip: greatest weight of an execution; those with a propensity below 1 / ``clip`` get this weight.
+        min_evidence: effective number of executions before a score moves.
+        credibility: required probability that the static score is too low, or too high, before it moves.
+        guard: required probability that the new order is better, before tools of an action change places.
+        folds: number of parts of the log that take turns in judging what was learned from the others.
+    """
+
+    prior_strength: Positive = 4.0
+    next_strength: Positive = 8.0
+    half_life: Positive = 30.0
+    clip: Annotated[float, Meta(ge=1, le=1e6)] = 10.0
+    min_evidence: Positive = 8.0
+    credibility: Annotated[float, Meta(ge=0.5, lt=1)] = 0.9
+    guard: Annotated[float, Meta(ge=0.5, lt=1)] = 0.99
+    folds: Annotated[int, Meta(ge=2, le=50)] = 5
+
+    def checked(self) -> Parameters:
+        """Return the same parameters after checking their bounds.
+
+        Raises:
+            ConfigurationError: a parameter is out of bounds; the message names it.
+        """
+        try:
+            return msgspec.convert(msgspec.structs.asdict(self), Parameters)
+        except msgspec.ValidationError as error:
+            raise ConfigurationError(f"parameters of learning: {error}") from None
+
 
 DAY = 86_400.0
 
@@ -134,3 +176,137 @@ def tallied(logged: Sequence[Episode], parameters: Parameters, now: float) -> Ta
 def weight_of(choice: Choice, clip: float) -> float:
     """Return the inverse of a choice's propensity, at most ``clip``."""
     return min(clip, 1.0 / choice.propensity)
+
+
+_MOST_NAMED = 5
+
+
+class Matched(NamedTuple):
+    """The records of a log that are of an edge of a graph.
+
+    Attributes:
+        executions: these, with ids of the graph for actions and tools.
+        left_out: number of the others, by action and tool.
+    """
+
+    executions: list[Execution]
+    left_out: Mapping[tuple[str, str], int]
+
+    @property
+    def total(self) -> int:
+        """The number of records of the log."""
+        return len(self.executions) + sum(self.left_out.values())
+
+    def told(self) -> str:
+        """Return a sentence about the records that were left out; empty without any."""
+        if not self.left_out:
+            return ""
+        most = Counter(dict(self.left_out)).most_common(_MOST_NAMED)
+        named = ", ".join(f"{_cut(action)} → {_cut(tool)} ({count})" for (action, tool), count in most)
+        more = "" if len(most) == len(self.left_out) else f" and {len(self.left_out) - len(most)} more edges"
+        return f"{sum(self.left_out.values())} of {self.total} executions are of no edge of the graph and are left out: {named}{more}"
+
+
+def matched(executions: Iterable[Execution], static: Scores, names: Mapping[str, Collection[str]]) -> Matched:
+    """Find the edge of each record.
+
+    Args:
+        static: the graph's edges.
+        names: other names of its vertices by id, see ``ScoreFile``.
+
+    Raises:
+        ConfigurationError: there are records, but none is of an edge; the message compares the names in the log and in the graph.
+    """
+    known = _Vertices(static, names)
+    found: list[Execution] = []
+    left_out: Counter[tuple[str, str]] = Counter()
+    for execution in executions:
+        own = known.execution(execution)
+        if own is None:
+            left_out[execution.action, execution.tool] += 1
+        else:
+            found.append(own)
+    if left_out and not found:
+        raise ConfigurationError(
+            f"none of the {left_out.total()} executions is of an edge of this graph, so it may be the log of another one. "
+            f"The log has the actions {_listed(action for action, _ in left_out)} and the tools {_listed(tool for _, tool in left_out)}; "
+            f"the graph has the actions {_listed(static.rows['call'])} and the tools {_listed(static.tools)}"
+        )
+    return Matched(found, left_out)
+
+
+class _Vertices:
+    """Finds a graph's ids by the names in a log."""
+
+    def __init__(self, static: Scores, names: Mapping[str, Collection[str]]) -> None:
+        self._static = static
+        nexts = static.rows["next"]
+        actions = {*static.rows["call"], *nexts, *(target for row in nexts.values() for target in row)}
+        self._actions = {name.casefold(): action for action in sorted(actions, reverse=True) for name in names.get(action, ())}
+        self._actions |= {action: action for action in actions}
+        # The tools of an action by name. A log has names of the bus, so these go before ids of vertices with another name there, and
+        # what has few names, as a tool has, goes before a group with many.
+        self._tools: dict[str, dict[str, str]] = {}
+        for action, row in static.rows["call"].items():
+            found = self._tools[action] = {target: target for target in row}
+            for target in sorted(row, key=lambda each: (-len(names.get(each, ())), each)):
+                found.update(dict.fromkeys(names.get(target, ()), target))
+            found.update({target: target for target in row if not names.get(target)})
+
+    def execution(self, given: Execution) -> Execution | None:
+        """Return a record with the graph's ids; None when it is of no edge."""
+        action = self._action(given.action)
+        row = {} if action is None else self._static.row("call", action)
+        tool = given.target if given.target in row else None if action is None else self._tool(action, given.tool)
+        if action is None or tool is None:
+            return None
+        if action == given.action and tool == given.tool and not given.shown and not given.next_shown:
+            return given
+        shown: dict[str, float] = {}
+        for name, propensity in given.shown.items():
+            target = self._tool(action, name)
+            if target is not None:
+                # A group is shown when one of its tools is.
+                shown[target] = max(propensity, shown.get(target, 0.0))
+        following = {self._action(name) or name: propensity for name, propensity in given.next_shown.items()}
+        return msgspec.structs.replace(given, action=action, tool=tool, shown=shown, next_shown=following)
+
+    def _action(self, name: str) -> str | None:
+        return self._actions.get(name) or self._actions.get(name.strip().casefold())
+
+    def _tool(self, action: str, name: str) -> str | None:
+        return self._tools.get(action, {}).get(name)
+
+
+def _listed(names: Iterable[str]) -> str:
+    found = sorted(set(names))
+    shown = ", ".join(_cut(name) for name in found[:_MOST_NAMED]) or "none"
+    return shown if len(found) <= _MOST_NAMED else f"{shown} and {len(found) - _MOST_NAMED} more"
+
+
+def _cut(name: str) -> str:
+    return repr(one_line(name, 64))
+
+
+def ranked(row: Row, static: Row) -> list[str]:
+    """Return targets by score, best first; ties by static score, then by name."""
+    return sorted(row, key=lambda target: (-row[target], -static.get(target, 0.0), target))
+
+
+def reciprocal_rank(order: Sequence[str], target: str) -> float:
+    """Return 1 for the first, 1/2 for the second, …, and 0 when the target is missing."""
+    return 1.0 / (order.index(target) + 1) if target in order else 0.0
+
+
+def wanted(choices: Sequence[Choice]) -> list[Choice]:
+    """Return the choices that succeeded, which a good order has at its top."""
+    return [choice for choice in choices if choice.success]
+
+
+def fused(orders: Sequence[Sequence[str]], constant: int = 60) -> dict[str, float]:
+    """Return the reciprocal rank fusion (Cormack et al., 2009): the sum of 1 / (constant + rank) over the orders with an item."""
+    scores: dict[str, float] = {}
+    for order in orders:
+        for rank, item in enumerate(order, 1):
+            scores[item] = scores.get(item, 0.0) + 1.0 / (constant + rank)
+    return scores

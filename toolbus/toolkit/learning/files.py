@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from toolbus.results import ConfigurationError
+from toolbus.bus.values.results import ConfigurationError
 
 try:
     import fcntl

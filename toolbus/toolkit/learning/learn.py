@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import msgspec
 
 from toolbus.toolkit.learning.estimate import Estimate, estimates, kept_in_order
-from toolbus.toolkit.learning.evidence import Episode, tallied
+from toolbus.toolkit.learning.evidence import Episode, Parameters, tallied
 from toolbus.toolkit.learning.judge import Verdict, judged
-from toolbus.toolkit.learning.parameters import Parameters
 from toolbus.toolkit.learning.scores import KINDS, Edge, EdgeKind, Scores
 
 # Scores are rounded, so that a last bit of floating point does not count as a change.

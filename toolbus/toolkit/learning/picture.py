@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from toolbus.display import one_line
+from toolbus.bus.support.display import one_line
 from toolbus.toolkit.learning.evaluate import Evaluation
 from toolbus.toolkit.learning.evaluate import Figure as Measured
 from toolbus.toolkit.learning.learn import Change

@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import NamedTuple, Self
 
-from toolbus import telemetry
-from toolbus.client.executor.observers import EventBus, ToolEvent
-from toolbus.envelope import new_id
-from toolbus.events import Finished
-from toolbus.results import ConfigurationError, ToolResult
-from toolbus.safe_text import reason_of
+from toolbus.bus import telemetry
+from toolbus.bus.client.executor.observers import EventBus, ToolEvent
+from toolbus.bus.support.safe_text import reason_of
+from toolbus.bus.values.envelope import new_id
+from toolbus.bus.values.events import Finished
+from toolbus.bus.values.results import ConfigurationError, ToolResult
 from toolbus.toolkit.learning.records import Execution, RecordError, encode, outcome_of
 from toolbus.toolkit.learning.stores import ExecutionStore
 

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from toolbus.envelope import new_id
-from toolbus.results import ConfigurationError, ToolResult
+from toolbus.bus.values.envelope import new_id
+from toolbus.bus.values.results import ConfigurationError, ToolResult
 
 VERSION = 1
 MAX_RECORD = 262_144

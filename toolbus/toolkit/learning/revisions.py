@@ -12,12 +12,11 @@ from pathlib import Path
 
 import msgspec
 
-from toolbus.results import ConfigurationError
-from toolbus.toolkit.learning.evidence import Episode
+from toolbus.bus.values.results import ConfigurationError
+from toolbus.toolkit.learning.evidence import Episode, Parameters
 from toolbus.toolkit.learning.files import locked, replace
 from toolbus.toolkit.learning.judge import Verdict
 from toolbus.toolkit.learning.learn import Change, Learned
-from toolbus.toolkit.learning.parameters import Parameters
 from toolbus.toolkit.learning.records import encode
 from toolbus.toolkit.learning.scores import Edge, EdgeKind, Scores, load_json
 

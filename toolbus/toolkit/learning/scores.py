@@ -9,8 +9,8 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
-from toolbus.results import ConfigurationError
-from toolbus.schema.documents import read_document
+from toolbus.bus.schema.documents import read_document
+from toolbus.bus.values.results import ConfigurationError
 from toolbus.toolkit.learning.records import Name
 
 EdgeKind = Literal["call", "next"]

@@ -13,8 +13,7 @@ import httpx
 import msgspec
 
 from toolbus import ToolError
-from toolbus.outbound.guard import Guard
-from toolbus.outbound.transport import Transport
+from toolbus.bus.outbound import Guard, Transport
 from toolbus_workers.charset import decode
 
 MAX_BYTES = 5_000_000

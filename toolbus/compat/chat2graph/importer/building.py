@@ -7,6 +7,9 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
+from toolbus.bus.support.safe_text import described, is_a, type_name
+from toolbus.bus.values.results import ConfigurationError
+from toolbus.bus.worker.loading.modules import MissingModuleError, import_module
 from toolbus.compat.awaiting import finished
 from toolbus.compat.chat2graph.core.common.type import McpTransportType, ToolGroupType, ToolResourceType
 from toolbus.compat.chat2graph.core.service.toolkit_service import Service
@@ -16,12 +19,9 @@ from toolbus.compat.chat2graph.core.toolkit.tool_config import McpConfig, McpTra
 from toolbus.compat.chat2graph.core.toolkit.toolkit import Toolkit
 from toolbus.compat.chat2graph.importer.entries import Config, GroupEntry, ToolEntry
 from toolbus.compat.chat2graph.importer.reading import Problem
-from toolbus.results import ConfigurationError
-from toolbus.safe_text import described, is_a, type_name
 from toolbus.toolkit.items import Action, ToolGroup
 from toolbus.toolkit.items import Tool as GraphTool
 from toolbus.toolkit.presets import LiveGroup
-from toolbus.worker.loading.modules import MissingModuleError, import_module
 
 _CONNECTING = 30.0
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
-from toolbus.client.tools.tool import Tool
+from toolbus.bus.client.tools.tool import Tool
 
 T = TypeVar("T")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from toolbus import telemetry
+from toolbus.bus import telemetry
 from toolbus.compat.awaiting import finished
 from toolbus.compat.chat2graph.core.common.singleton import Singleton
 from toolbus.compat.chat2graph.core.toolkit.mcp.mcp_tool import McpTool

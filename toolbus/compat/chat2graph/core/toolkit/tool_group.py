@@ -13,7 +13,7 @@ from toolbus.compat.chat2graph.core.toolkit.tool import Tool
 from toolbus.compat.chat2graph.core.toolkit.tool_config import ToolGroupConfig
 from toolbus.compat.chat2graph.core.toolkit.tool_connection import ToolConnection
 from toolbus.toolkit.items import ToolGroup as GraphGroup
-from toolbus.toolkit.sets import group_of_module
+from toolbus.toolkit.source import group_of_module
 
 
 class ToolGroup(GraphGroup, ABC):

@@ -8,7 +8,7 @@ from typing import Any, Generic, Self, TypeVar
 
 import networkx as nx
 
-from toolbus.results import ToolkitError
+from toolbus.bus.values.results import ToolkitError
 from toolbus.toolkit.graph import Edge, check_score
 from toolbus.toolkit.graph import Toolkit as Graph
 from toolbus.toolkit.items import Action, Item, Tool, ToolGroup

@@ -8,12 +8,11 @@ from contextlib import AsyncExitStack
 from typing import Any
 from urllib.parse import urljoin
 
+from toolbus.bus.support.safe_text import text_of
 from toolbus.compat.chat2graph.core.common.type import McpTransportType
 from toolbus.compat.chat2graph.core.toolkit.tool_config import McpConfig, McpTransportConfig
 from toolbus.compat.chat2graph.core.toolkit.tool_connection import ToolConnection
-from toolbus.mounts.options import Options
-from toolbus.mounts.targets import Address, Command, environment_for
-from toolbus.safe_text import text_of
+from toolbus.edges.mounts.options import Address, Command, Options, environment_for
 
 
 def _find(*places: str) -> Any:
@@ -41,8 +40,7 @@ websocket_client = _find("websocket:websocket_client")
 
 def stdio_client(server: Any) -> Any:
     """Return what starts a server and opens the streams to it, bounded as those of ``toolbus mount``."""
-    from toolbus.mounts.stderr import StderrLog  # noqa: PLC0415 - they need an optional package
-    from toolbus.mounts.stdio import stdio  # noqa: PLC0415
+    from toolbus.edges.mounts.stdio import StderrLog, stdio  # noqa: PLC0415 - only some need it
 
     command = Command((server.command, *server.args), {**environment_for(), **(server.env or {})}, str(server.cwd or ""))
     return stdio(command, Options().most_bytes, StderrLog(command.shown), lambda _: None)
@@ -50,14 +48,14 @@ def stdio_client(server: Any) -> Any:
 
 def sse_client(url: str, headers: dict[str, Any] | None = None, **_: Any) -> Any:
     """Return what opens the streams to a server that speaks server-sent events."""
-    from toolbus.mounts.http import http  # noqa: PLC0415 - as above
+    from toolbus.edges.mounts.http import http  # noqa: PLC0415 - as above
 
     return http(Address(url, headers or {}, "sse"), Options().most_bytes)
 
 
 def streamablehttp_client(url: str, headers: dict[str, Any] | None = None) -> Any:
     """Return what opens the streams to a server at an address."""
-    from toolbus.mounts.http import http  # noqa: PLC0415 - as above
+    from toolbus.edges.mounts.http import http  # noqa: PLC0415 - as above
 
     return http(Address(url, headers or {}), Options().most_bytes)
 

@@ -1,1 +1,0 @@
-"""Containers by the command line of docker or podman."""

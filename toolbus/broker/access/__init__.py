@@ -1,1 +1,0 @@
-"""Say which access to the server each role of processes needs."""

@@ -1,1 +1,0 @@
-"""Tell which chats there are, and which of them a messenger shows."""

@@ -1,1 +1,0 @@
-"""Ask for confirmations, which any process of the namespace can give."""

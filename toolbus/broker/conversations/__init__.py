@@ -1,1 +1,0 @@
-"""Keep the conversations of agents, each continued by one process at a time."""

@@ -1,1 +1,0 @@
-"""Send frames, and finish requests with their last ones."""

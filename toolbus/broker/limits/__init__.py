@@ -1,1 +1,0 @@
-"""Count rates, quotas and usage for all processes together."""

@@ -1,1 +1,0 @@
-"""Keep which form of each tool an operator has approved."""

@@ -1,1 +1,0 @@
-"""Publish requests: flushes, idempotency keys, and cancellation of what was published."""

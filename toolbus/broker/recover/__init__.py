@@ -1,1 +1,0 @@
-"""Take over from dead or leaving workers."""

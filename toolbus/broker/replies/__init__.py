@@ -1,1 +1,0 @@
-"""Read what arrives for an agent."""

@@ -1,1 +1,0 @@
-"""Keep the calls of one session at one worker."""

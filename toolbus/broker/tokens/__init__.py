@@ -1,1 +1,0 @@
-"""Keep the records of bearer tokens, for every gateway of a namespace."""

@@ -1,0 +1,1 @@
+"""The bus itself: callers, workers, the broker between them, and what travels."""

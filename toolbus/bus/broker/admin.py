@@ -1,0 +1,400 @@
+"""The operations of an operator."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import NamedTuple, Self, cast
+
+from toolbus.bus.broker import scripts
+from toolbus.bus.broker.access import ROLES, is_forbidden, mark
+from toolbus.bus.broker.agent_steps import RedisChats
+from toolbus.bus.broker.confirmations import RedisConfirmations
+from toolbus.bus.broker.conversations import RedisConversations
+from toolbus.bus.broker.creations import RedisCreations
+from toolbus.bus.broker.dead_letters import DeadLetters
+from toolbus.bus.broker.keys import Keys
+from toolbus.bus.broker.limits import RedisTallies
+from toolbus.bus.broker.opening import NotOpen
+from toolbus.bus.broker.pins import RedisPins
+from toolbus.bus.broker.protocols import RefusedTool, ServiceRecord, WorkerId
+from toolbus.bus.broker.protocols.documents import ItemChange
+from toolbus.bus.broker.reading import integer, skip, text
+from toolbus.bus.broker.recent import RecentCall, after, newest
+from toolbus.bus.broker.registry.follower import read_items, read_services
+from toolbus.bus.broker.registry.publications import read_record
+from toolbus.bus.broker.registry.registry import TTL, RedisRegistry
+from toolbus.bus.broker.routes import RedisRoutes
+from toolbus.bus.broker.statistics.asking import PATIENCE, Statistics, ask
+from toolbus.bus.broker.tokens import RedisTokens
+from toolbus.bus.broker.transport.command import ReplyError, fields_of, info_fields, scan_hash
+from toolbus.bus.broker.transport.connection import Connector, ServerInfo
+from toolbus.bus.broker.transport.links import ShortLink
+from toolbus.bus.broker.transport.mastership import Replication
+from toolbus.bus.broker.transport.transport import Transport
+from toolbus.bus.broker.versions import RedisVersions
+from toolbus.bus.values.descriptors import Publication, ServiceDescriptor
+from toolbus.bus.values.envelope import Frame, Request, address, decode_request, encode, join_frames, new_run, share_digest
+from toolbus.bus.values.naming import key_flaw
+from toolbus.bus.values.results import BrokerError, DescriptorError, EnvelopeError, ErrorInfo
+from toolbus.bus.values.settings import Settings
+
+
+async def misplaced_documents(link: Transport, keys: Keys) -> dict[str, bytes]:
+    """Return the documents that stand in the table that workers may write, and don't belong there, sorted by key.
+
+    Nobody uses them. A person looks at them before they are moved, since a stolen worker's credential can write them.
+
+    Raises:
+        BrokerError: the server could not be asked.
+    """
+    found: dict[str, bytes] = {}
+    async for name, document in scan_hash(link, keys.items):
+        try:
+            key = text(name)
+        except EnvelopeError as error:
+            skip(keys.items, error, field=name)
+            continue
+        if keys.table(key) != keys.items and not key_flaw(key):
+            found[key] = document
+    return dict(sorted(found.items()))
+
+
+async def move_documents(link: Transport, keys: Keys, registry: RedisRegistry, sought: Iterable[str]) -> dict[str, bool]:
+    """Move misplaced documents of these keys; return for each that was there whether it is used now.
+
+    One for which there is a newer document in its own table is removed. A move that was interrupted is made again by the next one.
+
+    Raises:
+        BrokerError: the server could not be reached, or refuses it: operators may do this.
+        ConfigurationError: one is too long.
+    """
+    there = await misplaced_documents(link, keys)
+    moved: dict[str, bool] = {}
+    for key in sought:
+        if key not in there:
+            continue
+        # A repetition finds the same document, and counts as moved.
+        moved[key] = not await registry.replace_items([ItemChange(key, None, there[key])])
+        await link.execute("HDEL", keys.items, key, repeatable=True)
+    return moved
+
+
+_PAGE = 256
+_OVERVIEWS_AT_ONCE = 40
+
+
+class ServiceOverview(NamedTuple):
+    """One service as an operator sees it; without ``workers`` that beat it is not ``live``."""
+
+    publication: Publication
+    live: bool
+    workers: int
+    queued: int
+    running: int
+    dead: int
+    paused: bool
+
+
+class ServerHealth(NamedTuple):
+    """The state of a server. Latency in milliseconds, skew in seconds (server minus local).
+
+    ``needs_replicas`` when the server takes no writes while it has lost its replicas.
+    """
+
+    server: ServerInfo
+    policy: str
+    max_memory: int
+    append_only: bool
+    latency_ms: float
+    skew: float
+    replicas: int
+    needs_replicas: bool
+
+
+class Admin:
+    """An operator's connection; use it with ``async with``.
+
+    Raises:
+        BrokerError: the server can't be reached or can't serve.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._keys = Keys(settings.namespace)
+        self._connector = Connector.of(settings)
+        self._link = cast("ShortLink", NotOpen())
+        self._registry = cast("RedisRegistry", NotOpen())
+        self.dead_letters = cast("DeadLetters", NotOpen())
+        self.tallies = cast("RedisTallies", NotOpen())
+        self.conversations = cast("RedisConversations", NotOpen())
+        self.chats = cast("RedisChats", NotOpen())
+        self.confirmations = cast("RedisConfirmations", NotOpen())
+        self.creations = cast("RedisCreations", NotOpen())
+        self.tokens = cast("RedisTokens", NotOpen())
+        self.pins = cast("RedisPins", NotOpen())
+        self.routes = cast("RedisRoutes", NotOpen())
+        self.versions = cast("RedisVersions", NotOpen())
+
+    async def __aenter__(self) -> Self:
+        self._link = ShortLink(self._connector)
+        await self._link.connect()
+        # No other caller waits for this link, so it can wait for replicas itself.
+        replication = Replication(self._link, self._settings.wait_replicas, self._settings.wait_timeout)
+        self._registry = RedisRegistry(self._link, self._keys, self._settings, replication)
+        self.dead_letters = DeadLetters(self._link, self._keys, self._settings)
+        self.tallies = RedisTallies(self._link, self._keys)
+        self.conversations = RedisConversations(self._link, self._keys, self._settings)
+        self.chats = RedisChats(self._link, self._keys, self.conversations)
+        self.confirmations = RedisConfirmations(self._link, self._keys, self._settings.lease)
+        self.creations = RedisCreations(self._link, self._keys, self._settings)
+        self.tokens = RedisTokens(self._link, self._keys)
+        self.pins = RedisPins(self._link, self._keys, self._registry)
+        self.routes = RedisRoutes(self._link, self._keys)
+        self.versions = RedisVersions(self._link, self._keys, self._registry)
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._link.close()
+        await self._link.wait_closed()
+
+    async def services(self) -> list[ServiceOverview]:
+        """Return every service in the registry, by id."""
+        return await self.overviews(await self.records())
+
+    async def records(self) -> list[ServiceRecord]:
+        """Return what is published of each service, without those that can't be read."""
+        records = await read_services(self._link, self._keys)
+        return [each for each in records.values() if isinstance(each, ServiceRecord)]
+
+    async def revision(self) -> bytes:
+        """Return a token that is another one whenever the registry has changed."""
+        found: bytes | None = await self._link.execute("HGET", self._keys.meta, "token")
+        return found or b""
+
+    async def overviews(self, records: Iterable[ServiceRecord]) -> list[ServiceOverview]:
+        """Return what is going on in services, by id."""
+        sought = sorted(records, key=lambda record: record.publication.service.id)
+        # A script of all services at once would keep the server from others for too long.
+        parts = [sought[at : at + _OVERVIEWS_AT_ONCE] for at in range(0, len(sought), _OVERVIEWS_AT_ONCE)]
+        return [overview for part in await asyncio.gather(*map(self._overviews, parts)) for overview in part]
+
+    async def snapshot(self) -> tuple[dict[str, ServiceRecord | RefusedTool], dict[str, bytes | RefusedTool]]:
+        """Return the services and static documents as agents read them, with the reason in place of what can't be read."""
+        return await read_services(self._link, self._keys), await read_items(self._link, self._keys)
+
+    async def pause(self, service: str) -> None:
+        """Make every worker of a service stop taking requests; what runs goes on, what comes waits."""
+        await self._link.execute_script(scripts.PAUSE, (self._keys.paused,), (service, TTL * 1000), repeatable=True)
+        await self._wake(service, "pause")
+
+    async def resume(self, service: str) -> bool:
+        """Lift a pause; False when there was none."""
+        lifted = await self._link.execute("SREM", self._keys.paused, service)
+        await self._wake(service, "resume")
+        return bool(lifted)
+
+    async def queued(self, service: str) -> int:
+        """Return how many requests are queued or running for a service, which need not be in the registry any more."""
+        return integer(await self._link.execute("XLEN", self._keys.queue(await self.queue(service))))
+
+    async def purge(self, service: str) -> int:
+        """Remove what is queued for a service and not running; each caller is answered ``cancelled``. Returns how many."""
+        stream = self._keys.queue(await self.queue(service))
+        removed, after = 0, "-"
+        while True:
+            entries = await self._link.execute("XRANGE", stream, after, "+", "COUNT", _PAGE)
+            documents = [(entry, fields_of(flat).get(b"r", b"")) for entry, flat in entries]
+            # One write and one round trip a page; each script stays short.
+            removed += sum(await asyncio.gather(*(self._purge(stream, entry, document) for entry, document in documents)))
+            if len(entries) < _PAGE:
+                return removed
+            after = f"({entries[-1][0].decode()}"
+
+    async def items(self, prefix: str = "") -> dict[str, bytes]:
+        """Return the static descriptors by key, sorted, of keys that start with ``prefix``."""
+        items = await read_items(self._link, self._keys)
+        found = {key: document for key, document in items.items() if isinstance(document, bytes) and key.startswith(prefix)}
+        return dict(sorted(found.items()))
+
+    async def item(self, key: str) -> bytes | None:
+        """Return one document, or None."""
+        value: bytes | None = await self._link.execute("HGET", self._keys.table(key), key)
+        return value
+
+    async def put(self, key: str, document: bytes, owner: str = "") -> None:
+        """Store a document; raises RegistrationRefused when a service publishes the name, or another owner than ``owner`` has it."""
+        await self._registry.put_item(key, document, owner)
+
+    async def replace(self, changes: Sequence[ItemChange]) -> str:
+        """Change documents at once, if all are what was expected; return the key of one that is another, and then nothing has changed."""
+        return await self._registry.replace_items(changes)
+
+    async def delete(self, key: str) -> bool:
+        """Delete a static descriptor; False when there was none."""
+        return await self._registry.delete_item(key)
+
+    async def delete_misplaced(self, key: str) -> bool:
+        """Delete a document that stands where workers may write and its kind does not belong; False when there was none."""
+        return await self._registry.delete_misplaced(key)
+
+    async def misplaced(self) -> dict[str, bytes]:
+        """Return documents that an older toolbus has put where workers may write, and that nobody uses; see ``move``."""
+        return await misplaced_documents(self._link, self._keys)
+
+    async def move(self, keys: Iterable[str]) -> dict[str, bool]:
+        """Move misplaced documents to the tables of their kinds; return whether each is used now, or there was a newer one."""
+        return await move_documents(self._link, self._keys, self._registry, keys)
+
+    async def transfer(self, key: str) -> bool:
+        """Free a self-published name for another owner; False when it was free."""
+        return await self._registry.transfer(key)
+
+    async def retire(self, instance: WorkerId) -> int:
+        """End the leases of a worker that is known to be dead, so that others go on with what it held; returns its services.
+
+        Raises:
+            BrokerError: the server could not be asked; the leases end by themselves.
+        """
+        found: set[str] = set()
+        cursor, suffix = b"0", f"/{instance}"
+        while True:
+            cursor, page = await self._link.execute("ZSCAN", self._keys.live, cursor, "MATCH", f"*{suffix}", "COUNT", _PAGE)
+            found |= {member.decode("utf-8", "surrogateescape").removesuffix(suffix) for member in page[::2]}
+            if cursor == b"0":
+                break
+        # A service's queue is looked up in what goes with its last worker.
+        queues = {service: await self.queue(service) for service in found}
+        await self._registry.unregister([f"{service}{suffix}" for service in found])
+        for service, queue in queues.items():
+            keys = self._keys
+            args = (keys.queue(queue), keys.fence(queue), keys.cancelled(queue), keys.instances(service), keys.live)
+            await self._link.execute_script(scripts.RETIRE, args, (instance, service, 1), repeatable=True)
+            await self._link.execute("PUBLISH", keys.wake(queue), f"dead {service}")
+        return len(found)
+
+    async def now(self) -> float:
+        """Return the server's time, in seconds since 1970."""
+        seconds, micros = await self._link.execute("TIME")
+        return integer(seconds) + integer(micros) / 1e6
+
+    async def health(self) -> ServerHealth:
+        """Look at the server: its memory policy, persistence, latency and clock."""
+        memory = await self._info("memory")
+        persistence = await self._info("persistence")
+        replication = await self._info("replication")
+        times: list[float] = []
+        for _ in range(50):
+            asked = time.perf_counter()
+            await self._link.execute("PING")
+            times.append((time.perf_counter() - asked) * 1000)
+        skew = await self.now() - time.time()
+        if self._link.server is None:
+            raise BrokerError("the connection was lost")
+        return ServerHealth(
+            server=self._link.server,
+            policy=memory.get("maxmemory_policy", "unknown"),
+            max_memory=integer(memory.get("maxmemory", "0")),
+            append_only=persistence.get("aof_enabled") == "1",
+            latency_ms=sorted(times)[len(times) // 2],
+            skew=skew,
+            replicas=int(replication.get("connected_slaves", "0")),
+            # The server says it only when `min-replicas-to-write` is set.
+            needs_replicas="min_slaves_good_slaves" in replication,
+        )
+
+    async def roles(self) -> list[str] | None:
+        """Return the roles of this connection's user (``toolbus secure acl``); None for one with all rights, whose keys are not named."""
+        if await self._may_look_for("none"):
+            return None
+        return [role for role in ROLES if await self._may_look_for(role)]
+
+    async def statistics(self, service: str = "", *, patience: float = PATIENCE) -> Statistics:
+        """Ask all workers, or those of one service, for their statistics; wait ``patience`` seconds at most for their answers."""
+        return await ask(self._link, self._keys, service=service, patience=patience)
+
+    async def recent(self, limit: int = 200) -> list[RecentCall]:
+        """Return the newest of the recent calls' attempts, the newest first."""
+        return await newest(self._link, self._keys, limit)
+
+    async def recent_after(self, entry: str) -> tuple[list[RecentCall], str]:
+        """Return some recent calls after the ``entry`` of one, the oldest first, and the entry to go on after."""
+        return await after(self._link, self._keys, entry)
+
+    # -- inside -----------------------------------------------------------------------------------
+
+    async def _may_look_for(self, role: str) -> bool:
+        try:
+            await self._link.execute("EXISTS", mark(self._keys, role))
+        except ReplyError as error:
+            if not is_forbidden(error):
+                raise
+            return False
+        return True
+
+    async def _overviews(self, records: Sequence[ServiceRecord]) -> list[ServiceOverview]:
+        services = [each.publication.service for each in records]
+        keys = tuple(key for each in services for key in overview_keys(self._keys, each.id, each.queue))
+        found = await self._link.execute_script(scripts.OVERVIEWS, keys, tuple(each.id for each in services))
+        return [
+            ServiceOverview(each.publication, each.live and workers > 0, workers, queued, running, dead, bool(paused))
+            for each, (queued, running, dead, paused, workers) in zip(records, found, strict=True)
+        ]
+
+    async def queue(self, service: str) -> str:
+        """Return the name of a service's queue; its id when it is not in the registry any more."""
+        found = await self._descriptor(service)
+        return service if found is None else found.queue
+
+    async def queue_limit(self, service: str) -> int:
+        """Most requests that a service's queue takes."""
+        found = await self._descriptor(service)
+        return (0 if found is None else found.queue_limit) or self._settings.queue_limit
+
+    async def _descriptor(self, service: str) -> ServiceDescriptor | None:
+        value = await self._link.execute("HGET", self._keys.services, service)
+        if value is None:
+            return None
+        try:
+            return read_record(value).publication.service
+        except DescriptorError:
+            return None
+
+    async def _wake(self, service: str, word: str) -> None:
+        await self._link.execute("PUBLISH", self._keys.wake(await self.queue(service)), f"{word} {service}")
+
+    async def _purge(self, stream: str, entry: bytes, document: bytes) -> int:
+        replies, frames, call = "", b"", ""
+        found = address(document)
+        if found is not None:
+            call, agent = found
+            error = ErrorInfo("cancelled", "purged", "an operator purged the queue before the call ran")
+            replies = self._keys.replies(agent)
+            frames = join_frames([encode(Frame(call, new_run(), kind="end", end_of_stream=True, error=error))])
+        keys: tuple[str, ...] = (stream,)
+        request = self._shared(document)
+        if request is not None:
+            replies = self._keys.call(request.id)
+            keys = (stream, self._keys.shared(share_digest(request)), self._keys.started(request.id))
+        return int(await self._link.execute_script(scripts.PURGE, keys, (entry, replies, frames, call)))
+
+    def _shared(self, document: bytes) -> Request | None:
+        """Return the request of a call that carries an idempotency key."""
+        try:
+            request = decode_request(document, limit=self._settings.max_request + 1024)
+        except EnvelopeError:
+            return None
+        return request if request.shared else None
+
+    async def _info(self, section: str) -> dict[str, str]:
+        try:
+            return info_fields(await self._link.execute("INFO", section))
+        except ReplyError:
+            return {}
+
+
+def overview_keys(keys: Keys, service: str, queue: str) -> tuple[str, ...]:
+    """Return the keys of the overview script, in its order."""
+    return keys.queue(queue), keys.dead_letters(queue), keys.paused, keys.instances(service), keys.live, keys.fence(queue)

@@ -1,0 +1,236 @@
+"""The agent's side of the Redis broker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from typing import TypeVar, cast
+
+import msgspec
+
+from toolbus.bus import telemetry
+from toolbus.bus.broker.agent_steps import AgentSteps, RedisChats, RedisSessionResults, RedisTasks
+from toolbus.bus.broker.confirmations import RedisConfirmations
+from toolbus.bus.broker.conversations import RedisConversations
+from toolbus.bus.broker.creations import RedisCreations
+from toolbus.bus.broker.keys import Keys, session_digest
+from toolbus.bus.broker.lease.clock import ServerClock
+from toolbus.bus.broker.limits import RedisTallies
+from toolbus.bus.broker.opening import NotOpen, open_patiently
+from toolbus.bus.broker.protocols import AgentListener, Fate, ItemChange, Sender
+from toolbus.bus.broker.publish import Publish
+from toolbus.bus.broker.routes import RedisRoutes
+from toolbus.bus.broker.tokens import RedisTokens
+from toolbus.bus.broker.transport.connection import Connector
+from toolbus.bus.values.envelope import Request, new_id
+from toolbus.bus.values.results import BrokerError, BrokerUnavailable
+from toolbus.bus.values.settings import Settings
+
+T = TypeVar("T")
+
+# Seconds for which a change waits for a server that is surely the master.
+_CERTAINTY = 10.0
+# Seconds for removing the keys of an agent that closes.
+_CLOSING = 2.0
+
+
+class RedisAgentBroker:
+    """``AgentBroker`` over Redis: a link that writes, and one that waits for replies and for changes of the registry."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._keys = Keys(settings.namespace)
+        self._connector = Connector.of(settings)
+        self._agent = new_id()
+        self._clock = ServerClock(settings.lease)
+        self._steps = cast("AgentSteps", NotOpen())
+
+    @property
+    def agent(self) -> str:
+        """The agent id of this process, fresh at each start."""
+        return self._agent
+
+    @property
+    def tallies(self) -> RedisTallies:
+        """The counts that all processes share."""
+        return self._steps.tallies
+
+    @property
+    def confirmations(self) -> RedisConfirmations:
+        """The requests that wait for a confirmation."""
+        return self._steps.confirmations
+
+    @property
+    def conversations(self) -> RedisConversations:
+        """The conversations that are kept."""
+        return self._steps.conversations
+
+    @property
+    def creations(self) -> RedisCreations:
+        """The tasks of coding agents."""
+        return self._steps.creations
+
+    @property
+    def results(self) -> RedisSessionResults:
+        """The results of sessions' earlier calls."""
+        return self._steps.results
+
+    @property
+    def routes(self) -> RedisRoutes:
+        """The places where recorded tools run."""
+        return self._steps.routes
+
+    @property
+    def tokens(self) -> RedisTokens:
+        """The records of bearer tokens."""
+        return self._steps.tokens
+
+    @property
+    def chats(self) -> RedisChats:
+        """The chats with the service agent."""
+        return self._steps.chats
+
+    @property
+    def tasks(self) -> RedisTasks:
+        """The shared calls that are found by the ids of tasks."""
+        return self._steps.tasks
+
+    # -- connecting -------------------------------------------------------------------------------
+
+    async def open(self, listener: AgentListener) -> None:
+        """Connect, load the registry's snapshot, and start to listen.
+
+        A connection that is lost meanwhile is made anew for ``connect_timeout`` seconds, or else for a call's time.
+
+        Raises:
+            BrokerError: the server can't be reached or can't serve.
+        """
+
+        async def start() -> None:
+            self._steps = AgentSteps(self._settings, self._connector, self._keys, self._agent, self._clock, listener)
+            await self._steps.start()
+
+        await open_patiently(start, self._connector, self._settings.connect_timeout, otherwise=self._settings.timeout)
+
+    async def aclose(self) -> None:
+        """Stop listening and remove this agent's keys."""
+        steps = self._steps
+        if not steps.links.open:
+            return
+        steps.confirmations.close()
+        try:
+            async with asyncio.timeout(_CLOSING):
+                await steps.link.execute("DEL", steps.reader.key, self._keys.flushes(self._agent))
+        except (TimeoutError, BrokerError) as error:
+            # Both keys have a TTL, so nothing stays behind for long.
+            telemetry.log.warning("agent.close_incomplete", error=str(error) or "the server did not answer")
+        await steps.links.leave()
+
+    # -- calling ----------------------------------------------------------------------------------
+
+    def publish(self, request: Request, queue: str, limit: int, deadline: float, sender: Sender) -> None:
+        """Publish at the end of this tick.
+
+        Raises:
+            EnvelopeError: the request can't be encoded or is too large.
+        """
+        document = self._steps.encode(request, limit=self._settings.max_request)
+        session = session_digest(request.user, request.session) if request.ordered else ""
+        if request.shared:
+            if session:
+                # What was published before it in this tick goes first.
+                self._steps.publisher.flush()
+            self._steps.shared.publish(request, queue, limit, deadline, document, sender, session)
+            return
+        self._steps.publisher.publish(Publish(request.id, queue, limit, deadline, document, sender, request.effect == "once", session))
+
+    def cancel(
+        self,
+        request: Request,
+        queue: str,
+        entry: str,
+        on_fate: Callable[[Fate], None] | None = None,
+        *,
+        waited: float = 0.0,
+        why: str = "cancelled",
+    ) -> None:
+        """Remove a queued call, or tell the worker that runs it."""
+        if request.shared:
+            self._steps.shared.cancel(request, queue, entry, on_fate, waited, why)
+            return
+        self._steps.publisher.cancel(request.id, queue, entry, int((request.timeout + waited) * 1000), on_fate, why)
+
+    def forget(self, request: Request) -> None:
+        """Stop reading for a call that has ended."""
+        if request.shared:
+            self._steps.shared.forget(request.id)
+
+    # -- sessions ---------------------------------------------------------------------------------
+
+    async def close_session(self, user: str, session: str, queues: Collection[str]) -> None:
+        """Tell the workers of these queues that a session is over."""
+        # Calls that are on their way get their verdict before this answer, and are cancelled before what follows it.
+        link = self._steps.link
+        await link.settled()
+        # A worker that died can't forget what it kept.
+        digest = session_digest(user, session)
+        await link.execute("DEL", *(self._keys.snapshot(queue, digest) for queue in queues), repeatable=True)
+        await self._tell(queues, f"end {msgspec.json.encode((user, session)).decode()}")
+
+    async def leave_sessions(self, queues: Collection[str]) -> None:
+        """Tell the workers of these queues that this agent uses no session any more."""
+        await self._tell(queues, f"left {self._agent}")
+
+    async def _tell(self, queues: Collection[str], message: str) -> None:
+        link = self._steps.link
+        await asyncio.gather(*(link.execute("PUBLISH", self._keys.wake(queue), message, repeatable=True) for queue in queues))
+
+    # -- static descriptors -----------------------------------------------------------------------
+
+    async def put_item(self, key: str, document: bytes, owner: str = "") -> None:
+        """Store a document."""
+        await self._change_at_master(lambda: self._steps.registry.put_item(key, document, owner))
+
+    async def delete_item(self, key: str, owner: str = "") -> bool:
+        """Delete a document; False when there was none."""
+        return await self._change_at_master(lambda: self._steps.registry.delete_item(key, owner))
+
+    async def replace_items(self, changes: Sequence[ItemChange]) -> str:
+        """Change documents at once; return the key of one that is not what was expected."""
+        return await self._change_at_master(lambda: self._steps.registry.replace_items(changes))
+
+    async def _change_at_master(self, change: Callable[[], Awaitable[T]]) -> T:
+        """Make a change at a server that is surely the master, before and after; again, where it is not: another one loses it.
+
+        Raises:
+            BrokerUnavailable: no server is, for ten seconds.
+        """
+        links = self._steps.links
+        mastership = links.mastership
+        done: list[T] = []
+        try:
+            async with asyncio.timeout(_CERTAINTY):
+                while True:
+                    await mastership.wait()
+                    connects = links.replicated.statistics().connects
+                    done.append(await change())
+                    if mastership.sure and connects == links.replicated.statistics().connects:
+                        # A repetition finds the change made, so the first answer counts.
+                        return done[0]
+        except TimeoutError:
+            message = f"{self._connector.display}: too few of its Sentinels have said for {_CERTAINTY:g} s who is the master"
+            raise BrokerUnavailable(message) from None
+
+    def statistics(self) -> dict[str, int]:
+        """Return counts for operators and metrics."""
+        steps = self._steps
+        link = steps.link.statistics()
+        return {
+            "published": steps.publisher.published,
+            "connected": int(steps.links.connected),
+            "frames": steps.reader.frames,
+            "malformed": steps.reader.malformed,
+            "commands": link.commands,
+            "writes": link.writes,
+            "connects": link.connects,
+        }

@@ -1,0 +1,355 @@
+"""The steps of the protocol that an open agent takes part in."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from toolbus.bus import telemetry
+from toolbus.bus.broker import scripts
+from toolbus.bus.broker.access import is_forbidden
+from toolbus.bus.broker.confirmations import RedisConfirmations
+from toolbus.bus.broker.conversations import RedisConversations
+from toolbus.bus.broker.creations import RedisCreations
+from toolbus.bus.broker.keys import Keys, session_digest
+from toolbus.bus.broker.lease.clock import ServerClock
+from toolbus.bus.broker.limits import RedisTallies, days_back
+from toolbus.bus.broker.protocols import AgentListener
+from toolbus.bus.broker.protocols.documents import (
+    CHAT,
+    MOST_BYTES,
+    MOST_RESULTS,
+    ChatWindow,
+    Conversations,
+    Messenger,
+    TaskFrames,
+    TaskRecord,
+)
+from toolbus.bus.broker.publish import Publisher, SharedCalls
+from toolbus.bus.broker.reading import document, skip
+from toolbus.bus.broker.recover import KeyRepair
+from toolbus.bus.broker.registry.follower import RegistryFollower
+from toolbus.bus.broker.registry.registry import RedisRegistry
+from toolbus.bus.broker.replies import ReplyReader
+from toolbus.bus.broker.routes import RedisRoutes
+from toolbus.bus.broker.tokens import RedisTokens
+from toolbus.bus.broker.transport.command import ReplyError
+from toolbus.bus.broker.transport.connection import Connector
+from toolbus.bus.broker.transport.links import Links
+from toolbus.bus.broker.transport.mastership import Replication
+from toolbus.bus.broker.transport.transport import Transport, is_replica, tell_time
+from toolbus.bus.broker.versions import FIRST, NamespaceVersion, read_version
+from toolbus.bus.values.envelope import VERSION, Frame, Request, decode_frames, encode, encode_request, entry_limit, is_ident
+from toolbus.bus.values.results import BrokerError, EnvelopeError
+from toolbus.bus.values.settings import Settings
+
+# Entries of one read; a call's stream is read to its end in several.
+_COUNT = 256
+
+_records = msgspec.json.Decoder(TaskRecord)
+
+
+class RedisTasks:
+    """``Tasks`` on a server; each record lives as long as the call's answer is kept."""
+
+    def __init__(self, link: Transport, keys: Keys, settings: Settings, shared: SharedCalls) -> None:
+        self._link = link
+        self._keys = keys
+        self._limit = entry_limit(settings.max_frame)
+        self._shared = shared
+
+    async def put(self, user: str, id: str, record: TaskRecord) -> None:
+        """Keep a record, or replace it while it is kept."""
+        key = self._keys.task(session_digest(user, id))
+        ttl = ("XX", "KEEPTTL") if record.cancelled else ("PX", max(1, int(record.kept * 1000)))
+        await self._link.execute("SET", key, encode(record), *ttl, repeatable=True)
+
+    async def get(self, user: str, id: str) -> TaskRecord | None:
+        """Return the record of a user's task, or None."""
+        key = self._keys.task(session_digest(user, id))
+        said = await self._link.execute("GET", key, repeatable=True)
+        if said is None:
+            return None
+        try:
+            record = document(said, _records)
+        except EnvelopeError as error:
+            skip(key, str(error))
+            return None
+        # Keys are made of it.
+        return record if is_ident(record.call) else None
+
+    async def frames(self, call: str) -> TaskFrames | None:
+        """Return the frames of a shared call so far, or None."""
+        key, start, last = self._keys.call(call), "-", b""
+        frames: list[Frame] = []
+        while True:
+            entries = await self._link.execute("XRANGE", key, start, "+", "COUNT", _COUNT, repeatable=True)
+            for entry, flat in entries:
+                last = entry
+                if len(flat) >= 2 and flat[0] == b"f":
+                    found, problems = decode_frames(flat[1], limit=self._limit)
+                    frames += [frame for frame in found if frame.id == call]
+                    if problems:
+                        telemetry.log.error("frame.malformed", frames=len(problems), error=problems[0])
+            if len(entries) < _COUNT:
+                break
+            start = f"({last.decode()}"
+        if not last:
+            return None
+        return TaskFrames(frames, int(last.partition(b"-")[0]) / 1000)
+
+    def follow(self, call: str, reader: str) -> None:
+        """Hand the frames of a shared call to the listener, as those of the call ``reader``."""
+        self._shared.follow(reader, call)
+
+
+_messengers = msgspec.json.Decoder(Messenger)
+
+
+class RedisChats:
+    """``Chats`` on a server."""
+
+    def __init__(self, link: Transport, keys: Keys, conversations: Conversations) -> None:
+        self._link = link
+        self._key = keys.messenger
+        self._conversations = conversations
+
+    async def windows(self, limit: int) -> list[ChatWindow]:
+        """Return the chats, those that are used latest first, of the latest so many conversations."""
+        return await windows_of(self._conversations, await self.messenger(), limit)
+
+    async def messenger(self) -> Messenger | None:
+        """Return the messenger's connector that told of itself last; None when none lives."""
+        said = await self._link.execute("GET", self._key, repeatable=True)
+        if said is None:
+            return None
+        try:
+            return document(said, _messengers)
+        except EnvelopeError as error:
+            skip(self._key, str(error))
+            return None
+
+    async def tell(self, messenger: Messenger, seconds: float) -> None:
+        """Tell of a messenger's connector, which lives for so many seconds from now."""
+        await self._link.execute("SET", self._key, encode(messenger), "PX", max(1, int(seconds * 1000)), repeatable=True)
+
+
+async def windows_of(conversations: Conversations, messenger: Messenger | None, limit: int) -> list[ChatWindow]:
+    """Return the chats among the latest conversations."""
+    shown = frozenset() if messenger is None else frozenset(messenger.windows)
+    return [
+        ChatWindow(chat_id, each.user, each.id, each.used_at, chat_id in shown)
+        for each in await conversations.newest(limit)
+        if each.id.startswith(CHAT) and (chat_id := each.id.removeprefix(CHAT))
+    ]
+
+
+class RedisSessionResults:
+    """``SessionResults`` on a server."""
+
+    def __init__(self, link: Transport, keys: Keys, settings: Settings) -> None:
+        self._link = link
+        self._keys = keys
+        self._ttl = int(settings.retention * 1000)
+
+    async def read(self, user: str, session: str) -> list[bytes]:
+        """Return what is kept of a session, the oldest first."""
+        key = self._keys.results(session_digest(user, session))
+        try:
+            found: list[bytes] = await self._link.execute("LRANGE", key, -MOST_RESULTS, -1, repeatable=True)
+        except ReplyError as error:
+            skip(key, str(error))
+            return []
+        return found
+
+    async def keep(self, user: str, session: str, documents: Sequence[bytes]) -> None:
+        """Keep documents of a session; a server that takes none is told of in the log."""
+        if not documents:
+            return
+        key = self._keys.results(session_digest(user, session))
+        args = (self._ttl, MOST_RESULTS, MOST_BYTES, *documents)
+        try:
+            # Twice the same result is one for readers, who take the latest of each call.
+            await self._link.execute_script(scripts.KEEP, (key,), args, repeatable=True)
+        except BrokerError as error:
+            telemetry.log.warning("results.unkept", user=user, session=session, error=str(error))
+
+
+_RECONCILE = 60.0
+# The registry is swept in every third turn, once a lease.
+_TURNS_A_LEASE = 3
+
+
+class AgentSteps:
+    """The steps of one open agent, each made with the steps that it uses.
+
+    Raises:
+        RuntimeError: no event loop runs.
+    """
+
+    def __init__(
+        self, settings: Settings, connector: Connector, keys: Keys, agent: str, clock: ServerClock, listener: AgentListener
+    ) -> None:
+        self._settings = settings
+        self._keys = keys
+        self._agent = agent
+        self._clock = clock
+        self._sweeps = True
+        # Encodes requests in the namespace's version.
+        self.encode: Callable[..., bytes] = encode_request
+        # Connections.
+        self.links = Links(
+            connector,
+            on_failed=listener.on_failed,
+            on_push=self._pushed,
+            on_up=self._connected,
+            on_blocking_up=self._connected,
+            replicated=settings.wait_replicas > 0,
+        )
+        self.link = link = self.links.writing
+        mastership = self.links.mastership
+        replication = Replication(self.links.replicated, settings.wait_replicas, settings.wait_timeout)
+        self._key_repair = KeyRepair(link, self._types, self._load_again)
+        link.on_wrong_type = self.links.blocking.on_wrong_type = self._key_repair.request
+        # Shared state.
+        self.tallies = RedisTallies(link, keys)
+        self.confirmations = RedisConfirmations(link, keys, settings.lease, f"agent {agent}")
+        self.conversations = RedisConversations(link, keys, settings)
+        self.creations = RedisCreations(link, keys, settings)
+        self.results = RedisSessionResults(link, keys, settings)
+        self.tokens = RedisTokens(link, keys)
+        self.routes = RedisRoutes(link, keys)
+        self.registry = RedisRegistry(link, keys, settings, replication)
+        # Publish.
+        self.publisher = Publisher(link, keys, agent, mastership)
+        self.shared = SharedCalls(link, keys, agent, settings.retention, self._wake_reader, mastership)
+        self.chats = RedisChats(link, keys, self.conversations)
+        self.tasks = RedisTasks(link, keys, settings, self.shared)
+        mastership.when_admitted(self.publisher.flush)
+        mastership.when_admitted(self.shared.release)
+        # Read replies.
+        self.reader = ReplyReader(
+            link,
+            self.links.blocking,
+            keys,
+            settings,
+            agent,
+            listener=listener,
+            shared=self.shared,
+            confirmations=self.confirmations,
+            follower=RegistryFollower(link, keys, listener),
+        )
+
+    async def start(self) -> None:
+        """Connect, load the registry's snapshot, then begin to read and to keep up.
+
+        Raises:
+            BrokerError: the server can't be reached or can't serve.
+        """
+        reader = self.reader
+        async with self.links.opening():
+            # Until here nothing has been missed; from here on a connection may be lost, and come back.
+            reader.resync = False
+            version = await read_version(self.link, self._keys)
+            version.check()
+            self._write_in(version)
+            self.links.keep("mender", self._key_repair.run, every=0)
+            await reader.listen()
+            # A worker that finds no reply stream takes the agent for dead, so there must be one before a call is published again.
+            self.link.begin_with(scripts.LISTEN, (reader.key,), (reader.ttl_ms,), reader.listened)
+            await reader.load()
+        self.links.keep("upkeep", self._keep_up, every=self._every)
+        self.links.keep("reader", reader.run, every=0)
+        self.links.keep("replies", reader.keep, every=reader.renew_every)
+
+    async def turn(self, *, once_a_lease: bool) -> None:
+        """Ask the server about itself, and whether the registry is followed; ``once_a_lease`` also sweep the registry.
+
+        Raises:
+            BrokerError: the server could not be asked.
+        """
+        await asyncio.gather(tell_time(self.link, self._clock), self._check_server(), self.reader.compare())
+        if once_a_lease and self._clock.trusted and self._sweeps:
+            await self._sweep()
+
+    async def _sweep(self) -> None:
+        try:
+            await self.registry.sweep(self._clock)
+        except BrokerError as error:
+            if not is_forbidden(error):
+                raise
+            # A user with an agent's role reads the registry only.
+            self._sweeps = False
+            telemetry.log.info("registry.sweep_left")
+
+    @property
+    def _every(self) -> float:
+        return self._settings.lease / _TURNS_A_LEASE
+
+    async def _keep_up(self) -> None:
+        turn, next_reconcile = 0, self._next_reconcile()
+        while True:
+            await asyncio.sleep(self._every * random.uniform(0.8, 1.0))  # noqa: S311 - jitter
+            turn += 1
+            try:
+                await self.turn(once_a_lease=turn % _TURNS_A_LEASE == 0)
+            except BrokerError as error:
+                telemetry.log.warning("upkeep.failed", error=str(error))
+                continue
+            if self._clock.monotonic() > next_reconcile:
+                next_reconcile = self._next_reconcile()
+                self.links.start(self._look_at_version())
+                # The reader loads the snapshot between two reads, so that no change is applied twice or out of order.
+                self._load_again()
+
+    async def _look_at_version(self) -> None:
+        """Look whether an operator has raised the namespace's version; workers read the one before as long as this process writes it."""
+        try:
+            self._write_in(await read_version(self.link, self._keys))
+        except BrokerError as error:
+            telemetry.log.warning("upkeep.failed", error=str(error))
+
+    def _write_in(self, version: NamespaceVersion) -> None:
+        written = min(version.written, VERSION)
+        self.encode = encode_request if written == FIRST else functools.partial(_encode_as, written)
+
+    def _next_reconcile(self) -> float:
+        return self._clock.monotonic() + _RECONCILE * random.uniform(0.8, 1.2)  # noqa: S311 - jitter
+
+    async def _check_server(self) -> None:
+        """Drop the connections if their server is no master any more, or if they are to two servers."""
+        self.links.mastership.compare()
+        if await is_replica(self.link):
+            self.links.mastership.demoted("it is a replica now")
+
+    def _wake_reader(self) -> None:
+        self.reader.wake()
+
+    def _pushed(self, message: list[Any]) -> None:
+        self.confirmations.pushed(message)
+        self.creations.pushed(message)
+
+    def _connected(self, _restarted: bool) -> None:
+        self._clock.distrust()
+        self._load_again()
+        self.publisher.flush()
+        self.confirmations.nudge()
+        self.creations.nudge()
+
+    def _load_again(self) -> None:
+        self.reader.resync = True
+
+    def _types(self) -> list[dict[str, str]]:
+        shared = {stream.decode(): "stream" for stream, _ in self.shared.positions()}
+        usage = {self._keys.usage(day): "hash" for day in days_back(1)}
+        # A user with an agent's role may write its own keys and no others.
+        return [self._keys.of_agent(self._agent) | shared, self._keys.shared_by_all() | usage]
+
+
+def _encode_as(version: int, request: Request, *, limit: int) -> bytes:
+    return encode_request(msgspec.structs.replace(request, v=version), limit=limit)

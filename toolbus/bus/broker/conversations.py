@@ -1,0 +1,387 @@
+"""Keep the conversations of agents, each continued by one process at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Protocol, Self
+
+import msgspec
+
+from toolbus.bus import telemetry
+from toolbus.bus.broker import scripts
+from toolbus.bus.broker.keys import Keys, session_digest
+from toolbus.bus.broker.protocols.documents import ConversationInfo, StoredRecord
+from toolbus.bus.broker.reading import MOST_TEXT, document, identifier, integer, skip, text
+from toolbus.bus.broker.transport.command import ReplyError
+from toolbus.bus.broker.transport.transport import Transport
+from toolbus.bus.support.display import visible
+from toolbus.bus.values.encoding import whole_text
+from toolbus.bus.values.envelope import new_id
+from toolbus.bus.values.results import (
+    BrokerError,
+    BrokerUnavailable,
+    ConfigurationError,
+    ConversationBusy,
+    ConversationError,
+    EnvelopeError,
+)
+from toolbus.bus.values.settings import Settings
+
+
+class Name(msgspec.Struct, frozen=True):
+    """The name of a conversation: each user has their own."""
+
+    user: str
+    id: str
+
+
+def name_of(user: str, id: str) -> Name:
+    """Return the name of a user's conversation that there may be.
+
+    Raises:
+        ConfigurationError: a part is no text, the id is empty, or one is too long.
+    """
+    for part in (user, id):
+        if not isinstance(part, str) or len(part) > MOST_TEXT or whole_text(part) != part:
+            raise ConfigurationError(f"the id of a conversation is a text of 1 to {MOST_TEXT} characters, and so is its user's name")
+    if not id:
+        raise ConfigurationError("the id of a conversation is empty")
+    return Name(user, id)
+
+
+def name_to_hold(user: str, id: str) -> Name:
+    """Return the name of a user's conversation that is begun or continued.
+
+    Raises:
+        ConfigurationError: it is none, see ``name_of``, or the id has characters that are invisible, that turn text, or that command a
+            terminal.
+    """
+    name = name_of(user, id)
+    if visible(id) != id:
+        raise ConfigurationError(f"the id of a conversation has invisible or imitating characters: '{visible(id)}'")
+    return name
+
+
+MOST_RECORDS = 1_000
+MOST_BYTES = 4 * 1024 * 1024
+"""Most records of a conversation, and most bytes of their documents."""
+
+MOST_LISTED = 10_000
+"""Most conversations that are listed; older ones beyond are kept, too."""
+
+# The lease is renewed, and one of another process looked at, so often.
+_RENEWALS = 3
+_LOOKS = 10
+_LEAST_PAUSE = 0.01
+
+
+class Begun(msgspec.Struct, frozen=True):
+    """A conversation is held now; its records have the numbers from ``first`` to before ``next``, ``now`` is in seconds."""
+
+    born: str
+    first: int
+    next: int
+    now: float
+
+
+class Elsewhere(msgspec.Struct, frozen=True):
+    """Another process holds it for ``left`` seconds, unless it renews its lease; then ``ends`` changes."""
+
+    ends: str
+    left: float
+
+
+class ConversationSteps(Protocol):
+    """The atomic steps on one conversation; each raises ``BrokerError`` when the server refuses.
+
+    Attributes:
+        lease: seconds for which a process holds a conversation without a renewal.
+        patience: seconds for which a process waits for a conversation in all, also for the server.
+    """
+
+    lease: float
+    patience: float
+
+    async def begin(self, name: Name, token: str) -> Begun | Elsewhere:
+        """Hold a conversation, unless another token does."""
+
+    async def records(self, name: Name, first: int, following: int) -> list[StoredRecord]:
+        """Return the records with these numbers; raises ConversationError when they can't be read."""
+
+    async def append(self, name: Name, token: str, number: int, documents: list[bytes], keep: int) -> int | None:
+        """Append documents whose first has this number; None when the token does not hold it, else the number of the next record."""
+
+    async def renew(self, name: Name, token: str) -> bool:
+        """Extend the lease; False when the token does not hold it."""
+
+    def release(self, name: Name, token: str) -> None:
+        """End the lease. Returns at once."""
+
+
+class Held:
+    """``HeldConversation`` on any broker.
+
+    The keeper renews the lease beside the body. What another process has taken over can't be written any more, whatever this one knows.
+    """
+
+    def __init__(self, steps: ConversationSteps, name: Name) -> None:
+        self._steps = steps
+        self._name = name
+        self._token = new_id()
+        self._next = 0
+        self._group = asyncio.TaskGroup()
+        self._stack = AsyncExitStack()
+        self._scope = asyncio.timeout(None)
+        self._keeper: asyncio.Task[None] | None = None
+        self.born = ""
+        self.records: list[StoredRecord] = []
+        self.now = 0.0
+
+    async def __aenter__(self) -> Self:
+        try:
+            async with asyncio.timeout(self._steps.patience):
+                begun = await self._begin()
+                self.records = await self._steps.records(self._name, begun.first, begun.next)
+        except TimeoutError:
+            self._steps.release(self._name, self._token)
+            raise self._silent() from None
+        except BaseException:
+            self._steps.release(self._name, self._token)
+            raise
+        self.born, self.now, self._next = begun.born, begun.now, begun.next
+        await self._stack.enter_async_context(self._group)
+        await self._scope.__aenter__()
+        self._keeper = self._group.create_task(self._keep())
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._keeper is not None:
+            self._keeper.cancel()
+        self._steps.release(self._name, self._token)
+        try:
+            await self._scope.__aexit__(kind, error, trace)
+        except TimeoutError:
+            raise self._lost() from None
+        finally:
+            await self._stack.aclose()
+
+    async def append(self, document: bytes, *, keep: int) -> None:
+        """Keep one more record; records that a failover lost are written again."""
+        self.records = [*(each for each in self.records if each.number >= keep), StoredRecord(self._next, self.now, document)]
+        try:
+            async with asyncio.timeout(self._steps.patience):
+                await self._append(keep)
+        except TimeoutError:
+            raise self._silent() from None
+
+    async def _append(self, keep: int) -> None:
+        number = self._next
+        while True:
+            documents = [each.document for each in self.records if each.number >= number]
+            reached = await self._steps.append(self._name, self._token, number, documents, keep)
+            if reached is None:
+                raise self._lost()
+            if reached > self._next:
+                self._next += 1
+                return
+            if reached >= number or reached < self.records[0].number:
+                raise self._lost()
+            telemetry.log.warning("conversation.behind", missing=number - reached)
+            number = reached
+
+    async def _begin(self) -> Begun:
+        seen = ""
+        while True:
+            found = await self._steps.begin(self._name, self._token)
+            if isinstance(found, Begun):
+                return found
+            if seen not in {"", found.ends}:
+                raise ConversationBusy(f"another process continues the conversation {self._name.id!r}; it lives, for it renewed its lease")
+            seen = found.ends
+            await asyncio.sleep(max(_LEAST_PAUSE, min(found.left, self._steps.lease / _LOOKS)))
+
+    async def _keep(self) -> None:
+        while True:
+            await asyncio.sleep(self._steps.lease / _RENEWALS)
+            try:
+                if await self._steps.renew(self._name, self._token):
+                    continue
+            except BrokerError as error:
+                telemetry.log.warning("conversation.not_renewed", error=str(error))
+                continue
+            self._scope.reschedule(asyncio.get_running_loop().time())
+            return
+
+    def _silent(self) -> BrokerUnavailable:
+        return BrokerUnavailable(f"the server has said nothing of the conversation {self._name.id!r} for {self._steps.patience:g} s")
+
+    def _lost(self) -> ConversationError:
+        return ConversationError(
+            f"the conversation {self._name.id!r} is not this process's any more: another one continues it, or it was deleted"
+        )
+
+
+def busy(name: Name, left: float) -> ConversationBusy:
+    """Return the error for a conversation that a process continues."""
+    return ConversationBusy(f"a process continues the conversation {name.id!r}, or has died within the last {left:.0f} s")
+
+
+# A process that has died holds its conversations no longer than this many seconds.
+_LONGEST_LEASE = 10.0
+_PAGE = 32
+# A record has its time before its document; those of one question may go beyond the bound a little.
+_MOST_RECORD = MOST_BYTES + 1024
+_MOST_MS = 253_402_300_799_999
+_names = msgspec.json.Decoder(tuple[str, str])
+
+
+class RedisConversations:
+    """``Conversations`` on a server."""
+
+    def __init__(self, link: Transport, keys: Keys, settings: Settings) -> None:
+        self._link = link
+        self._keys = keys
+        self._ttl = int(settings.conversation_ttl * 1000)
+        self.lease = min(settings.lease, _LONGEST_LEASE)
+        self.patience = settings.timeout + self.lease
+
+    def hold(self, user: str, id: str) -> Held:
+        """Return a user's conversation, to be held by ``async with``."""
+        return Held(self, name_to_hold(user, id))
+
+    async def newest(self, limit: int) -> list[ConversationInfo]:
+        """Return the conversations, those that are used latest first."""
+        listed = await self._link.execute("ZREVRANGE", self._keys.conversations, 0, limit - 1, repeatable=True)
+        seconds, micros = await self._link.execute("TIME", repeatable=True)
+        now = integer(seconds) * 1000 + integer(micros) // 1000
+        found = await asyncio.gather(*(self._info(member, now) for member in listed))
+        return sorted((each for each in found if each is not None), key=lambda each: (-each.used_at, each.user, each.id))
+
+    async def read(self, user: str, id: str) -> list[StoredRecord]:
+        """Return the records of a conversation without holding it."""
+        name = name_of(user, id)
+        seen: object = None
+        while True:
+            bounds = await self._link.execute("HMGET", self._key(name), "first", "next", repeatable=True)
+            if bounds == [None, None]:
+                return []
+            try:
+                first, following = map(integer, bounds)
+                return await self.records(name, first, following)
+            except EnvelopeError as error:
+                raise damaged(name, str(error)) from None
+            except ConversationError:
+                # Its holder may have dropped the oldest records meanwhile.
+                if bounds == seen:
+                    raise
+                seen = bounds
+
+    async def remove(self, user: str, id: str, *, force: bool = False) -> bool:
+        """Delete a conversation; False when there was none."""
+        name = name_of(user, id)
+        word, *left = await self._link.execute_script(
+            scripts.REMOVE, (self._key(name), self._keys.conversations), (_digest(name), int(force)), repeatable=True
+        )
+        if word == b"held":
+            raise busy(name, integer(left[0]) / 1000)
+        return bool(word == b"removed")
+
+    # -- ConversationSteps ------------------------------------------------------------------------
+
+    async def begin(self, name: Name, token: str) -> Begun | Elsewhere:
+        """Hold a conversation, unless another token does."""
+        args = (token, *self._times(), _document(name), _digest(name), MOST_LISTED)
+        word, *rest = await self._link.execute_script(scripts.HOLD, (self._key(name), self._keys.conversations), args, repeatable=True)
+        if word == b"held":
+            return Elsewhere(text(rest[0]), integer(rest[1]) / 1000)
+        if word == b"damaged":
+            raise damaged(name, "nothing of toolbus writes what stands there")
+        try:
+            return Begun(identifier(rest[0]), integer(rest[1]), integer(rest[2]), integer(rest[3]) / 1000)
+        except EnvelopeError as error:
+            raise damaged(name, str(error)) from None
+
+    async def records(self, name: Name, first: int, following: int) -> list[StoredRecord]:
+        """Return the records with these numbers."""
+        if following - first > 2 * MOST_RECORDS:
+            raise damaged(name, f"it claims {following - first} records")
+        found: list[StoredRecord] = []
+        for start in range(first, following, _PAGE):
+            numbers = range(start, min(start + _PAGE, following))
+            values = await self._link.execute("HMGET", self._key(name), *(f"m:{number}" for number in numbers), repeatable=True)
+            try:
+                found += [_record(number, value) for number, value in zip(numbers, values, strict=True)]
+            except EnvelopeError as error:
+                raise damaged(name, str(error)) from None
+            if sum(len(each.document) for each in found) > 2 * MOST_BYTES:
+                raise damaged(name, f"it has more than {2 * MOST_BYTES:,} bytes")
+        return found
+
+    async def append(self, name: Name, token: str, number: int, documents: list[bytes], keep: int) -> int | None:
+        """Append documents whose first has this number."""
+        args = (token, *self._times(), _digest(name), number, keep, MOST_RECORDS, *documents)
+        word, *rest = await self._link.execute_script(scripts.APPEND, (self._key(name), self._keys.conversations), args, repeatable=True)
+        if word == b"lost":
+            return None
+        return integer(rest[0]) if rest else number + len(documents)
+
+    async def renew(self, name: Name, token: str) -> bool:
+        """Extend the lease; False when the token does not hold it."""
+        args = (token, *self._times(), _digest(name))
+        return bool(await self._link.execute_script(scripts.RENEW_HOLD, (self._key(name), self._keys.conversations), args, repeatable=True))
+
+    def release(self, name: Name, token: str) -> None:
+        """End the lease; if that fails, it ends by itself."""
+        args = (token, 0, self._ttl, _digest(name))
+        self._link.run(scripts.RENEW_HOLD, (self._key(name), self._keys.conversations), args, repeatable=True)
+
+    # -- inside -----------------------------------------------------------------------------------
+
+    def _key(self, name: Name) -> str:
+        return self._keys.conversation(_digest(name))
+
+    def _times(self) -> tuple[int, int]:
+        return int(self.lease * 1000), self._ttl
+
+    async def _info(self, member: bytes, now: int) -> ConversationInfo | None:
+        """Return one of the listed conversations; None when nothing that can be read stands there: others are asked about, too."""
+        try:
+            digest = identifier(member)
+            key = self._keys.conversation(digest)
+            reply = await self._link.execute("HMGET", key, "name", "first", "next", "used", "until", "lease", repeatable=True)
+            if reply[0] is None:
+                return None
+            expires = await self._link.execute("PTTL", key, repeatable=True)
+            user, ident = document(reply[0], _names)
+            first, following, used, until, lease = (integer(value, most=_MOST_MS) for value in reply[1:])
+            ends = now + integer(expires, least=-2, most=_MOST_MS)
+            return ConversationInfo(
+                text(user), text(ident), max(0, following - first), used / 1000, ends / 1000, now < until <= now + lease
+            )
+        except (EnvelopeError, ReplyError) as error:
+            skip(self._keys.conversations, str(error), field=member)
+            return None
+
+
+def damaged(name: Name, reason: str) -> ConversationError:
+    """Return the error for a conversation that can't be read."""
+    return ConversationError(f"the conversation {name.id!r} can't be read ({reason}); `toolbus operate conversations rm` deletes it")
+
+
+def _document(name: Name) -> str:
+    return msgspec.json.encode((name.user, name.id)).decode()
+
+
+def _digest(name: Name) -> str:
+    return session_digest(name.user, name.id)
+
+
+def _record(number: int, value: object) -> StoredRecord:
+    if not isinstance(value, bytes):
+        raise EnvelopeError(f"its record {number} is missing")
+    if len(value) > _MOST_RECORD:
+        raise EnvelopeError(f"its record {number} has {len(value)} bytes")
+    at, _, said = value.partition(b" ")
+    return StoredRecord(number, integer(at, most=_MOST_MS) / 1000, said)

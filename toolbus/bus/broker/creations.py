@@ -1,0 +1,341 @@
+"""Keep the tasks of coding agents, each run by one process at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import itertools
+import math
+import secrets
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+import msgspec
+
+from toolbus.bus.broker import scripts
+from toolbus.bus.broker.keys import Keys
+from toolbus.bus.broker.protocols.documents import (
+    KEPT,
+    MOST_ENDED,
+    MOST_LINE,
+    MOST_LINES,
+    MOST_OPEN,
+    MOST_SPEC,
+    STATUSES,
+    ClaimedCreation,
+    Creation,
+    CreationOverview,
+    CreationStatus,
+    Spent,
+    Written,
+)
+from toolbus.bus.broker.reading import MOST_TEXT, integer, shown, skip, text
+from toolbus.bus.broker.transport.command import ReplyError
+from toolbus.bus.broker.transport.transport import Transport
+from toolbus.bus.values.encoding import whole_text
+from toolbus.bus.values.envelope import is_ident, new_id
+from toolbus.bus.values.results import ConfigurationError, EnvelopeError, ToolError
+from toolbus.bus.values.settings import Settings
+
+# Ids have eight hexadecimal digits, so that two submissions may meet at one.
+_MOST_TRIES = 100
+
+
+def submitted(spec: str, by: str, key: str, about: str) -> tuple[str, str]:
+    """Return a spec as it is kept, and the token of its submission: the same for the same key of the same user.
+
+    Raises:
+        ConfigurationError: the spec is empty or too long, or another text is.
+    """
+    spec = whole_text(spec)
+    if not spec.strip():
+        raise ConfigurationError("the specification of a task is empty; say what the tool should do")
+    if len(spec.encode()) > MOST_SPEC:
+        raise ConfigurationError(f"the specification of a task is over the bound of {MOST_SPEC:,} bytes")
+    for name, given in (("user", by), ("key", key), ("tool", about)):
+        if len(given) > MOST_TEXT or whole_text(given) != given:
+            raise ConfigurationError(f"the {name} of a task is a text of at most {MOST_TEXT} characters")
+    if not key:
+        return spec, secrets.token_hex(16)
+    return spec, hashlib.blake2b(msgspec.json.encode((by, key)), digest_size=16).hexdigest()
+
+
+def ids_of(token: str, *, keyed: bool) -> Iterator[str]:
+    """Yield the ids that a submission may get, one after another.
+
+    Raises:
+        ToolError: ``overloaded``: so many in a row belong to others that the namespace must be full of them.
+    """
+    for number in itertools.count():
+        if number == _MOST_TRIES:
+            raise refused(number)
+        digits = hashlib.blake2b(f"{token}/{number}".encode(), digest_size=4).hexdigest() if keyed else secrets.token_hex(4)
+        yield f"create_{digits}"
+
+
+def refused(count: int) -> ToolError:
+    """Return the error for a submission for which there is no room."""
+    return ToolError(f"{count} tasks wait or run and there is room for no more", type="overloaded", code="creations", retryable=True)
+
+
+def refused_key(key: str) -> ConfigurationError:
+    """Return the error for a key that was used for something else."""
+    return ConfigurationError(f"the idempotency key {key!r} was another task's")
+
+
+FIELDS = (
+    "status", "spec", "by", "about", "result", "created", "started", "ended", "attempts", "worker", "progress", "cancel", "lines",
+    "prompt_tokens", "completion_tokens", "price",
+)  # fmt: skip
+"""The fields of a record, in the order in which ``creation_of`` takes their values."""
+
+_MOST_MS = 253_402_300_799_999
+
+
+def creation_of(id: str, values: Sequence[bytes | None]) -> Creation | None:
+    """Return the task of a record's values; None when there is no record.
+
+    Raises:
+        EnvelopeError: a value can't be read.
+    """
+    of = dict(zip(FIELDS, values, strict=True))
+    if of["status"] is None:
+        return None
+    status = text(of["status"])
+    if status not in STATUSES:
+        raise EnvelopeError(f"{shown(status)!r} is no status of a task")
+
+    def words(name: str, most: int = MOST_LINE) -> str:
+        return text(of[name] or b"", most=most)
+
+    def whole(name: str, most: int = 2**53) -> int:
+        return integer(of[name] or b"0", most=most)
+
+    return Creation(
+        id=id,
+        status=cast("CreationStatus", status),
+        spec=words("spec", MOST_SPEC),
+        by=words("by"),
+        about=words("about"),
+        result=words("result", MOST_SPEC),
+        created=whole("created", _MOST_MS) / 1000,
+        started=whole("started", _MOST_MS) / 1000,
+        ended=whole("ended", _MOST_MS) / 1000,
+        attempts=whole("attempts"),
+        worker=words("worker"),
+        progress=words("progress"),
+        cancelled=of["cancel"] == b"1",
+        spent=Spent(whole("prompt_tokens"), whole("completion_tokens"), whole("price")),
+        lines=whole("lines"),
+    )
+
+
+def lines_of(creation: Creation, values: Sequence[bytes | None]) -> Creation:
+    """Return a task with the lines of its log; those that can't be read are left out."""
+    found = []
+    for value in values:
+        try:
+            found.append(text(value, most=MOST_LINE))
+        except EnvelopeError:
+            continue
+    return msgspec.structs.replace(creation, log=tuple(found))
+
+
+# A task that nobody begins, and whose record nobody writes to, goes after so many seconds.
+_UNTOUCHED = 90 * 86_400_000
+# A process that has died holds its tasks no longer than this many seconds.
+_LONGEST_LEASE = 30.0
+# No lease is longer than this many milliseconds: one that ends later was set before the clock was set back.
+_LONGEST_OF_ALL = 600_000
+_MOST_ATTEMPTS = 10
+_GIVEN_UP = f"{_MOST_ATTEMPTS} processes that ran it died, one after another"
+_CANDIDATES = 10
+
+
+class RedisCreations:
+    """``Creations`` on a server."""
+
+    def __init__(self, link: Transport, keys: Keys, settings: Settings) -> None:
+        self._link = link
+        self._keys = keys
+        self.lease = min(settings.lease, _LONGEST_LEASE)
+        self.changes = 0
+        self._follows = False
+        self._changed: set[asyncio.Event] = set()
+
+    # -- those who ask for tasks ------------------------------------------------------------------
+
+    async def submit(self, spec: str, *, by: str = "", key: str = "", about: str = "") -> Creation:
+        """Queue a task and return it; with a ``key`` the same one each time."""
+        spec, token = submitted(spec, by, key, about)
+        bounds = (_UNTOUCHED, MOST_OPEN, self._keys.creations_told)
+        for ident in ids_of(token, keyed=bool(key)):
+            keys = (self._keys.creation(ident), self._keys.creations_queued, self._keys.creations_running)
+            word, *rest = await self._link.execute_script(scripts.SUBMIT, keys, (ident, token, spec, by, about, *bounds), repeatable=True)
+            if word == b"other":
+                raise refused_key(key)
+            if word == b"full":
+                raise refused(integer(rest[0]))
+            if word != b"taken":
+                break
+        found = await self.get(ident)
+        # It may have been deleted by now; it was queued all the same.
+        return found or Creation(id=ident, status="queued", spec=spec, by=by, about=about)
+
+    async def get(self, id: str) -> Creation | None:
+        """Return a task with its log."""
+        if not is_ident(id):
+            return None
+        found = await self._read(id)
+        if found is None or not found.lines:
+            return found
+        names = [f"l:{number}" for number in range(max(0, found.lines - MOST_LINES), found.lines)]
+        said = await self._link.execute("HMGET", self._keys.creation(id), *names, repeatable=True)
+        return lines_of(found, said)
+
+    async def overview(self, recent: int = 20) -> CreationOverview:
+        """Return the tasks that wait or run, and so many that have ended."""
+        keys = self._keys
+        running, queued, ended = await asyncio.gather(
+            self._link.execute("ZRANGE", keys.creations_running, 0, MOST_OPEN - 1, repeatable=True),
+            self._link.execute("ZRANGE", keys.creations_queued, 0, MOST_OPEN - 1, repeatable=True),
+            self._link.execute("ZREVRANGE", keys.creations_ended, 0, max(0, min(recent, MOST_ENDED) - 1), repeatable=True),
+        )
+        listed = [*dict.fromkeys([*running, *queued, *(ended if recent > 0 else [])])]
+        found = [each for each in await asyncio.gather(*map(self._listed, listed)) if each is not None]
+        by_age = sorted(found, key=lambda each: (each.created, each.id))
+        return CreationOverview(
+            [each for each in by_age if each.status == "running"],
+            [each for each in by_age if each.status == "queued"],
+            sorted((each for each in found if not each.open), key=lambda each: (-each.ended, each.id)),
+        )
+
+    async def cancel(self, id: str) -> CreationStatus | None:
+        """End a task, or tell its process to; return its status now."""
+        if not is_ident(id):
+            return None
+        args = (id, int(KEPT * 1000), MOST_ENDED, self._keys.creations_told)
+        word = await self._link.execute_script(scripts.STOP_CREATION, self._keys_of(id), args, repeatable=True)
+        found = await self._read(id) if word != b"none" else None
+        return None if found is None else found.status
+
+    # -- those who run them -----------------------------------------------------------------------
+
+    async def claim(self, worker: str) -> ClaimedCreation | None:
+        """Begin the oldest queued task, or go on with one whose process has died."""
+        self._follow()
+        for member in await self._candidates():
+            try:
+                ident = text(member)
+            except EnvelopeError as error:
+                skip(self._keys.creations_queued, error, field=member)
+                continue
+            token = new_id()
+            args = (ident, token, worker, self._lease_ms, _UNTOUCHED, _MOST_ATTEMPTS, _GIVEN_UP, int(KEPT * 1000), MOST_ENDED)
+            keys = self._keys_of(ident)
+            [word] = await self._link.execute_script(scripts.CLAIM, keys, (*args, self._keys.creations_told), repeatable=True)
+            found = await self._read(ident) if word == b"yours" else None
+            if found is not None:
+                return ClaimedCreation(found, token)
+        return None
+
+    async def write(
+        self,
+        claimed: ClaimedCreation,
+        *,
+        first: int = 0,
+        lines: tuple[str, ...] = (),
+        progress: str | None = None,
+        spent: Spent | None = None,
+    ) -> Written:
+        """Renew the lease, and keep what is given."""
+        pairs: list[str | int] = []
+        if progress is not None:
+            pairs += ("progress", whole_text(progress)[:MOST_LINE])
+        if spent is not None:
+            pairs += ("prompt_tokens", spent.prompt_tokens, "completion_tokens", spent.completion_tokens, "price", spent.price)
+        said = [whole_text(line)[:MOST_LINE] for line in lines[-MOST_LINES:]]
+        head = (claimed.id, claimed.token, self._lease_ms, _UNTOUCHED, MOST_LINES, first + len(lines) - len(said), len(pairs) // 2)
+        keys = self._keys.creation(claimed.id), self._keys.creations_running
+        word = await self._link.execute_script(scripts.WRITE_CREATION, keys, (*head, *pairs, *said), repeatable=True)
+        return "kept" if word == b"kept" else "cancel" if word == b"cancel" else "lost"
+
+    async def end(self, claimed: ClaimedCreation, status: CreationStatus, result: str = "", *, delay: float = 0.0) -> bool:
+        """End a task, or give it back."""
+        bounds = (int(KEPT * 1000), MOST_ENDED, self._keys.creations_told, math.ceil(delay * 1000))
+        said = whole_text(result).encode()[:MOST_SPEC].decode("utf-8", "ignore")
+        args = (claimed.id, claimed.token, status, said, *bounds)
+        return bool(await self._link.execute_script(scripts.END_CREATION, self._keys_of(claimed.id), args, repeatable=True))
+
+    # -- waiting ----------------------------------------------------------------------------------
+
+    async def wait(self, seconds: float, since: int) -> None:
+        """Wait until ``changes`` is another number than ``since``, and no longer than ``seconds``."""
+        self._follow()
+        changed = asyncio.Event()
+        self._changed.add(changed)
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    while self.changes == since:
+                        await changed.wait()
+        finally:
+            self._changed.discard(changed)
+
+    def pushed(self, message: list[Any]) -> None:
+        """Take in a message of the server's; others than about tasks are ignored."""
+        if len(message) == 3 and message[0] == b"message" and message[1] == self._keys.creations_told.encode():
+            self.nudge()
+
+    def nudge(self) -> None:
+        """Look again: what was told meanwhile may not have arrived."""
+        self.changes += 1
+        for changed in self._changed:
+            changed.set()
+
+    def _follow(self) -> None:
+        """Hear of changes from now on."""
+        if not self._follows:
+            self._follows = True
+            self._link.subscribe(self._keys.creations_told)
+
+    # -- inside -----------------------------------------------------------------------------------
+
+    @property
+    def _lease_ms(self) -> int:
+        return int(self.lease * 1000)
+
+    def _keys_of(self, id: str) -> tuple[str, str, str, str]:
+        keys = self._keys
+        return keys.creation(id), keys.creations_queued, keys.creations_running, keys.creations_ended
+
+    async def _candidates(self) -> list[bytes]:
+        """Return the tasks that a process may run now: those whose process may have died, and then the oldest queued ones."""
+        seconds, micros = await self._link.execute("TIME", repeatable=True)
+        now = integer(seconds) * 1000 + integer(micros) // 1000
+        running, queued = self._keys.creations_running, self._keys.creations_queued
+        first = ("LIMIT", 0, _CANDIDATES)
+        found = await asyncio.gather(
+            self._link.execute("ZRANGE", running, "-inf", now, "BYSCORE", *first, repeatable=True),
+            self._link.execute("ZRANGE", running, now + _LONGEST_OF_ALL, "+inf", "BYSCORE", *first, repeatable=True),
+            self._link.execute("ZRANGE", queued, "-inf", now, "BYSCORE", *first, repeatable=True),
+        )
+        return [each for part in found for each in part]
+
+    async def _listed(self, member: bytes) -> Creation | None:
+        """Return one of the listed tasks; None when nothing that can be read stands there: others are asked about, too."""
+        try:
+            return await self._read(text(member))
+        except (EnvelopeError, ReplyError) as error:
+            skip(self._keys.creations_queued, str(error), field=member)
+            return None
+
+    async def _read(self, id: str) -> Creation | None:
+        key = self._keys.creation(id)
+        said = await self._link.execute("HMGET", key, *FIELDS, repeatable=True)
+        try:
+            return creation_of(id, said)
+        except EnvelopeError as error:
+            skip(key, error)
+            return None

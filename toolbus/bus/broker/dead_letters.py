@@ -1,0 +1,247 @@
+"""Set requests aside that can't be run, and list, redrive and drop them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple
+
+import msgspec
+
+from toolbus.bus import telemetry
+from toolbus.bus.broker import scripts
+from toolbus.bus.broker.keys import Keys
+from toolbus.bus.broker.reading import integer, shown, skip, text
+from toolbus.bus.broker.take.requests import Fence, RequestStream
+from toolbus.bus.broker.transport.command import Reply, fields_of
+from toolbus.bus.broker.transport.transport import Transport
+from toolbus.bus.values.envelope import Request, decode_request, encode_request, new_id
+from toolbus.bus.values.results import BrokerError, ConfigurationError, EnvelopeError
+from toolbus.bus.values.settings import Settings
+
+DEAD_LETTER_LIMIT = 10_000
+DEAD_LETTER_TTL = 7 * 86_400
+_MOST_ERROR = 2_000
+
+
+class FreedKey(NamedTuple):
+    """An idempotency key to be freed: its ``record``, if it stands for ``call``, unless ``mark`` is of another run than ``run``."""
+
+    record: str
+    call: str
+    mark: str
+    run: str
+
+
+class Burial(msgspec.Struct, frozen=True):
+    """A request to set aside.
+
+    Attributes:
+        entry: its id in the stream.
+        fence: the state under which it is known to be this worker's.
+        reason: ``max_deliveries``, ``retries_exhausted``, ``failed`` or ``malformed``.
+        attempts: how often it was delivered.
+        error: the last failure, in words.
+        document: the request as it was published.
+        replies: the reply stream of its caller; empty when it is unknown.
+        frames: the frames that end the call, joined.
+        frees: its idempotency key, if later callers may use it again.
+    """
+
+    entry: bytes
+    fence: Fence
+    reason: str
+    attempts: int
+    error: str
+    document: bytes
+    replies: str
+    frames: bytes
+    frees: FreedKey | None = None
+
+
+def bury(link: Transport, stream: RequestStream, burial: Burial) -> None:
+    """Move an entry to the dead letters and answer its caller, in one step. Returns at once."""
+    frees = burial.frees
+    keys = (stream.key, stream.fence, stream.dead_letters, *((frees.record, frees.mark) if frees else ()))
+    said: tuple[Any, ...] = (burial.reason, burial.attempts, burial.error[:_MOST_ERROR], burial.document)
+    limits = (DEAD_LETTER_LIMIT, DEAD_LETTER_TTL * 1000, burial.replies, burial.frames, *((frees.call, frees.run) if frees else ()))
+
+    def done(reply: Reply) -> None:
+        stream.held.pop(burial.entry, None)
+        if isinstance(reply, BrokerError):
+            telemetry.log.error("bury.refused", service=stream.service, entry=burial.entry.decode(), error=str(reply))
+        else:
+            telemetry.count("toolbus.dead_letters", messaging__destination__name=stream.service)
+
+    link.run(scripts.BURY, keys, (stream.consumer, *burial.fence, burial.entry, *said, *limits), done, repeatable=True)
+
+
+_PAGE = 256
+_DEAD_LETTERS_MOST_ERROR = 8_000
+_LAST_SECOND = 253_402_300_799
+
+_LETTER_ID = re.compile("([0-9]{1,20})-([0-9]{1,20})")
+
+
+class DeadLetter(NamedTuple):
+    """One request that was set aside.
+
+    Attributes:
+        id: of the letter; its first part is the server's time in milliseconds when it was set aside.
+        queue: the queue it came from.
+        reason: ``max_deliveries``, ``retries_exhausted``, ``failed`` or ``malformed``.
+        attempts: how often it had been delivered.
+        error: the last failure, in words.
+        document: the original request as it was published.
+        request: the same, read; None when it can't be.
+    """
+
+    id: str
+    queue: str
+    reason: str
+    attempts: int
+    error: str
+    document: bytes
+    request: Request | None
+
+    @property
+    def at(self) -> float:
+        """The time at which it was set aside: seconds since the epoch, by the server's clock."""
+        # The id may have been chosen by a client, with a time that no date can show.
+        return min(int(self.id.partition("-")[0]) / 1000, _LAST_SECOND)
+
+
+class DeadLetters:
+    """The dead letters of a namespace."""
+
+    def __init__(self, link: Transport, keys: Keys, settings: Settings) -> None:
+        self._link = link
+        self._keys = keys
+        self._settings = settings
+
+    async def queues(self) -> list[str]:
+        """Return the queues that have dead letters, served or not, by name."""
+        prefix = self._keys.dead_letters("").encode()
+        # Braces are literal in a pattern; the rest of a namespace has no special characters.
+        found: set[str] = set()
+        cursor: bytes = b"0"
+        while True:
+            cursor, keys = await self._link.execute("SCAN", cursor, "MATCH", prefix + b"*", "COUNT", 1000)
+            found.update(filter(None, (_queue(key, prefix) for key in keys)))
+            if cursor == b"0":
+                return sorted(found)
+
+    async def newest(self, queue: str, limit: int) -> list[DeadLetter]:
+        """Return the newest letters of a queue, newest first."""
+        entries = await self._link.execute("XREVRANGE", self._keys.dead_letters(queue), "+", "-", "COUNT", limit)
+        return [self._letter(queue, entry, flat) for entry, flat in entries]
+
+    async def ids(self, queue: str) -> list[str]:
+        """Return the ids of all letters of a queue, oldest first."""
+        found: list[str] = []
+        after = "-"
+        while True:
+            entries = await self._link.execute("XRANGE", self._keys.dead_letters(queue), after, "+", "COUNT", _PAGE)
+            found += [entry.decode() for entry, _ in entries]
+            if len(entries) < _PAGE:
+                return found
+            after = f"({found[-1]}"
+
+    async def get(self, queue: str, letter: str) -> DeadLetter:
+        """Return one letter.
+
+        Raises:
+            ConfigurationError: there is none of that id.
+        """
+        entries = await self._link.execute("XRANGE", self._keys.dead_letters(queue), _checked(letter), letter)
+        if not entries:
+            raise _no_such(queue, letter)
+        return self._letter(queue, *entries[0])
+
+    async def redrive(self, queue: str, letter: str, *, limit: int, timeout: float | None = None) -> str:
+        """Publish a letter's request again and remove the letter, in one step; returns the new call's id.
+
+        The call is a new one: a fresh id and deadline, and no reply address, since its caller has had its answer. Its
+        idempotency key is the original's, or the original's id. When it fails again it becomes a dead letter again.
+
+        Raises:
+            ConfigurationError: there is no such letter, its request can't be read, or no worker serves the queue.
+            BrokerError: the queue is full; the letter stays where it is.
+        """
+        found = await self.get(queue, letter)
+        if found.request is None:
+            raise ConfigurationError(f"the request of {letter} can't be read, so it can't be run again: {found.error}")
+        original = found.request
+        request = msgspec.structs.replace(
+            original,
+            id=new_id(),
+            agent="",
+            shared=False,
+            events=False,
+            traceparent="",
+            timeout=timeout or original.timeout,
+            idempotency_key=original.idempotency_key or original.id,
+        )
+        document = encode_request(request, limit=self._settings.max_request)
+        keys = (self._keys.dead_letters(queue), self._keys.queue(queue))
+        word, *rest = await self._link.execute_script(scripts.REDRIVE, keys, (letter, limit, int(request.timeout * 1000), document))
+        if word == b"full":
+            raise BrokerError(f"the queue {queue!r} holds {rest[0]} requests and takes no more; {letter} stays where it is")
+        if word == b"absent":
+            raise ConfigurationError(f"nobody serves the queue {queue!r}; start a worker first ({letter} stays where it is)")
+        if word == b"gone":
+            raise _no_such(queue, letter)
+        return request.id
+
+    async def drop(self, queue: str, letter: str) -> None:
+        """Delete a letter.
+
+        Raises:
+            ConfigurationError: there is none of that id.
+        """
+        if not await self._link.execute("XDEL", self._keys.dead_letters(queue), _checked(letter)):
+            raise _no_such(queue, letter)
+
+    def _letter(self, queue: str, entry: bytes, flat: list[bytes]) -> DeadLetter:
+        fields = fields_of(flat)
+        document = fields.get(b"r", b"")
+        try:
+            request: Request | None = decode_request(document, limit=self._settings.max_request + 1024)
+        except EnvelopeError:
+            request = None
+        try:
+            attempts = integer(fields.get(b"attempts", b"0"))
+        except EnvelopeError:
+            attempts = 0
+        return DeadLetter(
+            id=entry.decode(),
+            queue=queue,
+            reason=shown(fields.get(b"reason", b"")),
+            attempts=attempts,
+            error=fields.get(b"error", b"")[:_DEAD_LETTERS_MOST_ERROR].decode("utf-8", "replace"),
+            document=document,
+            request=request,
+        )
+
+
+def _queue(key: bytes, prefix: bytes) -> str:
+    try:
+        return text(key.removeprefix(prefix))
+    except EnvelopeError as error:
+        skip(shown(key), error)
+        return ""
+
+
+def is_letter_id(value: str) -> bool:
+    """Return whether a text can be the id of a dead letter: two numbers of 64 bits each."""
+    found = _LETTER_ID.fullmatch(value)
+    return found is not None and all(int(part) < 2**64 for part in found.groups())
+
+
+def _checked(letter: str) -> str:
+    if not is_letter_id(letter):
+        raise ConfigurationError(f"{letter!r} is no id of a dead letter; they look like 1790000000000-0")
+    return letter
+
+
+def _no_such(queue: str, letter: str) -> ConfigurationError:
+    return ConfigurationError(f"there is no dead letter {letter} of {queue!r}; `toolbus operate dead list {queue}` lists them")

@@ -1,0 +1,564 @@
+"""Send frames, and finish requests with their last ones."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from toolbus.bus import telemetry
+from toolbus.bus.broker import scripts
+from toolbus.bus.broker.confirmations import DeadlineNotes
+from toolbus.bus.broker.dead_letters import Burial, FreedKey, bury
+from toolbus.bus.broker.keys import Keys
+from toolbus.bus.broker.opening import Failing
+from toolbus.bus.broker.sessions import Ownership
+from toolbus.bus.broker.take.requests import UNSURE, BadEntry, RequestStream, StreamDelivery, common_fence, entries_of
+from toolbus.bus.broker.transport.command import Patience, Reply, ReplyError
+from toolbus.bus.broker.transport.transport import Transport
+from toolbus.bus.values.envelope import FRAMES_REFUSED, Frame, encode, join_frames, new_run, share_digest
+from toolbus.bus.values.results import BrokerError, ErrorInfo
+
+# A script of 256 x 64 KB would block the server for 150 ms.
+MOST_IDS = 256
+"""Most ids in one script."""
+
+MOST_BYTES = 262_144
+"""Most bytes of frames in one script."""
+
+Frames = dict[str, list[bytes]]
+"""Frames by reply stream, in order."""
+
+Batch = list[tuple[StreamDelivery, bytes]]
+"""Deliveries that are finished, each with its terminal frame."""
+
+Part = list[tuple[str, list[bytes]]]
+"""The frames that one script appends: for each reply stream those that become one entry."""
+
+
+def size_of(frames: Frames) -> int:
+    """Return the bytes of frames."""
+    return sum([len(frame) for waiting in frames.values() for frame in waiting])
+
+
+def sendable(frames: Part) -> list[Part]:
+    """Return frames in parts, for one script each; large ones are split, in order."""
+    parts: list[Part] = []
+    room = 0
+    for replies, waiting in frames:
+        size = sum(map(len, waiting))
+        if size <= room:
+            parts[-1].append((replies, waiting))
+            room -= size
+            continue
+        for packed in _packed(waiting):
+            parts.append([(replies, packed)])
+            room = MOST_BYTES - sum(map(len, packed))
+    return parts
+
+
+def _packed(frames: list[bytes]) -> list[list[bytes]]:
+    entries: list[list[bytes]] = [[]]
+    size = 0
+    for frame in frames:
+        if size + len(frame) > MOST_BYTES and entries[-1]:
+            entries.append([])
+            size = 0
+        entries[-1].append(frame)
+        size += len(frame)
+    return entries
+
+
+# How much is written to a caller before it is asked how much of it is unread.
+_MEASURE_EVERY_ENTRIES = 64
+_MEASURE_EVERY_BYTES = 4 * 1024 * 1024
+_MOST_WATCHED = 10_000
+# The replies to a shared call are not trimmed while they are read.
+_MOST_KEPT = 10
+_CONGESTED = 4 * 1024 * 1024
+# The link repeats what is refused for other passing reasons; these it answers, since publishers must not wait for them.
+_PASSING = frozenset({"MISCONF", "OOM"})
+_AGAIN_FIRST, _AGAIN_MOST = 0.05, 1.0
+
+
+class _Written:
+    """The amount that this worker has written to one caller."""
+
+    __slots__ = ("bytes", "entries", "unmeasured")
+
+    def __init__(self) -> None:
+        self.entries = self.bytes = self.unmeasured = 0
+
+
+class Outbox:
+    """Sends frames and finishes deliveries over one link.
+
+    Args:
+        reply_limit, reply_bytes: entries and bytes that a caller may leave unread before its calls end as ``slow_consumer``.
+        on_replies_gone: called when a reply stream is gone or over the limit.
+        on_lost: called for a delivery that could not be finished because it belongs to another worker.
+        failing: told when calls could not be finished.
+        server: the server, as operators know it.
+    """
+
+    def __init__(
+        self,
+        link: Transport,
+        keys: Keys,
+        *,
+        reply_limit: int,
+        reply_bytes: int,
+        on_replies_gone: Callable[[str, ErrorInfo], None],
+        on_lost: Callable[[StreamDelivery], None],
+        failing: Failing,
+        server: str = "",
+    ) -> None:
+        self._link = link
+        self._server = server
+        # Every script names a key of the namespace, so that a cluster finds its slot.
+        self._route = keys.live
+        self._kept_prefix = keys.call_prefix
+        self._reply_limit = reply_limit
+        self._reply_bytes = reply_bytes
+        self._on_replies_gone = on_replies_gone
+        self._on_lost = on_lost
+        self._failing = failing
+        self._loop = asyncio.get_running_loop()
+        self._frames: dict[RequestStream, Frames] = {}
+        self._finished: dict[RequestStream, Batch] = {}
+        self._packers: list[Callable[[], None]] = []
+        self._operations: list[Callable[[], None]] = []
+        self._then: list[Callable[[], None]] = []
+        self._freed: dict[str, FreedKey] = {}
+        self._written: dict[str, _Written] = {}
+        self._queued_bytes = 0
+        self._room = asyncio.Event()
+        self._room.set()
+        # Scripts of the flush that are not answered, and one for the flush itself while it is made.
+        self._in_flight = 0
+        # True from the moment when a flush is scheduled until it is answered and nothing more waits.
+        self._flushing = False
+        self._patience = Patience(self._loop.time)
+        self._again_in = _AGAIN_FIRST
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.frames_sent = 0
+        self.calls_finished = 0
+        self.lost = 0
+
+    def send(self, delivery: StreamDelivery, frame: bytes) -> None:
+        """Queue a frame that is not the last of its run."""
+        by_replies = self._frames.get(delivery.queue)
+        if by_replies is None:
+            by_replies = self._frames[delivery.queue] = {}
+        frames = by_replies.get(delivery.replies)
+        if frames is None:
+            frames = by_replies[delivery.replies] = []
+        frames.append(frame)
+        self._queued_bytes += len(frame)
+        if self._queued_bytes > _CONGESTED:
+            self._room.clear()
+        self._schedule()
+
+    def before_sending(self, pack: Callable[[], None]) -> None:
+        """Call ``pack`` when the next flush begins: it sends what it gathered until then."""
+        self._packers.append(pack)
+        self._schedule()
+
+    @property
+    def congested(self) -> bool:
+        """True when producers should wait for ``room`` before they send more."""
+        return self._queued_bytes > _CONGESTED
+
+    async def room(self) -> None:
+        """Wait until what is queued has been handed to the server."""
+        await self._room.wait()
+
+    def finish(self, delivery: StreamDelivery, frame: bytes, frees: FreedKey | None = None) -> None:
+        """Queue a terminal frame, with the acknowledgement and removal of its request; ``frees`` is a key that is free again."""
+        batch = self._finished.get(delivery.queue)
+        if batch is None:
+            batch = self._finished[delivery.queue] = []
+        batch.append((delivery, frame))
+        if frees is not None:
+            self._freed[delivery.run] = frees
+        if not self._flushing:
+            self._schedule()
+
+    def then(self, operation: Callable[[], None]) -> None:
+        """Do something on the link after the frames that were queued until now."""
+        self._operations.append(operation)
+        self._schedule()
+
+    async def drained(self) -> None:
+        """Wait until everything queued is answered by the server."""
+        await self._idle.wait()
+
+    def _schedule(self) -> None:
+        if not self._flushing:
+            self._flushing = True
+            self._idle.clear()
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._in_flight += 1
+        packers, self._packers = self._packers, []
+        for pack in packers:
+            pack()
+        frames, self._frames = self._frames, {}
+        finished, self._finished = self._finished, {}
+        operations, self._operations = self._operations, []
+        self._queued_bytes = 0
+        self._room.set()
+        for stream, batch in finished.items():
+            self._finish_after(stream, frames.pop(stream, {}), batch)
+        if frames:
+            running = [item for by_replies in frames.values() for item in by_replies.items()]
+            self._append(sendable(running), _nothing, _not_finished)
+        self._then += operations
+        self._link.flush()
+        self._answered()
+
+    def _answered(self) -> None:
+        self._in_flight -= 1
+        if self._in_flight:
+            return
+        operations, self._then = self._then, []
+        for operation in operations:
+            operation()
+        if self._frames or self._finished or self._packers or self._operations:
+            self._flush()
+        else:
+            self._flushing = False
+            self._idle.set()
+
+    def _put_off(self, error: BrokerError, again: Callable[[], None]) -> bool:
+        """Do something again in a moment that the server refused for a reason that passes; False when it is to be given up."""
+        if str(error).partition(" ")[0] not in _PASSING or not isinstance(error, ReplyError):
+            return False
+        if not self._patience.holds(self._server, error):
+            return False
+        # The flush is not answered before that, so nothing overtakes it.
+        self._in_flight += 1
+
+        def now() -> None:
+            again()
+            self._answered()
+
+        self._loop.call_later(self._again_in, now)
+        self._again_in = min(self._again_in * 2, _AGAIN_MOST)
+        return True
+
+    def _accepted(self) -> None:
+        if self._again_in > _AGAIN_FIRST:
+            self._patience.end()
+            self._again_in = _AGAIN_FIRST
+
+    def _append(self, parts: list[Part], then: Callable[[], None], refused: Callable[[BrokerError], None]) -> None:
+        """Append frames, part by part, and go on when that is done; ``refused`` when not all of them could be."""
+        if not parts:
+            then()
+            return
+        part, *further = parts
+        args: list[str | bytes] = []
+        for replies, frames in part:
+            args += (replies, join_frames(frames))
+        self._in_flight += 1
+
+        def appended(reply: Reply) -> None:
+            if not isinstance(reply, BrokerError):
+                self._accepted()
+                self._note_sent(part)
+                for index in _within(reply, len(part)):
+                    self._gone(part[index - 1][0])
+                self._append(further, then, refused)
+            elif not self._put_off(reply, lambda: self._append(parts, then, refused)):
+                telemetry.log.error("frames.refused", agents=len(part), error=str(reply))
+                # A call whose frames were dropped must not go on: its caller would wait for them.
+                error = ErrorInfo("unavailable", FRAMES_REFUSED, f"the server took no more of this call's frames: {reply}")
+                for replies in {replies for each in parts for replies, _ in each}:
+                    self._on_replies_gone(replies, error)
+                refused(reply)
+            self._answered()
+
+        # Written again after a reconnect: the caller drops what it already has by its seq.
+        self._link.run(scripts.SEND, (self._route,), tuple(args), appended, repeatable=True)
+
+    def _watch(self, replies: str, size: int) -> None:
+        written = self._written.get(replies)
+        if written is None:
+            if len(self._written) > _MOST_WATCHED:
+                self._written.clear()
+            written = self._written[replies] = _Written()
+        written.entries += 1
+        written.bytes += size
+        written.unmeasured += size
+        if written.entries % _MEASURE_EVERY_ENTRIES == 0 or written.unmeasured > _MEASURE_EVERY_BYTES:
+            written.unmeasured = 0
+            average = written.bytes / written.entries
+            self._link.send(("XLEN", replies), lambda length: self._measured(replies, length, average), repeatable=True)
+
+    def _measured(self, replies: str, length: Reply, average: float) -> None:
+        kept = replies.startswith(self._kept_prefix)
+        most = _MOST_KEPT * self._reply_limit if kept else self._reply_limit
+        if not isinstance(length, int) or (length <= most and length * average <= self._reply_bytes):
+            return
+        size = f"{length} entries of {average:.0f} bytes"
+        if kept:
+            self._on_replies_gone(replies, ErrorInfo("tool_error", "output_limit", f"{size} are too much to be kept for later callers"))
+        else:
+            self._on_replies_gone(
+                replies, ErrorInfo("slow_consumer", message=f"the caller leaves {size} unread (TOOLBUS_REPLY_LIMIT, _REPLY_BYTES)")
+            )
+
+    def _gone(self, replies: str) -> None:
+        self._written.pop(replies, None)
+        self._on_replies_gone(replies, ErrorInfo("cancelled", message="the calling agent is gone"))
+
+    def _still_held(self, stream: RequestStream, batch: Batch) -> Batch:
+        """Without what was lost meanwhile, which may look like ours again as a later delivery of the same entry."""
+        holds = stream.held.get
+        kept = [item for item in batch if holds(item[0].entry) is item[0]]
+        if len(kept) < len(batch):
+            self.lost += len(batch) - len(kept)
+            for delivery, _ in batch:
+                if holds(delivery.entry) is not delivery:
+                    self._freed.pop(delivery.run, None)
+        return kept
+
+    def _finish_after(self, stream: RequestStream, frames: Frames, batch: Batch) -> None:
+        """Finish a stream's calls together with, or else after, the frames that were queued before."""
+        parts = _bounded(batch)
+        if not frames or (len(parts) == 1 and size_of(frames) + sum([len(frame) for _, frame in batch]) <= MOST_BYTES):
+            # Parts are of different calls, so they may overtake each other.
+            for part in parts:
+                self._finish(stream, frames, part)
+            return
+        self._append_before(stream, frames, batch, lambda: self._finish_after(stream, {}, batch))
+
+    def _append_before(self, stream: RequestStream, frames: Frames, batch: Batch, then: Callable[[], None]) -> None:
+        """Append frames that stand before ends; when they are refused, the ends must not be written, and others run the calls again."""
+        self._append(sendable(list(frames.items())), then, lambda error: self._take_out(stream, batch, error))
+
+    def _finish(self, stream: RequestStream, frames: Frames, batch: Batch) -> None:
+        """Finish a batch in one step if the fence proves that all of it is ours, and entry by entry if not."""
+        batch = self._still_held(stream, batch)
+        fence = common_fence([delivery for delivery, _ in batch]) if batch else None
+        if fence is None or self._freed or fence.counter == UNSURE:
+            self._append_before(stream, frames, batch, lambda: self._finish_each(stream, batch))
+            return
+        by_replies = {replies: list(waiting) for replies, waiting in frames.items()}
+        for delivery, frame in batch:
+            if delivery.replies:
+                by_replies.setdefault(delivery.replies, []).append(frame)
+        args: list[bytes | str | int] = [stream.consumer, *fence, len(batch)]
+        args.extend([delivery.entry for delivery, _ in batch])
+        for replies, joined in by_replies.items():
+            args += (replies, join_frames(joined))
+        self._in_flight += 1
+
+        def done(reply: Reply) -> None:
+            if isinstance(reply, BrokerError):
+                if not self._put_off(reply, lambda: self._finish(stream, frames, batch)):
+                    # The frames of other calls that went along were not written either.
+                    self._append_before(stream, frames, batch, lambda: self._take_out(stream, batch, reply))
+            elif len(reply) == 2:
+                self._append_before(stream, frames, batch, lambda: self._finish_each(stream, batch))
+            else:
+                self._note_sent(list(frames.items()))
+                self._take_out(stream, batch, reply)
+            self._answered()
+
+        # Safe to write again after a reconnect: what was finished is no longer pending.
+        self._link.run(scripts.FINISH, (stream.key, stream.fence), tuple(args), done, repeatable=True)
+
+    def _note_sent(self, part: Part) -> None:
+        for replies, frames in part:
+            self.frames_sent += len(frames)
+            # Frames travel in brackets, with commas between them.
+            self._watch(replies, sum(map(len, frames)) + len(frames) + 1)
+
+    def _finish_each(self, stream: RequestStream, batch: Batch) -> None:
+        """Finish a batch of which not everything may be ours any more, or which frees idempotency keys."""
+        batch = self._still_held(stream, batch)
+        if not batch:
+            return
+        by_replies: dict[str, list[bytes | int]] = {}
+        by_key: dict[str, list[bytes | int]] = {}
+        keys = [stream.key, stream.fence]
+        for index, (delivery, frame) in enumerate(batch, 1):
+            if delivery.replies:
+                by_replies.setdefault(delivery.replies, []).extend((index, frame))
+            frees = self._freed.get(delivery.run)
+            if frees is not None:
+                keys += (frees.record, frees.mark)
+                by_key[f"!{len(keys) - 1}"] = [index, frees.call.encode(), index, frees.run.encode()]
+        deliveries = [delivery for delivery, _ in batch]
+        args: list[bytes | str | int] = [stream.consumer, *common_fence(deliveries), len(batch), *entries_of(deliveries)]
+        # Keys come first: looking at one can fail, and then nothing has been written yet.
+        for replies, indexed in (*by_key.items(), *by_replies.items()):
+            args += (replies, len(indexed) // 2)
+            args.extend(indexed)
+        self._in_flight += 1
+
+        def done(reply: Reply) -> None:
+            if not isinstance(reply, BrokerError) or not self._put_off(reply, lambda: self._finish_each(stream, batch)):
+                for delivery, _ in batch:
+                    self._freed.pop(delivery.run, None)
+                self._take_out(stream, batch, reply)
+            self._answered()
+
+        self._link.run(scripts.FINISH_EACH, tuple(keys), tuple(args), done, repeatable=True)
+
+    def _take_out(self, stream: RequestStream, batch: Batch, reply: Reply) -> None:
+        held = stream.held
+        for delivery, _ in batch:
+            if held.get(delivery.entry) is delivery:
+                del held[delivery.entry]
+        if isinstance(reply, BrokerError):
+            # The requests stay pending under our name without renewal, so they are recovered.
+            telemetry.log.error("finish.refused", service=stream.service, calls=len(batch), error=str(reply))
+            if isinstance(reply, ReplyError):
+                self._failing.refused(str(reply))
+            return
+        self._failing.since = None
+        self._accepted()
+        generation, counter, lost, gone, stream.depth = reply
+        stream.fence_is(generation, counter)
+        gone_elsewhere = _within(lost, len(batch))
+        self.lost += len(gone_elsewhere)
+        self.calls_finished += len(batch) - len(gone_elsewhere)
+        for index in gone_elsewhere:
+            self._on_lost(batch[index - 1][0])
+        for key in gone:
+            self._gone(key.decode("utf-8", "replace"))
+
+
+def _within(indexes: list[int], most: int) -> list[int]:
+    """Return the numbers by which a script may have named what it was given, from 1 to ``most``."""
+    return [index for index in indexes if 0 < index <= most] if indexes else indexes
+
+
+def _nothing() -> None:
+    """Go on with nothing."""
+
+
+def _not_finished(error: BrokerError) -> None:
+    """Go on with nothing: no end waits for these frames."""
+
+
+def _bounded(batch: Batch) -> list[Batch]:
+    if len(batch) <= MOST_IDS and sum([len(frame) for _, frame in batch]) <= MOST_BYTES:
+        return [batch]
+    parts: list[Batch] = [[]]
+    size = 0
+    for item in batch:
+        if parts[-1] and (len(parts[-1]) == MOST_IDS or size + len(item[1]) > MOST_BYTES):
+            parts.append([])
+            size = 0
+        parts[-1].append(item)
+        size += len(item[1])
+    return parts
+
+
+class Endings:
+    """Ends deliveries for which a last frame is not enough.
+
+    Args:
+        start: runs a coroutine beside the others.
+
+    Attributes:
+        malformed: how many requests could not be read.
+    """
+
+    def __init__(
+        self,
+        link: Transport,
+        keys: Keys,
+        instance: str,
+        *,
+        outbox: Outbox,
+        ownership: Ownership,
+        notes: DeadlineNotes,
+        start: Callable[[Coroutine[Any, Any, None]], None],
+    ) -> None:
+        self._link = link
+        self._keys = keys
+        self._instance = instance
+        self._outbox = outbox
+        self._ownership = ownership
+        self._notes = notes
+        self._start = start
+        # Runs that have ended, and whose sessions are asked about.
+        self._doubtful = 0
+        self._settled = asyncio.Event()
+        self._settled.set()
+        self.malformed = 0
+
+    async def settled(self) -> None:
+        """Wait until it is known whose the sessions of all ended runs are."""
+        await self._settled.wait()
+
+    def finish(self, delivery: StreamDelivery, frame: bytes, *, frees: bool) -> None:
+        """Send the last frame and remove the request, if it is still ours, and its session is.
+
+        ``frees`` when the answer is not kept for later callers with the same idempotency key.
+        """
+        if delivery.queue.sticky and self._ownership.doubts(delivery):
+            self._start(self._finish_doubtful(delivery, frame, frees))
+        else:
+            self._finish(delivery, frame, frees)
+
+    def bury(self, delivery: StreamDelivery, reason: str, error: str, frame: bytes) -> None:
+        """Set the request aside as a dead letter and send the last frame, after what the run has sent."""
+
+        def now() -> None:
+            frames, document = join_frames([frame]), encode(delivery.request)
+            entry, fence, replies = delivery.entry, delivery.fence, delivery.replies
+            frees = self._freed(delivery)
+            bury(self._link, delivery.queue, Burial(entry, fence, reason, delivery.attempt, error, document, replies, frames, frees))
+
+        self._outbox.then(now)
+        self._drop_note(delivery)
+
+    def set_aside(self, stream: RequestStream, bad: BadEntry) -> None:
+        """Make a dead letter of an entry whose request can't be read, and answer its caller if that is known."""
+        self.malformed += 1
+        telemetry.log.error("request.malformed", service=stream.service, entry=bad.entry.decode(), error=bad.reason)
+        replies, frames = "", b""
+        if bad.address is not None:
+            call, agent = bad.address
+            error = ErrorInfo("invalid_arguments", "malformed_request", bad.reason)
+            frame = Frame(call, new_run(), bad.attempt, kind="end", end_of_stream=True, error=error, worker=self._instance)
+            replies, frames = self._keys.replies(agent), join_frames([encode(frame)])
+        bury(self._link, stream, Burial(bad.entry, bad.fence, "malformed", bad.attempt, bad.reason, bad.document, replies, frames))
+
+    def _finish(self, delivery: StreamDelivery, frame: bytes, frees: bool) -> None:
+        self._outbox.finish(delivery, frame, self._freed(delivery) if frees else None)
+        self._drop_note(delivery)
+
+    async def _finish_doubtful(self, delivery: StreamDelivery, frame: bytes, frees: bool) -> None:
+        self._doubtful += 1
+        self._settled.clear()
+        try:
+            # Once another worker has answered in the session, a result computed from its state here must not be sent.
+            if await self._ownership.settle([delivery]):
+                self._finish(delivery, frame, frees)
+        finally:
+            self._doubtful -= 1
+            if not self._doubtful:
+                self._settled.set()
+
+    def _freed(self, delivery: StreamDelivery) -> FreedKey | None:
+        """Return the idempotency key that is free again when a delivery fails, if it has one."""
+        request, server = delivery.request, self._link.server
+        if not request.shared:
+            return None
+        if delivery.server and (server is None or server.run_id.encode() != delivery.server):
+            # This server may lack the mark that would say that an earlier attempt began.
+            return None
+        return FreedKey(self._keys.shared(share_digest(request)), request.id, self._keys.started(request.id), delivery.run)
+
+    def _drop_note(self, delivery: StreamDelivery) -> None:
+        if delivery.noted:
+            self._outbox.then(lambda: self._notes.drop(delivery))

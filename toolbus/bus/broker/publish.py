@@ -1,0 +1,460 @@
+"""Publish requests: flushes, idempotency keys, and cancellation of what was published."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+
+from toolbus.bus import telemetry
+from toolbus.bus.broker import scripts
+from toolbus.bus.broker.keys import Keys
+from toolbus.bus.broker.protocols import Fate, Sender, Verdict
+from toolbus.bus.broker.protocols.agent import ended_for_another, readdressed
+from toolbus.bus.broker.reading import identifier, integer, skip, text
+from toolbus.bus.broker.transport.command import Reply, ReplyError, WrongAnswerError
+from toolbus.bus.broker.transport.mastership import Mastership
+from toolbus.bus.broker.transport.transport import Transport
+from toolbus.bus.values.envelope import Frame, Request, share_digest, work_digest
+from toolbus.bus.values.results import BrokerError, BrokerUnavailable, EnvelopeError
+
+MEMO_TTL = 600
+# As for finishing: bounds how long one script holds the server.
+_MOST_REQUESTS = 256
+_MOST_BYTES = 1_048_576
+
+# Bounds of the calls that wait for a connection.
+_MOST_WAITING = 10_000
+_MOST_WAITING_BYTES = 64 * 1024 * 1024
+
+_MOST_ENTRY = 41
+
+OnFate = Callable[[Fate], None]
+
+_FATES: dict[bytes, Fate] = {b"removed": "removed", b"signalled": "signalled", b"gone": "gone", b"shared": "shared"}
+ABSENT = Verdict("absent", message="the service has no request stream")
+
+
+class Publish(msgspec.Struct, frozen=True, gc=False):
+    """One request that waits for the end of the tick; ``deadline`` is local monotonic seconds.
+
+    ``session`` stands for its session, if it keeps its place there.
+    """
+
+    call: str
+    queue: str
+    limit: int
+    deadline: float
+    document: bytes
+    sender: Sender
+    once: bool
+    session: str = ""
+
+
+class _Flush(NamedTuple):
+    """The requests that one script publishes; ``args`` are its arguments without the number of the flush before it."""
+
+    number: int
+    batch: list[Publish]
+    keys: tuple[str, ...]
+    args: tuple[bytes | str | int, ...]
+    once: bool
+
+
+class Publisher:
+    """Publishes over one link.
+
+    Each flush carries a number; the server remembers the verdicts of the last 64, so that a flush
+    written again after a lost connection adds nothing and gets the same verdicts. While there is no
+    connection nothing is written: what its caller gives up meanwhile was certainly never published. Nor is anything written to a
+    master that is being replaced, which would lose it, nor ``once`` work to a server that is not surely the master.
+
+    Several flushes may be in flight. Each names the one before it, and is refused, and sent again, when that one was not carried out:
+    the server publishes in the order of the calls also when it refuses some for a while.
+    """
+
+    def __init__(
+        self, link: Transport, keys: Keys, agent: str, mastership: Mastership, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._monotonic = monotonic
+        self._link = link
+        self._mastership = mastership
+        self._keys = keys
+        self._memo = keys.flushes(agent)
+        self._loop = asyncio.get_running_loop()
+        self._waiting: list[Publish] = []
+        self._waiting_bytes = 0
+        self._flushing = False
+        self._flush_number = 0
+        # In ascending order.
+        self._unanswered: dict[int, None] = {}
+        self.published = 0
+
+    def publish(self, publish: Publish) -> None:
+        """Publish at the end of this tick, or when there is a connection again."""
+        waiting = self._waiting
+        self._waiting_bytes += len(publish.document)
+        if (len(waiting) >= _MOST_WAITING or self._waiting_bytes > _MOST_WAITING_BYTES) and not self._writes(publish):
+            self._waiting_bytes -= len(publish.document)
+            message = f"{len(waiting)} calls already wait for the connection to the server to come back, or for its Sentinels"
+            self._loop.call_soon(publish.sender.settle, Verdict("failed", message=message))
+            return
+        waiting.append(publish)
+        if not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self.flush)
+
+    def _writes(self, publish: Publish) -> bool:
+        return self._link.connected and self._mastership.admits(once=publish.once)
+
+    def cancel(self, call: str, queue: str, entry: str, left_ms: int, on_fate: OnFate | None, why: str = "cancelled") -> None:
+        """Remove a queued call, or tell the workers."""
+        if not entry:
+            before = len(self._waiting)
+            self._waiting = [publish for publish in self._waiting if publish.call != call]
+            if on_fate is not None:
+                on_fate("removed" if len(self._waiting) < before else "unknown")
+            return
+
+        def done(reply: Reply) -> None:
+            fate = fate_of(call, reply)
+            if on_fate is not None:
+                on_fate(fate)
+
+        keys = (self._keys.queue(queue), self._keys.cancelled(queue))
+        self._link.run(scripts.CANCEL, keys, (entry, call, max(1, left_ms), self._keys.wake(queue), why), done, repeatable=True)
+
+    def flush(self) -> None:
+        """Write what waits and may be written now."""
+        self._flushing = False
+        if not self._link.connected or not self._waiting:
+            return
+        waiting, self._waiting = self._waiting, []
+        self._waiting_bytes = 0
+        in_order, once, others = list[Publish](), list[Publish](), list[Publish]()
+        for publish in waiting:
+            (in_order if publish.session else once if publish.once else others).append(publish)
+        if in_order:
+            self._send_in_order(in_order)
+        if once:
+            self._send_or_keep(once, once=True)
+        self._send_or_keep(others, once=False)
+        self._link.flush()
+
+    def _send_in_order(self, waiting: list[Publish]) -> None:
+        """Write calls that keep their places, up to the first that may not be written now; the others wait with it."""
+        for once, group in itertools.groupby(waiting, key=lambda publish: publish.once):
+            batch = list(group)
+            if self._waiting or not self._mastership.admits(once=once):
+                self._keep(batch)
+            else:
+                self._send_parts(batch, once=once)
+
+    def _send_or_keep(self, waiting: list[Publish], *, once: bool) -> None:
+        if self._mastership.admits(once=once):
+            self._send_parts(waiting, once=once)
+            return
+        self._keep(waiting)
+
+    def _keep(self, waiting: list[Publish]) -> None:
+        kept = [publish for publish in waiting if not publish.sender.done]
+        self._waiting += kept
+        self._waiting_bytes += sum(len(publish.document) for publish in kept)
+
+    def _send_parts(self, waiting: list[Publish], *, once: bool) -> None:
+        start = size = 0
+        for index, publish in enumerate(waiting):
+            if index > start and (index - start == _MOST_REQUESTS or size + len(publish.document) > _MOST_BYTES):
+                self._send(waiting[start:index], once=once)
+                start, size = index, 0
+            size += len(publish.document)
+        self._send(waiting[start:] if start else waiting, once=once)
+
+    def _send(self, batch: list[Publish], *, once: bool) -> None:
+        server = self._link.server
+        streams: dict[str, int] = {}
+        args: list[bytes | str | int] = [self._flush_number, MEMO_TTL * 1000, server.run_id if once and server is not None else ""]
+        now = self._monotonic()
+        batch = [publish for publish in batch if not publish.sender.done]
+        if not batch:
+            return
+        for publish in batch:
+            index = streams.setdefault(publish.queue, len(streams) + 2)
+            bound: int | str = publish.limit
+            if publish.session:
+                # No queue has a name with a space.
+                bound = f"{bound} {streams.setdefault(f' {publish.queue}', len(streams) + 2)} {publish.session}"
+            args += (index, bound, max(1, int((publish.deadline - now) * 1000)), publish.document)
+        keys = (self._memo, *(self._keys.order(name[1:]) if name[0] == " " else self._keys.queue(name) for name in streams))
+        flush = _Flush(self._flush_number, batch, keys, tuple(args), once)
+        self._flush_number += 1
+        self.published += len(batch)
+        earlier = next(reversed(self._unanswered), None)
+        self._unanswered[flush.number] = None
+        self._write(flush, earlier)
+
+    def _write(self, flush: _Flush, earlier: int | None) -> None:
+        args = flush.args if earlier is None else (*flush.args, earlier)
+        # Another server process may have forgotten that the work was published, and done: then it is not known what became of it.
+        self._link.run(
+            scripts.PUBLISH, flush.keys, args, lambda reply: self._published(flush, reply), repeatable=True, same_server=flush.once
+        )
+
+    def _published(self, flush: _Flush, reply: Reply) -> None:
+        if isinstance(reply, ReplyError) and str(reply).startswith("NOTYET"):
+            self._write(flush, max((number for number in self._unanswered if number < flush.number), default=None))
+            return
+        del self._unanswered[flush.number]
+        if isinstance(reply, BrokerError):
+            verdict = failure(reply)
+            for publish in flush.batch:
+                publish.sender.settle(verdict)
+            return
+        for publish, verdict in zip(flush.batch, self._verdicts(reply, len(flush.batch)), strict=True):
+            publish.sender.settle(verdict)
+
+    def _verdicts(self, reply: Reply, count: int) -> list[Verdict]:
+        try:
+            return read_verdicts(reply, count)
+        except EnvelopeError as error:
+            # Another client may have overwritten the earlier answer that the server repeats.
+            skip(self._memo, error)
+            return [Verdict("unknown", message=f"the server's answer can't be read: {error}")] * count
+
+
+def fate_of(call: str, reply: Reply) -> Fate:
+    """Return what became of a cancelled call, by the server's answer."""
+    if isinstance(reply, BrokerError):
+        telemetry.log.warning("cancel.failed", id=call, error=str(reply))
+        return "unknown"
+    fate = _FATES.get(reply, "unknown")
+    if telemetry.logs(logging.DEBUG):
+        telemetry.log.debug("cancel.done", id=call, outcome=fate)
+    return fate
+
+
+def read_verdicts(reply: Reply, count: int) -> list[Verdict]:
+    """Return what became of the requests of one flush.
+
+    Raises:
+        EnvelopeError: the server's answer can't be read.
+    """
+    words = reply.split(b" ")
+    if len(words) != count:
+        raise EnvelopeError(f"{len(words)} verdicts for {count} requests")
+    return [_verdict(word) for word in words]
+
+
+def _verdict(word: bytes) -> Verdict:
+    if word == b"-":
+        return ABSENT
+    if word[:1] == b"!":
+        return Verdict("full", depth=integer(word[1:]))
+    return Verdict("queued", text(word, most=_MOST_ENTRY))
+
+
+def failure(error: BrokerError) -> Verdict:
+    """Return the verdict of a publication that the server answered with an error, or not at all."""
+    if isinstance(error, (BrokerUnavailable, WrongAnswerError)):
+        return Verdict("unknown", message=str(error))
+    # An error reply means that the script stopped before it wrote: out of memory, read only, no permission.
+    return Verdict("failed", message=str(error))
+
+
+_MOST_KEPT = 10_000
+
+
+class _Followed:
+    """A shared call's stream, and this process's callers of it; newcomers wait for a read that begins at its start."""
+
+    __slots__ = ("call", "callers", "newcomers", "position")
+
+    def __init__(self, call: str) -> None:
+        self.call = call
+        self.position: bytes = b"0"
+        self.callers: list[str] = []
+        self.newcomers: list[str] = []
+
+
+class SharedCalls:
+    """Publishes, joins and leaves shared calls, and knows which streams are to be read for them.
+
+    Args:
+        retention: seconds that an answer is kept beyond the call's timeout.
+        wake: makes a waiting read of the replies return, so that the next one reads the new stream too.
+        mastership: what it does not admit is kept, and ``release`` publishes it.
+    """
+
+    def __init__(self, link: Transport, keys: Keys, agent: str, retention: float, wake: Callable[[], None], mastership: Mastership) -> None:
+        self._link = link
+        self._mastership = mastership
+        self._kept: dict[str, Callable[[], None]] = {}
+        self._keys = keys
+        self._agent = agent
+        self._retention = retention
+        self._wake = wake
+        self._followed: dict[bytes, _Followed] = {}
+        self._joined: dict[str, Callable[[str], None]] = {}
+        self._stream_of: dict[str, bytes] = {}
+        # Attempts of the calls that a caller had joined before the one that it reads now.
+        self._attempts: dict[str, int] = {}
+
+    def publish(
+        self, request: Request, queue: str, limit: int, deadline: float, document: bytes, sender: Sender, session: str = "", left: str = ""
+    ) -> None:
+        """Publish a call, or join the one that its key stands for.
+
+        Args:
+            session: stands for its session, if it keeps its place there.
+            left: a call that it had joined and that is over.
+        """
+        once = request.effect == "once"
+        if not self._mastership.admits(once=once):
+            if len(self._kept) >= _MOST_KEPT:
+                sender.settle(Verdict("failed", message=f"{_MOST_KEPT} calls already wait for a server that is surely the master"))
+                return
+            self._kept[request.id] = lambda: self.publish(request, queue, limit, deadline, document, sender, session, left)
+            return
+        server = self._link.server
+
+        def again(left: str) -> None:
+            self.publish(request, queue, limit, deadline, document, sender, session, left)
+
+        def done(reply: Reply) -> None:
+            try:
+                verdict = failure(reply) if isinstance(reply, BrokerError) else self._verdict(request.id, reply, left, again)
+            except (EnvelopeError, IndexError) as error:
+                skip(record, str(error))
+                verdict = Verdict("unknown", message=f"the record of the idempotency key can't be read: {error}")
+            sender.settle(verdict)
+            if sender.done:
+                self.forget(request.id)
+
+        record = self._keys.shared(share_digest(request))
+        self._link.run(
+            scripts.SHARE,
+            (record, self._keys.queue(queue), self._keys.call(request.id), *([self._keys.order(queue)] if session else ())),
+            (
+                request.id,
+                work_digest(request),
+                self._agent,
+                limit,
+                max(1, int((deadline - time.monotonic()) * 1000)),
+                document,
+                int(self._retention * 1000),
+                server.run_id if once and server is not None else "",
+                self._keys.prefix,
+                self._keys.wake(queue),
+                *([session] if session else ()),
+            ),
+            done,
+            repeatable=True,
+            same_server=once,
+        )
+
+    def _verdict(self, call: str, reply: Reply, left: str, again: Callable[[str], None]) -> Verdict:
+        """Return what became of a publication, and follow the call that it stands for; raises EnvelopeError."""
+        if reply[0] in {b"queued", b"joined"}:
+            entry = text(reply[1])
+            runs = identifier(reply[2]) if reply[0] == b"joined" else call
+            if runs not in {call, left}:
+                self._joined[call] = again
+            self.follow(call, runs)
+            return Verdict("queued", entry=entry)
+        if reply[0] == b"conflict":
+            return Verdict("conflict")
+        return ABSENT if reply[0] == b"absent" else Verdict("full", depth=integer(reply[1]))
+
+    def release(self) -> None:
+        """Publish what was kept, or keep it again."""
+        kept, self._kept = self._kept, {}
+        for publish in kept.values():
+            publish()
+
+    def cancel(
+        self, request: Request, queue: str, entry: str, on_fate: Callable[[Fate], None] | None, waited: float, why: str = "cancelled"
+    ) -> None:
+        """Stop waiting for a shared call; it is cancelled when no other caller waits for it."""
+        if self._kept.pop(request.id, None) is not None:
+            if on_fate is not None:
+                on_fate("removed")
+            return
+
+        def done(reply: Reply) -> None:
+            fate = fate_of(request.id, reply)
+            if on_fate is not None:
+                on_fate(fate)
+
+        stream = self._stream_of.get(request.id)
+        runs = self._followed[stream].call if stream is not None else request.id
+        keys = (self._keys.shared(share_digest(request)), self._keys.queue(queue), self._keys.cancelled(queue))
+        left = max(1, int((request.timeout + waited) * 1000))
+        args = (request.id, runs, entry or "0-1", left, self._keys.wake(queue), self._keys.prefix, int(request.effect == "once"), why)
+        self._link.run(scripts.LEAVE, keys, args, done, repeatable=True)
+
+    def forget(self, call: str) -> None:
+        """Stop reading for a caller whose call has ended."""
+        self._joined.pop(call, None)
+        self._attempts.pop(call, None)
+        self._kept.pop(call, None)
+        stream = self._stream_of.pop(call, None)
+        if stream is not None:
+            followed = self._followed[stream]
+            (followed.callers if call in followed.callers else followed.newcomers).remove(call)
+            if not (followed.callers or followed.newcomers):
+                del self._followed[stream]
+
+    def positions(self) -> list[tuple[bytes, bytes]]:
+        """Return the streams of the read that begins now, each with the entry to read after.
+
+        Callers that came since the last read need the whole stream, and the others drop what they have by its seq. A read that had begun
+        before is not for newcomers, since it begins in the middle.
+        """
+        for followed in self._followed.values():
+            if followed.newcomers:
+                followed.callers += followed.newcomers
+                followed.newcomers = []
+                followed.position = b"0"
+        return [(stream, followed.position) for stream, followed in self._followed.items()]
+
+    def passed(self, stream: bytes, position: bytes) -> None:
+        """Take note of how far a stream has been read."""
+        followed = self._followed.get(stream)
+        if followed is not None:
+            followed.position = position
+
+    def addressed(self, stream: bytes, frames: list[Frame]) -> list[Frame]:
+        """Return the frames of a shared stream, once for each of this process's callers."""
+        followed = self._followed.get(stream)
+        if followed is None:
+            return []
+        mine = [frame for frame in frames if frame.id == followed.call]
+        if mine and ended_for_another(mine[-1]):
+            self._begin_anew(followed, mine[-1].attempt)
+        return [readdressed(frame, caller, self._attempts.get(caller, 0)) for caller in followed.callers for frame in mine]
+
+    def _begin_anew(self, followed: _Followed, attempts: int) -> None:
+        """Publish again for who joined a call that ended for its first caller alone, and whose key is free."""
+        for caller in [*followed.callers, *followed.newcomers]:
+            again = self._joined.get(caller)
+            if again is not None:
+                before = self._attempts.get(caller, 0)
+                self.forget(caller)
+                # The attempts of one caller count up, or its newer run would seem to be an older one.
+                self._attempts[caller] = before + attempts
+                again(followed.call)
+
+    def follow(self, call: str, runs: str) -> None:
+        """Read the replies to the call ``runs`` from their start, as those of ``call``, until ``forget``."""
+        stream = self._keys.call(runs).encode()
+        followed = self._followed.get(stream)
+        if followed is None:
+            followed = self._followed[stream] = _Followed(runs)
+        followed.newcomers.append(call)
+        self._stream_of[call] = stream
+        self._wake()

@@ -1,0 +1,257 @@
+"""The recent calls of a namespace: a bounded stream that workers write and operators read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import msgspec
+
+from toolbus.bus import telemetry
+from toolbus.bus.broker import scripts
+from toolbus.bus.broker.keys import Keys
+from toolbus.bus.broker.lease.clock import ServerClock
+from toolbus.bus.broker.protocols import Delivery, Ending, Outcome
+from toolbus.bus.broker.reading import document, skip
+from toolbus.bus.broker.transport.command import Reply, fields_of
+from toolbus.bus.broker.transport.transport import Transport
+from toolbus.bus.support.display import shortened
+from toolbus.bus.values.encoding import exact_text, whole_text
+from toolbus.bus.values.envelope import Request, encode_data, is_ident
+from toolbus.bus.values.results import BrokerError, EnvelopeError, ErrorInfo
+
+
+class RecentCall(msgspec.Struct):
+    """One attempt of a call that has ended. Times are seconds since 1970 by the server's clock; 0 when they are unknown.
+
+    Attributes:
+        id: of the call; all attempts of a call have the same.
+        tool, service, user, session: what was called, and for whom.
+        instance: the worker whose attempt this was.
+        attempt: its number, from 1.
+        outcome: how it ended, see ``Outcome``.
+        queued: when the request was published.
+        taken: when the worker began to run it; 0 for one that was refused, and for a ``lost`` one that another worker tells of.
+        first: when its first text was sent; 0 for calls that sent none before their result.
+        ended: when it was answered; for a ``lost`` one, when it was taken over.
+        error, code: the type and code of the error; empty when there was none.
+        message: the error's message, shortened; empty for refused arguments, which it would quote.
+        by: the worker that took a ``lost`` one over; empty when its worker gave it away.
+        agent: the process that called.
+        arguments: the arguments as JSON, shortened; only with ``TOOLBUS_RECENT=arguments``.
+        trace: the id of its trace, if the caller had one.
+        entry: of the record in the stream: newer ones are greater.
+    """
+
+    id: str
+    tool: str = ""
+    service: str = ""
+    user: str = ""
+    session: str = ""
+    instance: str = ""
+    attempt: int = 1
+    outcome: Outcome = "succeeded"
+    queued: float = 0.0
+    taken: float = 0.0
+    first: float = 0.0
+    ended: float = 0.0
+    error: str = ""
+    code: str = ""
+    message: str = ""
+    by: str = ""
+    agent: str = ""
+    arguments: str = ""
+    trace: str = ""
+    entry: str = ""
+
+    @property
+    def ms(self) -> float:
+        """Milliseconds that it ran; 0 when they are unknown."""
+        return max(0.0, (self.ended - self.taken) * 1000) if self.taken else 0.0
+
+    @property
+    def queued_ms(self) -> float:
+        """Milliseconds that it waited until it ran; 0 when they are unknown."""
+        return max(0.0, (self.taken - self.queued) * 1000) if self.taken and self.queued else 0.0
+
+    def document(self) -> dict[str, Any]:
+        """Return the fields, and the two durations, for JSON."""
+        return {**msgspec.structs.asdict(self), "ms": round(self.ms, 1), "queued_ms": round(self.queued_ms, 1)}
+
+
+_MOST_DOCUMENT = 65_536
+_LAST_SECOND = 253_402_300_799
+_PAGE = 256
+
+_records = msgspec.json.Decoder(RecentCall)
+
+
+async def newest(link: Transport, keys: Keys, limit: int) -> list[RecentCall]:
+    """Return the newest records, the newest first; those that can't be read are left out.
+
+    Raises:
+        BrokerError: the server could not be asked.
+    """
+    return _read(keys, await link.execute("XREVRANGE", keys.recent, "+", "-", "COUNT", limit))
+
+
+async def after(link: Transport, keys: Keys, entry: str, limit: int = _PAGE) -> tuple[list[RecentCall], str]:
+    """Return the records after an entry, the oldest first, and the entry to go on after.
+
+    Raises:
+        BrokerError: the server could not be asked.
+    """
+    found = await link.execute("XRANGE", keys.recent, f"({entry}" if entry else "-", "+", "COUNT", limit)
+    return _read(keys, found), found[-1][0].decode("ascii", "replace") if found else entry
+
+
+def _read(keys: Keys, entries: list[tuple[bytes, list[bytes]]]) -> list[RecentCall]:
+    found: list[RecentCall] = []
+    for entry, flat in entries:
+        try:
+            record = document(fields_of(flat).get(b"c", b""), _records, most=_MOST_DOCUMENT)
+            _check(record)
+        except EnvelopeError as error:
+            skip(keys.recent, error)
+            continue
+        record.entry = entry.decode("ascii", "replace")
+        found.append(record)
+    return found
+
+
+def _check(record: RecentCall) -> None:
+    """Refuse a record that no worker could have written.
+
+    Raises:
+        EnvelopeError: it is one.
+    """
+    if not is_ident(record.id):
+        raise EnvelopeError("its call has no id")
+    if not 0 < record.attempt < 10**9:
+        raise EnvelopeError("its attempt has no number")
+    if not all(0 <= at <= _LAST_SECOND for at in (record.queued, record.taken, record.first, record.ended)):
+        raise EnvelopeError("one of its times is no date")
+
+
+MOST_RECORDS = 1_000
+"""About as many recent calls are kept in a namespace."""
+
+_KEPT_MS = 3_600_000
+# A worker that is cut off from its server keeps the latest ones.
+_MOST_WAITING = 200
+_MOST_NAME = 256
+_MOST_MESSAGE = 400
+_MOST_ARGUMENTS = 2_000
+
+
+class RecentWriter:
+    """Gathers records and appends them in the outbox's next flush.
+
+    Args:
+        mode: ``off``, ``on``, or ``arguments`` to keep those of each call, too.
+        before_sending: calls a function when the next flush begins, which is soon.
+    """
+
+    def __init__(
+        self,
+        link: Transport,
+        keys: Keys,
+        clock: ServerClock,
+        instance: str,
+        mode: Literal["off", "on", "arguments"],
+        before_sending: Callable[[Callable[[], None]], None],
+    ) -> None:
+        self._link = link
+        self._key = keys.recent
+        self._clock = clock
+        self._instance = instance
+        self._mode = mode
+        self._before_sending = before_sending
+        self._waiting: list[bytes] = []
+        self._refused = False
+
+    def note(self, delivery: Delivery, ending: Ending) -> None:
+        """Tell of an attempt of this worker's that has ended."""
+        if self._mode == "off":
+            return
+        clock = self._clock
+        record = self._record(delivery, ending.error)
+        record.instance = self._instance
+        record.attempt = delivery.attempt
+        record.outcome = ending.outcome
+        # The server's clock is known to about a millisecond, and nothing is taken before it was queued.
+        early = max(0.0, record.queued - clock.server_time(ending.started or ending.ended))
+        record.taken = clock.server_time(ending.started) + early if ending.started else 0.0
+        record.first = clock.server_time(ending.first) + early if ending.first else 0.0
+        record.ended = clock.server_time(ending.ended) + early
+        self._add(record)
+
+    def lost(self, delivery: Delivery, owner: bytes) -> None:
+        """Tell of an attempt of another worker's that this one goes on with."""
+        if self._mode == "off":
+            return
+        record = self._record(delivery, None)
+        record.instance = shortened(owner.decode("utf-8", "replace"), _MOST_NAME)
+        record.attempt = max(1, delivery.attempt - 1)
+        record.outcome = "lost"
+        record.ended = self._clock.server_ms() / 1000
+        record.by = self._instance
+        self._add(record)
+
+    def _record(self, delivery: Delivery, error: ErrorInfo | None) -> RecentCall:
+        request = delivery.request
+        record = RecentCall(
+            request.id,
+            _name(request.tool),
+            _name(request.service),
+            _name(request.user),
+            _name(request.session),
+            queued=int(delivery.entry.partition(b"-")[0]) / 1000,
+            agent=request.agent,
+            trace=request.traceparent.split("-")[1][:32] if request.traceparent.count("-") == 3 else "",
+        )
+        if error is not None:
+            record.error, record.code = error.type, _name(error.code)
+            # A refusal of arguments quotes them.
+            if error.type != "invalid_arguments" or self._mode == "arguments":
+                record.message = shortened(exact_text(error.message), _MOST_MESSAGE)
+        if self._mode == "arguments":
+            record.arguments = _arguments(request)
+        return record
+
+    def _add(self, record: RecentCall) -> None:
+        try:
+            document = msgspec.json.encode(record)
+        except (UnicodeEncodeError, ValueError):
+            # Half a surrogate pair, somewhere in a text of the tool's or the caller's.
+            texts = {name: whole_text(value) for name in record.__struct_fields__ if isinstance(value := getattr(record, name), str)}
+            document = msgspec.json.encode(msgspec.structs.replace(record, **texts))
+        if not self._waiting:
+            self._before_sending(self._write)
+        elif len(self._waiting) >= _MOST_WAITING:
+            del self._waiting[0]
+        self._waiting.append(document)
+
+    def _write(self) -> None:
+        documents, self._waiting = self._waiting, []
+        if documents and self._link.connected:
+            self._link.run(scripts.NOTE, (self._key,), (MOST_RECORDS, _KEPT_MS, *documents), self._written)
+
+    def _written(self, reply: Reply) -> None:
+        if not isinstance(reply, BrokerError):
+            self._refused = False
+        elif not self._refused:
+            # Said once: the server refuses them all, perhaps for long.
+            self._refused = True
+            telemetry.log.warning("recent.refused", error=str(reply))
+
+
+def _name(text: str) -> str:
+    return text if len(text) <= _MOST_NAME else shortened(text, _MOST_NAME)
+
+
+def _arguments(request: Request) -> str:
+    try:
+        return shortened(encode_data(request.arguments).decode("utf-8", "replace"), _MOST_ARGUMENTS)
+    except (EnvelopeError, ValueError, RecursionError):
+        return ""

@@ -1,0 +1,361 @@
+"""Keep the calls of one session at one worker."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from toolbus.bus import telemetry
+from toolbus.bus.broker import scripts
+from toolbus.bus.broker.keys import Keys, session_digest
+from toolbus.bus.broker.protocols import MOST_SNAPSHOT, NO_SNAPSHOT, SessionListener, Snapshot, session_of
+from toolbus.bus.broker.reading import integer, skip, text
+from toolbus.bus.broker.take.requests import Fence, RequestStream, StreamDelivery
+from toolbus.bus.broker.transport.command import Reply, ReplyError
+from toolbus.bus.broker.transport.transport import Transport
+from toolbus.bus.values.results import BrokerError, EnvelopeError
+
+_MOST = 256
+# Sessions of one script that looks through their lines.
+_MOST_LINES = 32
+# Above the number of any entry of a millisecond.
+_LAST = 2**63
+# The owners of sessions begin here among the keys of own.lua.
+_FIRST_OWNER = 6
+# An owner whose lease has ended counts for nothing, so this only bounds how long its keys stay behind.
+OWNER_TTL = 3600.0
+_KEEP_EVERY = OWNER_TTL / 3
+# Seconds for the server to say who owns a session; after that its calls are dropped, to be taken anew.
+_PATIENCE = 5.0
+
+SessionName = tuple[str, str]
+"""User and session."""
+
+
+class Ownership:
+    """The sessions of one worker's sticky services.
+
+    An answer of the server holds as long as no other worker could have taken the session: while our lease has never lapsed since.
+
+    Args:
+        lease: seconds.
+        sessions: hears of sessions that are another worker's now.
+        monotonic: the local clock, in seconds.
+
+    Attributes:
+        serves: whether there is any service to look after.
+        gaining: whether sessions began here among what was taken last: more of them may be on their way.
+    """
+
+    def __init__(
+        self,
+        link: Transport,
+        keys: Keys,
+        lease: float,
+        instance: str,
+        sessions: SessionListener,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._monotonic = monotonic
+        self._link = link
+        self._keys = keys
+        self._lease = lease
+        self._instance = instance
+        self._sessions = sessions
+        # When the server was last asked about a session and said that it is ours (monotonic).
+        self._owned: dict[RequestStream, dict[SessionName, float]] = {}
+        # Since when our lease has been unbroken, and until when it lasts at least.
+        self._since = self._until = 0.0
+        self.serves = self.gaining = False
+        # Others may take the sessions of one that leaves, although its lease goes on.
+        self._leaves = False
+        self._given_up: list[tuple[tuple[str, str], int]] = []
+
+    def serve(self, stream: RequestStream) -> None:
+        """Look after the sessions of a service."""
+        stream.sticky = True
+        self._owned[stream] = {}
+        self.serves = self.gaining = True
+
+    def forget(self, stream: RequestStream) -> None:
+        """Look after the sessions of a service no longer."""
+        self._owned.pop(stream, None)
+        self.serves = bool(self._owned)
+
+    # -- the lease --------------------------------------------------------------------------------
+
+    def beaten(self, asked: float, answered: float, *, missing: bool) -> None:
+        """Take in a beat: local monotonic times around it, and whether the registry had lost this worker."""
+        if missing:
+            # For other workers, a worker that is not registered has no sessions.
+            self._since, self._until = float("inf"), 0.0
+            return
+        if answered > self._until:
+            self._since = asked
+        self._until = asked + self._lease
+
+    def doubt(self) -> None:
+        """Believe nothing that was said before: the server is another one, was restarted, or lost its keys."""
+        self._since = max(self._since, self._monotonic())
+
+    def leave(self) -> None:
+        """Be certain of no session for what is taken from now on; what was taken before stays this worker's."""
+        self._leaves = True
+
+    def _certain(self, asked: float) -> bool:
+        return asked >= self._since and self._monotonic() < self._until
+
+    # -- deliveries -------------------------------------------------------------------------------
+
+    async def settle(self, deliveries: list[StreamDelivery]) -> list[StreamDelivery]:
+        """Return the deliveries that are to run here; the others now wait for the workers that have their sessions."""
+        self.gaining = False
+        for stream, owned in list(self._owned.items()):
+            answered: set[str] = set()
+            # Asking takes time, in which what was certain may cease to be.
+            while unsure := [each for each in deliveries if each.queue is stream and self._is_unsure(owned, each, answered)][:_MOST]:
+                if not await self._ask(stream, owned, unsure):
+                    return self._without(deliveries, unsure)
+                answered |= {delivery.run for delivery in unsure}
+                deliveries = [each for each in deliveries if each.queue is not stream or stream.held.get(each.entry) is each]
+        return deliveries
+
+    def doubts(self, delivery: StreamDelivery) -> bool:
+        """Return whether the session of a run that has ended may be another worker's: our lease has lapsed since it was ours."""
+        pair = session_of(delivery.request)
+        asked = None if pair is None else self._owned.get(delivery.queue, {}).get(pair)
+        return asked is not None and not self._certain(asked)
+
+    async def holds(self, delivery: StreamDelivery) -> bool:
+        """Return whether the session of a delivery is still this worker's; the server is asked only if that is in doubt."""
+        return not self.doubts(delivery) or bool(await self.settle([delivery]))
+
+    def _is_unsure(self, owned: dict[SessionName, float], delivery: StreamDelivery, answered: set[str]) -> bool:
+        pair = session_of(delivery.request)
+        if pair is None:
+            return False
+        asked = owned.get(pair)
+        return asked is None or (delivery.run not in answered and (self._leaves or not self._certain(asked)))
+
+    def _without(self, deliveries: list[StreamDelivery], unsure: list[StreamDelivery]) -> list[StreamDelivery]:
+        """Drop deliveries whose session owner could not be determined. Their leases expire and another worker claims them."""
+        for delivery in unsure:
+            if delivery.queue.held.get(delivery.entry) is delivery:
+                del delivery.queue.held[delivery.entry]
+        left = {id(delivery) for delivery in unsure}
+        return [delivery for delivery in deliveries if id(delivery) not in left]
+
+    async def _ask(self, stream: RequestStream, owned: dict[SessionName, float], deliveries: list[StreamDelivery]) -> bool:
+        """Ask who owns the sessions of some deliveries, and let go of those of other workers; False when the server did not answer."""
+        pairs = [(each.request.user, each.request.session) for each in deliveries]
+        asked = self._monotonic()
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                verdicts = await self._own(stream, pairs, [(each.entry, each.attempt, each.begun) for each in deliveries])
+        except (BrokerError, TimeoutError) as error:
+            reason = str(error) or "the server did not answer"
+            telemetry.log.warning("sessions.unsettled", service=stream.service, calls=len(deliveries), error=reason)
+            return False
+        for delivery, pair, verdict in zip(deliveries, pairs, verdicts, strict=True):
+            if verdict == b"lost":
+                stream.lose(delivery)
+            elif verdict == b"moved":
+                if stream.held.get(delivery.entry) is delivery:
+                    del stream.held[delivery.entry]
+                telemetry.log.debug("session.handed_over", service=stream.service, id=delivery.request.id)
+                self._lose(stream, owned, pair)
+            else:
+                self._gain(stream, owned, pair, asked, verdict)
+        return True
+
+    async def _own(self, stream: RequestStream, pairs: Sequence[SessionName], entries: Sequence[tuple[bytes, int, bool]]) -> list[bytes]:
+        index: dict[SessionName, int] = {}
+        args: list[Any] = []
+        for pair, (entry, attempt, begun) in zip(pairs, entries, strict=True):
+            args += (index.setdefault(pair, len(index) + _FIRST_OWNER), entry, attempt, int(begun))
+        known = stream.fence_known
+        common = (self._instance, stream.service, known.generation, int(self._lease * 1000), int(OWNER_TTL * 1000), stream.wake)
+        owners = (self._key(stream, pair) for pair in index)
+        keys = (stream.key, stream.fence, self._keys.live, self._keys.pulse, self._keys.instances(stream.service), *owners)
+        reply = await self._link.execute_script(scripts.OWN, keys, (*common, *args), repeatable=True)
+        generation, before, after, verdicts = reply
+        if before != after:
+            # Deliveries that were ours when the script ran, and that it did not hand over, are ours still.
+            old, new = Fence(generation, before), Fence(generation, after)
+            for delivery in stream.held.values():
+                if delivery.fence == old:
+                    delivery.fence = new
+        stream.fence_is(generation, after)
+        return list(verdicts)
+
+    def _gain(self, stream: RequestStream, owned: dict[SessionName, float], pair: SessionName, asked: float, verdict: bytes) -> None:
+        new = verdict != b"mine"
+        if verdict[:5] == b"heir ":
+            # No call that was published until now can know of the state that begins here.
+            self._sessions.inherited(stream.service, *pair, (integer(verdict[5:]), _LAST))
+        if new and pair in owned:
+            # Another worker may have had it meanwhile, so the state that is here is out of date.
+            self._sessions.moved(stream.service, *pair)
+        self.gaining = self.gaining or new
+        owned[pair] = asked
+
+    def _lose(self, stream: RequestStream, owned: dict[SessionName, float], pair: SessionName) -> None:
+        if owned.pop(pair, None) is not None:
+            self._sessions.moved(stream.service, *pair)
+
+    # -- upkeep -----------------------------------------------------------------------------------
+
+    async def keep(self) -> None:
+        """Renew the owners of sessions whose keys have used up a third of their time, a bounded number at once.
+
+        Raises:
+            BrokerError: the server can't be asked.
+        """
+        asked = self._monotonic()
+        for stream, owned in list(self._owned.items()):
+            due = [pair for pair, then in owned.items() if asked - then > _KEEP_EVERY][:_MOST]
+            if not due:
+                continue
+            for pair, verdict in zip(due, await self._own(stream, due, [(b"", 0, False)] * len(due)), strict=True):
+                if verdict == b"moved":
+                    self._lose(stream, owned, pair)
+                elif pair in owned:
+                    self._gain(stream, owned, pair, asked, verdict)
+
+    def release(self, service: str, pair: SessionName, *, lost: bool) -> None:
+        """Give up a session that has ended here. Returns at once; all of one tick go together."""
+        for stream, owned in list(self._owned.items()):
+            if stream.service == service and owned.pop(pair, None) is not None:
+                keys = self._key(stream, pair), self._keys.snapshot(stream.queue, session_digest(*pair))
+                self._given_up.append((keys, int(lost)))
+                if len(self._given_up) == 1:
+                    asyncio.get_running_loop().call_soon(self._give_up)
+
+    def _give_up(self) -> None:
+        given_up, self._given_up = self._given_up, []
+        for part in _parts(given_up):
+            keys = tuple(key for pair, _ in part for key in pair)
+            # Keys that stay, since this failed, have a TTL.
+            self._link.run(scripts.DISOWN, keys, (self._instance, *(lost for _, lost in part)), repeatable=True)
+
+    async def before(self, deliveries: Sequence[StreamDelivery]) -> list[list[bytes]]:
+        """Return for each the entries that came before it in its session and have not ended.
+
+        Raises:
+            BrokerError: the server can't be asked.
+        """
+        found: dict[bytes, list[bytes]] = {}
+        for stream in {delivery.queue for delivery in deliveries}:
+            asked = [delivery for delivery in deliveries if delivery.queue is stream]
+            for start in range(0, len(asked), _MOST_LINES):
+                part = asked[start : start + _MOST_LINES]
+                args = [arg for each in part for arg in (session_digest(each.request.user, each.request.session), each.entry, each.after)]
+                keys = (stream.key, self._keys.order(stream.queue))
+                answers = await self._link.execute_script(scripts.LINE, keys, tuple(args), repeatable=True)
+                found |= {each.entry: answer.split() for each, answer in zip(part, answers, strict=True)}
+        return [found[delivery.entry] for delivery in deliveries]
+
+    def _key(self, stream: RequestStream, pair: SessionName) -> str:
+        return self._keys.session(stream.queue, session_digest(*pair))
+
+
+def _parts(given_up: list[tuple[tuple[str, str], int]]) -> Iterator[list[tuple[tuple[str, str], int]]]:
+    for start in range(0, len(given_up), _MOST):
+        yield given_up[start : start + _MOST]
+
+
+SNAPSHOT_TTL = 86_400
+# As long as a call's id may be, and longer than any token.
+_MOST_WORD = 64
+
+
+class Snapshots:
+    """Writes and reads the snapshots of sessions."""
+
+    def __init__(self, link: Transport, keys: Keys, ownership: Ownership) -> None:
+        self._link = link
+        self._keys = keys
+        self._ownership = ownership
+
+    async def save(self, delivery: StreamDelivery, snapshot: Snapshot) -> bool:
+        """Keep a snapshot, before what is sent next; return False when another worker has the session.
+
+        The answer is waited for only where nothing else would tell: for a call in the order of its session, the server says at its finish
+        that another worker has it.
+        """
+        if not await self._ownership.holds(delivery):
+            return False
+        kept = asyncio.get_running_loop().create_future()
+
+        def done(reply: Reply) -> None:
+            if isinstance(reply, BrokerError) or not reply:
+                self._tell(delivery, reply)
+            if isinstance(reply, ReplyError):
+                # What is kept is out of date, and a full server still lets go of it.
+                self.forget(delivery)
+            if not kept.done():
+                kept.set_result(isinstance(reply, BrokerError) or bool(reply))
+
+        args = (*self._caller(delivery), snapshot.state, snapshot.call, snapshot.document, SNAPSHOT_TTL * 1000)
+        self._link.run(scripts.SAVE, self._keys_of(delivery), args, done, repeatable=True)
+        return delivery.request.ordered or await kept
+
+    def forget(self, delivery: StreamDelivery) -> None:
+        """Forget the snapshot of a delivery's session, before what is sent next."""
+
+        def done(reply: Reply) -> None:
+            if isinstance(reply, BrokerError):
+                self._tell(delivery, reply)
+
+        args = (*self._caller(delivery), SNAPSHOT_TTL * 1000)
+        self._link.run(scripts.FORGET, self._keys_of(delivery), args, done, repeatable=True)
+
+    async def load(self, delivery: StreamDelivery) -> Snapshot | None:
+        """Return the snapshot of a session, ``NO_SNAPSHOT`` when it can't be used, or None when there never was one.
+
+        Raises:
+            BrokerError: the server can't be asked.
+        """
+        key = self._snapshot(delivery)
+        found = await self._link.execute_script(scripts.LOAD, (key,), (MOST_SNAPSHOT, _MOST_WORD), repeatable=True)
+        if len(found) == 3:
+            state, call, document = found
+            try:
+                return Snapshot(text(state, most=_MOST_WORD), text(call, most=_MOST_WORD), document)
+            except EnvelopeError as error:
+                skip(key, error)
+        elif found:
+            skip(key, found[0].decode("utf-8", "replace"))
+        return NO_SNAPSHOT if found else None
+
+    async def is_elsewhere(self, delivery: StreamDelivery) -> bool:
+        """Return whether a worker that lives runs a call in the order of a delivery's session, although the session is this worker's now.
+
+        Raises:
+            BrokerError: the server can't be asked.
+        """
+        stream = delivery.queue
+        keys = (stream.key, self._keys.order(stream.queue), stream.fence, self._keys.live)
+        args = (stream.consumer, stream.service, self._digest(delivery))
+        return bool(await self._link.execute_script(scripts.ELSEWHERE, keys, args, repeatable=True))
+
+    def _keys_of(self, delivery: StreamDelivery) -> tuple[str, ...]:
+        stream = delivery.queue
+        return stream.key, stream.fence, self._keys.session(stream.queue, self._digest(delivery)), self._snapshot(delivery)
+
+    def _caller(self, delivery: StreamDelivery) -> tuple[Any, ...]:
+        needs = not delivery.request.ordered or self._ownership.doubts(delivery)
+        return delivery.queue.consumer, *delivery.fence, delivery.entry, delivery.attempt, int(needs)
+
+    def _snapshot(self, delivery: StreamDelivery) -> str:
+        return self._keys.snapshot(delivery.queue.queue, self._digest(delivery))
+
+    def _digest(self, delivery: StreamDelivery) -> str:
+        return session_digest(delivery.request.user, delivery.request.session)
+
+    def _tell(self, delivery: StreamDelivery, reply: Reply) -> None:
+        request = delivery.request
+        reason = str(reply) if isinstance(reply, BrokerError) else "another worker has the session"
+        telemetry.log.warning("session.unsaved", queue=delivery.queue.queue, user=request.user, session=request.session, error=reason)

@@ -1,0 +1,111 @@
+"""Answer operators who ask a worker for its statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+from toolbus.bus import telemetry
+from toolbus.bus.broker import scripts
+from toolbus.bus.broker.keys import Keys
+from toolbus.bus.broker.lease.clock import ServerClock
+from toolbus.bus.broker.protocols import WorkerListener
+from toolbus.bus.broker.reading import MOST_DOCUMENT
+from toolbus.bus.broker.statistics.answers import InstanceAnswer, ToolStatistics
+from toolbus.bus.broker.take.requests import RequestStream
+from toolbus.bus.broker.transport.command import Reply
+from toolbus.bus.broker.transport.transport import Transport
+from toolbus.bus.values.results import BrokerError
+
+_KEPT_MS = 10_000
+_MOST_ANSWERS = 10_000
+# Whoever floods the channel with questions does not keep the worker from its work.
+_MOST_A_SECOND = 20
+_MOST_TOOLS = 5_000
+
+
+class Answering:
+    """Answers questions for statistics. Nothing is counted or computed here while nobody asks.
+
+    Args:
+        streams: the request streams by service, read afresh at each question.
+        retaken: returns how many requests of dead workers this one went on with, by service and tool.
+        traffic: returns how many commands were sent to the server, and how many connections were made.
+    """
+
+    def __init__(
+        self,
+        link: Transport,
+        keys: Keys,
+        clock: ServerClock,
+        instance: str,
+        streams: Mapping[str, RequestStream],
+        *,
+        listener: WorkerListener,
+        retaken: Callable[[], Mapping[tuple[str, str], int]],
+        traffic: Callable[[], tuple[int, int]],
+    ) -> None:
+        self._link = link
+        self._keys = keys
+        self._clock = clock
+        self._instance = instance
+        self._streams = streams
+        self._listener = listener
+        self._retaken = retaken
+        self._traffic = traffic
+        self._began = clock.monotonic()
+        self._second = 0.0
+        self._answered = 0
+
+    def answer(self, question: str) -> None:
+        """Answer a question. Returns at once; without a connection it stays unanswered."""
+        now = self._clock.monotonic()
+        if now - self._second >= 1:
+            self._second, self._answered = now, 0
+        self._answered += 1
+        if self._answered > _MOST_A_SECOND or not self._link.connected:
+            return
+        args = (_KEPT_MS, _encoded(self._statistics(now)), _MOST_ANSWERS)
+        self._link.run(scripts.TELL, (self._keys.answers(question),), args, _told)
+
+    def _statistics(self, now: float) -> InstanceAnswer:
+        found = self._listener.answer()
+        paused = {each.service for each in self._streams.values() if each.paused}
+        commands, connects = self._traffic()
+        return msgspec.structs.replace(
+            found,
+            instance=self._instance,
+            started=self._clock.server_time(self._began),
+            uptime=now - self._began,
+            services=tuple(msgspec.structs.replace(each, paused=each.id in paused) for each in found.services),
+            tools=with_retaken(found.tools, self._retaken()),
+            calls=tuple(
+                msgspec.structs.replace(each, since=self._clock.server_time(each.since)) if each.since else each for each in found.calls
+            ),
+            commands=commands,
+            connects=connects,
+        )
+
+
+def with_retaken(tools: Sequence[ToolStatistics], retaken: Mapping[tuple[str, str], int]) -> tuple[ToolStatistics, ...]:
+    """Return the counts of tools, with how many requests of dead workers were gone on with, by service and tool."""
+    left = dict(retaken)
+    counted = [msgspec.structs.replace(each, retaken=left.pop((each.service, each.tool), 0)) for each in tools]
+    # A request that its tool has refused, for example.
+    return (*counted, *(ToolStatistics(service, tool, retaken=count) for (service, tool), count in left.items()))
+
+
+def _encoded(answer: InstanceAnswer) -> bytes:
+    """Return the document of an answer, without the tools that were called least when all are too many."""
+    tools = sorted(answer.tools, key=lambda tool: sum(tool.buckets), reverse=True)[:_MOST_TOOLS]
+    document = msgspec.json.encode(msgspec.structs.replace(answer, tools=tuple(tools)))
+    while len(document) > MOST_DOCUMENT and tools:
+        tools = tools[: len(tools) // 2]
+        document = msgspec.json.encode(msgspec.structs.replace(answer, tools=tuple(tools), sessions=(), calls=()))
+    return document
+
+
+def _told(reply: Reply) -> None:
+    if isinstance(reply, BrokerError):
+        telemetry.log.warning("statistics.refused", error=str(reply))

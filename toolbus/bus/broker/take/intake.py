@@ -1,0 +1,299 @@
+"""The intake of a worker: it takes requests from the streams of its services."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from toolbus.bus import telemetry
+from toolbus.bus.broker import scripts
+from toolbus.bus.broker.opening import Failing
+from toolbus.bus.broker.protocols import WorkerListener
+from toolbus.bus.broker.recover import MAY_BE_ABANDONED_MS, AbandonedCalls, Upkeep, hand_back
+from toolbus.bus.broker.sessions import Ownership
+from toolbus.bus.broker.take.requests import GROUP, RequestStream, StreamDelivery, tell_delivered_again
+from toolbus.bus.broker.transport.command import ReplyError
+from toolbus.bus.broker.transport.connection import BLOCK
+from toolbus.bus.broker.transport.links import Links
+from toolbus.bus.values.envelope import EntryNumbers
+from toolbus.bus.values.results import BrokerError, BrokerUnavailable, ToolbusError
+
+_RETRY = 0.2
+# Seconds after which a read that was told to end and still waits is told again.
+_UNBLOCK_AGAIN = 0.05
+_LOOK_AGAIN = 0.01
+# A worker that takes everything at once leaves caller, server and worker waiting for each other in turn. Half of what there is keeps all
+# three busy: at 64 in flight parts of 32 gave 32,100 calls/s and parts of 64 28,000; at 256, 32,200 and 41,200.
+_LEAST_PART, _MOST_PART = 32, 128
+# Where sessions stay where they begin, a burst of new ones is to spread over the workers.
+_GAINING_PART = 8
+
+
+class Batch(NamedTuple):
+    """The entries that one read found, the streams that could not be read and their errors, and whether its connection was lost."""
+
+    found: list[tuple[RequestStream, Sequence[Any]]]
+    refused: list[tuple[RequestStream, str]]
+    lost: bool = False
+
+
+class Intake:
+    """Reads the request streams of one worker, never more of them than it can run.
+
+    A read that waits always waits for every stream, so that it needs no waking when slots become free. ``COUNT`` is for each stream: with
+    fewer slots than streams, or when a stream had more than its share, a script takes by turns what is there, and a read waits only when
+    there was nothing. What still comes beyond the slots goes back to the other workers at once.
+
+    Args:
+        lease: seconds.
+        streams: the request streams by service, read afresh each time.
+        register_again: registers services whose consumer group is missing.
+        monotonic: the local clock, in seconds.
+    """
+
+    def __init__(
+        self,
+        links: Links,
+        streams: Mapping[str, RequestStream],
+        instance: str,
+        lease: float,
+        *,
+        listener: WorkerListener,
+        upkeep: Upkeep,
+        abandoned: AbandonedCalls,
+        ownership: Ownership,
+        register_again: Callable[[list[str]], Awaitable[None]],
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._links = links
+        self._streams = streams
+        self._instance = instance
+        self._listener = listener
+        self._upkeep = upkeep
+        self._abandoned = abandoned
+        self._ownership = ownership
+        self._register_again = register_again
+        self._lease = lease
+        self._monotonic = monotonic
+        self._last_beat = monotonic()
+        self._failing = Failing(lease, "no requests could be taken", self._give_up, monotonic)
+        self._interrupted = asyncio.Event()
+        self._reading = False
+        self._reads = 0
+        self._again: asyncio.TimerHandle | None = None
+        # Which of the streams has the first turn, and whether one of them may hold more than was taken of it.
+        self._first = 0
+        self._more = False
+
+    async def take(self, slots: int) -> list[StreamDelivery]:
+        """Wait up to about two seconds for at most ``slots`` deliveries."""
+        if self._is_interrupted():
+            return []
+        if self._upkeep.postponed and self._upkeep.has_postponed:
+            # Requests that it starts take slots, so read nothing with the old number.
+            await self._upkeep.reap_postponed()
+            return []
+        streams = [stream for stream in self._streams.values() if not (stream.paused or stream.leaving)]
+        if not streams or not self._links.blocking.connected:
+            if streams:
+                self._miss_connection()
+            await self.pause()
+            return []
+        if self._monotonic() - self._last_beat > self._lease:
+            # Others take over what this worker has, and would take over at once what it takes now. The lease thread says why.
+            await self.pause()
+            return []
+        # As they are known before anything is delivered: a later fence may be the result of losing it again, and a later position may be
+        # that of what this read delivers.
+        known = {stream: (stream.fence_known, stream.position.newest) for stream in streams}
+        batch = await self._read(streams, slots)
+        taken: list[StreamDelivery] = []
+        for stream, found in batch.found:
+            # Entries come in order, so the first and the last tell of all.
+            fence, before = known[stream]
+            entries = await self._new(stream, found, before) if stream.position.had_passed(found[0][0], before) else found
+            stream.position.advance(found[-1][0])
+            taken += stream.deliveries([(entry, 1, fields) for entry, fields in entries], fence)
+        if batch.lost:
+            self._miss_connection()
+        elif not batch.refused:
+            self._failing.since = None
+        elif self._upkeep.taking:
+            await self._restore(batch.refused)
+        if not taken:
+            return []
+        # A stream gives its oldest entry first.
+        if taken[0].queued_ms > MAY_BE_ABANDONED_MS or (
+            len(batch.found) > 1 and any(delivery.queued_ms > MAY_BE_ABANDONED_MS for delivery in taken)
+        ):
+            taken = await self._abandoned.without(taken)
+        taken = self._within(taken, slots)
+        # Last, since what it finds out holds for this moment.
+        return await self._ownership.settle(taken) if self._ownership.serves else taken
+
+    def beaten(self, asked: float) -> None:
+        """Take note of a beat that succeeded, sent at that local monotonic time: the lease runs from then on."""
+        self._last_beat = asked
+
+    async def passed(self) -> None:
+        """Wait until a read that is under way has ended: it may bring requests of streams that are no longer read."""
+        reads = self._reads
+        while self._reading and self._reads == reads:
+            self.interrupt()
+            await asyncio.sleep(_LOOK_AGAIN)
+
+    def interrupt(self) -> None:
+        """Make a waiting ``take`` return now. Cancelling it instead could orphan what was just delivered."""
+        self._interrupted.set()
+        self._unblock()
+
+    def abort(self) -> None:
+        """Give up the connection of a read that does not end."""
+        if self._reading:
+            self._links.blocking.abort()
+
+    async def pause(self) -> None:
+        """Wait a moment, or until ``interrupt``."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_RETRY):
+                await self._interrupted.wait()
+
+    # -- reading ----------------------------------------------------------------------------------
+
+    async def _read(self, streams: list[RequestStream], slots: int) -> Batch:
+        self._reading = True
+        self._reads += 1
+        try:
+            if len(streams) > 1 and (self._more or slots < len(streams)):
+                batch = await self._sweep(streams, slots)
+                self._more = bool(batch.found)
+                if batch.found or batch.refused or self._upkeep.has_postponed or self._interrupted.is_set():
+                    return batch
+            return await self._wait(streams, slots)
+        except BrokerUnavailable:
+            return Batch([], [], lost=True)
+        except ReplyError as error:
+            return Batch([], [(stream, str(error)) for stream in streams])
+        finally:
+            self._reading = False
+            if self._again is not None:
+                self._again.cancel()
+                self._again = None
+
+    async def _wait(self, streams: list[RequestStream], slots: int) -> Batch:
+        """Wait for requests in all of the streams."""
+        deepest, keys = 0, list[str]()
+        by_key: dict[bytes, RequestStream] = {}
+        for stream in streams:
+            deepest = max(deepest, stream.depth)
+            keys.append(stream.key)
+            by_key[stream.key.encode()] = stream
+        count = max(1, min(slots // len(streams), self._part(deepest)))
+        command = ("XREADGROUP", "GROUP", GROUP, self._instance, "COUNT", count, "BLOCK", int(BLOCK * 1000), "STREAMS")
+        reply = await self._links.blocking.execute(*command, *keys, *([">"] * len(streams)))
+        if not reply:
+            return Batch([], [])
+        batch = Batch([], [])
+        self._more = False
+        for key, entries in reply.items() if isinstance(reply, dict) else reply:
+            if key in by_key:
+                batch.found.append((by_key[key], entries))
+                self._more = self._more or len(entries) >= count
+        return batch
+
+    async def _sweep(self, streams: list[RequestStream], slots: int) -> Batch:
+        """Take what is there, by turns, without waiting."""
+        self._first %= len(streams)
+        streams = streams[self._first :] + streams[: self._first]
+        most = min(slots, self._part(sum(stream.depth for stream in streams)))
+        last, *results = await self._links.blocking.execute_script(
+            scripts.TAKE, tuple(stream.key for stream in streams), (self._instance, most)
+        )
+        self._first += last
+        batch = Batch([], [])
+        for stream, result in zip(streams, results, strict=True):
+            if isinstance(result, bytes):
+                batch.refused.append((stream, result.decode("utf-8", "replace")))
+            elif result:
+                batch.found.append((stream, result))
+        return batch
+
+    def _part(self, depth: int) -> int:
+        """Return how many requests to take at once from streams that hold ``depth``."""
+        part = max(_LEAST_PART, min(depth // 2, _MOST_PART))
+        return min(part, _GAINING_PART) if self._ownership.gaining else part
+
+    async def _restore(self, refused: list[tuple[RequestStream, str]]) -> None:
+        missing = [stream.service for stream, error in refused if error.startswith("NOGROUP")]
+        if missing:
+            telemetry.log.warning("requests.group_missing", error=refused[0][1])
+            await self._register_again(missing)
+        else:
+            telemetry.log.error("requests.take_failed", error=refused[0][1])
+            self._failing.refused(refused[0][1])
+            await self.pause()
+
+    def _miss_connection(self) -> None:
+        """Take in that there is no connection for reading; when the other one is gone as well, the server is, and comes back."""
+        if not self._links.writing.connected:
+            self._failing.since = None
+        elif self._upkeep.taking:
+            self._failing.refused("the connection that waits for them is lost or can't be made")
+
+    def _give_up(self, error: ToolbusError) -> None:
+        self._listener.on_failed(error)
+
+    async def _new(self, stream: RequestStream, entries: Sequence[Any], before: EntryNumbers) -> Sequence[Any]:
+        """Return the entries that had not been delivered before.
+
+        The group was set back. Whoever holds the others renews and finishes them; those that nobody renews are taken over after a lease.
+        """
+        with contextlib.suppress(BrokerError):
+            generation = await self._links.writing.execute("HGET", stream.fence, "generation", repeatable=True)
+            if generation != stream.fence_known.generation:
+                # It was made anew, and what was held under it is lost.
+                stream.position.reset()
+                return entries
+        new = [each for each in entries if not stream.position.had_passed(each[0], before)]
+        tell_delivered_again(stream, len(entries) - len(new))
+        return new
+
+    # -- what is too much -------------------------------------------------------------------------
+
+    def _within(self, taken: list[StreamDelivery], slots: int) -> list[StreamDelivery]:
+        """Return the oldest deliveries, as many as there are slots; the others go back before a session is theirs."""
+        # A worker that leaves finishes what it was still given.
+        room = self._listener.free_slots() if self._upkeep.taking else slots
+        if len(taken) <= room:
+            return taken
+        taken.sort(key=lambda delivery: delivery.queued_ms, reverse=True)
+        self._links.start(self._hand_back(taken[room:]))
+        return taken[:room]
+
+    async def _hand_back(self, deliveries: list[StreamDelivery]) -> None:
+        try:
+            await hand_back(self._links.writing, deliveries)
+        except BrokerError as error:
+            # Their leases run out, and they are taken over all the same.
+            telemetry.log.warning("requests.hand_back_failed", error=str(error))
+
+    # -- waking -----------------------------------------------------------------------------------
+
+    def _is_interrupted(self) -> bool:
+        interrupted = self._interrupted.is_set()
+        self._interrupted.clear()
+        return interrupted
+
+    def _unblock(self) -> None:
+        if not self._reading:
+            return
+        server = self._links.blocking.server
+        if server is not None and self._links.writing.connected:
+            self._links.writing.send(("CLIENT", "UNBLOCK", server.client_id))
+        # It goes over another connection, and may overtake the read that it is to end.
+        if self._again is not None:
+            self._again.cancel()
+        self._again = asyncio.get_running_loop().call_later(_UNBLOCK_AGAIN, self._unblock)

@@ -1,0 +1,283 @@
+"""A service's request stream, seen from one worker."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from toolbus.bus import telemetry
+from toolbus.bus.broker import scripts
+from toolbus.bus.broker.keys import Keys
+from toolbus.bus.broker.lease.clock import ServerClock
+from toolbus.bus.broker.protocols import Delivery
+from toolbus.bus.broker.reading import integer
+from toolbus.bus.broker.transport.command import fields_of
+from toolbus.bus.broker.transport.transport import Transport
+from toolbus.bus.values.envelope import EntryNumbers, address, decode_request, new_run, numbers_of
+from toolbus.bus.values.results import EnvelopeError
+from toolbus.bus.values.settings import Settings
+
+GROUP = "g"
+
+_is_id = re.compile(rb"\d{1,20}-\d{1,20}").fullmatch
+
+
+class Fence(NamedTuple):
+    """The state of a request stream's fence: the group's generation, and this consumer's counter.
+
+    A delivery carries the state under which it was known to be ours. Equal to the server's, nothing has been moved since; a
+    state that was learned later proves nothing about it, since the move may have been what changed the state.
+    """
+
+    generation: bytes
+    counter: bytes
+
+    @property
+    def epoch(self) -> int:
+        """The number of times that the consumer group has been made anew."""
+        try:
+            return integer(self.generation.partition(b".")[0])
+        except EnvelopeError:
+            return 0
+
+
+Found = tuple[bytes, int, list[bytes] | None]
+"""A stream entry: its id, its delivery number, and its fields, flat."""
+
+
+UNSURE = b"?"
+"""Equal to no counter, so that a script looks at every id."""
+
+
+def common_fence(deliveries: Sequence[StreamDelivery]) -> Fence:
+    """Return the fence under which all of them are known to be this worker's, or one that is ``UNSURE``."""
+    fence: Fence = deliveries[0].fence
+    # The same object nearly always: what was taken together carries one.
+    for delivery in deliveries:
+        if delivery.fence is not fence and delivery.fence != fence:
+            return Fence(fence.generation, UNSURE)
+    return fence
+
+
+def entries_of(deliveries: Iterable[StreamDelivery]) -> list[bytes | int]:
+    """Return their entries, each with the number of its attempt, for scripts that look at every one."""
+    return [word for delivery in deliveries for word in (delivery.entry, delivery.attempt)]
+
+
+def tell_delivered_again(stream: RequestStream, calls: int) -> None:
+    """Log that a group was set back."""
+    telemetry.log.error("requests.delivered_again", service=stream.service, calls=calls)
+
+
+class GroupPosition:
+    """The newest entry that is known to have been delivered to anyone.
+
+    The server delivers in the order of ids, so a group that delivers an entry up to here once more was set back. That holds for reads that
+    begin afterwards: what is learned while a read is under way may include the very entries that its answer brings.
+
+    Attributes:
+        newest: the entry's numbers.
+    """
+
+    def __init__(self) -> None:
+        self.newest: EntryNumbers = ()
+
+    def advance(self, entry: bytes) -> None:
+        """Take in that an entry and those before it have been delivered."""
+        self.newest = max(self.newest, numbers_of(entry))
+
+    def had_passed(self, entry: bytes, before: EntryNumbers) -> bool:
+        """Return whether an entry had been delivered before a read that began when ``newest`` was ``before``."""
+        return numbers_of(entry) <= min(before, self.newest)
+
+    def reset(self) -> None:
+        """Forget everything: the group was made anew."""
+        self.newest = ()
+
+
+class BadEntry(Exception):
+    """An entry whose request can't be read; ``address`` is its (id, agent) when those can."""
+
+    def __init__(self, entry: bytes, document: bytes, reason: str, attempt: int, fence: Fence) -> None:
+        self.entry = entry
+        self.fence = fence
+        self.document = document
+        self.reason = reason
+        self.attempt = attempt
+        self.address = address(document)
+        super().__init__(reason)
+
+
+class StreamDelivery(Delivery, eq=False, kw_only=True):
+    """A delivery of a request stream.
+
+    Attributes:
+        queue: the stream that it comes from.
+        fence: the state under which it is known to be this worker's.
+        server: run id of the server that accepted it, when it must not happen twice.
+        noted: whether the server has a note about it, which goes when it ends.
+        recovered: whether it was taken over, and not delivered by the group.
+        after: the entry before it in its session, if one had not ended when it was published.
+    """
+
+    queue: RequestStream
+    fence: Fence
+    server: bytes = b""
+    noted: bool = False
+    recovered: bool = False
+    after: bytes = b""
+
+
+class RequestStream:
+    """One service's requests as this consumer sees them: what it holds, and the fence it knows.
+
+    Args:
+        on_lost: called for a delivery that is no longer this worker's.
+        set_aside: called for an entry whose request can't be read.
+    """
+
+    def __init__(
+        self,
+        keys: Keys,
+        service: str,
+        queue: str,
+        consumer: str,
+        clock: ServerClock,
+        settings: Settings,
+        *,
+        on_lost: Callable[[StreamDelivery], None],
+        set_aside: Callable[[RequestStream, BadEntry], None],
+    ) -> None:
+        self.service = service
+        self.queue = queue
+        self.consumer = consumer
+        self.key = keys.queue(queue)
+        self.fence = keys.fence(queue)
+        self.dead_letters = keys.dead_letters(queue)
+        self.alone_from = settings.alone_from
+        self.lease_ms = int(settings.lease * 1000)
+        self.cancelled = keys.cancelled(queue)
+        self.wake = keys.wake(queue)
+        self.fence_known = Fence(b"", b"")
+        self.position = GroupPosition()
+        self.held: dict[bytes, StreamDelivery] = {}
+        # How many requests the stream held, queued and running, when this worker last finished one.
+        self.depth = 0
+        self.paused = False
+        # True once its service is withdrawn: nothing more is taken, and what is held is still to be answered.
+        self.leaving = False
+        self._paused_since = float("-inf")
+        # True when calls of one session go to one worker.
+        self.sticky = False
+        self._keys = keys
+        self._clock = clock
+        self._settings = settings
+        self._on_lost = on_lost
+        self._set_aside = set_aside
+        # Unique without a system call per run, which cost a tenth of a worker's time.
+        self._runs_prefix = f"{new_run()}."
+        self._runs = itertools.count()
+
+    def pause(self, paused: bool, known: float) -> bool:
+        """Take in whether the service was paused at a local monotonic time; True when that is news. What was known earlier says nothing."""
+        if known < self._paused_since:
+            return False
+        news = paused != self.paused
+        self.paused, self._paused_since = paused, known
+        return news
+
+    def fence_is(self, generation: bytes, counter: bytes) -> None:
+        """Take in the fence's state. Deliveries that were held under another generation are lost."""
+        if generation != self.fence_known.generation and self.fence_known.generation:
+            for delivery in [held for held in self.held.values() if held.fence.generation != generation]:
+                self.lose(delivery)
+            self.position.reset()
+        if self.fence_known != (generation, counter):
+            self.fence_known = Fence(generation, counter)
+
+    def lose(self, delivery: StreamDelivery) -> None:
+        """Let go of a delivery that is no longer this worker's; one that is not held was let go before, or is tried again."""
+        if self.held.get(delivery.entry) is delivery:
+            del self.held[delivery.entry]
+            self._on_lost(delivery)
+
+    def leave(self, delivery: StreamDelivery) -> None:
+        """Leave an entry to whoever runs it; if nobody renews it, it is taken over after a lease."""
+        if self.held.get(delivery.entry) is delivery:
+            del self.held[delivery.entry]
+
+    def deliveries(self, entries: Iterable[Found], fence: Fence) -> list[StreamDelivery]:
+        """Make deliveries from stream entries, held from now on; ``fence`` was known before they were made, or with them.
+
+        Entries whose request can't be read are set aside instead.
+        """
+        made: list[StreamDelivery] = []
+        held, keys, epoch, limit = self.held, self._keys, fence.epoch, self._settings.max_request + 1024
+        offset = self._clock.offset
+        now_ms = (self._clock.monotonic() + offset) * 1000
+        for entry, attempt, fields in entries:
+            document = server = after = b""
+            try:
+                # The order in which publish.lua writes them.
+                if fields is not None and len(fields) == 4 and fields[0] == b"r" and fields[2] == b"d":
+                    document = fields[1]
+                    deadline_ms = integer(fields[3])
+                else:
+                    found = fields_of(fields or ())
+                    document, server, after = found.get(b"r", b""), found.get(b"s", b""), found.get(b"p", b"")
+                    deadline_ms = integer(found[b"d"])
+                request = decode_request(document, limit=limit)
+            except (EnvelopeError, KeyError) as error:
+                reason = "the entry has no deadline" if isinstance(error, KeyError) else str(error)
+                self._set_aside(self, BadEntry(entry, document, reason, attempt, fence))
+                continue
+            if entry in held:
+                # Delivered once more, by a group that was made anew.
+                self.lose(held[entry])
+            delivery = held[entry] = StreamDelivery(
+                request,
+                keys.call(request.id) if request.shared else keys.replies(request.agent) if request.agent else "",
+                entry,
+                epoch,
+                attempt,
+                deadline_ms / 1000 - offset,
+                max(0.0, now_ms - float(entry.partition(b"-")[0])),
+                self._next_run(),
+                queue=self,
+                fence=fence,
+                server=server,
+                after=after if _is_id(after) else b"",
+            )
+            made.append(delivery)
+        return made
+
+    def left_ms(self, delivery: StreamDelivery) -> int:
+        """Return the milliseconds until a delivery's deadline."""
+        return int(max(0.0, delivery.deadline - self._clock.monotonic()) * 1000)
+
+    def pause_key(self, entry: bytes) -> str:
+        """Return the key of the note about an entry: when its time is up, and how often it was cut off."""
+        return self._keys.pause(self.queue, entry.decode())
+
+    def renewable(self, now: float) -> list[StreamDelivery]:
+        """Return held deliveries whose deadline has not passed; safe to call from the lease thread."""
+        # list() of a dict is one step under the interpreter's lock, so the loop can't change it meanwhile.
+        return [delivery for delivery in list(self.held.values()) if delivery.deadline > now]
+
+    def _next_run(self) -> str:
+        return f"{self._runs_prefix}{next(self._runs):x}"
+
+    async def retry(self, link: Transport, delivery: StreamDelivery) -> StreamDelivery | None:
+        """Count a further attempt of a held delivery; None when it is no longer ours."""
+        attempt = delivery.attempt + 1
+        if not await self.count(link, delivery.entry, attempt, delivery.fence) or self.held.get(delivery.entry) is not delivery:
+            return None
+        again = self.held[delivery.entry] = delivery.again(attempt, self._next_run())
+        return again
+
+    async def count(self, link: Transport, entry: bytes, attempt: int, fence: Fence) -> bool:
+        """Say that an entry is about to run again, for the ``attempt``-th time; False when it is no longer ours."""
+        args = (self.consumer, *fence, entry, attempt)
+        return bool(await link.execute_script(scripts.COUNT, (self.key, self.fence), args, repeatable=True))

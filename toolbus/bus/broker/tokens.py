@@ -1,0 +1,75 @@
+"""Keep the records of bearer tokens, for every gateway of a namespace."""
+
+from __future__ import annotations
+
+import msgspec
+
+from toolbus.bus.broker.keys import Keys
+from toolbus.bus.broker.reading import document, skip
+from toolbus.bus.broker.transport.command import scan_hash
+from toolbus.bus.broker.transport.transport import Transport
+from toolbus.bus.values.results import ConfigurationError, EnvelopeError
+from toolbus.bus.values.tokens import TokenRecord
+
+MOST_TOKENS = 10_000
+"""Most tokens of a namespace."""
+
+_MOST_RECORD = 262_144
+_records = msgspec.json.Decoder(TokenRecord)
+
+
+class RedisTokens:
+    """``Tokens`` on a server, with an operator's methods."""
+
+    def __init__(self, link: Transport, keys: Keys) -> None:
+        self._link = link
+        self._key = keys.tokens
+
+    async def get(self, id: str) -> TokenRecord | None:
+        """Return the record of a token, or None.
+
+        Raises:
+            BrokerError: the server could not be asked.
+        """
+        value: bytes | None = await self._link.execute("HGET", self._key, id, repeatable=True)
+        return None if value is None else self._read(id.encode(), value)
+
+    async def all(self) -> list[TokenRecord]:
+        """Return every record that can be read, by name.
+
+        Raises:
+            BrokerError: the server could not be asked.
+        """
+        found = {field: value async for field, value in scan_hash(self._link, self._key)}
+        records = (self._read(field, value) for field, value in found.items())
+        return sorted((each for each in records if each is not None), key=lambda each: (each.name, each.id))
+
+    async def add(self, record: TokenRecord) -> None:
+        """Store a record.
+
+        Raises:
+            ConfigurationError: there are too many.
+            BrokerError: the server refuses it.
+        """
+        if len(await self.all()) >= MOST_TOKENS:
+            raise ConfigurationError(f"there are {MOST_TOKENS:,} tokens; revoke some with `toolbus secure tokens revoke`")
+        await self._link.execute("HSET", self._key, record.id, msgspec.json.encode(record), repeatable=True)
+
+    async def revoke(self, id: str) -> bool:
+        """Delete a record, also one that can't be read; False when there was none.
+
+        Raises:
+            BrokerError: the server refuses it.
+        """
+        return bool(await self._link.execute("HDEL", self._key, id, repeatable=True))
+
+    def _read(self, field: bytes, value: bytes) -> TokenRecord | None:
+        try:
+            record = document(value, _records, most=_MOST_RECORD)
+        except EnvelopeError as error:
+            skip(self._key, error, field=field)
+            return None
+        if record.id.encode() != field:
+            skip(self._key, f"it holds the record of another token, {record.id}", field=field)
+            return None
+        return record

@@ -1,0 +1,89 @@
+"""The one place that makes redis-py's connections and clients. None of them tries anything again: that is for their users to decide."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import redis
+import redis.asyncio as aredis
+from redis.backoff import NoBackoff
+from redis.maint_notifications import MaintNotificationsConfig
+from redis.retry import Retry
+
+from toolbus.bus.broker.transport.bounded import BoundedSocket
+
+CONNECT_TIMEOUT = 3.0
+"""Seconds for a TCP connection and its TLS handshake, one lost packet included."""
+
+
+def _bounded(kind: Any) -> Any:
+    class Bounded(kind):  # type: ignore[misc]
+        """A connection with a time limit for each answer as a whole."""
+
+        def _connect(self) -> BoundedSocket:
+            return BoundedSocket(super()._connect())
+
+    return Bounded
+
+
+_SYNCHRONOUS: dict[Any, Any] = {
+    aredis.Connection: _bounded(redis.Connection),
+    aredis.SSLConnection: _bounded(redis.SSLConnection),
+    aredis.UnixDomainSocketConnection: _bounded(redis.UnixDomainSocketConnection),
+}
+
+
+def connection(options: Mapping[str, Any]) -> Any:
+    """Return an asynchronous connection that is not yet open; its reader bounds its reads."""
+    kind, given = _given({"socket_timeout": None, **options})
+    return kind(**given)
+
+
+def client(options: Mapping[str, Any], timeout: float) -> redis.Redis:
+    """Return a synchronous client with one open connection, whose answers may take ``timeout`` seconds each."""
+    # A server that hangs accepts connections and never greets: news that another took its place would find no connection to close yet.
+    opening = min(timeout, CONNECT_TIMEOUT)
+    bounds = {"socket_timeout": opening, "socket_connect_timeout": opening}
+    kind, given = _given({**options, **bounds})
+    pool = redis.ConnectionPool(connection_class=_SYNCHRONOUS[kind], **given)
+    # One connection that stays with it: closing it wakes a thread that waits for an answer.
+    made = redis.Redis(connection_pool=pool, retry=given["retry"], single_connection_client=True)
+    made.auto_close_connection_pool = True
+    opened: Any = made.connection
+    opened.update_current_socket_timeout(timeout)
+    return made
+
+
+def check(options: Mapping[str, Any]) -> None:
+    """Look whether connections can be made of these options.
+
+    Raises:
+        TypeError: one of them is unknown.
+    """
+    kind, given = _given(options)
+    kind(**given)
+    _SYNCHRONOUS[kind](**given)
+
+
+def encrypted(options: Mapping[str, Any]) -> bool:
+    """Return whether connections of these options speak TLS."""
+    return options.get("connection_class") is aredis.SSLConnection
+
+
+def _given(options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    given = {
+        "socket_connect_timeout": CONNECT_TIMEOUT,
+        "maint_notifications_config": MaintNotificationsConfig(enabled=False),
+        "protocol": 3,
+        **options,
+        # A blind retry would publish twice, and ten of them at one node keep everybody waiting for the others.
+        "retry": Retry(NoBackoff(), 0),
+        "retry_on_timeout": False,
+        "retry_on_error": [],
+    }
+    kind = given.pop("connection_class", aredis.Connection)
+    if kind is aredis.SSLConnection:
+        # Without one, OpenSSL asks at the terminal for the password of a key, and everything waits.
+        given.setdefault("ssl_password", "")
+    return kind, given

@@ -1,0 +1,147 @@
+"""A command on its way to the server, and what comes back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
+
+from toolbus.bus import telemetry
+from toolbus.bus.broker.forms import ANYTHING, Form
+from toolbus.bus.broker.reading import shown
+from toolbus.bus.broker.transport.discovery import Node
+from toolbus.bus.values.results import BrokerError
+
+Reply = Any
+"""A server's answer: bytes, int, float, None, bool, list, dict, or an error as a value."""
+
+OnReply = Callable[[Reply], None]
+
+
+class ReplyError(BrokerError):
+    """An error reply of the server; its text starts with the server's error code."""
+
+
+class WrongAnswerError(ReplyError):
+    """The server answered with something that is no answer to the command, so it is unknown whether it was carried out."""
+
+
+class WrongTypeError(ReplyError):
+    """A key is not of the type that it should be; the text names it, or the keys of the script that met it."""
+
+    @classmethod
+    def naming(cls, keys: Sequence[object]) -> Self:
+        """Return the error for an operator, who can look at the keys."""
+        named = ", ".join(shown(key) for key in keys)
+        which = "the key" if len(keys) == 1 else "one of the keys"
+        return cls(f"WRONGTYPE {which} {named} holds a value of a wrong type; nothing of toolbus writes this; delete it")
+
+
+# Error replies to commands that were certainly not carried out.
+ELSEWHERE = frozenset({"READONLY", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "MOVED", "UNBLOCKED"})
+"""The server is not the one that serves us any more, or not yet."""
+
+SOON = frozenset({"TRYAGAIN", "NOREPLICAS", "BUSY"})
+"""It is, and carries the command out in a moment."""
+
+
+class Command(NamedTuple):
+    """A packed command that waits for its answer, which has the ``form``; ``misanswered`` after one that had not."""
+
+    packed: bytes
+    on_reply: OnReply | None
+    repeatable: bool
+    same_server: bool = False
+    form: Form = ANYTHING
+    misanswered: bool = False
+
+
+T = TypeVar("T")
+
+_SCAN_COUNT = 256
+
+
+class Executor(Protocol):
+    """A carrier of commands to the server; a ``Link`` is one."""
+
+    async def execute(self, *args: Any, repeatable: bool = False) -> Reply:
+        """Send a command and wait for its answer."""
+
+
+def info_fields(reply: Reply) -> dict[str, str]:
+    """Return the fields of an ``INFO`` section by name."""
+    text = reply.decode("utf-8", "replace") if isinstance(reply, bytes) else str(reply)
+    return dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+
+
+def fields_of(flat: Sequence[T]) -> dict[T, T]:
+    """Fields and values that follow each other, as a stream entry has them."""
+    return dict(zip(flat[::2], flat[1::2], strict=False))
+
+
+async def scan_hash(link: Executor, key: str) -> AsyncIterator[tuple[bytes, bytes]]:
+    """Fields and values of a hash, in bounded parts that never block the server for long. Some may come twice.
+
+    Raises:
+        BrokerError: the server could not be asked.
+    """
+    cursor: bytes = b"0"
+    while True:
+        cursor, flat = await link.execute("HSCAN", key, cursor, "COUNT", _SCAN_COUNT, repeatable=True)
+        for field in fields_of(flat).items():
+            yield field
+        if cursor == b"0":
+            return
+
+
+# A slot is moved in seconds. One of many large keys takes longer, and what gives up meanwhile is done twice.
+_PATIENCE = 60.0
+_WARN_AFTER = 5.0
+# These end when an operator has looked after the server, and until then nothing is carried out for anybody.
+_FOR_ALL = SOON - {"TRYAGAIN"}
+
+
+class Refused(NamedTuple):
+    """A command that was not carried out and is to be sent again: after a moment if ``soon``, or to ``node`` while the slot moves."""
+
+    command: Command
+    soon: bool = False
+    node: Node | None = None
+
+
+class Patience:
+    """The time for which one server has refused commands, each until ``end`` is called.
+
+    Args:
+        monotonic: the local clock, in seconds.
+    """
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._since: float | None = None
+        self._warned = False
+
+    def holds(self, server: str, error: ReplyError) -> bool:
+        """Take in a refusal, and say once if they go on; False when the refusal is to be the command's answer."""
+        now = self._monotonic()
+        if self._since is None:
+            self._since = now
+            self._warned = False
+        seconds = now - self._since
+        if seconds >= _WARN_AFTER and not self._warned:
+            self._warned = True
+            telemetry.log.warning("link.held_up", server=server, seconds=round(seconds), error=str(error))
+        return seconds < _PATIENCE or str(error).partition(" ")[0] in _FOR_ALL
+
+    def end(self) -> None:
+        """Begin anew: everything that was refused has its answer."""
+        self._since = None
+
+
+def node_in(rest: str) -> Node | None:
+    """Return the address in what follows the code of a redirection, ``<slot> <host>:<port>``; None when there is none."""
+    try:
+        node = Node.parse(rest.partition(" ")[2])
+    except ValueError:
+        return None
+    return node if 0 < node.port < 65_536 else None

@@ -1,0 +1,216 @@
+"""The connections of a process: one that writes and never waits, one that waits in blocking reads, one that waits for replicas."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from toolbus.bus import telemetry
+from toolbus.bus.broker.forms import Form
+from toolbus.bus.broker.scripts import Script
+from toolbus.bus.broker.transport.command import ELSEWHERE, Command, OnReply, Reply, ReplyError, WrongTypeError
+from toolbus.bus.broker.transport.connection import Connector
+from toolbus.bus.broker.transport.link import Link
+from toolbus.bus.broker.transport.mastership import mastership
+from toolbus.bus.telemetry.background import keep_running
+from toolbus.bus.values.results import BrokerUnavailable, ToolbusError
+
+_OPENING = 10.0
+
+
+class Links:
+    """Its links, kept connected from ``open`` until ``leave``, and the tasks that live as long.
+
+    Args:
+        on_push, on_up: of the writing link; ``on_blocking_up`` of the blocking one.
+        on_failed: called when a lasting task was given up: nothing here can be relied on any more.
+        on_moved: called when the links were dropped because another server is the master.
+        replicated: whether there is a link of its own for what waits for replicas.
+    """
+
+    def __init__(
+        self,
+        connector: Connector,
+        *,
+        on_failed: Callable[[ToolbusError], None],
+        on_push: Callable[[list[Any]], None] | None = None,
+        on_up: Callable[[bool], None] | None = None,
+        on_blocking_up: Callable[[bool], None] | None = None,
+        on_moved: Callable[[], None] = lambda: None,
+        replicated: bool = False,
+    ) -> None:
+        self._connector = connector
+        self._on_failed = on_failed
+        self.writing = Link(connector, on_push=on_push, on_up=self._up(on_up))
+        self.blocking = Link(connector, on_up=self._up(on_blocking_up))
+        self.replicated = Link(connector, on_up=self._up(None)) if replicated else self.writing
+        self._links = tuple(dict.fromkeys((self.writing, self.blocking, self.replicated)))
+        self.mastership = mastership(connector, self._links, on_moved)
+        self._tasks: asyncio.TaskGroup | None = None
+        self._working: list[asyncio.Task[None]] = []
+        self._home: asyncio.Task[None] | None = None
+        self._leaving = asyncio.Event()
+
+    @property
+    def connected(self) -> bool:
+        """True when the server can be spoken to now."""
+        return self.writing.connected and self.blocking.connected
+
+    @property
+    def closing(self) -> bool:
+        """True when ``leave`` was called."""
+        return self._leaving.is_set()
+
+    @property
+    def open(self) -> bool:
+        """True when it was opened and not left."""
+        return self._home is not None
+
+    @asynccontextmanager
+    async def opening(self) -> AsyncIterator[None]:
+        """Connect both; within the block are the first commands, for which a lost connection is waited for a bounded time.
+
+        What goes wrong in it closes the connections again.
+
+        Raises:
+            BrokerUnavailable: the server can't be reached, or did not answer in time.
+            BrokerError: it refuses us.
+        """
+        try:
+            for link in self._links:
+                await link.connect()
+            ready = asyncio.Event()
+            self._home = asyncio.create_task(self._live(ready), name="toolbus-links")
+            await ready.wait()
+            async with asyncio.timeout(_OPENING):
+                yield
+        except BaseException as error:
+            await self.leave()
+            if isinstance(error, TimeoutError):
+                raise BrokerUnavailable(f"{self._connector.display} did not answer within {_OPENING:g} s") from None
+            raise
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do something until it is done, or until ``leave`` cancels it. What goes wrong in it is logged, and ends nothing else."""
+        if self._tasks is None or self.closing:
+            work.close()
+            return
+        task = self._tasks.create_task(_once(work))
+        self._working.append(task)
+        task.add_done_callback(self._working.remove)
+
+    def keep(self, name: str, work: Callable[[], Coroutine[Any, Any, None]], *, every: float) -> None:
+        """Do something lasting until ``leave`` cancels it; it begins again when it fails. ``every`` is as for ``keep_running``."""
+        self.start(self._keep(name, work, every))
+
+    async def _keep(self, name: str, work: Callable[[], Coroutine[Any, Any, None]], every: float) -> None:
+        try:
+            await keep_running(name, work, every=every)
+        except ToolbusError as error:
+            self._on_failed(error)
+
+    def _up(self, callback: Callable[[bool], None] | None) -> Callable[[bool], None]:
+        def up(restarted: bool) -> None:
+            if callback is not None:
+                callback(restarted)
+            self.mastership.look()
+
+        return up
+
+    async def leave(self) -> None:
+        """Cancel what was started, and disconnect; what waits for answers gets ``BrokerUnavailable``."""
+        self._leaving.set()
+        for link in self._links:
+            link.close()
+        home, self._home = self._home, None
+        if home is not None:
+            await home
+        for link in self._links:
+            await link.wait_closed()
+
+    async def _live(self, ready: asyncio.Event) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            for link in self._links:
+                self.keep("connection", link.maintain, every=0)
+            self.keep("mastership", self.mastership.run, every=0)
+            ready.set()
+            await self._leaving.wait()
+            for task in list(self._working):
+                task.cancel()
+
+
+async def _once(work: Coroutine[Any, Any, None]) -> None:
+    try:
+        await work
+    except Exception:  # noqa: BLE001 - in a group it would cancel all others, reconnecting included
+        telemetry.log.exception("task.failed", task=getattr(work, "__qualname__", "task"))
+
+
+# Seconds for an answer: somebody waits at a terminal.
+_ANSWER = 10.0
+
+
+class ShortLink(Link):
+    """A link for a short while that does not reconnect: when the connection is lost or an answer late, every command ends with an error.
+
+    It has no mender either, so the error for a key of a wrong type, a ``WrongTypeError``, names the key for people.
+    """
+
+    _refusal: ReplyError | None = None
+
+    def send(
+        self,
+        args: tuple[Any, ...],
+        on_reply: OnReply | None = None,
+        *,
+        repeatable: bool = False,
+        same_server: bool = False,
+        form: Form | None = None,
+    ) -> None:
+        """Queue a command, whose answer must come in time."""
+        late = self._loop.call_later(_ANSWER, self._give_up_late)
+
+        def answered(reply: Reply) -> None:
+            late.cancel()
+            if on_reply is not None:
+                on_reply(reply)
+
+        super().send(args, answered, repeatable=repeatable, same_server=same_server, form=form)
+
+    async def execute(self, *args: Any, repeatable: bool = False) -> Reply:
+        """Send a command and wait for its answer; its first argument is its key, if it has any."""
+        with _naming(args[1:2]):
+            return await super().execute(*args, repeatable=repeatable)
+
+    async def execute_script(self, script: Script, keys: tuple[Any, ...], args: tuple[Any, ...], *, repeatable: bool = False) -> Reply:
+        """Run a script and wait for its answer."""
+        with _naming(keys):
+            return await super().execute_script(script, keys, args, repeatable=repeatable)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End it; what may be repeated is told, too."""
+        super().connection_lost(exc)
+        self._end("the connection was lost")
+
+    def _give_up_late(self) -> None:
+        why = "" if self._refusal is None else f", but refused what it was asked: {self._refusal}"
+        self._end(f"the server did not answer within {_ANSWER:g} s{why}")
+
+    def _put_off(self, command: Command, error: ReplyError) -> bool:
+        self._refusal = error
+        # There will be no other connection, to carry it out elsewhere.
+        return str(error).partition(" ")[0] not in ELSEWHERE and super()._put_off(command, error)
+
+
+@contextlib.contextmanager
+def _naming(keys: Sequence[object]) -> Iterator[None]:
+    try:
+        yield
+    except ReplyError as error:
+        if not str(error).startswith("WRONGTYPE"):
+            raise
+        raise WrongTypeError.naming(keys) from None

@@ -1,0 +1,391 @@
+"""The steps of the protocol that an open worker takes part in."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from toolbus.bus import telemetry
+from toolbus.bus.broker import scripts
+from toolbus.bus.broker.confirmations import DeadlineNotes, RedisConfirmations
+from toolbus.bus.broker.finish import Endings, Outbox
+from toolbus.bus.broker.keys import Keys
+from toolbus.bus.broker.lease.clock import ServerClock
+from toolbus.bus.broker.lease.thread import Beat, LeaseThread, Renewal
+from toolbus.bus.broker.limits import RedisTallies, days_back
+from toolbus.bus.broker.opening import Failing
+from toolbus.bus.broker.protocols import Beginning, WorkerListener
+from toolbus.bus.broker.recent import RecentWriter
+from toolbus.bus.broker.recover import AbandonedCalls, KeyRepair, Upkeep
+from toolbus.bus.broker.registry.publications import WorkerRegistration
+from toolbus.bus.broker.registry.registry import RedisRegistry
+from toolbus.bus.broker.sessions import Ownership, Snapshots
+from toolbus.bus.broker.statistics.answering import Answering
+from toolbus.bus.broker.take.intake import Intake
+from toolbus.bus.broker.take.requests import Fence, RequestStream, StreamDelivery, tell_delivered_again
+from toolbus.bus.broker.take.wake_channel import WakeChannel
+from toolbus.bus.broker.transport.command import Reply, WrongAnswerError
+from toolbus.bus.broker.transport.connection import Connector
+from toolbus.bus.broker.transport.links import Links
+from toolbus.bus.broker.transport.mastership import Mastership, Replication
+from toolbus.bus.broker.transport.transport import Transport, accepted_here, may_have_forgotten, tell_time, warn_of_eviction
+from toolbus.bus.values.descriptors import ServiceDescriptor
+from toolbus.bus.values.results import BrokerError, ErrorInfo
+from toolbus.bus.values.settings import Settings
+
+# Marks of one script, which blocks the server for as long.
+_MOST_MARKS = 256
+
+_Answer = asyncio.Future[tuple[Reply, bool]]
+_Waiting = list[tuple[StreamDelivery, _Answer]]
+
+
+class Beginnings:
+    """Marks what begins within one turn of the event loop with one script.
+
+    Args:
+        retention: seconds for which a mark outlives its call's deadline.
+    """
+
+    def __init__(
+        self, link: Transport, mastership: Mastership, replication: Replication, keys: Keys, clock: ServerClock, retention: float
+    ) -> None:
+        self._link = link
+        self._mastership = mastership
+        self._replication = replication
+        self._keys = keys
+        self._clock = clock
+        self._retention = retention
+        self._loop = asyncio.get_running_loop()
+        self._waiting: dict[tuple[RequestStream, Fence], _Waiting] = {}
+
+    async def begin(self, delivery: StreamDelivery) -> Beginning:
+        """Mark that a ``once`` handler begins, on a server that is surely the master before and after.
+
+        Returns:
+            ``started`` when the handler may run; otherwise why it may not.
+
+        Raises:
+            BrokerError: the server could not be asked.
+        """
+        while True:
+            await self._mastership.wait()
+            if not accepted_here(self._link, delivery.server) and await may_have_forgotten(self._link):
+                return "unsure"
+            reply, confirmed = await self._mark(delivery)
+            if reply == b"began" and delivery.attempt == 1 and not delivery.recovered:
+                # Nobody has died of it: the group was set back, and whoever began it runs it.
+                tell_delivered_again(delivery.queue, 1)
+                delivery.queue.leave(delivery)
+                return "lost"
+            if reply != b"started":
+                return "began" if reply == b"began" else "lost"
+            if not confirmed:
+                return "unconfirmed"
+            # The same run may mark its beginning again, which tells what another server knows of it.
+            if self._mastership.sure:
+                return "started"
+
+    def _mark(self, delivery: StreamDelivery) -> _Answer:
+        if not self._waiting:
+            self._loop.call_soon(self._write)
+        answer: _Answer = self._loop.create_future()
+        self._waiting.setdefault((delivery.queue, delivery.fence), []).append((delivery, answer))
+        return answer
+
+    def _write(self) -> None:
+        waiting, self._waiting = self._waiting, {}
+        for (stream, fence), batch in waiting.items():
+            for start in range(0, len(batch), _MOST_MARKS):
+                self._write_part(stream, fence, batch[start : start + _MOST_MARKS])
+
+    def _write_part(self, stream: RequestStream, fence: Fence, part: _Waiting) -> None:
+        now = self._clock.monotonic()
+        marks: list[str] = []
+        args: list[str | bytes | int] = [stream.consumer, *fence]
+        for delivery, _ in part:
+            marks.append(self._keys.started(delivery.request.id))
+            left = max(0.0, delivery.deadline - now) + self._retention
+            args += (delivery.entry, delivery.attempt, delivery.run, int(left * 1000))
+
+        def done(reply: Reply, confirmed: bool) -> None:
+            if not isinstance(reply, BrokerError) and len(reply) != len(part):
+                reply = WrongAnswerError(f"the server said {len(reply)} words about {len(part)} runs")
+            for index, (_, answer) in enumerate(part):
+                if answer.done():
+                    continue
+                if isinstance(reply, BrokerError):
+                    answer.set_exception(reply)
+                else:
+                    answer.set_result((reply[index], confirmed))
+
+        self._replication.write(scripts.START, (stream.key, stream.fence, *marks), tuple(args), done)
+
+
+class BeatEffects:
+    """Applies what each beat learned: the server's time, lost deliveries, pauses, lost registrations.
+
+    Args:
+        streams: the request streams by service, read afresh at each beat.
+        on_failed: called when a beat failed.
+        on_paused: called with a service, whether it is paused, and the local monotonic time at which that was asked.
+        on_missing: called with the services in which the registry has lost this worker.
+        on_beaten: called with the local monotonic time at which a beat was sent that succeeded.
+    """
+
+    def __init__(
+        self,
+        clock: ServerClock,
+        streams: Mapping[str, RequestStream],
+        ownership: Ownership,
+        mastership: Mastership,
+        *,
+        on_failed: Callable[[], None],
+        on_paused: Callable[[str, bool, float], None],
+        on_missing: Callable[[list[str]], None],
+        on_beaten: Callable[[float], None],
+    ) -> None:
+        self._clock = clock
+        self._streams = streams
+        self._ownership = ownership
+        self._mastership = mastership
+        self._on_failed = on_failed
+        self._on_paused = on_paused
+        self._on_missing = on_missing
+        self._on_beaten = on_beaten
+
+    def apply(self, beat: Beat | None) -> None:
+        """Take in a beat; None is one that failed."""
+        if beat is None:
+            self._on_failed()
+            return
+        self._on_beaten(beat.asked)
+        self._mastership.compare()
+        self._clock.observe(beat.server_ms, beat.asked, beat.answered)
+        self._ownership.beaten(beat.asked, beat.answered, missing=bool(beat.missing))
+        for service, stream in self._streams.items():
+            if service in beat.paused:
+                self._on_paused(service, beat.paused[service], beat.asked)
+            if service in beat.renewed:
+                _renew(stream, beat.renewed[service])
+        if beat.missing:
+            self._on_missing([member.partition("/")[0] for member in beat.missing])
+
+
+def _renew(stream: RequestStream, renewals: list[Renewal]) -> None:
+    for renewal in renewals:
+        for delivery in renewal.kept:
+            delivery.fence = renewal.fence
+        for delivery in renewal.lost:
+            stream.lose(delivery)
+        stream.fence_is(*renewal.fence)
+
+
+class WorkerSteps:
+    """The steps of one open worker, each made with the steps that it uses.
+
+    Raises:
+        RuntimeError: no event loop runs.
+    """
+
+    def __init__(
+        self, settings: Settings, connector: Connector, keys: Keys, instance: str, clock: ServerClock, listener: WorkerListener
+    ) -> None:
+        self._settings = settings
+        self._connector = connector
+        self._instance = instance
+        self._keys = keys
+        self._clock = clock
+        self.listener = listener
+        self.streams: dict[str, RequestStream] = {}
+        # Connections.
+        self.links = Links(
+            connector,
+            on_failed=listener.on_failed,
+            on_push=self._pushed,
+            on_up=self.connected,
+            # A reader that waits to read again need not wait any longer.
+            on_blocking_up=lambda _restarted: self.intake.interrupt(),
+            on_moved=self._moved,
+            replicated=settings.wait_replicas > 0,
+        )
+        self.link = link = self.links.writing
+        self.replication = Replication(self.links.replicated, settings.wait_replicas, settings.wait_timeout)
+        self.key_repair = KeyRepair(link, self._types, self._keys_deleted)
+        link.on_wrong_type = self.links.blocking.on_wrong_type = self.key_repair.request
+        # Shared state.
+        self.tallies = RedisTallies(link, keys)
+        self.confirmations = RedisConfirmations(link, keys, settings.lease)
+        self.notes = DeadlineNotes(link, keys, clock, settings.retention)
+        # Register.
+        registry = RedisRegistry(link, keys, settings)
+        self.ownership = Ownership(link, keys, settings.lease, instance, listener.sessions)
+        self.snapshots = Snapshots(link, keys, self.ownership)
+        self.registration = WorkerRegistration(link, keys, instance, registry, self.streams, self.ownership.doubt, listener.on_failed)
+        # Finish.
+        self.outbox = Outbox(
+            link,
+            keys,
+            reply_limit=settings.reply_limit,
+            reply_bytes=settings.reply_bytes,
+            on_replies_gone=self._replies_gone,
+            on_lost=listener.on_lost,
+            failing=Failing(settings.lease, "no calls could be finished", listener.on_failed),
+            server=connector.display,
+        )
+        self.endings = Endings(link, keys, instance, outbox=self.outbox, ownership=self.ownership, notes=self.notes, start=self.links.start)
+        # Tell operators.
+        self.recent = RecentWriter(link, keys, clock, instance, settings.recent, self.outbox.before_sending)
+        self.answering = Answering(
+            link,
+            keys,
+            clock,
+            instance,
+            self.streams,
+            listener=listener,
+            retaken=lambda: self.upkeep.retaken,
+            traffic=self._traffic,
+        )
+        # Recover.
+        self._abandoned = abandoned = AbandonedCalls(link, keys, clock, self.streams, outbox=self.outbox, listener=listener)
+        self.upkeep = Upkeep(
+            link,
+            keys,
+            settings.lease,
+            clock,
+            self.streams,
+            listener=listener,
+            registry=registry,
+            ownership=self.ownership,
+            notes=self.notes,
+            abandoned=abandoned,
+            register_lost=self._register_lost,
+            on_lost_elsewhere=self.recent.lost,
+        )
+        # Take.
+        self.beginnings = Beginnings(self.links.replicated, self.links.mastership, self.replication, keys, clock, settings.retention)
+        self.intake = Intake(
+            self.links,
+            self.streams,
+            instance,
+            settings.lease,
+            listener=listener,
+            upkeep=self.upkeep,
+            abandoned=abandoned,
+            ownership=self.ownership,
+            register_again=self.registration.register_again,
+        )
+        self.wake = WakeChannel(
+            link,
+            clock,
+            instance,
+            self.streams,
+            listener=listener,
+            confirmations=self.confirmations,
+            upkeep=self.upkeep,
+            intake=self.intake,
+            start=self.links.start,
+            asked=self.answering.answer,
+            everybodys=keys.wake_all,
+        )
+        # Keep the leases.
+        self._beats = BeatEffects(
+            clock,
+            self.streams,
+            self.ownership,
+            self.links.mastership,
+            # One of the keys may be of a wrong type.
+            on_failed=self.key_repair.request,
+            on_paused=self.wake.pause,
+            on_missing=self._register_again,
+            on_beaten=self.intake.beaten,
+        )
+        self.leases = LeaseThread(
+            connector,
+            keys,
+            instance,
+            settings.lease,
+            streams=self.streams,
+            report=self._beaten,
+            on_failed=listener.on_failed,
+            demoted=self._demoted,
+        )
+
+    async def start(self) -> None:
+        """Connect, then begin to beat and to keep up.
+
+        Raises:
+            BrokerError: the server can't be reached or can't serve.
+        """
+        async with self.links.opening():
+            await tell_time(self.link, self._clock)
+            await warn_of_eviction(self.link, self._connector.display)
+        self.link.subscribe(self._keys.wake_all)
+        self._clock.distrust()
+        self.leases.start()
+        self.links.keep("mender", self.key_repair.run, every=0)
+        self.links.keep("upkeep", self.upkeep.run, every=self.upkeep.every)
+
+    def _traffic(self) -> tuple[int, int]:
+        statistics = self.link.statistics()
+        return statistics.commands, statistics.connects
+
+    def stream_of(self, service: ServiceDescriptor) -> RequestStream:
+        """Return the request stream of a service, of which nothing has been taken yet."""
+        lost, set_aside = self.listener.on_lost, self.endings.set_aside
+        keys, clock = self._keys, self._clock
+        return RequestStream(keys, service.id, service.queue, self._instance, clock, self._settings, on_lost=lost, set_aside=set_aside)
+
+    def connected(self, restarted: bool) -> None:
+        """Take in that the writing link has connected; ``restarted`` when the server is another process now."""
+        # A reconnect may have delayed the beats of all workers, so their leases get time to be renewed.
+        self._clock.distrust()
+        self.confirmations.nudge()
+        if self.links.open and self.link.statistics().connects > 1:
+            self.leases.nudge()
+            self.wake.catch_up()
+        if restarted:
+            if self.links.open:
+                self.ownership.doubt()
+            telemetry.log.warning("link.server_restarted", server=self._connector.display)
+
+    def _replies_gone(self, replies: str, error: ErrorInfo) -> None:
+        if error.type == "cancelled":
+            self.links.start(self._abandoned.stop_calls_of(replies, error))
+        else:
+            self.listener.on_replies_gone(replies, error)
+
+    def _pushed(self, message: list[Any]) -> None:
+        self.wake.receive(message)
+
+    def _demoted(self) -> None:
+        if not self.links.closing:
+            self.links.mastership.demoted("it is a replica now")
+
+    def _moved(self) -> None:
+        if self.links.open:
+            self.leases.relocate()
+
+    def _beaten(self, beat: Beat | None) -> None:
+        if not self.links.closing:
+            self._beats.apply(beat)
+
+    def _register_again(self, services: list[str]) -> None:
+        if self.registration.active:
+            self.links.start(self.registration.register_again(services))
+
+    def _keys_deleted(self) -> None:
+        # They may have been a part of the registration.
+        self._register_again(list(self.streams))
+
+    async def _register_lost(self) -> None:
+        # No command fails because of a key that is only written in error, so ask for a repair of all keys now and then.
+        self.key_repair.request()
+        await self.registration.register_missing()
+
+    def _types(self) -> list[dict[str, str]]:
+        types = self._keys.of_workers() | {self._keys.usage(day): "hash" for day in days_back(1)}
+        for stream in self.streams.values():
+            types |= self._keys.of_service(stream.service, stream.queue)
+        return [types]

@@ -1,0 +1,372 @@
+"""``ToolBus``: the caller's side."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, Unpack
+
+from toolbus.bus.broker.protocols import (
+    Chats,
+    Confirmations,
+    Creations,
+    ItemChange,
+    RefusedTool,
+    Routes,
+    ServiceRecord,
+    Tallies,
+    Tokens,
+    Usage,
+)
+from toolbus.bus.client.calls.call import Call, CallTarget
+from toolbus.bus.client.calls.dispatcher import Dispatcher
+from toolbus.bus.client.calls.middleware import MiddlewareRunner
+from toolbus.bus.client.confirmations import Confirmer, PendingConfirmations
+from toolbus.bus.client.executor.observers import ATTACHMENTS, LIMIT, EventBus
+from toolbus.bus.client.executor.state import BusState, MakeCall
+from toolbus.bus.client.refusing import raised, turning
+from toolbus.bus.client.tools.tool import Tool
+from toolbus.bus.client.tools.view import ToolView
+from toolbus.bus.client.views import BusView, ServiceView
+from toolbus.bus.middleware.chain import Middleware, checked
+from toolbus.bus.values.confirmations import CONFIRM_TIMEOUT
+from toolbus.bus.values.encoding import whole_text
+from toolbus.bus.values.options import CallOptions, merged
+from toolbus.bus.values.results import ConfigurationError, ToolResult
+from toolbus.bus.values.settings import Settings
+
+if TYPE_CHECKING:
+    from toolbus.bus.client.executor.executor import ToolExecutor
+    from toolbus.bus.client.executor.turn import Turn
+    from toolbus.bus.client.tasks import Tasks
+
+_NOTHING: Mapping[str, Any] = {}
+
+
+class ToolBus:
+    """Finds the tools of a namespace and calls them.
+
+    Use ``async with``, or ``open()`` and ``aclose()``, which may run in different tasks of one event loop.
+
+    Args:
+        url: as in ``Settings``; ``memory://`` is a bus within the event loop, without a server.
+        namespace: as in ``Settings``.
+        settings: everything else.
+        middleware: runs around every call, the first one outermost; see ``toolbus.bus.middleware``.
+
+    Raises:
+        ConfigurationError: a setting or the URL is wrong.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        namespace: str | None = None,
+        settings: Settings | None = None,
+        middleware: Sequence[Middleware] = (),
+    ) -> None:
+        self.settings = Settings.load(base=settings, url=url, namespace=namespace)
+        self._lock = asyncio.Lock()
+        self._dispatcher = Dispatcher(self.settings)
+        self._middleware = MiddlewareRunner(self._dispatcher, checked(middleware)) if middleware else None
+        # A bus without middleware calls the dispatcher directly.
+        self._make_call: MakeCall = self._dispatcher.make_call if self._middleware is None else self._middleware.make_call
+        self._state = BusState(self._dispatcher, self._make_call)
+        self._view = BusView(self._state, _NOTHING)
+
+    def for_handlers(self) -> Self:
+        """Make this the bus for calls of handlers, which keep no order in their session; returns the bus."""
+        self._dispatcher.nested = True
+        return self
+
+    # -- life -------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.aclose()
+
+    @turning
+    async def open(self) -> None:
+        """Connect and load the registry's snapshot; opening an open bus does nothing.
+
+        Raises:
+            BrokerError: the server can't be reached or can't serve.
+        """
+        async with self._lock:
+            if self._dispatcher.is_open:
+                self._dispatcher.check()
+            else:
+                await self._dispatcher.open()
+
+    @turning
+    async def aclose(self) -> None:
+        """End every running call as cancelled, leave the sessions, and disconnect; closing a closed bus does nothing.
+
+        A session that no other bus uses ends with it.
+        """
+        async with self._lock:
+            if not self._dispatcher.is_open:
+                return
+            self._dispatcher.check()
+            if self._middleware is not None:
+                await self._middleware.aclose()
+            await self._dispatcher.aclose()
+
+    # -- calls ------------------------------------------------------------------------------------
+
+    async def call(self, tool: str, arguments: Mapping[str, Any] | None = None, **options: Unpack[CallOptions]) -> ToolResult:
+        """Call a tool and wait for its result. A failure of the tool is a value, not an exception.
+
+        Raises:
+            ConfigurationError: an option is wrong, or the bus is not open.
+        """
+        try:
+            chosen = merged(_NOTHING, options) if options else _NOTHING
+            call = self._make_call(CallTarget(tool), arguments, chosen, streaming=False)
+        except ConfigurationError as error:
+            await raised(error)
+        return await call.result()
+
+    def stream(self, tool: str, arguments: Mapping[str, Any] | None = None, **options: Unpack[CallOptions]) -> Call:
+        """Return a call to be entered with ``async with`` and read as its answer is produced.
+
+        Raises:
+            ConfigurationError: an option is wrong, or the bus is not open.
+        """
+        return self._make_call(CallTarget(tool), arguments, merged(_NOTHING, options), streaming=True)
+
+    def service(self, id: str) -> ServiceView:
+        """Return the untyped lower tier of one service."""
+        return self._view.service(id)
+
+    def bind(self, **options: Unpack[CallOptions]) -> BusView:
+        """Return a cheap view with these options as defaults.
+
+        Raises:
+            ConfigurationError: an option does not exist.
+        """
+        return self._view.bind(**options)
+
+    def session(self, id: str, **options: Unpack[CallOptions]) -> AbstractAsyncContextManager[BusView]:
+        """Return a view bound to a session, for ``async with``, which closes the session."""
+        return self._view.session(id, **options)
+
+    @turning
+    async def close_session(self) -> None:
+        """End the bound session; a bus itself has none, so use the method of a view.
+
+        Raises:
+            ConfigurationError: no session is bound.
+        """
+        await self._view.close_session()
+
+    @turning
+    async def end_session(self, user: str, session: str) -> None:
+        """End a session of any view: cancel this bus's calls in it, and tell every service that it called in it."""
+        await self._state.end_session(user, session)
+
+    # -- calls of a model -------------------------------------------------------------------------
+
+    def executor(
+        self,
+        *,
+        tools: ToolView | None = None,
+        output_limit: int = LIMIT,
+        attachment_limit: int = ATTACHMENTS,
+        confirmer: Confirmer | None = None,
+        confirm_timeout: float = CONFIRM_TIMEOUT,
+        confirm_anywhere: bool | None = None,
+        sequential: Collection[str] = (),
+        model: str = "",
+        **options: Unpack[CallOptions],
+    ) -> ToolExecutor:
+        """Return an executor of a model's tool calls, see ``BusView.executor``.
+
+        Raises:
+            ConfigurationError: an option is wrong.
+        """
+        return self._view.executor(
+            tools=tools,
+            output_limit=output_limit,
+            attachment_limit=attachment_limit,
+            confirmer=confirmer,
+            confirm_timeout=confirm_timeout,
+            confirm_anywhere=confirm_anywhere,
+            sequential=sequential,
+            model=model,
+            **options,
+        )
+
+    @turning
+    async def process_tool_calls(self, message: object, *, concurrent: bool = True, **options: Unpack[CallOptions]) -> list[dict[str, Any]]:
+        """Run a turn's tool calls and return the messages that answer them, see ``ToolExecutor.process_tool_calls``."""
+        return await self._view.process_tool_calls(message, concurrent=concurrent, **options)
+
+    def stream_tool_calls(self, message: object, *, concurrent: bool = True, **options: Unpack[CallOptions]) -> Turn:
+        """Run a turn's tool calls and read what happens to them, see ``ToolExecutor.stream_tool_calls``."""
+        return self._view.stream_tool_calls(message, concurrent=concurrent, **options)
+
+    @property
+    def events(self) -> EventBus:
+        """Tells observers of every call that executors make on this bus."""
+        return self._state.events
+
+    @property
+    def confirmations(self) -> PendingConfirmations:
+        """The open confirmations: this bus's own by id, and methods to answer those of every process."""
+        return self._state.confirmations
+
+    # -- tools ------------------------------------------------------------------------------------
+
+    @property
+    def tools(self) -> ToolView:
+        """The live tools of the namespace, by name.
+
+        Raises:
+            ConfigurationError: the bus is not open.
+        """
+        return self._state.tools
+
+    @property
+    def services(self) -> Mapping[str, ServiceRecord]:
+        """The services in the registry, by id."""
+        return self._dispatcher.catalogue.services
+
+    @property
+    def refused(self) -> list[RefusedTool]:
+        """The tools whose descriptors can't be used, with the reason; their siblings can."""
+        return self._dispatcher.catalogue.refused()
+
+    def near(self, name: str, user: str | None = None) -> list[str]:
+        """Return names of tools that look like a wrong one: of those that a user may see, or of all for None."""
+        return self._dispatcher.catalogue.near(name, user)
+
+    @turning
+    async def wait_for_tool(self, name: str, timeout: float = 10.0) -> Tool:
+        """Wait until a tool can be called.
+
+        Raises:
+            TimeoutError: it could not within ``timeout`` seconds.
+            ConfigurationError: the bus is not open, or was closed meanwhile.
+        """
+        connection = self._dispatcher.check()
+        catalogue = connection.catalogue
+        try:
+            async with asyncio.timeout(timeout):
+                await catalogue.wait(lambda: not connection.is_open or (name in catalogue.tools and catalogue.tools[name].available))
+        except TimeoutError:
+            raise TimeoutError(f"no live worker offered the tool {name!r} within {timeout:g} s") from None
+        self._dispatcher.opened()
+        return catalogue.tools[name]
+
+    @turning
+    async def put(self, key: str, document: bytes, owner: str = "") -> None:
+        """Store a document (JSON).
+
+        Args:
+            key: ``tool/<name>`` or ``tool-service/<id>`` for a static descriptor, ``toolkit/<name>`` for a preset,
+                ``group/<id>`` for a group of tools.
+            document: the JSON.
+            owner: the only one who may change it from now on.
+
+        Raises:
+            RegistrationRefused: a service publishes that name, or it belongs to another owner.
+            ConfigurationError: the key has half of a surrogate pair, which UTF-8 can't express, or the document is over 4 MiB.
+        """
+        _check_key(key)
+        await self._dispatcher.check().broker.put_item(key, document, owner)
+
+    @turning
+    async def delete(self, key: str, owner: str = "") -> bool:
+        """Delete a document; return False when there was none.
+
+        Raises:
+            RegistrationRefused: it belongs to another owner than ``owner``, if one is given.
+            ConfigurationError: see ``put``.
+        """
+        _check_key(key)
+        return await self._dispatcher.check().broker.delete_item(key, owner)
+
+    @turning
+    async def replace(self, changes: Sequence[ItemChange]) -> str:
+        """Change documents at once, if all are what was expected; return the key of one that is another, and then nothing has changed.
+
+        None of the keys may be a name that services can hold, such as ``tool/<name>``.
+
+        Raises:
+            ConfigurationError: see ``put``.
+        """
+        for each in changes:
+            _check_key(each.key)
+        return await self._dispatcher.check().broker.replace_items(changes)
+
+    # -- counts -----------------------------------------------------------------------------------
+
+    @property
+    def agent(self) -> str:
+        """This bus's agent id, fresh at each start."""
+        return self._dispatcher.opened().agent
+
+    @property
+    def tallies(self) -> Tallies:
+        """The counters that all processes of the namespace share."""
+        return self._state.tallies
+
+    @property
+    def routes(self) -> Routes:
+        """The places where recorded tools run, and what their programs print."""
+        return self._dispatcher.opened().broker.routes
+
+    @property
+    def tokens(self) -> Tokens:
+        """The records of the namespace's bearer tokens, for gateways."""
+        return self._dispatcher.opened().broker.tokens
+
+    @property
+    def creations(self) -> Creations:
+        """The namespace's tasks of coding agents."""
+        return self._dispatcher.opened().broker.creations
+
+    @property
+    def chats(self) -> Chats:
+        """The chats with the service agent."""
+        return self._dispatcher.opened().broker.chats
+
+    @property
+    def shared_confirmations(self) -> Confirmations:
+        """The open requests of all processes of the namespace; use ``confirmations`` to answer them."""
+        return self._state.shared_confirmations
+
+    @property
+    def tasks(self) -> Tasks:
+        """The calls that outlive the process that began them."""
+        from toolbus.bus.client.tasks import Tasks  # noqa: PLC0415 - few programs have tasks
+
+        return Tasks(self._state)
+
+    @turning
+    async def usage(self, days: int = 1) -> list[Usage]:
+        """Return what calls cost on the last days (UTC), by user and tool, where ``Metering`` counts them.
+
+        Raises:
+            BrokerError: the server can't be reached.
+        """
+        return await self._view.usage(days)
+
+    def statistics(self) -> dict[str, int]:
+        """Return counts: calls in flight, frames that came before earlier ones of their runs, tools known, and the broker's own."""
+        dispatcher = self._dispatcher
+        connection = dispatcher.opened()
+        own = {"in_flight": dispatcher.in_flight, "early_frames": dispatcher.early_frames, "tools": len(connection.catalogue.tools)}
+        return own | connection.broker.statistics()
+
+
+def _check_key(key: str) -> None:
+    if whole_text(key) != key:
+        raise ConfigurationError(f"{key!a} can't be a key: it has half of a surrogate pair")

@@ -1,0 +1,252 @@
+"""One tool as an agent sees it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from toolbus.bus import schema
+from toolbus.bus.broker.protocols import ServiceRecord
+from toolbus.bus.support.display import harmless
+from toolbus.bus.values.descriptors import ServiceDescriptor, ToolDescriptor
+from toolbus.bus.values.results import DescriptorError, ToolError
+
+if TYPE_CHECKING:
+    from toolbus.bus.schema.validate import Preparer
+
+ChangeKind = Literal["added", "updated", "removed"]
+
+
+class Resolution(msgspec.Struct, frozen=True):
+    """The target of a call as the catalogue knows it.
+
+    Attributes:
+        queue_limit: most requests in the queue, or 0 for the setting's.
+        usual: the tool's own timeout (seconds), or 0 for the setting's.
+        sticky: calls of one session go to the worker that has its state.
+        ordered: they run in the order in which they were published.
+    """
+
+    service: str
+    queue: str
+    queue_limit: int
+    config: Mapping[str, Any]
+    effect: str = ""
+    usual: float = 0.0
+    digest: str = ""
+    sticky: bool = False
+    ordered: bool = False
+
+
+class Tool:
+    """One tool as an agent sees it; immutable. ``descriptor`` has everything its publisher said.
+
+    Attributes:
+        available: whether a live worker serves it, or its service starts one on demand.
+        owner: who published it; ``operator`` for static descriptors.
+        digest: of the publication it came with.
+    """
+
+    __slots__ = ("_preparer", "_resolution", "available", "descriptor", "digest", "owner", "service_descriptor")
+
+    descriptor: ToolDescriptor
+    service_descriptor: ServiceDescriptor | None
+    available: bool
+    owner: str
+    digest: str
+    _preparer: Preparer | None
+    _resolution: Resolution | None
+
+    def __init__(self, descriptor: ToolDescriptor, service: ServiceDescriptor | None, *, available: bool, owner: str, digest: str) -> None:
+        write = object.__setattr__
+        write(self, "descriptor", descriptor)
+        write(self, "service_descriptor", service)
+        write(self, "available", available)
+        write(self, "owner", owner)
+        write(self, "digest", digest)
+        write(self, "_preparer", None)
+        write(self, "_resolution", None)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"a Tool is immutable; {name!r} can't be set")
+
+    @property
+    def name(self) -> str:
+        """The tool's name."""
+        return self.descriptor.name
+
+    @property
+    def description(self) -> str:
+        """The description for the model, with what would be invisible to a person written out."""
+        return harmless(self.descriptor.description)
+
+    @property
+    def service(self) -> str:
+        """Id of the service that runs it."""
+        return self.descriptor.service
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """JSON Schema of the arguments for models."""
+        return self.descriptor.schema or {"type": "object"}
+
+    @property
+    def is_sticky(self) -> bool:
+        """True if all calls of a session go to one worker, in the order in which they were published."""
+        return self.service_descriptor is not None and self.service_descriptor.sticky_sessions
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """The groups it belongs to."""
+        return self.descriptor.groups
+
+    @property
+    def category(self) -> str:
+        """Its category."""
+        return self.descriptor.category
+
+    def is_for(self, user: str) -> bool:
+        """Return whether a user may see and call it."""
+        tenants = self.descriptor.tenants
+        return not tenants or user in tenants
+
+    def definition(self) -> dict[str, Any]:
+        """Return the bare function definition: ``{name, description, parameters}``."""
+        return {"name": self.name, "description": self.description, "parameters": self.parameters}
+
+    def prepare(self, arguments: Mapping[str, Any], changes: list[str] | None = None) -> dict[str, Any]:
+        """Return arguments that the tool takes, cast where its schema leaves no doubt; the ones given when they fit.
+
+        Args:
+            arguments: left as they are.
+            changes: what was cast is added, also when the arguments are refused all the same.
+
+        Raises:
+            ToolError: ``invalid_arguments``, naming the place; ``tool_error`` (``bad_schema``) when the tool's own schema is impossible.
+        """
+        preparer = self._preparer
+        if preparer is None:
+            try:
+                preparer = schema.preparer_for(self.descriptor)
+            except DescriptorError as error:
+                # Publications come from workers of every kind, and reading them compiles no schema.
+                raise ToolError(f"the schema of the tool {self.name!r} is wrong: {error}", code="bad_schema") from None
+            object.__setattr__(self, "_preparer", preparer)
+        return preparer.prepare(arguments, changes)
+
+    @property
+    def resolution(self) -> Resolution:
+        """The target of its calls, made at the first one."""
+        found = self._resolution
+        if found is None:
+            about = self.descriptor
+            # An operator's descriptor may stand for another service, which takes from the queue that it names.
+            served = self.service_descriptor or ServiceDescriptor(about.service)
+            sticky = served.sticky_sessions
+            ordered = sticky and about.sequential is not False
+            place = (served.id, served.queue, served.queue_limit)
+            found = Resolution(*place, about.config, about.effect, about.timeout, self.digest, sticky, ordered)
+            object.__setattr__(self, "_resolution", found)
+        return found
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Tool) and self._identity() == other._identity()
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.service, self.digest))
+
+    def __repr__(self) -> str:
+        return f"Tool({self.name!r}, service={self.service!r}, available={self.available})"
+
+    def _identity(self) -> tuple[object, ...]:
+        return (self.descriptor, self.service_descriptor, self.available, self.owner)
+
+
+class ToolChange(msgspec.Struct, frozen=True):
+    """One change of the catalogue; ``tool`` is what it is now, or was when removed."""
+
+    kind: ChangeKind
+    name: str
+    tool: Tool
+
+
+_PLAIN = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
+_REPLACED = re.compile(r".*--[a-z2-7]{12}\Z", re.DOTALL)
+_OTHERS = re.compile(r"[^A-Za-z0-9_-]+")
+_READABLE = 50
+_LONGEST = 64
+
+
+def is_replaced(name: str) -> bool:
+    """Return whether a name is, or looks like, what ``wire_name`` makes of a name that does not fit."""
+    return _REPLACED.match(name) is not None
+
+
+def wire_name(name: str) -> str:
+    """Return the name under which a model calls a tool."""
+    # The first is the quick answer for most names.
+    if name.isidentifier() and name.isascii() and len(name) <= _LONGEST:
+        return name
+    if _PLAIN.match(name) and not ("--" in name and is_replaced(name)):
+        return name
+    hashed = base64.b32encode(hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=10).digest()).decode().lower()
+    readable = _OTHERS.sub("_", name)[:_READABLE]
+    return f"{readable}--{hashed[:12]}"
+
+
+def replaced_names(names: Iterable[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the wire names that differ, with their names, and the refused names, with those that have their wire name.
+
+    Two names share a wire name only if an attacker makes them so; the first in order keeps it.
+    """
+    taken: dict[str, str] = {}
+    refused: dict[str, str] = {}
+    # Those that stand for themselves need no order; most do.
+    for name in sorted(name for name in names if not (name.isidentifier() and name.isascii() and len(name) <= _LONGEST)):
+        wire = wire_name(name)
+        if wire == name:
+            continue
+        if wire in taken:
+            refused[name] = taken[wire]
+        else:
+            taken[wire] = name
+    return taken, refused
+
+
+_NONE: Mapping[str, ServiceRecord] = {}
+
+
+class Queues:
+    """The registered services by the queue they take from."""
+
+    def __init__(self, services: Mapping[str, ServiceRecord] = _NONE) -> None:
+        self._records: dict[str, dict[str, ServiceRecord]] = {}
+        self._queue_of: dict[str, str] = {}
+        for service, record in services.items():
+            self.put(service, record)
+
+    def put(self, service: str, record: ServiceRecord | None) -> set[str]:
+        """Take in a service's change; returns the queues it concerns."""
+        changed: set[str] = set()
+        before = self._queue_of.pop(service, None)
+        if before is not None:
+            changed.add(before)
+            records = self._records[before]
+            del records[service]
+            if not records:
+                del self._records[before]
+        if record is not None:
+            queue = self._queue_of[service] = record.publication.service.queue
+            self._records.setdefault(queue, {})[service] = record
+            changed.add(queue)
+        return changed
+
+    def serving(self, queue: str) -> ServiceRecord | None:
+        """Return the service that takes from a queue; of several a live one, the first by name."""
+        records = self._records.get(queue, _NONE)
+        return min(records.values(), key=lambda record: (not record.live, record.publication.service.id), default=None)

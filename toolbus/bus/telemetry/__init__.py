@@ -1,0 +1,36 @@
+"""Logs, spans and metrics: their names, and the functions that emit them.
+
+Nothing here has a measurable cost until an application asks for telemetry:
+``logs()``, ``active()`` and ``metering()`` answer in about 0.1 µs whether anything is configured.
+Names follow OpenTelemetry's conventions for tools (``gen_ai.*``) and messaging.
+"""
+
+from toolbus.bus.telemetry.events import EVENTS, NAME
+from toolbus.bus.telemetry.export import configure_export
+from toolbus.bus.telemetry.logger import active, log, logs, metering, providers
+from toolbus.bus.telemetry.metrics import METRICS, count, record_call, record_run
+from toolbus.bus.telemetry.output import LogFormat, configure_logging, flush_logging
+from toolbus.bus.telemetry.spans import CallSpan, HandlerSpan, continued, handler_span, start_call_span
+
+__all__ = [
+    "EVENTS",
+    "METRICS",
+    "NAME",
+    "CallSpan",
+    "HandlerSpan",
+    "LogFormat",
+    "active",
+    "configure_export",
+    "configure_logging",
+    "continued",
+    "count",
+    "flush_logging",
+    "handler_span",
+    "log",
+    "logs",
+    "metering",
+    "providers",
+    "record_call",
+    "record_run",
+    "start_call_span",
+]

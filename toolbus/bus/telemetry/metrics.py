@@ -1,0 +1,244 @@
+"""Metrics: their names, and the functions that record them."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal
+
+from toolbus.bus.telemetry.events import NAME
+from toolbus.bus.telemetry.logger import meter_provider, metering
+from toolbus.bus.values.results import ErrorInfo
+
+if TYPE_CHECKING:
+    from opentelemetry.metrics import CallbackOptions, Histogram, MeterProvider, Observation
+
+# Every metric: its kind, unit and description.
+METRICS: Mapping[str, tuple[Literal["counter", "histogram"], str, str]] = {
+    "gen_ai.execute_tool.duration": ("histogram", "s", "Duration of a tool call as its caller sees it"),
+    "messaging.process.duration": ("histogram", "s", "Duration of one run of a handler"),
+    "toolbus.queue.duration": ("histogram", "s", "Time a request waited for a worker"),
+    "toolbus.calls": ("counter", "{call}", "Calls that ended, by outcome"),
+    "toolbus.attempts": ("counter", "{attempt}", "Starts of handlers, repeated ones among them"),
+    "toolbus.frames": ("counter", "{frame}", "Response frames written by workers"),
+    "toolbus.resets": ("counter", "{reset}", "Streams whose new attempt diverged from what was delivered"),
+    "toolbus.reclaimed": ("counter", "{request}", "Requests taken over from workers that died"),
+    "toolbus.dead_letters": ("counter", "{request}", "Requests that were set aside"),
+    "toolbus.task_failures": ("counter", "{failure}", "Failures of background tasks"),
+    "toolbus.reconnects": ("counter", "{connection}", "Connections restored after a loss"),
+}
+
+_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
+
+OTHER = "_OTHER"
+"""Stands for the tools that are not known, and for those beyond the first thousand."""
+
+_MOST_NAMES = 1_000
+_names: set[str] = set()
+_lock = threading.Lock()
+_instruments: Instruments | None = None
+
+_Attributes = tuple[tuple[str, str], ...]
+
+
+class Instruments:
+    """The instruments of one provider.
+
+    Counters are kept here and told when metrics are collected: a number in a dictionary takes a tenth of the time of the SDK's.
+    """
+
+    def __init__(self, provider: MeterProvider) -> None:
+        self.provider = provider
+        self._counts: dict[str, dict[_Attributes, int]] = {}
+        self._histograms: dict[str, Histogram] = {}
+        meter = provider.get_meter(NAME)
+        for name, (kind, unit, description) in METRICS.items():
+            if kind == "counter":
+                self._counts[name] = {}
+                meter.create_observable_counter(name, [functools.partial(self._observe, name)], unit, description)
+            else:
+                histogram = meter.create_histogram(name, unit, description, explicit_bucket_boundaries_advisory=_BUCKETS)
+                self._histograms[name] = histogram
+
+    def add(self, name: str, amount: int, attributes: _Attributes) -> None:
+        """Add to a counter.
+
+        Raises:
+            TypeError: the metric is no counter.
+            KeyError: there is no such metric.
+        """
+        if name in self._histograms:
+            raise TypeError(f"{name} is not a counter")
+        counts = self._counts[name]
+        with _lock:
+            counts[attributes] = counts.get(attributes, 0) + amount
+
+    def record(self, name: str, value: float, attributes: dict[str, str]) -> None:
+        """Record a value in a histogram."""
+        self._histograms[name].record(value, attributes)
+
+    def _observe(self, name: str, options: CallbackOptions) -> Iterable[Observation]:
+        from opentelemetry.metrics import Observation  # noqa: PLC0415 - only an SDK calls this
+
+        with _lock:
+            counts = list(self._counts[name].items())
+        return [Observation(amount, dict(attributes)) for attributes, amount in counts]
+
+
+def count(name: str, amount: int = 1, **attributes: str) -> None:
+    """Add to a counter of ``METRICS``; ``__`` in attribute names stands for a dot. Do nothing without a meter provider."""
+    if metering():
+        _all().add(name, amount, tuple([(key.replace("__", "."), value) for key, value in attributes.items()]))
+
+
+def record_call(tool: str, service: str, seconds: float, error: ErrorInfo | None) -> None:
+    """Record the end of a call, at the caller's side; ``service`` is empty when no service was found for it."""
+    if not metering():
+        return
+    instruments, outcome = _all(), _outcome(error)
+    name = _label(tool or service, known=bool(service))
+    about = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": name, **dict(outcome)}
+    instruments.record("gen_ai.execute_tool.duration", seconds, about)
+    instruments.add("toolbus.calls", 1, (("messaging.destination.name", service), *outcome))
+
+
+def record_run(service: str, seconds: float, queued: float, frames: int, error: str) -> None:
+    """Record the end of a run, at the worker's side.
+
+    Args:
+        service: of the tool.
+        seconds: how long it ran.
+        queued: seconds that its request had waited.
+        frames: how many it sent.
+        error: the type of its error, ``handed_back`` or ``lost`` when another worker goes on with it; empty for a success.
+    """
+    if not metering():
+        return
+    instruments, about = _all(), {"messaging.destination.name": service}
+    process = {"messaging.system": "redis", "messaging.operation.name": "process", **about, **({"error.type": error} if error else {})}
+    instruments.record("messaging.process.duration", seconds, process)
+    instruments.record("toolbus.queue.duration", queued, about)
+    counted = (("messaging.destination.name", service),)
+    instruments.add("toolbus.attempts", 1, counted)
+    instruments.add("toolbus.frames", frames, counted)
+
+
+def _label(name: str, *, known: bool) -> str:
+    """Return the name of a tool that was found once, else one name for all others, since any caller may make up names without end."""
+    if name not in _names:
+        if not known or len(_names) >= _MOST_NAMES:
+            return OTHER
+        _names.add(name)
+    return name
+
+
+def _outcome(error: ErrorInfo | None) -> _Attributes:
+    return () if error is None else (("error.type", error.type),)
+
+
+def _all() -> Instruments:
+    global _instruments  # noqa: PLW0603 - a cache per provider
+    provider = meter_provider()
+    if _instruments is None or _instruments.provider is not provider:
+        _instruments = Instruments(provider)
+    return _instruments
+
+
+MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+"""The media type of the text."""
+
+# Every metric of /metrics: its kind and description.
+EXPOSED: Mapping[str, tuple[Literal["counter", "gauge", "histogram"], str]] = {
+    # Of a gateway.
+    "toolbus_calls_total": ("counter", "Calls that ended, by outcome"),
+    "gen_ai_execute_tool_duration_seconds": ("histogram", "Duration of a tool call as its caller sees it"),
+    "toolbus_gateway_in_flight": ("gauge", "Calls that came over HTTP and have not ended"),
+    "toolbus_gateway_streams": ("gauge", "Those of them whose events are streamed"),
+    "toolbus_gateway_tools": ("gauge", "Tools that can be called"),
+    "toolbus_up": ("gauge", "Whether the server could be asked"),
+    "toolbus_queue_length": ("gauge", "Requests that are queued or running, by state"),
+    "toolbus_workers": ("gauge", "Live workers of a service"),
+    "toolbus_dead_letters": ("gauge", "Requests that are set aside"),
+    "toolbus_service_paused": ("gauge", "Whether a service takes no requests"),
+    # Of a worker, summed over its processes.
+    "toolbus_worker_info": ("gauge", "1; the labels tell the versions"),
+    "toolbus_worker_processes": ("gauge", "Processes that should run"),
+    "toolbus_worker_processes_ready": ("gauge", "Processes that take requests now"),
+    "toolbus_worker_processes_least": ("gauge", "Fewest processes, where the load decides"),
+    "toolbus_worker_processes_most": ("gauge", "Most processes, where the load decides"),
+    "toolbus_worker_processes_used": ("gauge", "Processes in use, as the sum of their shares"),
+    "toolbus_worker_processes_added_total": ("counter", "Processes that the load has added"),
+    "toolbus_worker_processes_dismissed_total": ("counter", "Processes that the load has let go"),
+    "toolbus_worker_restarts_total": ("counter", "Processes that were started again"),
+    "toolbus_worker_slots": ("gauge", "Calls that may run at once"),
+    "toolbus_worker_running": ("gauge", "Calls that run"),
+    "toolbus_worker_waiting": ("gauge", "Calls that a worker holds and that wait for a retry or their turn"),
+    "toolbus_worker_sessions": ("gauge", "Open sessions of a service"),
+    "toolbus_worker_attempts_total": ("counter", "Attempts that began, by tool"),
+    "toolbus_worker_failures_total": ("counter", "Attempts that ended with an error, by tool and type of error"),
+    "toolbus_worker_cancelled_total": ("counter", "Attempts that were cancelled, by tool"),
+    "toolbus_worker_refused_total": ("counter", "Requests that were answered without being run, by tool and type of error"),
+    "toolbus_worker_duration_seconds": ("histogram", "Duration of attempts that ended, without the cancelled ones"),
+    "toolbus_worker_recovered_total": ("counter", "Calls that were taken over from dead workers"),
+    "toolbus_worker_lost_total": ("counter", "Calls that were given to others while they ran here"),
+    "toolbus_worker_malformed_total": ("counter", "Requests that could not be read"),
+    "toolbus_worker_frames_total": ("counter", "Response frames that were sent"),
+    "toolbus_worker_commands_total": ("counter", "Commands that were sent to the server"),
+    "toolbus_worker_connects_total": ("counter", "Connections made to the server"),
+    "process_cpu_seconds_total": ("counter", "Processor time of the processes"),
+    "process_resident_memory_bytes": ("gauge", "Resident memory of the processes"),
+}
+
+
+class Exposition:
+    """Collects samples, and writes them as text, each metric once with its description."""
+
+    def __init__(self) -> None:
+        self._lines: dict[str, list[str]] = {}
+
+    def declare(self, name: str) -> None:
+        """Describe a metric even if it has no sample.
+
+        Raises:
+            KeyError: it is not in the table.
+        """
+        if name not in self._lines:
+            kind, about = EXPOSED[name]
+            self._lines[name] = [f"# HELP {name} {about}", f"# TYPE {name} {kind}"]
+
+    def add(self, name: str, value: float, labels: Mapping[str, str] | None = None) -> None:
+        """Add a sample of a counter or gauge; labels with empty values are left out."""
+        self.declare(name)
+        self._lines[name].append(_sample(name, labels or {}, value))
+
+    def add_histogram(self, name: str, bounds: Iterable[object], counts: Sequence[int], total: float, labels: Mapping[str, str]) -> None:
+        """Add a histogram.
+
+        Args:
+            name: its name.
+            bounds: upper bounds of the buckets, without the infinite one.
+            counts: what is in each bucket; not cumulative, and zeros at the end may lack.
+            total: the sum of all values.
+            labels: of every sample of it.
+        """
+        self.declare(name)
+        lines, cumulative = self._lines[name], 0
+        for at, bound in enumerate((*bounds, "+Inf")):
+            cumulative += counts[at] if at < len(counts) else 0
+            lines.append(_sample(f"{name}_bucket", {**labels, "le": str(bound)}, cumulative))
+        lines.append(_sample(f"{name}_sum", labels, round(total, 6)))
+        lines.append(_sample(f"{name}_count", labels, cumulative))
+
+    def text(self) -> str:
+        """Return what was added."""
+        return "\n".join(line for lines in self._lines.values() for line in lines) + "\n"
+
+
+def _sample(name: str, labels: Mapping[str, str], value: float) -> str:
+    shown = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels.items() if text)
+    return f"{name}{{{shown}}} {value}" if shown else f"{name} {value}"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,0 +1,1 @@
+"""Hold what travels and what is set: results, envelopes, descriptors, options, settings."""

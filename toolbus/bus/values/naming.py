@@ -1,0 +1,92 @@
+"""Refuse names that are not what they look like."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from toolbus.bus.support.display import visible
+from toolbus.bus.values.results import DescriptorError
+
+# Names become parts of paths and of keys, where these two lead elsewhere.
+_NO_DOTS = r"(?!\.{1,2}\Z)"
+
+SERVICE_ID = re.compile(_NO_DOTS + r"[A-Za-z0-9_.-]{1,128}\Z")
+TOOL_NAME = re.compile(_NO_DOTS + r"[^\s\x00-\x1f/\\{}]{1,128}\Z")
+"""Tool names are shown to people and models; each wire format maps them to its own alphabet."""
+RECORD_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z")
+GROUP_ID = re.compile(_NO_DOTS + r"[A-Za-z0-9_.-]{1,64}\Z")
+"""Gateways take these ids, too, which have always been allowed for groups."""
+
+_KINDS = {
+    "tool": TOOL_NAME,
+    "pin": TOOL_NAME,
+    "tool-service": SERVICE_ID,
+    "toolkit": SERVICE_ID,
+    "recorded": RECORD_ID,
+    "pending": RECORD_ID,
+    "backend-runtime": RECORD_ID,
+    "group": GROUP_ID,
+}
+_MOST_STEP = 40
+
+
+def key_flaw(key: str) -> str:
+    """Return why no document of the registry can have this key, with the command that removes one; empty when it can.
+
+    Whoever may write the registry's tables may write any key there, and keys become parts of paths and of commands.
+    """
+    kind, _, name = key.partition("/")
+    rule = _KINDS.get(kind)
+    if rule is None:
+        return f"its key is none of {', '.join(f'{each}/NAME' for each in _KINDS)}; {_removing(key)}"
+    if rule.match(name) is None or visible(name) != name:
+        return f"its key has no possible name after {kind}/; {_removing(key)}"
+    return ""
+
+
+def _removing(key: str) -> str:
+    """Return the command that removes a document with a key of any characters."""
+    if key.isascii() and key.isprintable():
+        word = shlex.quote(key)
+    else:
+        plain = (chr(each) if 32 <= each < 127 and each not in b"'\\" else f"\\x{each:02x}" for each in key.encode("utf-8", "replace"))
+        word = f"$'{''.join(plain)}'"
+    return f"`toolbus operate items rm {'-- ' if key.startswith('-') else ''}{word}` removes it"
+
+
+def check_names(tool: str, arguments: Sequence[str], schema: Mapping[str, Any] | None) -> None:
+    """Refuse names in a tool's descriptor that look like others, or like none.
+
+    Raises:
+        DescriptorError: the tool, one of its arguments or a property of its schema has characters that are invisible, that turn text,
+            that command a terminal, or that imitate letters.
+    """
+    _check(tool, "tool", "$.name")
+    for index, argument in enumerate(arguments):
+        _check(argument, f"argument of tool {tool!r}", f"$.arguments[{index}].name")
+    if schema is not None:
+        _check_properties(schema, f"argument of tool {tool!r}")
+
+
+def _check(name: str, what: str, path: str) -> None:
+    # The first is the quick answer for almost every name.
+    if not (name.isascii() and name.isprintable()) and visible(name) != name:
+        raise DescriptorError(f"the name of the {what} has invisible or imitating characters: '{visible(name)}'", path=path)
+
+
+def _check_properties(schema: Mapping[str, Any], what: str) -> None:
+    """Check the names of all properties, without a stack that a schema could overflow."""
+    left: list[tuple[str, object]] = [("$.parameters", schema)]
+    while left:
+        path, part = left.pop()
+        if isinstance(part, dict):
+            properties = part.get("properties")
+            if isinstance(properties, dict):
+                for name in properties:
+                    _check(name, what, f"{path}.properties")
+            left += [(f"{path}.{visible(key)[:_MOST_STEP]}", each) for key, each in part.items() if isinstance(each, (dict, list))]
+        elif isinstance(part, list):
+            left += [(path, each) for each in part]

@@ -1,0 +1,163 @@
+"""Settings: every limit and default, read from arguments, ``TOOLBUS_*`` variables or the defaults here."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, get_args
+
+import msgspec
+
+from toolbus.bus.values.encoding import whole_text
+from toolbus.bus.values.results import ConfigurationError
+from toolbus.bus.values.urls import check_url, redact
+
+# Event loops and servers refuse infinity as a time.
+_FOREVER = 1e9
+LONGEST_LEASE = 3600.0
+"""Seconds; no process of a namespace can have a longer lease."""
+
+_Positive = Annotated[float, msgspec.Meta(gt=0, le=_FOREVER)]
+_NotNegative = Annotated[float, msgspec.Meta(ge=0, le=_FOREVER)]
+_Count = Annotated[int, msgspec.Meta(ge=1)]
+
+PREFIX = "TOOLBUS_"
+# Settings whose values are words, in upper or lower case.
+_SAID = {"namespace": "it has 1 to 64 letters (A to Z), digits, dots, dashes and underscores"}
+_WORDS = frozenset({"log_level", "log_format", "recent"})
+# Files may have names of any bytes; other texts are sent.
+_FILES = frozenset({"password_file", "tls_ca", "tls_cert", "tls_key"})
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of one process; each field is read from ``TOOLBUS_<NAME>`` unless an argument gives it.
+
+    Times are in seconds and sizes in bytes unless a name says otherwise.
+    """
+
+    url: str = "redis://127.0.0.1:6379"
+    password_file: str = ""
+    tls_ca: str = ""
+    tls_cert: str = ""
+    tls_key: str = ""
+    namespace: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}\Z")] = "default"
+    owner: str = ""
+    lease: Annotated[float, msgspec.Meta(ge=0.2, le=LONGEST_LEASE)] = 30.0
+    cooldown: _NotNegative = 60.0
+    concurrency: _Count = 100
+    isolated: Annotated[int, msgspec.Meta(ge=0)] = 0
+    grace: _NotNegative = 30.0
+    connect_timeout: _NotNegative | None = None
+    max_deliveries: _Count = 5
+    timeout: _Positive = 60.0
+    max_timeout: _Positive = 86_400.0
+    queue_limit: _Count = 10_000
+    max_request: _Count = 262_144
+    max_frame: Annotated[int, msgspec.Meta(ge=256)] = 65_536
+    max_output: _Count = 16_777_216
+    reply_limit: _Count = 10_000
+    reply_bytes: _Count = 67_108_864
+    call_buffer: _Count = 8_388_608
+    retention: _Positive = 3600.0
+    require_approval: bool = False
+    confine: bool = True
+    conversation_ttl: _Positive = 604_800.0
+    wait_replicas: Annotated[int, msgspec.Meta(ge=0)] = 0
+    wait_timeout: Annotated[float, msgspec.Meta(gt=0, le=5)] = 1.0
+    recent: Literal["off", "on", "arguments"] = "on"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["auto", "text", "json"] = "auto"
+
+    @property
+    def alone_from(self) -> int:
+        """The attempt from which a request runs alone, because it may be what killed its workers: one of the last two attempts.
+
+        An earlier start would hurt calls that were only interrupted twice by a paused server or a broken network: in chaos runs,
+        dozens of them waited most of a minute for idle workers.
+        """
+        return max(2, self.max_deliveries - 1)
+
+    @classmethod
+    def load(cls, environ: Mapping[str, str] | None = None, *, base: Settings | None = None, **arguments: Any) -> Settings:
+        """Return settings from arguments that are not None, then ``TOOLBUS_*`` variables, then the defaults.
+
+        With ``base``, its values replace both variables and defaults.
+
+        Raises:
+            ConfigurationError: a variable or argument is wrong; the message names it.
+        """
+        values: dict[str, Any] = {} if base is None else msgspec.structs.asdict(base)
+        variables = {} if base is not None else os.environ if environ is None else environ
+        for name, (value, source) in _given(variables, arguments).items():
+            # First, since its message shows nothing of the value.
+            if isinstance(value, str) and name not in _FILES and whole_text(value) != value:
+                raise ConfigurationError(f"{source} is wrong: its text is not UTF-8")
+            if name == "url" and isinstance(value, str):
+                _check_url(value, source)
+            try:
+                read = value.lower() if name in _WORDS and isinstance(value, str) else value
+                values[name] = msgspec.convert(read, cls._types()[name], strict=False)
+            except msgspec.ValidationError as error:
+                reason = f"choose {', '.join(get_args(cls._types()[name]))}" if name in _WORDS else _SAID.get(name, error)
+                raise ConfigurationError(f"{source} is wrong: {reason} (given: {value!r})") from None
+        settings = cls(**values)
+        for name, most in _WITHIN.items():
+            if getattr(settings, name) > getattr(settings, most):
+                one, other = (f"{PREFIX}{each.upper()} ({getattr(settings, each)})" for each in (name, most))
+                raise ConfigurationError(f"{one} is more than {other}, which bounds it: lower the first or raise the second")
+        return settings
+
+    @classmethod
+    def sources(cls, environ: Mapping[str, str] | None = None, **arguments: Any) -> dict[str, tuple[Any, str]]:
+        """Return each setting's value and its source: an argument, a variable, or ``default``.
+
+        Raises:
+            ConfigurationError: a variable or argument is wrong; the message names it.
+        """
+        given = _given(os.environ if environ is None else environ, arguments)
+        settings = cls.load(environ, **arguments)
+        return {name: (getattr(settings, name), given[name][1] if name in given else "default") for name in cls.__struct_fields__}
+
+    @classmethod
+    def _types(cls) -> dict[str, Any]:
+        return {field.name: field.type for field in msgspec.structs.fields(cls)}
+
+
+# Settings that can't be reached beyond others: an answer waits as a whole among the unread replies of its caller.
+_WITHIN = {"max_frame": "reply_bytes", "max_output": "reply_bytes"}
+
+
+def _check_url(url: str, source: str) -> None:
+    try:
+        check_url(url)
+    except ValueError as error:
+        raise ConfigurationError(f"{source} is wrong: {error} (given: {redact(url)!r})") from None
+
+
+def misspelt(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that look like those of settings and are none, each with the name that is probably meant."""
+    known = [name.upper() for name in Settings.__struct_fields__]
+    found: dict[str, str] = {}
+    for variable in environ:
+        name = variable.upper().removeprefix(PREFIX)
+        if not variable.upper().startswith(PREFIX) or (variable.startswith(PREFIX) and name == variable[len(PREFIX) :] and name in known):
+            continue
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+        if near:
+            found[variable] = PREFIX + near[0]
+    return found
+
+
+def _given(environ: Mapping[str, str], arguments: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
+    given: dict[str, tuple[Any, str]] = {}
+    for name in Settings.__struct_fields__:
+        variable = PREFIX + name.upper()
+        if arguments.get(name) is not None:
+            given[name] = (arguments[name], f"argument {name!r}")
+        elif environ.get(variable, "") != "":
+            given[name] = (environ[variable], variable)
+    for name in arguments:
+        if name not in Settings.__struct_fields__:
+            raise ConfigurationError(f"there is no setting {name!r}; `toolbus see settings` lists them")
+    return given

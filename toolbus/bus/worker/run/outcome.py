@@ -1,0 +1,408 @@
+"""From what a handler returned or raised to a result or an error, to the frame that ends its call, and to the report of its end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from bisect import bisect_left
+from collections.abc import Awaitable, Mapping
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+
+import msgspec
+
+from toolbus.bus import telemetry
+from toolbus.bus.broker.protocols import Delivery, Ending, Outcome
+from toolbus.bus.support.display import shortened
+from toolbus.bus.support.safe_text import is_a, reason_of, type_name
+from toolbus.bus.values.descriptors import Publication
+from toolbus.bus.values.encoding import exact_text, whole_text
+from toolbus.bus.values.envelope import Frame, Request, encode, encode_data
+from toolbus.bus.values.results import (
+    ERROR_TYPES,
+    Blob,
+    CallCancelled,
+    CallRefused,
+    EnvelopeError,
+    ErrorInfo,
+    Origin,
+    ToolError,
+    ToolResult,
+)
+from toolbus.bus.worker.run.attachments import blob_of, detached
+from toolbus.bus.worker.statistics.counts import SECONDS, ToolCounts
+from toolbus.bus.worker.statistics.sampling import Sampling
+
+T = TypeVar("T")
+
+# Bytes of an error; half of them its details, at most. An entry of the reply stream must hold it.
+_MOST_ERROR = 131_072
+_MOST_MESSAGE = 8_000
+_MOST_CODE = 200
+# Characters of an error's message in a log line.
+_MOST_LOGGED = 400
+# Bytes of data that it takes less time to encode once more, for the frame, than to wrap.
+_MOST_ENCODED_TWICE = 400
+# Seconds until which a caller may be told to wait.
+_MOST_AFTER = 1e9
+
+# A text without any letter, such as the number that was raised, says nothing alone.
+_WORD = re.compile(r"[^\W\d_]")
+_CONTENT = "content is a tuple of Blobs"
+
+_decode = msgspec.json.Decoder(ErrorInfo).decode
+
+
+class HandlerExit(Exception):
+    """A user's code raised what would end the program or its task; ``raised`` is that."""
+
+    def __init__(self, raised: BaseException) -> None:
+        super().__init__(f"the code raised {type_name(raised)}, which ends neither the worker nor other calls")
+        self.raised = raised
+
+
+async def without_exits(work: Awaitable[T]) -> T:
+    """Await a user's code. An event loop ends when a task of it raises SystemExit, and with it every call of the worker.
+
+    Raises:
+        HandlerExit: for SystemExit, KeyboardInterrupt and their like, and for a cancellation that did not come from outside.
+    """
+    try:
+        return await work
+    except Exception:
+        raise
+    except BaseException as error:
+        task = asyncio.current_task()
+        if is_a(error, asyncio.CancelledError) and task is not None and task.cancelling():
+            raise
+        raise HandlerExit(error) from error
+
+
+def said(error: BaseException) -> str:
+    """Return the text of an exception, with its name where the text alone says nothing, as that of a KeyError."""
+    name, text = type_name(error), reason_of(error)
+    if not text.strip() or text == name:
+        return name
+    return f"{name}: {text}" if is_a(error, KeyError) or not _WORD.search(text) else text
+
+
+def result_of(value: object) -> ToolResult:
+    """Return what a handler returned, as a result.
+
+    Raises:
+        ToolError: it is a ToolResult with fields of other types than they must have.
+    """
+    if type(value) is str:
+        return ToolResult(output=value)
+    if isinstance(value, ToolResult):
+        return checked(value)
+    if value is None:
+        return ToolResult(output="")
+    if isinstance(value, str):
+        return ToolResult(output=exact_text(value))
+    if isinstance(value, Blob):
+        return ToolResult(output="", content=(value,))
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return ToolResult(output="", content=(blob_of(value),))
+    data, blobs = detached(value)
+    return ToolResult(data=data, content=blobs)
+
+
+def checked(result: ToolResult, sent: int = 0) -> ToolResult:
+    """Return a handler's own result, with fields that every caller can read.
+
+    Args:
+        result: the handler's.
+        sent: how many blobs the caller was sent before.
+
+    Raises:
+        ToolError: one has another type than it must have.
+    """
+    output, error, content = result.output, result.error, result.content
+    if output is not None and type(output) is not str:
+        if not isinstance(output, str):
+            raise _bad_result("output is a text or None", output)
+        output = exact_text(output)
+    if error is not None:
+        if not isinstance(error, ErrorInfo):
+            raise _bad_result("error is an ErrorInfo or None (ToolResult.fail(…) takes a text)", error)
+        error = encodable(msgspec.structs.replace(error, origin="tool"))
+    if content or type(content) is not tuple:
+        if not isinstance(content, (tuple, list)):
+            raise _bad_result(_CONTENT, content)
+        for blob in content:
+            if not isinstance(blob, Blob):
+                raise _bad_result(_CONTENT, blob)
+        content = tuple(content)
+    data, blobs = (None, ()) if result.data is None else detached(result.data, sent + len(content))
+    content += blobs
+    if output is result.output and error is result.error and content is result.content:
+        return result
+    return ToolResult(result.success, output, data, error, content)
+
+
+def _bad_result(rule: str, value: object) -> ToolError:
+    return ToolError(f"the tool's ToolResult can't be sent: {rule}, not {type_name(value)}", code="bad_result")
+
+
+def error_of(error: BaseException) -> ErrorInfo:
+    """Return what a handler raised, as a value that every caller can read.
+
+    What it raised of another call is its own failure all the same.
+    """
+    origin: Origin = "bus" if is_a(error, CallRefused) else "tool"
+    return encodable(msgspec.structs.replace(_error_of(error), origin=origin))
+
+
+def _error_of(error: BaseException) -> ErrorInfo:
+    if is_a(error, HandlerExit):
+        error = error.raised
+    if is_a(error, ToolError):
+        return error.error
+    if is_a(error, CallCancelled):
+        return ErrorInfo("cancelled", message=said(error))
+    if is_a(error, SystemExit):
+        return ErrorInfo("tool_error", "SystemExit", "the handler tried to exit the worker")
+    if is_a(error, EnvelopeError):
+        return ErrorInfo("tool_error", "unencodable_result", f"the result is {error}")
+    if is_a(error, asyncio.CancelledError):
+        return ErrorInfo("tool_error", "CancelledError", "the handler was cancelled from within")
+    return ErrorInfo("tool_error", type_name(error), said(error))
+
+
+def other_revision(error: ErrorInfo, request: Request, publication: Publication) -> ErrorInfo:
+    """Return a refusal, or what it means when the caller chose the arguments by another revision than this worker's."""
+    of_caller = error.origin == "bus" and error.type in {"invalid_arguments", "not_found"}
+    if not of_caller or not request.digest or request.digest == publication.digest:
+        return error
+    message = (
+        f"{error.message} (the arguments are for revision {request.digest} of {publication.service.id}, of which no worker is left;"
+        f" this one serves {publication.digest}): look at the tool again"
+    )
+    return ErrorInfo("unavailable", "other_revision", message, retryable=True)
+
+
+def encodable(error: ErrorInfo) -> ErrorInfo:
+    """Return the error, or what is left of it without what no caller could read."""
+    try:
+        document = encode_data(error)
+        if len(document) <= _MOST_ERROR:
+            _decode(document)
+            return error
+    except (EnvelopeError, msgspec.ValidationError):
+        pass
+    details, note = error.details, ""
+    try:
+        if len(encode_data(details)) > _MOST_ERROR // 2:
+            details, note = None, f"its details are over the limit of {_MOST_ERROR // 2} bytes"
+    except EnvelopeError as problem:
+        details, note = None, f"its details are {problem}"
+    message = error.message if isinstance(error.message, str) else "the tool failed, and what it said is no text"
+    message = shortened(whole_text(message), _MOST_MESSAGE)
+    if error.type not in ERROR_TYPES:
+        message = f"{message} (its error type, {shortened(whole_text(repr(error.type)), _MOST_CODE)}, does not exist)"
+    after = error.retry_after
+    return ErrorInfo(
+        error.type if error.type in ERROR_TYPES else "tool_error",
+        "unencodable_error" if note or not isinstance(error.code, str) else shortened(whole_text(error.code), _MOST_CODE),
+        f"{message} ({note})" if note else message,
+        error.retryable is True,
+        float(after) if isinstance(after, (int, float)) and 0 <= after <= _MOST_AFTER else None,
+        details,
+        error.origin,
+    )
+
+
+def refusal(delivery: Delivery, worker: str, error: ErrorInfo | None) -> bytes:
+    """Return the one frame of a delivery that is not run."""
+    frame = Frame(delivery.request.id, delivery.run, delivery.attempt, kind="end", end_of_stream=True, error=error)
+    frame.epoch = delivery.epoch
+    frame.worker = worker
+    frame.queued_ms = round(delivery.queued_ms, 1)
+    return encode(frame)
+
+
+def is_crash(error: BaseException, info: ErrorInfo) -> bool:
+    """Return whether a handler failed without having said so itself."""
+    return info.type == "tool_error" and not is_a(error, ToolError)
+
+
+def is_retryable(error: BaseException, info: ErrorInfo) -> bool:
+    """Return whether what a handler raised may go well at the next attempt."""
+    return error.error.retryable if is_a(error, ToolError) else is_crash(error, info)
+
+
+class PieceStream(Protocol):
+    """The part of a stream that sends what one frame can't hold."""
+
+    has_text: bool
+
+    def send_blob(self, blob: Blob) -> None:
+        """Send a file."""
+
+    def send_pieces(self, kind: Any, text: str) -> None:
+        """Send a text in pieces."""
+
+
+class AnsweredRun(Protocol):
+    """The part of a run that its last frame uses."""
+
+    def open_stream(self) -> PieceStream:
+        """Return what sends pieces."""
+
+    def frame(self, kind: Any, error: ErrorInfo | None = None) -> Frame:
+        """Make the next frame."""
+
+
+def last_frame(run: AnsweredRun, result: ToolResult, error: ErrorInfo | None, limit: int) -> bytes:
+    """Return the frame that ends a call, after sending the files of its result, and texts and data over the ``limit`` in bytes."""
+    for blob in result.content:
+        run.open_stream().send_blob(blob)
+    output, data = result.output, result.data
+    if output is not None and len(output) * 4 > limit and len(output.encode("utf-8", "replace")) > limit:
+        stream = run.open_stream()
+        stream.send_pieces("output" if stream.has_text else "text", output)
+        output = None
+    if data is not None:
+        document = encode_data(data)
+        if len(document) > limit:
+            run.open_stream().send_pieces("data", document.decode())
+            data = None
+        elif len(document) > _MOST_ENCODED_TWICE:
+            data = msgspec.Raw(document)
+    frame = run.frame("end", error)
+    frame.response = output
+    frame.data = data
+    try:
+        return encode(frame)
+    except EnvelopeError:
+        # The one thing left that UTF-8 may not express.
+        frame.response = output and whole_text(output)
+        return encode(frame)
+
+
+End = Literal["finished", "failed", "retried", "dead", "cancelled", "handed_back", "lost", "refused", "withdrawn", "buried"]
+"""How an attempt ends at a worker; its error says why.
+
+``finished``; ``failed`` (the handler did, the time was up, or the worker was stopped); ``retried`` (it failed, and is tried again here);
+``dead`` (it failed, and became a dead letter); ``cancelled`` (by its caller, or the caller is gone); ``handed_back`` (to other workers);
+``lost`` (another worker has it); and of requests that did not run here: ``refused``, ``withdrawn`` (by their caller), and ``buried``.
+"""
+
+
+class EndKind(NamedTuple):
+    """Hold how one kind of end is told.
+
+    Attributes:
+        outcome: among the recent calls; empty when another worker tells of it.
+        counted: ``ended`` with its latency, ``cancelled``, or ``refused``.
+        event: of its log line. A crash has one of its own.
+    """
+
+    outcome: Outcome | Literal[""]
+    counted: Literal["ended", "cancelled", "refused"]
+    event: Literal["call.finished", "call.failed", "call.cancelled", "call.handed_back", "call.lost"]
+
+
+ENDS: Mapping[End, EndKind] = {
+    "finished": EndKind("succeeded", "ended", "call.finished"),
+    "failed": EndKind("failed", "ended", "call.failed"),
+    "retried": EndKind("retried", "ended", "call.failed"),
+    "dead": EndKind("dead", "ended", "call.failed"),
+    "cancelled": EndKind("cancelled", "cancelled", "call.cancelled"),
+    "handed_back": EndKind("lost", "cancelled", "call.handed_back"),
+    "lost": EndKind("", "cancelled", "call.lost"),
+    "refused": EndKind("failed", "refused", "call.failed"),
+    "withdrawn": EndKind("cancelled", "refused", "call.cancelled"),
+    "buried": EndKind("dead", "refused", "call.failed"),
+}
+"""All ends."""
+
+
+def report_end(
+    end: End,
+    delivery: Delivery,
+    counts: ToolCounts | None,
+    sampling: Sampling,
+    now: float,
+    began: float = 0.0,
+    first: float = 0.0,
+    frames: int = 0,
+    error: ErrorInfo | None = None,
+    exception: BaseException | None = None,
+) -> None:
+    """Report the end of an attempt, whichever it is.
+
+    Args:
+        end: which one.
+        delivery: what was run, or not.
+        counts: of its tool; None when this worker does not know the tool.
+        sampling: takes in what is told of among the recent calls.
+        now: monotonic seconds.
+        began: when it began to run; 0 when it did not.
+        first: when its first text was sent; 0 when there was none.
+        frames: how many frames it sent.
+        error: why it did not succeed; None when another worker goes on with it.
+        exception: what its handler raised, when that was not meant as an answer; its traceback is logged.
+    """
+    kind = ENDS[end]
+    elapsed = now - began if began else 0.0
+    if counts is not None:
+        _count(kind, counts, delivery, elapsed, error)
+    if kind.outcome == "succeeded":
+        if now >= sampling.due:
+            sampling.tell_success(delivery, began, first, now)
+    elif kind.outcome:
+        sampling.tell(delivery, Ending(kind.outcome, began, first, now, error))
+    if began and telemetry.metering():
+        reason = end if error is None and end != "finished" else "" if error is None else error.type
+        telemetry.record_run(delivery.request.service, elapsed, delivery.queued_ms / 1000, frames, reason)
+    if end != "finished" or telemetry.logs(logging.INFO):
+        _log(kind, delivery, elapsed, error, exception)
+
+
+def _count(kind: EndKind, counts: ToolCounts, delivery: Delivery, elapsed: float, error: ErrorInfo | None) -> None:
+    if kind.counted == "ended":
+        counts.buckets[bisect_left(SECONDS, elapsed)] += 1
+        counts.seconds += elapsed
+        if error is not None:
+            counts.fail(error, delivery.request.id)
+    elif kind.counted == "cancelled":
+        counts.cancelled += 1
+    elif error is not None:
+        counts.refuse(error, delivery.request.id)
+
+
+def _log(kind: EndKind, delivery: Delivery, elapsed: float, error: ErrorInfo | None, exception: BaseException | None) -> None:
+    request = delivery.request
+    fields = {
+        "tool": request.tool or request.service,
+        "user": request.user,
+        "id": request.id,
+        "attempt": delivery.attempt,
+        "ms": round(elapsed * 1000, 1),
+    }
+    if error is not None:
+        # A refusal of arguments quotes them, and logs hold no arguments.
+        message = "" if error.type == "invalid_arguments" else shortened(error.message, _MOST_LOGGED)
+        told = {"error": error.type, "code": error.code, **({"message": message} if message else {}), **fields}
+    if error is None:
+        if kind.event == "call.finished":
+            telemetry.log.info("call.finished", **fields)
+        elif kind.event == "call.lost":
+            telemetry.log.warning("call.lost", **fields)
+        else:
+            telemetry.log.info("call.handed_back", **fields)
+    elif kind.event == "call.cancelled":
+        telemetry.log.info("call.cancelled", **told)
+    elif exception is None or is_a(exception, EnvelopeError):
+        # The traceback of a result that can't be sent has no line of the handler.
+        telemetry.log.warning("call.failed", **told)
+    else:
+        telemetry.log.error("call.crashed", error=error.code, exc_info=exception, **fields)
+
+
+def report_buried(delivery: Delivery, reason: str) -> None:
+    """Log that a request was set aside as a dead letter."""
+    request = delivery.request
+    telemetry.log.error("request.buried", service=request.service, tool=request.tool, id=request.id, reason=reason)

@@ -1,0 +1,339 @@
+"""Collect what a worker serves from services, functions and modules."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterable
+from types import ModuleType
+from typing import Any
+
+import msgspec
+
+from toolbus.bus import schema, telemetry
+from toolbus.bus.schema import derive, mended, mended_document
+from toolbus.bus.schema.casting import summary
+from toolbus.bus.support.safe_text import type_name
+from toolbus.bus.values.descriptors import (
+    Publication,
+    ServiceDescriptor,
+    ToolDescriptor,
+    check_tool,
+    check_types,
+    parse_service,
+    parse_tool,
+)
+from toolbus.bus.values.effects import Effect
+from toolbus.bus.values.envelope import OLDEST, VERSION, Request
+from toolbus.bus.values.results import ConfigurationError, DescriptorError
+from toolbus.bus.values.settings import Settings
+from toolbus.bus.worker.definition.function import FunctionTool, definitions_of, methods_of, tool_of, tools_of_service
+from toolbus.bus.worker.definition.objects import functions_of, holds_tools
+from toolbus.bus.worker.definition.provide import Services, injected
+from toolbus.bus.worker.definition.service import Retry, ToolService, check_service, overrides, place_of, returns_unseen
+from toolbus.bus.worker.isolation.targets import target_of
+from toolbus.bus.worker.loading.modules import defined_in
+from toolbus.bus.worker.serving.handlers import Handler, Served, filling_in, starting
+from toolbus.bus.worker.serving.owner import origin_of, owner_of
+
+_MOST_DESCRIPTION = 16_384
+# What a function says of itself in its descriptor's ``x-toolbus``.
+_EXTENSIONS = ("cache", "sequential", "task", "output_schema")
+
+
+def collect(targets: object, settings: Settings, services: Services | None = None, left_out: dict[str, str] | None = None) -> list[Served]:
+    """Return what to serve.
+
+    A tool with a parameter for a service that is not provided is left out, and named in the log.
+
+    Args:
+        targets: services (classes or instances), decorated functions, modules, packages, or lists of them.
+        settings: the worker's.
+        services: what handlers' parameters are filled in with; those of the process when left out.
+        left_out: gets the tools that are not served though they are there, and why.
+
+    Raises:
+        ConfigurationError: a target is not a tool, or two services have one id.
+    """
+    services = Services() if services is None else services
+    left_out = {} if left_out is None else left_out
+    instances: dict[str, ToolService] = {}
+    functions: dict[str, dict[str, FunctionTool]] = {}
+    for target in _flat(targets, left_out):
+        if isinstance(target, ToolService):
+            check_service(target)
+            name = target.id or type_name(target)
+            if instances.get(name, target) is not target:
+                raise ConfigurationError(f"two services have the id {name!r}")
+            instances[name] = target
+            continue
+        for found in _functions(target):
+            functions.setdefault(found.service, {})[found.name] = found
+    methods = {made for each in instances.values() for made in methods_of(type(each))}
+    functions = {name: left for name, tools in functions.items() if (left := {k: v for k, v in tools.items() if v not in methods})}
+    for name in functions.keys() & instances.keys():
+        raise ConfigurationError(f"both a ToolService and decorated functions form the service {name!r}")
+    served = [_served_service(name, service, settings, services, left_out) for name, service in instances.items()]
+    for name, tools in functions.items():
+        served += filter(None, [_served_functions(name, list(tools.values()), settings, services, left_out)])
+    if not served and functions:
+        raise ConfigurationError("there is nothing to serve: every tool needs a service that nobody provides; see toolbus.provide()")
+    if not served:
+        raise ConfigurationError("there is nothing to serve: give a ToolService, functions decorated with @tool, or a module with them")
+    return served
+
+
+def _flat(targets: object, left_out: dict[str, str]) -> Iterable[object]:
+    if isinstance(targets, (list, tuple, set, frozenset)):
+        for target in targets:
+            yield from _flat(target, left_out)
+    elif isinstance(targets, type) and issubclass(targets, ToolService):
+        yield targets()
+    elif isinstance(targets, ModuleType):
+        yield from _flat(defined_in(targets, left_out), left_out)
+    elif holds_tools(targets):
+        yield from functions_of(targets.__toolbus_tools__())
+    else:
+        yield targets
+
+
+def _functions(target: object) -> list[FunctionTool]:
+    found = definitions_of(target)
+    if not found and callable(target) and tool_of(inspect.unwrap(target)) is not None:
+        raise ConfigurationError(f"{target!r} wraps a tool: put @tool above the other decorators, so that the tool is what they make")
+    if not found:
+        raise ConfigurationError(f"{target!r} is not a tool: decorate it with @tool, or give a ToolService or a module")
+    # What other modules made of the same function is theirs; and a service is served whole, or replicas would differ.
+    services = {made.service for made in found if made.module == found[-1].module}
+    tools = [made for service in sorted(services - {""}) for made in tools_of_service(service)]
+    if not any(made in found for made in tools):
+        raise ConfigurationError(f"{found[-1].origin} is a method; give its ToolService instead")
+    return tools
+
+
+class _Tools:
+    """A service's tools while they are collected."""
+
+    def __init__(self, left_out: dict[str, str]) -> None:
+        self.left_out = left_out
+        self._descriptors: dict[str, ToolDescriptor] = {}
+        self._corrections: dict[str, list[str]] = {}
+        self.handlers: dict[str, Handler] = {}
+
+    def note(self, tool: str, changes: list[str]) -> None:
+        """Remember what was corrected in a tool's schema, for one line in the log."""
+        if changes:
+            self._corrections[tool] = changes
+
+    def add(self, tool: ToolDescriptor, handler: Handler) -> None:
+        """Add a tool.
+
+        Raises:
+            ConfigurationError: there is one of its name.
+            DescriptorError: readers would refuse it; names the field.
+        """
+        if tool.name in self._descriptors:
+            raise ConfigurationError(f"service {tool.service!r} defines the tool {tool.name!r} twice")
+        self._descriptors[tool.name] = check_types(tool)
+        handler.beside = tool.sequential is False
+        self.handlers[tool.name] = handler
+
+    def published(self, service: ServiceDescriptor, owner: str) -> Publication:
+        """Return what is published of them, and log what was corrected."""
+        if self._corrections:
+            telemetry.log.warning("descriptor.mended", service=service.id, **summary(self._corrections))
+        tools = tuple(self._descriptors[name] for name in sorted(self._descriptors))
+        return Publication(service, tools, owner, versions=None if VERSION == 1 else (OLDEST, VERSION)).with_digest()
+
+
+# -- services -----------------------------------------------------------------------------------------
+
+
+def _served_service(name: str, service: ToolService, settings: Settings, services: Services, left_out: dict[str, str]) -> Served:
+    cls = type(service)
+    descriptor = parse_service(
+        {
+            "id": name,
+            "config-params": list(service.config_params),
+            "description": service.description or _first_line(cls.__doc__),
+            "request-queue": service.request_queue,
+            "response-queue": service.response_queue,
+            "scale_to_zero": service.scale_to_zero,
+            "queue_limit": service.queue_limit,
+            "sticky_sessions": service.sticky_sessions or overrides(cls, "open_session"),
+        }
+    )
+    invoke = None if cls.invoke is ToolService.invoke else service.invoke
+    tools = _Tools(left_out)
+    for index, document in enumerate(service.tools):
+        if invoke is None:
+            raise ConfigurationError(f"{cls.__name__} lists tools but does not override invoke()")
+        try:
+            proper, changes = mended_document(document)
+            tools.note(str(document.get("name")), changes)
+            tool = _ordered(parse_tool({"effect": service.effect, **proper}, descriptor), service.sequential)
+        except DescriptorError as error:
+            raise DescriptorError(f"{cls.__name__}.tools[{index}]: {error}", path=error.path) from None
+        tools.add(tool, _invoke_handler(invoke, tool, service))
+    for made, attribute in methods_of(cls).items():
+        if made.state and not overrides(cls, "open_session"):
+            raise ConfigurationError(
+                f"the tool {made.name!r} wants the state of a session (state=True), which {cls.__name__}.open_session makes"
+            )
+        bound = made.function if made.state else getattr(service, attribute)
+        found = _function_handler(made, tools, name, bound, services, service.effect, service.retry)
+        if found is not None:
+            tools.add(_ordered(found[0], service.sequential), found[1])
+    for base in filter(lambda each: issubclass(each, ToolService), cls.__mro__[1:]):
+        for made, attribute in methods_of(base).items():
+            if not definitions_of(getattr(cls, attribute, None)):
+                left_out[made.name] = f"{cls.__name__}.{attribute} overrides it without @tool"
+    if invoke is not None:
+        _tell_lost("", name, invoke)
+    untyped = None if invoke is None else _invoke_handler(invoke, None, service)
+    owner = settings.owner or getattr(service, "owner_label", "") or owner_of(cls.__module__, cls.__qualname__)
+    served = Served(tools.published(descriptor, owner), tools.handlers, untyped, service)
+    served.origin = "" if settings.owner else origin_of(cls.__module__)
+    return served
+
+
+def _ordered(tool: ToolDescriptor, sequential: bool | None) -> ToolDescriptor:
+    """Return a tool that says of its order what its service says, unless it speaks for itself."""
+    if sequential is None or "sequential" in tool.extensions:
+        return tool
+    return msgspec.structs.replace(tool, extensions={**tool.extensions, "sequential": sequential})
+
+
+def _invoke_handler(invoke: Callable[..., Any], tool: ToolDescriptor | None, service: ToolService) -> Handler:
+    arity = _arity(invoke, type(service))
+    prepare = None
+    if tool is not None and (tool.parameters is not None or tool.arguments is not None):
+        prepare = schema.preparer_for(tool).prepare
+
+    def start(request: Request) -> Any:
+        arguments = request.arguments if prepare is None else prepare(request.arguments)
+        if arity == 2:
+            return invoke(request.config, arguments)
+        return invoke(request.user, request.config, arguments)
+
+    return Handler(
+        invoke,
+        start,
+        service.effect if tool is None else tool.effect,
+        service.retry,
+        check=prepare,
+        tenants=() if tool is None else tool.tenants,
+        cache=None if tool is None else tool.cacheable,
+    )
+
+
+def _arity(invoke: Callable[..., Any], cls: type) -> int:
+    parameters = inspect.signature(invoke).parameters.values()
+    if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
+        return 3
+    taken = [p for p in parameters if p.kind in {p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD} and p.default is p.empty]
+    if len(taken) not in {2, 3}:
+        raise ConfigurationError(
+            f"{cls.__name__}.invoke takes (user, config, arguments) or (config, arguments), not {len(taken)} arguments"
+        )
+    return len(taken)
+
+
+# -- functions ----------------------------------------------------------------------------------------
+
+
+def _served_functions(
+    name: str, functions: list[FunctionTool], settings: Settings, services: Services, left_out: dict[str, str]
+) -> Served | None:
+    about = _first_line(getattr(sys.modules.get(functions[0].module), "__doc__", None))
+    try:
+        descriptor = parse_service({"id": name, "description": about})
+    except DescriptorError as error:
+        advice = "the functions of a file form a service of its name: say @tool(service=…), or rename the file"
+        raise DescriptorError(f"{error}; {advice}", path=error.path) from None
+    tools = _Tools(left_out)
+    for made in functions:
+        if made.state:
+            raise ConfigurationError(
+                f"the tool {made.name!r} wants the state of a session (state=True), which its service makes: "
+                "set it as an attribute of a ToolService that has open_session()"
+            )
+        found = _function_handler(made, tools, name, made.function, services)
+        if found is not None:
+            tools.add(*found)
+    if not tools.handlers:
+        return None
+    owner = settings.owner or owner_of(functions[0].module)
+    served = Served(tools.published(descriptor, owner), tools.handlers, None, None)
+    served.origin = "" if settings.owner else origin_of(functions[0].module)
+    return served
+
+
+def _function_handler(
+    made: FunctionTool,
+    tools: _Tools,
+    service: str,
+    bound: Callable[..., Any],
+    services: Services,
+    effect: Effect = "",
+    retry: Retry | None = None,
+) -> tuple[ToolDescriptor, Handler] | None:
+    """Return a function's descriptor and handler; None when it needs a service that is not provided."""
+    parameters = made.parameters
+    if parameters is not None:
+        parameters, changes = mended(parameters)
+        tools.note(made.name, changes)
+    derived = derive(bound, parameters=parameters, injected=injected(made.parameters, bound, services), skip_self=made.state)
+    given = {name: type_ for name, type_ in derived.injected.items() if services.provides(type_)}
+    spared = {name: value for name, value in derived.spared.items() if name not in given}
+    for name, type_ in derived.injected.items():
+        if name not in given and name not in spared:
+            telemetry.log.warning("tool.left_out", tool=made.name, service=service, parameter=name, needs=type_.__qualname__)
+            tools.left_out[made.name] = f"nobody provides the {type_.__qualname__} of its parameter {name}"
+            return None
+    for name, error in derived.unresolved.items():
+        telemetry.log.warning("tool.unresolved_annotation", tool=made.name, service=service, parameter=name, error=error)
+    _tell_lost(made.name, service, bound)
+    description = made.description or derived.description or made.name.replace("_", " ")
+    if len(description) > _MOST_DESCRIPTION:
+        raise ConfigurationError(
+            f"the description of the tool {made.name!r} has {len(description):,} characters, more than {_MOST_DESCRIPTION:,}: "
+            "every model reads all of it; say less, or give description=…"
+        )
+    tool = check_tool(
+        ToolDescriptor(
+            name=made.name,
+            description=description,
+            service=service,
+            parameters=derived.parameters,
+            groups=made.groups,
+            category=made.category,
+            timeout=made.timeout,
+            effect=made.effect or effect,
+            output_limit=made.output_limit,
+            confirm=made.confirm,
+            tenants=made.tenants,
+            extensions={name: said for name in _EXTENSIONS if (said := getattr(made, name)) is not None},
+        )
+    )
+    isolated = made if made.isolation else None
+    if isolated is not None:
+        # Refused here, before anything starts.
+        target_of(isolated)
+        for type_ in filter(services.own, given.values()):
+            message = f"{made.origin} runs in a child process, which has no {type_.__qualname__} of this worker's own"
+            raise ConfigurationError(f"{message}: say toolbus.provide({type_.__qualname__}, …) at the top of a module")
+    else:
+        services.want(given.values())
+    bind = filling_in(derived.bind, spared, given, services) if derived.injected else derived.bind
+    start = starting(bound, bind, state=made.state)
+    return tool, Handler(bound, start, tool.effect, made.retry or retry, isolated, derived.bind, made.tenants, tool.cacheable)
+
+
+def _tell_lost(tool: str, service: str, function: Callable[..., Any]) -> None:
+    if returns_unseen(function):
+        telemetry.log.warning("tool.return_ignored", tool=tool, service=service, place=place_of(function).removeprefix(", "))
+
+
+def _first_line(document: str | None) -> str:
+    return inspect.cleandoc(document or "").partition("\n")[0]

@@ -1,0 +1,406 @@
+"""``Worker``: takes requests of the services it serves and runs their handlers in its slots."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from toolbus.bus import telemetry
+from toolbus.bus.broker import worker_broker
+from toolbus.bus.broker.protocols import WorkerBroker, WorkerId
+from toolbus.bus.broker.statistics.answers import InstanceAnswer
+from toolbus.bus.middleware.chain import Middleware
+from toolbus.bus.values.results import ConfigurationError
+from toolbus.bus.values.settings import Settings
+from toolbus.bus.worker import isolation
+from toolbus.bus.worker.definition.provide import Services
+from toolbus.bus.worker.definition.service import ToolService
+from toolbus.bus.worker.isolation.pool import Isolation
+from toolbus.bus.worker.process.event_loop import LoopWatch
+from toolbus.bus.worker.process.lifeline import ended_by
+from toolbus.bus.worker.run.invocation import NestedBus
+from toolbus.bus.worker.serving import owner as life
+from toolbus.bus.worker.serving.collect import collect
+from toolbus.bus.worker.serving.handlers import Served
+from toolbus.bus.worker.serving.owner import checked_around
+from toolbus.bus.worker.slots.slots import Slots
+from toolbus.bus.worker.slots.taking import sign_off
+
+
+class Worker:
+    """Serves tools: one process start, one consumer of each service's group.
+
+    Args:
+        services: a ``ToolService`` (class or instance), functions decorated with ``@tool``, modules that define
+            them, packages of such modules, or lists of these; None for a worker whose services come with ``add``.
+        middleware: around every handler, the first one outermost; see ``toolbus.bus.middleware``.
+        provide: what handlers' parameters of these types are filled in with, before what ``toolbus.provide`` was told.
+        url: as in ``Settings``; ``settings`` gives everything else.
+        namespace: as in ``Settings``.
+        concurrency: as in ``Settings``.
+
+    ``async with``, or ``open()`` and ``aclose()`` (a notebook's cells, for example), serve in the background without touching
+    signals; ``run()`` handles them and returns after the drain. When half of the slots are held by handlers that can't be stopped
+    it drains too, so that a supervisor starts a fresh process.
+
+    Raises:
+        ConfigurationError: there is nothing to serve, or a service or setting is wrong.
+    """
+
+    def __init__(
+        self,
+        services: object,
+        *,
+        url: str | None = None,
+        namespace: str | None = None,
+        concurrency: int | None = None,
+        settings: Settings | None = None,
+        middleware: Sequence[Middleware] = (),
+        provide: Mapping[type, object] | None = None,
+    ) -> None:
+        self.settings = Settings.load(base=settings, url=url, namespace=namespace, concurrency=concurrency)
+        self._services = Services(provide)
+        self._left_out: dict[str, str] = {}
+        found = [] if services is None else collect(services, self.settings, self._services, self._left_out)
+        self._served = {served.id: served for served in found}
+        self.middleware = checked_around(middleware, self._served.values())
+        # What services said of themselves when they were last published, before names of others were left out.
+        self._revisions = {served.id: served.publication.digest for served in self._served.values()}
+        self._slots: Slots | None = None
+        self._home: asyncio.Task[None] | None = None
+        self._watch: LoopWatch | None = None
+        self._altering = asyncio.Lock()
+        self._withdrawing: set[str] = set()
+        # What it does now, in another task perhaps: "starts" or "drains".
+        self._changing = ""
+        # The task that waits for the server at the start.
+        self._opening: asyncio.Task[Any] | None = None
+
+    # -- life -------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        await self._open()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.drain()
+
+    async def open(self) -> None:
+        """Serve in the background until ``aclose()``, which may run in another task; opening a worker that serves does nothing.
+
+        Raises:
+            BrokerError: the server refuses, or can't serve.
+            RegistrationRefused: others own what it publishes.
+            ConfigurationError: it starts or drains in another task, or has failed.
+        """
+        if self._changing or not self._serving:
+            await self._open()
+
+    async def aclose(self) -> None:
+        """Leave as ``drain`` does; closing a worker that does not serve does nothing.
+
+        Raises:
+            ToolbusError: it has failed before.
+            ConfigurationError: it is starting in another task.
+        """
+        await self.drain()
+
+    async def run(self, on_open: Callable[[], object] | None = None, on_drain: Callable[[], object] | None = None) -> None:
+        """Serve until SIGTERM or SIGINT, then drain and return. A second signal ends the process at once.
+
+        Args:
+            on_open: called once when the worker is registered.
+            on_drain: called once when it begins to drain.
+        """
+        stop = asyncio.Event()
+
+        def begin() -> None:
+            if not stop.is_set() and self._opening is not None:
+                self._opening.cancel()
+            stop.set()
+
+        def again() -> None:
+            telemetry.log.error("worker.killed", running=self._running)
+            os._exit(1)
+
+        try:
+            with ended_by(begin, again):
+                async with self:
+                    if on_open is not None:
+                        on_open()
+                    # This process is the worker's own.
+                    life.collect_rarely()
+                    await self._until(stop)
+                    if on_drain is not None:
+                        on_drain()
+                    telemetry.log.info("worker.draining", running=self._running, grace=self.settings.grace)
+        except asyncio.CancelledError:
+            # A signal ends the start, which waits for the server as long as it takes.
+            task = asyncio.current_task()
+            if not stop.is_set() or self._home is not None or task is None or task.uncancel():
+                raise
+
+    async def republish(self, service: ToolService) -> bool:
+        """Publish a service anew whose ``tools`` have changed; False when they are what they were.
+
+        Calls that run go on. Tools whose names belong to others are left out, as at the start.
+
+        Raises:
+            ConfigurationError: this worker does not serve it, or a tool is wrong; then the tools are what they were.
+            RegistrationRefused: others own all of its names.
+            BrokerError: the server could not be told; say it again.
+        """
+        [made] = collect(service, self.settings, self._services)
+        served = self._served.get(made.id)
+        if served is None or not served.is_of(service):
+            raise ConfigurationError(f"this worker does not serve {made.id!r}")
+        if made.publication.digest == self._revisions[made.id]:
+            return False
+        # Its handlers come first: calls of a new tool may arrive as soon as it is published.
+        served.revise(made)
+        if self._serving:
+            await life.publish(self.broker, served)
+        self._revisions[made.id] = made.publication.digest
+        return True
+
+    async def add(self, service: ToolService) -> None:
+        """Serve one more service; calls of others run on. What goes wrong leaves the worker as it was.
+
+        Raises:
+            ConfigurationError: it serves one with this id, starts or drains, or the service is wrong, or has isolated tools, whose
+                processes begin with the worker.
+            RegistrationRefused: others own its names.
+            BrokerError: the server could not be told.
+        """
+        [made] = collect(service, self.settings, self._services)
+        async with self._alteration(made.id):
+            if made.id in self._served:
+                raise ConfigurationError(f"this worker serves {made.id!r} already; see republish()")
+            if made.isolated() and self._serving:
+                raise ConfigurationError(f"{made.id!r} has isolated tools; give it to the worker before that is opened")
+            revision = made.publication.digest
+            if self._serving:
+                await self._services.start()
+                await life.begin(made, self._opened(), self._served)
+            self._served[made.id] = made
+            self._revisions[made.id] = revision
+
+    async def withdraw(self, service: str) -> None:
+        """Serve a service no longer: leave the registry, let its running calls end within the grace period, and hand back the others.
+
+        Other services are served meanwhile. It may be added again afterwards.
+
+        Args:
+            service: its id.
+
+        Raises:
+            ConfigurationError: this worker does not serve it, or starts or drains.
+            BrokerError: the server could not be told; say it again.
+        """
+        if service in self._withdrawing or service not in self._served:
+            raise ConfigurationError(f"this worker does not serve {service!r}")
+        self._withdrawing.add(service)
+        try:
+            async with self._alteration(service):
+                if self._serving:
+                    await self.broker.withdraw(service)
+            if self._serving:
+                # Others come and go while its calls end.
+                await self._opened().withdraw(service)
+            async with self._alteration(service):
+                served = self._served[service]
+                if self._serving:
+                    await life.end(served, self._opened())
+                del self._served[service], self._revisions[service]
+        finally:
+            self._withdrawing.discard(service)
+
+    @contextlib.asynccontextmanager
+    async def _alteration(self, service: str) -> AsyncIterator[None]:
+        """Let one service after the other come or go, and none while the worker starts or drains."""
+        self._check_steady(service)
+        async with self._altering:
+            self._check_steady(service)
+            yield
+
+    def _check_steady(self, service: str) -> None:
+        if self._changing:
+            raise ConfigurationError(f"this worker {self._changing}, and {service!r} with it")
+
+    async def drain(self) -> None:
+        """Leave the registry, stop taking, finish what runs within the grace period, and close.
+
+        Raises:
+            ToolbusError: it has failed before.
+            ConfigurationError: it is starting in another task.
+        """
+        if self._changing == "starts":
+            raise ConfigurationError("this worker starts; drain it when it serves")
+        home, self._home = self._home, None
+        slots = self._slots
+        if home is None or slots is None:
+            return
+        self._changing = "drains"
+        try:
+            try:
+                if not slots.failed:
+                    await self.broker.outlive(self.settings.grace / 2)
+            finally:
+                slots.stop()
+            async with self._altering:
+                await self._leave(home, slots)
+        finally:
+            self._changing = ""
+
+    async def _leave(self, home: asyncio.Task[None], slots: Slots) -> None:
+        await sign_off(self.broker)
+        await slots.hand_back_waiting()
+        await asyncio.wait([home])
+        await slots.sessions.aclose()
+        for served in self._served.values():
+            await life.clean_up(served)
+        await life.clean_provided(self._services)
+        await self.isolation.aclose()
+        await slots.nested.aclose()
+        await self.broker.aclose()
+        slots.close()
+        if self._watch is not None:
+            self._watch.stop()
+        if home.cancelled():
+            # Code of a tool cancels whatever tasks it finds, for example.
+            telemetry.log.error("worker.failed", error="its tasks were cancelled from within", running=slots.running)
+        else:
+            telemetry.log.info("worker.stopped", calls=slots.finished)
+        # Raises what made it fail, for its caller to know.
+        await home
+
+    async def _until(self, stop: asyncio.Event) -> None:
+        """Wait until the worker is to stop, or has failed: its home task ends by itself only then, and drain() says why."""
+        events = (stop,) if self._slots is None else (stop, self._slots.overgrown)
+        ends = [asyncio.ensure_future(event.wait()) for event in events]
+        await asyncio.wait([*ends, *([self._home] if self._home else [])], return_when=asyncio.FIRST_COMPLETED)
+        for end in ends:
+            end.cancel()
+
+    async def _open(self) -> None:
+        if self._changing or self._home is not None:
+            raise ConfigurationError(f"this worker already {self._changing or 'serves'}; make another one, or wait until it has drained")
+        self._changing = "starts"
+        try:
+            await self._start()
+        finally:
+            self._changing = ""
+
+    async def _start(self) -> None:
+        if isolation.inside:
+            # Its tools' processes would import the module again, and never end.
+            raise ConfigurationError("a module starts a worker when it is imported: put that under `if __name__ == '__main__':`")
+        isolated = [made for served in self._served.values() for made in served.isolated()]
+        pool, broker, nested = Isolation(self.settings, isolated), worker_broker(self.settings), NestedBus(self.settings)
+        slots = self._slots = Slots(self.settings, self._served, self.middleware, broker, pool, nested)
+        self._opening = asyncio.current_task()
+        try:
+            await self.broker.open(slots)
+        finally:
+            self._opening = None
+        ready: list[Served] = []
+        try:
+            if isolated:
+                await self.isolation.open()
+            await self._services.start()
+            for served in self._served.values():
+                await served.startup(self.settings)
+                ready.append(served)
+                slots.sessions.open(served)
+            for served in self._served.values():
+                await life.publish(self.broker, served)
+            life.tell(self._served.values(), self._left_out)
+        except BaseException:
+            for served in ready:
+                await life.clean_up(served)
+            await life.clean_provided(self._services)
+            with contextlib.suppress(Exception):
+                await self.broker.unregister()
+            await self.isolation.aclose()
+            await self.broker.aclose()
+            slots.close()
+            raise
+        self._watch = LoopWatch(asyncio.get_running_loop())
+        self._watch.start()
+        self._home = asyncio.create_task(slots.serve(), name="toolbus-worker")
+        # It takes from now on, and not only when its opener next waits for something.
+        await asyncio.sleep(0)
+
+    # -- for people -------------------------------------------------------------------------------
+
+    @property
+    def healthy(self) -> bool:
+        """True while the worker takes requests."""
+        return self._slots is not None and not self._slots.failed and self._serving and self.broker.connected
+
+    @property
+    def _serving(self) -> bool:
+        return self._home is not None and not self._home.done()
+
+    @property
+    def stuck(self) -> bool:
+        """True if threads of given-up calls still run after the drain."""
+        return self._running > 0
+
+    @property
+    def broker(self) -> WorkerBroker:
+        """The broker that this worker uses.
+
+        Raises:
+            ConfigurationError: the worker was never opened.
+        """
+        return self._opened().broker
+
+    @property
+    def isolation(self) -> Isolation:
+        """The child processes of its isolated tools.
+
+        Raises:
+            ConfigurationError: the worker was never opened.
+        """
+        return self._opened().isolation
+
+    @property
+    def instance(self) -> WorkerId:
+        """This process start's instance id."""
+        return self.broker.instance
+
+    @property
+    def started(self) -> int:
+        """The number of calls that began to run."""
+        return 0 if self._slots is None else self._slots.started
+
+    def statistics(self) -> dict[str, int]:
+        """Return counts: running, free, started and finished calls, open sessions, and the broker's own.
+
+        Raises:
+            ConfigurationError: the worker was never opened.
+        """
+        slots = self._opened()
+        return {**slots.statistics(), **slots.broker.statistics()}
+
+    def answer(self) -> InstanceAnswer:
+        """Return the counts of each tool and service, as far as the broker does not know them better.
+
+        Raises:
+            ConfigurationError: the worker was never opened.
+        """
+        return self._opened().answer()
+
+    def _opened(self) -> Slots:
+        if self._slots is None:
+            raise ConfigurationError("this worker has not served yet: use `async with worker`, or `await worker.open()` or `worker.run()`")
+        return self._slots
+
+    @property
+    def _running(self) -> int:
+        return 0 if self._slots is None else self._slots.running

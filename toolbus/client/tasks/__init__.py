@@ -1,1 +1,0 @@
-"""Calls that outlive the process that began them, found again by the id of a task."""

@@ -1,1 +1,0 @@
-"""The tools of a coding agent's task: files, uv projects and containers."""

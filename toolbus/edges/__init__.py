@@ -1,0 +1,1 @@
+"""Doors to other protocols: HTTP, MCP, and the services of others."""

@@ -1,0 +1,267 @@
+"""Make a gateway's authenticator of what its operator asks for."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+import re
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+from starlette.requests import HTTPConnection
+
+from toolbus.bus import telemetry
+from toolbus.bus.client.bus import ToolBus
+from toolbus.bus.values.results import BrokerError, ConfigurationError
+from toolbus.bus.values.tokens import MOST_TOKEN, Rate, TokenRecord, id_of
+from toolbus.edges.gateway.auth.credentials import Credential, Refused, Source, accepted, read
+from toolbus.edges.gateway.auth.metadata import Resource
+from toolbus.edges.gateway.bodies import Problem
+from toolbus.edges.gateway.options import Principal
+
+# The characters of RFC 6750's token68.
+_BEARER = re.compile(r"bearer +([A-Za-z0-9._~+/-]+=*) *\Z", re.IGNORECASE)
+_WITHIN = 5.0
+
+
+class BearerAuthenticator:
+    """An ``Authenticator`` that asks its sources in turn whom a token stands for, and counts its requests.
+
+    Args:
+        bus: counts requests together with every other replica.
+        sources: the first one that knows a token counts.
+        resource: what clients are told about where tokens come from.
+        rate: how many requests a token may send that has no rate of its own.
+    """
+
+    def __init__(self, bus: ToolBus, sources: Sequence[Source], *, resource: Resource | None = None, rate: Rate | None = None) -> None:
+        self._bus = bus
+        self._sources = sources
+        self.resource = resource or Resource()
+        self._rate = rate
+
+    async def principal(self, connection: HTTPConnection) -> Principal:
+        """Return whom the token of a request stands for.
+
+        Raises:
+            Problem: 401, there is no token or it is not accepted; 429, too many requests; 503, nobody can say now.
+        """
+        token = self._token(connection)
+        try:
+            found = await self._found(token)
+        except Refused as error:
+            telemetry.log.warning("gateway.refused", reason=str(error), path=connection.url.path)
+            raise self._unauthorized(connection, str(error), "invalid_token") from None
+        await self._count(found)
+        return found.principal
+
+    async def _found(self, token: str) -> Credential:
+        for source in self._sources:
+            if source.takes(token):
+                found = await source.credential(token)
+                if found is not None:
+                    return found
+        raise Refused("the token is not known")
+
+    def _token(self, connection: HTTPConnection) -> str:
+        given = connection.headers.getlist("authorization")
+        if not given:
+            raise self._unauthorized(connection, "send a token: Authorization: Bearer …", "")
+        if len(given) > 1:
+            raise self._unauthorized(connection, "there is more than one Authorization header", "invalid_request")
+        found = _BEARER.match(given[0]) if len(given[0]) <= MOST_TOKEN else None
+        if found is None:
+            raise self._unauthorized(connection, "the Authorization header holds no bearer token", "invalid_request")
+        return found[1]
+
+    def _unauthorized(self, connection: HTTPConnection, reason: str, error: str) -> Problem:
+        words = [f'error="{error}"', f'error_description="{reason}"'] if error else []
+        words.append(f'resource_metadata="{self.resource.metadata_url(connection)}"')
+        return Problem(401, "unauthorized", reason, {"WWW-Authenticate": f"Bearer {', '.join(words)}"})
+
+    async def _count(self, found: Credential) -> None:
+        rate = found.rate or self._rate
+        if rate is None:
+            return
+        principal = found.principal
+        # Tokens of one name and user share a rate, so that a second token is no second allowance.
+        who = hashlib.blake2b(repr((principal.name, principal.user)).encode("utf-8", "replace"), digest_size=16).hexdigest()
+        try:
+            async with asyncio.timeout(_WITHIN):
+                wait = await self._bus.tallies.spend(f"gateway {who} {rate}", rate.requests, rate.seconds)
+        except (BrokerError, TimeoutError):
+            raise Problem(503, "unavailable", "the server that counts requests can't be asked", {"Retry-After": "1"}) from None
+        if wait > 0:
+            detail = f"{principal.name} may send {rate} requests; try again in {wait:.1f} s"
+            raise Problem(429, "rate_limited", detail, {"Retry-After": str(math.ceil(wait))}, retryable=True)
+
+
+_LOOK_EVERY = 1.0
+
+
+class FileTokens:
+    """A ``Source`` of the tokens in a file.
+
+    A changed file counts within a second. One that can't be read any more leaves the tokens as they were; one that is gone, none.
+
+    Raises:
+        ConfigurationError: the file can't be read.
+    """
+
+    def __init__(self, path: Path, *, clock: Callable[[], float] = time.monotonic, now: Callable[[], float] = time.time) -> None:
+        self._path = path
+        self._clock = clock
+        self._now = now
+        self._seen = _stamp(path)
+        self._records: Mapping[str, TokenRecord] = read(path)
+        self._looked = clock()
+
+    def takes(self, token: str) -> bool:
+        """Return whether a token has the form of toolbus's own."""
+        return id_of(token) is not None
+
+    async def credential(self, token: str) -> Credential | None:
+        """Return whom a token of the file stands for."""
+        self._look()
+        record = self._records.get(id_of(token) or "")
+        return None if record is None else accepted(record, token, self._now())
+
+    def _look(self) -> None:
+        if self._clock() < self._looked + _LOOK_EVERY:
+            return
+        self._looked = self._clock()
+        stamp = _stamp(self._path)
+        if stamp == self._seen:
+            return
+        self._seen = stamp
+        if stamp is None:
+            self._records = {}
+            telemetry.log.error("tokens.gone", path=str(self._path), error="the file is gone, so none of its tokens is accepted")
+            return
+        try:
+            self._records = read(self._path)
+        except ConfigurationError as error:
+            telemetry.log.error("tokens.unreadable", path=str(self._path), error=str(error))
+        else:
+            telemetry.log.info("tokens.loaded", path=str(self._path), tokens=len(self._records))
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+TRUSTED = 2.0
+"""Seconds for which a record that was read counts, so that a revocation counts everywhere after as many."""
+
+_MOST_KEPT = 10_000
+
+
+class SharedTokens:
+    """A ``Source`` of the tokens of a namespace."""
+
+    def __init__(self, bus: ToolBus, *, clock: Callable[[], float] = time.monotonic, now: Callable[[], float] = time.time) -> None:
+        self._bus = bus
+        self._clock = clock
+        self._now = now
+        self._kept: OrderedDict[str, tuple[float, TokenRecord | None]] = OrderedDict()
+
+    def takes(self, token: str) -> bool:
+        """Return whether a token has the form of toolbus's own."""
+        return id_of(token) is not None
+
+    async def credential(self, token: str) -> Credential | None:
+        """Return whom a token of the namespace stands for."""
+        record = await self._record(id_of(token) or "")
+        return None if record is None else accepted(record, token, self._now())
+
+    async def _record(self, id: str) -> TokenRecord | None:
+        until, record = self._kept.get(id, (0.0, None))
+        if self._clock() < until:
+            return record
+        asked = self._clock()
+        try:
+            async with asyncio.timeout(_WITHIN):
+                record = await self._bus.tokens.get(id)
+        except (BrokerError, TimeoutError):
+            raise Problem(503, "unavailable", "the server that knows the tokens can't be asked", {"Retry-After": "1"}) from None
+        self._kept[id] = (asked + TRUSTED, record)
+        self._kept.move_to_end(id)
+        if len(self._kept) > _MOST_KEPT:
+            self._kept.popitem(last=False)
+        return record
+
+
+class AuthOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of a gateway's authentication; with none of them, it has none.
+
+    Attributes:
+        tokens: a file of tokens, see ``toolbus secure tokens add --file``.
+        shared_tokens: accept the tokens that `toolbus secure tokens` keeps on the server.
+        keys: where the keys are that verify JSON Web Tokens: a URL or a file (JWKS).
+        issuer, audiences: what their ``iss`` and ``aud`` must be.
+        user_claim, groups_claim, tools_claim, permissions_claim: see ``ClaimMap``.
+        rate: how many requests a token may send that has no rate of its own, such as ``100/minute``.
+        public_url: the gateway's URL as clients see it.
+    """
+
+    tokens: str = ""
+    shared_tokens: bool = False
+    keys: str = ""
+    issuer: str = ""
+    audiences: tuple[str, ...] = ()
+    user_claim: str = "sub"
+    groups_claim: str = ""
+    tools_claim: str = ""
+    permissions_claim: str = ""
+    rate: str = ""
+    public_url: str = ""
+
+    @property
+    def asked(self) -> bool:
+        """True when requests need a token."""
+        return bool(self.tokens or self.shared_tokens or self.keys)
+
+
+def authenticator_of(bus: ToolBus, options: AuthOptions) -> BearerAuthenticator | None:
+    """Return the authenticator that the options ask for; None when they ask for none.
+
+    Raises:
+        ConfigurationError: a file can't be read, or an option is wrong or missing.
+    """
+    if (options.issuer or options.audiences) and not options.keys:
+        raise ConfigurationError("an issuer or audience is given, but not where the keys are that verify its tokens")
+    if not options.asked:
+        return None
+    rate = Rate.parse(options.rate) if options.rate else None
+    sources: list[Source] = []
+    if options.tokens:
+        sources.append(FileTokens(Path(options.tokens)))
+    if options.shared_tokens:
+        sources.append(SharedTokens(bus))
+    if options.keys:
+        sources.append(_web_tokens(options))
+    issuers = (options.issuer,) if options.keys else ()
+    return BearerAuthenticator(bus, sources, resource=Resource(options.public_url, issuers), rate=rate)
+
+
+def _web_tokens(options: AuthOptions) -> Source:
+    # It loads a library of cryptography, which gateways without such tokens do not need.
+    from toolbus.edges.gateway.auth.web_tokens import ClaimMap, KeyStore, WebTokens  # noqa: PLC0415 - only some need it
+
+    claims = ClaimMap(
+        issuer=options.issuer,
+        audiences=frozenset(options.audiences),
+        user=options.user_claim,
+        groups=options.groups_claim,
+        tools=options.tools_claim,
+        permissions=options.permissions_claim,
+    )
+    return WebTokens(KeyStore(options.keys), claims)

@@ -1,0 +1,386 @@
+"""``Gateway``: what every route needs."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import re
+import time
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+from urllib.parse import quote
+
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from toolbus.bus import telemetry
+from toolbus.bus.broker.admin import Admin, ServiceOverview
+from toolbus.bus.client.bus import ToolBus
+from toolbus.bus.client.calls.call import Call
+from toolbus.bus.client.tools.definitions import description_of
+from toolbus.bus.client.tools.tool import Tool
+from toolbus.bus.support.deadlines import Deadlines
+from toolbus.bus.values.encoding import encode_data
+from toolbus.bus.values.results import BrokerError, ErrorInfo
+from toolbus.bus.values.settings import Settings
+from toolbus.edges.gateway.bodies import Problem
+from toolbus.edges.gateway.openapi_paths import CALL_PARAMETERS, PATHS, RESPONSES, SCHEMAS, call_responses, parameters
+from toolbus.edges.gateway.options import Authenticator, GatewayOptions, Permission, Principal, Supply
+
+BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
+"""Upper bounds of the durations' buckets (seconds)."""
+OTHER = "_OTHER"
+"""Stands for tools that are not known, and for those beyond the first thousand."""
+
+_MOST_NAMES = 1_000
+
+
+class Durations:
+    """The durations of one tool's calls with one outcome."""
+
+    __slots__ = ("buckets", "seconds")
+
+    def __init__(self) -> None:
+        self.buckets = [0] * (len(BUCKETS) + 1)
+        self.seconds = 0.0
+
+    @property
+    def count(self) -> int:
+        """The number of calls."""
+        return sum(self.buckets)
+
+
+class Measures:
+    """The counts of one gateway.
+
+    Attributes:
+        calls: durations by tool and type of error, which is empty for a success.
+        in_flight: calls that have not ended.
+        streams: those of them whose events are sent as they happen.
+    """
+
+    def __init__(self) -> None:
+        self.calls: dict[tuple[str, str], Durations] = {}
+        self.in_flight = 0
+        self.streams = 0
+        self._names: set[str] = set()
+
+    def ended(self, tool: str, seconds: float, error: ErrorInfo | None, *, known: bool = True) -> None:
+        """Count a call.
+
+        Args:
+            tool: its name.
+            seconds: how long it took.
+            error: why it failed.
+            known: whether there is such a tool; anybody may make up names without end.
+        """
+        if tool not in self._names:
+            if known and len(self._names) < _MOST_NAMES:
+                self._names.add(tool)
+            else:
+                tool = OTHER
+        key = (tool, "" if error is None else error.type)
+        found = self.calls.get(key)
+        if found is None:
+            found = self.calls[key] = Durations()
+        found.buckets[bisect_left(BUCKETS, seconds)] += 1
+        found.seconds += seconds
+
+
+_MOST_KEPT = 64
+# Where a schema holds values rather than schemas.
+_VALUES = frozenset({"const", "default", "enum", "examples", "example"})
+# Where it holds schemas by names of its own.
+_NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
+_ODD = re.compile(r"[^A-Za-z0-9._-]")
+
+
+class Documents:
+    """The documents that were made since the last change of the catalogue, by what their readers may see.
+
+    Args:
+        max_timeout: the longest time of a call, in seconds.
+    """
+
+    def __init__(self, max_timeout: float) -> None:
+        self._max_timeout = max_timeout
+        self._kept: OrderedDict[Hashable, tuple[int, bytes]] = OrderedDict()
+
+    def of(self, version: int, principal: Principal, tools: Mapping[str, Tool]) -> bytes:
+        """Return the document for a principal, as JSON."""
+        key = (principal.groups, principal.tools, principal.user)
+        found = self._kept.get(key)
+        if found is None or found[0] != version:
+            found = self._kept[key] = (
+                version,
+                encode_data(document([tool for tool in tools.values() if tool.available], self._max_timeout)),
+            )
+            if len(self._kept) > _MOST_KEPT:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(key)
+        return found[1]
+
+
+def document(tools: list[Tool], max_timeout: float) -> dict[str, Any]:
+    """Return the document for some tools, whose calls take ``max_timeout`` seconds at most."""
+    paths, schemas = dict(PATHS), dict(SCHEMAS)
+    for tool in tools:
+        key = f"tool.{_component(tool.name)}"
+        schemas[key] = located(tool.parameters, f"#/components/schemas/{key}")
+        paths[f"/v1/tools/{quote(tool.name, safe='')}/invoke"] = {"post": _operation(tool, key)}
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "toolbus",
+            "version": importlib.metadata.version("toolbus"),
+            "description": "The tools of a namespace, over HTTP.",
+        },
+        "jsonSchemaDialect": "https://json-schema.org/draft/2020-12/schema",
+        "paths": paths,
+        "components": {"schemas": schemas, "responses": RESPONSES, "parameters": parameters(max_timeout)},
+    }
+
+
+def located(schema: Any, root: str) -> Any:
+    """Return a schema whose references within itself lead to its place in a larger document."""
+    if isinstance(schema, list):
+        return [located(each, root) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in {"$ref", "$dynamicRef"} and isinstance(value, str) and (value == "#" or value.startswith("#/")):
+            found[key] = root + value[1:]
+        elif key in _VALUES or key in {"$schema", "$id"}:
+            if key not in {"$schema", "$id"}:
+                found[key] = value
+        elif key in _NAMED and isinstance(value, dict):
+            found[key] = {name: located(each, root) for name, each in value.items()}
+        else:
+            found[key] = located(value, root)
+    return found
+
+
+def _component(name: str) -> str:
+    """Return a name that a component may have; different for different names."""
+    return _ODD.sub(lambda found: f"_{ord(found[0]):x}_", name)
+
+
+def _operation(tool: Tool, key: str) -> dict[str, Any]:
+    about: dict[str, Any] = {
+        "operationId": f"invoke_{_component(tool.name)}",
+        "summary": tool.name,
+        "description": description_of(tool),
+        "tags": list(tool.groups) or [tool.category or tool.service],
+        "parameters": CALL_PARAMETERS,
+        "requestBody": {"required": True, "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{key}"}}}},
+        "responses": call_responses("ToolResult"),
+    }
+    if tool.descriptor.effect:
+        about["x-toolbus-effect"] = tool.descriptor.effect
+    return about
+
+
+# Seconds for which the lengths of the queues are kept, and within which the server must have told them.
+_KEPT = 1.0
+_PATIENCE = 3.0
+
+
+class Backlog:
+    """The lengths of the queues, asked for at most once a second."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._lock = asyncio.Lock()
+        self._asked = 0.0
+        self._found: Sequence[ServiceOverview] | None = None
+
+    async def read(self) -> Sequence[ServiceOverview] | None:
+        """Return the services as they are now, or None when the server does not say."""
+        async with self._lock:
+            if time.monotonic() - self._asked > _KEPT:
+                self._found = await _services(self._settings)
+                self._asked = time.monotonic()
+            return self._found
+
+
+async def _services(settings: Settings) -> Sequence[ServiceOverview] | None:
+    if settings.url.startswith("memory:"):
+        return ()
+    try:
+        async with asyncio.timeout(_PATIENCE), Admin(settings) as admin:
+            return await admin.services()
+    except (BrokerError, TimeoutError):
+        return None
+
+
+_POLL = 0.05
+_ANSWERS = 1.0
+_MEGABYTE = 1_000_000
+# Seconds between two looks at what streams hold; a gateway takes in some MB meanwhile.
+_LOOK_AGAIN = 0.1
+
+
+class StreamBuffers:
+    """Keeps what the streams of a gateway hold for slow clients below a bound.
+
+    Args:
+        most: megabytes of all together; above that, the streams that hold most end as ``slow_consumer``.
+    """
+
+    def __init__(self, most: float) -> None:
+        self._most = most
+        self._calls: set[Call] = set()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, call: Call) -> None:
+        """Count a call until ``remove``, also what is not read of it when it has ended."""
+        self._calls.add(call)
+        if self._timer is None:
+            self._look_later()
+
+    def remove(self, call: Call) -> None:
+        """Count a call no longer."""
+        self._calls.discard(call)
+
+    def _look_later(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(_LOOK_AGAIN, self._look) if self._calls else None
+
+    def _look(self) -> None:
+        held = sorted(((size, call) for call in self._calls if (size := call.unread)), key=lambda each: each[0])
+        over = sum(size for size, _ in held) - self._most * _MEGABYTE
+        while held and over > 0:
+            size, call = held.pop()
+            over -= size
+            telemetry.log.warning("gateway.stream_dropped", id=call.id, bytes=size)
+            message = f"the client reads too slowly: {size} bytes wait for it, and all streams together hold more than {self._most:g} MB"
+            call.drop(ErrorInfo("slow_consumer", "gateway_buffer", message))
+        self._look_later()
+
+
+class Gateway:
+    """The bus and who may use it; routes find it as ``request.app.state.gateway``.
+
+    Args:
+        bus: open while the application runs.
+        authenticator: finds out who sent a request.
+        options: see there.
+
+    Attributes:
+        measures: counts of the calls that came over HTTP.
+        draining: set when the gateway is told to stop: no answer that has no end of its own goes on.
+        buffers: what its streams hold.
+        stopping: set when streams that can be resumed elsewhere are to end.
+    """
+
+    def __init__(self, bus: ToolBus, authenticator: Authenticator, options: GatewayOptions | None = None) -> None:
+        self.bus = bus
+        self.settings = bus.settings
+        self.authenticator = authenticator
+        self.options = options or GatewayOptions()
+        self.measures = Measures()
+        self.buffers = StreamBuffers(self.options.buffer)
+        self.draining = asyncio.Event()
+        self.stopping = asyncio.Event()
+        self.documents = Documents(self.settings.max_timeout)
+        self.backlog = Backlog(bus.settings)
+        self.supply = Supply(bus)
+        self._lost_since: float | None = None
+        self._looked = 0.0
+
+    async def admitted(self, connection: HTTPConnection, *permissions: Permission, query: Collection[str] = ()) -> Principal:
+        """Return who sent a request, if they have one of these permissions, and its query has these parameters alone.
+
+        Args:
+            connection: the request.
+            permissions: any of them will do; by default ``call``.
+            query: names of the parameters that the request may have.
+
+        Raises:
+            Problem: 401, 403, 422 or 429.
+        """
+        principal = await self.authenticator.principal(connection)
+        needed = permissions or ("call",)
+        if principal.may.isdisjoint(needed):
+            raise Problem(403, "forbidden", f"{principal.name} has no permission to {' or to '.join(needed)}")
+        check_query(connection, query)
+        return principal
+
+    @property
+    def connected(self) -> bool:
+        """True while commands reach the server, as far as is known."""
+        return bool(self.bus.statistics().get("connected", 1))
+
+    async def answers(self) -> bool:
+        """Return whether the server answers within a second; a connection to one that hangs looks alive for some seconds."""
+        if self.settings.url.startswith("memory:"):
+            return True
+        try:
+            async with asyncio.timeout(_ANSWERS), Admin(self.settings) as admin:
+                await admin.now()
+        except (BrokerError, TimeoutError):
+            return False
+        return True
+
+    @cached_property
+    def deadlines(self) -> Deadlines:
+        """The timers of requests, of which most are never due."""
+        return Deadlines(asyncio.get_running_loop(), _POLL)
+
+    async def reachable(self) -> None:
+        """Return when the server can be reached; a connection that was just lost is waited for.
+
+        Raises:
+            Problem: 503, it can't.
+        """
+        now = time.monotonic()
+        if now - self._looked < _POLL:
+            return
+        if self.connected:
+            self._lost_since, self._looked = None, now
+            return
+        if self._lost_since is None:
+            self._lost_since = now
+        until = self._lost_since + self.options.outage
+        while time.monotonic() < until:
+            await asyncio.sleep(_POLL)
+            if self.connected:
+                self._lost_since = None
+                return
+        detail = "the gateway has lost its connection to the server and is restoring it; try again"
+        raise Problem(503, "unavailable", detail, {"Retry-After": "1"}, code="no_server", retryable=True)
+
+
+def check_query(connection: HTTPConnection, known: Collection[str] = ()) -> None:
+    """Refuse parameters of a query that nothing reads, of which a misspelt one would change the answer unnoticed.
+
+    Raises:
+        Problem: 422, there is one.
+    """
+    if not connection.scope["query_string"]:
+        return
+    unknown = sorted(connection.query_params.keys() - set(known))
+    if unknown:
+        there_are = f"there are: {', '.join(sorted(known))}" if known else "there are none here"
+        raise Problem(422, "invalid_query", f"there is no parameter {unknown[0][:50]!r} ({there_are})")
+
+
+def gateway_of(connection: HTTPConnection) -> Gateway:
+    """Return the gateway that a request came to."""
+    found: Gateway = connection.app.state.gateway
+    return found
+
+
+async def openapi(request: Request) -> Response:
+    """Answer the document."""
+    gateway = gateway_of(request)
+    principal = await gateway.admitted(request)
+    tools = principal.sees(gateway.bus)
+    return Response(gateway.documents.of(tools.catalogue.version, principal, tools), media_type="application/json")
+
+
+ROUTES = [Route("/openapi.json", openapi, methods=["GET"])]

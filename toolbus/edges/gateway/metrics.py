@@ -1,0 +1,108 @@
+"""Answer who watches a gateway: whether it lives, whether it can do its work, and its metrics in the text format of Prometheus."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from toolbus.bus.broker.admin import ServiceOverview
+from toolbus.bus.telemetry.metrics import MEDIA_TYPE, Exposition
+from toolbus.edges.gateway.bodies import Problem, answer
+from toolbus.edges.gateway.gateway import BUCKETS, Gateway, Measures, check_query, gateway_of
+
+# The metrics of services: each with its states, and the fields that count them.
+_OF_SERVICES = {
+    "toolbus_queue_length": (("queued", "queued"), ("running", "running")),
+    "toolbus_workers": (("", "workers"),),
+    "toolbus_dead_letters": (("", "dead"),),
+    "toolbus_service_paused": (("", "paused"),),
+}
+
+
+async def health(request: Request) -> Response:
+    """Answer that the process lives."""
+    check_query(request)
+    return answer({"status": "ok"})
+
+
+async def ready(request: Request) -> Response:
+    """Answer that requests can be served, or 503: the server is away, or the gateway stops."""
+    check_query(request)
+    gateway = gateway_of(request)
+    if gateway.stopping.is_set():
+        raise Problem(503, "unavailable", "the gateway is stopping", {"Retry-After": "1"}, code="stopping", retryable=True)
+    if not gateway.connected or not await gateway.answers():
+        detail = "the server does not answer, or the gateway has lost its connection to it and is restoring it"
+        raise Problem(503, "unavailable", detail, {"Retry-After": "1"}, code="no_server", retryable=True)
+    return answer({"status": "ready"})
+
+
+async def metrics(request: Request) -> Response:
+    """Answer the metrics of this gateway, and the queues of the namespace."""
+    gateway = gateway_of(request)
+    await gateway.admitted(request, "observe")
+    return Response(await metrics_of(gateway), media_type=MEDIA_TYPE)
+
+
+async def metrics_of(gateway: Gateway) -> str:
+    """Return the metrics of a gateway, and the queues of the namespace."""
+    found = await gateway.backlog.read()
+    made = Exposition()
+    _add_calls(made, gateway.measures)
+    made.add("toolbus_gateway_in_flight", gateway.measures.in_flight)
+    made.add("toolbus_gateway_streams", gateway.measures.streams)
+    made.add("toolbus_gateway_tools", sum(tool.available for tool in gateway.bus.tools.values()))
+    made.add("toolbus_up", int(found is not None))
+    _add_services(made, found or ())
+    return made.text()
+
+
+def _add_calls(made: Exposition, measures: Measures) -> None:
+    calls = sorted(measures.calls.items())
+    made.declare("toolbus_calls_total")
+    made.declare("gen_ai_execute_tool_duration_seconds")
+    for (tool, error), found in calls:
+        labels = {"gen_ai_tool_name": tool, "error_type": error}
+        made.add("toolbus_calls_total", found.count, labels)
+        made.add_histogram("gen_ai_execute_tool_duration_seconds", BUCKETS, found.buckets, found.seconds, labels)
+
+
+def _add_services(made: Exposition, services: Sequence[ServiceOverview]) -> None:
+    for name, parts in _OF_SERVICES.items():
+        made.declare(name)
+        for service in services:
+            for state, field in parts:
+                labels = {"messaging_destination_name": service.publication.service.id, "state": state}
+                made.add(name, int(getattr(service, field)), labels)
+
+
+ROUTES = [Route("/health", health), Route("/ready", ready), Route("/metrics", metrics)]
+
+
+class ProbedGateway:
+    """Answers probes for a gateway.
+
+    Attributes:
+        started: set once requests are answered.
+    """
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self.started = False
+
+    async def ready(self) -> bool:
+        """Return whether requests can be served: the server is connected, and nothing stops the gateway."""
+        gateway = self._gateway
+        return self.started and gateway.connected and not gateway.draining.is_set() and await gateway.answers()
+
+    async def report(self) -> dict[str, bool | int]:
+        """Return a few counts."""
+        measures = self._gateway.measures
+        return {"healthy": await self.ready(), "in_flight": measures.in_flight, "streams": measures.streams}
+
+    async def metrics(self) -> str:
+        """Return the gateway's metrics, and the queues of the namespace."""
+        return await metrics_of(self._gateway)

@@ -1,0 +1,220 @@
+"""Run the tool calls of a model's message and answer the messages that the model is sent next."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from toolbus.bus.broker.reading import document, skip
+from toolbus.bus.client.executor.executor import ToolExecutor
+from toolbus.bus.client.executor.observers import Confirming, Requested, ToolEvent
+from toolbus.bus.client.executor.references import Kept, kept_of, references
+from toolbus.bus.client.executor.toolcalls import ModelCall, said
+from toolbus.bus.support.safe_text import type_name
+from toolbus.bus.values.encoding import encode_json
+from toolbus.bus.values.events import Answered, Asked, Finished, Text
+from toolbus.bus.values.results import BrokerError, ConfigurationError, EnvelopeError, ToolError, ToolResult
+from toolbus.edges.gateway.bodies import Problem, answer
+from toolbus.edges.gateway.gateway import Gateway, gateway_of
+from toolbus.edges.gateway.guards import unless_disconnected
+from toolbus.edges.gateway.options import Principal
+from toolbus.edges.gateway.streaming import COMMENT, named_event
+from toolbus.edges.gateway.turn_requests import TurnOptions, TurnRequest, turn_request
+
+HEARTBEAT = 15.0
+"""Seconds without an event after which a comment is sent, so that no proxy takes the connection for dead."""
+
+_MOST_WAITING = 16
+
+
+def event(kind: str, data: Any) -> bytes:
+    """Return a server-sent event with JSON data."""
+    return named_event(kind.encode(), encode_json(data))
+
+
+def of_call(told: ToolEvent) -> bytes:
+    """Return something that happened to one call: named after what happened, with the call's id, tool and index."""
+    about: dict[str, Any] = {"id": told.id, "tool": told.tool, "index": told.index}
+    match told.event:
+        case Text(text):
+            return event("text", {**about, "text": text})
+        case Requested(arguments, changes):
+            return event("requested", {**about, "arguments": arguments, "changes": changes})
+        case Confirming(confirmation):
+            asked = {"confirmation": confirmation.id, "question": confirmation.request.question, "timeout": confirmation.timeout}
+            return event("confirm", {**about, **asked, "arguments": confirmation.arguments})
+        case Asked(ident, question, timeout):
+            return event("confirm", {**about, "confirmation": ident, "question": question, "timeout": timeout})
+        case Answered(ident, allowed):
+            return event("answered", {**about, "confirmation": ident, "allowed": allowed})
+        case Finished(result):
+            return event("end", {**about, "success": result.success, "error": result.error})
+        case other:
+            return event(type_name(other).lower(), {**about, **msgspec.structs.asdict(other)})
+
+
+async def with_heartbeats(events: AsyncGenerator[bytes, None], every: float = HEARTBEAT) -> AsyncIterator[bytes]:
+    """Yield the events, and a comment whenever none came for a while; leaving early ends what makes them."""
+    waiting: asyncio.Queue[bytes | None] = asyncio.Queue(_MOST_WAITING)
+
+    # One task makes all of them, because a task group belongs to the task that entered it.
+    async def make() -> None:
+        async with aclosing(events):
+            async for found in events:
+                await waiting.put(found)
+        await waiting.put(None)
+
+    making = asyncio.create_task(make())
+    coming: asyncio.Task[bytes | None] | None = None
+    try:
+        while True:
+            coming = coming or asyncio.create_task(waiting.get())
+            awaited: set[asyncio.Task[Any]] = {coming} if making.done() else {coming, making}
+            done, _ = await asyncio.wait(awaited, timeout=every, return_when=asyncio.FIRST_COMPLETED)
+            if making in done:
+                making.result()
+            if coming in done:
+                found, coming = coming.result(), None
+                if found is None:
+                    return
+                yield found
+            elif not done:
+                yield COMMENT
+    finally:
+        for task in (making, coming):
+            if task is not None:
+                task.cancel()
+                await asyncio.wait({task})
+
+
+_MOST_DOCUMENT = 262_144
+_TOO_LARGE = "is too large to be referred to in a later turn"
+
+
+class _Shared(msgspec.Struct, frozen=True, omit_defaults=True, array_like=True):
+    """One result as the replicas share it."""
+
+    call: str
+    tool: str
+    value: Any = None
+    problem: str = ""
+
+
+_decoder = msgspec.json.Decoder(_Shared)
+
+
+async def recall(executor: ToolExecutor, calls: Sequence[ModelCall]) -> None:
+    """Load the results of a session into the executor's memory, if any of these calls refers to one.
+
+    Raises:
+        BrokerError: the server could not be asked.
+    """
+    if not executor.session or not any(map(_refers, calls)):
+        return
+    for found in await executor.shared_results.read(executor.user, executor.session):
+        try:
+            shared = document(found, _decoder)
+        except EnvelopeError as error:
+            skip("results", error, field=executor.session)
+            continue
+        executor.memories.put(executor.user, executor.session, shared.call, Kept(shared.tool, shared.value, len(found), shared.problem))
+
+
+async def share(executor: ToolExecutor, calls: Sequence[ModelCall], results: Sequence[ToolResult]) -> None:
+    """Keep the results of a turn for whichever replica runs the session's next one."""
+    if not executor.session:
+        return
+    made: list[bytes] = []
+    for call, result in zip(calls, results, strict=True):
+        tool = executor.find(call.name)
+        name = call.name if tool is None else tool.name
+        if name:
+            made.append(_encoded(call.id, name, result))
+    await executor.shared_results.keep(executor.user, executor.session, made)
+
+
+def _refers(call: ModelCall) -> bool:
+    try:
+        arguments, _ = said(call.arguments)
+    except ToolError:
+        return False
+    return any(True for _ in references(arguments))
+
+
+def _encoded(call: str, tool: str, result: ToolResult) -> bytes:
+    kept = kept_of(tool, result)
+    made = msgspec.json.encode(_Shared(call, tool, kept.value, kept.problem))
+    return made if len(made) <= _MOST_DOCUMENT else msgspec.json.encode(_Shared(call, tool, None, _TOO_LARGE))
+
+
+_STREAM = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+
+
+async def tool_calls(request: Request) -> Response:
+    """Answer ``{"messages": […], "calls": […]}``, or the same as the last of the server-sent events."""
+    gateway = gateway_of(request)
+    principal = await gateway.admitted(request)
+    asked = await turn_request(request)
+    executor = _executor(gateway, principal, asked.options)
+    if "text/event-stream" in request.headers.get("accept", ""):
+        return StreamingResponse(with_heartbeats(_streamed(executor, asked)), 200, _STREAM, "text/event-stream")
+    return answer(await unless_disconnected(request, _answered(executor, asked)))
+
+
+def _executor(gateway: Gateway, principal: Principal, options: TurnOptions) -> ToolExecutor:
+    limited = principal.groups is not None or principal.tools is not None
+    # An executor that is given a view does not wait for tools that may yet appear.
+    tools = principal.sees(gateway.bus) if limited else None
+    try:
+        return principal.view(gateway.bus).executor(tools=tools, **options.of_the_executor())
+    except ConfigurationError as error:
+        raise Problem(422, "invalid_options", str(error)) from None
+
+
+async def _answered(executor: ToolExecutor, asked: TurnRequest) -> dict[str, Any]:
+    try:
+        await recall(executor, asked.calls)
+        async with executor.turn(asked.calls, concurrent=asked.options.concurrent) as turn:
+            results = await turn.results()
+            messages = await turn.messages()
+        await share(executor, asked.calls, results)
+    except BrokerError as error:
+        raise Problem(503, "unavailable", str(error), {"Retry-After": "1"}) from None
+    except ConfigurationError as error:
+        raise Problem(422, "invalid_options", str(error)) from None
+    return _document(messages, asked.calls, results)
+
+
+async def _streamed(executor: ToolExecutor, asked: TurnRequest) -> AsyncGenerator[bytes, None]:
+    try:
+        await recall(executor, asked.calls)
+        async with executor.turn(asked.calls, concurrent=asked.options.concurrent, streaming=True) as turn:
+            async for told in turn:
+                yield of_call(told)
+            results = await turn.results()
+            messages = await turn.messages()
+        await share(executor, asked.calls, results)
+    except BrokerError as error:
+        yield event("error", Problem(503, "unavailable", str(error)).document())
+    except ConfigurationError as error:
+        yield event("error", Problem(422, "invalid_options", str(error)).document())
+    else:
+        yield event("messages", _document(messages, asked.calls, results))
+
+
+def _document(messages: list[dict[str, Any]], calls: Sequence[ModelCall], results: Sequence[ToolResult]) -> dict[str, Any]:
+    told = [
+        {"id": call.id, "name": call.name, "success": result.success, "error": result.error, "changes": result.meta.changes}
+        for call, result in zip(calls, results, strict=True)
+    ]
+    return {"messages": messages, "calls": told}
+
+
+ROUTES = [Route("/v1/tool_calls", tool_calls, methods=["POST"])]

@@ -1,0 +1,341 @@
+"""Answer ``tools/call``."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections import deque
+from typing import Any
+
+import msgspec
+from mcp.shared.exceptions import MCPError
+from mcp_types import INTERNAL_ERROR, INVALID_PARAMS, CallToolRequestParams
+
+from toolbus.bus.client.bus import ToolBus
+from toolbus.bus.client.calls.call import Call
+from toolbus.bus.client.confirmations import Confirmation, Grant
+from toolbus.bus.client.tools.definitions import task_after
+from toolbus.bus.client.tools.tool import Tool
+from toolbus.bus.support.display import visible
+from toolbus.bus.values.confirmations import CONFIRM_TIMEOUT, ConfirmationRequest
+from toolbus.bus.values.envelope import new_run
+from toolbus.bus.values.events import Answered, Asked, Event, Reset, Text
+from toolbus.bus.values.results import BrokerError, ConfigurationError, Progress, ToolError
+from toolbus.edges.mcp.client import Caller, CallerOf, Client, Context
+from toolbus.edges.mcp.content import OpenQuestions, allowed, asked_by_client, content_of, failure_of, form
+from toolbus.edges.mcp.tasks import created
+
+# Characters of a message, and messages that wait; a client that reads slowly gets the latest.
+_MOST_MESSAGE = 8_000
+_MOST_WAITING = 64
+# What a piece of text adds to the progress: it has no measure of its own, and progress must grow.
+_STEP = 0.001
+
+
+class _Note(msgspec.Struct):
+    """One notification to be sent."""
+
+    is_text: bool
+    done: float
+    total: float | None
+    message: str
+
+
+class ProgressReport:
+    """Sends the progress of one request; a task runs ``send`` while another one calls ``hear``.
+
+    What comes while a notification is on its way is put together, so that a slow client slows no call down.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._last = 0.0
+        self._waiting: deque[_Note] = deque(maxlen=_MOST_WAITING)
+        self._ready = asyncio.Event()
+        self._over = False
+
+    def hear(self, event: Event) -> None:
+        """Take in an event of the call."""
+        if isinstance(event, Text):
+            self._text(event.text)
+        elif isinstance(event, Progress):
+            self._add(_Note(False, self._grown(event.done), event.total, event.message))
+        elif isinstance(event, Reset):
+            self._text(f"\n[attempt {event.attempt} starts from the beginning]\n")
+        elif isinstance(event, Asked):
+            self._add(_Note(False, self._grown(0), None, f"waits for a person: {event.question} (toolbus confirm allow {event.id})"))
+
+    def end(self) -> None:
+        """Let ``send`` return when it has sent what there is."""
+        self._over = True
+        self._ready.set()
+
+    async def send(self) -> None:
+        """Send until the end."""
+        while not self._over or self._waiting:
+            await self._ready.wait()
+            self._ready.clear()
+            while self._waiting:
+                note = self._waiting.popleft()
+                total = note.total if note.total is not None and note.total >= note.done else None
+                await self._context.session.report_progress(note.done, total, note.message or None)
+
+    def _text(self, text: str) -> None:
+        last = self._waiting[-1] if self._waiting else None
+        if last is not None and last.is_text and len(last.message) < _MOST_MESSAGE:
+            last.message += text
+        else:
+            self._add(_Note(True, self._grown(0), None, text))
+
+    def _add(self, note: _Note) -> None:
+        self._waiting.append(note)
+        self._ready.set()
+
+    def _grown(self, done: float) -> float:
+        """Return a value above the last one: ``done``, if it is."""
+        if done <= self._last:
+            done = max(round(self._last + _STEP, 3), math.nextafter(self._last, math.inf))
+        self._last = done
+        return done
+
+
+class Following:
+    """Reads the events of a call until it ends, its time here is up, or its handler asks what only a new request can answer.
+
+    Args:
+        context: the request.
+        client: who sent it.
+        questions: those of handlers.
+        call: entered by the caller.
+        answered: ids of questions that are answered already.
+
+    Attributes:
+        questions: what is asked and waits for an answer in the client's next request.
+    """
+
+    def __init__(
+        self, context: Context, client: Client, questions: OpenQuestions, call: Call, answered: frozenset[str] = frozenset()
+    ) -> None:
+        self._context = context
+        self._client = client
+        self._open = questions
+        self._call = call
+        self._answered = answered
+        self._asking: dict[str, asyncio.Task[None]] = {}
+        self.questions: list[ConfirmationRequest] = []
+
+    async def run(self, seconds: float | None) -> None:
+        """Read the events, for at most ``seconds``; the call has not ended if it must go on elsewhere."""
+        report = ProgressReport(self._context) if self._client.progress else None
+        async with asyncio.TaskGroup() as group:
+            if report is not None:
+                group.create_task(report.send())
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._read(report, group)
+            if report is not None:
+                report.end()
+            for task in self._asking.values():
+                task.cancel()
+
+    async def _read(self, report: ProgressReport | None, group: asyncio.TaskGroup) -> None:
+        async for event in self._call.events():
+            if report is not None:
+                report.hear(event)
+            if isinstance(event, (Asked, Answered)) and self._client.elicits and await self._question(event, group):
+                return
+
+    async def _question(self, event: Event, group: asyncio.TaskGroup) -> bool:
+        """Let the client's user be asked; return whether this request must end for that."""
+        if isinstance(event, Answered):
+            task = self._asking.pop(event.id, None)
+            if task is not None:
+                task.cancel()
+            return False
+        if not isinstance(event, Asked) or event.id in self._answered:
+            return False
+        request = await self._open.open(event.id)
+        if request is None:
+            return False
+        if self._client.modern:
+            self.questions.append(request)
+            return True
+        self._asking[event.id] = group.create_task(self._ask(request))
+        return False
+
+    async def _ask(self, request: ConfirmationRequest) -> None:
+        said = await asked_by_client(self._context, str(request))
+        if said is not None:
+            await self._open.answer(request, allow=said)
+
+
+_TASK = "task "
+_CONFIRM = "confirm "
+_CONFIRMATION = "confirm"
+_MOST_DIGITS = 6
+
+
+class ToolCalls:
+    """Answers ``tools/call`` with the tools of a bus."""
+
+    def __init__(self, bus: ToolBus, caller_of: CallerOf) -> None:
+        self._bus = bus
+        self._caller_of = caller_of
+
+    async def call(self, context: Context, params: CallToolRequestParams) -> dict[str, Any]:
+        """Call a tool. What fails within the call is a result with ``isError``.
+
+        Raises:
+            MCPError: the caller sees no such tool, or the bus can't be used.
+        """
+        caller = self._caller_of(context)
+        client = Client.of(context)
+        try:
+            tool = _found(self._bus, caller, params.name)
+            if client.modern and params.request_state is not None and params.request_state.startswith(_TASK):
+                return await self._resume(context, caller, client, tool, params)
+            return await self._call(context, caller, client, tool, params)
+        except (BrokerError, ConfigurationError, TimeoutError) as error:
+            raise MCPError(INTERNAL_ERROR, f"the tools can't be reached now: {error}") from None
+
+    def tool(self, caller: Caller, name: str) -> Tool | None:
+        """Return a tool that a caller sees, or None."""
+        return caller.sees(self._bus).by_wire_name(name)
+
+    def plain(self, caller: Caller, tool: Tool, arguments: dict[str, Any]) -> Call:
+        """Return a call that needs no confirmation and whose result is all that is wanted.
+
+        Raises:
+            ToolError: the arguments do not fit.
+            ConfigurationError: the bus is not open.
+        """
+        return caller.view(self._bus).stream(tool.name, tool.prepare(arguments))
+
+    async def _call(self, context: Context, caller: Caller, client: Client, tool: Tool, params: CallToolRequestParams) -> dict[str, Any]:
+        try:
+            arguments = tool.prepare(params.arguments or {})
+            grant = Grant(tool)
+            if tool.descriptor.confirm and tool.available:
+                confirmation = self._confirmation(tool, arguments, caller)
+                if client.modern and client.elicits:
+                    waiting = _not_confirmed(confirmation, params)
+                    if waiting is not None:
+                        return waiting
+                else:
+                    await self._confirmed(context, client, confirmation)
+                arguments, grant.digest = confirmation.arguments, confirmation.digest
+        except ToolError as error:
+            return failure_of(error.error, tool)
+        after = task_after(tool.descriptor) if client.tasks else None
+        if after is not None or (client.modern and client.elicits and tool.descriptor.effect != "read"):
+            return await self._durable(context, caller, client, tool, arguments, grant, after)
+        call = caller.view(self._bus).stream(tool.name, arguments)
+        call.grant = grant
+        if not (client.progress or client.elicits):
+            return content_of(await call.result(), tool, modern=client.modern)
+        async with call:
+            following = Following(context, client, OpenQuestions(self._bus, caller), call)
+            await following.run(None)
+            return content_of(await call.result(), tool, modern=client.modern)
+
+    async def _durable(
+        self, context: Context, caller: Caller, client: Client, tool: Tool, arguments: dict[str, Any], grant: Grant, after: float | None
+    ) -> dict[str, Any]:
+        """Call a tool so that the call can go on without this request: as a task, or while the user is asked."""
+        tasks = self._bus.tasks
+        task, call = await tasks.begin(tool, arguments, caller.user, grant)
+        async with call:
+            following = Following(context, client, OpenQuestions(self._bus, caller), call)
+            if not call.done and after != 0:
+                await following.run(after)
+            if call.done:
+                return content_of(await call.result(), tool, modern=True)
+            tasks.let_go(call)
+        if after is not None:
+            return created(task)
+        return {
+            "resultType": "input_required",
+            "inputRequests": {each.id: form(str(each)) for each in following.questions},
+            "requestState": f"{_TASK}{task.id} 1",
+        }
+
+    async def _resume(self, context: Context, caller: Caller, client: Client, tool: Tool, params: CallToolRequestParams) -> dict[str, Any]:
+        """Go on with a call whose handler had asked the client's user."""
+        tasks = self._bus.tasks
+        name, _, number = str(params.request_state).removeprefix(_TASK).partition(" ")
+        task = await tasks.find(name, caller.user)
+        if task is None or task.record.tool != tool.name:
+            raise MCPError(INVALID_PARAMS, "the request state stands for no call of this tool; it may have expired")
+        questions = OpenQuestions(self._bus, caller)
+        answered = await questions.take(params.input_responses, task.record.call)
+        call = tasks.attach(task)
+        following = Following(context, client, questions, call, answered)
+        async with call:
+            try:
+                await following.run(None)
+            except BaseException:
+                # The client has gone, and with it the only one who waits.
+                await tasks.cancel(task)
+                raise
+            if call.done:
+                return content_of(await call.result(), tool, modern=True)
+        requests = {each.id: form(str(each)) for each in following.questions}
+        following_round = int(number) + 1 if number.isdecimal() and len(number) < _MOST_DIGITS else 1
+        return {"resultType": "input_required", "inputRequests": requests, "requestState": f"{_TASK}{task.id} {following_round}"}
+
+    # -- confirmations before a call --------------------------------------------------------------
+
+    def _confirmation(self, tool: Tool, arguments: dict[str, Any], caller: Caller) -> Confirmation:
+        limit = self._bus.settings.max_request
+        return Confirmation(new_run(), "", tool, arguments, user=caller.user, session="", timeout=CONFIRM_TIMEOUT, limit=limit)
+
+    async def _confirmed(self, context: Context, client: Client, confirmation: Confirmation) -> None:
+        """Wait until the client's user, or anybody elsewhere, allows the call.
+
+        Raises:
+            ToolError: nobody did.
+        """
+
+        async def ask(confirmation: Confirmation) -> bool | None:
+            return await asked_by_client(context, str(confirmation))
+
+        if client.progress:
+            text = f"waits for a person: toolbus confirm allow {confirmation.id}"
+            await context.session.report_progress(0, None, text)
+        refused = await self._bus.confirmations.settled(confirmation, ask if client.elicits else None, shared=True)
+        if refused is not None:
+            raise ToolError(refused)
+
+
+def _found(bus: ToolBus, caller: Caller, name: str) -> Tool:
+    """Return a tool that the caller sees.
+
+    Raises:
+        MCPError: there is none of this name.
+    """
+    tools = caller.sees(bus)
+    tool = tools.by_wire_name(name)
+    if tool is not None:
+        return tool
+    near = [each for each in bus.near(name, caller.user) if each in tools]
+    hint = f"; did you mean {' or '.join(map(visible, near))}?" if near else ""
+    gone = "; it was there before, and its service has stopped" if tools.former(name) is not None else ""
+    raise MCPError(INVALID_PARAMS, f"Unknown tool: {visible(name[:200])}{gone or hint}")
+
+
+def _not_confirmed(confirmation: Confirmation, params: CallToolRequestParams) -> dict[str, Any] | None:
+    """Return the question to a client's user, or None when the user has allowed this very call.
+
+    Raises:
+        ToolError: the user did not.
+    """
+    state = f"{_CONFIRM}{confirmation.digest}"
+    said = allowed((params.input_responses or {}).get(_CONFIRMATION)) if params.request_state == state else None
+    if said is None:
+        return {"resultType": "input_required", "inputRequests": {_CONFIRMATION: form(str(confirmation))}, "requestState": state}
+    if not said:
+        confirmation.deny()
+        message = f"a person did not allow this call of {confirmation.tool!r}"
+        raise ToolError(message, type="forbidden", code="denied")
+    return None

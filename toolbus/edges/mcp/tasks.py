@@ -1,0 +1,271 @@
+"""The tasks extension: calls that a client asks about later, at any server of the namespace."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import Any
+
+from mcp.shared.exceptions import MCPError
+from mcp.shared.inbound import MCP_NAME_HEADER, decode_header_value
+from mcp_types import HEADER_MISMATCH, INTERNAL_ERROR, INVALID_PARAMS, RequestParams
+from pydantic import Field
+
+from toolbus.bus.client.bus import ToolBus
+from toolbus.bus.client.calls.call import Call
+from toolbus.bus.client.tasks import Task, TaskState
+from toolbus.bus.client.tools.tool import Tool
+from toolbus.bus.support.display import shortened
+from toolbus.bus.values.confirmations import ConfirmationRequest
+from toolbus.bus.values.events import Reset, Text
+from toolbus.bus.values.results import BrokerError, ConfigurationError
+from toolbus.edges.mcp.client import Caller, CallerOf, Client, Context
+from toolbus.edges.mcp.content import OpenQuestions, content_of, form
+
+TEXT_KEY = "toolbus/text"
+"""The key of a task's text in its ``_meta``: ``{"from": offset, "text": …}``; offsets are in characters."""
+
+POLL_MS = 1_000
+"""Milliseconds that a client should wait between two looks at a task."""
+
+_MOST_STATUS = 500
+
+
+def created(task: Task) -> dict[str, Any]:
+    """Return the result of a call that has become a task."""
+    return {"resultType": "task", "status": "working", **_about(task, task.record.created)}
+
+
+def document_of(
+    task: Task, state: TaskState, tool: Tool | None, question: ConfirmationRequest | None, *, elicits: bool, start: int | None = None
+) -> dict[str, Any]:
+    """Return what is known of a task.
+
+    Args:
+        task: the task.
+        state: what is known.
+        tool: what was called; None when it is gone.
+        question: what waits for a person.
+        elicits: the client can ask its user.
+        start: the first character of its text that is wanted; None for none of it.
+    """
+    found = _about(task, state.updated)
+    result = state.result
+    if result is not None:
+        error = result.error
+        # Cancelled `once` work has begun, so that its outcome is unknown.
+        if error is not None and (error.type == "cancelled" or (error.type == "outcome_unknown" and task.record.cancelled)):
+            found |= {"status": "cancelled", "statusMessage": f"{error.type}: {error.message}" if error.message else error.type}
+        else:
+            found |= {"status": "completed", "result": content_of(result, tool, modern=True)}
+    elif question is not None and elicits:
+        found |= {"status": "input_required", "statusMessage": question.question, "inputRequests": {question.id: form(str(question))}}
+    else:
+        found |= {"status": "working", "statusMessage": _working(state, question, cancelled=task.record.cancelled > 0)}
+    if start is not None:
+        found["_meta"] = {TEXT_KEY: {"from": start, "text": state.text[start:], "attempt": state.attempt}}
+    return found
+
+
+def _about(task: Task, updated: float) -> dict[str, Any]:
+    record = task.record
+    return {
+        "taskId": task.id,
+        "createdAt": _time(record.created),
+        "lastUpdatedAt": _time(max(updated, record.created)),
+        "ttlMs": int(record.kept * 1000),
+        "pollIntervalMs": POLL_MS,
+    }
+
+
+def _working(state: TaskState, question: ConfirmationRequest | None, *, cancelled: bool) -> str:
+    if cancelled:
+        return "is being cancelled"
+    if question is not None:
+        return shortened(f"waits for a person: {question.question} (toolbus confirm allow {question.id})", _MOST_STATUS)
+    if state.progress is not None:
+        total = "" if state.progress.total is None else f"/{state.progress.total:g}"
+        said = f": {state.progress.message}" if state.progress.message else ""
+        return shortened(f"{state.progress.done:g}{total}{said}", _MOST_STATUS)
+    if state.text:
+        return state.text[-_MOST_STATUS:]
+    return "runs" if state.started else "waits for a worker"
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+_AWAY = "the server can't be reached now"
+
+
+class TaskParams(RequestParams):
+    """The parameters of ``tasks/get`` and ``tasks/cancel``."""
+
+    task_id: str
+
+
+class UpdateParams(TaskParams):
+    """The parameters of ``tasks/update``."""
+
+    input_responses: dict[str, Any] = Field(default_factory=dict)
+
+
+class TaskMethods:
+    """Answers requests about tasks, whichever process began them."""
+
+    def __init__(self, bus: ToolBus, caller_of: CallerOf) -> None:
+        self._bus = bus
+        self._caller_of = caller_of
+
+    async def get(self, context: Context, params: TaskParams) -> dict[str, Any]:
+        """Return what is known of a task; its text from an offset, if ``_meta`` asks for it.
+
+        Raises:
+            MCPError: there is no such task, or the client has no tasks.
+        """
+        caller, client = self._admitted(context, params)
+        try:
+            task = await self.find(params.task_id, caller)
+            state = await self._state(task)
+            return await self.document(task, state, caller, elicits=client.elicits, start=_start(context))
+        except (BrokerError, ConfigurationError) as error:
+            raise MCPError(INTERNAL_ERROR, f"{_AWAY}: {error}") from None
+
+    async def update(self, context: Context, params: UpdateParams) -> dict[str, Any]:
+        """Take in answers of the client's user.
+
+        Raises:
+            MCPError: as ``get``.
+        """
+        caller, _ = self._admitted(context, params)
+        try:
+            task = await self.find(params.task_id, caller)
+            await OpenQuestions(self._bus, caller).take(params.input_responses, task.record.call)
+        except (BrokerError, ConfigurationError) as error:
+            raise MCPError(INTERNAL_ERROR, f"{_AWAY}: {error}") from None
+        return {"resultType": "complete"}
+
+    async def cancel(self, context: Context, params: TaskParams) -> dict[str, Any]:
+        """Ask for the end of a task.
+
+        Raises:
+            MCPError: as ``get``.
+        """
+        caller, _ = self._admitted(context, params)
+        try:
+            task = await self.find(params.task_id, caller)
+            await self._bus.tasks.cancel(task)
+        except (BrokerError, ConfigurationError, TimeoutError) as error:
+            raise MCPError(INTERNAL_ERROR, f"{_AWAY}: {error}") from None
+        return {"resultType": "complete"}
+
+    # -- for subscriptions too --------------------------------------------------------------------
+
+    async def find(self, id: str, caller: Caller) -> Task:
+        """Return a task of this caller's user.
+
+        Raises:
+            MCPError: there is none.
+            BrokerError: the server can't be reached.
+        """
+        task = await self._bus.tasks.find(id, caller.user)
+        if task is None:
+            raise MCPError(INVALID_PARAMS, "there is no such task: it has expired, or there never was one")
+        return task
+
+    async def document(self, task: Task, state: TaskState, caller: Caller, *, elicits: bool, start: int | None) -> dict[str, Any]:
+        """Return what is known of a task, with what its handler asks now."""
+        asked = state.question
+        question = None if asked is None else await OpenQuestions(self._bus, caller).open(asked.id)
+        tool = self._bus.tools.get(task.record.tool)
+        return document_of(task, state, tool, question, elicits=elicits, start=start)
+
+    async def _state(self, task: Task) -> TaskState:
+        state = await self._bus.tasks.state(task)
+        if state is None:
+            raise MCPError(INVALID_PARAMS, "the task has expired: its result is not kept any more")
+        return state
+
+    def _admitted(self, context: Context, params: TaskParams) -> tuple[Caller, Client]:
+        client = Client.of(context)
+        client.must_have_tasks(context.method)
+        if context.request is not None and decode_header_value(context.request.headers.get(MCP_NAME_HEADER, "")) != params.task_id:
+            # Whatever routes requests by their headers must see the same as this process.
+            raise MCPError(HEADER_MISMATCH, f"the header Mcp-Name of {context.method} is not the request's taskId")
+        return self._caller_of(context), client
+
+
+def _start(context: Context) -> int | None:
+    """Return from where the client wants the task's text, or None."""
+    meta = (context.params or {}).get("_meta")
+    said = meta.get(TEXT_KEY) if isinstance(meta, dict) else None
+    start = said.get("from") if isinstance(said, dict) else None
+    return start if isinstance(start, int) and not isinstance(start, bool) and start >= 0 else None
+
+
+Send = Callable[[str, dict[str, Any]], Awaitable[None]]
+
+# Seconds after which a task that says nothing is looked at: nobody tells of the end of one that never ran.
+_LOOK = 2.0
+# Seconds between two notifications of one task, in which its text is gathered.
+_GATHERING = 0.05
+
+
+class TaskNews:
+    """Sends ``notifications/tasks`` for one task: what is known at first, and then each change until its end."""
+
+    def __init__(self, bus: ToolBus, methods: TaskMethods, task: Task, caller: Caller, *, elicits: bool) -> None:
+        self._bus = bus
+        self._methods = methods
+        self._task = task
+        self._caller = caller
+        self._elicits = elicits
+        self._state = TaskState(updated=task.record.created)
+        self._sent = 0
+        self._changed = asyncio.Event()
+
+    async def run(self, send: Send) -> None:
+        """Send until the end of the task."""
+        call = self._bus.tasks.attach(self._task)
+        async with call, asyncio.TaskGroup() as group:
+            reading = group.create_task(self._read(call))
+            looking = group.create_task(self._look())
+            try:
+                while self._state.result is None:
+                    await self._changed.wait()
+                    self._changed.clear()
+                    await self._tell(send)
+                    await asyncio.sleep(_GATHERING)
+                if self._changed.is_set():
+                    await self._tell(send)
+            finally:
+                reading.cancel()
+                looking.cancel()
+
+    async def _tell(self, send: Send) -> None:
+        state = self._state
+        start, self._sent = self._sent, len(state.text)
+        document = await self._methods.document(self._task, state, self._caller, elicits=self._elicits, start=start)
+        await send("notifications/tasks", document)
+
+    async def _read(self, call: Call) -> None:
+        async for event in call.events():
+            self._state.hear(event)
+            if isinstance(event, Reset):
+                self._sent = 0
+            if not isinstance(event, Text) or event.text:
+                self._changed.set()
+
+    async def _look(self) -> None:
+        """Look at the task when nothing comes, until it has ended."""
+        while self._state.result is None:
+            await asyncio.sleep(_LOOK)
+            with contextlib.suppress(BrokerError):
+                task = await self._bus.tasks.find(self._task.id, self._task.user)
+                state = None if task is None else await self._bus.tasks.state(task)
+                if self._state.result is None and state is not None and state.result is not None:
+                    self._state = state
+                    self._changed.set()

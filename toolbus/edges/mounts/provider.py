@@ -1,0 +1,132 @@
+"""``BusProvider``: the tools of the bus in somebody's own FastMCP server."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastmcp.server.context import Context
+from fastmcp.server.dependencies import get_context
+from fastmcp.server.providers import Provider
+from fastmcp.tools.base import Tool, ToolResult
+from mcp_types import AudioContent, BlobResourceContents, EmbeddedResource, ImageContent, TextContent, ToolAnnotations
+from pydantic import PrivateAttr
+
+from toolbus.bus.client.bus import ToolBus
+from toolbus.bus.client.tools.view import ToolView
+from toolbus.bus.values import results
+from toolbus.bus.values.events import Text
+from toolbus.bus.values.results import Blob, Progress
+from toolbus.bus.values.settings import Settings
+
+_MOST_TEXT = 1_000
+
+
+class BusProvider(Provider):
+    """Lists the tools that can be called now: ``FastMCP("mine", providers=[BusProvider()])``.
+
+    A tool's text and progress are told as progress while it runs. It is called for the user that ``user`` says, never for one that a
+    client names.
+
+    Args:
+        bus: an open bus; the provider opens one of its own when left out.
+        user: whom calls are for: a name, or a function of FastMCP's ``Context``.
+        groups: only tools of these groups.
+        categories: only tools of these categories.
+        settings: of the provider's own bus.
+    """
+
+    def __init__(
+        self,
+        bus: ToolBus | None = None,
+        *,
+        user: str | Callable[[Context], str] = "",
+        groups: Collection[str] | None = None,
+        categories: Collection[str] | None = None,
+        settings: Settings | None = None,
+    ) -> None:
+        super().__init__()
+        self._bus = bus
+        self._user = user
+        self._groups = groups
+        self._categories = categories
+        self._settings = settings
+
+    @asynccontextmanager
+    async def lifespan(self) -> AsyncIterator[None]:
+        """Keep a bus open while the server runs, unless it was given one."""
+        if self._bus is not None:
+            yield
+            return
+        async with ToolBus(settings=self._settings) as bus:
+            self._bus = bus
+            try:
+                yield
+            finally:
+                self._bus = None
+
+    async def _list_tools(self) -> Sequence[Tool]:
+        if self._bus is None:
+            return []
+        user = self._caller()
+        view = self._bus.tools.filter(groups=self._groups, categories=self._categories, user=user)
+        return [_tool(each, self._bus, view, user) for each in view.definitions("mcp")]
+
+    def _caller(self) -> str:
+        return self._user if isinstance(self._user, str) else self._user(get_context())
+
+
+def _tool(definition: dict[str, Any], bus: ToolBus, view: ToolView, user: str) -> Tool:
+    made = _BusTool(
+        name=definition["name"],
+        description=definition.get("description", ""),
+        parameters=definition["inputSchema"],
+        annotations=ToolAnnotations.model_validate(definition["annotations"]) if "annotations" in definition else None,
+    )
+    known = view.by_wire_name(made.name)
+    made._call = _Call(bus, made.name if known is None else known.name, user)
+    return made
+
+
+class _Call:
+    """The way in which a tool is called."""
+
+    def __init__(self, bus: ToolBus, name: str, user: str) -> None:
+        self._bus = bus
+        self._name = name
+        self._options: dict[str, Any] = {"user": user} if user else {}
+
+    async def __call__(self, arguments: dict[str, Any]) -> results.ToolResult:
+        context, pieces, counted = get_context(), 0, False
+        async with self._bus.stream(self._name, arguments, **self._options) as call:
+            async for event in call.events():
+                if isinstance(event, Progress):
+                    counted = True
+                    await context.report_progress(event.done, event.total, event.message or None)
+                elif isinstance(event, Text) and not counted:
+                    pieces += 1
+                    await context.report_progress(pieces, message=event.text[:_MOST_TEXT])
+            return await call.result()
+
+
+class _BusTool(Tool):
+    _call: Any = PrivateAttr(default=None)
+
+    async def run(self, arguments: dict[str, Any]) -> ToolResult:
+        """Call the tool on the bus."""
+        result: results.ToolResult = await self._call(arguments)
+        content: list[Any] = [TextContent(type="text", text=result.observation), *map(_content, result.content)]
+        data = result.data
+        return ToolResult(content, data if data is None or isinstance(data, dict) else {"result": data}, is_error=not result.success)
+
+
+def _content(blob: Blob) -> Any:
+    data, kind = base64.b64encode(blob.data).decode(), blob.media_type.partition("/")[0]
+    if kind == "image":
+        return ImageContent(type="image", data=data, mime_type=blob.media_type)
+    if kind == "audio":
+        return AudioContent(type="audio", data=data, mime_type=blob.media_type)
+    contents = BlobResourceContents(uri="blob://result", blob=data, mime_type=blob.media_type)
+    return EmbeddedResource(type="resource", resource=contents)

@@ -1,0 +1,1 @@
+"""Commands and views for people who run toolbus."""

@@ -1,0 +1,238 @@
+"""The ``toolbus`` command: one module per group of commands, imported when the command is used."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+import sys
+from typing import Any
+
+import click
+
+from toolbus.bus.support.display import harmless
+from toolbus.bus.values.results import ToolbusError
+from toolbus.bus.values.settings import misspelt
+from toolbus.operations.cli.command import Place, Tree, common_options
+from toolbus.operations.cli.common import drop_unwritable_output, explained, open_closed, reason
+from toolbus.operations.cli.output import Failure, say
+
+_SEE = Tree(
+    "see",
+    help="""See what runs: services, workers, calls, statistics and settings. Nothing is changed.
+
+    \b
+    Examples:
+      toolbus see services                who serves what, and what waits
+      toolbus see top                     all of it live, in the terminal
+      toolbus see calls --failed --follow
+      toolbus see describe calculator     everything known about a tool
+    """,
+    no_args_is_help=True,
+    commands={
+        "": {
+            "services": Place("see", "List the services, their workers and their backlog."),
+            "workers": Place("see", "List the installed tool services."),
+            "describe": Place("see", "Show everything known about a tool or a service, as JSON."),
+            "calls": Place("see", "Show the attempts of recent calls, and what runs."),
+            "top": Place("see", "Watch services, workers, tools and calls in the terminal."),
+            "stats": Place("see", "Ask the workers for their statistics."),
+            "usage": Place("see", "Show the usage of tools by user."),
+            "settings": Place("see", "Show each setting, its value, and the source of the value."),
+        }
+    },
+)
+_SECURE = Tree(
+    "secure",
+    help="""Decide who may do what: forms of tools, tokens of gateways, and rights on the server.
+
+    \b
+    Examples:
+      toolbus secure pins list            which form of each tool may be used
+      toolbus secure approve search       the form that it has now
+      toolbus secure tokens add ci --user acme --expires 90d
+      toolbus secure acl worker           the least rights of a worker's user
+    """,
+    no_args_is_help=True,
+    commands={
+        "": {
+            "approve": Place("secure", "Approve a tool as it is now, so that agents may use this form of it."),
+            "pins": Place("secure", "Decide which form of a tool may be used."),
+            "tokens": Place("tokens", "Look after the bearer tokens of gateways."),
+            "acl": Place("tokens", "Print the least rights on the server that a user with a ROLE needs, for ACL SETUSER or an ACL file."),
+        }
+    },
+)
+_OPERATE = Tree(
+    "operate",
+    help="""Operate services and what the server keeps: queues, dead letters, conversations, documents.
+
+    \b
+    Examples:
+      toolbus operate pause search        its requests wait from now on
+      toolbus operate dead list           requests that could not be answered
+      toolbus operate items get --all > items.json
+      toolbus operate migrate --dry-run   after an upgrade
+    """,
+    no_args_is_help=True,
+    commands={
+        "": {
+            "pause": Place("operate", "Make a service's workers stop taking requests."),
+            "resume": Place("operate", "Let a paused service's workers take requests again."),
+            "purge": Place("operate", "Remove the requests that wait for a service."),
+            "dead": Place("operate", "Handle dead letters."),
+            "conversations": Place("operate", "Look after the conversations that agents keep."),
+            "items": Place(
+                "items",
+                "Look after static descriptors: tools and services that are declared by documents, beside those that workers publish.",
+            ),
+            "migrate": Place("protocol", "Bring a namespace to the version of the protocol that this release writes."),
+        }
+    },
+)
+_PLATFORM = Tree(
+    "platform",
+    help="""Look after recorded tools: programs, containers and APIs that hosts run.
+
+    \b
+    Examples:
+      toolbus platform up                 gateway, host, agents and messenger in one process tree
+      toolbus platform host --label gpu   run recorded tools on this machine
+      toolbus platform import tools/
+      toolbus platform search --category media stitch
+      toolbus platform chat "which tools work with images?"
+      toolbus platform status
+    """,
+    no_args_is_help=True,
+    commands={
+        "": {
+            "up": Place("platform_up", "Start the platform: gateway, host, service agent, coding agent, messenger."),
+            "host": Place("platform_up", "Serve the recorded tools that this machine may run."),
+            "im": Place("chat", "Connect a messenger's windows with the service agent."),
+            "chat": Place("chat", "Talk with the service agent."),
+            "import": Place("platform", "Record the tools and groups of registry.json, sources.json and groups.json in DIR."),
+            "export": Place("platform", "Write the recorded tools and groups to registry.json, sources.json and groups.json in DIR."),
+            "list": Place("platform", "List the recorded tools, those that wait for approval, and records that can't be used."),
+            "search": Place(
+                "platform", "Find recorded tools by category, backend runtime, group, and WORDS in id, title, description or category."
+            ),
+            "status": Place(
+                "platform", "Show which recorded tools run and where, the tasks of the coding agent, and the chats of the service agent."
+            ),
+            "logs": Place("platform", "Show what the programs of TOOL print, at all hosts, and what became of them."),
+            "sync": Place("platform", "Connect the items of CATALOGUE with the recorded tools and groups that they are."),
+            "cancel": Place("platform", "End TASK, a task of the coding agent: one that waits at once, one that runs within a moment."),
+        }
+    },
+)
+TASKS: dict[str, dict[str, Place | Tree]] = {
+    "Try": {
+        "dev": Place("dev", "Start all you need to try toolbus."),
+        "demo": Place("dev", "Run and check the main features."),
+    },
+    "Write": {
+        "new": Place("dev", "Write NAME.py, a tool to start from, and test_NAME.py, its test."),
+        "toolkit": Place("toolkit", "Manage the graph of actions and tools."),
+        "protocol": Place("protocol", "Write workers and agents in other languages: scripts, numbers, and checks."),
+    },
+    "Serve": {
+        "worker": Place("worker", "Serve the tools of each TARGET."),
+        "serve": Place("serve", "Offer the tools of the bus over HTTP."),
+        "mcp": Place("serve", "Serve the tools to an MCP client on stdio."),
+        "mount": Place("mount", "Serve the tools of an MCP server, or the operations of an API."),
+        "platform": _PLATFORM,
+    },
+    "Call": {
+        "call": Place("calls", "Call a tool."),
+        "agent": Place("agent", "Let a model answer QUESTION with tools."),
+        "confirm": Place("confirm", "Show and answer confirmation requests."),
+    },
+    "See": {
+        "tools": Place("see", "List the tools that can be called now."),
+        "see": _SEE,
+        "doctor": Place("doctor", "Check the server and say what to fix."),
+    },
+    "Secure": {"secure": _SECURE},
+    "Operate": {"operate": _OPERATE},
+}
+"""The commands by task: the module of each, and the first sentence of its help, so that the list of commands loads none of them."""
+
+MOVED = {
+    "learning": "toolkit learning",
+    "conformance": "protocol conformance",
+    **{name: f"operate items {name}" for name in ("get", "list", "put", "rm")},
+    **{name: f"operate {name}" for name in ("conversations", "dead", "migrate", "pause", "purge", "resume")},
+    **{name: f"platform {name}" for name in ("chat", "host", "im")},
+    **{name: f"secure {name}" for name in ("acl", "approve", "pins", "tokens")},
+    **{name: f"see {name}" for name in ("calls", "describe", "services", "settings", "stats", "top", "usage", "workers")},
+}
+"""Where commands are that stood at the first level: using an old name says so."""
+
+
+class _Commands(Tree):
+    """Reports errors in one line, and says where commands are that have moved."""
+
+    def main(self, *args: Any, **extra: Any) -> Any:
+        """Run the command line; help that can't be written ends it with exit code 1."""
+        open_closed()
+        try:
+            return super().main(*args, **extra)
+        except OSError as error:
+            _unwritable(error).show()
+            sys.exit(1)
+
+    def moved(self, name: str) -> str:
+        """Return where a command is that stood here."""
+        return MOVED.get(name, "")
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command. A ToolbusError or an error of the system ends it with exit code 1, Ctrl-C with 130."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            # The reader of the output has gone; click ends the command quietly.
+            raise
+        except ToolbusError as error:
+            raise Failure(explained(error)) from None
+        except OSError as error:
+            raise _unwritable(error) from None
+        except KeyboardInterrupt:
+            ctx.exit(130)
+        except click.UsageError as error:
+            # Click prints it, with parts of what was given.
+            text = error.format_message()
+            if harmless(text) == text:
+                raise
+            raise click.UsageError(harmless(text), error.ctx) from None
+
+
+def _unwritable(error: OSError) -> Failure:
+    """Return the failure that an error of the system is, and drop output that it keeps from being written."""
+    # In some locales Python keeps what it could not write, in others it does not.
+    left = drop_unwritable_output()
+    output = left or (error.filename is None and error.errno in _FULL)
+    return Failure(f"can't write to standard output: {reason(error)}" if output else reason(error))
+
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+@click.group(
+    cls=_Commands,
+    commands=TASKS,
+    params=common_options(),
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(package_name="toolbus", prog_name="toolbus")
+@click.pass_context
+def main(ctx: click.Context, /, **given: Any) -> None:
+    """Tools for LLM agents, run by a pool of workers over Redis Streams.
+
+    Start with `toolbus dev`; `toolbus new weather` writes a tool, and `toolbus worker weather.py` serves it.
+    The options may also stand after the command's name.
+    """
+    # A command's own modules are loaded from here on, and last: rare looks for garbage save a tenth of its start.
+    gc.set_threshold(20_000, 20, 20)
+    ctx.obj = {name: value for name, value in given.items() if value is not None}
+    for variable, meant in misspelt(os.environ).items():
+        say(f"{variable} is no setting; did you mean {meant}?", err=True)

@@ -1,0 +1,282 @@
+"""``call``: call a tool from the shell."""
+
+from __future__ import annotations
+
+import contextlib
+import mimetypes
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import click
+
+from toolbus.bus.support.display import visible
+from toolbus.operations.cli.command import Output, Seconds, argument, command, option
+from toolbus.operations.cli.common import namespace_of, read_json, read_text, with_bus
+from toolbus.operations.cli.output import fail, print_json, say, say_content
+
+if TYPE_CHECKING:
+    from toolbus import Blob, ToolBus, ToolResult
+    from toolbus.bus.client.calls.call import Call
+    from toolbus.bus.client.tools.tool import Tool
+    from toolbus.operations.cli.agent import HandlerQuestions
+
+_UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
+_MOST_NAME = 100
+# Files of one tool in one folder.
+_MOST_FILES = 100_000
+# Those that the operating system may not know, or knows by an unusual name.
+_SUFFIXES = {"image/jpeg": ".jpg", "image/webp": ".webp", "text/plain": ".txt", "text/markdown": ".md", "application/jsonl": ".jsonl"}
+
+
+def save_blobs(blobs: Sequence[Blob], tool: str, folder: str) -> None:
+    """Write each blob to a new file that is named after the tool, and tell its path; no file is overwritten.
+
+    The files of a result have successive numbers in its order, after those that are there.
+    """
+    if not blobs:
+        say("the result has no images or files to save", err=True)
+        return
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        # The name comes from a worker and must not lead elsewhere.
+        name = _UNSAFE.sub("-", tool)[:_MOST_NAME].strip("-") or "result"
+        number = _latest(name, Path(folder))
+        for blob in blobs:
+            path, number = _written(blob, name, Path(folder), number + 1)
+            say(f"{visible(str(path))} ({visible(blob.media_type)}, {len(blob.data):,} bytes)", err=True)
+    except OSError as error:
+        fail(f"can't save to {visible(folder)}: {error.strerror or error}")
+
+
+def _latest(name: str, folder: Path) -> int:
+    """Return the highest number among the files of this name, whatever they are; 0 without any."""
+    numbered = re.compile(re.escape(name) + r"-([0-9]{1,6})\.[^.]+")
+    return max((int(found[1]) for each in folder.iterdir() if (found := numbered.fullmatch(each.name))), default=0)
+
+
+def _written(blob: Blob, name: str, folder: Path, first: int) -> tuple[Path, int]:
+    """Write a blob to a new file with this number or the next that is free; return its path and number.
+
+    Raises:
+        OSError: the file can't be written.
+    """
+    suffix = _suffix(blob.media_type)
+    for number in range(first, _MOST_FILES):
+        path = folder / f"{name}-{number}{suffix}"
+        try:
+            with path.open("xb") as file:
+                file.write(blob.data)
+        except FileExistsError:
+            # Another process writes there, too.
+            continue
+        return path, number
+    raise OSError(f"it has {_MOST_FILES:,} files of {name} already")
+
+
+def _suffix(media_type: str) -> str:
+    kind = media_type.partition(";")[0].strip().lower()
+    return _SUFFIXES.get(kind) or mimetypes.guess_extension(kind) or ".bin"
+
+
+# Codes that say no more than the message, which names the tool or service.
+_PLAIN = ("unknown_tool", "unknown_service", "no_worker")
+_NUMBER = re.compile(r"[+-]?(\d+\.?|\d*\.\d+)", re.ASCII)
+
+
+@command("call")
+def call_command(
+    tool: str,
+    pairs: Annotated[tuple[str, ...], argument(metavar="[KEY=VALUE]...")],
+    document: Annotated[str | None, option("All arguments as one JSON object; - reads standard input.", "--json")],
+    user: Annotated[str, option("The tenant that the call runs for.", default="")],
+    session: Annotated[str, option("The agent's session.", default="")],
+    stream: Annotated[bool | None, option("Print text as it is produced; on by default on a terminal.", "--stream/--no-stream")],
+    timeout: Annotated[float | None, option("Seconds until the call ends in any case (default: the tool's, else 60).", type=Seconds())],
+    wait: Annotated[float | None, option("Seconds to wait for a worker to appear.", type=Seconds())],
+    yes: Annotated[bool, option("Confirm a call that needs confirmation; otherwise you and others are asked.")],
+    confirm_timeout: Annotated[float, option("Seconds to wait for the confirmation.", type=Seconds(), default=300.0)],
+    save: Annotated[str | None, option("Write the images and files of the result into this folder.", type=click.Path(file_okay=False))],
+    output: Output,
+) -> None:
+    """Call a tool. The exit code is 0 when it succeeded and 1 when it failed.
+
+    How KEY=VALUE is read depends on the tool's schema: text stays text, numbers, lists and objects are
+    read as JSON. KEY:=VALUE is always JSON, and KEY=@FILE is the text of a file.
+
+    A tool that declares `confirm` waits until the call is allowed: at this terminal, or anywhere by `toolbus confirm allow`.
+
+    \b
+    Examples:
+      toolbus call calculator expression='2**64'
+      toolbus call text_stats text=@README.md --output json
+      toolbus call tell-pun topic=cats --user alice
+      toolbus call draw_chart --json - --save charts < chart.json
+    """
+    from toolbus import ToolError, ToolResult
+    from toolbus.bus.client.confirmations import Grant
+    from toolbus.operations.cli.agent import HandlerQuestions
+
+    options: dict[str, Any] = {"user": user, "session": session}
+    options |= {} if timeout is None else {"timeout": timeout}
+    # Before the bus is opened: reading blocks, and a blocked event loop can't be interrupted.
+    words = _Words(pairs, document)
+    streaming = output == "text" and (sys.stdout.isatty() if stream is None else stream)
+
+    async def main(bus: ToolBus) -> ToolResult:
+        known = bus.tools.get(tool)
+        if wait is not None and (known is None or not known.available):
+            with contextlib.suppress(TimeoutError):
+                known = await bus.wait_for_tool(tool, wait)
+        arguments = words.arguments(known)
+        questions = HandlerQuestions(bus, tool, known, arguments, user=user, session=session)
+        if known is None or yes:
+            async with bus.stream(tool, arguments, **options) as call, questions:
+                return await _print(call, questions, quiet=not streaming)
+        grant = Grant(known)
+        if known.available and known.descriptor.confirm:
+            try:
+                arguments, grant.digest = await _allowed(bus, known, arguments, user, session, confirm_timeout)
+            except ToolError as error:
+                return ToolResult.fail(error.error)
+        made = bus.stream(tool, arguments, **options)
+        made.grant = grant
+        async with made as call, questions:
+            return await _print(call, questions, quiet=not streaming)
+
+    result = with_bus(main)
+    if output == "json":
+        print_json(result)
+    elif not streaming and result.success:
+        say_content(result.observation)
+    elif not streaming and result.output:
+        say_content(result.output)
+    if save is not None:
+        save_blobs(result.content, tool, save)
+    elif output == "text" and result.content:
+        # Bytes are no text for a terminal; what is said here must not be taken for output.
+        blobs = ", ".join(f"[{visible(blob.media_type)}, {len(blob.data):,} bytes]" for blob in result.content)
+        them = "it" if len(result.content) == 1 else "them"
+        say(f"{blobs}; --save DIR writes {them} to files, --output json shows {them} in base64", err=True)
+    if result.error is not None:
+        error = result.error
+        where = namespace_of() if error.type == "not_found" and error.origin == "bus" else ""
+        code = f" ({visible(error.code)})" if error.code and error.message and error.code not in _PLAIN else ""
+        later = f"; try again after {error.retry_after:g} s" if error.retry_after else ""
+        fail(f"{error.type}{code}: {error.message or error.code}{later}{where}")
+
+
+async def _allowed(
+    bus: ToolBus, tool: Tool, arguments: dict[str, Any], user: str, session: str, seconds: float
+) -> tuple[dict[str, Any], str]:
+    """Wait until a person here or elsewhere confirms the call; return the confirmed arguments and their digest.
+
+    Raises:
+        ToolError: the call was not confirmed, or the arguments are invalid.
+    """
+    from toolbus import ToolError
+    from toolbus.bus.client.confirmations import Confirmation
+    from toolbus.bus.values.envelope import new_run
+    from toolbus.operations.cli.agent import TerminalPrompt
+
+    arguments = tool.prepare(arguments)
+    confirmation = Confirmation(new_run(), "", tool, arguments, user=user, session=session, timeout=seconds, limit=bus.settings.max_request)
+    here = sys.stdin.isatty()
+
+    def show(text: str) -> None:
+        hint = f"or elsewhere, within {seconds:g} s: toolbus confirm allow {confirmation.id}"
+        say(f"{text}\n[y/N] {hint}" if here else f"{text}\nit waits {hint.partition(', ')[2]}", err=True)
+
+    if not here:
+        show(str(confirmation))
+    refused = await bus.confirmations.settled(confirmation, TerminalPrompt(show).ask if here else None, shared=True)
+    if refused is not None:
+        raise ToolError(refused)
+    return confirmation.arguments, confirmation.digest
+
+
+async def _print(call: Call, questions: HandlerQuestions, *, quiet: bool) -> ToolResult:
+    """Print the events of a call; ``quiet`` leaves out all but the questions to a person."""
+    from toolbus import Progress
+    from toolbus.bus.values.events import Finished, Reset, Text
+
+    printed = False
+    async for event in call.events():
+        if await questions.hear(event):
+            continue
+        if isinstance(event, Finished) and quiet:
+            return event.result
+        if quiet:
+            continue
+        if isinstance(event, Text):
+            say_content(event.text, nl=False)
+            sys.stdout.flush()
+            printed = not event.text.endswith("\n")
+        elif isinstance(event, Progress) and sys.stderr.isatty():
+            total = f"/{event.total:g}" if event.total else ""
+            say(f"[{event.done:g}{total}] {event.message}", fg="bright_black", err=True)
+        elif isinstance(event, Reset):
+            say(f"\n-- attempt {event.attempt} starts from the beginning --", fg="yellow", err=True)
+        elif isinstance(event, Finished):
+            if printed:
+                say()
+            elif event.result.success and not event.result.output:
+                say_content(event.result.observation)
+            return event.result
+    return await call.result()
+
+
+class _Words:
+    """The arguments as they stand on the command line, with the contents of the files that they name.
+
+    Raises:
+        UsageError: one can't be read, or is given twice.
+    """
+
+    def __init__(self, pairs: tuple[str, ...], document: str | None) -> None:
+        text = read_text("-") if document == "-" else document
+        self._document = {} if text is None else read_json(text, dict[str, Any], "--json")
+        self._known: dict[str, Any] = {}
+        self._texts: dict[str, str] = {}
+        for pair in pairs:
+            key, separator, value = pair.partition("=")
+            name = key.removesuffix(":")
+            if not separator or not name:
+                raise click.UsageError(f"{pair!r} is not KEY=VALUE")
+            if name in self._known or name in self._texts:
+                raise click.UsageError(f"{name!r} is given twice; a list is written {name}:='[…, …]'")
+            if key.endswith(":"):
+                self._known[name] = read_json(value, object, f"the value of {name!r}")
+            elif value.startswith("@"):
+                self._known[name] = read_text(value[1:])
+            else:
+                self._texts[name] = value
+
+    def arguments(self, tool: Tool | None) -> dict[str, Any]:
+        """Return the arguments as the tool's schema wants them.
+
+        Raises:
+            UsageError: a value has a key twice in one object.
+        """
+        properties = tool.parameters.get("properties", {}) if tool is not None else {}
+        texts = {name: _value(name, value, properties.get(name, {})) for name, value in self._texts.items()}
+        return {**self._document, **self._known, **texts}
+
+
+def _value(name: str, value: str, schema: Any) -> Any:
+    """Return a value as its schema wants it: text wherever text is allowed, else JSON if it is valid JSON."""
+    from toolbus.bus.schema.documents import RepeatedKeyError, read_document
+
+    kinds = schema.get("type") if isinstance(schema, dict) else None
+    options = schema.get("anyOf", []) if isinstance(schema, dict) else []
+    if kinds == "string" or (isinstance(kinds, list) and "string" in kinds) or any(o.get("type") == "string" for o in options):
+        return value
+    try:
+        return read_document(value, object)
+    except RepeatedKeyError as error:
+        raise click.UsageError(f"the value of {name!r} can't be read as JSON: {error}") from None
+    except ValueError:
+        # JSON has no numbers like .5 or 5. and people write them.
+        return float(value) if kinds == "number" and _NUMBER.fullmatch(value) else value

@@ -1,0 +1,334 @@
+"""``operate``: pause, resume and purge services, and look after dead letters and conversations."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import click
+import msgspec
+
+from toolbus.bus.support.display import one_line, visible
+from toolbus.bus.values.results import ToolbusError
+from toolbus.operations.cli.command import JSON, Output, Seconds, Yes, command, group, option
+from toolbus.operations.cli.common import must_be_known, namespace_of, with_admin
+from toolbus.operations.cli.output import Failure, ask_first, fail, moment, print_json, say, show
+
+if TYPE_CHECKING:
+    from toolbus.bus.broker.admin import Admin
+    from toolbus.bus.broker.dead_letters import DeadLetter
+    from toolbus.bus.broker.protocols import StoredRecord
+
+
+@command("pause")
+async def pause_command(admin: Admin, service: str) -> None:
+    """Make a service's workers stop taking requests. Running calls go on; new ones wait in the queue."""
+    await must_be_known(admin, service)
+    await admin.pause(service)
+    say(f"paused {service}")
+
+
+@command("resume")
+async def resume_command(admin: Admin, service: str) -> None:
+    """Let a paused service's workers take requests again."""
+    lifted = await admin.resume(service)
+    if not lifted:
+        await must_be_known(admin, service)
+    say(f"resumed {service}" if lifted else f"{service} was not paused")
+
+
+@command("purge")
+def purge_command(service: str, yes: Yes) -> None:
+    """Remove the requests that wait for a service. Their callers get a `cancelled` error; running calls go on."""
+
+    async def look(admin: Admin) -> None:
+        # A service whose workers are gone may still have a queue.
+        if not await admin.queued(service):
+            await must_be_known(admin, service)
+
+    with_admin(look)
+    if not yes:
+        ask_first(f"Remove every request that waits for {service!r}?")
+    say(f"purged {with_admin(lambda admin: admin.purge(service))} requests of {service}")
+
+
+# -- dead letters ------------------------------------------------------------------------------------
+
+
+@group("dead")
+def dead_command() -> None:
+    """Handle dead letters. These are requests that could not be answered, with the reason and the last error.
+
+    A request becomes a dead letter when it killed its workers too often, failed at its last retry, failed without a caller to
+    tell, or could not be read. It stays for a week unless it is redriven or dropped.
+    """
+
+
+@command("list", into=dead_command)
+async def dead_list(
+    admin: Admin,
+    service: str | None,
+    limit: Annotated[int, option("Most letters per service.", type=click.IntRange(1, 10_000), default=50)],
+    output: Output,
+) -> None:
+    """List dead letters, newest first: of one service, or of all."""
+    if service:
+        found = await admin.dead_letters.newest(await admin.queue(service), limit)
+        if not found:
+            await _must_have_letters(admin, service)
+    else:
+        found = await _newest_of_all(admin, limit)
+    documents = [_summary(letter) for letter in found]
+    show(
+        output,
+        zip(found, documents, strict=True),
+        {
+            "ID": lambda each: each[0].id,
+            "SERVICE": lambda each: each[1]["service"],
+            "TOOL": lambda each: each[1]["tool"],
+            "USER": lambda each: each[1]["user"],
+            "WHEN": lambda each: moment(each[0].at),
+            "ATTEMPTS": lambda each: each[0].attempts,
+            "REASON": lambda each: each[0].reason,
+            "LAST ERROR": lambda each: one_line(each[0].error, 60),
+        },
+        empty="no dead letters",
+        document=documents,
+    )
+
+
+@command("show", JSON, into=dead_command)
+async def dead_show(admin: Admin, service: str, letter: str) -> None:
+    """Print one dead letter as JSON, with the original request."""
+    found = await admin.dead_letters.get(await admin.queue(service), letter)
+    # An unreadable request is shown as text as far as possible.
+    original: Any = found.request if found.request is not None else found.document[:4096].decode("utf-8", "backslashreplace")
+    print_json({**_summary(found), "request": original})
+
+
+@command("redrive", into=dead_command)
+def dead_redrive(
+    service: str,
+    letters: tuple[str, ...],
+    everything: Annotated[bool, option("Redrive every dead letter of the service.", "--all")],
+    timeout: Annotated[float | None, option("Seconds until the new deadline (default: the request's own timeout).", type=Seconds())],
+    yes: Yes,
+) -> None:
+    """Run dead letters again, as new calls with a new deadline and without a caller.
+
+    A call that fails again becomes a dead letter again. The worker's log shows the results of the others.
+    """
+
+    async def redrive(admin: Admin, queue: str, letter: str) -> None:
+        call = await admin.dead_letters.redrive(queue, letter, limit=await admin.queue_limit(service), timeout=timeout)
+        say(f"{letter} runs again as {call}")
+
+    _of_each(service, letters, everything, yes, f"Run every dead letter of {service!r} again?", redrive)
+
+
+@command("drop", into=dead_command)
+def dead_drop(
+    service: str,
+    letters: tuple[str, ...],
+    everything: Annotated[bool, option("Drop every dead letter of the service.", "--all")],
+    yes: Yes,
+) -> None:
+    """Delete dead letters for good."""
+
+    async def drop(admin: Admin, queue: str, letter: str) -> None:
+        await admin.dead_letters.drop(queue, letter)
+        say(f"{letter} dropped")
+
+    _of_each(service, letters, everything, yes, f"Delete every dead letter of {service!r}?", drop)
+
+
+def _of_each(
+    service: str, letters: tuple[str, ...], everything: bool, yes: bool, question: str, one: Callable[[Admin, str, str], Awaitable[None]]
+) -> None:
+    """Apply ``one`` to each letter, report failures and go on; ask before all of a service are meant, which must be known."""
+    if bool(letters) == everything:
+        raise click.UsageError("give the ids of dead letters, or --all")
+
+    async def found(admin: Admin) -> bool:
+        return bool(await admin.dead_letters.ids(await admin.queue(service))) or not await _must_have_letters(admin, service)
+
+    if everything:
+        if not with_admin(found):
+            say(f"no dead letters of {service}", err=True)
+            return
+        if not yes:
+            ask_first(question)
+
+    async def main(admin: Admin) -> int:
+        queue, failed = await admin.queue(service), 0
+        for letter in await admin.dead_letters.ids(queue) if everything else letters:
+            try:
+                await one(admin, queue, letter)
+            except ToolbusError as error:
+                Failure(str(error)).show()
+                failed += 1
+        return failed
+
+    if failed := with_admin(main):
+        fail(f"nothing was done to {failed} of the letters")
+
+
+async def _must_have_letters(admin: Admin, service: str) -> bool:
+    """Fail when a service without dead letters is not in the registry; otherwise return true."""
+    if service not in {each.publication.service.id for each in await admin.services()}:
+        fail(f"there are no dead letters of {service!r}, and no service of that name; `toolbus see services` lists them")
+    return True
+
+
+async def _newest_of_all(admin: Admin, limit: int) -> list[DeadLetter]:
+    """Return the newest letters of each queue; report a queue whose key has a wrong type and go on."""
+    from toolbus.bus.broker.transport.command import WrongTypeError
+
+    found: list[DeadLetter] = []
+    for queue in await admin.dead_letters.queues():
+        try:
+            found += await admin.dead_letters.newest(queue, limit)
+        except WrongTypeError as error:
+            Failure(str(error)).show()
+    return found
+
+
+def _summary(letter: DeadLetter) -> dict[str, Any]:
+    request = letter.request
+    return {
+        "id": letter.id,
+        "service": letter.queue if request is None else request.service,
+        "tool": "" if request is None else request.tool,
+        "user": "" if request is None else request.user,
+        "at": datetime.datetime.fromtimestamp(letter.at, datetime.UTC).isoformat(),
+        "attempts": letter.attempts,
+        "reason": letter.reason,
+        "error": letter.error,
+    }
+
+
+# -- conversations -----------------------------------------------------------------------------------
+
+_MOST_SHOWN = 200
+Owner = Annotated[str, option("The conversation's user; each user has their own of one id.", default="")]
+
+
+@group("conversations")
+def conversations_command() -> None:
+    """Look after the conversations that agents keep.
+
+    They are those of `toolbus agent --conversation ID` and `Agent(conversation=…)`.
+
+    A conversation is a list of records: questions, what the model said, and the results of calls. Each is kept before the next step, so
+    that any process can go on after the last one. It goes a week after its last use (TOOLBUS_CONVERSATION_TTL).
+
+    \b
+    Examples:
+      toolbus operate conversations list
+      toolbus operate conversations show orders --user alice
+      toolbus agent --conversation orders        finish what was left
+      toolbus operate conversations rm orders
+    """
+
+
+@command("list", into=conversations_command)
+async def conversations_list(
+    admin: Admin, limit: Annotated[int, option("Most conversations.", type=click.IntRange(1, 10_000), default=50)], output: Output
+) -> None:
+    """List the conversations, those that were used latest first. HELD tells whether a process goes on with one now."""
+    show(
+        output,
+        await admin.conversations.newest(limit),
+        {
+            "ID": "id",
+            "USER": "user",
+            "RECORDS": "records",
+            "USED": lambda each: moment(each.used_at),
+            "EXPIRES": lambda each: moment(each.expires_at),
+            "HELD": lambda each: "yes" if each.held else "",
+        },
+        empty="no conversations",
+    )
+
+
+@command("show", into=conversations_command)
+async def conversations_show(
+    admin: Admin, id: str, user: Owner, full: Annotated[bool, option("Show all of each record, also of long ones.")], output: Output
+) -> None:
+    """Print the records of a conversation, the oldest first. A conversation that ends in no answer was left, or goes on."""
+    found = await admin.conversations.read(user, id)
+    if not found:
+        fail(_none(id, user))
+    if output == "json":
+        print_json([{"number": each.number, "at": each.at, "record": _raw(each)} for each in found])
+        return
+    for each in found:
+        text = _in_words(each.document)
+        say(f"{each.number:>4}  {moment(each.at)}  {visible(text if full else one_line(text, _MOST_SHOWN))}")
+
+
+@command("rm", into=conversations_command)
+def conversations_rm(
+    id: str,
+    user: Owner,
+    force: Annotated[bool, option("Delete it although a process goes on with it; that process ends with an error.")],
+    yes: Yes,
+) -> None:
+    """Delete a conversation for good. Calls that run for it go on."""
+    if not yes:
+        ask_first(f"Delete the conversation {id!r}?")
+    if not with_admin(lambda admin: admin.conversations.remove(user, id, force=force)):
+        fail(_none(id, user))
+    say(f"{visible(id)} deleted")
+
+
+def _none(id: str, user: str) -> str:
+    whose = f" of the user {user!r}" if user else ""
+    return f"there is no conversation {id!r}{whose}{namespace_of()}; `toolbus operate conversations list` shows them"
+
+
+_UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeError)
+
+
+def _raw(stored: StoredRecord) -> msgspec.Raw:
+    """Return the record, or a text in place of a document that is no JSON."""
+    try:
+        msgspec.json.decode(stored.document)
+    except _UNREADABLE:
+        return msgspec.Raw(msgspec.json.encode(stored.document.decode("utf-8", "replace")))
+    return msgspec.Raw(stored.document)
+
+
+def _in_words(document: bytes) -> str:
+    """Return a record in words; one that nothing of toolbus wrote as it stands."""
+    try:
+        record = msgspec.json.decode(document, type=dict[str, Any])
+        return f"{record['type']:<9} {_WORDS[record['type']](record)}"
+    except (*_UNREADABLE, LookupError, TypeError, AttributeError):
+        return f"unreadable {document.decode('utf-8', 'replace')}"
+
+
+def _reply(record: dict[str, Any]) -> str:
+    calls = ", ".join(f"{call['name']} {call['arguments']}" for call in record.get("calls", ()))
+    return " ".join(filter(None, (_text(record["message"].get("content")), f"calls {calls}" if calls else "")))
+
+
+def _result(record: dict[str, Any]) -> str:
+    result = record["result"]
+    error = result.get("error") or {}
+    return f"{record['id']}: {error.get('message') or _text(result.get('output')) or _text(result.get('data'))}"
+
+
+_WORDS: Mapping[str, Callable[[dict[str, Any]], str]] = {
+    "question": lambda record: str(record["text"]),
+    "reply": _reply,
+    "result": _result,
+    "results": lambda record: "; ".join(f"{each.get('tool_call_id', '')}: {_text(each.get('content'))}" for each in record["messages"]),
+    "summary": lambda record: str(record["text"]),
+    "end": lambda record: f"{record['reason']} after {record['turns']} requests to the model",
+}
+
+
+def _text(content: Any) -> str:
+    return content if isinstance(content, str) else "" if content is None else str(content)

@@ -1,0 +1,136 @@
+"""Print for commands: text that can't command a terminal, tables, JSON, questions, and errors in one line."""
+
+from __future__ import annotations
+
+import datetime
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NoReturn
+
+import click
+import msgspec
+
+from toolbus.bus.support.display import harmless, one_line, visible, visible_lines
+
+
+class Failure(click.ClickException):
+    """An error in one line, exit code 1."""
+
+    def show(self, file: Any = None) -> None:
+        """Print the error to standard error."""
+        complain(f"toolbus: {self.message}")
+
+
+def fail(message: str) -> NoReturn:
+    """End the command with one line and exit code 1."""
+    raise Failure(message)
+
+
+def say(text: object = "", *, err: bool = False, nl: bool = True, fg: str | None = None, dim: bool = False) -> None:
+    """Print a text, without anything in it that could command the terminal or reorder text.
+
+    Args:
+        text: what to print.
+        err: to standard error.
+        nl: end the line.
+        fg: its colour.
+        dim: whether it is less important.
+    """
+    click.secho(harmless(str(text)), err=err, nl=nl, fg=fg, dim=dim or None)
+
+
+def warn(text: str) -> None:
+    """Print a warning to standard error."""
+    say(text, fg="yellow", err=True)
+
+
+def complain(text: str) -> None:
+    """Print what is wrong to standard error."""
+    say(text, fg="red", err=True)
+
+
+def say_content(text: str, *, nl: bool = True) -> None:
+    """Print what a person or program asked for: as it is into a file or pipe, like ``say`` on a terminal."""
+    # Told that colours are wanted, click leaves the text as it is.
+    click.echo(harmless(text) if sys.stdout.isatty() else text, nl=nl, color=True)
+
+
+def ask_first(question: str) -> None:
+    """Ask on the terminal, apart from the output; end the command unless the answer is yes."""
+    try:
+        is_confirmed = click.confirm(harmless(question), err=True)
+    except click.Abort:
+        # The input has ended, or Ctrl-C was pressed, within the line of the question.
+        say(err=True)
+        is_confirmed = False
+    if not is_confirmed:
+        fail("not confirmed, so nothing was done; --yes answers in advance")
+
+
+def print_json(value: Any) -> None:
+    """Print one JSON document to standard output."""
+    # Characters that could command a terminal or hide text become JSON escapes, which JSON reads as the same value.
+    click.echo(visible_lines(msgspec.json.format(msgspec.json.encode(value)).decode()))
+
+
+def print_json_line(value: Any) -> None:
+    """Print one JSON document in one line."""
+    say(visible(msgspec.json.encode(value).decode()))
+
+
+Columns = Mapping[str, str | Callable[[Any], object]]
+"""By title, the attribute that makes the cell of an object, or what makes it."""
+
+
+def show(output: str, found: Iterable[Any], columns: Columns, *, empty: str, document: object = None) -> bool:
+    """Print what was found, as a table or as JSON; return whether it was a table.
+
+    Args:
+        output: ``text`` or ``json``.
+        found: an object for each row.
+        columns: of the table.
+        empty: the message for no rows.
+        document: what is printed as JSON, if it is not what was found.
+    """
+    found = list(found)
+    if output == "json":
+        print_json(found if document is None else document)
+        return False
+    rows = [[getattr(each, cell) if isinstance(cell, str) else cell(each) for cell in columns.values()] for each in found]
+    print_table([*columns], rows, empty=empty)
+    return True
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str) -> None:
+    """Print a table on a terminal and aligned text elsewhere; ``empty`` is the message for no rows."""
+    cells = [[visible(str(cell)) for cell in row] for row in rows]
+    if not cells:
+        say(empty, err=True)
+        return
+    if sys.stdout.isatty():
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(*columns, box=None, header_style="bold", pad_edge=False)
+        for row in cells:
+            # As Text objects, because brackets in a plain string would be markup.
+            table.add_row(*map(Text, row))
+        Console().print(table)
+        return
+    widths = [max(len(row[index]) for row in [list(columns), *cells]) for index in range(len(columns))]
+    for row in [list(columns), *cells]:
+        say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def names_of(names: Iterable[str], most: int = 300) -> str:
+    """Return names in one line of at most so many characters."""
+    return one_line(", ".join(map(visible, names)), most)
+
+
+def moment(seconds: float, form: str = "%Y-%m-%d %H:%M:%S", *, unknown: str = "unknown") -> str:
+    """Return a time (UTC) as text; one that no calendar has is unknown."""
+    try:
+        return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime(form)
+    except (ValueError, OverflowError, OSError):
+        return unknown

@@ -1,0 +1,240 @@
+"""``protocol``: what programs in other languages load, the checks that they keep the protocol, and its versions (``migrate``)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import click
+
+from toolbus.bus.support.display import one_line, visible
+from toolbus.operations.cli.command import Folder, Output, argument, command, group, option
+from toolbus.operations.cli.common import reason, settings_of, with_admin
+from toolbus.operations.cli.output import Columns, ask_first, fail, print_json, print_table, say, show
+
+if TYPE_CHECKING:
+    from toolbus.bus.broker.admin import Admin
+    from toolbus.bus.broker.versions import NamespaceVersion
+    from toolbus.operations.conformance.checks import Outcome
+
+
+@group("protocol")
+def protocol_command() -> None:
+    """Write workers and agents in other languages: scripts, numbers, and checks.
+
+    docs/protocol.md says how to use the scripts and numbers, and `toolbus protocol conformance` tries what you wrote.
+
+    \b
+    Example:
+      toolbus protocol scripts lua/
+      toolbus protocol constants --output json
+    """
+
+
+@command("scripts", into=protocol_command)
+def scripts_command(folder: Annotated[Path, argument(type=Folder)]) -> None:
+    """Write each Lua script into FOLDER, whole, in a folder for each step, and index.json with their SHA-1 digests."""
+    from toolbus.bus.broker import scripts
+
+    try:
+        scripts.write_scripts(folder)
+    except OSError as error:
+        fail(f"can't write the scripts: {reason(error)}")
+    say(f"wrote {len(scripts.ALL)} scripts to {folder}")
+
+
+@command("constants", into=protocol_command)
+def constants_command(output: Output) -> None:
+    """Print the numbers of the protocol: sizes, times, and what of them are settings."""
+    from toolbus.bus.broker.replies import constants
+
+    found = constants(settings_of())
+    columns: Columns = {
+        "NAME": "name",
+        "VALUE": lambda each: f"{each.value:,g}" if each.value < 1e6 else f"{each.value:,.0f}",
+        "UNIT": "unit",
+        "MEANING": lambda each: each.meaning.replace("`", ""),
+    }
+    show(output, found, columns, empty="no constants", document=[each._asdict() for each in found])
+
+
+_MOST_ROWS = 1_000
+_MOST_SHOWN = 500
+
+
+@command("migrate")
+def migrate_command(
+    dry_run: Annotated[bool, option("Say what would change, and change nothing.")],
+    batch: Annotated[int, option("Documents that are written at once.", type=click.IntRange(1, 1_000), default=100)],
+    yes: Annotated[bool, option("Do not ask before documents are moved.")],
+    output: Output,
+) -> None:
+    """Bring a namespace to the version of the protocol that this release writes.
+
+    Run it after an upgrade, when all workers, agents and gateways are of the new release: stored documents get their new form, and
+    requests are published in the new version. Workers and agents go on meanwhile. It may be stopped and run again, and does nothing twice.
+    It refuses while a worker does not speak the new version; `toolbus doctor` shows who speaks which. It needs the role operator.
+
+    Recorded tools, groups and pins of an older toolbus stand where every worker could write them, and are used once they are moved from
+    there: look at them (--dry-run shows them) before you say yes.
+
+    \b
+    Examples:
+      toolbus operate migrate --dry-run
+      toolbus operate migrate
+    """
+    if dry_run:
+        with_admin(lambda admin: _show_changes(admin, output))
+        return
+    told = 0
+
+    def tell(done: int) -> None:
+        nonlocal told
+        told = done
+        say(f"{done} documents converted", err=True)
+
+    misplaced = with_admin(lambda admin: admin.misplaced())
+    if misplaced and not yes:
+        say(f"to be moved: {visible(', '.join(misplaced))}", err=True)
+        count = "1 document" if len(misplaced) == 1 else f"{len(misplaced)} documents"
+        ask_first(f"Move {count}, which every worker could have written, to where they are used?")
+
+    async def main(admin: Admin) -> tuple[NamespaceVersion, NamespaceVersion, int]:
+        before = await admin.versions.read()
+        # What is moved may have an older form, too.
+        moved = len(await admin.move(misplaced))
+        return before, await admin.versions.migrate(batch, tell), moved
+
+    before, after, moved = with_admin(main)
+    if output == "json":
+        print_json({"namespace": after.namespace, "before": before.written, "version": after.written, "converted": told, "moved": moved})
+    elif (before.written, told, moved) == (after.written, 0, 0):
+        say(f"{after} is of version {after.written} already; nothing was to be changed")
+    else:
+        say(f"{after} is of version {after.written} now; {told} documents converted{f', {moved} moved' if moved else ''}")
+
+
+async def _show_changes(admin: Admin, output: str) -> None:
+    from toolbus.bus.broker.versions import spoken
+    from toolbus.bus.values.envelope import VERSION
+
+    namespace, behind = await asyncio.gather(admin.versions.read(), admin.versions.behind())
+    namespace.check()
+    # Documents may be large, and many.
+    rows, more = list[tuple[str, str, str, str]](), 0
+    async for each in admin.versions.changes():
+        if len(rows) < _MOST_ROWS:
+            rows.append((each.key, each.migration.name, each.migration.about, each.problem))
+        else:
+            more += 1
+    misplaced = {key: document.decode("utf-8", "replace") for key, document in (await admin.misplaced()).items()}
+    if output == "json":
+        print_json(
+            {
+                "namespace": namespace.namespace,
+                "before": namespace.written,
+                "version": max(VERSION, namespace.written),
+                "changes": [{"key": key, "migration": name, "problem": problem} for key, name, _, problem in rows],
+                "more": more,
+                "moves": misplaced,
+                "behind": [{"service": each.service, "instance": each.instance, "speaks": each.versions or (1, 1)} for each in behind],
+            }
+        )
+        return
+    say(f"{namespace} is of version {namespace.written}, and this release writes version {VERSION}", err=True)
+    for worker in behind:
+        say(f"{worker.service}/{worker.instance} speaks {spoken(worker.versions)} only: upgrade it first", err=True)
+    shown = [(key, name, problem or about) for key, name, about, problem in rows]
+    shown += [(key, "moved", f"to where it is used, as {one_line(document, _MOST_SHOWN)}") for key, document in misplaced.items()]
+    print_table(("KEY", "MIGRATION", "CHANGE"), shown, empty="no stored document has an older form")
+    if more:
+        say(f"and {more} more", err=True)
+
+
+_OPTIONS = {"ignore_unknown_options": True}
+
+
+class Checks(NamedTuple):
+    """The checks that are run, and of what."""
+
+    level: Annotated[int, option("The highest level to check.", type=click.IntRange(0, 3), default=1)]
+    only: Annotated[tuple[str, ...], option("Run this check only; may be given several times.", metavar="CHECK")]
+    output: Output
+    command: Annotated[tuple[str, ...], argument(required=True)]
+
+
+@group("conformance")
+def conformance_command() -> None:
+    """Try whether a worker or an agent in another language keeps the protocol.
+
+    The program is started by its command, on a server that exists for the checks only. Its environment has TOOLBUS_URL,
+    TOOLBUS_NAMESPACE, TOOLBUS_LEASE and TOOLBUS_GRACE (seconds), TOOLBUS_SERVICE, which is `conformance`, and TOOLBUS_SCRIPTS,
+    a folder with the Lua scripts as `toolbus protocol scripts` writes them. Levels: 0 unary calls; 1 streams, cancellation, deadlines;
+    2 leases, drain, taking over; 3 once, shared calls. docs/protocol.md describes them.
+    """
+
+
+protocol_command.add_command(conformance_command)
+
+
+@command("worker", into=conformance_command, context_settings=_OPTIONS)
+def worker_command(checks: Checks) -> None:
+    """Try the worker that COMMAND starts.
+
+    It serves the service `conformance` with the tools conformance-echo (text), which returns its text, conformance-count
+    (to, delay), which yields the numbers from 1 to `to`, one each `delay` seconds, each followed by a space, and at level 3
+    conformance-once, which does the same and has the effect once.
+
+    \b
+    Example:
+      toolbus protocol conformance worker --level 1 -- node examples/node/worker.mjs
+      toolbus protocol conformance worker --level 3 -- toolbus worker toolbus.operations.conformance.checks
+    """
+    from toolbus.operations.conformance.running import try_worker
+    from toolbus.operations.conformance.worker_checks import WORKER
+
+    _report(checks, [check.name for check in WORKER.checks], try_worker)
+
+
+@command("agent", into=conformance_command, context_settings=_OPTIONS)
+def agent_command(checks: Checks) -> None:
+    """Try the agent that COMMAND starts.
+
+    It reads one JSON object a line, {"call": NAME, "service", "tool", "arguments", "timeout"} or {"cancel": NAME}, and writes
+    {"call": NAME, "text": TEXT}, {"call": NAME, "reset": true} and {"call": NAME, "end": {"text", "error"}}.
+
+    \b
+    Example:
+      toolbus protocol conformance agent --level 1 -- node examples/node/agent.mjs
+      toolbus protocol conformance agent --level 2 -- python -m toolbus.operations.conformance.agent
+    """
+    from toolbus.operations.conformance.agent_checks import AGENT
+    from toolbus.operations.conformance.running import try_agent
+
+    _report(checks, [check.name for check in AGENT.checks], try_agent)
+
+
+_Try = Callable[[tuple[str, ...], int, tuple[str, ...], Callable[["Outcome"], None]], Coroutine[Any, Any, list["Outcome"]]]
+
+
+def _report(checks: Checks, known: list[str], run: _Try) -> None:
+    """Run checks, and print the outcome of each as it comes; the exit code is 1 if one does not hold."""
+    for name in checks.only:
+        if name not in known:
+            raise click.UsageError(f"there is no check {name!r}; there are {', '.join(known)}")
+
+    def told(outcome: Outcome) -> None:
+        if checks.output == "text":
+            say(f"L{outcome.level} {'ok    ' if outcome.holds else 'BROKEN'} {outcome.name}: {outcome.problem or outcome.meaning}")
+
+    found = asyncio.run(run(checks.command, checks.level, checks.only, told))
+    holding = sum(outcome.holds for outcome in found)
+    if checks.output == "json":
+        names = ("level", "name", "holds", "meaning", "problem")
+        print_json([{name: getattr(each, name) for name in names} for each in found])
+    else:
+        say(f"{holding} of {len(found)} hold")
+    if holding < len(found):
+        click.get_current_context().exit(1)

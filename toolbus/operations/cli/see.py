@@ -1,0 +1,550 @@
+"""``tools``, and the group ``see``: inspect without changing anything."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import gc
+import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import click
+import msgspec
+
+from toolbus.bus.client.tools.definitions import Format
+from toolbus.bus.support.display import one_line, visible
+from toolbus.bus.values.settings import PREFIX, Settings
+from toolbus.operations.cli.command import JSON, Categories, Groups, Names, Output, Seconds, command, option
+from toolbus.operations.cli.common import must_be_known, namespace_of, settings_of, settings_with_server, with_admin
+from toolbus.operations.cli.output import fail, names_of, print_json, print_json_line, print_table, say, show, warn
+
+if TYPE_CHECKING:
+    from toolbus.bus.broker.admin import Admin, ServiceOverview
+    from toolbus.bus.broker.protocols import RefusedTool
+    from toolbus.bus.broker.recent import RecentCall
+    from toolbus.bus.broker.statistics.answers import RunningCall
+    from toolbus.bus.broker.statistics.asking import Statistics
+    from toolbus.bus.client.tools.catalogue import Catalogue
+    from toolbus.bus.client.tools.tool import Tool
+    from toolbus.bus.watch.views import Snapshot
+
+    C = TypeVar("C", RecentCall, RunningCall)
+
+_START = "start a worker: toolbus worker FILE.py"
+
+
+@command("tools")
+def tools_command(
+    groups: Groups,
+    categories: Categories,
+    everything: Annotated[bool, option("Also tools that no live worker serves.", "--all")],
+    wanted: Annotated[Format | None, option("Print their definitions for a model instead, as JSON.", "--format")],
+    strict: Annotated[bool, option("With --format: definitions that a provider can enforce, where possible.")],
+    output: Output,
+) -> None:
+    """List the tools that can be called now.
+
+    \b
+    Examples:
+      toolbus tools --category text
+      toolbus tools --format openai --strict
+    """
+    from toolbus.bus.client.tools.view import ToolView
+    from toolbus.operations.cli.secure import refused as refused_of
+    from toolbus.operations.cli.secure import title
+
+    if strict and wanted is None:
+        raise click.UsageError("--strict needs --format; give both")
+
+    catalogue = _catalogue()
+    view = ToolView(catalogue).filter(groups=groups or None, categories=categories or None)
+    if wanted is not None:
+        print_json(view.definitions(wanted, strict=strict))
+        return
+    found = [tool for tool in view.values() if tool.available or everything]
+    refused = refused_of(catalogue)
+    if output == "json":
+        others = [{"name": tool.name, "service": tool.service, "available": False, "refused": tool.reason} for tool in refused]
+        print_json([*map(_tool, found), *(others if everything else ())])
+        return
+    rows = [(t.name, t.service, "yes" if t.available else "no", one_line(t.description.partition("\n")[0], 70)) for t in found]
+    if everything:
+        rows += [(tool.name, tool.service, "refused", one_line(tool.reason, 200)) for tool in refused]
+    nothing = f"no tools of these groups and categories{namespace_of()}" if groups or categories else f"no tools{namespace_of()}; {_START}"
+    print_table(("TOOL", "SERVICE", "LIVE", "DESCRIPTION"), rows, empty=nothing)
+    if refused and not everything:
+        say(f"{len(refused)} cannot be used: {one_line(', '.join(map(title, refused)), 200)}; `toolbus tools --all` says why", err=True)
+
+
+@command("services")
+def services_command(output: Output) -> None:
+    """List the services, their workers and their backlog.
+
+    \b
+    Example:
+      toolbus see services --output json
+    """
+    from toolbus.bus.client.tools.review import catalogue_of
+    from toolbus.operations.cli.secure import refused as refused_of
+    from toolbus.operations.cli.secure import title
+
+    required = settings_of().require_approval
+
+    async def main(admin: Admin) -> tuple[list[ServiceOverview], list[RefusedTool]]:
+        return await admin.services(), refused_of(catalogue_of(await admin.snapshot(), require_approval=required))
+
+    found, refused = with_admin(main)
+    others = sorted({tool.service for tool in refused if tool.service} - {each.publication.service.id for each in found})
+    if show(
+        output,
+        found,
+        {
+            "SERVICE": lambda each: each.publication.service.id,
+            "OWNER": lambda each: each.publication.owner,
+            "DIGEST": lambda each: each.publication.digest[:8],
+            "WORKERS": "workers",
+            "QUEUED": "queued",
+            "RUNNING": "running",
+            "DEAD": "dead",
+            "STATE": lambda each: "paused" if each.paused else "live" if each.live else "down",
+        },
+        empty=f"no services{namespace_of()}; {_START}",
+        document=[
+            *(_service_document(each, refused) for each in found),
+            *({"id": service, "live": False, "tools": [], "refused": _reasons(refused, service)} for service in others),
+        ],
+    ):
+        for tool in refused:
+            say(f"{visible(title(tool))} can't be used: {one_line(visible(tool.reason), 300)}", err=True)
+
+
+def _service_document(found: ServiceOverview, refused: list[RefusedTool]) -> dict[str, Any]:
+    publication = found.publication
+    counts = {name: getattr(found, name) for name in ("live", "workers", "queued", "running", "dead", "paused")}
+    return {
+        "id": publication.service.id,
+        "owner": publication.owner,
+        "digest": publication.digest,
+        **counts,
+        "tools": [tool.name for tool in publication.tools],
+        "refused": _reasons(refused, publication.service.id),
+    }
+
+
+@command("describe", JSON)
+def describe_command(name: str) -> None:
+    """Show everything known about a tool or a service, as JSON.
+
+    \b
+    Example:
+      toolbus see describe calculator
+    """
+    from toolbus.bus.client.tools.review import unusable
+
+    catalogue = _catalogue()
+    if name in catalogue.tools:
+        print_json(_tool(catalogue.tools[name]))
+        return
+    service = _service(name, catalogue)
+    if service is not None:
+        print_json({**service, "refused": _reasons(unusable(catalogue), name)})
+        return
+    for refused in unusable(catalogue):
+        if name in {refused.name, refused.service}:
+            fail(f"{refused.name} of {refused.service} can't be used: {one_line(refused.reason, 300)}")
+    near = difflib.get_close_matches(name, {*catalogue.names(), *catalogue.services, *catalogue.static_services}, n=3, cutoff=0.5)
+    fail(f"there is no tool or service {name!r}{namespace_of()}" + (f"; did you mean {', '.join(near)}?" if near else ""))
+
+
+@command("settings")
+def settings_command(output: Output) -> None:
+    """Show each setting, its value, and the source of the value."""
+    from toolbus.bus.values.urls import redact
+
+    found = {
+        name: (redact(str(value)) if name == "url" else value, source)
+        for name, (value, source) in Settings.sources(**(click.get_current_context().find_root().obj or {})).items()
+    }
+    if output == "json":
+        print_json({name: {"value": value, "source": source} for name, (value, source) in found.items()})
+        return
+    rows = [(name, value, source, PREFIX + name.upper()) for name, (value, source) in found.items()]
+    print_table(("SETTING", "VALUE", "SOURCE", "VARIABLE"), rows, empty="")
+
+
+def _catalogue() -> Catalogue:
+    """Return the tools as an agent has them, by reading the registry alone: whoever watches may not open a reply stream."""
+    from toolbus.bus.client.tools.review import catalogue_of
+
+    required = settings_of().require_approval
+
+    async def main(admin: Admin) -> Catalogue:
+        return catalogue_of(await admin.snapshot(), require_approval=required)
+
+    return with_admin(main)
+
+
+def _reasons(refused: list[RefusedTool], service: str) -> list[dict[str, str]]:
+    return [{"name": tool.name, "reason": tool.reason} for tool in refused if tool.service == service]
+
+
+def _tool(tool: Tool) -> dict[str, Any]:
+    from toolbus.bus.values.descriptors import tool_document
+
+    served = {} if tool.service_descriptor is None else {"served_by": tool.service_descriptor.id}
+    return {**tool_document(tool.descriptor), "available": tool.available, "owner": tool.owner, "digest": tool.digest, **served}
+
+
+def _service(name: str, catalogue: Catalogue) -> dict[str, Any] | None:
+    """Return what its workers publish of a service, what an operator says of it, and who serves it; None if it is unknown."""
+    record, static = catalogue.services.get(name), catalogue.static_services.get(name)
+    descriptor, available = catalogue.service(name)
+    added = [tool.name for tool in catalogue.tools.values() if tool.service == name and tool.owner == "operator"]
+    if record is None and static is None and not added:
+        return None
+    described: dict[str, Any] = {} if record is None else msgspec.to_builtins(record)
+    if static is not None:
+        described["static"] = msgspec.to_builtins(static)
+    if descriptor is not None and descriptor.id != name:
+        described["served_by"] = descriptor.id
+    return {"id": name, "available": available, **described, "static_tools": sorted(added)}
+
+
+@command("workers")
+def workers_command(output: Output) -> None:
+    """List the installed tool services. Each is listed with the extras and settings that it needs.
+
+    Serve one with `toolbus worker NAME`. Packages offer services through the entry-point group toolbus.workers.
+
+    \b
+    Example:
+      toolbus see workers
+      toolbus worker calculator text
+    """
+    from toolbus.bus.worker.loading.installed import describe, installed_services
+
+    found = [(service, describe(service)) for service in installed_services()]
+    fields = ("name", "target", "requirement")
+    if show(
+        output,
+        found,
+        {"NAME": lambda each: each[0].name, "NEEDS": lambda each: each[0].requirement, "DESCRIPTION": lambda each: each[1].summary},
+        empty="no installed package offers services",
+        document=[
+            {**{name: getattr(service, name) for name in fields}, "summary": described.summary, "settings": described.settings}
+            for service, described in found
+        ],
+    ):
+        settings = [(service.name, variable, meaning) for service, described in found for variable, meaning in described.settings.items()]
+        if settings:
+            say()
+            print_table(("NAME", "SETTING", "MEANING"), settings, empty="")
+
+
+# -- what workers count and tell ---------------------------------------------------------------------
+
+
+@command("stats")
+def stats_command(
+    service: str | None,
+    instance: Annotated[bool, option("A row for each worker process instead of each tool.")],
+    patience: Annotated[float, option("Seconds that workers have to answer.", type=Seconds(60), default=1.0)],
+    output: Output,
+) -> None:
+    """Ask the workers for their statistics. They count since they started: calls, failures, latencies.
+
+    Those of SERVICE answer, or all. Whoever does not answer in time is named.
+
+    \b
+    Example:
+      toolbus see stats
+      toolbus see stats calculator --instance
+    """
+
+    async def main(admin: Admin) -> Statistics:
+        if service:
+            await must_be_known(admin, service)
+        return await admin.statistics(service or "", patience=patience)
+
+    found = with_admin(main)
+    if output == "json":
+        print_json(_statistics_document(found, service))
+        return
+    if instance:
+        _show_workers(found)
+    else:
+        _show_tools(found, service)
+    if found.silent:
+        total = len(found.answers) + len(found.silent)
+        warn(f"{len(found.silent)} of {total} workers did not answer within {patience:g} s: {names_of(found.silent)}")
+
+
+def _statistics_document(found: Statistics, service: str | None) -> dict[str, Any]:
+    from toolbus.bus.broker.statistics.answers import BOUNDS
+
+    answers = msgspec.to_builtins(list(found.answers.values()))
+    for answer in answers:
+        if service:
+            answer["tools"] = [tool for tool in answer.get("tools", ()) if tool["service"] == service]
+    silent = [{"instance": name, "services": services} for name, services in found.silent.items()]
+    return {"bounds_ms": BOUNDS, "instances": answers, "silent": silent}
+
+
+def _show_tools(found: Statistics, service: str | None) -> None:
+    from toolbus.bus.watch.assembly import Activity, ToolViews
+    from toolbus.bus.watch.tables import TABLES, milliseconds
+
+    activity = Activity(0.0)
+    activity.take_in(found.answers)
+    last_error = next(column for column in TABLES["tools"].columns if column.title == "LAST ERROR")
+    show(
+        "text",
+        [view for view in ToolViews().make((), activity) if not service or view.service == service],
+        {
+            "SERVICE": "service",
+            "TOOL": lambda view: view.name or "(any)",
+            "CALLS": "started",
+            "FAILED": "failures",
+            "CANCELLED": "cancelled",
+            "RETAKEN": "retaken",
+            "REFUSED": "refused",
+            "RUNNING": "running",
+            "P50": lambda view: milliseconds(view.p50_ms),
+            "P99": lambda view: milliseconds(view.p99_ms),
+            "LAST ERROR": last_error.text,
+        },
+        empty=f"no calls since the workers started{namespace_of()}",
+    )
+
+
+def _show_workers(found: Statistics) -> None:
+    from toolbus.bus.watch.assembly import Activity, instance_views
+    from toolbus.bus.watch.tables import seconds
+
+    activity = Activity(0.0)
+    activity.take_in(found.answers)
+    show(
+        "text",
+        instance_views(found, activity),
+        {
+            "WORKER": "id",
+            "HOST": lambda view: view.host if view.answered else "(no answer)",
+            "PID": lambda view: view.pid or "",
+            "UP": lambda view: seconds(view.uptime) if view.answered else "",
+            "SLOTS": lambda view: f"{view.running}/{view.slots}" if view.answered else "",
+            "CALLS": "calls",
+            "FAILED": "failures",
+            "CANCELLED": "cancelled",
+            "RETAKEN": "retaken",
+            "VERSION": "version",
+            "SERVICES": lambda view: one_line(" ".join(view.services), 60),
+        },
+        empty=f"no workers{namespace_of()}",
+    )
+
+
+@command("usage")
+def usage_command(
+    days: Annotated[int, option("How many days (UTC); today is the first.", type=click.IntRange(1, 40), default=1)],
+    users: Annotated[tuple[str, ...], option("Only this user (may be repeated).", "--user")],
+    tools: Names,
+    models: Annotated[bool, option("Tokens and prices of coding agents' tasks, by tool and task, instead.")],
+    output: Output,
+) -> None:
+    """Show the usage of tools by user. It counts calls, errors, milliseconds, and bytes of the answers.
+
+    Workers count it when they run with the middleware toolbus.bus.middleware.Metering. With --models it shows what coding agents spent on
+    models; tasks are kept for 7 days.
+
+    \b
+    Examples:
+      toolbus see usage --days 7 --user alice
+      toolbus see usage --days 7 --models
+    """
+
+    def chosen(found: Iterable[Any]) -> list[Any]:
+        return [each for each in found if (not users or each.user in users) and (not tools or each.tool in tools)]
+
+    if models:
+        _show_models(chosen, days, output)
+        return
+    show(
+        output,
+        chosen(with_admin(lambda admin: admin.tallies.usage(days))),
+        {"USER": "user", "TOOL": "tool", "CALLS": "calls", "ERRORS": "errors", "MS": "ms", "BYTES": "bytes"},
+        empty=f"nothing was counted{namespace_of()}; workers count with the middleware Metering()",
+    )
+
+
+def _show_models(chosen: Any, days: int, output: str) -> None:
+    """Print what tasks of coding agents cost."""
+    from toolbus.bus.broker.protocols.documents import MOST_ENDED
+    from toolbus.platform.states import costs_of
+
+    found = chosen(costs_of(with_admin(lambda admin: admin.creations.overview(MOST_ENDED)), days))
+    if output == "json":
+        print_json(found)
+        return
+    rows = [
+        (each.tool, each.task, each.user, each.status, each.prompt_tokens, each.completion_tokens, f"{each.price:.4f}") for each in found
+    ]
+    if len(rows) > 1:
+        total = [sum(getattr(each, name) for each in found) for name in ("prompt_tokens", "completion_tokens", "price")]
+        rows.append(("all", "", "", "", total[0], total[1], f"{total[2]:.4f}"))
+    nothing = f"no coding agent had a task{namespace_of()} in these days (UTC); --days 7 looks further back"
+    print_table(("TOOL", "TASK", "USER", "STATUS", "PROMPT", "COMPLETION", "PRICE"), rows, empty=nothing)
+
+
+# As many as the server keeps, about.
+_MOST = 1_200
+_EVERY = 0.5
+_FAILED = frozenset({"failed", "cancelled", "retried", "lost", "dead"})
+
+
+@command("calls")
+def calls_command(
+    tool: Annotated[str | None, option("Only calls of this tool.")],
+    service: Annotated[str | None, option("Only calls of this service.")],
+    user: Annotated[str | None, option("Only calls for this user.")],
+    call: Annotated[str | None, option("Only the attempts of calls whose id starts with this.")],
+    failed: Annotated[bool, option("Only attempts that did not succeed.")],
+    running: Annotated[bool, option("The calls that run now instead, asked from the workers; the longest first.")],
+    limit: Annotated[int, option("At most so many, the newest ones.", type=click.IntRange(1, _MOST), default=50)],
+    follow: Annotated[bool, option("Go on with new ones as they come, until Ctrl-C; JSON has one document per line.")],
+    output: Output,
+) -> None:
+    """Show the attempts of recent calls, and what runs. The oldest one comes first.
+
+    Workers tell of some of them: of all while there are few, and of at most ten a second each while there are many. Attempts that
+    did not succeed have a share of their own. TOOLBUS_RECENT=off at a worker turns that off.
+
+    With --running, each worker names a hundred calls at most, those that have run longest.
+
+    \b
+    Examples:
+      toolbus see calls --failed --follow
+      toolbus see calls --running --tool search
+    """
+    wanted = {name: value for name, value in (("tool", tool), ("service", service), ("user", user)) if value is not None}
+    if running and (failed or follow):
+        raise click.UsageError("--running shows calls that have not ended; leave out --failed and --follow")
+
+    def chosen(found: Iterable[C]) -> list[C]:
+        return [
+            each for each in found if all(getattr(each, name) == value for name, value in wanted.items()) and each.id.startswith(call or "")
+        ]
+
+    def ended(found: Iterable[RecentCall]) -> list[RecentCall]:
+        return [each for each in chosen(found) if not failed or each.outcome in _FAILED]
+
+    async def main(admin: Admin) -> None:
+        if running:
+            from toolbus.bus.watch.assembly import running_calls
+
+            statistics = await admin.statistics(service or "")
+            _print_running(chosen(running_calls(statistics.answers.values()))[:limit], statistics, output)
+            return
+        everything = await admin.recent(_MOST)
+        found = ended(everything)[:limit][::-1]
+        if not follow:
+            _show_as("calls", found, output, [each.document() for each in found], f"no recent calls{namespace_of()}")
+            return
+        after = everything[0].entry if everything else "0-0"
+        while True:
+            for each in found:
+                _print_line(each, output)
+            await asyncio.sleep(_EVERY)
+            new, after = await admin.recent_after(after)
+            found = ended(new)
+
+    with_admin(main)
+
+
+def _show_as(name: str, found: Iterable[Any], output: str, document: object, nothing: str) -> None:
+    """Print rows of a table that ``top`` has, too."""
+    from toolbus.bus.watch.tables import TABLES
+
+    show(output, found, {column.title: column.text for column in TABLES[name].columns}, empty=nothing, document=document)
+
+
+def _print_running(found: list[RunningCall], statistics: Statistics, output: str) -> None:
+    _show_as("running", found, output, [msgspec.structs.asdict(each) for each in found], f"no running calls{namespace_of()}")
+    held = sum(answer.running for answer in statistics.answers.values())
+    named = sum(len(answer.calls) for answer in statistics.answers.values())
+    if held > named:
+        warn(f"workers hold {held - named} more calls than they name")
+    if statistics.silent:
+        warn(f"workers that did not answer: {names_of(statistics.silent)}")
+
+
+def _print_line(call: RecentCall, output: str) -> None:
+    from toolbus.bus.watch.tables import TABLES
+
+    if output == "json":
+        print_json_line(call.document())
+    else:
+        say("  ".join(map(visible, TABLES["calls"].cells(call))), fg="red" if call.outcome in _FAILED else None)
+
+
+@command("top")
+def top_command(
+    every: Annotated[float, option("Seconds between two snapshots.", type=Seconds(3600), default=1.0)],
+    once: Annotated[bool, option("Print one snapshot, with the rates of the seconds of --every, and end.")],
+    output: Output,
+) -> None:
+    """Watch services, workers, tools and calls in the terminal. The keys are shown below; q ends it.
+
+    \b
+    Example:
+      toolbus see top
+      toolbus see top --once --output json
+    """
+    settings = settings_with_server()
+    if once:
+        _print_snapshot(asyncio.run(_snapshot(settings, every)), output)
+        return
+    if output == "json":
+        raise click.UsageError("--output json goes with --once")
+    try:
+        from toolbus.operations.top import Top
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("textual"):
+            raise
+        fail("top needs textual: pip install 'toolbus[top]'; `toolbus see top --once` does without")
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        fail("top needs a terminal; `toolbus see top --once` prints one snapshot")
+    app = Top(settings, every=every)
+    # What was loaded stays for good, and what a snapshot leaves behind is freed by counting.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
+    app.run()
+    sys.exit(app.return_code or 0)
+
+
+async def _snapshot(settings: Settings, every: float) -> Snapshot:
+    from toolbus.bus.watch.watch import Watch
+
+    async with Watch(settings, patience=1.0) as watch:
+        await watch.sample()
+        await asyncio.sleep(every)
+        return await watch.sample()
+
+
+def _print_snapshot(snapshot: Snapshot, output: str) -> None:
+    from toolbus.bus.watch.tables import TABLES
+
+    if output == "json":
+        print_json(msgspec.to_builtins(snapshot))
+        return
+    for number, table in enumerate(TABLES.values()):
+        rows = table.sorted(table.rows(snapshot), *table.first[:1], down=table.first[1])
+        if not rows and number:
+            continue
+        say(f"{'' if not number else chr(10)}{table.title}")
+        print_table([column.title for column in table.columns], map(table.cells, rows), empty=table.empty)
+    for problem in snapshot.problems:
+        warn(f"could not be read: {visible(problem)}")
+    if snapshot.silent:
+        warn(f"did not answer: {visible(', '.join(snapshot.silent))}")

@@ -1,0 +1,172 @@
+"""``serve``: offer the bus over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import click
+
+from toolbus.bus.values.settings import Settings
+from toolbus.operations.cli.command import Groups, Lifeline, Names, Port, Probes, Seconds, User, command, option, setting
+from toolbus.operations.cli.common import GATEWAY_PORT, needs_gateway, serving_settings, settings_with_server
+from toolbus.operations.cli.output import fail
+from toolbus.operations.cli.serving import announced, end_with
+
+if TYPE_CHECKING:
+    from toolbus.edges.gateway.auth.options import AuthOptions
+    from toolbus.edges.gateway.guards import GuardOptions
+    from toolbus.edges.gateway.options import GatewayOptions
+
+_KEYS = ("keys",)
+
+
+class Access(NamedTuple):
+    """The options of who may use the gateway."""
+
+    tokens: Annotated[str | None, option("File of bearer tokens, see `toolbus secure tokens add --file`.", type=click.Path())]
+    shared_tokens: Annotated[bool, option("Accept the tokens that `toolbus secure tokens` keeps on the server.")]
+    keys: Annotated[str | None, option("Keys that verify JSON Web Tokens (JWKS).", "--jwt-keys", metavar="URL|FILE")]
+    issuer: Annotated[str | None, option("What their `iss` must be.", "--jwt-issuer", needs=_KEYS)]
+    audiences: Annotated[tuple[str, ...], option("What their `aud` must have (may be repeated).", "--jwt-audience", needs=_KEYS)]
+    user_claim: Annotated[str, option("The claim with the user.", "--jwt-user", default="sub", needs=_KEYS)]
+    groups_claim: Annotated[str | None, option("The claim with the groups of tools; without it all groups.", "--jwt-groups", needs=_KEYS)]
+    tools_claim: Annotated[str | None, option("The claim with the names of tools; without it all tools.", "--jwt-tools", needs=_KEYS)]
+    permissions_claim: Annotated[
+        str | None, option("The claim with permissions, such as scope; without it, to call.", "--jwt-permissions", needs=_KEYS)
+    ]
+    rate: Annotated[str | None, option("Most requests of a token that has no rate of its own, such as 100/minute.")]
+    public_url: Annotated[str | None, option("The gateway's URL as clients see it.")]
+    origins: Annotated[tuple[str, ...], option("A site whose pages may use the gateway (may be repeated).", "--cors", metavar="ORIGIN")]
+
+
+@command("serve", env="TOOLBUS_GATEWAY_")
+def serve_command(
+    host: Annotated[str, option("Address to listen at.", default="127.0.0.1")],
+    port: Annotated[int, option("Port; 0 for a free one.", type=Port, default=GATEWAY_PORT)],
+    is_open: Annotated[bool, option("Let everybody in who can reach the port.", "--open")],
+    chat: Annotated[str, option("Tool or service that answers POST /chat.", default="chat", metavar="NAME")],
+    grace: Annotated[float | None, setting("grace", "Seconds that answers may take to finish on SIGTERM", type=Seconds(86_400))],
+    resume: Annotated[
+        float,
+        option(
+            "Seconds that a call with an Idempotency-Key goes on when its client has gone.",
+            type=Seconds(3600),
+            default=10.0,
+        ),
+    ],
+    heartbeat: Annotated[float, option("Longest silence of a stream of events, in seconds.", type=Seconds(3600), default=15.0)],
+    buffer: Annotated[
+        float,
+        option(
+            "Most megabytes that all streams together hold for clients that read slowly.",
+            type=click.FloatRange(1, 1_000_000),
+            default=128.0,
+            metavar="MB",
+        ),
+    ],
+    probes: Probes,
+    access: Access,
+    listening: Annotated[int | None, option(hidden=True, kept=True)],
+    lifeline: Lifeline,
+) -> None:
+    """Offer the tools of the bus over HTTP.
+
+    Programs in any language list and call tools (GET /tools, POST /run_tool, and an operation for each tool in /openapi.json), and
+    read their answers as server-sent events. Any number of these processes may serve one namespace.
+
+    Without tokens it serves programs on this machine only: give --tokens, --shared-tokens or --jwt-keys before it listens elsewhere.
+
+    Each option can also be set in the environment: TOOLBUS_GATEWAY_PORT=8080. SIGTERM and Ctrl-C let answers finish, and exit with 0.
+
+    \b
+    Examples:
+      toolbus serve
+      toolbus serve --port 8080 --chat my-assistant
+      toolbus serve --host 0.0.0.0 --tokens tokens.json
+      curl localhost:8001/run_tool --json '{"tool_id": "calculator", "params": {"expression": "6*7"}}'
+    """
+    from toolbus.bus.worker.process.event_loop import run_loop
+
+    try:
+        from toolbus.edges.gateway.auth.options import AuthOptions
+        from toolbus.edges.gateway.guards import GuardOptions, is_loopback, origin_of
+        from toolbus.edges.gateway.options import GatewayOptions
+        from toolbus.edges.gateway.serving import listen
+    except ImportError as error:
+        fail(needs_gateway(error))
+    settings = serving_settings("gateway", grace=grace)
+    given = {name: value for name, value in access._asdict().items() if value is not None}
+    sites = given.pop("origins")
+    auth = AuthOptions(**given)
+    # A proxy may hand requests on under another name than that of the gateway's own page.
+    guards = GuardOptions(origins=(*sites, origin_of(auth.public_url)) if auth.public_url else sites)
+    if is_open and auth.asked:
+        raise click.UsageError("--open lets everybody in, and tokens are for a gateway that does not; give one of them")
+    if not is_loopback(host) and not is_open and not auth.asked:
+        ways = "give --tokens, --shared-tokens or --jwt-keys; --open lets everybody in who can reach it"
+        fail(f"without tokens a gateway listens on this machine only, not at {host!r}; {ways}")
+    place = listen(host, port) if listening is None else socket.socket(fileno=listening)
+    options = GatewayOptions(chat=chat, resume=resume, heartbeat=heartbeat, buffer=buffer)
+    with place:
+        run_loop(lambda: _serve(settings, options, auth, guards, place, probes, lifeline, is_open=is_open))
+    sys.stdout.flush()
+
+
+async def _serve(
+    settings: Settings,
+    options: GatewayOptions,
+    auth: AuthOptions,
+    guards: GuardOptions,
+    place: socket.socket,
+    probes: Probes,
+    lifeline: int | None,
+    *,
+    is_open: bool,
+) -> None:
+    from toolbus import ToolBus
+    from toolbus.edges.gateway.app import application
+    from toolbus.edges.gateway.auth.options import authenticator_of
+    from toolbus.edges.gateway.gateway import Gateway
+    from toolbus.edges.gateway.guards import KnownHosts, guarded
+    from toolbus.edges.gateway.metrics import ProbedGateway
+    from toolbus.edges.gateway.options import Everyone
+    from toolbus.edges.gateway.serving import serve
+
+    end_with(lifeline, settings)
+    async with ToolBus(settings=settings) as bus:
+        authenticator = authenticator_of(bus, auth)
+        gateway = Gateway(bus, authenticator or Everyone(), options)
+        app = guarded(application(gateway), guards)
+        served = app if is_open or authenticator is not None else KnownHosts(app)
+        async with announced(lambda: ProbedGateway(gateway), probes, lifeline, quiet=False) as (serving, stopping):
+            await serve(served, gateway, place, grace=settings.grace, on_serving=serving, on_stopping=stopping)
+
+
+@command("mcp")
+def mcp_command(user: User, groups: Groups, names: Names) -> None:
+    """Serve the tools to an MCP client on stdio.
+
+    The client starts this command by itself; standard input and output carry the protocol. It ends with standard input.
+
+    \b
+    Example, as a client's configuration has it:
+      {"mcpServers": {"toolbus": {"command": "toolbus", "args": ["mcp"]}}}
+    """
+    settings = settings_with_server(serves=True)
+    if find_spec("mcp") is None:
+        fail("MCP needs its SDK: pip install 'toolbus[mcp]'")
+    from toolbus import ToolBus
+    from toolbus.edges.mcp.client import LocalCaller
+    from toolbus.edges.mcp.http import serve_stdio
+
+    caller = LocalCaller(user=user, groups=frozenset(groups) or None, tools=frozenset(names) or None)
+
+    async def main() -> None:
+        async with ToolBus(settings=settings) as bus:
+            await serve_stdio(bus, caller)
+
+    asyncio.run(main())

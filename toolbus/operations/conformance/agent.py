@@ -1,0 +1,53 @@
+"""toolbus's own agent, driven as ``toolbus protocol conformance agent`` drives others."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import Any
+
+import msgspec
+
+from toolbus.bus.client.bus import ToolBus
+from toolbus.bus.values.events import Finished, Reset, Text
+
+
+def _say(name: str, **event: Any) -> None:
+    sys.stdout.write(msgspec.json.encode({"call": name, **event}).decode() + "\n")
+    sys.stdout.flush()
+
+
+async def _call(bus: ToolBus, asked: dict[str, Any]) -> None:
+    name, text = asked["call"], ""
+    async with bus.stream(asked["tool"], asked["arguments"], timeout=asked["timeout"]) as call:
+        async for event in call.events():
+            if isinstance(event, Text):
+                text += event.text
+                _say(name, text=event.text)
+            elif isinstance(event, Reset):
+                text = ""
+                _say(name, reset=True)
+            elif isinstance(event, Finished):
+                error = event.result.error
+                _say(name, end={"text": event.result.output or text, "error": error})
+
+
+async def main() -> None:
+    """Make the calls that standard input asks for, until it ends."""
+    calls: dict[str, asyncio.Task[None]] = {}
+    lines = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
+    async with ToolBus() as bus:
+        async for line in lines:
+            asked = msgspec.json.decode(line)
+            if "call" in asked:
+                calls[asked["call"]] = asyncio.create_task(_call(bus, asked))
+            elif task := calls.get(asked["cancel"]):
+                task.cancel()
+                _say(asked["cancel"], end={"text": "", "error": {"type": "cancelled"}})
+        for task in calls.values():
+            task.cancel()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,1 +1,0 @@
-"""HTTP with hosts that may be hostile: which addresses may be reached, and how answers are read."""

@@ -1,0 +1,105 @@
+"""Define what every kind of source can do: start, be called, be looked after, and stop."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+from toolbus.bus.values.results import ToolbusError, ToolResult
+from toolbus.platform.records import RecordedTool, ToolSource
+
+Line = Callable[[str], None]
+"""Takes in one line of a program's output, without its end; must return at once."""
+
+
+NOT_REACHED = "not_reached"
+"""The code of a call that did not reach its program."""
+
+CONNECTION_LOST = "connection_lost"
+"""The code of a call whose connection ended before its answer was complete."""
+
+
+class CannotStart(ToolbusError):
+    """A source can't be started, or did not become ready; the text says why in one line, and what to do.
+
+    Attributes:
+        permanent: whether trying again can't help until somebody changes the record, the folder or the host.
+    """
+
+    def __init__(self, message: str, *, permanent: bool = False) -> None:
+        self.permanent = permanent
+        super().__init__(message)
+
+
+class Output(Protocol):
+    """Takes in what a program answers while it works."""
+
+    async def text(self, piece: str) -> None:
+        """Pass on a piece of text."""
+
+    async def blob(self, media_type: str, data: bytes) -> None:
+        """Pass on a file."""
+
+    async def progress(self, done: float, total: float | None = None, message: str = "") -> None:
+        """Pass on how far it is."""
+
+
+class Instance(Protocol):
+    """One running instance of a tool.
+
+    Attributes:
+        pid, port: of its program as seen from the host; 0 where there is none.
+    """
+
+    pid: int
+    port: int
+
+    async def call(self, arguments: dict[str, Any], output: Output, *, user: str = "", deadline: float = 0.0) -> ToolResult:
+        """Run one call; cancelling it closes its connection.
+
+        Args:
+            arguments: are the JSON body.
+            output: hears what is streamed.
+            deadline: when the call ends in any case, in the loop's time; 0 for never.
+
+        Raises:
+            ToolError: the call failed; ``type`` is ``unavailable`` and ``code`` is ``NOT_REACHED`` when the program was not reached, so
+                that it can't have run, and ``code`` is ``CONNECTION_LOST`` when it ended before its answer was complete.
+        """
+
+    async def health(self, *, answered: bool = False) -> str:
+        """Return why it is not well in one line; empty when it is.
+
+        Args:
+            answered: whether its program must answer a request; the kernel takes connections for one that is dying.
+        """
+
+    async def unfinished(self) -> int:
+        """Return how many calls it goes on with although their connections were closed; 0 where that can't be known."""
+
+    async def ended(self) -> str:
+        """Wait until it has ended by itself, and return why; never returns for one that can't."""
+
+    async def stop(self, within: float) -> None:
+        """End it with everything that it started: ask first, and kill it after ``within`` seconds. Twice is once."""
+
+
+class Runner(Protocol):
+    """Starts the instances of one kind of source."""
+
+    async def start(self, tool: RecordedTool, source: ToolSource, line: Line) -> Instance:
+        """Start an instance, and return it when it is ready; cancelling it leaves nothing behind.
+
+        Raises:
+            CannotStart: it can't be started, or did not become ready in time.
+        """
+
+    async def clean(self) -> list[str]:
+        """End what hosts of this machine left that are dead; return a line for each."""
+
+    async def aclose(self) -> None:
+        """Close what is shared by the instances, which have been stopped before."""
+
+
+MakeRunner = Callable[[str], Awaitable[Runner]]
+"""Makes a runner for the host with this id."""

@@ -1,0 +1,237 @@
+"""``Guard``: around each call of a task's tools: what was interrupted is not run twice, and what is repeated forever is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+from collections import deque
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from toolbus.bus import telemetry
+from toolbus.bus.broker.protocols import Creations, CreationStatus
+from toolbus.bus.middleware.chain import Next, ToolCall
+from toolbus.bus.support.safe_text import reason_of
+from toolbus.bus.telemetry.background import keep_running
+from toolbus.bus.values.results import BrokerError, ErrorInfo, ToolbusError, ToolResult
+from toolbus.platform.coding.spending import Job, end
+
+# The same calls with the same answers may be made so often in a row.
+_REPEATS = 5
+# Calls in a row of which a repetition may consist.
+_LONGEST = 3
+# Refusals in a row after which the task ends.
+_REFUSALS = 3
+_MOST_SHOWN = 160
+# Tools whose second run may do something else than the first.
+_ONCE = {"run_in_uv", "run_in_docker"}
+
+_INTERRUPTED = ErrorInfo(
+    "outcome_unknown",
+    "interrupted",
+    "the coding agent's process ended while this call ran, so it may have taken effect, or a part of it; look before you make it again",
+)
+_REPEATED = ErrorInfo(
+    "tool_error",
+    "repeated",
+    f"this call was made {_REPEATS} times in a row with the same answer, or in turn with the same others. Do something else, or end the "
+    "task and say why",
+)
+
+
+class Guard:
+    """Middleware around a task's tools.
+
+    Args:
+        job: whose log tells of the calls.
+        marks: folder of marks of the calls that have begun, one file each.
+
+    Attributes:
+        looping: why the task is to end; empty unless its model repeats itself although it was told so.
+    """
+
+    def __init__(self, job: Job, marks: Path) -> None:
+        self._job = job
+        self._marks = marks
+        self._last: deque[tuple[str, str]] = deque(maxlen=_REPEATS * _LONGEST)
+        self._refused = 0
+        self.looping = ""
+
+    async def __call__(self, call: ToolCall, next: Next) -> ToolResult:
+        """Let a call pass, unless it was interrupted before or is repeated without end."""
+        said = f"{call.tool} {_shown(call)}"
+        if await self._begun_before(call):
+            self._job.log(f"{said}: interrupted before, not run again")
+            return ToolResult.fail(_INTERRUPTED)
+        same = msgspec.json.encode((call.tool, call.arguments)).decode()
+        if self._repeats(same):
+            self._job.log(f"{said}: repeated, refused")
+            self._refused += 1
+            if self._refused >= _REFUSALS:
+                self.looping = f"its model repeats itself, with {call.tool} at last"
+            return ToolResult.fail(_REPEATED)
+        self._refused = 0
+        self._job.progress(call.tool)
+        self._job.log(f"{said} …")
+        result = await next(call)
+        self._job.log(f"{call.tool}: {'ok' if result.success else result.error} {_line(result)}".rstrip())
+        self._last.append((same, _line(result)))
+        return result
+
+    def _repeats(self, call: str) -> bool:
+        """Return whether a call goes on with a row of calls that was made again and again, each with the same answer."""
+        made = list(self._last)
+        for length in range(1, _LONGEST + 1):
+            row = made[-_REPEATS * length :]
+            if len(row) == _REPEATS * length and row == row[:length] * _REPEATS and row[0][0] == call:
+                # The next one of the same row is to be known, too.
+                self._last.append(row[0])
+                return True
+        return False
+
+    async def _begun_before(self, call: ToolCall) -> bool:
+        """Mark that a call begins; return whether one with its key has begun before."""
+        if call.tool not in _ONCE and call.arguments.get("mode") != "append":
+            return False
+        if not call.idempotency_key or call.arguments.get("mode") in {"read", "stop"}:
+            return False
+        name = hashlib.blake2b(call.idempotency_key.encode(), digest_size=16).hexdigest()
+        return await asyncio.to_thread(self._mark, name)
+
+    def _mark(self, name: str) -> bool:
+        self._marks.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            (self._marks / name).touch(exist_ok=False)
+        except FileExistsError:
+            return True
+        return False
+
+
+def _shown(call: ToolCall) -> str:
+    text = msgspec.json.encode({name: value for name, value in call.arguments.items() if name != "content"}).decode()
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
+
+
+def _line(result: ToolResult) -> str:
+    return " ".join((result.output or "").split())[-_MOST_SHOWN:]
+
+
+# Tasks whose processes died are looked for so often.
+_LOOKS = 3
+
+
+class Outcome(NamedTuple):
+    """The end of a run: ``queued`` to be tried again after ``delay`` seconds."""
+
+    status: CreationStatus
+    result: str
+    delay: float = 0.0
+
+
+class Puller:
+    """Runs the tasks of a namespace.
+
+    Args:
+        creations: the tasks.
+        worker: who runs them, for people.
+        run: runs one task to its end; it is cancelled when the task is, or when another process runs it.
+        at_once: most tasks that run at once.
+        forget: called with the id of a task that has ended, when nobody will go on with it.
+    """
+
+    def __init__(
+        self,
+        creations: Creations,
+        worker: str,
+        run: Callable[[Job], Awaitable[Outcome]],
+        at_once: int,
+        forget: Callable[[str], Awaitable[object]],
+    ) -> None:
+        self._creations = creations
+        self._worker = worker
+        self._run = run
+        self._at_once = at_once
+        self._forget = forget
+        self._jobs: set[asyncio.Task[None]] = set()
+        self._pulling: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to claim tasks."""
+        self._pulling = asyncio.create_task(keep_running("tasks", self._pull, every=self._creations.lease / _LOOKS))
+
+    async def aclose(self) -> None:
+        """Claim nothing more, and give back what runs: another process goes on with it."""
+        tasks = [*self._jobs, *([] if self._pulling is None else [self._pulling])]
+        for each in tasks:
+            each.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _pull(self) -> None:
+        while True:
+            seen = self._creations.changes
+            claimed = None
+            try:
+                claimed = await self._creations.claim(self._worker) if len(self._jobs) < self._at_once else None
+            except BrokerError as error:
+                telemetry.log.warning("creation.not_claimed", error=str(error))
+            if claimed is None:
+                await self._rest(seen)
+                continue
+            job = asyncio.create_task(self._work(Job(self._creations, claimed)))
+            self._jobs.add(job)
+            job.add_done_callback(self._jobs.discard)
+
+    async def _rest(self, seen: int) -> None:
+        """Wait until there may be a task: for news while there is room, else until one of those that run ends."""
+        pause = self._creations.lease / _LOOKS
+        if len(self._jobs) >= self._at_once:
+            await asyncio.wait(self._jobs, return_when=asyncio.FIRST_COMPLETED)
+            return
+        with contextlib.suppress(BrokerError):
+            await self._creations.wait(pause, seen)
+
+    async def _work(self, job: Job) -> None:
+        id = job.creation.id  # noqa: A001 - it is one
+        telemetry.log.info("creation.started", id=id, attempt=job.creation.attempts)
+        try:
+            outcome = await self._outcome(job)
+        except asyncio.CancelledError:
+            await asyncio.shield(end(job, self._creations, "queued", ""))
+            telemetry.log.info("creation.given_back", id=id)
+            raise
+        if outcome is None:
+            telemetry.log.warning("creation.lost", id=id)
+            return
+        written = await end(job, self._creations, outcome.status, outcome.result, outcome.delay)
+        telemetry.log.info("creation.ended", id=id, status=outcome.status)
+        if written and outcome.status != "queued":
+            await self._forget(id)
+
+    async def _outcome(self, job: Job) -> Outcome | None:
+        """Run a task beside its lease; None when another process runs it now."""
+        running = asyncio.ensure_future(self._run(job))
+        keeping = asyncio.ensure_future(job.keep())
+        try:
+            await asyncio.wait((running, keeping), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in (running, keeping):
+                each.cancel()
+            await asyncio.gather(running, keeping, return_exceptions=True)
+        if not running.cancelled():
+            return _ended(running)
+        if job.cancelled:
+            return Outcome("cancelled", "cancelled while it ran")
+        return None
+
+
+def _ended(running: asyncio.Future[Outcome]) -> Outcome:
+    error = running.exception()
+    if error is None:
+        return running.result()
+    if not isinstance(error, ToolbusError):
+        telemetry.log.error("creation.failed", error=reason_of(error), exc_info=error)
+    return Outcome("failed", f"the coding agent failed: {reason_of(error)}")

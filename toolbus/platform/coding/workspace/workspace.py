@@ -1,0 +1,331 @@
+"""``Workspace``: the folder of one task, the files in it, and the programs that run in it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import anyio
+
+from toolbus.bus.values.results import ConfigurationError, ToolError
+from toolbus.platform.backends.confinement import LAUNCHER, READABLE, base_python, python
+from toolbus.platform.coding.workspace.files import Folder, WorkspaceOptions, usage
+from toolbus.platform.coding.workspace.programs import Finished, Program, cant_confine, start
+
+# Where packages come from, and how they are reached; only uv gets these, and a program that may reach the network the first ones.
+_NETWORK = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR")
+_PACKAGES = ("UV_DEFAULT_INDEX", "UV_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS", "UV_NATIVE_TLS", "UV_INDEX_STRATEGY")
+
+
+def environment_of(folder: Path, where: str, *, network: bool = False) -> dict[str, str]:
+    """Return the environment of a program: nothing of this process's own, so no secret.
+
+    Args:
+        folder: of the workspace.
+        where: where the program begins; a uv project's environment there is active.
+        network: whether it is uv, and may reach the network.
+    """
+    paths = [str(Path(find_uv()).parent), str(Path(sys.base_prefix) / "bin"), "/usr/local/bin", "/usr/bin", "/bin"]
+    environment = {
+        "HOME": str(folder / "home"),
+        "LANG": "C.UTF-8",
+        "TERM": "dumb",
+        "NO_COLOR": "1",
+        "TMPDIR": "/tmp",  # noqa: S108 - it is the workspace's own
+        "PYTHONUNBUFFERED": "1",
+        "UV_CACHE_DIR": str(folder / "home" / ".cache" / "uv"),
+        # A file of the shared cache must not be the same as one that the task's programs can change.
+        "UV_LINK_MODE": "copy",
+        "UV_PYTHON": base_python(),
+        "UV_PYTHON_DOWNLOADS": "never",
+        "UV_NO_PROGRESS": "1",
+    }
+    if not network:
+        environment["UV_OFFLINE"] = "1"
+    virtual = Path(where) / ".venv"
+    paths.insert(0, str(virtual / "bin"))
+    environment |= {"PATH": ":".join(paths), "VIRTUAL_ENV": str(virtual)}
+    if network:
+        names = (*_NETWORK, *(name.lower() for name in _NETWORK), *_PACKAGES)
+        environment |= {name: os.environ[name] for name in names if name in os.environ}
+    return environment
+
+
+@functools.cache
+def find_uv() -> str:
+    """Return uv's program.
+
+    Raises:
+        ToolError: it is not installed.
+    """
+    try:
+        import uv  # noqa: PLC0415 - it is an extra
+
+        return uv.find_uv_bin()
+    except (ImportError, FileNotFoundError):
+        found = shutil.which("uv")
+    if found is None:
+        raise ToolError("uv is not installed at the coding agent: pip install 'toolbus[platform]'", type="unavailable", code="no_uv")
+    return found
+
+
+class ClosedNetwork:
+    """A process that keeps the network; it starts with the first program that needs it."""
+
+    def __init__(self) -> None:
+        self._starting: asyncio.Lock = asyncio.Lock()
+        self._holder: asyncio.subprocess.Process | None = None
+
+    async def pid(self) -> int:
+        """Return the process whose network programs join.
+
+        Raises:
+            ToolError: the machine lets no network be closed off.
+        """
+        async with self._starting:
+            if self._holder is None or self._holder.returncode is not None:
+                self._holder = await _held()
+            return self._holder.pid
+
+    async def close(self) -> None:
+        """End it."""
+        holder, self._holder = self._holder, None
+        if holder is not None and holder.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                holder.kill()
+            await holder.wait()
+
+
+async def _held() -> asyncio.subprocess.Process:
+    pipe = asyncio.subprocess.PIPE
+    words = (sys.executable, "-I", "-S", LAUNCHER, json.dumps({"parent": os.getpid()}))
+    holder = await asyncio.create_subprocess_exec(*words, stdin=pipe, stdout=pipe, env={}, start_new_session=True)
+    try:
+        assert holder.stdout is not None  # noqa: S101 - it is started with a pipe
+        told = await holder.stdout.readline()
+    except BaseException:
+        holder.kill()
+        raise
+    if told != b"\n":
+        await holder.wait()
+        raise cant_confine(told.decode("utf-8", "replace").strip())
+    return holder
+
+
+_TASK = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+# Between two looks at the disk; a look that takes long is followed by a longer pause, unless the file system fills quickly.
+_LOOK = 1.0
+_PAUSE = 10
+_GLANCE = 0.1
+
+
+class Workspace:
+    """The workspace of a task; use it with ``async with``, whose end ends every program. The files stay, see ``remove``.
+
+    Args:
+        root: folder of all workspaces.
+        task: id of the task.
+        options: limits, and what the deployment allows.
+
+    Attributes:
+        files: the task's files; blocking, so call them in a thread.
+
+    Raises:
+        ConfigurationError: the id is none that a folder can have.
+    """
+
+    def __init__(self, root: str | Path, task: str, options: WorkspaceOptions | None = None) -> None:
+        if not _TASK.fullmatch(task):
+            raise ConfigurationError(f"{task[:80]!r} is no id of a task: it has letters, digits, - and _ only, at most 64")
+        self.options = options or WorkspaceOptions()
+        self.task = task
+        self._root = Path(os.path.abspath(root))  # noqa: PTH100 - links on the way to it are the deployment's own
+        self._folder = self._root / task
+        self.files = Folder(str(self._folder / "files"), self.options)
+        self._cache = Path(self.options.cache or self._folder / "cache")
+        self._closing: list[Callable[[], Awaitable[None]]] = []
+        self._programs: set[Program] = set()
+        self._network = ClosedNetwork()
+        self._watching: asyncio.Task[None] | None = None
+
+    @property
+    def path(self) -> str:
+        """Full path of the folder of its files."""
+        return self.files.path
+
+    async def __aenter__(self) -> Self:
+        await asyncio.to_thread(self._make)
+        return self
+
+    def at_end(self, close: Callable[[], Awaitable[None]]) -> None:
+        """Have something closed when the workspace is left, before its programs are ended."""
+        self._closing.append(close)
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        with anyio.CancelScope(shield=True):
+            while self._closing:
+                await self._closing.pop()()
+            await asyncio.gather(*(each.end() for each in tuple(self._programs)))
+            if self._watching is not None:
+                self._watching.cancel()
+                await asyncio.wait((self._watching,))
+                self._watching = None
+            await self._network.close()
+
+    def _make(self) -> None:
+        self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for each in (self._folder, *(self._folder / name for name in ("files", "home", "tmp", "root"))):
+            each.mkdir(mode=0o700, exist_ok=True)
+            if each.is_symlink():
+                raise ConfigurationError(f"{each} is a link, not a workspace: remove it")
+        self._cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def remove(self) -> None:
+        """Remove the folder with everything in it; it must have been left before. Blocking."""
+        # A tree can be too deep for shutil.
+        subprocess.run(["/bin/rm", "-rf", "--", str(self._folder)], capture_output=True, check=False)  # noqa: S603 - the path is ours
+
+    async def run(self, words: Sequence[str], *, folder: str = "", seconds: float = 0.0, env: Mapping[str, str] | None = None) -> Finished:
+        """Run a program to its end; cancelling it ends the program. See ``program`` for arguments and errors."""
+        async with self.program(words, folder=folder, seconds=seconds, env=env) as program:
+            return await program.finished()
+
+    @contextlib.asynccontextmanager
+    async def program(
+        self, words: Sequence[str], *, folder: str = "", seconds: float = 0.0, env: Mapping[str, str] | None = None
+    ) -> AsyncIterator[Program]:
+        """Provide a program that is ended at the exit, and after ``seconds``.
+
+        Args:
+            words: its command line; programs are looked for in the project's environment and in the system's folders.
+            folder: where it begins, in the workspace; a uv project's environment there is active.
+            seconds: most that it may run; 0 for the options' limit, which is the most in any case.
+            env: further environment variables.
+
+        Raises:
+            ToolError: there is no such folder, or no program can be started.
+        """
+        program = await self.start(words, folder=folder, seconds=seconds, env=env)
+        try:
+            yield program
+        finally:
+            await program.end()
+
+    async def start(
+        self,
+        words: Sequence[str],
+        *,
+        folder: str = "",
+        seconds: float = 0.0,
+        env: Mapping[str, str] | None = None,
+        network: bool = True,
+    ) -> Program:
+        """Start a program that runs until it ends, is ended, or the workspace is left; see ``program``.
+
+        Without ``network`` it reaches none, also where the workspace's commands may.
+        """
+        where = await asyncio.to_thread(self.files.folder, folder)
+        environment = environment_of(self._folder, where) | dict(env or {})
+        return await self._start(words, where, environment, seconds, network=network and self.options.network == "all", write=())
+
+    async def run_uv(self, words: Sequence[str], *, folder: str) -> Finished:
+        """Run uv itself, with its cache and, where the deployment allows it, the network. It builds nothing.
+
+        Args:
+            words: its arguments.
+            folder: of the project, in the workspace.
+        """
+        where = await asyncio.to_thread(self.files.folder, folder)
+        network = self.options.network != "none"
+        environment = environment_of(self._folder, where, network=network)
+        environment |= {"UV_CACHE_DIR": str(self._cache), "UV_NO_BUILD": "1"}
+        command = [find_uv(), "--no-progress", "--color", "never", *([] if network else ["--offline"]), *words]
+        program = await self._start(command, where, environment, 0.0, network=network, write=(str(self._cache),))
+        try:
+            return await program.finished()
+        finally:
+            await program.end()
+
+    async def _start(
+        self, words: Sequence[str], where: str, environment: dict[str, str], seconds: float, *, network: bool, write: Sequence[str]
+    ) -> Program:
+        options = self.options
+        if sys.platform != "linux":
+            raise ToolError("commands are run on Linux only", type="unavailable", code="cant_confine")
+        if not options.confined and options.network != "all":
+            message = (
+                "no command is run: this deployment says that commands are not confined, so they can't be kept from the network, and it "
+                'does not allow that. An operator can allow it (network="all"), or let commands be confined'
+            )
+            raise ToolError(message, type="unavailable", code="network_open")
+        seconds = min(seconds or options.seconds, options.seconds)
+        plan: dict[str, Any] = {
+            "words": list(words),
+            "folder": where,
+            "confined": options.confined,
+            "join": 0 if network or not options.confined else await self._network.pid(),
+            "root": str(self._folder / "root"),
+            "read": [*READABLE, *python(), find_uv()],
+            "write": [str(self._folder / "files"), str(self._folder / "home"), *write],
+            "temporary": str(self._folder / "tmp"),
+            "memory": options.memory,
+            "processes": options.processes,
+            "seconds": seconds,
+            "file_bytes": options.file_bytes,
+        }
+        program = await start(plan, environment, options.output, self._programs.add)
+        self._watch()
+        program.limit(seconds)
+        program.on_end(lambda: self._programs.discard(program))
+        return program
+
+    def _watch(self) -> None:
+        if self._watching is None or self._watching.done():
+            self._watching = asyncio.create_task(self._watch_disk())
+
+    async def _watch_disk(self) -> None:
+        """End all programs when the files are too many or too large."""
+        clock = asyncio.get_running_loop().time
+        most_bytes, most_entries = self.options.total_bytes, self.options.entries
+        used = entries = 0
+        took = 0.0
+        while self._programs:
+            await self._until_look(took, most_bytes - used, most_entries - entries)
+            began = clock()
+            used, entries = await asyncio.to_thread(usage, str(self._folder), most_bytes=most_bytes, most_entries=most_entries)
+            took = clock() - began
+            if used > most_bytes or entries > most_entries:
+                await asyncio.gather(*(each.end(reason="disk") for each in tuple(self._programs)))
+
+    async def _until_look(self, took: float, room: int, places: int) -> None:
+        """Wait until the files are to be counted again: after a while, or when half of what is left may have been used by then."""
+        clock = asyncio.get_running_loop().time
+        began, until = clock(), max(_LOOK, took * _PAUSE)
+        before = _free(self._folder)
+        while self._programs and clock() - began < until:
+            await anyio.sleep(_GLANCE)
+            now = _free(self._folder)
+            quick = before[0] - now[0] > room / 2 or before[1] - now[1] > places / 2
+            # A machine whose other processes fill the disk must not make it count all the time.
+            if quick and clock() - began >= took:
+                return
+
+
+def _free(folder: Path) -> tuple[int, int]:
+    """Return the free bytes and inodes of a folder's file system, as far as it says."""
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return 0, 0
+    return found.f_bavail * found.f_frsize, found.f_favail

@@ -1,1 +1,0 @@
-"""Records as the files ``registry.json``, ``sources.json`` and ``groups.json`` of a folder."""

@@ -1,1 +1,0 @@
-"""A namespace, watched in the terminal; the only module that imports textual."""

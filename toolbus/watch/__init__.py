@@ -1,1 +1,0 @@
-"""The state of a namespace, sampled for people: what ``toolbus top`` and the gateway's page show."""
