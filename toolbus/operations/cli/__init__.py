@@ -166,7 +166,7 @@ MOVED = {
     **{name: f"secure {name}" for name in ("acl", "approve", "pins", "tokens")},
     **{name: f"see {name}" for name in ("calls", "describe", "services", "settings", "stats", "top", "usage", "workers")},
 }
-"""Where commands are that stood at the first level: using an old name says so."""
+"""The places of commands that stood at the first level: using an old name says so."""
 
 
 class _Commands(Tree):
