@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -38,10 +39,15 @@ async def test_an_endless_statement_is_interrupted_in_time_and_keeps_the_session
     assert (await sales.sql("SELECT count(*) FROM sales")).data["rows"] == [[3]]
 
 
+@LINUX
 async def test_a_statement_that_cannot_be_interrupted_ends_with_its_session(sales):
     """A statement that can't be interrupted is ended with its process, the error says so, and the next call is answered."""
+    # DuckDB may notice an interruption before its first row, a stopped process never does.
+    for child in _children():
+        if b"data_engine" in Path(f"/proc/{child}/cmdline").read_bytes():
+            os.kill(child, signal.SIGSTOP)
     started = time.monotonic()
-    message = failed(await sales.sql(UNSTOPPABLE, timeout=4), "deadline_exceeded", "too_slow")
+    message = failed(await sales.sql("SELECT 1", timeout=4), "deadline_exceeded", "too_slow")
     assert time.monotonic() - started < 4
     assert "upload the tables again" in message
     assert (await sales.call("data_tables")).data == {"tables": []}
