@@ -43,9 +43,8 @@ async def test_an_endless_statement_is_interrupted_in_time_and_keeps_the_session
 async def test_a_statement_that_cannot_be_interrupted_ends_with_its_session(sales):
     """A statement that can't be interrupted is ended with its process, the error says so, and the next call is answered."""
     # DuckDB may notice an interruption before its first row, a stopped process never does.
-    for child in _children():
-        if b"data_engine" in Path(f"/proc/{child}/cmdline").read_bytes():
-            os.kill(child, signal.SIGSTOP)
+    for child in filter(_is_engine, _children()):
+        os.kill(child, signal.SIGSTOP)
     started = time.monotonic()
     message = failed(await sales.sql("SELECT 1", timeout=4), "deadline_exceeded", "too_slow")
     assert time.monotonic() - started < 4
@@ -96,6 +95,10 @@ def _children(process="self"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             found |= set(map(int, (task / "children").read_text().split()))
     return found
+
+
+def _is_engine(process):
+    return b"data_engine" in Path(f"/proc/{process}/cmdline").read_bytes()
 
 
 def _peak(process):
