@@ -9,7 +9,8 @@ import pytest
 
 import toolbus
 from toolbus import sync
-from toolbus.bus.broker.protocols import Confirmations, Tallies
+from toolbus.bus.broker.confirmations import Confirmations
+from toolbus.bus.broker.limits import Tallies
 from toolbus.bus.client.calls.call import Call
 from toolbus.bus.client.confirmations import Confirmation, PendingConfirmations
 from toolbus.bus.client.executor.executor import ToolExecutor

@@ -76,7 +76,7 @@ class Stage:
 async def stage(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Stage]:
     """Publish a ``once`` call through a bus, and give it up."""
     broker = Broker()
-    monkeypatch.setattr(connection, "agent_broker", lambda _: broker)
+    monkeypatch.setattr(connection, "AgentBroker", lambda _: broker)
     bus = Dispatcher(Settings.load({}))
     await bus.open()
     found = SimpleNamespace(service="s", queue="q", queue_limit=0, config={}, effect="once", digest="", usual=0.0, sticky=False)

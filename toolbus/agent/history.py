@@ -6,8 +6,7 @@ from typing import Any, Protocol
 
 from toolbus.agent.exchange import Answered, Exchange, ModelTurn
 from toolbus.agent.records import End, Question, Record, Summary, decoded, encoded, with_instruction
-from toolbus.bus.broker.conversations import MOST_BYTES, MOST_RECORDS
-from toolbus.bus.broker.protocols import HeldConversation
+from toolbus.bus.broker.conversations import MOST_BYTES, MOST_RECORDS, HeldConversation
 from toolbus.bus.values.encoding import whole_text
 from toolbus.bus.values.results import ConfigurationError, ConversationError, EnvelopeError
 

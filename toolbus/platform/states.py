@@ -9,8 +9,11 @@ from typing import Any, Protocol
 
 import msgspec
 
+from toolbus.bus.broker.agent_steps import Chats
+from toolbus.bus.broker.creations import Creations
 from toolbus.bus.broker.protocols import CreationOverview
-from toolbus.bus.broker.protocols.documents import Chats, Creation, Creations, Routes
+from toolbus.bus.broker.protocols.documents import Creation
+from toolbus.bus.broker.routes import Routes
 from toolbus.bus.support.display import shortened
 from toolbus.platform.records import RecordedTool, State, ToolRoute
 from toolbus.platform.store import Snapshot

@@ -9,7 +9,7 @@ from typing import Any
 
 import anyio
 
-from toolbus.bus.broker import protocols
+from toolbus.bus.broker import confirmations as broker
 from toolbus.bus.client import confirmations as aio
 from toolbus.bus.client import confirmations as pending
 from toolbus.bus.values.confirmations import ConfirmationAnswer, ConfirmationRequest
@@ -111,7 +111,7 @@ def in_threads(confirmer: Confirmer | None, loop: FindLoop) -> aio.Confirmer | N
 class SharedConfirmations:
     """The open requests of all processes of the namespace."""
 
-    def __init__(self, loop: FindLoop, store: Callable[[], protocols.Confirmations]) -> None:
+    def __init__(self, loop: FindLoop, store: Callable[[], broker.Confirmations]) -> None:
         self._loop = loop
         self._store = store
 

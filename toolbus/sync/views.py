@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Unpack
 
-from toolbus.bus.broker import protocols
+from toolbus.bus.broker import limits
 from toolbus.bus.broker.protocols import Usage
 from toolbus.bus.client import views as aio
 from toolbus.bus.client.executor.observers import ATTACHMENTS, LIMIT
@@ -163,7 +163,7 @@ class Service:
 class Tallies:
     """The counts that all processes of a namespace share; see ``toolbus.ToolBus.tallies``."""
 
-    def __init__(self, loop: FindLoop, tallies: Callable[[], protocols.Tallies]) -> None:
+    def __init__(self, loop: FindLoop, tallies: Callable[[], limits.Tallies]) -> None:
         self._loop = loop
         self._tallies = tallies
 

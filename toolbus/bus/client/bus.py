@@ -8,18 +8,13 @@ from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from toolbus.bus.broker.protocols import (
-    Chats,
-    Confirmations,
-    Creations,
-    ItemChange,
-    RefusedTool,
-    Routes,
-    ServiceRecord,
-    Tallies,
-    Tokens,
-    Usage,
-)
+from toolbus.bus.broker.agent_steps import Chats
+from toolbus.bus.broker.confirmations import Confirmations
+from toolbus.bus.broker.creations import Creations
+from toolbus.bus.broker.limits import Tallies
+from toolbus.bus.broker.protocols import ItemChange, RefusedTool, ServiceRecord, Usage
+from toolbus.bus.broker.routes import Routes
+from toolbus.bus.broker.tokens import Tokens
 from toolbus.bus.client.calls.call import Call, CallTarget
 from toolbus.bus.client.calls.dispatcher import Dispatcher
 from toolbus.bus.client.calls.middleware import MiddlewareRunner

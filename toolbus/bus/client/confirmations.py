@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import msgspec
 
 from toolbus.bus import telemetry
-from toolbus.bus.broker import protocols
+from toolbus.bus.broker import confirmations as broker
 from toolbus.bus.client.refusing import turning
 from toolbus.bus.client.tools.tool import Tool
 from toolbus.bus.support.display import shortened
@@ -216,7 +216,7 @@ class PendingConfirmations(Mapping[str, Confirmation]):
         store: returns the requests that all processes share; raises ``ConfigurationError`` while the bus is not open.
     """
 
-    def __init__(self, store: Callable[[], protocols.Confirmations]) -> None:
+    def __init__(self, store: Callable[[], broker.Confirmations]) -> None:
         self._store = store
         self._waiting: dict[str, Confirmation] = {}
 

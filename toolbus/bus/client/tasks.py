@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
+from toolbus.bus.broker.agent_steps import Tasks as TaskStore
 from toolbus.bus.broker.protocols import Fate, TaskRecord
-from toolbus.bus.broker.protocols import Tasks as TaskStore
 from toolbus.bus.client.calls.assembly import Assembly
 from toolbus.bus.client.calls.call import Call, CallTarget
 from toolbus.bus.client.calls.dispatcher import Dispatcher

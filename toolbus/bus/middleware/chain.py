@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from toolbus.bus.broker.protocols import Tallies
+from toolbus.bus.broker.limits import Tallies
 from toolbus.bus.values import rules
 from toolbus.bus.values.results import ConfigurationError, ToolError, ToolResult
 

@@ -10,9 +10,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from toolbus.bus import telemetry
-from toolbus.bus.broker import worker_broker
-from toolbus.bus.broker.protocols import WorkerBroker, WorkerId
+from toolbus.bus.broker.protocols import WorkerId
 from toolbus.bus.broker.statistics.answers import InstanceAnswer
+from toolbus.bus.broker.worker import WorkerBroker
 from toolbus.bus.middleware.chain import Middleware
 from toolbus.bus.values.results import ConfigurationError
 from toolbus.bus.values.settings import Settings
@@ -300,7 +300,7 @@ class Worker:
             # Its tools' processes would import the module again, and never end.
             raise ConfigurationError("a module starts a worker when it is imported: put that under `if __name__ == '__main__':`")
         isolated = [made for served in self._served.values() for made in served.isolated()]
-        pool, broker, nested = Isolation(self.settings, isolated), worker_broker(self.settings), NestedBus(self.settings)
+        pool, broker, nested = Isolation(self.settings, isolated), WorkerBroker(self.settings), NestedBus(self.settings)
         slots = self._slots = Slots(self.settings, self._served, self.middleware, broker, pool, nested)
         self._opening = asyncio.current_task()
         try:

@@ -13,7 +13,8 @@ from typing import NamedTuple
 import msgspec
 
 from toolbus.bus import telemetry
-from toolbus.bus.broker.protocols import Creations, CreationStatus
+from toolbus.bus.broker.creations import Creations
+from toolbus.bus.broker.protocols import CreationStatus
 from toolbus.bus.middleware.chain import Next, ToolCall
 from toolbus.bus.support.safe_text import reason_of
 from toolbus.bus.telemetry.background import keep_running

@@ -17,7 +17,8 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from toolbus import ToolService, invocation, tool
-from toolbus.bus.broker.protocols import Creation, Creations
+from toolbus.bus.broker.creations import Creations
+from toolbus.bus.broker.protocols import Creation
 from toolbus.bus.client.bus import ToolBus
 from toolbus.bus.telemetry.background import keep_running
 from toolbus.bus.values.results import ConfigurationError, ToolError

@@ -11,7 +11,8 @@ import msgspec
 from toolbus.agent import ChatEndpoint, EndpointError
 from toolbus.agent.reply import Reply
 from toolbus.bus import telemetry
-from toolbus.bus.broker.protocols import ClaimedCreation, Creation, Creations, Spent
+from toolbus.bus.broker.creations import Creations
+from toolbus.bus.broker.protocols import ClaimedCreation, Creation, Spent
 from toolbus.bus.broker.protocols.documents import MOST_LINE, MOST_LINES
 from toolbus.bus.values.results import BrokerError, ConfigurationError
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 from toolbus.bus import telemetry
-from toolbus.bus.broker.protocols import HostId, Routes
-from toolbus.bus.broker.routes import MOST_LINES
+from toolbus.bus.broker.protocols import HostId
+from toolbus.bus.broker.routes import MOST_LINES, Routes
 from toolbus.bus.client.bus import ToolBus
 from toolbus.bus.telemetry.background import keep_running
 from toolbus.bus.values.envelope import new_run

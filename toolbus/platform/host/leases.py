@@ -12,7 +12,8 @@ from typing import get_args
 import msgspec
 
 from toolbus.bus import telemetry
-from toolbus.bus.broker.protocols import HostId, Routes
+from toolbus.bus.broker.protocols import HostId
+from toolbus.bus.broker.routes import Routes
 from toolbus.bus.support.safe_text import described
 from toolbus.bus.values.results import BrokerError, ConfigurationError, ToolbusError
 from toolbus.platform.backends.runner import CannotStart, Instance, Line, Runner

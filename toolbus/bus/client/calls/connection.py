@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from toolbus.bus import telemetry
-from toolbus.bus.broker import AgentBroker, agent_broker
+from toolbus.bus.broker.agent import AgentBroker
 from toolbus.bus.broker.protocols import Fate
 from toolbus.bus.client.calls.assembly import GAP_SECONDS
 from toolbus.bus.client.calls.call import Call
@@ -111,7 +111,7 @@ class BusConnection:
         self.deadlines = Deadlines(self.loop)
         self.catalogue = Catalogue(require_approval=settings.require_approval)
         self.tools = ToolView(self.catalogue)
-        self.broker: AgentBroker = agent_broker(settings)
+        self.broker = AgentBroker(settings)
         self.agent = self.broker.agent
         self.timers = CallTimers(self.deadlines, settings.lease, lambda: bool(self.broker.statistics().get("connected", 1)))
         self.failure: ErrorInfo | None = None

@@ -7,7 +7,8 @@ import copy
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Self
 
-from toolbus.bus.broker.protocols import Conversations, SessionResults
+from toolbus.bus.broker.agent_steps import SessionResults
+from toolbus.bus.broker.conversations import Conversations
 from toolbus.bus.client.calls.call import Call, CallTarget
 from toolbus.bus.client.confirmations import Confirmer, Grant
 from toolbus.bus.client.executor.observers import ATTACHMENTS, LIMIT, observe

@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
-from toolbus.bus.broker.protocols import Confirmations, Conversations, SessionResults, Tallies
+from toolbus.bus.broker.agent_steps import SessionResults
+from toolbus.bus.broker.confirmations import Confirmations
+from toolbus.bus.broker.conversations import Conversations
+from toolbus.bus.broker.limits import Tallies
 from toolbus.bus.client.calls.call import Call, CallTarget
 from toolbus.bus.client.calls.dispatcher import Dispatcher
 from toolbus.bus.client.confirmations import PendingConfirmations

@@ -13,7 +13,8 @@ from typing import Any, Protocol
 import msgspec
 
 from toolbus.bus import telemetry
-from toolbus.bus.broker.protocols import Delivery, Tallies
+from toolbus.bus.broker.limits import Tallies
+from toolbus.bus.broker.take.requests import Delivery
 from toolbus.bus.middleware.chain import Middleware, ToolCall, chained
 from toolbus.bus.values.envelope import Request
 from toolbus.bus.values.results import Blob, CallCancelled, ErrorInfo, ToolError, ToolResult

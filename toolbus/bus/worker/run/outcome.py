@@ -12,7 +12,8 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 import msgspec
 
 from toolbus.bus import telemetry
-from toolbus.bus.broker.protocols import Delivery, Ending, Outcome
+from toolbus.bus.broker.protocols import Ending, Outcome
+from toolbus.bus.broker.take.requests import Delivery
 from toolbus.bus.support.display import shortened
 from toolbus.bus.support.safe_text import is_a, reason_of, type_name
 from toolbus.bus.values.descriptors import Publication

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import Protocol
 
-from toolbus.bus.broker.protocols import Beginning, Delivery, WorkerBroker
+from toolbus.bus.broker.protocols import Beginning
+from toolbus.bus.broker.take.requests import Delivery
+from toolbus.bus.broker.worker import WorkerBroker
 from toolbus.bus.middleware.chain import Middleware
 from toolbus.bus.values.envelope import NOT_BEGUN, NOT_TAKEN, Request, late_code, waited_for
 from toolbus.bus.values.results import BrokerError, CallRefused, ErrorInfo, deadline_exceeded

@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 
 from toolbus.bus import telemetry
-from toolbus.bus.broker.protocols import Delivery, session_of
+from toolbus.bus.broker.protocols import session_of
+from toolbus.bus.broker.take.requests import Delivery
 from toolbus.bus.support.display import shortened
 from toolbus.bus.support.safe_text import is_a, type_name
 from toolbus.bus.values.confirmations import ConfirmationAnswer

@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Protocol
 
-from toolbus.bus.broker.protocols import Delivery, WorkerBroker
+from toolbus.bus.broker.take.requests import Delivery
+from toolbus.bus.broker.worker import WorkerBroker
 from toolbus.bus.values.envelope import Frame, pieces
 from toolbus.bus.values.results import Blob, ErrorInfo, Progress, ToolError, ToolResult
 from toolbus.bus.values.settings import Settings

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from toolbus.bus import telemetry
-from toolbus.bus.broker.protocols import WorkerBroker
+from toolbus.bus.broker.worker import WorkerBroker
 from toolbus.bus.middleware.chain import Middleware, Only, checked
 from toolbus.bus.values.results import ConfigurationError, RegistrationRefused
 from toolbus.bus.worker.definition.function import tool_of

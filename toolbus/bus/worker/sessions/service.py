@@ -9,8 +9,10 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from toolbus.bus import telemetry
-from toolbus.bus.broker.protocols import Delivery, WorkerBroker, session_of
+from toolbus.bus.broker.protocols import session_of
 from toolbus.bus.broker.statistics.answers import OpenSession
+from toolbus.bus.broker.take.requests import Delivery
+from toolbus.bus.broker.worker import WorkerBroker
 from toolbus.bus.support.deadlines import Deadlines
 from toolbus.bus.values.envelope import EntryNumbers, Request, numbers_of
 from toolbus.bus.values.results import ErrorInfo

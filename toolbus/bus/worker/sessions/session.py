@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, NamedTuple, Protocol
 
-from toolbus.bus.broker.protocols import Delivery
+from toolbus.bus.broker.take.requests import Delivery
 from toolbus.bus.values.envelope import Request
 from toolbus.bus.values.results import ErrorInfo
 

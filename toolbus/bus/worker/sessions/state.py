@@ -8,7 +8,9 @@ from typing import Any
 import msgspec
 
 from toolbus.bus import telemetry
-from toolbus.bus.broker.protocols import MOST_SNAPSHOT, NO_SNAPSHOT, Delivery, Snapshot, WorkerBroker
+from toolbus.bus.broker.protocols import MOST_SNAPSHOT, NO_SNAPSHOT, Snapshot
+from toolbus.bus.broker.take.requests import Delivery
+from toolbus.bus.broker.worker import WorkerBroker
 from toolbus.bus.support.safe_text import reason_of
 from toolbus.bus.values.encoding import encode_data
 from toolbus.bus.values.envelope import NEW_STATE, SESSION_LOST, EntryNumbers, new_run, numbers_of

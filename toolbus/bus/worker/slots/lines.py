@@ -8,7 +8,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 from toolbus.bus import telemetry
-from toolbus.bus.broker.protocols import Delivery, WorkerBroker
+from toolbus.bus.broker.take.requests import Delivery
+from toolbus.bus.broker.worker import WorkerBroker
 from toolbus.bus.support.deadlines import Deadlines
 from toolbus.bus.values.envelope import NOT_TAKEN, EntryNumbers, numbers_of
 from toolbus.bus.values.results import BrokerError, ErrorInfo, deadline_exceeded

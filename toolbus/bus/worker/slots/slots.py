@@ -10,8 +10,9 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from toolbus.bus import telemetry
-from toolbus.bus.broker.protocols import Delivery, WorkerBroker
 from toolbus.bus.broker.statistics.answers import InstanceAnswer
+from toolbus.bus.broker.take.requests import Delivery
+from toolbus.bus.broker.worker import WorkerBroker
 from toolbus.bus.middleware.chain import Middleware
 from toolbus.bus.support.deadlines import Deadlines
 from toolbus.bus.telemetry.background import keep_running

@@ -10,7 +10,8 @@ from enum import IntEnum
 from typing import Protocol
 
 from toolbus.bus import telemetry
-from toolbus.bus.broker.protocols import Delivery, WorkerBroker
+from toolbus.bus.broker.take.requests import Delivery
+from toolbus.bus.broker.worker import WorkerBroker
 from toolbus.bus.support.deadlines import Deadlines
 from toolbus.bus.support.safe_text import reason_of
 from toolbus.bus.values.results import BrokerError, ErrorInfo
