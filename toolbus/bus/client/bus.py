@@ -46,7 +46,7 @@ class ToolBus:
     Use ``async with``, or ``open()`` and ``aclose()``, which may run in different tasks of one event loop.
 
     Args:
-        url: as in ``Settings``; ``memory://`` is a bus within the event loop, without a server.
+        url: as in ``Settings``; ``memory://`` is the embedded server, for this process alone.
         namespace: as in ``Settings``.
         settings: everything else.
         middleware: runs around every call, the first one outermost; see ``toolbus.bus.middleware``.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,7 +16,7 @@ import redis
 from redis.asyncio.connection import parse_url
 from redis.crc import key_slot
 
-from toolbus.bus.broker.embedded import HOST, EmbeddedServer
+from toolbus.bus.broker.embedded import EmbeddedServer
 from toolbus.bus.broker.reading import integer
 from toolbus.bus.broker.transport import clients
 
@@ -173,9 +174,10 @@ class OfProcess:
             BrokerUnavailable: it does not answer.
         """
         with OfProcess._lock:
-            server = OfProcess._server = OfProcess._server or EmbeddedServer()
+            # Other programs of this machine reach its port, and what an agent has written is among them.
+            server = OfProcess._server = OfProcess._server or EmbeddedServer(config={"requirepass": secrets.token_hex(16)})
             server.start()
-            self.options = {"host": HOST, "port": server.port}
+            self.options = parse_url(server.url)
             if not OfProcess._users:
                 with clients.client(self.options, TIMEOUT) as client:
                     client.flushall()
