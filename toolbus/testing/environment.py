@@ -8,10 +8,10 @@ import json
 import time
 from collections.abc import Hashable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from toolbus.bus.broker.protocols import session_of
-from toolbus.bus.broker.take.requests import Delivery, Fence, RequestStream
+from toolbus.bus.broker.take.requests import Delivery, Fence
 from toolbus.bus.middleware.chain import Middleware, checked
 from toolbus.bus.values.encoding import encode_data
 from toolbus.bus.values.envelope import Request, decode_request, encode_request, new_id, new_run
@@ -27,6 +27,9 @@ from toolbus.bus.worker.serving.collect import collect
 from toolbus.bus.worker.serving.handlers import Served
 from toolbus.bus.worker.sessions.session import Session, SessionRun
 from toolbus.testing.recorder import Confirm, Outcome, Recorder
+
+if TYPE_CHECKING:
+    from toolbus.bus.broker.take.requests import RequestStream
 
 # No server has delivered the request.
 _NO_QUEUE, _NO_FENCE = cast("RequestStream", None), Fence(b"", b"")

@@ -7,14 +7,11 @@ import inspect
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Unpack, cast
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import msgspec
 
-from toolbus.bus.broker.limits import Tallies
 from toolbus.bus.broker.protocols import Beginning, Ending, Note
-from toolbus.bus.broker.take.requests import Delivery
-from toolbus.bus.broker.worker import WorkerBroker
 from toolbus.bus.client.calls.assembly import Assembly
 from toolbus.bus.middleware.chain import Middleware
 from toolbus.bus.values.confirmations import ConfirmationAnswer, ConfirmationRequest
@@ -29,6 +26,11 @@ from toolbus.bus.worker.run.outcome import result_of
 from toolbus.bus.worker.run.reasons import ContextRun
 from toolbus.bus.worker.run.threads import Threads
 from toolbus.bus.worker.statistics.sampling import Sampling
+
+if TYPE_CHECKING:
+    from toolbus.bus.broker.limits import Tallies
+    from toolbus.bus.broker.take.requests import Delivery
+    from toolbus.bus.broker.worker import WorkerBroker
 
 
 class OwnTallies:

@@ -8,13 +8,7 @@ from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from toolbus.bus.broker.agent_steps import Chats
-from toolbus.bus.broker.confirmations import Confirmations
-from toolbus.bus.broker.creations import Creations
-from toolbus.bus.broker.limits import Tallies
 from toolbus.bus.broker.protocols import ItemChange, RefusedTool, ServiceRecord, Usage
-from toolbus.bus.broker.routes import Routes
-from toolbus.bus.broker.tokens import Tokens
 from toolbus.bus.client.calls.call import Call, CallTarget
 from toolbus.bus.client.calls.dispatcher import Dispatcher
 from toolbus.bus.client.calls.middleware import MiddlewareRunner
@@ -33,6 +27,12 @@ from toolbus.bus.values.results import ConfigurationError, ToolResult
 from toolbus.bus.values.settings import Settings
 
 if TYPE_CHECKING:
+    from toolbus.bus.broker.agent_steps import Chats
+    from toolbus.bus.broker.confirmations import Confirmations
+    from toolbus.bus.broker.creations import Creations
+    from toolbus.bus.broker.limits import Tallies
+    from toolbus.bus.broker.routes import Routes
+    from toolbus.bus.broker.tokens import Tokens
     from toolbus.bus.client.executor.executor import ToolExecutor
     from toolbus.bus.client.executor.turn import Turn
     from toolbus.bus.client.tasks import Tasks

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, NewType, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, NewType, Protocol
 
 from toolbus.bus.broker.statistics.answers import InstanceAnswer
-from toolbus.bus.broker.take.requests import Delivery
 from toolbus.bus.values.envelope import Request
 from toolbus.bus.values.results import ErrorInfo, ToolbusError
+
+if TYPE_CHECKING:
+    from toolbus.bus.broker.take.requests import Delivery
 
 Beginning = Literal["started", "began", "unsure", "unconfirmed", "lost"]
 """The answer to whether a ``once`` handler may begin: ``started``; ``began`` (an earlier attempt did); ``unsure`` (the server may have

@@ -177,7 +177,7 @@ class OfProcess:
             # Other programs of this machine reach its port, and what an agent has written is among them.
             server = OfProcess._server = OfProcess._server or EmbeddedServer(config={"requirepass": secrets.token_hex(16)})
             server.start()
-            self.options = parse_url(server.url)
+            self.options = {**parse_url(server.url)}
             if not OfProcess._users:
                 with clients.client(self.options, TIMEOUT) as client:
                     client.flushall()
