@@ -29,7 +29,7 @@ from benchmarks.processes import child, resident
 from toolbus import Settings, ToolService, tool
 from toolbus.bus.broker.embedded import EmbeddedServer
 from toolbus.bus.broker.keys import Keys
-from toolbus.bus.broker.registry.registry import RedisRegistry
+from toolbus.bus.broker.registry.registry import Registry
 from toolbus.bus.broker.transport.connection import Connector
 from toolbus.bus.broker.transport.links import ShortLink
 from toolbus.bus.values.descriptors import Publication
@@ -130,7 +130,7 @@ async def register(url: str, namespace: str, publications: Iterator[Publication]
     """Register as a worker does, and let the leases run on; return the seconds it took."""
     link = ShortLink(Connector(url))
     await link.connect()
-    registry = RedisRegistry(link, Keys(namespace), Settings.load({}, url=url, namespace=namespace, lease=_LEASE))
+    registry = Registry(link, Keys(namespace), Settings.load({}, url=url, namespace=namespace, lease=_LEASE))
     began = time.perf_counter()
     while batch := list(itertools.islice(publications, _AT_ONCE)):
         await asyncio.gather(*(registry.register(publication, "registrar", 0) for publication in batch))

@@ -129,16 +129,8 @@ def _has_roles(request: pytest.FixtureRequest) -> bool:
     return request.module.__name__.startswith("tests.test_contract_")
 
 
-@pytest.fixture(params=["memory", *KINDS])
-def place(request: pytest.FixtureRequest, servers: Servers, namespace: str) -> Iterator[Place]:
-    """A namespace of the test's own on each transport: in process, and on every kind of server."""
-    made = Place("memory://" if request.param == "memory" else servers.get(request.param).url, namespace, roles=_has_roles(request))
-    yield made
-    made.close()
-
-
 @pytest.fixture(params=KINDS)
-def redis_place(request: pytest.FixtureRequest, servers: Servers, namespace: str) -> Iterator[Place]:
+def place(request: pytest.FixtureRequest, servers: Servers, namespace: str) -> Iterator[Place]:
     """A namespace of the test's own on every kind of server."""
     made = Place(servers.get(request.param).url, namespace, roles=_has_roles(request))
     yield made

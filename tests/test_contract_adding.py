@@ -75,9 +75,8 @@ async def test_a_service_is_added_while_calls_of_others_run(place: Place) -> Non
     assert (first.started, second.started, first.cleaned, second.cleaned) == (1, 1, 1, 1)
 
 
-async def test_a_call_of_an_added_service_does_not_wait_for_the_read_that_is_under_way(redis_place: Place) -> None:
+async def test_a_call_of_an_added_service_does_not_wait_for_the_read_that_is_under_way(place: Place) -> None:
     """The worker's waiting read ends when a service comes, so that its first call is taken as any other."""
-    place = redis_place
     first, second = Holding("first"), Holding("second")
     second.free.set()
     async with place.serving(first) as bus, empty(place) as worker:

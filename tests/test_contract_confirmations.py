@@ -14,7 +14,7 @@ import redis
 from tests.contract import Place, first_of, withdrawn
 from tests.servers import eventually
 from toolbus import ToolBus, ToolResult, ToolService, tool
-from toolbus.bus.broker.agent import RedisAgentBroker
+from toolbus.bus.broker.agent import AgentBroker
 from toolbus.bus.client.calls.dispatcher import Dispatcher
 from toolbus.bus.client.executor.observers import Confirming
 from toolbus.bus.values.confirmations import ConfirmationAnswer, digest_of
@@ -268,8 +268,6 @@ async def test_requests_are_watched(place: Place) -> None:
             assert (await first).success
             for number in range(1, 4):
                 assert (await executor.execute("erase", {"rows": number})).success
-            if place.settings.url.startswith("memory"):
-                watching.cancel()
         await asyncio.wait([watching], timeout=5)
         assert watching.done()
     assert heard == [0, 1, 2, 3]  # type: ignore[comparison-overlap]
@@ -317,8 +315,7 @@ async def test_the_reader_of_events_learns_the_id(place: Place) -> None:
 
 async def test_open_requests_are_bounded(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A namespace holds so many open requests; one more is refused as overloaded."""
-    for module in ("confirmations", "memory.confirmations"):
-        monkeypatch.setattr(f"toolbus.bus.broker.{module}.MOST_OPEN", 2)
+    monkeypatch.setattr("toolbus.bus.broker.confirmations.MOST_OPEN", 2)
     async with place.serving(erase) as bus:
         executor = bus.executor()
         waiting = [asyncio.create_task(executor.execute("erase", {"rows": number})) for number in range(2)]
@@ -338,13 +335,13 @@ async def test_open_requests_are_bounded(place: Place, monkeypatch: pytest.Monke
         assert [(await each).success for each in waiting] == [False, False]
 
 
-async def test_the_answer_wakes_without_polling(redis_place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_answer_wakes_without_polling(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """While a call waits its agent sends nothing, with a lease that is long enough, and the answer arrives at once by its own stream."""
-    async with redis_place.worker(erase, lease=60.0), redis_place.bus(lease=60.0) as bus, redis_place.bus() as other:
+    async with place.worker(erase, lease=60.0), place.bus(lease=60.0) as bus, place.bus() as other:
         call = asyncio.create_task(bus.executor().execute("erase", {"rows": 1}))
         request = await first_of(other)
         broker = bus._dispatcher.opened().broker
-        assert isinstance(broker, RedisAgentBroker)
+        assert isinstance(broker, AgentBroker)
         sent, asked = bus.statistics()["commands"], time.monotonic()
         await eventually(lambda: time.monotonic() > asked + 0.3)
         # One blocking read at most.
@@ -355,19 +352,19 @@ async def test_the_answer_wakes_without_polling(redis_place: Place, monkeypatch:
             assert (await call).success
 
 
-async def test_no_key_stays(redis_place: Place) -> None:
+async def test_no_key_stays(place: Place) -> None:
     """After an answer a mark says who gave it, for a bounded time; a withdrawn or expired request leaves nothing."""
-    async with redis_place.serving(erase) as bus:
+    async with place.serving(erase) as bus:
         await bus.executor(confirm_timeout=0.1).execute("erase", {"rows": 1})
-        assert keys_like(redis_place, "confirm*") == []
+        assert keys_like(place, "confirm*") == []
         call = asyncio.create_task(bus.executor().execute("erase", {"rows": 2}))
         request = await first_of(bus)
-        with redis.Redis.from_url(redis_place.settings.url) as client:
-            for key in keys_like(redis_place, "confirm*"):
+        with redis.Redis.from_url(place.settings.url) as client:
+            for key in keys_like(place, "confirm*"):
                 assert 0 < client.pttl(key) <= 10_000, key
             await bus.confirmations.allow(request.id)
             assert (await call).success
-            [mark] = keys_like(redis_place, "confirm*")
+            [mark] = keys_like(place, "confirm*")
             assert mark.endswith(f"confirm:{request.id}")
             assert 0 < client.pttl(mark) <= 60_000
             assert b"doc" not in client.hgetall(mark)

@@ -238,14 +238,14 @@ async def test_callers_that_share_a_call_all_wait(place: Place) -> None:
         assert len(stage.runs) == 1
 
 
-async def test_the_note_of_a_deadline_goes_with_the_call(redis_place: Place) -> None:
+async def test_the_note_of_a_deadline_goes_with_the_call(place: Place) -> None:
     """While a handler waits its later deadline stands on the server, with a TTL; after the call nothing of it is left."""
-    prefix = f"tb:{{{redis_place.settings.namespace}}}:"
-    async with redis_place.serving(clean) as bus:
+    prefix = f"tb:{{{place.settings.namespace}}}:"
+    async with place.serving(clean) as bus:
         # Generous, so that a crowded machine leaves some of it.
         call = asyncio.create_task(bus.call("clean", {"rows": 1}, timeout=60.0))
         request = await first_of(bus)
-        with redis.Redis.from_url(redis_place.settings.url, decode_responses=True) as client:
+        with redis.Redis.from_url(place.settings.url, decode_responses=True) as client:
             [key] = client.scan_iter(f"{prefix}pause:*")
             deadline, since, until = map(int, str(client.get(key)).split())
             assert until - since == pytest.approx(300_000, abs=2)

@@ -89,15 +89,15 @@ async def test_a_further_attempt_finds_no_context_variables_of_other_runs(place:
     assert seen == [""] * 18
 
 
-async def test_what_fails_at_every_attempt_is_answered_and_set_aside(redis_place: Place) -> None:
+async def test_what_fails_at_every_attempt_is_answered_and_set_aside(place: Place) -> None:
     """After the last attempt the caller gets the last error, and the request becomes a dead letter with its history."""
     service = Flaky(99)
-    async with redis_place.serving(service) as bus:
+    async with place.serving(service) as bus:
         result = await bus.call("flake", {"x": 1})
         assert result.error is not None
         assert (result.error.type, result.error.code, result.meta.attempts) == ("tool_error", "RuntimeError", 3)
-        client = redis.Redis.from_url(redis_place.settings.url)
-        prefix = f"tb:{{{redis_place.settings.namespace}}}:"
+        client = redis.Redis.from_url(place.settings.url)
+        prefix = f"tb:{{{place.settings.namespace}}}:"
         [(_, letter)] = await eventually(lambda: client.xrange(f"{prefix}dlq:flaky"))
         await eventually(lambda: client.xlen(f"{prefix}q:flaky") == 0)
         client.close()

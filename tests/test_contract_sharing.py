@@ -14,8 +14,7 @@ from tests.contract import Place
 from tests.servers import eventually
 from toolbus import ConfigurationError, Retry, Settings, ToolError, ToolResult, Worker, invocation, tool
 from toolbus.bus.broker.admin import Admin
-from toolbus.bus.broker.memory.worker import MemoryWorkerBroker
-from toolbus.bus.broker.worker import RedisWorkerBroker
+from toolbus.bus.broker.worker import WorkerBroker
 from toolbus.bus.middleware import Next, ToolCall
 from toolbus.bus.values.events import Finished, Text
 
@@ -243,8 +242,7 @@ class Held:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, marked: bool) -> None:
         self.reached, self.go = asyncio.Event(), asyncio.Event()
-        for broker in (RedisWorkerBroker, MemoryWorkerBroker):
-            monkeypatch.setattr(broker, "begin", self._held(broker.begin, marked))
+        monkeypatch.setattr(WorkerBroker, "begin", self._held(WorkerBroker.begin, marked))
 
     def _held(self, begin: Any, marked: bool) -> Any:
         async def held(broker: Any, delivery: Any) -> Any:
@@ -320,11 +318,11 @@ async def test_calls_that_are_cancelled_at_once_burn_no_key(place: Place) -> Non
             assert stage.starts.count(key) == 1
 
 
-async def test_a_refusal_keeps_the_key_of_work_that_an_earlier_attempt_began(redis_place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_refusal_keeps_the_key_of_work_that_an_earlier_attempt_began(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """This worker never began it, but the mark says that another one did."""
     held = Held(monkeypatch, marked=False)
-    settings = redis_place.settings
-    async with redis_place.serving(fragile_once) as bus:
+    settings = place.settings
+    async with place.serving(fragile_once) as bus:
         first = asyncio.create_task(bus.call("fragile_once", idempotency_key="k"))
         await held.reached.wait()
         with redis.Redis.from_url(settings.url) as client:
@@ -338,11 +336,11 @@ async def test_a_refusal_keeps_the_key_of_work_that_an_earlier_attempt_began(red
     assert stage.starts == []
 
 
-async def test_a_call_that_nobody_can_run_frees_the_key(redis_place: Place, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_call_that_nobody_can_run_frees_the_key(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     """A tool that its service does not have, and a request that an operator purges, leave no record of the key."""
     caplog.set_level(logging.INFO, "toolbus")
-    settings = redis_place.settings
-    async with redis_place.serving(fragile_once, role="operator") as bus:
+    settings = place.settings
+    async with place.serving(fragile_once, role="operator") as bus:
         ghost = {"type": "tool-service", "name": "ghost", "description": "None.", "service": "sharing", "effect": "once"}
         await bus.put("tool/ghost", json.dumps(ghost).encode())
         await bus.wait_for_tool("ghost")
@@ -376,11 +374,11 @@ async def test_another_session_does_not_get_the_answer(place: Place) -> None:
     assert other.error.code == "idempotency_conflict"
 
 
-async def test_the_answer_outlives_the_agent_that_asked(redis_place: Place) -> None:
+async def test_the_answer_outlives_the_agent_that_asked(place: Place) -> None:
     """A caller whose agent was cut off in mid-call is found by the restarted one: same run, whole stream."""
-    settings = Settings.load(base=redis_place.settings, lease=2.0)
-    async with redis_place.worker(recite):
-        lost = redis_place.bus()
+    settings = Settings.load(base=place.settings, lease=2.0)
+    async with place.worker(recite):
+        lost = place.bus()
         await lost.open()
         await lost.wait_for_tool("recite")
         waiting = asyncio.create_task(lost.call("recite", {"words": "a b c d"}, idempotency_key="k"))
@@ -389,7 +387,7 @@ async def test_the_answer_outlives_the_agent_that_asked(redis_place: Place) -> N
         client = redis.Redis.from_url(settings.url)
         client.delete(f"tb:{{{settings.namespace}}}:rsp:{lost.agent}")
         client.close()
-        async with redis_place.bus() as restarted:
+        async with place.bus() as restarted:
             again = asyncio.create_task(restarted.call("recite", {"words": "a b c d"}, idempotency_key="k"))
             await eventually(lambda: restarted.statistics()["frames"] > 0)
             stage.go.set()

@@ -198,15 +198,15 @@ async def test_a_session_that_was_idle_and_then_closed_begins_anew(place: Place)
 
 
 @pytest.mark.parametrize("field", ["t", "c", "d"])
-async def test_a_snapshot_of_any_size_is_not_loaded(redis_place: Place, field: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_snapshot_of_any_size_is_not_loaded(place: Place, field: str, caplog: pytest.LogCaptureFixture) -> None:
     """One that no worker writes stays at the server, and the loss of the state is told."""
-    worker = redis_place.worker(Kept())
-    async with worker, redis_place.bus() as bus:
+    worker = place.worker(Kept())
+    async with worker, place.bus() as bus:
         view = await ready(bus)
-        key = Keys(redis_place.settings.namespace).snapshot("basket", session_digest("", "s"))
-        with redis.Redis.from_url(redis_place.settings.url) as server:
+        key = Keys(place.settings.namespace).snapshot("basket", session_digest("", "s"))
+        with redis.Redis.from_url(place.settings.url) as server:
             assert server.hset(key, field, "7" * 300_000) == 0
         second = Kept()
-        async with replaced(redis_place, worker, second):
+        async with replaced(place, worker, second):
             assert [told(await view.call("put", {"what": "c"})) for _ in range(2)] == ["session_lost", "c"]
         assert f"its field {field} has 300000 bytes" in caplog.text

@@ -188,7 +188,7 @@ def test_nothing_to_serve_says_so() -> None:
         Worker(print, url="memory://")
 
 
-async def test_a_service_that_scales_to_zero_keeps_its_calls(redis_place: Place) -> None:
+async def test_a_service_that_scales_to_zero_keeps_its_calls(place: Place) -> None:
     """Without live workers its tools stay callable, and the next worker answers what was queued."""
 
     class Sleepy(ToolService):
@@ -201,17 +201,17 @@ async def test_a_service_that_scales_to_zero_keeps_its_calls(redis_place: Place)
             """Wake up."""
             return "awake"
 
-    async with redis_place.bus() as bus:
-        async with redis_place.worker(Sleepy):
+    async with place.bus() as bus:
+        async with place.worker(Sleepy):
             await bus.wait_for_tool("wake")
         call = asyncio.create_task(bus.call("wake", timeout=10.0))
         await eventually(lambda: bus.statistics()["published"] == 1)
         assert bus.tools["wake"].available
-        async with redis_place.worker(Sleepy):
+        async with place.worker(Sleepy):
             assert (await call).output == "awake"
 
 
-async def test_calls_left_at_the_end_of_the_grace_go_to_another_worker(redis_place: Place) -> None:
+async def test_calls_left_at_the_end_of_the_grace_go_to_another_worker(place: Place) -> None:
     """Calls that a draining worker does not finish are taken over and answered once."""
     starts = 0
 
@@ -224,13 +224,13 @@ async def test_calls_left_at_the_end_of_the_grace_go_to_another_worker(redis_pla
             await asyncio.Event().wait()
         return "done elsewhere"
 
-    async with redis_place.bus(lease=0.5) as bus:
-        first = redis_place.worker(stubborn, lease=0.5, grace=0.1)
+    async with place.bus(lease=0.5) as bus:
+        first = place.worker(stubborn, lease=0.5, grace=0.1)
         await first.__aenter__()
         await bus.wait_for_tool("stubborn")
         call = asyncio.create_task(bus.call("stubborn", timeout=20.0))
         await eventually(lambda: starts == 1)
-        async with redis_place.worker(stubborn, lease=0.5):
+        async with place.worker(stubborn, lease=0.5):
             await first.drain()
             result = await call
     assert (result.output, result.meta.attempts, starts) == ("done elsewhere", 2, 2)

@@ -91,10 +91,10 @@ def call_by_hand(server: Server) -> tuple[str, dict[str, Any]]:
                     return text, frame
 
 
-async def test_an_agent_written_by_hand_calls_a_worker(redis_place: Place) -> None:
+async def test_an_agent_written_by_hand_calls_a_worker(place: Place) -> None:
     """Raw commands get a real worker's stream, in order, with its one end."""
-    server = Server(redis_place)
-    async with redis_place.worker(spell):
+    server = Server(place)
+    async with place.worker(spell):
         text, end = await asyncio.to_thread(call_by_hand, server)
     server.redis.close()
     assert text == "bus"
@@ -136,11 +136,11 @@ def serve_by_hand(server: Server, registered: asyncio.Event, loop: asyncio.Abstr
     return str(request["tool"])
 
 
-async def test_a_worker_written_by_hand_serves_an_agent(redis_place: Place) -> None:
+async def test_a_worker_written_by_hand_serves_an_agent(place: Place) -> None:
     """A real agent discovers the hand-made service, calls it, reads its stream, and sees it go."""
-    server = Server(redis_place)
+    server = Server(place)
     registered = asyncio.Event()
-    async with redis_place.bus() as bus:
+    async with place.bus() as bus:
         serving = asyncio.create_task(asyncio.to_thread(serve_by_hand, server, registered, asyncio.get_running_loop()))
         await registered.wait()
         await bus.wait_for_tool("hand-made")
@@ -179,10 +179,10 @@ def answer_by_hand(server: Server, call: str) -> dict[str, Any]:
     return document | {"asked": int(stored[b"asked"]), "expires": int(stored[b"expires"])}
 
 
-async def test_a_request_is_answered_by_hand(redis_place: Place) -> None:
+async def test_a_request_is_answered_by_hand(place: Place) -> None:
     """A real worker's question is found, read and answered with the page's keys and scripts; the caller sees both frames."""
-    server = Server(redis_place)
-    async with redis_place.serving(permit) as bus, bus.stream("permit") as call:
+    server = Server(place)
+    async with place.serving(permit) as bus, bus.stream("permit") as call:
         seen: list[Any] = []
         async for event in call.events():
             seen.append(event)
@@ -224,10 +224,10 @@ def ask_by_hand(server: Server) -> list[Any]:
     return list(answer)
 
 
-async def test_a_request_is_asked_by_hand(redis_place: Place) -> None:
+async def test_a_request_is_asked_by_hand(place: Place) -> None:
     """A hand-made asker's request is seen and denied by a real bus, and it hears so."""
-    server = Server(redis_place)
-    async with redis_place.bus() as bus:
+    server = Server(place)
+    async with place.bus() as bus:
         asking = asyncio.create_task(asyncio.to_thread(ask_by_hand, server))
         async for request in bus.confirmations.watch():
             assert str(request) == "Allow it?"

@@ -47,11 +47,10 @@ async def hang() -> str:
     return ""
 
 
-@pytest.fixture(params=["memory", "valkey"])
-def settings(request: pytest.FixtureRequest, namespace: str) -> Settings:
-    """Provide the settings of a namespace, in process and on a server."""
-    url = "memory://" if request.param == "memory" else request.getfixturevalue("valkey_server")
-    return Settings.load({}, url=url, namespace=namespace)
+@pytest.fixture
+def settings(valkey_server: str, namespace: str) -> Settings:
+    """Provide the settings of a namespace."""
+    return Settings.load({}, url=valkey_server, namespace=namespace)
 
 
 @pytest.fixture

@@ -42,11 +42,11 @@ class Damage:
         return self._keys.conversation(member.decode())
 
 
-async def test_damaged_conversations_end_in_one_error(redis_place: Place) -> None:
+async def test_damaged_conversations_end_in_one_error(place: Place) -> None:
     """Every hostile value in every field is passed over or one error that says what to do, and the conversation can be deleted."""
-    async with setting(redis_place, lambda body: says("yes")) as given, given.agent() as agent:
+    async with setting(place, lambda body: says("yes")) as given, given.agent() as agent:
         await agent.ask("first")
-        kept, damage = agent._executor.conversations, Damage(redis_place)
+        kept, damage = agent._executor.conversations, Damage(place)
         key = damage.key()
         good = damage.redis.hgetall(key)
         said: set[str] = set()
@@ -71,7 +71,7 @@ async def test_damaged_conversations_end_in_one_error(redis_place: Place) -> Non
         with pytest.raises(ConversationError, match="toolbus operate conversations rm"):
             await agent.ask("third")
         assert await kept.remove("", "c")
-        damage.redis.set(Keys(redis_place.settings.namespace).conversations, "other", ex=60)
+        damage.redis.set(Keys(place.settings.namespace).conversations, "other", ex=60)
         assert (await agent.ask("fourth")).text == "yes"
         assert [each.id for each in await kept.newest(10)] == ["c"]
         damage.redis.close()

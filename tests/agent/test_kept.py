@@ -288,9 +288,9 @@ async def test_what_only_kept_conversations_have_is_refused(place: Place) -> Non
             await agent.resume()
 
 
-async def test_a_call_that_still_runs_is_joined(redis_place: Place) -> None:
+async def test_a_call_that_still_runs_is_joined(place: Place) -> None:
     """An agent that comes after one that vanished reads the stream of its call from the start to the end; the call runs once."""
-    async with setting(redis_place, [calls(("story", {"name": "s"})), says("done")]) as given:
+    async with setting(place, [calls(("story", {"name": "s"})), says("done")]) as given:
         async with given.agent() as agent:
             asking = asyncio.ensure_future(agent.ask("tell"))
             await given.tools.running.wait()

@@ -10,9 +10,9 @@ import msgspec
 from toolbus import Settings
 from toolbus.bus.broker.keys import Keys
 from toolbus.bus.broker.lease.clock import ServerClock
-from toolbus.bus.broker.protocols import Delivery, WorkerListener
+from toolbus.bus.broker.protocols import WorkerListener
 from toolbus.bus.broker.scripts import ALL
-from toolbus.bus.broker.take.requests import BadEntry, Fence, RequestStream, StreamDelivery
+from toolbus.bus.broker.take.requests import BadEntry, Delivery, Fence, RequestStream
 from toolbus.bus.broker.transport.connection import ServerInfo
 from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.values.envelope import Request, encode_request
@@ -277,7 +277,7 @@ class Bench:
         while self.coroutines:
             await self.coroutines.pop(0)
 
-    def hold(self, entry: bytes = b"1-0", *, attempt: int = 1, fence: Fence = FENCE, **fields: Any) -> StreamDelivery:
+    def hold(self, entry: bytes = b"1-0", *, attempt: int = 1, fence: Fence = FENCE, **fields: Any) -> Delivery:
         """Hold a delivery of the stream."""
         found = (entry, attempt, entry_fields(request(entry, **fields)))
         [made] = self.stream.deliveries([found], fence)

@@ -27,13 +27,13 @@ async def seen_by(place: Place, work: Callable[[], Awaitable[None]]) -> list[dic
             seen.append(command)
 
 
-async def test_keys_are_made_together_with_their_ttl(redis_place: Place) -> None:
+async def test_keys_are_made_together_with_their_ttl(place: Place) -> None:
     """A connection may be lost between any two commands: what makes a key sets its TTL, in one script."""
 
     async def work() -> None:
-        async with redis_place.bus(), Admin(redis_place.settings) as admin:
+        async with place.bus(), Admin(place.settings) as admin:
             await admin.pause("anything")
 
-    made = [each for each in await seen_by(redis_place, work) if each["command"].startswith(("XADD", "SADD", "HSET", "SET ", "ZADD"))]
+    made = [each for each in await seen_by(place, work) if each["command"].startswith(("XADD", "SADD", "HSET", "SET ", "ZADD"))]
     assert {each["command"].split()[0] for each in made} == {"XADD", "SADD"}
     assert {each["client_type"] for each in made} == {"lua"}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from toolbus.bus.broker.conversations import RedisConversations
+from toolbus.bus.broker.conversations import Conversations
 from toolbus.bus.broker.keys import Keys
 from toolbus.bus.values.results import ConversationError
 from toolbus.bus.values.settings import Settings
@@ -38,9 +38,9 @@ class Changing:
         return [b"%d" % min(numbers), b"5"]
 
 
-def conversations(server: Any) -> RedisConversations:
+def conversations(server: Any) -> Conversations:
     """Return the conversations of a server."""
-    return RedisConversations(server, Keys("n"), Settings.load({}))
+    return Conversations(server, Keys("n"), Settings.load({}))
 
 
 @pytest.mark.parametrize("times", [0, 1, 3])

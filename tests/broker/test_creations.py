@@ -15,8 +15,9 @@ from tests.servers import eventually
 from toolbus import ToolBus
 from toolbus.bus.broker import creations as module
 from toolbus.bus.broker.admin import Admin
+from toolbus.bus.broker.creations import Creations
 from toolbus.bus.broker.keys import Keys
-from toolbus.bus.broker.protocols import Creations, Spent
+from toolbus.bus.broker.protocols import Spent
 from toolbus.bus.broker.protocols.documents import MOST_LINES, MOST_SPEC
 from toolbus.bus.values.results import ConfigurationError, ToolError
 from toolbus.bus.values.settings import Settings
@@ -92,7 +93,6 @@ async def test_two_keys_that_meet_at_one_id_are_two_tasks(place: Place, monkeypa
     """An id has eight digits only, so another submission may have it already."""
     ids = lambda token, *, keyed: iter(["create_00000001", f"create_{token[:8]}"])  # noqa: E731
     monkeypatch.setattr(module, "ids_of", ids)
-    monkeypatch.setattr("toolbus.bus.broker.memory.creations.ids_of", ids)
     async with queue(place) as tasks:
         first, second = await tasks.submit("a", key="1"), await tasks.submit("b", key="2")
         assert first.id == "create_00000001" != second.id
@@ -207,15 +207,14 @@ async def test_what_is_kept_is_bounded(place: Place, monkeypatch: pytest.MonkeyP
         assert (found.lines, len(found.log), found.log[-1], found.log[0][:3]) == (MOST_LINES + 1, MOST_LINES, "last", "1 y")
         assert max(map(len, found.log)) < 5_000
         monkeypatch.setattr(module, "MOST_OPEN", 3)
-        monkeypatch.setattr("toolbus.bus.broker.memory.creations.MOST_OPEN", 3)
         await asyncio.gather(tasks.submit("b"), tasks.submit("c"))
         with pytest.raises(ToolError, match="room for no more"):
             await tasks.submit("d")
 
 
-async def test_the_same_write_twice_is_one(redis_place: Place) -> None:
+async def test_the_same_write_twice_is_one(place: Place) -> None:
     """After a lost connection a command may be carried out again."""
-    async with queue(redis_place) as tasks:
+    async with queue(place) as tasks:
         await tasks.submit("a")
         claimed = await tasks.claim("w")
         for _ in range(2):
@@ -224,10 +223,10 @@ async def test_the_same_write_twice_is_one(redis_place: Place) -> None:
         assert (found.log, found.spent) == (("a", "b"), Spent(1, 2, 3))
 
 
-async def test_a_task_that_kills_its_processes_is_given_up(redis_place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_task_that_kills_its_processes_is_given_up(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """After so many attempts nobody begins it again, and its result says why."""
     monkeypatch.setattr(module, "_MOST_ATTEMPTS", 2)
-    async with queue(redis_place, lease=LEASE) as tasks:
+    async with queue(place, lease=LEASE) as tasks:
         made = await tasks.submit("a")
         for _ in range(2):
             await eventually(lambda: tasks.claim("w"))
@@ -240,9 +239,9 @@ async def test_a_task_that_kills_its_processes_is_given_up(redis_place: Place, m
         assert "died" in (await tasks.get(made.id)).result
 
 
-async def test_an_operator_sees_and_cancels_tasks(redis_place: Place) -> None:
+async def test_an_operator_sees_and_cancels_tasks(place: Place) -> None:
     """Through the connection of commands."""
-    async with queue(redis_place) as tasks, Admin(redis_place.settings) as admin:
+    async with queue(place) as tasks, Admin(place.settings) as admin:
         made = await tasks.submit("a")
         assert [each.id for each in (await admin.creations.overview()).queued] == [made.id]
         assert await admin.creations.cancel(made.id) == "cancelled"
@@ -264,12 +263,12 @@ async def test_tasks_survive_their_server(fresh_server: Any, tmp_path: Path) -> 
         assert [each.id for each in (await tasks.overview()).queued] == [later.id]
 
 
-async def test_values_that_nothing_of_toolbus_writes_are_passed_over(redis_place: Place) -> None:
+async def test_values_that_nothing_of_toolbus_writes_are_passed_over(place: Place) -> None:
     """A record that can't be read is left out and the others go on."""
     import redis
 
-    keys = Keys(redis_place.settings.namespace)
-    client = redis.Redis.from_url(redis_place.settings.url)
+    keys = Keys(place.settings.namespace)
+    client = redis.Redis.from_url(place.settings.url)
     client.hset(keys.creation("create_aaaaaaaa"), mapping={"status": "what", "spec": b"\xff"})
     client.set(keys.creation("create_bbbbbbbb"), "hostile")
     for name in (b"create_aaaaaaaa", b"create_bbbbbbbb", b"\xff\xfe", b"x" * 9_000):
@@ -277,7 +276,7 @@ async def test_values_that_nothing_of_toolbus_writes_are_passed_over(redis_place
     client.expire(keys.creation("create_aaaaaaaa"), 60)
     client.expire(keys.creation("create_bbbbbbbb"), 60)
     client.close()
-    async with queue(redis_place) as tasks:
+    async with queue(place) as tasks:
         made = await tasks.submit("a")
         assert [each.id for each in (await tasks.overview()).queued] == [made.id]
         claimed = await tasks.claim("w")

@@ -13,7 +13,7 @@ from tests.servers import eventually
 from toolbus import Worker, tool
 from toolbus.bus.broker.admin import Admin
 from toolbus.bus.broker.lease.thread import Beat, LeaseThread, until_next_beat
-from toolbus.bus.broker.registry.registry import RedisRegistry
+from toolbus.bus.broker.registry.registry import Registry
 
 
 @pytest.mark.parametrize(("took", "rest"), [(0.0, 2.0), (0.5, 1.5), (2.0, 0.0), (7.0, 0.0)])
@@ -31,12 +31,12 @@ async def rest() -> str:
 @pytest.mark.anyio
 @pytest.mark.parametrize("early", [True, False], ids=["before it registers", "while it serves"])
 async def test_a_beat_from_before_a_pause_does_not_lift_it(
-    redis_place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, early: bool
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, early: bool
 ) -> None:
     """An answer that is late says what was true when it was asked for; the pause is known by then."""
     caplog.set_level(logging.INFO, "toolbus")
     held, let_go, told = threading.Event(), threading.Event(), threading.Event()
-    beat, tell, register = LeaseThread._beat, LeaseThread._tell, RedisRegistry.register
+    beat, tell, register = LeaseThread._beat, LeaseThread._tell, Registry.register
 
     def late(self: LeaseThread, client: object) -> Beat:
         answer = beat(self, client)  # type: ignore[arg-type]
@@ -48,18 +48,18 @@ async def test_a_beat_from_before_a_pause_does_not_lift_it(
         tell(self, answer)
         self._loop.call_soon_threadsafe(told.set)
 
-    async def registering(self: RedisRegistry, *args: Any) -> Any:
+    async def registering(self: Registry, *args: Any) -> Any:
         if early:
             await eventually(held.is_set)
         return await register(self, *args)
 
-    monkeypatch.setattr(RedisRegistry, "register", registering)
+    monkeypatch.setattr(Registry, "register", registering)
     monkeypatch.setattr(LeaseThread, "_beat", late)
     monkeypatch.setattr(LeaseThread, "_tell", telling)
-    async with Admin(redis_place.settings) as admin:
+    async with Admin(place.settings) as admin:
         if early:
             await admin.pause("beaten")
-        async with Worker([rest], settings=redis_place.settings):
+        async with Worker([rest], settings=place.settings):
             await eventually(held.is_set)
             if not early:
                 await admin.pause("beaten")

@@ -11,7 +11,7 @@ import pytest
 
 from tests.broker.fakes import FENCE, KEYS, SETTINGS, Bench, entry_fields, request
 from toolbus.bus.broker.sessions import Ownership
-from toolbus.bus.broker.take.requests import Fence, StreamDelivery
+from toolbus.bus.broker.take.requests import Delivery, Fence
 from toolbus.bus.values.results import BrokerUnavailable
 
 pytestmark = pytest.mark.anyio
@@ -45,12 +45,12 @@ class Owning:
         """Beat now."""
         self.ownership.beaten(self.bench.times.now, self.bench.times.now, missing=missing)
 
-    def take(self, session: str = "s", user: str = "u") -> StreamDelivery:
+    def take(self, session: str = "s", user: str = "u") -> Delivery:
         """Take a request of a session."""
         self.number += 1
         return self.bench.hold(f"{self.number}-0".encode(), user=user, session=session)
 
-    async def settle(self, *deliveries: StreamDelivery) -> list[StreamDelivery]:
+    async def settle(self, *deliveries: Delivery) -> list[Delivery]:
         """Settle whose they are."""
         return await self.ownership.settle(list(deliveries))
 

@@ -112,10 +112,10 @@ def test_a_queue_that_is_not_served_is_absent(publishing: Publishing) -> None:
     assert not publishing.redis.exists(publishing.keys.queue("none"))
 
 
-def test_a_key_of_another_type_is_no_queue(redis_place: Place) -> None:
+def test_a_key_of_another_type_is_no_queue(place: Place) -> None:
     """It concerns its own requests alone. Only on real servers: fakeredis gives a script no error table for XLEN."""
-    with redis.Redis.from_url(redis_place.settings.url) as client:
-        publishing = Publishing(ScriptPlace(client, redis_place.settings.namespace))
+    with redis.Redis.from_url(place.settings.url) as client:
+        publishing = Publishing(ScriptPlace(client, place.settings.namespace))
         publishing.redis.set(publishing.keys.queue("text"), "x", ex=60)
         assert publishing.flush(1, "one", queue=publishing.keys.queue("text")) == "-"
 

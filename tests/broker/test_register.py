@@ -92,25 +92,25 @@ async def echo(text: str) -> str:
 
 
 @pytest.mark.parametrize("held", ["evil\nnosuch\n0", b"\xff\nno\nsuch\xff\n0", "evil\npool\n00"])
-async def test_a_name_that_is_held_for_no_service_does_not_keep_a_worker_out(redis_place: Place, held: str | bytes) -> None:
+async def test_a_name_that_is_held_for_no_service_does_not_keep_a_worker_out(place: Place, held: str | bytes) -> None:
     """Nobody would ever give it up, and a registration that was lost could not be made again."""
-    keys = Keys(redis_place.settings.namespace)
-    with redis.Redis.from_url(redis_place.settings.url) as client:
+    keys = Keys(place.settings.namespace)
+    with redis.Redis.from_url(place.settings.url) as client:
         client.hset(keys.names, mapping=dict.fromkeys(("t:echo", "s:pool", "q:pool"), held))
-        async with redis_place.serving(echo) as bus:
+        async with place.serving(echo) as bus:
             assert (await bus.call("echo", {"text": "one"}, timeout=5)).output == "one"
 
 
-async def test_a_name_that_another_service_holds_is_refused(redis_place: Place) -> None:
+async def test_a_name_that_another_service_holds_is_refused(place: Place) -> None:
     """Its table or its row shows that it exists."""
-    keys = Keys(redis_place.settings.namespace)
-    with redis.Redis.from_url(redis_place.settings.url) as client:
+    keys = Keys(place.settings.namespace)
+    with redis.Redis.from_url(place.settings.url) as client:
         client.hset(keys.names, "t:echo", "evil\nother\n0")
         client.hset(keys.services, "other", "-{}")
         for key in (keys.names, keys.services):
             client.expire(key, 60)
         with pytest.raises(RegistrationRefused, match="tool/echo belongs to 'evil'"):
-            async with redis_place.worker(echo):
+            async with place.worker(echo):
                 pass
 
 
@@ -126,15 +126,15 @@ class Mapped(ToolService):
         return "here"
 
 
-async def test_a_freed_service_may_be_anothers_with_its_queue(redis_place: Place) -> None:
+async def test_a_freed_service_may_be_anothers_with_its_queue(place: Place) -> None:
     """Within its cooldown a service belongs to who served it; an operator may free it, and its queue is free with it."""
-    async with redis_place.worker(Mapped, owner="first"):
+    async with place.worker(Mapped, owner="first"):
         pass
     with pytest.raises(RegistrationRefused, match="tool-service/mapped belongs to 'first', queue/elsewhere belongs to 'first'"):
-        async with redis_place.worker(Mapped, owner="second"):
+        async with place.worker(Mapped, owner="second"):
             pass
-    async with Admin(redis_place.settings) as admin:
+    async with Admin(place.settings) as admin:
         assert await admin.transfer("tool-service/mapped")
         assert not await admin.transfer("tool-service/mapped")
-    async with redis_place.serving(Mapped, owner="second") as bus:
+    async with place.serving(Mapped, owner="second") as bus:
         assert (await bus.service("mapped").call("al", {}, {}, timeout=5)).output == "here"

@@ -12,7 +12,7 @@ from tests.broker.fakes import FENCE, KEYS, SETTINGS, Bench
 from toolbus.bus.broker.protocols import RefusedTool
 from toolbus.bus.broker.registry.follower import RegistryFollower
 from toolbus.bus.broker.registry.publications import WorkerRegistration
-from toolbus.bus.broker.registry.registry import RedisRegistry, RegisterAnswer
+from toolbus.bus.broker.registry.registry import RegisterAnswer, Registry
 from toolbus.bus.broker.transport.command import ReplyError
 from toolbus.bus.values.descriptors import Publication, ServiceDescriptor, ToolDescriptor
 from toolbus.bus.values.results import BrokerUnavailable, RegistrationRefused, ToolbusError
@@ -31,7 +31,7 @@ class Registering:
         self.bench = bench = Bench()
         self.doubts = 0
         bench.link.answers["register"] = lambda keys, args: [b"ok", 4, *FENCE]
-        self.registry = RedisRegistry(bench.as_link, KEYS, SETTINGS)
+        self.registry = Registry(bench.as_link, KEYS, SETTINGS)
         self.refusals: list[ToolbusError] = []
         bench.link.answers["HMGET"] = [None, None]
         self.registration = WorkerRegistration(bench.as_link, KEYS, "mine", self.registry, bench.streams, self.doubt, self.refusals.append)

@@ -7,8 +7,7 @@ import pytest
 
 from tests.contract import Place
 from tests.servers import eventually
-from toolbus.bus.broker.protocols import Routes
-from toolbus.bus.broker.routes import MOST_LINE, MOST_LINES
+from toolbus.bus.broker.routes import MOST_LINE, MOST_LINES, Routes
 from toolbus.platform.coding.repair import tool_routes
 from toolbus.platform.records import ToolRoute
 
@@ -97,15 +96,15 @@ async def test_output_is_bounded_and_read_from_any_place(place: Place) -> None:
         assert len(kept) < 2 * MOST_LINES
 
 
-async def test_what_a_stranger_wrote_is_left_out(redis_place: Place, caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_a_stranger_wrote_is_left_out(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     """A route that is no document, and a key of a wrong type, keep nobody from the others."""
     import redis
 
     from toolbus.bus.broker.keys import Keys
 
-    keys = Keys(redis_place.settings.namespace)
-    async with redis_place.bus(role="platform") as bus:
-        with redis.Redis.from_url(redis_place.settings.url) as client:
+    keys = Keys(place.settings.namespace)
+    async with place.bus(role="platform") as bus:
+        with redis.Redis.from_url(place.settings.url) as client:
             client.set(keys.hosts, "nonsense", px=60_000)
             client.set(keys.single("a"), "h1", px=60_000)
             client.lpush(keys.output("a"), "nonsense")

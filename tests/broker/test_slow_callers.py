@@ -8,7 +8,7 @@ import pytest
 
 from tests.broker.fakes import KEYS
 from tests.broker.finishing import Finishing
-from toolbus.bus.broker.take.requests import StreamDelivery
+from toolbus.bus.broker.take.requests import Delivery
 
 pytestmark = pytest.mark.anyio
 
@@ -23,12 +23,12 @@ async def finishing() -> AsyncIterator[Finishing]:
     made.bench.forget()
 
 
-def held(finishing: Finishing, entry: bytes = b"1-0", *, shared: bool = False) -> StreamDelivery:
+def held(finishing: Finishing, entry: bytes = b"1-0", *, shared: bool = False) -> Delivery:
     """Return a delivery, with an idempotency key if it is shared."""
     return finishing.bench.hold(entry, shared=shared, idempotency_key="key" if shared else "")
 
 
-async def write(finishing: Finishing, delivery: StreamDelivery, *, times: int, size: int) -> None:
+async def write(finishing: Finishing, delivery: Delivery, *, times: int, size: int) -> None:
     """Write entries of ``size`` bytes."""
     for _ in range(times):
         # The brackets of a JSON list.

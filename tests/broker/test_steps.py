@@ -9,13 +9,13 @@ import pytest
 
 from tests.broker.fakes import FENCE, KEYS, SETTINGS, Bench, FakeListener, Times
 from tests.broker.finishing import Finishing
-from toolbus.bus.broker.agent import RedisAgentBroker
+from toolbus.bus.broker.agent import AgentBroker
 from toolbus.bus.broker.agent_steps import AgentSteps
 from toolbus.bus.broker.lease.clock import ServerClock
 from toolbus.bus.broker.lease.thread import Beat, LeaseThread, Renewal
 from toolbus.bus.broker.take.requests import UNSURE, Fence
 from toolbus.bus.broker.transport.connection import Connector
-from toolbus.bus.broker.worker import RedisWorkerBroker
+from toolbus.bus.broker.worker import WorkerBroker
 from toolbus.bus.broker.worker_steps import BeatEffects, WorkerSteps
 from toolbus.bus.values.results import BrokerUnavailable
 
@@ -56,7 +56,7 @@ async def test_after_any_connect_an_agent_judges_no_lease_for_one_lease() -> Non
     assert agent.reader.resync
 
 
-@pytest.mark.parametrize("made", [RedisWorkerBroker, RedisAgentBroker])
+@pytest.mark.parametrize("made", [WorkerBroker, AgentBroker])
 async def test_a_broker_that_is_not_open_says_so(made: Any) -> None:
     """Every use before ``open`` is an error that callers know."""
     with pytest.raises(BrokerUnavailable, match="not open"):
@@ -66,7 +66,7 @@ async def test_a_broker_that_is_not_open_says_so(made: Any) -> None:
 async def test_frames_leave_before_what_sent_them_is_handed_back() -> None:
     """No frame of the next run may come before one of the run that was cut off."""
     finishing = Finishing()
-    bench, broker = finishing.bench, RedisWorkerBroker(SETTINGS)
+    bench, broker = finishing.bench, WorkerBroker(SETTINGS)
     broker._steps = cast("Any", SimpleNamespace(outbox=finishing.outbox, link=bench.link))
     delivery = bench.hold()
     broker.send(delivery, b"{}")

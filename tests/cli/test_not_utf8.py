@@ -12,7 +12,7 @@ from tests.broker.fakes import KEYS, SETTINGS, FakeLink
 from tests.cli.shell import Shell
 from tests.cli.test_mistakes import ALL
 from toolbus.bus.broker.dead_letters import is_letter_id
-from toolbus.bus.broker.registry.registry import RedisRegistry
+from toolbus.bus.broker.registry.registry import Registry
 from toolbus.bus.broker.transport.wire import Wire
 from toolbus.bus.values.results import ConfigurationError
 from toolbus.bus.values.settings import Settings
@@ -93,7 +93,7 @@ async def test_a_worker_may_run_in_a_folder_of_any_name() -> None:
     """The place of its code is noted as far as it can be sent, and is no other one for that."""
     link = FakeLink()
     link.answers["HSCAN"] = lambda keys, args: [b"0", [b"i:mine", b"1:x", b"o:mine", link.args("HSET")[0][2].encode()]]
-    registry = RedisRegistry(cast("Any", link), KEYS, SETTINGS)
+    registry = Registry(cast("Any", link), KEYS, SETTINGS)
     assert await registry.compare("pool", "mine", f"host:/{BAD}/tools.py") == []
     assert link.args("HSET") == [(KEYS.instances("pool"), "o:mine", "host:/\ufffd/tools.py")]
 

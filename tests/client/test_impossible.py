@@ -35,18 +35,18 @@ def sound(params: dict[str, Any]) -> Any:
     return params
 
 
-async def test_an_impossible_schema_is_the_tools_error(redis_place: Place) -> None:
+async def test_an_impossible_schema_is_the_tools_error(place: Place) -> None:
     """A worker in another language may publish one: its tools fail and say why, called plainly or by a model, and the others work."""
-    settings = redis_place.settings
+    settings = place.settings
     table = f"tb:{{{settings.namespace}}}:reg:services"
-    async with redis_place.worker(sound):
+    async with place.worker(sound):
         with redis.Redis.from_url(settings.url) as client:
             whole = json.loads(client.hget(table, "schemas")[1:])
             one = whole["tools"][0]
             names = [f"bad{number}" for number in range(len(IMPOSSIBLE))]
             whole["tools"] += [{**one, "name": name, "parameters": schema} for name, schema in zip(names, IMPOSSIBLE, strict=True)]
             client.hset(table, "schemas", b"+" + json.dumps(whole).encode())
-        async with redis_place.bus() as bus:
+        async with place.bus() as bus:
             called = [(await bus.call(name, {"a": 1})).error for name in names]
             executed = [await bus.executor().execute(name, {"a": 1}) for name in names]
             assert (await bus.call("sound", {"n": 1})).data == {"n": 1}

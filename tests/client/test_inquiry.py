@@ -10,8 +10,8 @@ import pytest
 from tests.client.frames import run
 from tests.servers import eventually
 from toolbus import ErrorInfo, Settings
+from toolbus.bus.broker import agent
 from toolbus.bus.broker.protocols import Fate
-from toolbus.bus.client.calls import connection
 from toolbus.bus.client.calls import connection as inquiry
 from toolbus.bus.client.calls.call import Call, CallTarget
 from toolbus.bus.client.calls.dispatcher import Dispatcher
@@ -76,7 +76,7 @@ class Stage:
 async def stage(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Stage]:
     """Publish a ``once`` call through a bus, and give it up."""
     broker = Broker()
-    monkeypatch.setattr(connection, "agent_broker", lambda _: broker)
+    monkeypatch.setattr(agent, "AgentBroker", lambda _: broker)
     bus = Dispatcher(Settings.load({}))
     await bus.open()
     found = SimpleNamespace(service="s", queue="q", queue_limit=0, config={}, effect="once", digest="", usual=0.0, sticky=False)

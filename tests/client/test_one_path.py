@@ -292,13 +292,13 @@ async def test_a_call_that_waits_for_its_tool_can_be_ended(local: Place, ends: s
 
 
 @pytest.mark.parametrize("door", ["sync", "nanoclaw"])
-async def test_threads_take_the_same_path(redis_place: Place, door: str) -> None:
+async def test_threads_take_the_same_path(place: Place, door: str) -> None:
     """A model's call from a thread waits for a person, by the blocking bus and by the other project's registry."""
-    async with redis_place.worker(revision()), redis_place.bus() as other:
+    async with place.worker(revision()), place.bus() as other:
         await other.wait_for_tool("pay")
 
         def call() -> str:
-            with sync.ToolBus(settings=redis_place.settings) as bus:
+            with sync.ToolBus(settings=place.settings) as bus:
                 if door == "sync":
                     return str(bus.process_tool_calls(CALL)[0]["content"])
                 return str(BusRegistry(bus).execute("pay", {"amount": 7})["error"])

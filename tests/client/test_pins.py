@@ -194,14 +194,14 @@ def test_limits_are_free(field: str) -> None:
     assert digest_of(msgspec.structs.replace(BASE, **FREE[field])) == digest_of(BASE)
 
 
-async def test_operators_list_and_decide(redis_place: Place) -> None:
+async def test_operators_list_and_decide(place: Place) -> None:
     """The operator's connection tells the state of each tool, approves only the form that was looked at, and pins new tools."""
-    async with Admin(redis_place.settings) as admin:
+    async with Admin(place.settings) as admin:
 
         async def states() -> dict[str, str]:
             return {each.name: each.state for each in await admin.pins.all()}
 
-        async with redis_place.serving(search(), other) as bus:
+        async with place.serving(search(), other) as bus:
             await bus.wait_for_tool("search")
             assert await states() == {"search": "unpinned", "other": "unpinned"}
             assert await admin.pins.pin_new((await admin.pins.offered()).values(), by="mount") == ["other", "search"]
@@ -216,7 +216,7 @@ async def test_operators_list_and_decide(redis_place: Place) -> None:
             for name in ("", "a/b", "a b", "x" * 129, "a\nb"):
                 with pytest.raises(ConfigurationError, match="no tool can have the name"):
                     await admin.pins.reject(name)
-        async with redis_place.serving(search(confirm=True), other) as bus:
+        async with place.serving(search(confirm=True), other) as bus:
             await eventually(lambda: reason_of(bus), timeout=60.0)
             [changed] = [each for each in await admin.pins.all() if each.name == "search"]
             assert (changed.state, changed.changes) == ("changed", ("confirm",))

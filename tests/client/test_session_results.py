@@ -10,8 +10,8 @@ from tests.client.executing import chat, find_docs, info
 from tests.contract import Place
 from tests.gateway.running import client_of
 from toolbus import ToolBus
+from toolbus.bus.broker.agent_steps import SessionResults
 from toolbus.bus.broker.keys import Keys, session_digest
-from toolbus.bus.broker.protocols import SessionResults
 from toolbus.bus.broker.protocols.documents import MOST_BYTES, MOST_RESULTS
 
 pytestmark = pytest.mark.anyio
@@ -39,12 +39,12 @@ async def test_the_latest_results_are_kept(place: Place) -> None:
         assert await results.read("u", "nothing") == []
 
 
-async def test_results_have_an_end(redis_place: Place) -> None:
+async def test_results_have_an_end(place: Place) -> None:
     """A session that is not used for the retention time leaves nothing behind."""
-    key = Keys(redis_place.settings.namespace).results(session_digest("u", "s"))
-    async with redis_place.bus(retention=90.0) as bus:
+    key = Keys(place.settings.namespace).results(session_digest("u", "s"))
+    async with place.bus(retention=90.0) as bus:
         await shared(bus).keep("u", "s", [b"1"])
-        with redis.Redis.from_url(redis_place.settings.url) as client:
+        with redis.Redis.from_url(place.settings.url) as client:
             assert 0 < client.pttl(key) <= 90_000
 
 

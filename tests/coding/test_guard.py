@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from toolbus.bus.broker.memory.hub import MemoryTallies
 from toolbus.bus.middleware.chain import ToolCall
 from toolbus.bus.values.results import ToolResult
 from toolbus.platform.coding.guard import Guard
+from toolbus.testing.recorder import OwnTallies
 
 pytestmark = pytest.mark.anyio
 
@@ -55,7 +55,7 @@ def call(tool: str, key: str = "", **arguments: Any) -> ToolCall:
         effect="",
         side="handler",
         attempt=1,
-        tallies=MemoryTallies(),
+        tallies=OwnTallies(),
         idempotency_key=key,
     )
 

@@ -61,10 +61,10 @@ async def _has(bus: ToolBus, tool: RecordedTool, state: State) -> None:
     await bus.tools.catalogue.wait(lambda: f"recorded/{tool.tool_id}" in bus.tools.catalogue.documents.by_key)
 
 
-async def test_a_failing_tool_gets_one_repair_at_a_time_and_few_a_day(redis_place: Place) -> None:
+async def test_a_failing_tool_gets_one_repair_at_a_time_and_few_a_day(place: Place) -> None:
     """However many workers look; none while a repaired form waits for approval."""
     options = CodingOptions(repair=True, repairs_a_day=2)
-    async with redis_place.bus(role="operator") as bus, redis_place.bus(role="operator") as other:
+    async with place.bus(role="operator") as bus, place.bus(role="operator") as other:
         first = await bus.creations.submit("stitch images")
         await _has(bus, msgspec.structs.replace(TOOL, made_by=first.id), "failed")
         await other.tools.catalogue.wait(lambda: "recorded/stitch" in other.tools.catalogue.documents.by_key)
@@ -83,9 +83,9 @@ async def test_a_failing_tool_gets_one_repair_at_a_time_and_few_a_day(redis_plac
         assert await watchers[0].look() == []
 
 
-async def test_others_tools_and_healthy_ones_are_left_alone(redis_place: Place) -> None:
+async def test_others_tools_and_healthy_ones_are_left_alone(place: Place) -> None:
     """Only what a coding agent wrote is repaired, and not while its repaired form waits."""
-    async with redis_place.bus(role="operator") as bus:
+    async with place.bus(role="operator") as bus:
         watcher = Repairs(bus, CodingOptions(repair=True), 60.0)
         await _has(bus, msgspec.structs.replace(TOOL, made_by="import"), "failed")
         assert await watcher.look() == []

@@ -243,10 +243,10 @@ async def test_a_tool_makes_one_client_on_concurrent_first_use(place: Place) -> 
         assert (await nobody.invoke()).startswith("Hey trustgraph!")
 
 
-async def test_a_client_of_its_own_opens_and_closes_its_bus(redis_place: Place) -> None:
+async def test_a_client_of_its_own_opens_and_closes_its_bus(place: Place) -> None:
     """Without a bus the client connects at its first call, once for calls at the same time, and stop() closes cleanly."""
-    async with redis_place.worker(Processor(topic="joke").as_service()):
-        client = ToolServiceClient(REQUEST, settings=redis_place.settings)
+    async with place.worker(Processor(topic="joke").as_service()):
+        client = ToolServiceClient(REQUEST, settings=place.settings)
         assert len(set(await asyncio.gather(*(client.call("al", {}, {"topic": "x"}) for _ in range(8))))) == 1
         await client.stop()
         await client.stop()

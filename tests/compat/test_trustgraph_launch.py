@@ -101,12 +101,12 @@ async def served(bus: ToolBus, processes: int = 1) -> None:
     await eventually(lambda: "trustgraph.joke" in bus.services)
 
 
-async def test_launch_serves_until_sigterm_and_finishes_what_runs(redis_place: Place, launch: Launch, tmp_path: Path) -> None:
+async def test_launch_serves_until_sigterm_and_finishes_what_runs(place: Place, launch: Launch, tmp_path: Path) -> None:
     """The process serves its topic with the subclass's own options; on SIGTERM the running call is answered, and it exits with 0."""
-    url, namespace = redis_place.settings.url, redis_place.settings.namespace
+    url, namespace = place.settings.url, place.settings.namespace
     process = launch(url, namespace, "-t", "joke", "--place", "there")
     marker = tmp_path / "waits"
-    async with redis_place.bus() as bus:
+    async with place.bus() as bus:
         await served(bus)
         client = ToolServiceClient(REQUEST, bus=bus)
         assert await client.call("al", {"style": "pun"}, {"topic": "tea"}) == "joke-service there al pun tea"
@@ -120,13 +120,13 @@ async def test_launch_serves_until_sigterm_and_finishes_what_runs(redis_place: P
     assert (process.returncode, "Traceback" in told) == (0, False), told
 
 
-async def test_two_processes_share_a_topic(redis_place: Place, launch: Launch, tmp_path: Path) -> None:
+async def test_two_processes_share_a_topic(place: Place, launch: Launch, tmp_path: Path) -> None:
     """Each takes one call at a time, as in that project: two calls run at once in two processes."""
-    url, namespace = redis_place.settings.url, redis_place.settings.namespace
+    url, namespace = place.settings.url, place.settings.namespace
     for number in (1, 2):
         launch(url, namespace, "--topic", "joke", "--id", f"joke-{number}")
     markers = [tmp_path / "first", tmp_path / "second"]
-    async with redis_place.bus() as bus:
+    async with place.bus() as bus:
         await served(bus, 2)
         service = bus.service(REQUEST)
         calls = [service.stream("al", {}, {"wait": str(marker)}) for marker in markers]

@@ -105,11 +105,11 @@ class Caller:
         return [frame for frame in frames if frame.get("end_of_stream")]
 
 
-async def test_a_dead_callers_work_is_skipped_and_stopped(redis_place: Place) -> None:
+async def test_a_dead_callers_work_is_skipped_and_stopped(place: Place) -> None:
     """Without its reply stream a call that runs is cancelled, though it sends nothing, and one that waits is never run."""
-    async with redis_place.worker(wait, concurrency=2, lease=1.0), redis_place.bus() as bus:
+    async with place.worker(wait, concurrency=2, lease=1.0), place.bus() as bus:
         await bus.wait_for_tool("wait")
-        caller = Caller(redis_place)
+        caller = Caller(place)
         blocker = asyncio.create_task(bus.call("wait", {"name": "blocker", "seconds": 7.0}, timeout=30.0))
         caller.call("wait", name="running", seconds=60.0)
         await eventually(lambda: sorted(stage.runs) == ["blocker", "running"])
@@ -129,11 +129,11 @@ async def test_a_dead_callers_work_is_skipped_and_stopped(redis_place: Place) ->
 
 
 @pytest.mark.parametrize(("size", "limits"), [(10, {"reply_limit": 100}), (60_000, {"reply_bytes": 2_000_000, "max_output": 2_000_000})])
-async def test_a_caller_that_does_not_read_is_cut_off_and_hurts_nobody(redis_place: Place, size: int, limits: dict[str, int]) -> None:
+async def test_a_caller_that_does_not_read_is_cut_off_and_hurts_nobody(place: Place, size: int, limits: dict[str, int]) -> None:
     """Over the bound of entries or bytes its calls end as slow_consumer; others are served all the while."""
-    async with redis_place.worker(flood, wait, **limits), redis_place.bus() as bus:
+    async with place.worker(flood, wait, **limits), place.bus() as bus:
         await bus.wait_for_tool("flood")
-        caller = Caller(redis_place)
+        caller = Caller(place)
         caller.call("flood", size=size)
         await eventually(lambda: stage.runs == ["flood"])
         assert (await bus.call("wait", {"name": "beside", "seconds": 0.0}, timeout=10.0)).success
@@ -148,9 +148,9 @@ async def test_a_caller_that_does_not_read_is_cut_off_and_hurts_nobody(redis_pla
         caller.redis.close()
 
 
-async def test_cancellation_follows_nested_calls(redis_place: Place) -> None:
+async def test_cancellation_follows_nested_calls(place: Place) -> None:
     """When the outer call is cancelled the inner one's handler is too, on whatever worker it runs."""
-    async with redis_place.worker(nest), redis_place.worker(wait), redis_place.bus() as bus:
+    async with place.worker(nest), place.worker(wait), place.bus() as bus:
         await bus.wait_for_tool("nest")
         await bus.wait_for_tool("wait")
         call = asyncio.create_task(bus.call("nest", {"name": "inner"}, timeout=30.0))
@@ -160,12 +160,12 @@ async def test_cancellation_follows_nested_calls(redis_place: Place) -> None:
 
 
 @pytest.mark.parametrize("skew", [3600.0, -3600.0])
-async def test_a_wrong_clock_on_a_machine_changes_nothing(redis_place: Place, monkeypatch: pytest.MonkeyPatch, skew: float) -> None:
+async def test_a_wrong_clock_on_a_machine_changes_nothing(place: Place, monkeypatch: pytest.MonkeyPatch, skew: float) -> None:
     """With wall clocks an hour off at agent and worker, deadlines, leases and streams are as ever."""
     true = time.time
     monkeypatch.setattr(time, "time", lambda: true() + skew)
     monkeypatch.setattr(time, "time_ns", lambda: int((true() + skew) * 1e9))
-    async with redis_place.worker(wait, lease=0.5), redis_place.bus(lease=0.5) as bus:
+    async with place.worker(wait, lease=0.5), place.bus(lease=0.5) as bus:
         await bus.wait_for_tool("wait")
         slow = asyncio.create_task(bus.call("wait", {"name": "slow", "seconds": 1.5}, timeout=10.0))
         late = await bus.call("wait", {"name": "late", "seconds": 30.0}, timeout=0.5)

@@ -87,18 +87,16 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 @pytest.mark.parametrize("at_once", [True, False])
 @pytest.mark.parametrize("key", ["", "k"])
 @pytest.mark.parametrize("name", ["silent", "pay", "speak"])
-async def test_running_calls_outlive_a_clock_that_is_set_forward(
-    redis_place: Place, clock: Clock, name: str, key: str, at_once: bool
-) -> None:
+async def test_running_calls_outlive_a_clock_that_is_set_forward(place: Place, clock: Clock, name: str, key: str, at_once: bool) -> None:
     """They run once and are answered, whether they end before the agent has noticed or after."""
-    with redis.Redis.from_url(redis_place.settings.url) as client:
-        async with redis_place.serving(silent) as bus:
+    with redis.Redis.from_url(place.settings.url) as client:
+        async with place.serving(silent) as bus:
             await bus.wait_for_tool(name)
             call = asyncio.create_task(bus.call(name, idempotency_key=key, timeout=30.0))
             await eventually(lambda: len(runs) == 1)
-            clock.set_forward(redis_place, HOUR + 60.0)
+            clock.set_forward(place, HOUR + 60.0)
             if not at_once:
-                replies = Keys(redis_place.settings.namespace).replies(bus._dispatcher.opened().agent)
+                replies = Keys(place.settings.namespace).replies(bus._dispatcher.opened().agent)
                 await eventually(lambda: key or client.exists(replies))
             go.set()
             result: ToolResult = await call

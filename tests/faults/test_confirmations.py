@@ -77,9 +77,9 @@ class Processes:
 
 
 @pytest.fixture
-def processes(redis_place: Place, forks: ForkServer) -> Iterator[Processes]:
+def processes(place: Place, forks: ForkServer) -> Iterator[Processes]:
     """Programs of the test's own, killed at its end."""
-    made = Processes(redis_place, forks)
+    made = Processes(place, forks)
     yield made
     for process in made.started:
         process.kill()
@@ -96,9 +96,9 @@ async def one_but(bus: ToolBus, *others: str) -> ConfirmationRequest:
     return request
 
 
-async def test_the_request_of_a_dead_agent_disappears(redis_place: Place, processes: Processes) -> None:
+async def test_the_request_of_a_dead_agent_disappears(place: Place, processes: Processes) -> None:
     """An agent that is killed while it waits leaves its request for ten seconds; who answers it meanwhile does no harm."""
-    async with redis_place.serving(guarded, lease=1.0) as bus:
+    async with place.serving(guarded, lease=1.0) as bus:
         agent = processes.start(AGENT)
         await one_but(bus)
         agent.kill()
@@ -111,9 +111,9 @@ async def test_the_request_of_a_dead_agent_disappears(redis_place: Place, proces
         assert time.monotonic() - killed < 15
 
 
-async def test_a_dead_workers_question_is_asked_anew(redis_place: Place, processes: Processes) -> None:
+async def test_a_dead_workers_question_is_asked_anew(place: Place, processes: Processes) -> None:
     """When the worker is killed in mid-wait the next one asks anew, and the call goes on, though its timeout is long over."""
-    async with redis_place.bus(lease=1.0) as bus:
+    async with place.bus(lease=1.0) as bus:
         first = processes.start(WORKER)
         await bus.wait_for_tool("risky", timeout=20)
         call = asyncio.create_task(bus.call("risky", timeout=4.0))
@@ -133,9 +133,9 @@ async def test_a_dead_workers_question_is_asked_anew(redis_place: Place, process
         assert result.output == "went on, attempt 2", result.error
 
 
-async def test_once_work_that_asked_is_not_run_again(redis_place: Place, processes: Processes) -> None:
+async def test_once_work_that_asked_is_not_run_again(place: Place, processes: Processes) -> None:
     """A `once` handler whose worker is killed in mid-wait ends as outcome_unknown, and nobody is asked twice."""
-    async with redis_place.bus(lease=1.0) as bus:
+    async with place.bus(lease=1.0) as bus:
         first = processes.start(WORKER)
         await bus.wait_for_tool("risky_once", timeout=20)
         call = asyncio.create_task(bus.call("risky_once", timeout=3.0))

@@ -169,9 +169,9 @@ async def test_once_work_queued_in_an_append_only_file_is_run_after_a_restart(fr
     assert runs == ["first", "second"]
 
 
-async def test_once_work_whose_time_is_up_says_whether_it_may_have_happened(redis_place: Place) -> None:
+async def test_once_work_whose_time_is_up_says_whether_it_may_have_happened(place: Place) -> None:
     """Running when the deadline passes it ends as outcome_unknown; queued, as deadline_exceeded, and it never runs."""
-    async with redis_place.worker(pay, concurrency=1), redis_place.bus() as bus:
+    async with place.worker(pay, concurrency=1), place.bus() as bus:
         await bus.wait_for_tool("pay")
         running = asyncio.create_task(bus.call("pay", {"name": "running", "seconds": 2.0}, timeout=1.0))
         await eventually(lambda: runs == ["running"])
@@ -182,18 +182,18 @@ async def test_once_work_whose_time_is_up_says_whether_it_may_have_happened(redi
     assert runs == ["running", "next"]
 
 
-async def test_a_paused_agent_still_learns_that_once_work_is_unknown(redis_place: Place) -> None:
+async def test_a_paused_agent_still_learns_that_once_work_is_unknown(place: Place) -> None:
     """When no worker says anything until the deadline the caller finds out by itself, within about a second."""
-    async with redis_place.bus() as bus:
-        worker = redis_place.worker(pay)
+    async with place.bus() as bus:
+        worker = place.worker(pay)
         await worker.__aenter__()
         await bus.wait_for_tool("pay")
         call = asyncio.create_task(bus.call("pay", {"name": "mute", "seconds": 30.0}, timeout=1.5))
         await eventually(lambda: runs == ["mute"])
         # Deaf and mute from here on: nothing it says arrives.
-        client = redis.Redis.from_url(redis_place.settings.url)
-        client.xgroup_destroy(f"tb:{{{redis_place.settings.namespace}}}:q:effects", "g")
-        client.delete(f"tb:{{{redis_place.settings.namespace}}}:q:effects")
+        client = redis.Redis.from_url(place.settings.url)
+        client.xgroup_destroy(f"tb:{{{place.settings.namespace}}}:q:effects", "g")
+        client.delete(f"tb:{{{place.settings.namespace}}}:q:effects")
         client.close()
         assert error_of(await call).type == "outcome_unknown"
         await worker.drain()

@@ -17,15 +17,15 @@ DOCUMENT = b'{"name": "x", "description": "Be there.", "service": "pool"}'
 
 @pytest.mark.parametrize("key", ["tool/x", "tool-service/x", "toolkit/x"])
 @pytest.mark.parametrize("record", [b"evil\nnosuch\n0", b"evil\nnosuch\n" + b"9" * 400, b"\xff\n\xff\n0", b"\n\n0", b"junk", b""])
-async def test_an_operator_can_put_a_document_in_the_end(redis_place: Place, key: str, record: bytes) -> None:
+async def test_an_operator_can_put_a_document_in_the_end(place: Place, key: str, record: bytes) -> None:
     """At once, or after `rm --force`, which the refusal names with the record."""
-    keys = Keys(redis_place.settings.namespace)
+    keys = Keys(place.settings.namespace)
     kind, _, name = key.partition("/")
     field = {"tool": "t", "tool-service": "s", "toolkit": "k"}[kind] + f":{name}"
-    client = redis.Redis.from_url(redis_place.settings.url)
+    client = redis.Redis.from_url(place.settings.url)
     client.hset(keys.names, field, record)
     owner = "me" if kind == "toolkit" else ""
-    async with Admin(redis_place.settings) as admin:
+    async with Admin(place.settings) as admin:
         refused = ""
         try:
             await admin.put(key, DOCUMENT, owner)
@@ -41,11 +41,11 @@ async def test_an_operator_can_put_a_document_in_the_end(redis_place: Place, key
     client.close()
 
 
-async def test_a_name_held_for_a_service_that_never_was_is_free(redis_place: Place) -> None:
+async def test_a_name_held_for_a_service_that_never_was_is_free(place: Place) -> None:
     """Nobody would ever give it up."""
-    keys = Keys(redis_place.settings.namespace)
-    client = redis.Redis.from_url(redis_place.settings.url)
+    keys = Keys(place.settings.namespace)
+    client = redis.Redis.from_url(place.settings.url)
     client.hset(keys.names, "t:x", b"evil\nnosuch\n0")
-    async with Admin(redis_place.settings) as admin:
+    async with Admin(place.settings) as admin:
         await admin.put("tool/x", DOCUMENT)
     client.close()

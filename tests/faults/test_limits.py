@@ -21,11 +21,11 @@ async def work(n: int) -> int:
     return n
 
 
-async def test_limits_and_usage_survive_cut_connections(redis_place: Place) -> None:
+async def test_limits_and_usage_survive_cut_connections(place: Place) -> None:
     """While every connection is killed again and again all calls within the limits are answered, and none goes uncounted."""
     around = [Metering(), RateLimit(10_000, per=1), Quota(10_000)]
-    async with Worker(work, settings=redis_place.settings, middleware=around) as worker, redis_place.bus() as bus:
-        with redis.Redis.from_url(redis_place.settings.url) as client:
+    async with Worker(work, settings=place.settings, middleware=around) as worker, place.bus() as bus:
+        with redis.Redis.from_url(place.settings.url) as client:
 
             async def cut() -> None:
                 for each in client.client_list():
@@ -37,7 +37,7 @@ async def test_limits_and_usage_survive_cut_connections(redis_place: Place) -> N
                 await eventually(lambda: worker.started > 0)
                 await cut()
                 assert all([(await call).success for call in calls])
-            count = sum(int(client.hget(key, "used") or 0) for key in client.scan_iter(f"tb:{{{redis_place.settings.namespace}}}:quota:*"))  # type: ignore[arg-type]
+            count = sum(int(client.hget(key, "used") or 0) for key in client.scan_iter(f"tb:{{{place.settings.namespace}}}:quota:*"))  # type: ignore[arg-type]
         # A use whose answer was lost with its connection may count twice.
         assert count >= 150
 
@@ -47,16 +47,16 @@ async def test_limits_and_usage_survive_cut_connections(redis_place: Place) -> N
         await eventually(counted, timeout=15)
 
 
-async def test_limits_hold_while_the_server_is_full(redis_place: Place) -> None:
+async def test_limits_hold_while_the_server_is_full(place: Place) -> None:
     """Without memory the counts still go on: what a limit refuses it refuses, and what it allows is answered."""
-    settings, full = redis_place.settings, asyncio.Event()
+    settings, full = place.settings, asyncio.Event()
 
     async def wait_until_full(call: ToolCall, next: Next) -> ToolResult:
         await full.wait()
         return await next(call)
 
     around = [wait_until_full, Metering(), RateLimit(2, per=600), Quota(2)]
-    async with Worker(work, settings=settings, middleware=around) as worker, redis_place.bus() as bus:
+    async with Worker(work, settings=settings, middleware=around) as worker, place.bus() as bus:
         calls = [asyncio.ensure_future(bus.call("work", {"n": n})) for n in range(3)]
         with redis.Redis.from_url(settings.url) as client:
             await eventually(lambda: worker.started == 3)

@@ -111,12 +111,12 @@ async def test_flushall_heals_by_itself(fresh_server: FreshServer) -> None:
     client.close()
 
 
-async def test_a_destroyed_group_loses_no_call(redis_place: Place) -> None:
+async def test_a_destroyed_group_loses_no_call(place: Place) -> None:
     """With the group gone in mid-call the work is done again under a new generation, and answered once."""
-    async with redis_place.worker(nap, lease=0.5), redis_place.bus(lease=0.5) as bus:
+    async with place.worker(nap, lease=0.5), place.bus(lease=0.5) as bus:
         call = asyncio.create_task(bus.call("nap", {"seconds": 0.5}, timeout=20.0))
-        client = redis.Redis.from_url(redis_place.settings.url)
-        queue = keys_of(redis_place) + "q:steady"
+        client = redis.Redis.from_url(place.settings.url)
+        queue = keys_of(place) + "q:steady"
         await eventually(lambda: client.xlen(queue) == 1 and client.xpending(queue, "g")["pending"] == 1)
         client.xgroup_destroy(queue, "g")
         assert (await call).output == "rested"
@@ -124,10 +124,10 @@ async def test_a_destroyed_group_loses_no_call(redis_place: Place) -> None:
         client.close()
 
 
-async def test_killed_connections_lose_no_call(redis_place: Place) -> None:
+async def test_killed_connections_lose_no_call(place: Place) -> None:
     """CLIENT KILL in the middle of many calls: each ends once, with its own answer."""
-    async with redis_place.worker(echo), redis_place.bus() as bus:
-        client = redis.Redis.from_url(redis_place.settings.url)
+    async with place.worker(echo), place.bus() as bus:
+        client = redis.Redis.from_url(place.settings.url)
         calls = [asyncio.create_task(bus.call("echo", {"text": str(number)}, timeout=20.0)) for number in range(500)]
         for _ in range(3):
             await asyncio.sleep(0)
@@ -149,27 +149,27 @@ async def test_killed_connections_lose_no_call(redis_place: Place) -> None:
         {"nonsense": "1"},
     ],
 )
-async def test_unreadable_requests_are_set_aside_and_the_worker_goes_on(redis_place: Place, fields: dict[str, Any]) -> None:
+async def test_unreadable_requests_are_set_aside_and_the_worker_goes_on(place: Place, fields: dict[str, Any]) -> None:
     """Malformed, oversized, nested or foreign entries become dead letters; the next call is served."""
-    async with redis_place.worker(echo), redis_place.bus() as bus:
-        client = redis.Redis.from_url(redis_place.settings.url)
-        client.xadd(keys_of(redis_place) + "q:steady", fields)
+    async with place.worker(echo), place.bus() as bus:
+        client = redis.Redis.from_url(place.settings.url)
+        client.xadd(keys_of(place) + "q:steady", fields)
         assert (await bus.call("echo", {"text": "fine"})).output == "fine"
-        letters = keys_of(redis_place) + "dlq:steady"
+        letters = keys_of(place) + "dlq:steady"
         await eventually(lambda: client.xlen(letters) == 1)
         assert client.pttl(letters) > 0
-        await eventually(lambda: client.xlen(keys_of(redis_place) + "q:steady") == 0)
+        await eventually(lambda: client.xlen(keys_of(place) + "q:steady") == 0)
         client.close()
 
 
-async def test_a_malformed_request_with_an_address_is_answered(redis_place: Place) -> None:
+async def test_a_malformed_request_with_an_address_is_answered(place: Place) -> None:
     """When id and agent can be read the caller gets an error instead of silence."""
-    async with redis_place.worker(echo), redis_place.bus() as bus:
-        client = redis.Redis.from_url(redis_place.settings.url)
-        replies = keys_of(redis_place) + "rsp:someone"
+    async with place.worker(echo), place.bus() as bus:
+        client = redis.Redis.from_url(place.settings.url)
+        replies = keys_of(place) + "rsp:someone"
         client.xadd(replies, {"o": "1"})
         document = b'{"id": "call-1", "agent": "someone", "service": "steady", "arguments": "not an object"}'
-        client.xadd(keys_of(redis_place) + "q:steady", {"r": document, "d": "99999999999999"})
+        client.xadd(keys_of(place) + "q:steady", {"r": document, "d": "99999999999999"})
         await eventually(lambda: client.xlen(replies) == 2)
         frame = msgspec.json.decode(client.xrange(replies)[1][1][b"f"])[0]
         client.delete(replies)
@@ -178,22 +178,22 @@ async def test_a_malformed_request_with_an_address_is_answered(redis_place: Plac
         assert (await bus.call("echo", {"text": "fine"})).output == "fine"
 
 
-async def test_unreadable_frames_are_skipped(redis_place: Place) -> None:
+async def test_unreadable_frames_are_skipped(place: Place) -> None:
     """Garbage on an agent's reply stream is counted and skipped; its calls go on."""
-    async with redis_place.worker(echo), redis_place.bus() as bus:
-        client = redis.Redis.from_url(redis_place.settings.url)
+    async with place.worker(echo), place.bus() as bus:
+        client = redis.Redis.from_url(place.settings.url)
         for payload in (b"garbage", b"\xff", b"[" * 50_000, b'[{"id": 1}, {"id": "x", "run": "y"}]'):
-            client.xadd(keys_of(redis_place) + f"rsp:{bus.agent}", {"f": payload})
+            client.xadd(keys_of(place) + f"rsp:{bus.agent}", {"f": payload})
         client.close()
         assert (await bus.call("echo", {"text": "fine"})).output == "fine"
         await eventually(lambda: bus.statistics()["malformed"] == 4)
 
 
-async def test_a_deleted_reply_stream_is_made_anew(redis_place: Place) -> None:
+async def test_a_deleted_reply_stream_is_made_anew(place: Place) -> None:
     """An agent whose reply stream vanished notices, and its next calls are answered."""
-    async with redis_place.worker(echo, lease=0.5), redis_place.bus(lease=0.5) as bus:
-        client = redis.Redis.from_url(redis_place.settings.url)
-        client.delete(keys_of(redis_place) + f"rsp:{bus.agent}")
+    async with place.worker(echo, lease=0.5), place.bus(lease=0.5) as bus:
+        client = redis.Redis.from_url(place.settings.url)
+        client.delete(keys_of(place) + f"rsp:{bus.agent}")
         client.close()
 
         async def healed() -> bool:
@@ -202,7 +202,7 @@ async def test_a_deleted_reply_stream_is_made_anew(redis_place: Place) -> None:
         await eventually(healed, timeout=15)
 
 
-async def test_an_agent_that_is_gone_stops_its_running_call(redis_place: Place) -> None:
+async def test_an_agent_that_is_gone_stops_its_running_call(place: Place) -> None:
     """When a reply stream no longer exists, the handler that writes to it is cancelled."""
     stopped = asyncio.Event()
 
@@ -216,10 +216,10 @@ async def test_an_agent_that_is_gone_stops_its_running_call(redis_place: Place) 
         finally:
             stopped.set()
 
-    async with redis_place.worker(produce), redis_place.bus() as bus, bus.stream("produce") as call:
+    async with place.worker(produce), place.bus() as bus, bus.stream("produce") as call:
         async for _ in call:
-            client = redis.Redis.from_url(redis_place.settings.url)
-            client.delete(keys_of(redis_place) + f"rsp:{bus.agent}")
+            client = redis.Redis.from_url(place.settings.url)
+            client.delete(keys_of(place) + f"rsp:{bus.agent}")
             client.close()
             break
         await asyncio.wait_for(stopped.wait(), 5)
@@ -289,22 +289,22 @@ async def test_an_old_server_is_refused_by_its_version() -> None:
         await asyncio.wait_for(left.wait(), 5)
 
 
-async def test_a_worker_that_leaves_stays_away(redis_place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_worker_that_leaves_stays_away(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last worker's stream goes with it: a read that still waits on it is refused, and does not register the service again."""
-    client = redis.Redis.from_url(redis_place.settings.url)
-    async with redis_place.worker(echo) as worker:
+    client = redis.Redis.from_url(place.settings.url)
+    async with place.worker(echo) as worker:
         await eventually(lambda: client.client_list(_type="normal") and any(each["cmd"] == "xreadgroup" for each in client.client_list()))
         monkeypatch.setattr(worker.broker, "interrupt", lambda: None)
-    left = [key.decode().removeprefix(keys_of(redis_place)) for key in client.scan_iter(keys_of(redis_place) + "*")]
+    left = [key.decode().removeprefix(keys_of(place)) for key in client.scan_iter(keys_of(place) + "*")]
     client.close()
     assert "reg:services" not in left
 
 
-async def test_the_last_clean_stop_leaves_no_stream_behind(redis_place: Place) -> None:
+async def test_the_last_clean_stop_leaves_no_stream_behind(place: Place) -> None:
     """After everything closed cleanly, request streams, fences and reply streams are gone."""
-    async with redis_place.serving(echo) as bus:
+    async with place.serving(echo) as bus:
         assert (await bus.call("echo", {"text": "x"})).success
-    client = redis.Redis.from_url(redis_place.settings.url)
-    left = sorted(key.decode().removeprefix(keys_of(redis_place)) for key in client.scan_iter(keys_of(redis_place) + "*"))
+    client = redis.Redis.from_url(place.settings.url)
+    left = sorted(key.decode().removeprefix(keys_of(place)) for key in client.scan_iter(keys_of(place) + "*"))
     client.close()
     assert left == ["log", "pulse", "recent", "reg:meta", "reg:names"]

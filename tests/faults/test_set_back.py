@@ -89,15 +89,13 @@ async def both_go_on(turns: Counter[Upkeep]) -> None:
 
 
 @pytest.mark.parametrize("name", ["look", "pay"])
-async def test_what_runs_does_not_begin_again(
-    redis_place: Place, turns: Counter[Upkeep], name: str, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_what_runs_does_not_begin_again(place: Place, turns: Counter[Upkeep], name: str, caplog: pytest.LogCaptureFixture) -> None:
     """Neither at another worker nor at its own, nor does it end; its result arrives, and the log says what happened."""
     held = Held()
     tools = held.tools()
-    client = redis.Redis.from_url(redis_place.settings.url)
-    queue = Keys(redis_place.settings.namespace).queue("held")
-    async with redis_place.serving(*tools, lease=1.5) as bus, redis_place.worker(*tools, lease=1.5):
+    client = redis.Redis.from_url(place.settings.url)
+    queue = Keys(place.settings.namespace).queue("held")
+    async with place.serving(*tools, lease=1.5) as bus, place.worker(*tools, lease=1.5):
         await bus.wait_for_tool(name)
         running = [asyncio.create_task(bus.call(name, {"name": str(number)})) for number in range(6)]
         await eventually(lambda: len(held.begun) == 6)
@@ -118,13 +116,13 @@ async def test_what_runs_does_not_begin_again(
     client.close()
 
 
-async def test_once_work_that_began_a_moment_ago_is_left_alone(redis_place: Place) -> None:
+async def test_once_work_that_began_a_moment_ago_is_left_alone(place: Place) -> None:
     """Also by a worker that had no time to hear of it: its mark shows that it runs."""
     held = Held()
     tools = held.tools()
-    client = redis.Redis.from_url(redis_place.settings.url)
-    queue = Keys(redis_place.settings.namespace).queue("held")
-    async with redis_place.serving(*tools, lease=30.0) as bus, redis_place.worker(*tools, lease=30.0):
+    client = redis.Redis.from_url(place.settings.url)
+    queue = Keys(place.settings.namespace).queue("held")
+    async with place.serving(*tools, lease=30.0) as bus, place.worker(*tools, lease=30.0):
         await bus.wait_for_tool("pay")
         running = [asyncio.create_task(bus.call("pay", {"name": str(number)})) for number in range(6)]
         await eventually(lambda: len(held.begun) == 6)
@@ -137,13 +135,13 @@ async def test_once_work_that_began_a_moment_ago_is_left_alone(redis_place: Plac
     client.close()
 
 
-async def test_what_a_group_passed_over_runs(redis_place: Place, caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_a_group_passed_over_runs(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     """Requests that wait behind a group's position were never delivered, so they wait for workers to find them."""
     held = Held()
     tools = held.tools()
-    client = redis.Redis.from_url(redis_place.settings.url)
-    keys = Keys(redis_place.settings.namespace)
-    async with redis_place.serving(*tools, lease=1.0, concurrency=1) as bus:
+    client = redis.Redis.from_url(place.settings.url)
+    keys = Keys(place.settings.namespace)
+    async with place.serving(*tools, lease=1.0, concurrency=1) as bus:
         await bus.wait_for_tool("look")
         calls = [asyncio.create_task(bus.call("look", {"name": str(number)}, timeout=30.0)) for number in range(40)]
         await eventually(lambda: held.begun and client.xlen(keys.queue("held")) == 40)
@@ -156,13 +154,13 @@ async def test_what_a_group_passed_over_runs(redis_place: Place, caplog: pytest.
     client.close()
 
 
-async def test_what_runs_goes_on_when_its_consumer_is_deleted(redis_place: Place, turns: Counter[Upkeep]) -> None:
+async def test_what_runs_goes_on_when_its_consumer_is_deleted(place: Place, turns: Counter[Upkeep]) -> None:
     """Its worker has it pending again with the next renewal, so no other one begins it."""
     held = Held()
     tools = held.tools()
-    client = redis.Redis.from_url(redis_place.settings.url)
-    queue = Keys(redis_place.settings.namespace).queue("held")
-    async with redis_place.serving(*tools, lease=1.0) as bus, redis_place.worker(*tools, lease=1.0):
+    client = redis.Redis.from_url(place.settings.url)
+    queue = Keys(place.settings.namespace).queue("held")
+    async with place.serving(*tools, lease=1.0) as bus, place.worker(*tools, lease=1.0):
         await bus.wait_for_tool("look")
         running = [asyncio.create_task(bus.call("look", {"name": str(number)})) for number in range(6)]
         await eventually(lambda: len(held.begun) == 6)
@@ -179,7 +177,7 @@ async def test_what_runs_goes_on_when_its_consumer_is_deleted(redis_place: Place
 
 
 async def test_a_read_that_is_answered_late_brings_new_requests(
-    redis_place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nobody moved the group: a turn of upkeep, over the other connection, only heard of the delivery before the read did."""
     held = Held()
@@ -192,14 +190,14 @@ async def test_a_read_that_is_answered_late_brings_new_requests(
         return await read(intake, *args)
 
     monkeypatch.setattr(Intake, "_read", seen)
-    async with redis_place.serving(*held.tools(), lease=60.0) as bus:
+    async with place.serving(*held.tools(), lease=60.0) as bus:
         await bus.wait_for_tool("look")
-        client = redis.Redis.from_url(redis_place.settings.url)
+        client = redis.Redis.from_url(place.settings.url)
         await eventually(lambda: bool(intakes))
         transport = intakes[0]._links.blocking._transport  # type: ignore[attr-defined]
         transport.pause_reading()
         call = asyncio.create_task(bus.call("look", {"name": "here"}, timeout=30.0))
-        await eventually(lambda: client.xpending(Keys(redis_place.settings.namespace).queue("held"), "g")["pending"] == 1)
+        await eventually(lambda: client.xpending(Keys(place.settings.namespace).queue("held"), "g")["pending"] == 1)
         await intakes[0]._upkeep.recover()
         transport.resume_reading()
         assert (await call).output == "here"

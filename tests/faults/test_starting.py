@@ -84,44 +84,44 @@ async def dropping(place: Place, word: bytes, times: float) -> AsyncIterator[Dro
 
 
 @pytest.mark.parametrize("word", [b"SCRIPT", b"EVALSHA", b"HSCAN"])
-async def test_an_agent_outlives_dropped_connections_at_its_start(redis_place: Place, word: bytes) -> None:
+async def test_an_agent_outlives_dropped_connections_at_its_start(place: Place, word: bytes) -> None:
     """It tries again for as long as a call may take, and then works."""
-    async with redis_place.worker(here), dropping(redis_place, word, 3) as way:
-        async with redis_place.bus(url=way.url) as bus:
+    async with place.worker(here), dropping(place, word, 3) as way:
+        async with place.bus(url=way.url) as bus:
             assert (await bus.call("here", wait=10.0)).output == "here"
         assert way.left == 0
 
 
 @pytest.mark.parametrize("word", [b"SCRIPT", b"TIME", b"EVALSHA"])
-async def test_a_worker_outlives_dropped_connections_at_its_start(redis_place: Place, word: bytes) -> None:
+async def test_a_worker_outlives_dropped_connections_at_its_start(place: Place, word: bytes) -> None:
     """It tries again until it is told to stop."""
-    async with dropping(redis_place, word, 5) as way, redis_place.bus() as bus, redis_place.worker(here, url=way.url):
+    async with dropping(place, word, 5) as way, place.bus() as bus, place.worker(here, url=way.url):
         assert (await bus.call("here", wait=10.0)).output == "here"
         assert way.left == 0
 
 
-async def test_an_agent_gives_up_after_its_timeout(redis_place: Place) -> None:
+async def test_an_agent_gives_up_after_its_timeout(place: Place) -> None:
     """A server that always drops it is told after a call's time, in one line."""
-    async with dropping(redis_place, b"SCRIPT", float("inf")) as way:
+    async with dropping(place, b"SCRIPT", float("inf")) as way:
         began = time.monotonic()
         with pytest.raises(BrokerUnavailable, match="can't reach"):
-            await ToolBus(settings=redis_place.with_(url=way.url, timeout=1.0)).open()
+            await ToolBus(settings=place.with_(url=way.url, timeout=1.0)).open()
         assert 0.5 < time.monotonic() - began < 15.0
         assert way.dropped > 1
 
 
-async def test_a_server_that_never_answered_is_told_at_once(redis_place: Place) -> None:
+async def test_a_server_that_never_answered_is_told_at_once(place: Place) -> None:
     """It may not be there, or be none of ours, and waiting would hide that."""
-    async with dropping(redis_place, b"\r\n", float("inf")) as way:
-        for opening in (ToolBus(settings=redis_place.with_(url=way.url)).open, Worker([here], settings=redis_place.with_(url=way.url)).run):
+    async with dropping(place, b"\r\n", float("inf")) as way:
+        for opening in (ToolBus(settings=place.with_(url=way.url)).open, Worker([here], settings=place.with_(url=way.url)).run):
             with pytest.raises(BrokerUnavailable, match="can't reach"):
                 await asyncio.wait_for(opening(), 5)
 
 
-async def test_a_signal_ends_a_worker_that_waits_for_its_server(redis_place: Place) -> None:
+async def test_a_signal_ends_a_worker_that_waits_for_its_server(place: Place) -> None:
     """It returns as it does after a drain, without having served."""
-    async with dropping(redis_place, b"SCRIPT", float("inf")) as way:
-        worker = Worker([here], settings=redis_place.with_(url=way.url))
+    async with dropping(place, b"SCRIPT", float("inf")) as way:
+        worker = Worker([here], settings=place.with_(url=way.url))
         running = asyncio.create_task(worker.run())
         await eventually(lambda: way.dropped > 2)
         assert not running.done()
@@ -129,13 +129,13 @@ async def test_a_signal_ends_a_worker_that_waits_for_its_server(redis_place: Pla
         await asyncio.wait_for(running, 5)
 
 
-async def test_a_worker_with_patience_waits_for_a_server_that_was_never_there(redis_place: Place) -> None:
+async def test_a_worker_with_patience_waits_for_a_server_that_was_never_there(place: Place) -> None:
     """It serves as soon as there is one."""
-    way = Dropping(redis_place.settings.url, b"", 0)
+    way = Dropping(place.settings.url, b"", 0)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    async with redis_place.bus() as bus:
-        worker = Worker([here], settings=redis_place.with_(url=f"redis://127.0.0.1:{port}", connect_timeout=30.0))
+    async with place.bus() as bus:
+        worker = Worker([here], settings=place.with_(url=f"redis://127.0.0.1:{port}", connect_timeout=30.0))
         running = asyncio.create_task(worker.run())
         assert (await bus.call("here", wait=0.3)).error is not None
         assert not running.done()
@@ -147,7 +147,7 @@ async def test_a_worker_with_patience_waits_for_a_server_that_was_never_there(re
 
 
 @pytest.mark.parametrize("command", ["worker", "serve", "platform host", "platform im"])
-async def test_commands_that_serve_wait_for_a_server_that_restarts(redis_place: Place, command: str, tmp_path: Path) -> None:
+async def test_commands_that_serve_wait_for_a_server_that_restarts(place: Place, command: str, tmp_path: Path) -> None:
     """They say so in one line, and end with the error when the time is over; a name that does not exist ends them at once."""
     (tmp_path / "here_tool.py").write_text(HERE)
     words = [*command.split(), *{"worker": ["here_tool.py"], "serve": ["--port", "0"]}.get(command, [])]
@@ -190,11 +190,11 @@ async def test_a_worker_outlasts_the_restart_of_its_server(fresh_server: Callabl
     assert made.returncode == 0
 
 
-async def test_the_patience_of_a_worker_ends(redis_place: Place) -> None:
+async def test_the_patience_of_a_worker_ends(place: Place) -> None:
     """It does so for servers that have answered, and for those that have not."""
-    async with dropping(redis_place, b"SCRIPT", float("inf")) as way:
+    async with dropping(place, b"SCRIPT", float("inf")) as way:
         for url in (way.url, "redis://127.0.0.1:1"):
             began = time.monotonic()
             with pytest.raises(BrokerUnavailable, match="can't reach"):
-                await asyncio.wait_for(Worker([here], settings=redis_place.with_(url=url, connect_timeout=1.0)).run(), 20)
+                await asyncio.wait_for(Worker([here], settings=place.with_(url=url, connect_timeout=1.0)).run(), 20)
             assert 0.5 < time.monotonic() - began < 15.0

@@ -39,7 +39,7 @@ def in_vain(monkeypatch: pytest.MonkeyPatch) -> list[Slots]:
     return found
 
 
-async def test_a_dead_workers_call_is_recovered_by_who_was_busy(redis_place: Place, in_vain: list[Slots]) -> None:
+async def test_a_dead_workers_call_is_recovered_by_who_was_busy(place: Place, in_vain: list[Slots]) -> None:
     """A worker that has no free slot whenever it is time to reap does it when it next has one, ahead of what is queued."""
     begun: list[str] = []
     gate = asyncio.Event()
@@ -52,9 +52,9 @@ async def test_a_dead_workers_call_is_recovered_by_who_was_busy(redis_place: Pla
         await asyncio.sleep(0.1)
         return name
 
-    client = redis.Redis.from_url(redis_place.settings.url)
-    queue = Keys(redis_place.settings.namespace).queue("busy")
-    async with redis_place.serving(nap, concurrency=1, lease=1.5) as bus:
+    client = redis.Redis.from_url(place.settings.url)
+    queue = Keys(place.settings.namespace).queue("busy")
+    async with place.serving(nap, concurrency=1, lease=1.5) as bus:
         await bus.wait_for_tool("nap")
         calls = [asyncio.create_task(bus.call("nap", {"name": "first"}))]
         await eventually(lambda: begun)
@@ -69,7 +69,7 @@ async def test_a_dead_workers_call_is_recovered_by_who_was_busy(redis_place: Pla
     assert begun.index("lost") <= 2
 
 
-async def test_a_service_whose_group_is_missing_does_not_stop_its_siblings(redis_place: Place) -> None:
+async def test_a_service_whose_group_is_missing_does_not_stop_its_siblings(place: Place) -> None:
     """The service is registered again while the others of its worker go on."""
 
     @tool(service="left", effect="read", replace=True)
@@ -82,10 +82,10 @@ async def test_a_service_whose_group_is_missing_does_not_stop_its_siblings(redis
         """Answer."""
         return "right"
 
-    client = redis.Redis.from_url(redis_place.settings.url)
-    async with redis_place.serving(lefthand, righthand, concurrency=1, lease=30.0) as bus:
+    client = redis.Redis.from_url(place.settings.url)
+    async with place.serving(lefthand, righthand, concurrency=1, lease=30.0) as bus:
         await bus.wait_for_tool("righthand")
-        client.delete(Keys(redis_place.settings.namespace).queue("right"))
+        client.delete(Keys(place.settings.namespace).queue("right"))
 
         async def answered() -> bool:
             assert (await bus.call("lefthand")).success
@@ -95,7 +95,7 @@ async def test_a_service_whose_group_is_missing_does_not_stop_its_siblings(redis
     client.close()
 
 
-async def test_a_paused_service_with_returned_calls_does_not_stop_its_siblings(redis_place: Place, in_vain: list[Slots]) -> None:
+async def test_a_paused_service_with_returned_calls_does_not_stop_its_siblings(place: Place, in_vain: list[Slots]) -> None:
     """Calls for a paused service's slots wait for the end of the pause, and the worker goes on with its other services."""
     running, release = asyncio.Event(), asyncio.Event()
 
@@ -117,9 +117,9 @@ async def test_a_paused_service_with_returned_calls_does_not_stop_its_siblings(r
         """Answer."""
         return "here"
 
-    keys = Keys(redis_place.settings.namespace)
-    client = redis.Redis.from_url(redis_place.settings.url)
-    async with redis_place.serving(Keeping(), sibling, concurrency=1, lease=30.0) as bus:
+    keys = Keys(place.settings.namespace)
+    client = redis.Redis.from_url(place.settings.url)
+    async with place.serving(Keeping(), sibling, concurrency=1, lease=30.0) as bus:
         kept = asyncio.create_task(bus.call("keep"))
         await running.wait()
         client.publish(keys.wake("keeping"), "back keeping")
@@ -165,17 +165,17 @@ class Streams:
     ],
 )
 async def test_streams_give_by_turns_what_there_is_room_for(
-    redis_place: Place, depths: tuple[int, ...], most: int, expected: list[int], last: int
+    place: Place, depths: tuple[int, ...], most: int, expected: list[int], last: int
 ) -> None:
     """The room is shared evenly, and what one stream leaves of it is the others'."""
-    streams = Streams(redis_place, *depths)
+    streams = Streams(place, *depths)
     assert streams.take(most) == (last, expected)
     streams.redis.close()
 
 
-async def test_a_stream_that_cannot_be_read_keeps_nothing_from_the_others(redis_place: Place) -> None:
+async def test_a_stream_that_cannot_be_read_keeps_nothing_from_the_others(place: Place) -> None:
     """Requests delivered from the other streams arrive, beside the error."""
-    streams = Streams(redis_place, 2, 2, 2)
+    streams = Streams(place, 2, 2, 2)
     streams.redis.xgroup_destroy(streams.keys[1], "g")
     _, [first, error, third] = streams.take(10)
     assert (first, third) == (2, 2)

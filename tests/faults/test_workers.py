@@ -29,12 +29,12 @@ Spawn = Callable[..., Program]
 
 
 @pytest.fixture
-def spawn(redis_place: Place, forks: ForkServer) -> Iterator[Spawn]:
+def spawn(place: Place, forks: ForkServer) -> Iterator[Spawn]:
     """Starts worker processes of the test's namespace, with changed settings; whatever is left of them is killed."""
     started: list[Program] = []
 
     def start(version: str = "1", **changes: object) -> Program:
-        settings = redis_place.settings
+        settings = place.settings
         command = ["-m", "tests.faults.serve", settings.url, settings.namespace, str(LEASE)]
         command += [f"{name}={value}" for name, value in changes.items()]
         started.append(forks.start(*command, environment={**os.environ, "TEST_VERSION": version}))
@@ -78,13 +78,13 @@ async def workers_up(bus: ToolBus, place: Place, count: int) -> None:
     ids=["killed", "paused", "long"],
 )
 async def test_a_worker_lost_in_mid_stream_costs_the_caller_nothing_it_can_see(
-    redis_place: Place, spawn: Spawn, how: signal.Signals, width: int, at: int
+    place: Place, spawn: Spawn, how: signal.Signals, width: int, at: int
 ) -> None:
     """Killed or paused, another worker goes on: no piece lost, repeated or reordered, and one end, also after millions of characters."""
     spawn()
     spawn()
-    async with bus_of(redis_place) as bus:
-        await workers_up(bus, redis_place, 2)
+    async with bus_of(place) as bus:
+        await workers_up(bus, place, 2)
         pieces: list[str] = []
         ends: list[Finished] = []
         first = ""
@@ -109,12 +109,12 @@ async def test_a_worker_lost_in_mid_stream_costs_the_caller_nothing_it_can_see(
             assert {result.output for result in results} == {"0 1 "}
 
 
-async def test_the_lost_attempt_of_a_killed_worker_is_told(redis_place: Place, spawn: Spawn) -> None:
+async def test_the_lost_attempt_of_a_killed_worker_is_told(place: Place, spawn: Spawn) -> None:
     """Operators see both attempts of the call, at which workers they were, and how many calls a worker has taken over."""
     spawn()
     spawn()
-    async with bus_of(redis_place) as bus, Admin(redis_place.settings) as admin:
-        await workers_up(bus, redis_place, 2)
+    async with bus_of(place) as bus, Admin(place.settings) as admin:
+        await workers_up(bus, place, 2)
         first = ""
         async with bus.stream("count", {"n": 60}, timeout=30.0, user="ann") as call:
             async for event in call.events():
@@ -135,16 +135,16 @@ async def test_the_lost_attempt_of_a_killed_worker_is_told(redis_place: Place, s
     assert (answer.instance, [tool.retaken for tool in answer.tools]) == (lost.by, [1])
 
 
-async def test_a_diverging_attempt_is_an_explicit_reset(redis_place: Place, spawn: Spawn) -> None:
+async def test_a_diverging_attempt_is_an_explicit_reset(place: Place, spawn: Spawn) -> None:
     """When the new run says something else, events carry a Reset and plain iteration raises."""
     spawn()
     spawn()
-    async with bus_of(redis_place) as bus:
-        await workers_up(bus, redis_place, 2)
+    async with bus_of(place) as bus:
+        await workers_up(bus, place, 2)
         for plain in (False, True):
             if plain:
                 spawn()
-                await workers_up(bus, redis_place, 2)
+                await workers_up(bus, place, 2)
             resets, text, worker = 0, "", ""
             async with bus.stream("diverge", {"n": 40}, timeout=30.0) as call:
                 try:
@@ -168,14 +168,14 @@ async def test_a_diverging_attempt_is_an_explicit_reset(redis_place: Place, spaw
                 assert text == "".join(f"{survivor}:{number} " for number in range(40))
 
 
-async def test_work_that_is_once_is_never_run_again(redis_place: Place, spawn: Spawn) -> None:
+async def test_work_that_is_once_is_never_run_again(place: Place, spawn: Spawn) -> None:
     """A once handler whose worker is killed ends as outcome_unknown, although another worker is there."""
     process = spawn()
-    async with bus_of(redis_place) as bus:
-        await workers_up(bus, redis_place, 1)
+    async with bus_of(place) as bus:
+        await workers_up(bus, place, 1)
         call = asyncio.create_task(bus.call("pay", {"seconds": 20.0}, timeout=30.0))
-        client = redis.Redis.from_url(redis_place.settings.url)
-        prefix = f"tb:{{{redis_place.settings.namespace}}}:started:*"
+        client = redis.Redis.from_url(place.settings.url)
+        prefix = f"tb:{{{place.settings.namespace}}}:started:*"
         await eventually(lambda: list(client.scan_iter(prefix)))
         client.close()
         process.kill()
@@ -185,59 +185,59 @@ async def test_work_that_is_once_is_never_run_again(redis_place: Place, spawn: S
     assert result.error.type == "outcome_unknown"
 
 
-async def test_a_blocked_event_loop_loses_nothing(redis_place: Place, spawn: Spawn) -> None:
+async def test_a_blocked_event_loop_loses_nothing(place: Place, spawn: Spawn) -> None:
     """A handler that blocks its loop for several leases keeps its call: one attempt, one answer."""
     spawn()
-    async with bus_of(redis_place) as bus:
-        await workers_up(bus, redis_place, 1)
+    async with bus_of(place) as bus:
+        await workers_up(bus, place, 1)
         spawn()
-        await workers_up(bus, redis_place, 2)
+        await workers_up(bus, place, 2)
         result = await bus.call("block", {"seconds": 3.5 * LEASE}, timeout=30.0)
     assert (result.output, result.meta.attempts) == ("unblocked", 1)
 
 
-async def test_long_work_is_not_run_twice_because_it_is_long(redis_place: Place, spawn: Spawn) -> None:
+async def test_long_work_is_not_run_twice_because_it_is_long(place: Place, spawn: Spawn) -> None:
     """A call of several leases runs once."""
     spawn()
     spawn()
-    async with bus_of(redis_place) as bus:
-        await workers_up(bus, redis_place, 2)
+    async with bus_of(place) as bus:
+        await workers_up(bus, place, 2)
         result = await bus.call("count", {"n": 4, "delay": LEASE}, timeout=30.0)
     assert (result.output, result.meta.attempts) == ("0 1 2 3 ", 1)
 
 
-async def test_poison_ends_as_a_dead_letter_and_the_pool_survives(redis_place: Place, spawn: Spawn) -> None:
+async def test_poison_ends_as_a_dead_letter_and_the_pool_survives(place: Place, spawn: Spawn) -> None:
     """A request that kills its workers is given up after max_deliveries, with one error and a dead letter."""
     processes = [spawn() for _ in range(3)]
-    async with bus_of(redis_place) as bus:
-        await workers_up(bus, redis_place, 3)
+    async with bus_of(place) as bus:
+        await workers_up(bus, place, 3)
         result = await bus.call("poison", timeout=30.0)
         assert result.error is not None
         assert (result.error.type, result.error.code) == ("tool_error", "max_deliveries")
         assert sum(process.poll() is not None for process in processes) == 2
         assert (await bus.call("count", {"n": 1})).output == "0 "
-        client = redis.Redis.from_url(redis_place.settings.url)
-        letters = client.xrange(f"tb:{{{redis_place.settings.namespace}}}:dlq:faults")
+        client = redis.Redis.from_url(place.settings.url)
+        letters = client.xrange(f"tb:{{{place.settings.namespace}}}:dlq:faults")
         client.close()
     assert len(letters) == 1
     assert letters[0][1][b"reason"] == b"max_deliveries"
     assert b"given up" in letters[0][1][b"error"]
 
 
-async def test_a_service_whose_workers_crash_is_gone_after_the_lease(redis_place: Place, spawn: Spawn) -> None:
+async def test_a_service_whose_workers_crash_is_gone_after_the_lease(place: Place, spawn: Spawn) -> None:
     """When the last worker is killed its tools disappear from agents without anybody signing off."""
     process = spawn()
-    async with bus_of(redis_place) as bus:
-        await workers_up(bus, redis_place, 1)
+    async with bus_of(place) as bus:
+        await workers_up(bus, place, 1)
         process.kill()
         await eventually(lambda: "count" not in bus.tools, timeout=10 * LEASE)
 
 
-async def test_sigterm_drains_and_exits_with_zero(redis_place: Place, spawn: Spawn) -> None:
+async def test_sigterm_drains_and_exits_with_zero(place: Place, spawn: Spawn) -> None:
     """A terminated worker finishes its call, signs off, and exits cleanly."""
     process = spawn()
-    async with bus_of(redis_place) as bus:
-        await workers_up(bus, redis_place, 1)
+    async with bus_of(place) as bus:
+        await workers_up(bus, place, 1)
         async with bus.stream("count", {"n": 30}) as call:
             async for text in call:
                 if text == "3 ":
@@ -249,15 +249,15 @@ async def test_sigterm_drains_and_exits_with_zero(redis_place: Place, spawn: Spa
 
 
 @pytest.mark.parametrize(("tool", "arguments"), [("count", {"n": 60, "delay": 0.1}), ("pay", {"seconds": 6.0})])
-async def test_what_a_drain_finishes_nobody_else_begins(redis_place: Place, spawn: Spawn, tool: str, arguments: dict[str, float]) -> None:
+async def test_what_a_drain_finishes_nobody_else_begins(place: Place, spawn: Spawn, tool: str, arguments: dict[str, float]) -> None:
     """Another worker looks for work of the dead all the while; what the leaving one still runs, for leases, is not among it."""
     leaving = spawn(grace=20.0)
-    async with bus_of(redis_place) as bus:
-        await workers_up(bus, redis_place, 1)
+    async with bus_of(place) as bus:
+        await workers_up(bus, place, 1)
         call = asyncio.create_task(bus.call(tool, arguments, timeout=30.0))
-        await eventually(lambda: pending(redis_place))
+        await eventually(lambda: pending(place))
         spawn()
-        await workers_up(bus, redis_place, 2)
+        await workers_up(bus, place, 2)
         leaving.terminate()
         result = await call
     assert result.success, result.error
@@ -269,7 +269,7 @@ def runs_behind(gate: Path) -> list[tuple[str, str]]:
     return sorted((call, attempt) for call, attempt, _ in (path.name.split(".")[1:] for path in gate.parent.glob("gate.*")))
 
 
-async def test_what_a_drain_cuts_off_is_handed_back_and_goes_on_elsewhere(redis_place: Place, spawn: Spawn, tmp_path: Path) -> None:
+async def test_what_a_drain_cuts_off_is_handed_back_and_goes_on_elsewhere(place: Place, spawn: Spawn, tmp_path: Path) -> None:
     """Worker after worker hands its streams on at the end of its grace: each run is an attempt of its own, and callers see nothing of it.
 
     As many workers may leave a call as like to: none of them died of it.
@@ -278,13 +278,13 @@ async def test_what_a_drain_cuts_off_is_handed_back_and_goes_on_elsewhere(redis_
     gate.touch()
     settings = {"grace": 0.2, "max_deliveries": 2}
     worker = spawn(**settings)
-    async with bus_of(redis_place) as bus:
-        await workers_up(bus, redis_place, 1)
+    async with bus_of(place) as bus:
+        await workers_up(bus, place, 1)
         calls = [asyncio.create_task(bus.call("count_behind", {"gate": str(gate), "n": 60}, timeout=60.0)) for _ in range(4)]
         for runs in range(1, 5):
             await eventually(lambda runs=runs: len(runs_behind(gate)) == runs * len(calls), timeout=20)
             leaving, worker = worker, spawn(**settings)
-            await workers_up(bus, redis_place, 2)
+            await workers_up(bus, place, 2)
             leaving.terminate()
             await eventually(lambda leaving=leaving: leaving.poll() is not None, timeout=20)
             assert leaving.returncode == 0
@@ -295,14 +295,14 @@ async def test_what_a_drain_cuts_off_is_handed_back_and_goes_on_elsewhere(redis_
     assert [(result.meta.attempts, pid_of(result.meta.worker)) for result in results] == [(5, worker.pid)] * len(calls)
 
 
-async def test_once_work_that_a_drain_cuts_off_is_answered_as_unknown(redis_place: Place, spawn: Spawn) -> None:
+async def test_once_work_that_a_drain_cuts_off_is_answered_as_unknown(place: Place, spawn: Spawn) -> None:
     """It may not run again, so its caller hears at the end of the grace that nobody knows."""
     leaving = spawn(grace=0.2)
-    async with bus_of(redis_place) as bus:
-        await workers_up(bus, redis_place, 1)
+    async with bus_of(place) as bus:
+        await workers_up(bus, place, 1)
         call = asyncio.create_task(bus.call("pay", {"seconds": 20.0}, timeout=30.0))
-        client = redis.Redis.from_url(redis_place.settings.url)
-        await eventually(lambda: list(client.scan_iter(f"tb:{{{redis_place.settings.namespace}}}:started:*")))
+        client = redis.Redis.from_url(place.settings.url)
+        await eventually(lambda: list(client.scan_iter(f"tb:{{{place.settings.namespace}}}:started:*")))
         client.close()
         spawn()
         leaving.terminate()
@@ -311,11 +311,11 @@ async def test_once_work_that_a_drain_cuts_off_is_answered_as_unknown(redis_plac
     assert (result.error.type, result.error.code) == ("outcome_unknown", "worker_stopped")
 
 
-async def test_a_rolling_restart_to_another_release_costs_callers_nothing_but_latency(redis_place: Place, spawn: Spawn) -> None:
+async def test_a_rolling_restart_to_another_release_costs_callers_nothing_but_latency(place: Place, spawn: Spawn) -> None:
     """Under load every worker is replaced by one whose descriptors differ: each call is answered, by one attempt."""
     old = [spawn(), spawn()]
-    async with bus_of(redis_place) as bus:
-        await workers_up(bus, redis_place, 2)
+    async with bus_of(place) as bus:
+        await workers_up(bus, place, 2)
         stop, results = asyncio.Event(), []
 
         async def load() -> None:
@@ -323,8 +323,8 @@ async def test_a_rolling_restart_to_another_release_costs_callers_nothing_but_la
                 results.append(await bus.call("count", {"n": 3, "delay": 0.005}, timeout=30.0))
 
         callers = [asyncio.create_task(load()) for _ in range(20)]
-        client = redis.Redis.from_url(redis_place.settings.url)
-        live = f"tb:{{{redis_place.settings.namespace}}}:live"
+        client = redis.Redis.from_url(place.settings.url)
+        live = f"tb:{{{place.settings.namespace}}}:live"
         for process in old:
             answered = len(results)
             await eventually(lambda answered=answered: len(results) > answered + len(callers), timeout=15)
@@ -346,11 +346,11 @@ async def test_a_rolling_restart_to_another_release_costs_callers_nothing_but_la
     assert called - {process.pid for process in old}, "the new release was never called"
 
 
-async def test_poison_takes_its_neighbours_with_it_only_until_it_runs_alone(redis_place: Place, spawn: Spawn) -> None:
+async def test_poison_takes_its_neighbours_with_it_only_until_it_runs_alone(place: Place, spawn: Spawn) -> None:
     """Its last two attempts of four it dies alone: calls that ran beside it are answered by their third attempt at the latest."""
     processes = [spawn(max_deliveries=4) for _ in range(2)]
-    async with bus_of(redis_place) as bus:
-        await workers_up(bus, redis_place, 2)
+    async with bus_of(place) as bus:
+        await workers_up(bus, place, 2)
         neighbours = [asyncio.create_task(bus.call("count", {"n": 100, "delay": 0.02}, timeout=60.0)) for _ in range(6)]
         poison = asyncio.create_task(bus.call("poison", timeout=60.0))
         while not poison.done():
@@ -366,11 +366,11 @@ async def test_poison_takes_its_neighbours_with_it_only_until_it_runs_alone(redi
     assert max(result.meta.attempts for result in results) <= 3
 
 
-async def test_what_waits_behind_a_request_that_kills_at_once_loses_nothing_by_it(redis_place: Place, spawn: Spawn) -> None:
+async def test_what_waits_behind_a_request_that_kills_at_once_loses_nothing_by_it(place: Place, spawn: Spawn) -> None:
     """Taken over together with it, the others have not been tried, and begin before it the next time: at worst it meets them once more."""
     processes = [spawn(max_deliveries=5)]
-    async with bus_of(redis_place) as bus:
-        await workers_up(bus, redis_place, 1)
+    async with bus_of(place) as bus:
+        await workers_up(bus, place, 1)
         poison = asyncio.create_task(bus.call("poison", timeout=60.0))
         behind = [asyncio.create_task(bus.call("count", {"n": 1}, timeout=60.0)) for _ in range(6)]
         while not all(task.done() for task in behind):
@@ -382,23 +382,23 @@ async def test_what_waits_behind_a_request_that_kills_at_once_loses_nothing_by_i
     assert max(task.result().meta.attempts for task in behind) <= 3
 
 
-async def test_a_stuck_handler_keeps_no_suspect_waiting(redis_place: Place, spawn: Spawn) -> None:
+async def test_a_stuck_handler_keeps_no_suspect_waiting(place: Place, spawn: Spawn) -> None:
     """A worker with a thread that can't be stopped still runs what must run alone, and goes on taking."""
     spawn(max_deliveries=4)
-    async with bus_of(redis_place) as bus:
-        await workers_up(bus, redis_place, 1)
+    async with bus_of(place) as bus:
+        await workers_up(bus, place, 1)
         stuck = await bus.call("stick", {"seconds": 60.0}, timeout=0.5)
         assert stuck.error is not None
         assert stuck.error.type == "deadline_exceeded"
-        client = redis.Redis.from_url(redis_place.settings.url)
-        queue = f"tb:{{{redis_place.settings.namespace}}}:q:faults"
+        client = redis.Redis.from_url(place.settings.url)
+        queue = f"tb:{{{place.settings.namespace}}}:q:faults"
         call = asyncio.create_task(bus.call("count", {"n": 100, "delay": 0.05}, timeout=30.0))
         [(entry, _)] = await eventually(lambda: client.xrange(queue))
         await eventually(lambda: client.xpending(queue, "g")["pending"] == 1)
         # As after two crashes: the next one to take it over runs it alone.
         client.xclaim(queue, "g", "dead", 0, [entry])
         client.xclaim(queue, "g", "dead", 0, [entry])
-        client.hincrby(f"tb:{{{redis_place.settings.namespace}}}:fence:faults", "c:" + (await worker_name(client, redis_place)), 1)
+        client.hincrby(f"tb:{{{place.settings.namespace}}}:fence:faults", "c:" + (await worker_name(client, place)), 1)
         assert (await call).success
         assert (await bus.call("count", {"n": 1}, timeout=10.0)).output == "0 "
         client.close()

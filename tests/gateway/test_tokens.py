@@ -163,12 +163,12 @@ async def _told(status: Any, caplog: pytest.LogCaptureFixture, event: str) -> bo
     return event in caplog.text
 
 
-async def test_a_token_of_the_server_counts_at_every_gateway_until_it_is_revoked(redis_place: Place) -> None:
+async def test_a_token_of_the_server_counts_at_every_gateway_until_it_is_revoked(place: Place) -> None:
     """Every replica accepts a token of the namespace, and refuses it soon after its revocation."""
     token, record = made("shared", user="alice")
     async with (
-        redis_place.serving(*TOOLS) as bus,
-        redis_place.bus() as other,
+        place.serving(*TOOLS) as bus,
+        place.bus() as other,
         gateway(bus, shared_tokens=True) as here,
         gateway(other, shared_tokens=True) as there,
     ):
@@ -215,15 +215,15 @@ async def test_a_server_that_is_away_lets_nobody_in(fresh_server: Any, namespace
         server.start()
 
 
-async def test_a_rate_is_counted_by_all_replicas(redis_place: Place, tmp_path: Path) -> None:
+async def test_a_rate_is_counted_by_all_replicas(place: Place, tmp_path: Path) -> None:
     """Requests beyond a token's rate are answered 429 with Retry-After, whichever replica got the others; other tokens go on."""
     token, record = made("limited", rate=Rate(3, 3600.0))
     free, other = made("free")
     write(tmp_path / "tokens.json", record, other)
     options = {"tokens": str(tmp_path / "tokens.json")}
     async with (
-        redis_place.serving(*TOOLS) as bus,
-        redis_place.bus() as second,
+        place.serving(*TOOLS) as bus,
+        place.bus() as second,
         gateway(bus, **options) as here,
         gateway(second, **options) as there,
     ):

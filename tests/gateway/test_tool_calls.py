@@ -73,14 +73,14 @@ async def test_an_answer_in_words_has_no_messages(place: Place) -> None:
         assert (answered.status_code, answered.json()) == (200, {"messages": [], "calls": []})
 
 
-async def test_a_later_turn_at_another_replica_refers_to_results(redis_place: Place) -> None:
+async def test_a_later_turn_at_another_replica_refers_to_results(place: Place) -> None:
     """``$from`` finds the results of a session's earlier turns whichever gateway ran them, and those of no other user or session."""
     first_call = [chat("c1", wire_name("find.docs"), {"query": "q"})]
     refers = [chat("c2", "info", {"ids": [{"$from": "c1", "path": "results[1].id"}]})]
     alice = Everyone(Principal("alice", user="alice"))
     async with (
-        redis_place.serving(*TOOLS) as bus,
-        redis_place.bus() as other,
+        place.serving(*TOOLS) as bus,
+        place.bus() as other,
         client_of(bus, alice) as here,
         client_of(other, alice) as there,
         client_of(other, Everyone(Principal("b", user="bob"))) as bobs,

@@ -34,10 +34,10 @@ def is_seen(bus: ToolBus, record: RecordedTool) -> bool:
 
 
 @pytest.mark.parametrize("record", [recorded("plain"), recorded("blank", description=" "), full()], ids=lambda record: record.tool_id)
-async def test_an_approved_record_needs_no_other_approval(redis_place: Place, record: RecordedTool) -> None:
+async def test_an_approved_record_needs_no_other_approval(place: Place, record: RecordedTool) -> None:
     """It is pinned as the host publishes it, and so is each revision that is approved; another change is withheld."""
     tool = record.tool_id
-    async with staged(redis_place) as on, on.host(FakeRunner()), redis_place.bus(require_approval=True) as strict:
+    async with staged(place) as on, on.host(FakeRunner()), place.bus(require_approval=True) as strict:
         for each in (record, revised(record)):
             await on.records.put(each, pending=True)
             await on.records.approve(tool, by="alice", reason="read it")

@@ -27,10 +27,10 @@ async def squatted() -> str:
     return "mine"
 
 
-async def test_tools_come_and_go_with_their_records(redis_place: Place) -> None:
+async def test_tools_come_and_go_with_their_records(place: Place) -> None:
     """A tool recorded before or after a host starts can be called; once removed or inactive it can't, and its program is stopped."""
     runner = FakeRunner(delay=0.0)
-    async with staged(redis_place) as stage:
+    async with staged(place) as stage:
         await stage.records.put(recorded("early"))
         async with stage.host(runner) as host:
             await stage.bus.wait_for_tool("early")
@@ -49,7 +49,7 @@ async def test_tools_come_and_go_with_their_records(redis_place: Place) -> None:
         assert await stage.routes() == {}
 
 
-async def test_a_revision_takes_new_calls_and_running_ones_end(redis_place: Place) -> None:
+async def test_a_revision_takes_new_calls_and_running_ones_end(place: Place) -> None:
     """A call that runs is answered by the program that it began at, which is stopped after that; the tool is described anew."""
     free = asyncio.Event()
 
@@ -59,7 +59,7 @@ async def test_a_revision_takes_new_calls_and_running_ones_end(redis_place: Plac
         return ToolResult.ok(instance.source.host_dir)
 
     runner = FakeRunner(delay=0.0, answer=answer)
-    async with staged(redis_place) as stage:
+    async with staged(place) as stage:
         first = recorded("changing")
         await stage.records.put(first)
         async with stage.host(runner):
@@ -78,7 +78,7 @@ async def test_a_revision_takes_new_calls_and_running_ones_end(redis_place: Plac
             await eventually(lambda: _answers(stage, "c"))
 
 
-async def test_a_call_that_waits_for_a_program_is_answered_by_the_next_revision(redis_place: Place) -> None:
+async def test_a_call_that_waits_for_a_program_is_answered_by_the_next_revision(place: Place) -> None:
     """A revision that never becomes ready keeps nobody from the one that replaces it."""
 
     async def answer(instance: FakeInstance, arguments: dict[str, object], output: Output) -> ToolResult:
@@ -90,7 +90,7 @@ async def test_a_call_that_waits_for_a_program_is_answered_by_the_next_revision(
             return await super().start(tool, source, line)
 
     runner = Stuck(answer=answer)
-    async with staged(redis_place) as stage:
+    async with staged(place) as stage:
         await stage.records.put(recorded("stuck"))
         async with stage.host(runner):
             await stage.bus.wait_for_tool("stuck")
@@ -104,10 +104,10 @@ async def _answers(stage: Stage, folder: str) -> bool:
     return (await stage.bus.call("changing", timeout=20.0)).data == folder
 
 
-async def test_labels_choose_the_hosts_of_a_source(redis_place: Place) -> None:
+async def test_labels_choose_the_hosts_of_a_source(place: Place) -> None:
     """A source without labels runs at every host, another one where a label is the same."""
     plain, gpu = FakeRunner(delay=0.0), FakeRunner(delay=0.0)
-    async with staged(redis_place) as stage:
+    async with staged(place) as stage:
         await stage.records.put(recorded("anywhere"))
         await stage.records.put(recorded("labelled", hosts=("gpu", "big")))
         async with stage.host(plain) as one, stage.host(gpu, "gpu") as two:
@@ -123,9 +123,8 @@ async def test_labels_choose_the_hosts_of_a_source(redis_place: Place) -> None:
             assert (plain.begun, gpu.begun) == (0, 1)
 
 
-async def test_a_name_of_others_is_told_and_taken_when_it_is_free(redis_place: Place) -> None:
+async def test_a_name_of_others_is_told_and_taken_when_it_is_free(place: Place) -> None:
     """The route says why the tool is not served; the others are, and it is as soon as the name is free."""
-    place = redis_place
     async with staged(place) as stage:
         async with place.worker(squatted):
             await stage.records.put(recorded("squatted"))
@@ -147,12 +146,12 @@ async def test_a_name_of_others_is_told_and_taken_when_it_is_free(redis_place: P
             await stage.route("squatted", "stopped")
 
 
-async def test_code_that_nobody_approved_is_not_started(redis_place: Place, tmp_path: Path) -> None:
+async def test_code_that_nobody_approved_is_not_started(place: Place, tmp_path: Path) -> None:
     """A folder with another digest than the record's starts nothing, and the caller reads why; the right one runs."""
     (tmp_path / "main.py").write_text("print('approved')")
     approved = msgspec.structs.replace(recorded("coded", folder=str(tmp_path), restarts=0), code=digest_of_folder(tmp_path))
     runner = FakeRunner(delay=0.0)
-    async with staged(redis_place) as stage:
+    async with staged(place) as stage:
         await stage.records.put(approved)
         async with stage.host(runner):
             await stage.bus.wait_for_tool("coded")
@@ -168,9 +167,9 @@ async def test_code_that_nobody_approved_is_not_started(redis_place: Place, tmp_
             assert (await stage.bus.call("coded", timeout=20.0)).success
 
 
-async def test_records_that_can_not_be_read_stop_nothing(redis_place: Place) -> None:
+async def test_records_that_can_not_be_read_stop_nothing(place: Place) -> None:
     """A record that a person broke by hand takes its tool away, and no other; mended, it is served again."""
-    async with staged(redis_place) as stage:
+    async with staged(place) as stage:
         await stage.records.put(recorded("broken"))
         await stage.records.put(recorded("whole"))
         async with stage.host(FakeRunner(delay=0.0)):
@@ -182,9 +181,9 @@ async def test_records_that_can_not_be_read_stop_nothing(redis_place: Place) -> 
             await stage.bus.wait_for_tool("broken")
 
 
-async def test_output_of_programs_is_kept_for_everybody(redis_place: Place) -> None:
+async def test_output_of_programs_is_kept_for_everybody(place: Place) -> None:
     """Lines reach the server with the host's id."""
-    async with staged(redis_place) as stage:
+    async with staged(place) as stage:
         await stage.records.put(recorded("talking"))
         async with stage.host(FakeRunner(delay=0.0)) as host:
             await stage.bus.wait_for_tool("talking")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -12,8 +13,10 @@ from tests.contract import Place
 from tests.host.fakes import FakeRunner
 from tests.host.hosting import recorded, staged
 from tests.servers import eventually
-from toolbus.bus.broker.memory.hub import MemoryRoutes
+from toolbus import Settings
+from toolbus.bus.broker.admin import Admin
 from toolbus.bus.broker.protocols.documents import Renewed
+from toolbus.bus.broker.routes import Routes
 from toolbus.bus.values.results import BrokerUnavailable, ToolbusError
 from toolbus.platform.host.leases import HostLease
 from toolbus.platform.records import ToolRoute
@@ -21,10 +24,10 @@ from toolbus.platform.records import ToolRoute
 pytestmark = pytest.mark.anyio
 
 
-async def test_two_hosts_start_a_single_tool_once(redis_place: Place) -> None:
+async def test_two_hosts_start_a_single_tool_once(place: Place) -> None:
     """A hundred calls at once find one program at one host; when that leaves, the other one takes over."""
     one, two = FakeRunner(delay=0.2), FakeRunner(delay=0.2)
-    async with staged(redis_place) as stage:
+    async with staged(place) as stage:
         await stage.records.put(recorded("alone", single=True, concurrency=100))
         async with stage.host(two, name="two") as later:
             async with stage.host(one, name="one"):
@@ -46,10 +49,10 @@ async def _is_at(stage: object, host: str) -> bool:
     return ("alone", host) in await stage.routes()
 
 
-async def test_a_tool_becomes_single_while_it_runs_at_two_hosts(redis_place: Place) -> None:
+async def test_a_tool_becomes_single_while_it_runs_at_two_hosts(place: Place) -> None:
     """One of them goes on with it, and the other one ends its program."""
     one, two = FakeRunner(delay=0.0), FakeRunner(delay=0.0)
-    async with staged(redis_place) as stage:
+    async with staged(place) as stage:
         await stage.records.put(recorded("becoming", keep_warm=1))
         async with stage.host(one), stage.host(two):
             await eventually(lambda: one.alive and two.alive, timeout=20.0)
@@ -61,11 +64,11 @@ async def test_a_tool_becomes_single_while_it_runs_at_two_hosts(redis_place: Pla
             await eventually(is_alone, timeout=20.0)
 
 
-class Server(MemoryRoutes):
+class Server:
     """Routes that can't be reached for a while."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, routes: Routes) -> None:
+        self.routes = routes
         self.away = False
         self.renewals: list[set[str]] = []
 
@@ -73,12 +76,19 @@ class Server(MemoryRoutes):
         if self.away:
             raise BrokerUnavailable("away")
         self.renewals.append(set(said["changed"]))
-        return await super().renew(host, lease, **said)
+        return await self.routes.renew(host, lease, **said)
 
 
-async def test_a_host_believes_in_no_claim_after_its_lease() -> None:
+@pytest.fixture
+async def server(valkey_server: str, namespace: str) -> AsyncIterator[Server]:
+    """The routes of a namespace of the test's own."""
+    async with Admin(Settings.load({}, url=valkey_server, namespace=namespace)) as admin:
+        yield Server(admin.routes)
+
+
+async def test_a_host_believes_in_no_claim_after_its_lease(server: Server) -> None:
     """Cut off for a lease, it serves the tool no more: another host may; back again, it asks anew."""
-    server, heard = Server(), []
+    heard: list[int] = []
     lease = HostLease(server, "h1", 0.2, lambda: heard.append(1), lambda: False)
     lease.want(["alone"])
     await lease.renew()
@@ -94,9 +104,8 @@ async def test_a_host_believes_in_no_claim_after_its_lease() -> None:
     assert lease.claims == frozenset()
 
 
-async def test_one_write_tells_everything_that_changed() -> None:
+async def test_one_write_tells_everything_that_changed(server: Server) -> None:
     """Changes of many tools go together, those that did not change are not told again, and lost ones are told anew."""
-    server = Server()
     lease = HostLease(server, "h1", 60.0, lambda: None, lambda: True)
     tools = {f"t{number}" for number in range(200)}
     for each in tools:
@@ -107,16 +116,15 @@ async def test_one_write_tells_everything_that_changed() -> None:
     await lease.renew()
     await lease.renew()
     assert server.renewals == [tools, {"t7"}, set()]
-    await server.leave("h1", [])
+    await server.routes.leave("h1", [])
     await lease.renew()
     await lease.renew()
     assert server.renewals[-1] == tools - {"t8"}
-    assert len((await server.all())["h1"]) == 199
+    assert len((await server.routes.all())["h1"]) == 199
 
 
-async def test_changes_are_not_lost_while_the_server_is_away() -> None:
+async def test_changes_are_not_lost_while_the_server_is_away(server: Server) -> None:
     """They are told with the first renewal that succeeds."""
-    server = Server()
     lease = HostLease(server, "h1", 60.0, lambda: None, lambda: True)
     for each in ("a", "b"):
         lease.put(ToolRoute(tool_id=each))
@@ -127,12 +135,11 @@ async def test_changes_are_not_lost_while_the_server_is_away() -> None:
     await lease.renew()
     server.away = False
     await lease.renew()
-    assert set((await server.all())["h1"]) == {"b", "c"}
+    assert set((await server.routes.all())["h1"]) == {"b", "c"}
 
 
-async def test_a_host_that_nobody_can_see_gives_up() -> None:
+async def test_a_host_that_nobody_can_see_gives_up(server: Server) -> None:
     """When routes are refused for long although the server is there, renewing ends with an error that says so."""
-    server = Server()
     lease = HostLease(server, "h1", 0.01, lambda: None, lambda: True)
     await lease.renew()
     server.away = True

@@ -45,7 +45,7 @@ GRAPH = toolkit_of(read_preset(PRESET))
 async def served() -> AsyncIterator[ToolBus]:
     """A bus with all tools but one."""
     tools = [serve(f"walked_{name}") for name in ("ask", "rare", "tell")]
-    async with Worker(tools, url="memory://walks"), ToolBus("memory://walks") as bus:
+    async with Worker(tools, url="memory://"), ToolBus("memory://") as bus:
         yield bus
 
 

@@ -6,8 +6,8 @@ import threading
 
 from tests.servers import eventually
 from toolbus import invocation, tool
-from toolbus.bus.broker.memory.hub import MemoryTallies
 from toolbus.bus.middleware import ToolCall
+from toolbus.testing.recorder import OwnTallies
 
 power: dict[str, bool] = {}
 seen: list[str] = []
@@ -78,5 +78,5 @@ def call_of(name: str, effect: str = "", service: str = "cached") -> ToolCall:
     """A call of one of the tools at a worker, as middleware sees it."""
     return ToolCall(
         id="1", tool=name, service=service, user="", session="", arguments={}, config={}, effect=effect, side="handler", attempt=1,
-        tallies=MemoryTallies(),
+        tallies=OwnTallies(),
     )  # fmt: skip

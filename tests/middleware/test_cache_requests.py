@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import math
 import time
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -13,14 +13,14 @@ import pytest
 from tests.contract import Place
 from tests.middleware.cached import echo, render, rows, seen, switch
 from toolbus import ConfigurationError, ToolBus, ToolResult, Worker, tool
-from toolbus.bus.broker.memory.hub import MemoryTallies
-from toolbus.bus.broker.protocols import Delivery
+from toolbus.bus.broker.take.requests import Delivery, Fence, RequestStream
 from toolbus.bus.middleware import Cache
 from toolbus.bus.values.descriptors import ToolDescriptor
 from toolbus.bus.values.envelope import Request
 from toolbus.bus.worker.run.handling import MiddlewareCall
 from toolbus.bus.worker.run.invocation import Invocation
 from toolbus.bus.worker.serving.handlers import Handler
+from toolbus.testing.recorder import OwnTallies
 
 pytestmark = pytest.mark.anyio
 
@@ -63,9 +63,9 @@ async def answered(cache: Cache, request: Request, *, digest: str = "d") -> int:
         ran += 1
         return ToolResult.ok("x")
 
-    delivery = Delivery(request, "", b"", 0, 1, time.monotonic() + 60, 0.0, "run")
+    delivery = Delivery(request, "", b"", 0, 1, time.monotonic() + 60, 0.0, "run", cast("RequestStream", None), Fence(b"", b""))
     handler = Handler(rows, rows, "", None)
-    within = MiddlewareCall(delivery, handler, digest, MemoryTallies())
+    within = MiddlewareCall(delivery, handler, digest, OwnTallies())
     await within.run((cache,), handle, lambda error: pytest.fail(str(error)), lambda: None)
     return ran
 

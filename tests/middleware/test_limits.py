@@ -67,11 +67,11 @@ async def test_a_quota_counts_whole_periods(place: Place) -> None:
         await eventually(passes)
 
 
-async def test_an_idle_limit_leaves_no_key(redis_place: Place) -> None:
+async def test_an_idle_limit_leaves_no_key(place: Place) -> None:
     """A limit's keys live no longer than they matter."""
     limits = [RateLimit(5, per=0.3), Quota(5, per=0.3)]
-    settings = redis_place.settings
-    async with serving(redis_place, *limits), redis_place.bus() as bus:
+    settings = place.settings
+    async with serving(place, *limits), place.bus() as bus:
         assert (await bus.call("read")).success
     with redis.Redis.from_url(settings.url) as client:
         await eventually(lambda: [*client.scan_iter(f"tb:{{{settings.namespace}}}:quota:*"), *client.scan_iter("tb:*:rate:*")] == [])
@@ -98,10 +98,10 @@ async def test_a_limit_that_can_not_be_asked_refuses(place: Place) -> None:
 
 
 @pytest.mark.parametrize("limit", [1, 5])
-async def test_a_rate_survives_a_clock_that_is_set_back(redis_place: Place, limit: int) -> None:
+async def test_a_rate_survives_a_clock_that_is_set_back(place: Place, limit: int) -> None:
     """A use that was counted an hour later keeps nobody out: after one interval calls pass again, one for each interval."""
-    settings = redis_place.settings
-    async with serving(redis_place, RateLimit(limit, per=0.5 * limit)), redis_place.bus() as bus:
+    settings = place.settings
+    async with serving(place, RateLimit(limit, per=0.5 * limit)), place.bus() as bus:
         assert (await bus.call("read")).success
         with redis.Redis.from_url(settings.url, decode_responses=True) as client:
             (key,) = client.scan_iter(f"tb:{{{settings.namespace}}}:rate:*")
@@ -119,10 +119,10 @@ async def test_a_rate_survives_a_clock_that_is_set_back(redis_place: Place, limi
         assert time.monotonic() - began >= 0.99
 
 
-async def test_a_quota_survives_a_clock_that_is_set_back(redis_place: Place) -> None:
+async def test_a_quota_survives_a_clock_that_is_set_back(place: Place) -> None:
     """Calls that were counted in a later period count in none before it."""
-    settings = redis_place.settings
-    async with serving(redis_place, Quota(1, per=3600)), redis_place.bus() as bus:
+    settings = place.settings
+    async with serving(place, Quota(1, per=3600)), place.bus() as bus:
         assert (await bus.call("read")).success
         with redis.Redis.from_url(settings.url, decode_responses=True) as client:
             (key,) = client.scan_iter(f"tb:{{{settings.namespace}}}:quota:*")

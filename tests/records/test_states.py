@@ -25,11 +25,10 @@ pytestmark = pytest.mark.anyio
 TOOLS = {name: recorded(name) for name in ("a", "b", "c")}
 
 
-@pytest.fixture(params=["redis", "memory"])
-async def bus(request: pytest.FixtureRequest, valkey_server: str, namespace: str) -> AsyncIterator[ToolBus]:
-    """A bus, with and without a server."""
-    url = "memory://" if request.param == "memory" else valkey_server
-    async with ToolBus(settings=Settings(url=url, namespace=namespace)) as made:
+@pytest.fixture
+async def bus(valkey_server: str, namespace: str) -> AsyncIterator[ToolBus]:
+    """A bus."""
+    async with ToolBus(settings=Settings(url=valkey_server, namespace=namespace)) as made:
         yield made
 
 

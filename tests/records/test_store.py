@@ -22,11 +22,10 @@ from toolbus.platform.store import Conflict, LiveRecords, Records
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture(params=["admin", "bus", "memory"])
+@pytest.fixture(params=["admin", "bus"])
 async def records(request: pytest.FixtureRequest, valkey_server: str, namespace: str) -> AsyncIterator[Records]:
-    """Records over each of the three."""
-    url = "memory://" if request.param == "memory" else valkey_server
-    settings = Settings(url=url, namespace=namespace)
+    """Records over either."""
+    settings = Settings(url=valkey_server, namespace=namespace)
     async with Admin(settings) if request.param == "admin" else ToolBus(settings=settings) as opened:
         yield Records(opened)
 

@@ -59,9 +59,9 @@ def users(server: str, namespace: str) -> Iterator[Users]:
 
 
 @pytest.fixture
-def stored(redis_place: Place) -> Iterator[Stored]:
+def stored(place: Place) -> Iterator[Stored]:
     """The documents of a test's namespace."""
-    made = Stored(redis_place.settings)
+    made = Stored(place.settings)
     yield made
     made.client.close()
 
@@ -97,19 +97,19 @@ def test_no_release_has_changed_a_stored_form() -> None:
     assert MIGRATIONS == []
 
 
-async def test_a_namespace_without_a_mark_is_of_the_first_version(redis_place: Place, stored: Stored) -> None:
+async def test_a_namespace_without_a_mark_is_of_the_first_version(place: Place, stored: Stored) -> None:
     """Nothing is written for it, and a migration has nothing to do, however often it is run."""
-    async with Admin(redis_place.settings) as admin:
+    async with Admin(place.settings) as admin:
         for _ in range(2):
-            assert await admin.versions.migrate(10, _quiet) == NamespaceVersion(redis_place.settings.namespace, 1, 0)
+            assert await admin.versions.migrate(10, _quiet) == NamespaceVersion(place.settings.namespace, 1, 0)
     assert stored.mark() == {}
 
 
 @pytest.mark.parametrize("value", [b"", b"x", b"-1", b"0", b"1e3", b"9" * 400])
-async def test_a_damaged_mark_counts_as_none(redis_place: Place, stored: Stored, value: bytes) -> None:
+async def test_a_damaged_mark_counts_as_none(place: Place, stored: Stored, value: bytes) -> None:
     """A stranger's value keeps nobody out."""
     stored.client.hset(stored.keys.format, mapping={"version": value, "raising": value})
-    async with redis_place.serving(versioned_echo, role="operator") as bus:
+    async with place.serving(versioned_echo, role="operator") as bus:
         assert (await bus.call("versioned_echo", {"text": "a"})).output == "a"
 
 
@@ -117,31 +117,29 @@ async def test_a_damaged_mark_counts_as_none(redis_place: Place, stored: Stored,
     ("mark", "state"),
     [({"version": "2"}, "is of version 2"), ({"version": "1", "raising": "2"}, "is being raised to version 2")],
 )
-async def test_a_newer_namespace_takes_no_process_of_this_release(
-    redis_place: Place, stored: Stored, mark: dict[str, str], state: str
-) -> None:
+async def test_a_newer_namespace_takes_no_process_of_this_release(place: Place, stored: Stored, mark: dict[str, str], state: str) -> None:
     """Workers, agents and migrations name both versions and what to do; nothing stays in the registry."""
     stored.client.hset(stored.keys.format, mapping=mark)
     expected = f"{state} of the protocol, and this process speaks version 1: upgrade it"
     with pytest.raises(BrokerError, match=expected):
-        async with redis_place.worker(versioned_echo):
+        async with place.worker(versioned_echo):
             pass
     with pytest.raises(BrokerError, match=expected):
-        async with redis_place.bus():
+        async with place.bus():
             pass
-    async with Admin(redis_place.settings) as admin:
+    async with Admin(place.settings) as admin:
         with pytest.raises(BrokerError, match=expected):
             await admin.versions.migrate(10, _quiet)
         assert await admin.versions.workers() == []
 
 
 async def test_a_worker_that_registers_while_the_version_is_raised_leaves(
-    redis_place: Place, stored: Stored, monkeypatch: pytest.MonkeyPatch
+    place: Place, stored: Stored, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The mark may come between its first look and its registration: it looks again before it takes anything."""
     looks: list[str] = []
 
-    worker = redis_place.worker(versioned_echo)
+    worker = place.worker(versioned_echo)
     real = serving.read_version
 
     async def read(link: Executor, keys: Keys) -> NamespaceVersion:
@@ -158,11 +156,11 @@ async def test_a_worker_that_registers_while_the_version_is_raised_leaves(
     assert stored.client.hkeys(stored.keys.instances("versioned")) == []
 
 
-async def test_documents_are_converted_in_batches_and_once(redis_place: Place, stored: Stored, second: list[str]) -> None:
+async def test_documents_are_converted_in_batches_and_once(place: Place, stored: Stored, second: list[str]) -> None:
     """A second run finds nothing; what is of the new form already is left as it is, and agents hear of every change."""
     stored.put(**{f"g{number}": {"group_id": f"g{number}"} for number in range(25)}, new={"form": 2})
     told: list[int] = []
-    async with Admin(redis_place.settings) as admin:
+    async with Admin(place.settings) as admin:
         assert len([each async for each in admin.versions.changes()]) == 25
         after = await admin.versions.migrate(10, told.append)
         assert (after.written, told) == (2, [10, 20, 25])
@@ -173,25 +171,25 @@ async def test_documents_are_converted_in_batches_and_once(redis_place: Place, s
     assert stored.client.xlen(stored.keys.log) == 25
 
 
-async def test_a_migration_that_was_stopped_goes_on(redis_place: Place, stored: Stored, second: list[str]) -> None:
+async def test_a_migration_that_was_stopped_goes_on(place: Place, stored: Stored, second: list[str]) -> None:
     """The mark says that it is under way, and the next run converts the rest."""
     stored.put(**{f"g{number}": {} for number in range(10)})
 
     def stop(_done: int) -> None:
         raise KeyboardInterrupt
 
-    async with Admin(redis_place.settings) as admin:
+    async with Admin(place.settings) as admin:
         with pytest.raises(KeyboardInterrupt):
             await admin.versions.migrate(4, stop)
-        assert await admin.versions.read() == NamespaceVersion(redis_place.settings.namespace, 1, 2)
+        assert await admin.versions.read() == NamespaceVersion(place.settings.namespace, 1, 2)
         assert len([each async for each in admin.versions.changes()]) == 6
         assert (await admin.versions.migrate(4, _quiet)).written == 2
 
 
-async def test_a_worker_of_the_version_before_keeps_the_namespace_back(redis_place: Place, stored: Stored, second: list[str]) -> None:
+async def test_a_worker_of_the_version_before_keeps_the_namespace_back(place: Place, stored: Stored, second: list[str]) -> None:
     """It is named, nothing is marked or converted, and it goes on."""
     stored.put(g={})
-    async with redis_place.serving(versioned_echo) as bus, Admin(redis_place.settings) as admin:
+    async with place.serving(versioned_echo) as bus, Admin(place.settings) as admin:
         [worker] = await admin.versions.workers()
         assert (worker.service, worker.versions) == ("versioned", None)
         with pytest.raises(BrokerError, match=rf"versioned/{worker.instance} \(version 1\) can't read version 2; upgrade these workers"):
@@ -200,20 +198,20 @@ async def test_a_worker_of_the_version_before_keeps_the_namespace_back(redis_pla
     assert (stored.mark(), stored.documents()) == ({}, {"group/g": {}})
 
 
-async def test_a_document_of_no_known_form_is_named(redis_place: Place, stored: Stored, second: list[str]) -> None:
+async def test_a_document_of_no_known_form_is_named(place: Place, stored: Stored, second: list[str]) -> None:
     """The others are converted, and the namespace is raised when it is gone."""
     stored.put(a={}, b={"bad": 1}, c={})
-    async with Admin(redis_place.settings) as admin:
+    async with Admin(place.settings) as admin:
         with pytest.raises(BrokerError, match="group/b can't be converted: it is of no form; put it anew or `toolbus operate items rm` it"):
             await admin.versions.migrate(10, _quiet)
         assert sorted(second) == ["group/a", "group/c"]
-        assert await admin.versions.read() == NamespaceVersion(redis_place.settings.namespace, 1, 2)
+        assert await admin.versions.read() == NamespaceVersion(place.settings.namespace, 1, 2)
         await admin.delete("group/b")
         assert (await admin.versions.migrate(10, _quiet)).written == 2
 
 
 async def test_a_document_that_somebody_changes_meanwhile_is_converted_as_it_is_then(
-    redis_place: Place, stored: Stored, second: list[str], monkeypatch: pytest.MonkeyPatch
+    place: Place, stored: Stored, second: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A change that a person makes in the middle of a migration is neither lost nor left in the older form."""
     stored.put(g={"name": "old"}, h={})
@@ -227,7 +225,7 @@ async def test_a_document_that_somebody_changes_meanwhile_is_converted_as_it_is_
         return migration.convert(key, document)
 
     monkeypatch.setattr(versions, "MIGRATIONS", [migration._replace(convert=convert)])
-    async with Admin(redis_place.settings) as admin:
+    async with Admin(place.settings) as admin:
         assert (await admin.versions.migrate(10, _quiet)).written == 2
     assert stored.documents() == {"group/g": {"name": "new", "form": 2}, "group/h": {"form": 2}}
 

@@ -127,9 +127,9 @@ async def test_fields_of_wrong_types_are_the_tools_error(here: Place, tool: str)
 
 
 @pytest.mark.parametrize("tool", ["returned", "yielded", "returned_in_child"])
-async def test_servers_carry_the_same(redis_place: Place, tool: str) -> None:
+async def test_servers_carry_the_same(place: Place, tool: str) -> None:
     """All of it arrives over a server as it does in process."""
-    async with redis_place.serving(kinds) as bus:
+    async with place.serving(kinds) as bus:
         assert await differing(bus, tool, "kinds", expected_values(tool)) == {}
         assert await differing(bus, tool, "texts", expected_texts()) == {}
         assert await differing_bytes(bus, tool) == {}

@@ -21,11 +21,9 @@ def parquet(tmp_path, query):
 # -- what it does -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("transport", ["memory", "server"])
-async def test_uploaded_rows_are_queried_in_process_and_over_a_server(transport, request, namespace):
-    """An upload makes a table that is listed, described and queried, whatever the transport."""
-    address = "memory://" if transport == "memory" else request.getfixturevalue("valkey_server")
-    async with serving(address, namespace) as client:
+async def test_uploaded_rows_are_queried(valkey_server, namespace):
+    """An upload makes a table that is listed, described and queried."""
+    async with serving(valkey_server, namespace) as client:
         made = await client.upload("sales", SALES)
         assert made.output == "Table sales: 3 rows; columns: region VARCHAR, amount BIGINT\n"
         assert (await client.call("data_tables")).data == {"tables": [{"name": "sales", "rows": 3, "columns": 2, "temporary": False}]}

@@ -54,11 +54,9 @@ def failed(result, type, code):
     return outcomes.failed(result, type, code)
 
 
-@pytest.mark.parametrize("transport", ["memory", "server"])
-async def test_a_file_is_listed_and_read_in_process_and_over_a_server(root, transport, request, namespace):
-    """A listing names what can be read, whatever the transport."""
-    address = "memory://" if transport == "memory" else request.getfixturevalue("valkey_server")
-    async with serving(root, address, namespace) as bus:
+async def test_a_file_is_listed_and_read(root, valkey_server, namespace):
+    """A listing names what can be read."""
+    async with serving(root, valkey_server, namespace) as bus:
         listed = await bus.call("file_list", {})
         assert listed.output == "notes/\nempty.txt (0 bytes)"
         assert [entry["path"] for entry in (await bus.call("file_list", {"path": "notes"})).data["entries"]] == ["notes/note.txt"]

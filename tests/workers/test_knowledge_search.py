@@ -60,11 +60,9 @@ def zipped(**members):
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("transport", ["memory", "server"])
-async def test_passages_are_streamed_and_lead_to_their_document(folder, transport, request, namespace):
+async def test_passages_are_streamed_and_lead_to_their_document(folder, valkey_server, namespace):
     """Each passage is a piece of the stream, its ids stand in the data, and get_document_info takes them."""
-    address = "memory://" if transport == "memory" else request.getfixturevalue("valkey_server")
-    async with searching(folder, address, namespace) as bus:
+    async with searching(folder, valkey_server, namespace) as bus:
         async with bus.stream("knowledge_search", {"query": "glaciers"}) as call:
             text = "".join([piece async for piece in call])
             result = await call.result()

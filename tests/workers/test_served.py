@@ -18,12 +18,11 @@ TOOLS = {
 DOCUMENT = "# A heading\n\nBees make honey in a hive. Honey keeps for years.\n\n" * 40
 
 
-@pytest.fixture(params=["memory", "server"])
-async def bus(request, namespace):
+@pytest.fixture
+async def bus(valkey_server, namespace):
     """Provide a bus with every example worker behind it."""
-    address = "memory://" if request.param == "memory" else request.getfixturevalue("valkey_server")
     modules = examples()
-    async with Worker(modules, url=address, namespace=namespace), ToolBus(address, namespace=namespace) as opened:
+    async with Worker(modules, url=valkey_server, namespace=namespace), ToolBus(valkey_server, namespace=namespace) as opened:
         for name in sorted(TOOLS):
             await opened.wait_for_tool(name, 10)
         yield opened

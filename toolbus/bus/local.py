@@ -1,4 +1,4 @@
-"""``ToolRegistry``: tools in this process, without a server, run as they are over a bus."""
+"""``ToolRegistry``: tools of this process, run as they are over a bus."""
 
 from __future__ import annotations
 

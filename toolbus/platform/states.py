@@ -5,15 +5,20 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from toolbus.bus.broker.protocols import CreationOverview
-from toolbus.bus.broker.protocols.documents import Chats, Creation, Creations, Routes
+from toolbus.bus.broker.protocols.documents import Creation
 from toolbus.bus.support.display import shortened
 from toolbus.platform.records import RecordedTool, State, ToolRoute
 from toolbus.platform.store import Snapshot
+
+if TYPE_CHECKING:
+    from toolbus.bus.broker.agent_steps import Chats
+    from toolbus.bus.broker.creations import Creations
+    from toolbus.bus.broker.routes import Routes
 
 # With several hosts, the state that says most about whether the next call is answered.
 _RANK: Mapping[State, int] = {"running": 0, "starting": 1, "stopped": 2, "failed": 3}

@@ -6,11 +6,10 @@ import asyncio
 import contextlib
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import msgspec
 
-from toolbus.bus.broker.admin import Admin
 from toolbus.bus.broker.protocols import ItemChange
 from toolbus.bus.client.bus import ToolBus
 from toolbus.bus.client.tools.groups import ToolGroup
@@ -20,6 +19,9 @@ from toolbus.bus.values.results import ConfigurationError, DescriptorError, Tool
 from toolbus.platform.documents import Record, digest_of, encode, is_platform_key, key_of, read
 from toolbus.platform.records import PENDING_KEY, RECORD_KEY, BackendRuntime, RecordedTool
 from toolbus.platform.search import pin_of
+
+if TYPE_CHECKING:
+    from toolbus.bus.broker.admin import Admin
 
 T = TypeVar("T")
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from toolbus.bus.broker import protocols
 from toolbus.bus.client import confirmations as aio
 from toolbus.bus.client import confirmations as pending
 from toolbus.bus.values.confirmations import ConfirmationAnswer, ConfirmationRequest
 from toolbus.bus.values.results import ConfigurationError, ErrorInfo
 from toolbus.sync.loop import FindLoop
+
+if TYPE_CHECKING:
+    from toolbus.bus.broker.confirmations import Confirmations
 
 
 class Confirmation:
@@ -111,7 +113,7 @@ def in_threads(confirmer: Confirmer | None, loop: FindLoop) -> aio.Confirmer | N
 class SharedConfirmations:
     """The open requests of all processes of the namespace."""
 
-    def __init__(self, loop: FindLoop, store: Callable[[], protocols.Confirmations]) -> None:
+    def __init__(self, loop: FindLoop, store: Callable[[], Confirmations]) -> None:
         self._loop = loop
         self._store = store
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
-from toolbus.bus.broker import protocols
 from toolbus.bus.broker.protocols import Usage
 from toolbus.bus.client import views as aio
 from toolbus.bus.client.executor.observers import ATTACHMENTS, LIMIT
@@ -19,6 +18,9 @@ from toolbus.sync.executor import ToolExecutor, Turn
 from toolbus.sync.loop import Call, FindLoop
 from toolbus.sync.observers import EventBus
 from toolbus.sync.tools import Tools
+
+if TYPE_CHECKING:
+    from toolbus.bus.broker import limits
 
 
 class BoundBus:
@@ -163,7 +165,7 @@ class Service:
 class Tallies:
     """The counts that all processes of a namespace share; see ``toolbus.ToolBus.tallies``."""
 
-    def __init__(self, loop: FindLoop, tallies: Callable[[], protocols.Tallies]) -> None:
+    def __init__(self, loop: FindLoop, tallies: Callable[[], limits.Tallies]) -> None:
         self._loop = loop
         self._tallies = tallies
 

@@ -8,9 +8,10 @@ import json
 import time
 from collections.abc import Hashable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
-from toolbus.bus.broker.protocols import Delivery, session_of
+from toolbus.bus.broker.protocols import session_of
+from toolbus.bus.broker.take.requests import Delivery, Fence
 from toolbus.bus.middleware.chain import Middleware, checked
 from toolbus.bus.values.encoding import encode_data
 from toolbus.bus.values.envelope import Request, decode_request, encode_request, new_id, new_run
@@ -26,6 +27,12 @@ from toolbus.bus.worker.serving.collect import collect
 from toolbus.bus.worker.serving.handlers import Served
 from toolbus.bus.worker.sessions.session import Session, SessionRun
 from toolbus.testing.recorder import Confirm, Outcome, Recorder
+
+if TYPE_CHECKING:
+    from toolbus.bus.broker.take.requests import RequestStream
+
+# No server has delivered the request.
+_NO_QUEUE, _NO_FENCE = cast("RequestStream", None), Fence(b"", b"")
 
 
 class TriedSessions:
@@ -197,7 +204,7 @@ class InvocationEnvironment:
         served = await self._serve(owner)
         request = self._request(served, name, dict(arguments or {}))
         recorder = Recorder(self.settings, self._threads, self._isolations[_key(owner)], self._middleware, self._answers, self._confirm)
-        delivery = Delivery(request, "test", b"", 0, self.attempt, time.monotonic() + request.timeout, 0.0, new_run())
+        delivery = Delivery(request, "test", b"", 0, self.attempt, time.monotonic() + request.timeout, 0.0, new_run(), _NO_QUEUE, _NO_FENCE)
         loop = asyncio.get_running_loop()
         run = Run(recorder, loop, delivery, served, served.handler(request))
         run.task = task = loop.create_task(run.execute()) if served.sessions is None else served.sessions.start(run)

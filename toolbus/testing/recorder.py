@@ -7,12 +7,11 @@ import inspect
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Unpack, cast
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import msgspec
 
-from toolbus.bus.broker.memory.hub import MemoryTallies
-from toolbus.bus.broker.protocols import Beginning, Delivery, Ending, Note, WorkerBroker
+from toolbus.bus.broker.protocols import Beginning, Ending, Note
 from toolbus.bus.client.calls.assembly import Assembly
 from toolbus.bus.middleware.chain import Middleware
 from toolbus.bus.values.confirmations import ConfirmationAnswer, ConfirmationRequest
@@ -27,6 +26,43 @@ from toolbus.bus.worker.run.outcome import result_of
 from toolbus.bus.worker.run.reasons import ContextRun
 from toolbus.bus.worker.run.threads import Threads
 from toolbus.bus.worker.statistics.sampling import Sampling
+
+if TYPE_CHECKING:
+    from toolbus.bus.broker.limits import Tallies
+    from toolbus.bus.broker.take.requests import Delivery
+    from toolbus.bus.broker.worker import WorkerBroker
+
+
+class OwnTallies:
+    """Counts for the middleware of one process, as ``broker.limits.Tallies`` keeps them for all."""
+
+    def __init__(self) -> None:
+        self._full: dict[str, float] = {}
+        self._used: dict[tuple[str, int], int] = {}
+
+    async def spend(self, name: str, limit: int, period: float) -> float:
+        """Count one use against a rate; returns 0 when there was room, else the seconds until there is."""
+        now = time.monotonic()
+        full = max(self._full.get(name, 0.0), now) + period / limit
+        wait = full - period - now
+        # A rounding error is no wait: the limit is about whole intervals.
+        if wait > 1e-6:
+            return wait
+        self._full[name] = full
+        return 0.0
+
+    async def use(self, name: str, limit: int, period: float) -> float:
+        """Count one use against a quota; returns 0 when there was some left, else the seconds until it starts anew."""
+        now = time.time()
+        interval = name, int(now // period)
+        used = self._used.get(interval, 0)
+        if used >= limit:
+            return period - now % period
+        self._used[interval] = used + 1
+        return 0.0
+
+    def count(self, user: str, tool: str, *, ms: float, size: int, failed: bool) -> None:
+        """Count no usage: nobody asks for it."""
 
 
 class NestedCall(msgspec.Struct, frozen=True):
@@ -98,7 +134,7 @@ class Recorder:
         self.most_gathered = settings.max_frame // 2
         self.broker = cast("WorkerBroker", self)
         self.instance = INSTANCE
-        self.tallies = MemoryTallies()
+        self.tallies = cast("Tallies", OwnTallies())
         self.congested = False
         self._answers = answers
         self._confirm = confirm

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from toolbus import Retry, Settings, ToolError, tool
-from toolbus.bus.broker.memory.hub import MemoryTallies
-from toolbus.bus.broker.protocols import Beginning, Delivery, Ending, Note
+from toolbus.bus.broker.protocols import Beginning, Ending, Note
+from toolbus.bus.broker.take.requests import Delivery, Fence
 from toolbus.bus.values.confirmations import ConfirmationAnswer, ConfirmationRequest
 from toolbus.bus.values.envelope import Frame, Request, decode_frames, join_frames
 from toolbus.bus.worker.isolation.pool import Isolation
@@ -22,6 +22,7 @@ from toolbus.bus.worker.run.invocation import NestedBus
 from toolbus.bus.worker.run.run import Run
 from toolbus.bus.worker.serving.collect import collect
 from toolbus.bus.worker.slots.slots import Slots
+from toolbus.testing.recorder import OwnTallies
 
 NOW = 1000.0
 
@@ -94,7 +95,7 @@ class FakeBroker:
     congested = False
 
     def __init__(self) -> None:
-        self.tallies = MemoryTallies()
+        self.tallies = OwnTallies()
         self.beginning: Beginning = "started"
         self.begin_gate: asyncio.Event | None = None
         self.begun: list[Delivery] = []
@@ -251,6 +252,8 @@ class Bench:
                 "deadline": self.loop.time() + 10.0,
                 "queued_ms": 12.34,
                 "run": f"run-{number}",
+                "queue": None,
+                "fence": Fence(b"", b""),
                 **changes,
             }
         )

@@ -11,7 +11,7 @@ import pytest
 
 from tests.worker.unit.fakes import NOW, Bench, echo, handlers, hold, lines
 from toolbus import Blob, ErrorInfo, Progress, ToolError, ToolResult, invocation, tool
-from toolbus.bus.broker.protocols import Delivery
+from toolbus.bus.broker.take.requests import Delivery
 
 pytestmark = pytest.mark.anyio
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.worker.unit.fakes import Bench, echo, flaky, handlers, hold
 from toolbus import ErrorInfo, ToolError, tool
-from toolbus.bus.broker.protocols import Delivery
+from toolbus.bus.broker.take.requests import Delivery
 
 pytestmark = pytest.mark.anyio
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.worker.unit.fakes import Bench, echo
-from toolbus.bus.broker.protocols import Delivery
+from toolbus.bus.broker.take.requests import Delivery
 from toolbus.bus.worker.slots.lines import Waiting
 
 pytestmark = pytest.mark.anyio

@@ -10,31 +10,31 @@ from typing import NamedTuple, Self, cast
 
 from toolbus.bus.broker import scripts
 from toolbus.bus.broker.access import ROLES, is_forbidden, mark
-from toolbus.bus.broker.agent_steps import RedisChats
-from toolbus.bus.broker.confirmations import RedisConfirmations
-from toolbus.bus.broker.conversations import RedisConversations
-from toolbus.bus.broker.creations import RedisCreations
+from toolbus.bus.broker.agent_steps import Chats
+from toolbus.bus.broker.confirmations import Confirmations
+from toolbus.bus.broker.conversations import Conversations
+from toolbus.bus.broker.creations import Creations
 from toolbus.bus.broker.dead_letters import DeadLetters
 from toolbus.bus.broker.keys import Keys
-from toolbus.bus.broker.limits import RedisTallies
+from toolbus.bus.broker.limits import Tallies
 from toolbus.bus.broker.opening import NotOpen
-from toolbus.bus.broker.pins import RedisPins
+from toolbus.bus.broker.pins import Pins
 from toolbus.bus.broker.protocols import RefusedTool, ServiceRecord, WorkerId
 from toolbus.bus.broker.protocols.documents import ItemChange
 from toolbus.bus.broker.reading import integer, skip, text
 from toolbus.bus.broker.recent import RecentCall, after, newest
 from toolbus.bus.broker.registry.follower import read_items, read_services
 from toolbus.bus.broker.registry.publications import read_record
-from toolbus.bus.broker.registry.registry import TTL, RedisRegistry
-from toolbus.bus.broker.routes import RedisRoutes
+from toolbus.bus.broker.registry.registry import TTL, Registry
+from toolbus.bus.broker.routes import Routes
 from toolbus.bus.broker.statistics.asking import PATIENCE, Statistics, ask
-from toolbus.bus.broker.tokens import RedisTokens
+from toolbus.bus.broker.tokens import Tokens
 from toolbus.bus.broker.transport.command import ReplyError, fields_of, info_fields, scan_hash
 from toolbus.bus.broker.transport.connection import Connector, ServerInfo
 from toolbus.bus.broker.transport.links import ShortLink
 from toolbus.bus.broker.transport.mastership import Replication
 from toolbus.bus.broker.transport.transport import Transport
-from toolbus.bus.broker.versions import RedisVersions
+from toolbus.bus.broker.versions import NamespaceVersions
 from toolbus.bus.values.descriptors import Publication, ServiceDescriptor
 from toolbus.bus.values.envelope import Frame, Request, address, decode_request, encode, join_frames, new_run, share_digest
 from toolbus.bus.values.naming import key_flaw
@@ -62,7 +62,7 @@ async def misplaced_documents(link: Transport, keys: Keys) -> dict[str, bytes]:
     return dict(sorted(found.items()))
 
 
-async def move_documents(link: Transport, keys: Keys, registry: RedisRegistry, sought: Iterable[str]) -> dict[str, bool]:
+async def move_documents(link: Transport, keys: Keys, registry: Registry, sought: Iterable[str]) -> dict[str, bool]:
     """Move misplaced documents of these keys; return for each that was there whether it is used now.
 
     One for which there is a newer document in its own table is removed. A move that was interrupted is made again by the next one.
@@ -126,34 +126,34 @@ class Admin:
         self._keys = Keys(settings.namespace)
         self._connector = Connector.of(settings)
         self._link = cast("ShortLink", NotOpen())
-        self._registry = cast("RedisRegistry", NotOpen())
+        self._registry = cast("Registry", NotOpen())
         self.dead_letters = cast("DeadLetters", NotOpen())
-        self.tallies = cast("RedisTallies", NotOpen())
-        self.conversations = cast("RedisConversations", NotOpen())
-        self.chats = cast("RedisChats", NotOpen())
-        self.confirmations = cast("RedisConfirmations", NotOpen())
-        self.creations = cast("RedisCreations", NotOpen())
-        self.tokens = cast("RedisTokens", NotOpen())
-        self.pins = cast("RedisPins", NotOpen())
-        self.routes = cast("RedisRoutes", NotOpen())
-        self.versions = cast("RedisVersions", NotOpen())
+        self.tallies = cast("Tallies", NotOpen())
+        self.conversations = cast("Conversations", NotOpen())
+        self.chats = cast("Chats", NotOpen())
+        self.confirmations = cast("Confirmations", NotOpen())
+        self.creations = cast("Creations", NotOpen())
+        self.tokens = cast("Tokens", NotOpen())
+        self.pins = cast("Pins", NotOpen())
+        self.routes = cast("Routes", NotOpen())
+        self.versions = cast("NamespaceVersions", NotOpen())
 
     async def __aenter__(self) -> Self:
         self._link = ShortLink(self._connector)
         await self._link.connect()
         # No other caller waits for this link, so it can wait for replicas itself.
         replication = Replication(self._link, self._settings.wait_replicas, self._settings.wait_timeout)
-        self._registry = RedisRegistry(self._link, self._keys, self._settings, replication)
+        self._registry = Registry(self._link, self._keys, self._settings, replication)
         self.dead_letters = DeadLetters(self._link, self._keys, self._settings)
-        self.tallies = RedisTallies(self._link, self._keys)
-        self.conversations = RedisConversations(self._link, self._keys, self._settings)
-        self.chats = RedisChats(self._link, self._keys, self.conversations)
-        self.confirmations = RedisConfirmations(self._link, self._keys, self._settings.lease)
-        self.creations = RedisCreations(self._link, self._keys, self._settings)
-        self.tokens = RedisTokens(self._link, self._keys)
-        self.pins = RedisPins(self._link, self._keys, self._registry)
-        self.routes = RedisRoutes(self._link, self._keys)
-        self.versions = RedisVersions(self._link, self._keys, self._registry)
+        self.tallies = Tallies(self._link, self._keys)
+        self.conversations = Conversations(self._link, self._keys, self._settings)
+        self.chats = Chats(self._link, self._keys, self.conversations)
+        self.confirmations = Confirmations(self._link, self._keys, self._settings.lease)
+        self.creations = Creations(self._link, self._keys, self._settings)
+        self.tokens = Tokens(self._link, self._keys)
+        self.pins = Pins(self._link, self._keys, self._registry)
+        self.routes = Routes(self._link, self._keys)
+        self.versions = NamespaceVersions(self._link, self._keys, self._registry)
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

@@ -9,18 +9,18 @@ from typing import TypeVar, cast
 import msgspec
 
 from toolbus.bus import telemetry
-from toolbus.bus.broker.agent_steps import AgentSteps, RedisChats, RedisSessionResults, RedisTasks
-from toolbus.bus.broker.confirmations import RedisConfirmations
-from toolbus.bus.broker.conversations import RedisConversations
-from toolbus.bus.broker.creations import RedisCreations
+from toolbus.bus.broker.agent_steps import AgentSteps, Chats, SessionResults, Tasks
+from toolbus.bus.broker.confirmations import Confirmations
+from toolbus.bus.broker.conversations import Conversations
+from toolbus.bus.broker.creations import Creations
 from toolbus.bus.broker.keys import Keys, session_digest
 from toolbus.bus.broker.lease.clock import ServerClock
-from toolbus.bus.broker.limits import RedisTallies
+from toolbus.bus.broker.limits import Tallies
 from toolbus.bus.broker.opening import NotOpen, open_patiently
 from toolbus.bus.broker.protocols import AgentListener, Fate, ItemChange, Sender
 from toolbus.bus.broker.publish import Publish
-from toolbus.bus.broker.routes import RedisRoutes
-from toolbus.bus.broker.tokens import RedisTokens
+from toolbus.bus.broker.routes import Routes
+from toolbus.bus.broker.tokens import Tokens
 from toolbus.bus.broker.transport.connection import Connector
 from toolbus.bus.values.envelope import Request, new_id
 from toolbus.bus.values.results import BrokerError, BrokerUnavailable
@@ -34,8 +34,8 @@ _CERTAINTY = 10.0
 _CLOSING = 2.0
 
 
-class RedisAgentBroker:
-    """``AgentBroker`` over Redis: a link that writes, and one that waits for replies and for changes of the registry."""
+class AgentBroker:
+    """The caller's side of a broker."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -51,47 +51,47 @@ class RedisAgentBroker:
         return self._agent
 
     @property
-    def tallies(self) -> RedisTallies:
+    def tallies(self) -> Tallies:
         """The counts that all processes share."""
         return self._steps.tallies
 
     @property
-    def confirmations(self) -> RedisConfirmations:
+    def confirmations(self) -> Confirmations:
         """The requests that wait for a confirmation."""
         return self._steps.confirmations
 
     @property
-    def conversations(self) -> RedisConversations:
+    def conversations(self) -> Conversations:
         """The conversations that are kept."""
         return self._steps.conversations
 
     @property
-    def creations(self) -> RedisCreations:
+    def creations(self) -> Creations:
         """The tasks of coding agents."""
         return self._steps.creations
 
     @property
-    def results(self) -> RedisSessionResults:
+    def results(self) -> SessionResults:
         """The results of sessions' earlier calls."""
         return self._steps.results
 
     @property
-    def routes(self) -> RedisRoutes:
+    def routes(self) -> Routes:
         """The places where recorded tools run."""
         return self._steps.routes
 
     @property
-    def tokens(self) -> RedisTokens:
+    def tokens(self) -> Tokens:
         """The records of bearer tokens."""
         return self._steps.tokens
 
     @property
-    def chats(self) -> RedisChats:
+    def chats(self) -> Chats:
         """The chats with the service agent."""
         return self._steps.chats
 
     @property
-    def tasks(self) -> RedisTasks:
+    def tasks(self) -> Tasks:
         """The shared calls that are found by the ids of tasks."""
         return self._steps.tasks
 
@@ -129,10 +129,12 @@ class RedisAgentBroker:
     # -- calling ----------------------------------------------------------------------------------
 
     def publish(self, request: Request, queue: str, limit: int, deadline: float, sender: Sender) -> None:
-        """Publish at the end of this tick.
+        """Publish at the end of this tick, together with everything else published in it.
+
+        While the server can't be reached it waits here, until ``deadline`` (local monotonic seconds).
 
         Raises:
-            EnvelopeError: the request can't be encoded or is too large.
+            EnvelopeError: the request can't be encoded, or is too large.
         """
         document = self._steps.encode(request, limit=self._settings.max_request)
         session = session_digest(request.user, request.session) if request.ordered else ""
@@ -154,21 +156,29 @@ class RedisAgentBroker:
         waited: float = 0.0,
         why: str = "cancelled",
     ) -> None:
-        """Remove a queued call, or tell the worker that runs it."""
+        """Remove a queued call, or tell the worker that runs it. Returns at once; ``on_fate`` hears what was found.
+
+        ``waited`` are the seconds by which its deadline is later than its timeout says, ``why`` is the type of the error with which it
+        ended for its caller.
+        """
         if request.shared:
             self._steps.shared.cancel(request, queue, entry, on_fate, waited, why)
             return
         self._steps.publisher.cancel(request.id, queue, entry, int((request.timeout + waited) * 1000), on_fate, why)
 
     def forget(self, request: Request) -> None:
-        """Stop reading for a call that has ended."""
+        """Stop listening for a call that has ended."""
         if request.shared:
             self._steps.shared.forget(request.id)
 
     # -- sessions ---------------------------------------------------------------------------------
 
     async def close_session(self, user: str, session: str, queues: Collection[str]) -> None:
-        """Tell the workers of these queues that a session is over."""
+        """Tell the workers of these queues that a session is over, after everything that was published or cancelled before.
+
+        Raises:
+            BrokerError: the server can't be reached.
+        """
         # Calls that are on their way get their verdict before this answer, and are cancelled before what follows it.
         link = self._steps.link
         await link.settled()
@@ -178,7 +188,11 @@ class RedisAgentBroker:
         await self._tell(queues, f"end {msgspec.json.encode((user, session)).decode()}")
 
     async def leave_sessions(self, queues: Collection[str]) -> None:
-        """Tell the workers of these queues that this agent uses no session any more."""
+        """Tell the workers of these queues that this agent uses no session any more.
+
+        Raises:
+            BrokerError: the server can't be reached.
+        """
         await self._tell(queues, f"left {self._agent}")
 
     async def _tell(self, queues: Collection[str], message: str) -> None:
@@ -188,15 +202,26 @@ class RedisAgentBroker:
     # -- static descriptors -----------------------------------------------------------------------
 
     async def put_item(self, key: str, document: bytes, owner: str = "") -> None:
-        """Store a document."""
+        """Store a document under ``tool/<name>``, ``tool-service/<id>`` or ``toolkit/<name>``; with an ``owner``, who alone may change it.
+
+        Raises:
+            RegistrationRefused: the name is published by a service, or belongs to another owner.
+        """
         await self._change_at_master(lambda: self._steps.registry.put_item(key, document, owner))
 
     async def delete_item(self, key: str, owner: str = "") -> bool:
-        """Delete a document; False when there was none."""
+        """Delete a document; False when there was none. Without an ``owner`` an operator deletes it, whoever owns it.
+
+        Raises:
+            RegistrationRefused: it belongs to another owner.
+        """
         return await self._change_at_master(lambda: self._steps.registry.delete_item(key, owner))
 
     async def replace_items(self, changes: Sequence[ItemChange]) -> str:
-        """Change documents at once; return the key of one that is not what was expected."""
+        """Change documents at once, if all are what was expected; return the key of one that is another, and then nothing has changed.
+
+        None of the keys may be a name that services can hold.
+        """
         return await self._change_at_master(lambda: self._steps.registry.replace_items(changes))
 
     async def _change_at_master(self, change: Callable[[], Awaitable[T]]) -> T:

@@ -13,31 +13,22 @@ import msgspec
 from toolbus.bus import telemetry
 from toolbus.bus.broker import scripts
 from toolbus.bus.broker.access import is_forbidden
-from toolbus.bus.broker.confirmations import RedisConfirmations
-from toolbus.bus.broker.conversations import RedisConversations
-from toolbus.bus.broker.creations import RedisCreations
+from toolbus.bus.broker.confirmations import Confirmations
+from toolbus.bus.broker.conversations import Conversations
+from toolbus.bus.broker.creations import Creations
 from toolbus.bus.broker.keys import Keys, session_digest
 from toolbus.bus.broker.lease.clock import ServerClock
-from toolbus.bus.broker.limits import RedisTallies, days_back
+from toolbus.bus.broker.limits import Tallies, days_back
 from toolbus.bus.broker.protocols import AgentListener
-from toolbus.bus.broker.protocols.documents import (
-    CHAT,
-    MOST_BYTES,
-    MOST_RESULTS,
-    ChatWindow,
-    Conversations,
-    Messenger,
-    TaskFrames,
-    TaskRecord,
-)
+from toolbus.bus.broker.protocols.documents import CHAT, MOST_BYTES, MOST_RESULTS, ChatWindow, Messenger, TaskFrames, TaskRecord
 from toolbus.bus.broker.publish import Publisher, SharedCalls
 from toolbus.bus.broker.reading import document, skip
 from toolbus.bus.broker.recover import KeyRepair
 from toolbus.bus.broker.registry.follower import RegistryFollower
-from toolbus.bus.broker.registry.registry import RedisRegistry
+from toolbus.bus.broker.registry.registry import Registry
 from toolbus.bus.broker.replies import ReplyReader
-from toolbus.bus.broker.routes import RedisRoutes
-from toolbus.bus.broker.tokens import RedisTokens
+from toolbus.bus.broker.routes import Routes
+from toolbus.bus.broker.tokens import Tokens
 from toolbus.bus.broker.transport.command import ReplyError
 from toolbus.bus.broker.transport.connection import Connector
 from toolbus.bus.broker.transport.links import Links
@@ -54,8 +45,8 @@ _COUNT = 256
 _records = msgspec.json.Decoder(TaskRecord)
 
 
-class RedisTasks:
-    """``Tasks`` on a server; each record lives as long as the call's answer is kept."""
+class Tasks:
+    """The records of tasks, and the frames of their calls."""
 
     def __init__(self, link: Transport, keys: Keys, settings: Settings, shared: SharedCalls) -> None:
         self._link = link
@@ -64,13 +55,21 @@ class RedisTasks:
         self._shared = shared
 
     async def put(self, user: str, id: str, record: TaskRecord) -> None:
-        """Keep a record, or replace it while it is kept."""
+        """Keep a record, or replace it while it is kept.
+
+        Raises:
+            BrokerError: the server can't be reached.
+        """
         key = self._keys.task(session_digest(user, id))
         ttl = ("XX", "KEEPTTL") if record.cancelled else ("PX", max(1, int(record.kept * 1000)))
         await self._link.execute("SET", key, encode(record), *ttl, repeatable=True)
 
     async def get(self, user: str, id: str) -> TaskRecord | None:
-        """Return the record of a user's task, or None."""
+        """Return the record of a user's task; None when there is none, or it is another user's.
+
+        Raises:
+            BrokerError: the server can't be reached.
+        """
         key = self._keys.task(session_digest(user, id))
         said = await self._link.execute("GET", key, repeatable=True)
         if said is None:
@@ -84,7 +83,11 @@ class RedisTasks:
         return record if is_ident(record.call) else None
 
     async def frames(self, call: str) -> TaskFrames | None:
-        """Return the frames of a shared call so far, or None."""
+        """Return the frames of a shared call so far; None when they are not kept any more.
+
+        Raises:
+            BrokerError: the server can't be reached.
+        """
         key, start, last = self._keys.call(call), "-", b""
         frames: list[Frame] = []
         while True:
@@ -104,15 +107,15 @@ class RedisTasks:
         return TaskFrames(frames, int(last.partition(b"-")[0]) / 1000)
 
     def follow(self, call: str, reader: str) -> None:
-        """Hand the frames of a shared call to the listener, as those of the call ``reader``."""
+        """Hand the frames of a shared call to the listener, from the first, as those of the call ``reader``; ``forget`` ends it."""
         self._shared.follow(reader, call)
 
 
 _messengers = msgspec.json.Decoder(Messenger)
 
 
-class RedisChats:
-    """``Chats`` on a server."""
+class Chats:
+    """The chats of a namespace."""
 
     def __init__(self, link: Transport, keys: Keys, conversations: Conversations) -> None:
         self._link = link
@@ -120,11 +123,19 @@ class RedisChats:
         self._conversations = conversations
 
     async def windows(self, limit: int) -> list[ChatWindow]:
-        """Return the chats, those that are used latest first, of the latest so many conversations."""
+        """Return the chats, those that are used latest first, of the latest so many conversations.
+
+        Raises:
+            BrokerError: the server could not be asked.
+        """
         return await windows_of(self._conversations, await self.messenger(), limit)
 
     async def messenger(self) -> Messenger | None:
-        """Return the messenger's connector that told of itself last; None when none lives."""
+        """Return the messenger's connector that told of itself last; None when none lives.
+
+        Raises:
+            BrokerError: the server could not be asked.
+        """
         said = await self._link.execute("GET", self._key, repeatable=True)
         if said is None:
             return None
@@ -135,7 +146,11 @@ class RedisChats:
             return None
 
     async def tell(self, messenger: Messenger, seconds: float) -> None:
-        """Tell of a messenger's connector, which lives for so many seconds from now."""
+        """Tell of a messenger's connector, which lives for so many seconds from now.
+
+        Raises:
+            BrokerError: the server refuses.
+        """
         await self._link.execute("SET", self._key, encode(messenger), "PX", max(1, int(seconds * 1000)), repeatable=True)
 
 
@@ -149,8 +164,8 @@ async def windows_of(conversations: Conversations, messenger: Messenger | None, 
     ]
 
 
-class RedisSessionResults:
-    """``SessionResults`` on a server."""
+class SessionResults:
+    """The results of sessions' calls, as documents; those of a session that was not used for the retention time are gone."""
 
     def __init__(self, link: Transport, keys: Keys, settings: Settings) -> None:
         self._link = link
@@ -158,7 +173,11 @@ class RedisSessionResults:
         self._ttl = int(settings.retention * 1000)
 
     async def read(self, user: str, session: str) -> list[bytes]:
-        """Return what is kept of a session, the oldest first."""
+        """Return what is kept of a session, the oldest first.
+
+        Raises:
+            BrokerError: the server could not be asked.
+        """
         key = self._keys.results(session_digest(user, session))
         try:
             found: list[bytes] = await self._link.execute("LRANGE", key, -MOST_RESULTS, -1, repeatable=True)
@@ -168,7 +187,7 @@ class RedisSessionResults:
         return found
 
     async def keep(self, user: str, session: str, documents: Sequence[bytes]) -> None:
-        """Keep documents of a session; a server that takes none is told of in the log."""
+        """Keep documents of a session; the oldest ones beyond the bounds go. It never raises: the log tells of a server that takes none."""
         if not documents:
             return
         key = self._keys.results(session_digest(user, session))
@@ -217,19 +236,19 @@ class AgentSteps:
         self._key_repair = KeyRepair(link, self._types, self._load_again)
         link.on_wrong_type = self.links.blocking.on_wrong_type = self._key_repair.request
         # Shared state.
-        self.tallies = RedisTallies(link, keys)
-        self.confirmations = RedisConfirmations(link, keys, settings.lease, f"agent {agent}")
-        self.conversations = RedisConversations(link, keys, settings)
-        self.creations = RedisCreations(link, keys, settings)
-        self.results = RedisSessionResults(link, keys, settings)
-        self.tokens = RedisTokens(link, keys)
-        self.routes = RedisRoutes(link, keys)
-        self.registry = RedisRegistry(link, keys, settings, replication)
+        self.tallies = Tallies(link, keys)
+        self.confirmations = Confirmations(link, keys, settings.lease, f"agent {agent}")
+        self.conversations = Conversations(link, keys, settings)
+        self.creations = Creations(link, keys, settings)
+        self.results = SessionResults(link, keys, settings)
+        self.tokens = Tokens(link, keys)
+        self.routes = Routes(link, keys)
+        self.registry = Registry(link, keys, settings, replication)
         # Publish.
         self.publisher = Publisher(link, keys, agent, mastership)
         self.shared = SharedCalls(link, keys, agent, settings.retention, self._wake_reader, mastership)
-        self.chats = RedisChats(link, keys, self.conversations)
-        self.tasks = RedisTasks(link, keys, settings, self.shared)
+        self.chats = Chats(link, keys, self.conversations)
+        self.tasks = Tasks(link, keys, settings, self.shared)
         mastership.when_admitted(self.publisher.flush)
         mastership.when_admitted(self.shared.release)
         # Read replies.

@@ -16,7 +16,7 @@ from toolbus.bus.broker.keys import Keys
 from toolbus.bus.broker.lease.clock import ServerClock
 from toolbus.bus.broker.protocols import Note
 from toolbus.bus.broker.reading import document, identifier, integer, skip
-from toolbus.bus.broker.take.requests import StreamDelivery
+from toolbus.bus.broker.take.requests import Delivery
 from toolbus.bus.broker.transport.command import Reply, ReplyError
 from toolbus.bus.broker.transport.transport import Transport
 from toolbus.bus.values.confirmations import MARK, MOST_OPEN, ConfirmationAnswer, ConfirmationRequest
@@ -73,14 +73,8 @@ _requests = msgspec.json.Decoder(ConfirmationRequest)
 _answers = msgspec.json.Decoder(ConfirmationAnswer)
 
 
-class RedisConfirmations:
-    """The confirmation requests of a namespace on a server.
-
-    An asker keeps its request open by asking again three times a lease; ``heard`` and ``nudge`` make it ask at once.
-
-    Args:
-        address: who is told of answers, as ``ask.lua`` wants it; empty for those who never ask.
-    """
+class Confirmations:
+    """The requests that wait for a confirmation, which any process of a namespace can give."""
 
     def __init__(self, link: Transport, keys: Keys, lease: float, address: str = "") -> None:
         self._link = link
@@ -293,7 +287,7 @@ class DeadlineNotes:
         self._clock = clock
         self._retention_ms = int(retention * 1000)
 
-    async def write(self, delivery: StreamDelivery, note: Note) -> None:
+    async def write(self, delivery: Delivery, note: Note) -> None:
         """Note the later deadline of a delivery, and keep what must outlive it.
 
         Raises:
@@ -309,7 +303,7 @@ class DeadlineNotes:
         args = (text, left + NOTE_TTL, left + self._retention_ms)
         await self._link.execute_script(scripts.EXTEND, (delivery.queue.pause_key(delivery.entry), *kept), args, repeatable=True)
 
-    def apply(self, delivery: StreamDelivery, text: bytes) -> None:
+    def apply(self, delivery: Delivery, text: bytes) -> None:
         """Give a delivery what a note states; one that can't be read changes nothing."""
         try:
             note = read_note(text, self._clock)
@@ -320,7 +314,7 @@ class DeadlineNotes:
         delivery.handed_back = handed_back(text)
         delivery.deadline = max(delivery.deadline, note.effective(self._clock.monotonic()))
 
-    def drop(self, delivery: StreamDelivery) -> None:
+    def drop(self, delivery: Delivery) -> None:
         """Delete the note of a delivery that has ended. Returns at once."""
         self._link.send(("DEL", delivery.queue.pause_key(delivery.entry)), repeatable=True)
 

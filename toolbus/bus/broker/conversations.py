@@ -120,10 +120,17 @@ class ConversationSteps(Protocol):
         """End the lease. Returns at once."""
 
 
-class Held:
-    """``HeldConversation`` on any broker.
+class HeldConversation:
+    """A conversation that this process alone continues, for ``async with``.
 
-    The keeper renews the lease beside the body. What another process has taken over can't be written any more, whatever this one knows.
+    Entering waits while the lease of a process that may be dead goes on, at most one lease, and raises ``ConversationBusy`` when that
+    process turns out to live, or ``ConversationError`` when the conversation can't be read. Leaving lets go of it. When another process
+    takes it over meanwhile, the body is cancelled and ``ConversationError`` raised.
+
+    Attributes:
+        born: a token that no other conversation has, also of the same name before it or after it.
+        records: those that are kept, in order.
+        now: seconds since 1970 by the server's clock, when it was entered.
     """
 
     def __init__(self, steps: ConversationSteps, name: Name) -> None:
@@ -168,7 +175,12 @@ class Held:
             await self._stack.aclose()
 
     async def append(self, document: bytes, *, keep: int) -> None:
-        """Keep one more record; records that a failover lost are written again."""
+        """Keep one more record, and drop those before the number ``keep``.
+
+        Raises:
+            ConversationError: another process holds the conversation, or it was deleted; nothing was written.
+            BrokerError: the server refuses.
+        """
         self.records = [*(each for each in self.records if each.number >= keep), StoredRecord(self._next, self.now, document)]
         try:
             async with asyncio.timeout(self._steps.patience):
@@ -237,8 +249,8 @@ _MOST_MS = 253_402_300_799_999
 _names = msgspec.json.Decoder(tuple[str, str])
 
 
-class RedisConversations:
-    """``Conversations`` on a server."""
+class Conversations:
+    """The conversations of a namespace."""
 
     def __init__(self, link: Transport, keys: Keys, settings: Settings) -> None:
         self._link = link
@@ -247,12 +259,20 @@ class RedisConversations:
         self.lease = min(settings.lease, _LONGEST_LEASE)
         self.patience = settings.timeout + self.lease
 
-    def hold(self, user: str, id: str) -> Held:
-        """Return a user's conversation, to be held by ``async with``."""
-        return Held(self, name_to_hold(user, id))
+    def hold(self, user: str, id: str) -> HeldConversation:
+        """Return a user's conversation, to be held by ``async with``; it begins when there is none.
+
+        Raises:
+            ConfigurationError: the id is empty, too long, or has invisible or imitating characters.
+        """
+        return HeldConversation(self, name_to_hold(user, id))
 
     async def newest(self, limit: int) -> list[ConversationInfo]:
-        """Return the conversations, those that are used latest first."""
+        """Return the conversations, those that are used latest first.
+
+        Raises:
+            BrokerError: the server could not be asked.
+        """
         listed = await self._link.execute("ZREVRANGE", self._keys.conversations, 0, limit - 1, repeatable=True)
         seconds, micros = await self._link.execute("TIME", repeatable=True)
         now = integer(seconds) * 1000 + integer(micros) // 1000
@@ -260,7 +280,12 @@ class RedisConversations:
         return sorted((each for each in found if each is not None), key=lambda each: (-each.used_at, each.user, each.id))
 
     async def read(self, user: str, id: str) -> list[StoredRecord]:
-        """Return the records of a conversation without holding it."""
+        """Return the records of a conversation without holding it; none when there is no such conversation.
+
+        Raises:
+            ConversationError: it can't be read.
+            BrokerError: the server could not be asked.
+        """
         name = name_of(user, id)
         seen: object = None
         while True:
@@ -279,7 +304,12 @@ class RedisConversations:
                 seen = bounds
 
     async def remove(self, user: str, id: str, *, force: bool = False) -> bool:
-        """Delete a conversation; False when there was none."""
+        """Delete a conversation; False when there was none.
+
+        Raises:
+            ConversationBusy: a process continues it, and ``force`` is not given.
+            BrokerError: the server could not be asked.
+        """
         name = name_of(user, id)
         word, *left = await self._link.execute_script(
             scripts.REMOVE, (self._key(name), self._keys.conversations), (_digest(name), int(force)), repeatable=True

@@ -153,8 +153,13 @@ _GIVEN_UP = f"{_MOST_ATTEMPTS} processes that ran it died, one after another"
 _CANDIDATES = 10
 
 
-class RedisCreations:
-    """``Creations`` on a server."""
+class Creations:
+    """The tasks of a namespace.
+
+    Attributes:
+        lease: seconds for which a process holds a task without a renewal.
+        changes: counts what this process heard of changes of tasks.
+    """
 
     def __init__(self, link: Transport, keys: Keys, settings: Settings) -> None:
         self._link = link
@@ -167,7 +172,13 @@ class RedisCreations:
     # -- those who ask for tasks ------------------------------------------------------------------
 
     async def submit(self, spec: str, *, by: str = "", key: str = "", about: str = "") -> Creation:
-        """Queue a task and return it; with a ``key`` the same one each time."""
+        """Queue a task and return it; with a ``key``, the same one however often it is submitted by the same user while it is kept.
+
+        Raises:
+            ConfigurationError: the spec is empty or too long, or the key was another task's.
+            ToolError: ``overloaded``: too many tasks wait or run.
+            BrokerError: the server refuses.
+        """
         spec, token = submitted(spec, by, key, about)
         bounds = (_UNTOUCHED, MOST_OPEN, self._keys.creations_told)
         for ident in ids_of(token, keyed=bool(key)):
@@ -184,7 +195,11 @@ class RedisCreations:
         return found or Creation(id=ident, status="queued", spec=spec, by=by, about=about)
 
     async def get(self, id: str) -> Creation | None:
-        """Return a task with its log."""
+        """Return a task with its log; None when there is none.
+
+        Raises:
+            BrokerError: the server could not be asked.
+        """
         if not is_ident(id):
             return None
         found = await self._read(id)
@@ -195,7 +210,11 @@ class RedisCreations:
         return lines_of(found, said)
 
     async def overview(self, recent: int = 20) -> CreationOverview:
-        """Return the tasks that wait or run, and so many that have ended."""
+        """Return the tasks that wait or run, and so many that have ended.
+
+        Raises:
+            BrokerError: the server could not be asked.
+        """
         keys = self._keys
         running, queued, ended = await asyncio.gather(
             self._link.execute("ZRANGE", keys.creations_running, 0, MOST_OPEN - 1, repeatable=True),
@@ -212,7 +231,11 @@ class RedisCreations:
         )
 
     async def cancel(self, id: str) -> CreationStatus | None:
-        """End a task, or tell its process to; return its status now."""
+        """End a task: a queued one at once, a running one as soon as its process hears of it; return its status now, None without one.
+
+        Raises:
+            BrokerError: the server refuses.
+        """
         if not is_ident(id):
             return None
         args = (id, int(KEPT * 1000), MOST_ENDED, self._keys.creations_told)
@@ -223,7 +246,11 @@ class RedisCreations:
     # -- those who run them -----------------------------------------------------------------------
 
     async def claim(self, worker: str) -> ClaimedCreation | None:
-        """Begin the oldest queued task, or go on with one whose process has died."""
+        """Begin the oldest queued task, or go on with one whose process has died; None when there is none.
+
+        Raises:
+            BrokerError: the server refuses.
+        """
         self._follow()
         for member in await self._candidates():
             try:
@@ -249,7 +276,18 @@ class RedisCreations:
         progress: str | None = None,
         spent: Spent | None = None,
     ) -> Written:
-        """Renew the lease, and keep what is given."""
+        """Renew the lease, and keep what is given; writing the same again changes nothing.
+
+        Args:
+            claimed: what ``claim`` returned.
+            first: number of the first of these lines.
+            lines: more of the log.
+            progress: what it does now.
+            spent: its whole cost so far.
+
+        Raises:
+            BrokerError: the server refuses.
+        """
         pairs: list[str | int] = []
         if progress is not None:
             pairs += ("progress", whole_text(progress)[:MOST_LINE])
@@ -262,7 +300,11 @@ class RedisCreations:
         return "kept" if word == b"kept" else "cancel" if word == b"cancel" else "lost"
 
     async def end(self, claimed: ClaimedCreation, status: CreationStatus, result: str = "", *, delay: float = 0.0) -> bool:
-        """End a task, or give it back."""
+        """End a task, or, as ``queued``, let another process go on with it after ``delay`` seconds; False when it is another process's.
+
+        Raises:
+            BrokerError: the server refuses.
+        """
         bounds = (int(KEPT * 1000), MOST_ENDED, self._keys.creations_told, math.ceil(delay * 1000))
         said = whole_text(result).encode()[:MOST_SPEC].decode("utf-8", "ignore")
         args = (claimed.id, claimed.token, status, said, *bounds)
@@ -271,7 +313,7 @@ class RedisCreations:
     # -- waiting ----------------------------------------------------------------------------------
 
     async def wait(self, seconds: float, since: int) -> None:
-        """Wait until ``changes`` is another number than ``since``, and no longer than ``seconds``."""
+        """Wait until ``changes`` is another number than ``since``, and no longer than ``seconds``; not every change is told."""
         self._follow()
         changed = asyncio.Event()
         self._changed.add(changed)

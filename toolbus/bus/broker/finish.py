@@ -13,7 +13,7 @@ from toolbus.bus.broker.dead_letters import Burial, FreedKey, bury
 from toolbus.bus.broker.keys import Keys
 from toolbus.bus.broker.opening import Failing
 from toolbus.bus.broker.sessions import Ownership
-from toolbus.bus.broker.take.requests import UNSURE, BadEntry, RequestStream, StreamDelivery, common_fence, entries_of
+from toolbus.bus.broker.take.requests import UNSURE, BadEntry, Delivery, RequestStream, common_fence, entries_of
 from toolbus.bus.broker.transport.command import Patience, Reply, ReplyError
 from toolbus.bus.broker.transport.transport import Transport
 from toolbus.bus.values.envelope import FRAMES_REFUSED, Frame, encode, join_frames, new_run, share_digest
@@ -29,7 +29,7 @@ MOST_BYTES = 262_144
 Frames = dict[str, list[bytes]]
 """Frames by reply stream, in order."""
 
-Batch = list[tuple[StreamDelivery, bytes]]
+Batch = list[tuple[Delivery, bytes]]
 """Deliveries that are finished, each with its terminal frame."""
 
 Part = list[tuple[str, list[bytes]]]
@@ -109,7 +109,7 @@ class Outbox:
         reply_limit: int,
         reply_bytes: int,
         on_replies_gone: Callable[[str, ErrorInfo], None],
-        on_lost: Callable[[StreamDelivery], None],
+        on_lost: Callable[[Delivery], None],
         failing: Failing,
         server: str = "",
     ) -> None:
@@ -146,7 +146,7 @@ class Outbox:
         self.calls_finished = 0
         self.lost = 0
 
-    def send(self, delivery: StreamDelivery, frame: bytes) -> None:
+    def send(self, delivery: Delivery, frame: bytes) -> None:
         """Queue a frame that is not the last of its run."""
         by_replies = self._frames.get(delivery.queue)
         if by_replies is None:
@@ -174,7 +174,7 @@ class Outbox:
         """Wait until what is queued has been handed to the server."""
         await self._room.wait()
 
-    def finish(self, delivery: StreamDelivery, frame: bytes, frees: FreedKey | None = None) -> None:
+    def finish(self, delivery: Delivery, frame: bytes, frees: FreedKey | None = None) -> None:
         """Queue a terminal frame, with the acknowledgement and removal of its request; ``frees`` is a key that is free again."""
         batch = self._finished.get(delivery.queue)
         if batch is None:
@@ -499,7 +499,7 @@ class Endings:
         """Wait until it is known whose the sessions of all ended runs are."""
         await self._settled.wait()
 
-    def finish(self, delivery: StreamDelivery, frame: bytes, *, frees: bool) -> None:
+    def finish(self, delivery: Delivery, frame: bytes, *, frees: bool) -> None:
         """Send the last frame and remove the request, if it is still ours, and its session is.
 
         ``frees`` when the answer is not kept for later callers with the same idempotency key.
@@ -509,7 +509,7 @@ class Endings:
         else:
             self._finish(delivery, frame, frees)
 
-    def bury(self, delivery: StreamDelivery, reason: str, error: str, frame: bytes) -> None:
+    def bury(self, delivery: Delivery, reason: str, error: str, frame: bytes) -> None:
         """Set the request aside as a dead letter and send the last frame, after what the run has sent."""
 
         def now() -> None:
@@ -533,11 +533,11 @@ class Endings:
             replies, frames = self._keys.replies(agent), join_frames([encode(frame)])
         bury(self._link, stream, Burial(bad.entry, bad.fence, "malformed", bad.attempt, bad.reason, bad.document, replies, frames))
 
-    def _finish(self, delivery: StreamDelivery, frame: bytes, frees: bool) -> None:
+    def _finish(self, delivery: Delivery, frame: bytes, frees: bool) -> None:
         self._outbox.finish(delivery, frame, self._freed(delivery) if frees else None)
         self._drop_note(delivery)
 
-    async def _finish_doubtful(self, delivery: StreamDelivery, frame: bytes, frees: bool) -> None:
+    async def _finish_doubtful(self, delivery: Delivery, frame: bytes, frees: bool) -> None:
         self._doubtful += 1
         self._settled.clear()
         try:
@@ -549,7 +549,7 @@ class Endings:
             if not self._doubtful:
                 self._settled.set()
 
-    def _freed(self, delivery: StreamDelivery) -> FreedKey | None:
+    def _freed(self, delivery: Delivery) -> FreedKey | None:
         """Return the idempotency key that is free again when a delivery fails, if it has one."""
         request, server = delivery.request, self._link.server
         if not request.shared:
@@ -559,6 +559,6 @@ class Endings:
             return None
         return FreedKey(self._keys.shared(share_digest(request)), request.id, self._keys.started(request.id), delivery.run)
 
-    def _drop_note(self, delivery: StreamDelivery) -> None:
+    def _drop_note(self, delivery: Delivery) -> None:
         if delivery.noted:
             self._outbox.then(lambda: self._notes.drop(delivery))

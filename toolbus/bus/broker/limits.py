@@ -25,8 +25,8 @@ MOST_PAIRS = 50_000
 OTHERS = '["*","*"]'
 
 
-class RedisTallies:
-    """The tallies of a namespace on a server."""
+class Tallies:
+    """The counts that all processes of a namespace share."""
 
     def __init__(self, link: Transport, keys: Keys) -> None:
         self._link = link
@@ -44,7 +44,7 @@ class RedisTallies:
         return await self._count(scripts.SPEND, self._keys.rate(_digest(name)), limit, period)
 
     async def use(self, name: str, limit: int, period: float) -> float:
-        """Count one use against a quota, which starts anew in each period of the server's clock (days end at midnight UTC)."""
+        """Count one use against a quota, which starts anew in each period of the server's clock; returns and raises as ``spend``."""
         return await self._count(scripts.QUOTA, self._keys.quota(_digest(name)), limit, period)
 
     def count(self, user: str, tool: str, *, ms: float, size: int, failed: bool) -> None:

@@ -11,8 +11,9 @@ from toolbus.bus import telemetry
 from toolbus.bus.broker import scripts
 from toolbus.bus.broker.keys import Keys
 from toolbus.bus.broker.lease.clock import ServerClock
-from toolbus.bus.broker.protocols import Delivery, Ending, Outcome
+from toolbus.bus.broker.protocols import Ending, Outcome
 from toolbus.bus.broker.reading import document, skip
+from toolbus.bus.broker.take.requests import Delivery
 from toolbus.bus.broker.transport.command import Reply, fields_of
 from toolbus.bus.broker.transport.transport import Transport
 from toolbus.bus.support.display import shortened

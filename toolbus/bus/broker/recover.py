@@ -18,9 +18,9 @@ from toolbus.bus.broker.keys import Keys
 from toolbus.bus.broker.lease.clock import ServerClock
 from toolbus.bus.broker.protocols import WorkerListener
 from toolbus.bus.broker.registry.publications import WorkerRegistration
-from toolbus.bus.broker.registry.registry import RedisRegistry
+from toolbus.bus.broker.registry.registry import Registry
 from toolbus.bus.broker.sessions import Ownership
-from toolbus.bus.broker.take.requests import Fence, RequestStream, StreamDelivery, common_fence
+from toolbus.bus.broker.take.requests import Delivery, Fence, RequestStream, common_fence
 from toolbus.bus.broker.transport.command import Reply
 from toolbus.bus.broker.transport.transport import Transport, tell_time
 from toolbus.bus.values.results import BrokerError, BrokerUnavailable, ErrorInfo
@@ -55,7 +55,7 @@ class AbandonedCalls:
         self._listener = listener
         self._checked = 0
 
-    async def without(self, taken: list[StreamDelivery]) -> list[StreamDelivery]:
+    async def without(self, taken: list[Delivery]) -> list[Delivery]:
         """Return what was taken without abandoned calls; those end here and never run."""
         waited = {delivery.replies for delivery in taken if delivery.queued_ms > MAY_BE_ABANDONED_MS}
         gone = await self._gone(waited)
@@ -98,7 +98,7 @@ class AbandonedCalls:
                 # Its answer would make the stream anew.
                 delivery.replies = ""
 
-    def _held(self) -> list[StreamDelivery]:
+    def _held(self) -> list[Delivery]:
         return [delivery for stream in self._streams.values() for delivery in stream.held.values()]
 
     async def _gone(self, replies: set[str]) -> set[str]:
@@ -122,7 +122,7 @@ _HEARD_WITHIN = 0.3
 _LOOK_AGAIN = 0.1
 
 
-async def hand_back(link: Transport, deliveries: Sequence[StreamDelivery]) -> None:
+async def hand_back(link: Transport, deliveries: Sequence[Delivery]) -> None:
     """Give deliveries to other workers; those that are no longer held are left out.
 
     One that has begun to run is run as the next attempt there.
@@ -149,7 +149,7 @@ async def hand_back(link: Transport, deliveries: Sequence[StreamDelivery]) -> No
                 await link.execute_script(scripts.HAND_BACK, (stream.key, stream.fence, *notes), tuple(args), repeatable=True)
 
 
-async def hand_over(link: Transport, keys: Keys, delivery: StreamDelivery) -> bool:
+async def hand_over(link: Transport, keys: Keys, delivery: Delivery) -> bool:
     """Give a delivery that has not begun to a live worker that serves the revision it was made for; return False when there is none.
 
     Raises:
@@ -398,12 +398,12 @@ class Upkeep:
         streams: Mapping[str, RequestStream],
         *,
         listener: WorkerListener,
-        registry: RedisRegistry,
+        registry: Registry,
         ownership: Ownership,
         notes: DeadlineNotes,
         abandoned: AbandonedCalls,
         register_lost: Callable[[], Awaitable[None]],
-        on_lost_elsewhere: Callable[[StreamDelivery, bytes], None],
+        on_lost_elsewhere: Callable[[Delivery, bytes], None],
     ) -> None:
         self._link = link
         self._keys = keys
@@ -568,7 +568,7 @@ class Upkeep:
         self._listener.on_recovered([delivery for delivery in deliveries if stream.held.get(delivery.entry) is delivery])
         await asyncio.sleep(0)
 
-    def _note_lost(self, delivery: StreamDelivery, owner: bytes) -> None:
+    def _note_lost(self, delivery: Delivery, owner: bytes) -> None:
         tool = (delivery.request.service, delivery.request.tool)
         # Names of tools are what callers say, without end.
         self.retaken[tool if tool in self.retaken or len(self.retaken) < _MOST_TOOLS else (tool[0], "")] += 1

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from toolbus.bus import telemetry
 from toolbus.bus.broker import scripts
-from toolbus.bus.broker.confirmations import RedisConfirmations
+from toolbus.bus.broker.confirmations import Confirmations
 from toolbus.bus.broker.dead_letters import DEAD_LETTER_LIMIT, DEAD_LETTER_TTL
 from toolbus.bus.broker.finish import MOST_BYTES, MOST_IDS
 from toolbus.bus.broker.keys import Keys
@@ -62,7 +62,7 @@ class ReplyReader:
         *,
         listener: AgentListener,
         shared: SharedCalls,
-        confirmations: RedisConfirmations,
+        confirmations: Confirmations,
         follower: RegistryFollower,
     ) -> None:
         self._link = link

@@ -32,8 +32,8 @@ _PAGE = 256
 _LAST_MS = 253_402_300_799_000
 
 
-class RedisRoutes:
-    """``Routes`` on a server."""
+class Routes:
+    """The routes of hosts: documents by tool, which go when their host's lease ends."""
 
     def __init__(self, link: Transport, keys: Keys) -> None:
         self._link = link
@@ -42,7 +42,18 @@ class RedisRoutes:
     async def renew(
         self, host: HostId, lease: float, *, changed: Mapping[str, bytes], gone: Collection[str] = (), claims: Collection[str] = ()
     ) -> Renewed:
-        """Keep a host's routes for another lease."""
+        """Keep a host's routes for another ``lease`` seconds, in one write.
+
+        Args:
+            host: its id.
+            lease: seconds.
+            changed: routes by tool that are new or have changed.
+            gone: tools that it serves no longer.
+            claims: tools that it serves alone, or wants to.
+
+        Raises:
+            BrokerError: the server could not be told.
+        """
         left = list(changed.items())
         while len(left) > _MOST_AT_ONCE:
             await self._renew(host, lease, left[:_MOST_AT_ONCE], (), ())
@@ -59,11 +70,19 @@ class RedisRoutes:
         return Renewed(known, frozenset(tool for tool, mine in zip(asked, held, strict=True) if mine))
 
     async def release(self, host: HostId, claims: Collection[str]) -> None:
-        """Let other hosts serve tools that this one served alone."""
+        """Let other hosts serve tools that this one served alone.
+
+        Raises:
+            BrokerError: the server could not be told.
+        """
         await self._link.execute_script(scripts.RELEASE, self._keys_of(host, claims), (host, 0), repeatable=True)
 
     async def leave(self, host: HostId, claims: Collection[str]) -> None:
-        """Forget a host, and release its claims."""
+        """Forget a host, and release its claims.
+
+        Raises:
+            BrokerError: the server could not be told.
+        """
         await self._link.execute_script(scripts.RELEASE, self._keys_of(host, claims), (host, 1), repeatable=True)
 
     async def retire(self, host: HostId) -> None:
@@ -71,7 +90,11 @@ class RedisRoutes:
         await self.leave(host, await self._routes_of(host))
 
     async def all(self) -> dict[HostId, dict[str, bytes]]:
-        """Return the routes of every live host."""
+        """Return the routes of every live host: documents by tool, by host.
+
+        Raises:
+            BrokerError: the server could not be asked.
+        """
         found = await self._link.execute("ZRANGE", self._keys.hosts, 0, _MOST_HOSTS - 1, repeatable=True)
         hosts = [HostId(host) for each in found if (host := self._name(self._keys.hosts, each))]
         routes = await asyncio.gather(*map(self._routes_of, hosts))
@@ -79,18 +102,30 @@ class RedisRoutes:
         return {host: of_host for host, of_host in zip(hosts, routes, strict=True) if of_host}
 
     async def write(self, tool: str, host: HostId, lines: Sequence[str]) -> None:
-        """Append lines of a program's output."""
+        """Append lines of a program's output; long ones are cut, and the oldest ones go.
+
+        Raises:
+            BrokerError: the server could not be told.
+        """
         cut = [whole_text(line[:MOST_LINE]) for line in lines[-MOST_LINES:]]
         args = (host, MOST_LINES, int(OUTPUT_KEPT * 1000), *cut)
         await self._link.execute_script(scripts.OUTPUT, (self._keys.output(tool),), args)
 
     async def output(self, tool: str, most: int = 50) -> list[OutputLine]:
-        """Return the latest lines of a tool's programs."""
+        """Return the latest lines of a tool's programs, the oldest first.
+
+        Raises:
+            BrokerError: the server could not be asked.
+        """
         key = self._keys.output(tool)
         return self._lines(key, reversed(await self._link.execute("XREVRANGE", key, "+", "-", "COUNT", most, repeatable=True)))
 
     async def output_after(self, tool: str, entry: str) -> list[OutputLine]:
-        """Return lines after the one at ``entry``."""
+        """Return lines after the one at ``entry``, the oldest first; from the first that is kept when that is empty.
+
+        Raises:
+            BrokerError: the server could not be asked.
+        """
         key = self._keys.output(tool)
         start = f"({entry}" if entry else "-"
         return self._lines(key, await self._link.execute("XRANGE", key, start, "+", "COUNT", _PAGE, repeatable=True))

@@ -12,7 +12,7 @@ from toolbus.bus.broker import scripts
 from toolbus.bus.broker.keys import Keys, session_digest
 from toolbus.bus.broker.protocols import MOST_SNAPSHOT, NO_SNAPSHOT, SessionListener, Snapshot, session_of
 from toolbus.bus.broker.reading import integer, skip, text
-from toolbus.bus.broker.take.requests import Fence, RequestStream, StreamDelivery
+from toolbus.bus.broker.take.requests import Delivery, Fence, RequestStream
 from toolbus.bus.broker.transport.command import Reply, ReplyError
 from toolbus.bus.broker.transport.transport import Transport
 from toolbus.bus.values.results import BrokerError, EnvelopeError
@@ -109,7 +109,7 @@ class Ownership:
 
     # -- deliveries -------------------------------------------------------------------------------
 
-    async def settle(self, deliveries: list[StreamDelivery]) -> list[StreamDelivery]:
+    async def settle(self, deliveries: list[Delivery]) -> list[Delivery]:
         """Return the deliveries that are to run here; the others now wait for the workers that have their sessions."""
         self.gaining = False
         for stream, owned in list(self._owned.items()):
@@ -122,24 +122,24 @@ class Ownership:
                 deliveries = [each for each in deliveries if each.queue is not stream or stream.held.get(each.entry) is each]
         return deliveries
 
-    def doubts(self, delivery: StreamDelivery) -> bool:
+    def doubts(self, delivery: Delivery) -> bool:
         """Return whether the session of a run that has ended may be another worker's: our lease has lapsed since it was ours."""
         pair = session_of(delivery.request)
         asked = None if pair is None else self._owned.get(delivery.queue, {}).get(pair)
         return asked is not None and not self._certain(asked)
 
-    async def holds(self, delivery: StreamDelivery) -> bool:
+    async def holds(self, delivery: Delivery) -> bool:
         """Return whether the session of a delivery is still this worker's; the server is asked only if that is in doubt."""
         return not self.doubts(delivery) or bool(await self.settle([delivery]))
 
-    def _is_unsure(self, owned: dict[SessionName, float], delivery: StreamDelivery, answered: set[str]) -> bool:
+    def _is_unsure(self, owned: dict[SessionName, float], delivery: Delivery, answered: set[str]) -> bool:
         pair = session_of(delivery.request)
         if pair is None:
             return False
         asked = owned.get(pair)
         return asked is None or (delivery.run not in answered and (self._leaves or not self._certain(asked)))
 
-    def _without(self, deliveries: list[StreamDelivery], unsure: list[StreamDelivery]) -> list[StreamDelivery]:
+    def _without(self, deliveries: list[Delivery], unsure: list[Delivery]) -> list[Delivery]:
         """Drop deliveries whose session owner could not be determined. Their leases expire and another worker claims them."""
         for delivery in unsure:
             if delivery.queue.held.get(delivery.entry) is delivery:
@@ -147,7 +147,7 @@ class Ownership:
         left = {id(delivery) for delivery in unsure}
         return [delivery for delivery in deliveries if id(delivery) not in left]
 
-    async def _ask(self, stream: RequestStream, owned: dict[SessionName, float], deliveries: list[StreamDelivery]) -> bool:
+    async def _ask(self, stream: RequestStream, owned: dict[SessionName, float], deliveries: list[Delivery]) -> bool:
         """Ask who owns the sessions of some deliveries, and let go of those of other workers; False when the server did not answer."""
         pairs = [(each.request.user, each.request.session) for each in deliveries]
         asked = self._monotonic()
@@ -240,7 +240,7 @@ class Ownership:
             # Keys that stay, since this failed, have a TTL.
             self._link.run(scripts.DISOWN, keys, (self._instance, *(lost for _, lost in part)), repeatable=True)
 
-    async def before(self, deliveries: Sequence[StreamDelivery]) -> list[list[bytes]]:
+    async def before(self, deliveries: Sequence[Delivery]) -> list[list[bytes]]:
         """Return for each the entries that came before it in its session and have not ended.
 
         Raises:
@@ -279,7 +279,7 @@ class Snapshots:
         self._keys = keys
         self._ownership = ownership
 
-    async def save(self, delivery: StreamDelivery, snapshot: Snapshot) -> bool:
+    async def save(self, delivery: Delivery, snapshot: Snapshot) -> bool:
         """Keep a snapshot, before what is sent next; return False when another worker has the session.
 
         The answer is waited for only where nothing else would tell: for a call in the order of its session, the server says at its finish
@@ -302,7 +302,7 @@ class Snapshots:
         self._link.run(scripts.SAVE, self._keys_of(delivery), args, done, repeatable=True)
         return delivery.request.ordered or await kept
 
-    def forget(self, delivery: StreamDelivery) -> None:
+    def forget(self, delivery: Delivery) -> None:
         """Forget the snapshot of a delivery's session, before what is sent next."""
 
         def done(reply: Reply) -> None:
@@ -312,7 +312,7 @@ class Snapshots:
         args = (*self._caller(delivery), SNAPSHOT_TTL * 1000)
         self._link.run(scripts.FORGET, self._keys_of(delivery), args, done, repeatable=True)
 
-    async def load(self, delivery: StreamDelivery) -> Snapshot | None:
+    async def load(self, delivery: Delivery) -> Snapshot | None:
         """Return the snapshot of a session, ``NO_SNAPSHOT`` when it can't be used, or None when there never was one.
 
         Raises:
@@ -330,7 +330,7 @@ class Snapshots:
             skip(key, found[0].decode("utf-8", "replace"))
         return NO_SNAPSHOT if found else None
 
-    async def is_elsewhere(self, delivery: StreamDelivery) -> bool:
+    async def is_elsewhere(self, delivery: Delivery) -> bool:
         """Return whether a worker that lives runs a call in the order of a delivery's session, although the session is this worker's now.
 
         Raises:
@@ -341,21 +341,21 @@ class Snapshots:
         args = (stream.consumer, stream.service, self._digest(delivery))
         return bool(await self._link.execute_script(scripts.ELSEWHERE, keys, args, repeatable=True))
 
-    def _keys_of(self, delivery: StreamDelivery) -> tuple[str, ...]:
+    def _keys_of(self, delivery: Delivery) -> tuple[str, ...]:
         stream = delivery.queue
         return stream.key, stream.fence, self._keys.session(stream.queue, self._digest(delivery)), self._snapshot(delivery)
 
-    def _caller(self, delivery: StreamDelivery) -> tuple[Any, ...]:
+    def _caller(self, delivery: Delivery) -> tuple[Any, ...]:
         needs = not delivery.request.ordered or self._ownership.doubts(delivery)
         return delivery.queue.consumer, *delivery.fence, delivery.entry, delivery.attempt, int(needs)
 
-    def _snapshot(self, delivery: StreamDelivery) -> str:
+    def _snapshot(self, delivery: Delivery) -> str:
         return self._keys.snapshot(delivery.queue.queue, self._digest(delivery))
 
-    def _digest(self, delivery: StreamDelivery) -> str:
+    def _digest(self, delivery: Delivery) -> str:
         return session_digest(delivery.request.user, delivery.request.session)
 
-    def _tell(self, delivery: StreamDelivery, reply: Reply) -> None:
+    def _tell(self, delivery: Delivery, reply: Reply) -> None:
         request = delivery.request
         reason = str(reply) if isinstance(reply, BrokerError) else "another worker has the session"
         telemetry.log.warning("session.unsaved", queue=delivery.queue.queue, user=request.user, session=request.session, error=reason)

@@ -18,8 +18,8 @@ _MOST_RECORD = 262_144
 _records = msgspec.json.Decoder(TokenRecord)
 
 
-class RedisTokens:
-    """``Tokens`` on a server, with an operator's methods."""
+class Tokens:
+    """The records of bearer tokens."""
 
     def __init__(self, link: Transport, keys: Keys) -> None:
         self._link = link

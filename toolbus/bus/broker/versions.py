@@ -10,7 +10,7 @@ import msgspec
 from toolbus.bus.broker.keys import Keys
 from toolbus.bus.broker.protocols.documents import ItemChange
 from toolbus.bus.broker.reading import integer, shown, skip, text
-from toolbus.bus.broker.registry.registry import RedisRegistry
+from toolbus.bus.broker.registry.registry import Registry
 from toolbus.bus.broker.transport.command import Executor, ReplyError, scan_hash
 from toolbus.bus.broker.transport.transport import Transport
 from toolbus.bus.values.envelope import OLDEST, VERSION
@@ -174,10 +174,10 @@ class _Spoken(msgspec.Struct):
 _spoken = msgspec.json.Decoder(_Spoken)
 
 
-class RedisVersions:
+class NamespaceVersions:
     """The versions of a namespace on a server."""
 
-    def __init__(self, link: Transport, keys: Keys, registry: RedisRegistry) -> None:
+    def __init__(self, link: Transport, keys: Keys, registry: Registry) -> None:
         self._link = link
         self._keys = keys
         self._registry = registry

@@ -14,12 +14,12 @@ from toolbus.bus import telemetry
 from toolbus.bus.broker import scripts
 from toolbus.bus.broker.keys import Keys
 from toolbus.bus.broker.lease.clock import ServerClock
-from toolbus.bus.broker.limits import RedisTallies
+from toolbus.bus.broker.limits import Tallies
 from toolbus.bus.broker.opening import NotOpen, open_patiently
 from toolbus.bus.broker.protocols import Beginning, Ending, Note, Snapshot, WorkerId, WorkerListener
 from toolbus.bus.broker.recover import hand_back, hand_over, outlive, pass_on
-from toolbus.bus.broker.routes import RedisRoutes
-from toolbus.bus.broker.take.requests import RequestStream, StreamDelivery
+from toolbus.bus.broker.routes import Routes
+from toolbus.bus.broker.take.requests import Delivery, RequestStream
 from toolbus.bus.broker.transport.connection import Connector
 from toolbus.bus.broker.versions import read_version
 from toolbus.bus.broker.worker_steps import WorkerSteps
@@ -35,8 +35,8 @@ _STOP_WAITING = 3.0
 _CLOSING = 5.0
 
 
-class RedisWorkerBroker:
-    """``WorkerBroker`` over Redis: two links, the lease thread, and a package for each step of the protocol."""
+class WorkerBroker:
+    """The worker's side of a broker whose deliveries are of class ``D``; it is given none but its own."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -52,23 +52,23 @@ class RedisWorkerBroker:
         return self._instance
 
     @property
-    def tallies(self) -> RedisTallies:
+    def tallies(self) -> Tallies:
         """The counts that all processes share."""
         return self._steps.tallies
 
     @property
-    def routes(self) -> RedisRoutes:
+    def routes(self) -> Routes:
         """The places where recorded tools run."""
-        return RedisRoutes(self._steps.link, self._keys)
+        return Routes(self._steps.link, self._keys)
 
     @property
     def connected(self) -> bool:
-        """True when commands reach the server now."""
+        """True when the server can be spoken to now."""
         return self._steps.links.connected
 
     @property
     def congested(self) -> bool:
-        """True when producers should wait for ``room``."""
+        """True when producers should wait for ``room`` before they send more frames."""
         return self._steps.outbox.congested
 
     # -- connecting -------------------------------------------------------------------------------
@@ -111,7 +111,11 @@ class RedisWorkerBroker:
     # -- registering ------------------------------------------------------------------------------
 
     async def register(self, publication: Publication, origin: str = "") -> None:
-        """Publish a service with its tools, and serve its stream from now on; or publish a new revision of one that it serves.
+        """Publish a service and its tools, and keep them alive until ``unregister`` or ``aclose``; again for a new revision.
+
+        Args:
+            publication: what to publish.
+            origin: the file of the code, when nothing else tells programs of this owner apart; others of another origin are logged.
 
         Raises:
             RegistrationRefused: names belong to another owner; nothing was published.
@@ -172,7 +176,11 @@ class RedisWorkerBroker:
             telemetry.log.warning("upkeep.failed", error=str(error) or "the server did not answer")
 
     async def withdraw(self, service: str) -> None:
-        """Take one service out of the registry and stop taking its requests; leases of its running calls go on."""
+        """Take one service out of the registry and take no more of its requests; it keeps the leases of those that run until ``retire``.
+
+        Raises:
+            BrokerError: the server could not be told; the service is served as before.
+        """
         steps = self._steps
         stream = steps.streams[service]
         stream.leaving = True
@@ -194,7 +202,11 @@ class RedisWorkerBroker:
         return 0 if stream is None else len(stream.held)
 
     async def retire(self, service: str) -> None:
-        """Leave the stream of a service that was withdrawn."""
+        """Forget a service that was withdrawn, once its calls are answered or handed back.
+
+        Raises:
+            BrokerError: the server could not be told; say it again.
+        """
         steps = self._steps
         stream = steps.streams[service]
         await steps.upkeep.forget(stream)
@@ -209,7 +221,10 @@ class RedisWorkerBroker:
         telemetry.log.info("service.withdrawn", service=service)
 
     async def outlive(self, seconds: float) -> None:
-        """Let callers turn to other revisions of the services before this worker leaves, and wait until their older calls were taken."""
+        """Let callers turn to other revisions of the services before this worker leaves, and wait until their older calls were taken.
+
+        Returns at once unless it is the last worker of its revision beside workers of another one; waits ``seconds`` at most.
+        """
         steps = self._steps
         try:
             async with asyncio.timeout(seconds):
@@ -233,7 +248,7 @@ class RedisWorkerBroker:
 
     # -- taking -----------------------------------------------------------------------------------
 
-    async def take(self, slots: int) -> list[StreamDelivery]:
+    async def take(self, slots: int) -> list[Delivery]:
         """Wait up to about two seconds for at most ``slots`` deliveries."""
         return await self._steps.intake.take(slots)
 
@@ -242,102 +257,143 @@ class RedisWorkerBroker:
         self._steps.intake.interrupt()
 
     async def recover(self) -> None:
-        """Look now for what dead workers left."""
+        """Look now for what dead workers left, rather than at the next turn; returns when it has been heard of."""
         await self._steps.upkeep.recover()
 
     # -- running ----------------------------------------------------------------------------------
 
-    def begin(self, delivery: StreamDelivery) -> Awaitable[Beginning]:
+    def begin(self, delivery: Delivery) -> Awaitable[Beginning]:
         """Mark that a ``once`` handler begins."""
         return self._steps.beginnings.begin(delivery)
 
-    async def retry(self, delivery: StreamDelivery) -> StreamDelivery | None:
+    async def retry(self, delivery: Delivery) -> Delivery | None:
         """Count a further attempt of a delivery whose run has failed; None when it is no longer ours."""
         return await delivery.queue.retry(self._steps.link, delivery)
 
     async def ask(
-        self, delivery: StreamDelivery, request: ConfirmationRequest, seconds: float, opened: Callable[[], None]
+        self, delivery: Delivery, request: ConfirmationRequest, seconds: float, opened: Callable[[], None]
     ) -> ConfirmationAnswer | None:
-        """Ask for a confirmation on a handler's behalf; what an earlier run of it asked is withdrawn."""
+        """Ask for a confirmation on a handler's behalf, see ``Confirmations.ask``; ``opened`` is called when it can be answered."""
         if delivery.attempt > 1:
             await self._steps.confirmations.supersede(delivery.request.id)
         return await self._steps.confirmations.ask(request, seconds, address=f"worker {delivery.queue.queue}", opened=opened)
 
-    async def extend(self, delivery: StreamDelivery, note: Note) -> None:
-        """Note the later deadline of a delivery, and keep what must outlive it."""
+    async def extend(self, delivery: Delivery, note: Note) -> None:
+        """Note the later deadline of a delivery, so that its next run keeps to it.
+
+        Raises:
+            BrokerError: the server could not be told.
+        """
         await self._steps.notes.write(delivery, note)
 
     def release_session(self, service: str, user: str, session: str, *, lost: bool = False) -> None:
-        """Give up a session that has ended here."""
+        """Give up a session that has ended here: its next call may start it anew anywhere. Returns at once.
+
+        ``lost`` when nobody asked for its end: then whoever has it next is told, and its snapshot stays.
+        """
         self._steps.ownership.release(service, (user, session), lost=lost)
 
-    async def holds_session(self, delivery: StreamDelivery) -> bool:
-        """Return whether the session of a delivery is still this worker's."""
+    async def holds_session(self, delivery: Delivery) -> bool:
+        """Return whether the session of a delivery is still this worker's; False, and it is none of this worker's calls any more.
+
+        The server is asked only if this process was paused for so long that others may have taken its sessions.
+        """
         return await self._steps.ownership.holds(delivery)
 
-    async def save_session(self, delivery: StreamDelivery, snapshot: Snapshot) -> bool:
-        """Keep the snapshot of a delivery's session."""
+    async def save_session(self, delivery: Delivery, snapshot: Snapshot) -> bool:
+        """Keep the snapshot of a delivery's session, before what is sent next; another failure than False is logged.
+
+        Returns:
+            False when another worker has the session: what the call changed is lost. That of a call in the order of its session is not,
+            whoever has the session meanwhile, as long as the call is this worker's.
+        """
         return await self._steps.snapshots.save(delivery, snapshot)
 
-    def forget_session(self, delivery: StreamDelivery) -> None:
-        """Forget the snapshot of a delivery's session."""
+    def forget_session(self, delivery: Delivery) -> None:
+        """Forget the snapshot of a delivery's session, before what is sent next. Returns at once; a failure is logged."""
         self._steps.snapshots.forget(delivery)
 
-    async def load_session(self, delivery: StreamDelivery) -> Snapshot | None:
-        """Return the snapshot of a delivery's session."""
+    async def load_session(self, delivery: Delivery) -> Snapshot | None:
+        """Return the snapshot of a delivery's session, or None.
+
+        Raises:
+            BrokerError: the server can't be asked.
+        """
         return await self._steps.snapshots.load(delivery)
 
-    async def is_elsewhere(self, delivery: StreamDelivery) -> bool:
-        """Return whether another worker runs a call of a delivery's session."""
+    async def is_elsewhere(self, delivery: Delivery) -> bool:
+        """Return whether another worker, which leaves, still runs a call in the order of a delivery's session.
+
+        Raises:
+            BrokerError: the server can't be asked.
+        """
         return await self._steps.snapshots.is_elsewhere(delivery)
 
-    def follows(self, delivery: StreamDelivery) -> bytes:
-        """Return the entry before a delivery in its session, if one had not ended when it was published."""
+    def follows(self, delivery: Delivery) -> bytes:
+        """Return the entry before a delivery in its session, if one may not have ended; empty when there is none."""
         return delivery.after
 
-    async def before(self, deliveries: Sequence[StreamDelivery]) -> list[list[bytes]]:
-        """Return for each delivery the entries that came before it in its session and have not ended."""
+    async def before(self, deliveries: Sequence[Delivery]) -> list[list[bytes]]:
+        """Return for each delivery the entries that came before it in its session and have not ended.
+
+        Raises:
+            BrokerError: the server can't be asked.
+        """
         return await self._steps.ownership.before(deliveries)
 
     # -- answering --------------------------------------------------------------------------------
 
-    def send(self, delivery: StreamDelivery, frame: bytes) -> None:
+    def send(self, delivery: Delivery, frame: bytes) -> None:
         """Send a frame that is not the last one."""
         if delivery.replies:
             self._steps.outbox.send(delivery, frame)
 
     def before_sending(self, pack: Callable[[], None]) -> None:
-        """Call ``pack`` just before frames leave."""
+        """Call ``pack`` just before frames leave, so that what gathers until then can go as one; frames leave soon."""
         self._steps.outbox.before_sending(pack)
 
     async def room(self) -> None:
         """Wait until frames leave again."""
         await self._steps.outbox.room()
 
-    def finish(self, delivery: StreamDelivery, frame: bytes, *, frees: bool = False) -> None:
-        """Send the last frame and remove the request, if it is still ours, and its session is."""
+    def finish(self, delivery: Delivery, frame: bytes, *, frees: bool = False) -> None:
+        """Send the last frame and remove the request, if it is still ours.
+
+        ``frees`` when the call failed and this run did nothing that must not happen twice: then the answer is not kept for later callers
+        with the same idempotency key, unless an earlier attempt began ``once`` work.
+        """
         if frees or delivery.noted or delivery.queue.sticky:
             self._steps.endings.finish(delivery, frame, frees=frees)
         else:
             self._steps.outbox.finish(delivery, frame)
 
-    def bury(self, delivery: StreamDelivery, reason: str, error: str, frame: bytes) -> None:
-        """Set the request aside as a dead letter and send the last frame."""
+    def bury(self, delivery: Delivery, reason: str, error: str, frame: bytes) -> None:
+        """Set the request aside as a dead letter and send the last frame.
+
+        ``reason`` is ``max_deliveries``, ``retries_exhausted`` or ``failed``; ``error`` the last failure in words.
+        """
         self._steps.endings.bury(delivery, reason, error, frame)
 
-    def note(self, delivery: StreamDelivery, ending: Ending) -> None:
-        """Tell operators of an attempt that has ended, with what is sent next."""
+    def note(self, delivery: Delivery, ending: Ending) -> None:
+        """Tell operators of an attempt that has ended, with what is sent next. Returns at once."""
         self._steps.recent.note(delivery, ending)
 
-    async def hand_back(self, deliveries: Sequence[StreamDelivery]) -> None:
-        """Give deliveries that have not been answered to other workers, after the frames that were sent until now."""
+    async def hand_back(self, deliveries: Sequence[Delivery]) -> None:
+        """Give deliveries that have not been answered to other workers, after the frames that were sent until now.
+
+        One that has begun to run is run as the next attempt there, which does not count against ``max_deliveries``.
+        """
         sent = asyncio.Event()
         self._steps.outbox.then(sent.set)
         await sent.wait()
         await hand_back(self._steps.link, deliveries)
 
-    async def hand_over(self, delivery: StreamDelivery) -> bool:
-        """Give a delivery that has not begun to a worker that serves the revision which it was made for; False when there is none."""
+    async def hand_over(self, delivery: Delivery) -> bool:
+        """Give a delivery that has not begun to a worker that serves the revision which it was made for.
+
+        Returns:
+            Whether it is this worker's no longer; False when there is no such worker.
+        """
         return await hand_over(self._steps.link, self._keys, delivery)
 
     def statistics(self) -> dict[str, int]:

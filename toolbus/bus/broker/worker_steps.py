@@ -8,22 +8,22 @@ from typing import Any
 
 from toolbus.bus import telemetry
 from toolbus.bus.broker import scripts
-from toolbus.bus.broker.confirmations import DeadlineNotes, RedisConfirmations
+from toolbus.bus.broker.confirmations import Confirmations, DeadlineNotes
 from toolbus.bus.broker.finish import Endings, Outbox
 from toolbus.bus.broker.keys import Keys
 from toolbus.bus.broker.lease.clock import ServerClock
 from toolbus.bus.broker.lease.thread import Beat, LeaseThread, Renewal
-from toolbus.bus.broker.limits import RedisTallies, days_back
+from toolbus.bus.broker.limits import Tallies, days_back
 from toolbus.bus.broker.opening import Failing
 from toolbus.bus.broker.protocols import Beginning, WorkerListener
 from toolbus.bus.broker.recent import RecentWriter
 from toolbus.bus.broker.recover import AbandonedCalls, KeyRepair, Upkeep
 from toolbus.bus.broker.registry.publications import WorkerRegistration
-from toolbus.bus.broker.registry.registry import RedisRegistry
+from toolbus.bus.broker.registry.registry import Registry
 from toolbus.bus.broker.sessions import Ownership, Snapshots
 from toolbus.bus.broker.statistics.answering import Answering
 from toolbus.bus.broker.take.intake import Intake
-from toolbus.bus.broker.take.requests import Fence, RequestStream, StreamDelivery, tell_delivered_again
+from toolbus.bus.broker.take.requests import Delivery, Fence, RequestStream, tell_delivered_again
 from toolbus.bus.broker.take.wake_channel import WakeChannel
 from toolbus.bus.broker.transport.command import Reply, WrongAnswerError
 from toolbus.bus.broker.transport.connection import Connector
@@ -38,7 +38,7 @@ from toolbus.bus.values.settings import Settings
 _MOST_MARKS = 256
 
 _Answer = asyncio.Future[tuple[Reply, bool]]
-_Waiting = list[tuple[StreamDelivery, _Answer]]
+_Waiting = list[tuple[Delivery, _Answer]]
 
 
 class Beginnings:
@@ -60,7 +60,7 @@ class Beginnings:
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[tuple[RequestStream, Fence], _Waiting] = {}
 
-    async def begin(self, delivery: StreamDelivery) -> Beginning:
+    async def begin(self, delivery: Delivery) -> Beginning:
         """Mark that a ``once`` handler begins, on a server that is surely the master before and after.
 
         Returns:
@@ -87,7 +87,7 @@ class Beginnings:
             if self._mastership.sure:
                 return "started"
 
-    def _mark(self, delivery: StreamDelivery) -> _Answer:
+    def _mark(self, delivery: Delivery) -> _Answer:
         if not self._waiting:
             self._loop.call_soon(self._write)
         answer: _Answer = self._loop.create_future()
@@ -215,11 +215,11 @@ class WorkerSteps:
         self.key_repair = KeyRepair(link, self._types, self._keys_deleted)
         link.on_wrong_type = self.links.blocking.on_wrong_type = self.key_repair.request
         # Shared state.
-        self.tallies = RedisTallies(link, keys)
-        self.confirmations = RedisConfirmations(link, keys, settings.lease)
+        self.tallies = Tallies(link, keys)
+        self.confirmations = Confirmations(link, keys, settings.lease)
         self.notes = DeadlineNotes(link, keys, clock, settings.retention)
         # Register.
-        registry = RedisRegistry(link, keys, settings)
+        registry = Registry(link, keys, settings)
         self.ownership = Ownership(link, keys, settings.lease, instance, listener.sessions)
         self.snapshots = Snapshots(link, keys, self.ownership)
         self.registration = WorkerRegistration(link, keys, instance, registry, self.streams, self.ownership.doubt, listener.on_failed)

@@ -8,18 +8,7 @@ from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from toolbus.bus.broker.protocols import (
-    Chats,
-    Confirmations,
-    Creations,
-    ItemChange,
-    RefusedTool,
-    Routes,
-    ServiceRecord,
-    Tallies,
-    Tokens,
-    Usage,
-)
+from toolbus.bus.broker.protocols import ItemChange, RefusedTool, ServiceRecord, Usage
 from toolbus.bus.client.calls.call import Call, CallTarget
 from toolbus.bus.client.calls.dispatcher import Dispatcher
 from toolbus.bus.client.calls.middleware import MiddlewareRunner
@@ -38,6 +27,12 @@ from toolbus.bus.values.results import ConfigurationError, ToolResult
 from toolbus.bus.values.settings import Settings
 
 if TYPE_CHECKING:
+    from toolbus.bus.broker.agent_steps import Chats
+    from toolbus.bus.broker.confirmations import Confirmations
+    from toolbus.bus.broker.creations import Creations
+    from toolbus.bus.broker.limits import Tallies
+    from toolbus.bus.broker.routes import Routes
+    from toolbus.bus.broker.tokens import Tokens
     from toolbus.bus.client.executor.executor import ToolExecutor
     from toolbus.bus.client.executor.turn import Turn
     from toolbus.bus.client.tasks import Tasks
@@ -51,7 +46,7 @@ class ToolBus:
     Use ``async with``, or ``open()`` and ``aclose()``, which may run in different tasks of one event loop.
 
     Args:
-        url: as in ``Settings``; ``memory://`` is a bus within the event loop, without a server.
+        url: as in ``Settings``; ``memory://`` is the embedded server, for this process alone.
         namespace: as in ``Settings``.
         settings: everything else.
         middleware: runs around every call, the first one outermost; see ``toolbus.bus.middleware``.

@@ -6,12 +6,11 @@ import asyncio
 import contextlib
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from toolbus.bus import telemetry
-from toolbus.bus.broker import protocols
 from toolbus.bus.client.refusing import turning
 from toolbus.bus.client.tools.tool import Tool
 from toolbus.bus.support.display import shortened
@@ -26,6 +25,9 @@ from toolbus.bus.values.results import (
     deadline_exceeded,
 )
 from toolbus.bus.values.rules import told
+
+if TYPE_CHECKING:
+    from toolbus.bus.broker.confirmations import Confirmations
 
 
 class Confirmation:
@@ -216,7 +218,7 @@ class PendingConfirmations(Mapping[str, Confirmation]):
         store: returns the requests that all processes share; raises ``ConfigurationError`` while the bus is not open.
     """
 
-    def __init__(self, store: Callable[[], protocols.Confirmations]) -> None:
+    def __init__(self, store: Callable[[], Confirmations]) -> None:
         self._store = store
         self._waiting: dict[str, Confirmation] = {}
 

@@ -7,12 +7,11 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from toolbus.bus.broker.protocols import Fate, TaskRecord
-from toolbus.bus.broker.protocols import Tasks as TaskStore
 from toolbus.bus.client.calls.assembly import Assembly
 from toolbus.bus.client.calls.call import Call, CallTarget
 from toolbus.bus.client.calls.dispatcher import Dispatcher
@@ -24,6 +23,9 @@ from toolbus.bus.values.envelope import Frame, Request
 from toolbus.bus.values.events import Answered, Asked, Event, Finished, Reset, Started, Text
 from toolbus.bus.values.options import merged
 from toolbus.bus.values.results import BrokerUnavailable, ErrorInfo, Progress, ToolResult, deadline_exceeded
+
+if TYPE_CHECKING:
+    from toolbus.bus.broker.agent_steps import Tasks as TaskStore
 
 
 class TaskState(msgspec.Struct):

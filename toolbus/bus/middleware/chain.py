@@ -6,13 +6,15 @@ import functools
 import inspect
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from types import ModuleType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from toolbus.bus.broker.protocols import Tallies
 from toolbus.bus.values import rules
 from toolbus.bus.values.results import ConfigurationError, ToolError, ToolResult
+
+if TYPE_CHECKING:
+    from toolbus.bus.broker.limits import Tallies
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):

@@ -39,6 +39,8 @@ def check_url(url: str) -> None:
     _check_user(scheme, rest if found else url)
     if not found or scheme not in _SCHEMES:
         raise ValueError(f"its scheme is none of {', '.join(f'{each}://' for each in _SCHEMES)}")
+    if scheme == "memory" and rest:
+        raise ValueError("memory:// has no name behind it; a namespace keeps apart what is in it")
     if scheme not in _NETWORK:
         return
     try:

@@ -7,17 +7,19 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
 
-from toolbus.bus.broker.admin import ServiceOverview
 from toolbus.bus.broker.dead_letters import DeadLetter
 from toolbus.bus.broker.statistics.answers import InstanceAnswer, LastError, RunningCall, ToolStatistics, added, quantile
 from toolbus.bus.broker.statistics.asking import Statistics, merged
 from toolbus.bus.support.display import shortened
 from toolbus.bus.values.descriptors import ToolDescriptor
 from toolbus.bus.watch.views import DeadLetterView, InstanceView, ServiceView, SessionView, ToolView
+
+if TYPE_CHECKING:
+    from toolbus.bus.broker.admin import ServiceOverview
 
 Source = tuple[str, str, str]
 """An instance, a service and a tool."""

@@ -7,9 +7,9 @@ import time
 from collections import deque
 from collections.abc import Awaitable
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
-from toolbus.bus.broker.admin import Admin, ServiceOverview
+from toolbus.bus.broker.admin import Admin
 from toolbus.bus.broker.protocols import ServiceRecord
 from toolbus.bus.broker.recent import RecentCall
 from toolbus.bus.broker.statistics.asking import Statistics
@@ -27,6 +27,9 @@ from toolbus.bus.watch.assembly import (
     session_views,
 )
 from toolbus.bus.watch.views import DeadLetterView, PinView, Snapshot
+
+if TYPE_CHECKING:
+    from toolbus.bus.broker.admin import ServiceOverview
 
 T = TypeVar("T")
 

@@ -7,11 +7,10 @@ import contextlib
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from toolbus.bus import telemetry
-from toolbus.bus.broker import worker_broker
-from toolbus.bus.broker.protocols import WorkerBroker, WorkerId
+from toolbus.bus.broker.protocols import WorkerId
 from toolbus.bus.broker.statistics.answers import InstanceAnswer
 from toolbus.bus.middleware.chain import Middleware
 from toolbus.bus.values.results import ConfigurationError
@@ -29,6 +28,9 @@ from toolbus.bus.worker.serving.handlers import Served
 from toolbus.bus.worker.serving.owner import checked_around
 from toolbus.bus.worker.slots.slots import Slots
 from toolbus.bus.worker.slots.taking import sign_off
+
+if TYPE_CHECKING:
+    from toolbus.bus.broker.worker import WorkerBroker
 
 
 class Worker:
@@ -296,11 +298,14 @@ class Worker:
             self._changing = ""
 
     async def _start(self) -> None:
+        # A worker that is described and never started needs no client of Redis.
+        from toolbus.bus.broker.worker import WorkerBroker  # noqa: PLC0415
+
         if isolation.inside:
             # Its tools' processes would import the module again, and never end.
             raise ConfigurationError("a module starts a worker when it is imported: put that under `if __name__ == '__main__':`")
         isolated = [made for served in self._served.values() for made in served.isolated()]
-        pool, broker, nested = Isolation(self.settings, isolated), worker_broker(self.settings), NestedBus(self.settings)
+        pool, broker, nested = Isolation(self.settings, isolated), WorkerBroker(self.settings), NestedBus(self.settings)
         slots = self._slots = Slots(self.settings, self._served, self.middleware, broker, pool, nested)
         self._opening = asyncio.current_task()
         try:

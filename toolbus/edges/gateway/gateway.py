@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from starlette.requests import HTTPConnection, Request
@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from toolbus.bus import telemetry
-from toolbus.bus.broker.admin import Admin, ServiceOverview
+from toolbus.bus.broker.admin import Admin
 from toolbus.bus.client.bus import ToolBus
 from toolbus.bus.client.calls.call import Call
 from toolbus.bus.client.tools.definitions import description_of
@@ -30,6 +30,9 @@ from toolbus.bus.values.settings import Settings
 from toolbus.edges.gateway.bodies import Problem
 from toolbus.edges.gateway.openapi_paths import CALL_PARAMETERS, PATHS, RESPONSES, SCHEMAS, call_responses, parameters
 from toolbus.edges.gateway.options import Authenticator, GatewayOptions, Permission, Principal, Supply
+
+if TYPE_CHECKING:
+    from toolbus.bus.broker.admin import ServiceOverview
 
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
 """Upper bounds of the durations' buckets (seconds)."""
@@ -209,8 +212,6 @@ class Backlog:
 
 
 async def _services(settings: Settings) -> Sequence[ServiceOverview] | None:
-    if settings.url.startswith("memory:"):
-        return ()
     try:
         async with asyncio.timeout(_PATIENCE), Admin(settings) as admin:
             return await admin.services()
@@ -317,8 +318,6 @@ class Gateway:
 
     async def answers(self) -> bool:
         """Return whether the server answers within a second; a connection to one that hangs looks alive for some seconds."""
-        if self.settings.url.startswith("memory:"):
-            return True
         try:
             async with asyncio.timeout(_ANSWERS), Admin(self.settings) as admin:
                 await admin.now()

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from toolbus.bus.broker.admin import ServiceOverview
 from toolbus.bus.telemetry.metrics import MEDIA_TYPE, Exposition
 from toolbus.edges.gateway.bodies import Problem, answer
 from toolbus.edges.gateway.gateway import BUCKETS, Gateway, Measures, check_query, gateway_of
+
+if TYPE_CHECKING:
+    from toolbus.bus.broker.admin import ServiceOverview
 
 # The metrics of services: each with its states, and the fields that count them.
 _OF_SERVICES = {

@@ -222,7 +222,7 @@ async def {name}(text: str, times: int = 1):
         yield f"{{number + 1}}: {{text}}\\n"
 '''
 
-_TEST = '''"""The tools of {name}, called in process: no server is needed."""
+_TEST = '''"""The tools of {name}, called over a server that this process starts for itself."""
 
 import asyncio
 
@@ -250,7 +250,7 @@ requires-python = ">=3.11"
 dependencies = ["toolbus"]
 
 [dependency-groups]
-dev = ["pytest"]
+dev = ["pytest", "toolbus[embedded]"]
 
 [tool.pytest.ini_options]
 pythonpath = ["workers"]

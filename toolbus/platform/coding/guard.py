@@ -8,17 +8,20 @@ import hashlib
 from collections import deque
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from toolbus.bus import telemetry
-from toolbus.bus.broker.protocols import Creations, CreationStatus
+from toolbus.bus.broker.protocols import CreationStatus
 from toolbus.bus.middleware.chain import Next, ToolCall
 from toolbus.bus.support.safe_text import reason_of
 from toolbus.bus.telemetry.background import keep_running
 from toolbus.bus.values.results import BrokerError, ErrorInfo, ToolbusError, ToolResult
 from toolbus.platform.coding.spending import Job, end
+
+if TYPE_CHECKING:
+    from toolbus.bus.broker.creations import Creations
 
 # The same calls with the same answers may be made so often in a row.
 _REPEATS = 5

@@ -6,18 +6,22 @@ import asyncio
 import datetime
 import time
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from toolbus.bus import telemetry
 from toolbus.bus.broker.admin import Admin
-from toolbus.bus.broker.protocols import Creation, Routes
+from toolbus.bus.broker.protocols import Creation
 from toolbus.bus.broker.recent import RecentCall
 from toolbus.bus.client.bus import ToolBus
 from toolbus.bus.values.results import BrokerError, ConfigurationError, ToolError
 from toolbus.platform.coding.options import CodingOptions
 from toolbus.platform.records import RecordedTool, ToolRoute
 from toolbus.platform.store import Records
+
+if TYPE_CHECKING:
+    from toolbus.bus.broker.routes import Routes
 
 # Errors that say something of the tool, not of its caller.
 _ITS_OWN = {"tool_error", "unavailable", "deadline_exceeded", "outcome_unknown"}

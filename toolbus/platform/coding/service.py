@@ -12,12 +12,12 @@ import shutil
 import socket
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import Meta
 
 from toolbus import ToolService, invocation, tool
-from toolbus.bus.broker.protocols import Creation, Creations
+from toolbus.bus.broker.protocols import Creation
 from toolbus.bus.client.bus import ToolBus
 from toolbus.bus.telemetry.background import keep_running
 from toolbus.bus.values.results import ConfigurationError, ToolError
@@ -29,6 +29,9 @@ from toolbus.platform.coding.registering import Registrar
 from toolbus.platform.coding.repair import Repairs
 from toolbus.platform.coding.run import Model, TaskRuns
 from toolbus.platform.store import Records
+
+if TYPE_CHECKING:
+    from toolbus.bus.broker.creations import Creations
 
 # Folders of tasks that the server does not know, such as those of another namespace, are kept for so many seconds.
 _UNKNOWN = 14 * 86_400.0

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from toolbus.agent import ChatEndpoint, EndpointError
 from toolbus.agent.reply import Reply
 from toolbus.bus import telemetry
-from toolbus.bus.broker.protocols import ClaimedCreation, Creation, Creations, Spent
+from toolbus.bus.broker.protocols import ClaimedCreation, Creation, Spent
 from toolbus.bus.broker.protocols.documents import MOST_LINE, MOST_LINES
 from toolbus.bus.values.results import BrokerError, ConfigurationError
+
+if TYPE_CHECKING:
+    from toolbus.bus.broker.creations import Creations
 
 # A token of a text has about so many characters, where the endpoint does not count them.
 _CHARACTERS = 4

@@ -11,10 +11,10 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from toolbus.bus import telemetry
-from toolbus.bus.broker.protocols import HostId, Routes
+from toolbus.bus.broker.protocols import HostId
 from toolbus.bus.broker.routes import MOST_LINES
 from toolbus.bus.client.bus import ToolBus
 from toolbus.bus.telemetry.background import keep_running
@@ -28,6 +28,9 @@ from toolbus.platform.host.pool import Pool
 from toolbus.platform.host.served import ServedTools
 from toolbus.platform.records import RecordedTool, SourceType, ToolRoute, ToolSource
 from toolbus.platform.store import LiveRecords
+
+if TYPE_CHECKING:
+    from toolbus.bus.broker.routes import Routes
 
 _GATHERED_FOR = 0.2
 

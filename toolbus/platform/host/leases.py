@@ -7,18 +7,21 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 import msgspec
 
 from toolbus.bus import telemetry
-from toolbus.bus.broker.protocols import HostId, Routes
+from toolbus.bus.broker.protocols import HostId
 from toolbus.bus.support.safe_text import described
 from toolbus.bus.values.results import BrokerError, ConfigurationError, ToolbusError
 from toolbus.platform.backends.runner import CannotStart, Instance, Line, Runner
 from toolbus.platform.documents import digest_of_folder
 from toolbus.platform.lockfiles import check_locked
 from toolbus.platform.records import RecordedTool, SourceType, ToolRoute, ToolSource
+
+if TYPE_CHECKING:
+    from toolbus.bus.broker.routes import Routes
 
 # Seconds for which changes are gathered before they are told.
 _GATHERED_FOR = 0.1

@@ -21,7 +21,7 @@ from toolbus.bus.broker import scripts
 from toolbus.bus.broker.keys import Keys
 from toolbus.bus.broker.registry.registry import TTL
 from toolbus.bus.broker.scripts import Script
-from toolbus.bus.broker.take.requests import Fence, RequestStream, StreamDelivery, common_fence, entries_of
+from toolbus.bus.broker.take.requests import Delivery, Fence, RequestStream, common_fence, entries_of
 from toolbus.bus.broker.transport.connection import Connector, explain
 from toolbus.bus.broker.transport.transport import replica_by
 from toolbus.bus.support.safe_text import described, reason_of
@@ -36,8 +36,8 @@ class Renewal(NamedTuple):
     """Held deliveries that were renewed, under the fence that proves it, and those that are another worker's."""
 
     fence: Fence
-    kept: list[StreamDelivery]
-    lost: list[StreamDelivery]
+    kept: list[Delivery]
+    lost: list[Delivery]
 
 
 class Beat(NamedTuple):

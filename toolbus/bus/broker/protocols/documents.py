@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from types import TracebackType
-from typing import Literal, NamedTuple, NewType, Protocol, Self, get_args
+from typing import Literal, NamedTuple, NewType, get_args
 
 import msgspec
 
 from toolbus.bus.values.descriptors import Publication
 from toolbus.bus.values.envelope import Frame
-from toolbus.bus.values.tokens import TokenRecord
 
 CreationStatus = Literal["queued", "running", "done", "failed", "cancelled"]
 STATUSES: tuple[str, ...] = get_args(CreationStatus)
@@ -105,87 +102,6 @@ Written = Literal["kept", "cancel", "lost"]
 """``kept``; ``cancel``: it was kept, and the task is to end; ``lost``: another process runs it, or it has ended; nothing was kept."""
 
 
-class Creations(Protocol):
-    """The tasks of a namespace.
-
-    Attributes:
-        lease: seconds for which a process holds a task without a renewal.
-        changes: counts what this process heard of changes of tasks.
-    """
-
-    lease: float
-    changes: int
-
-    async def submit(self, spec: str, *, by: str = "", key: str = "", about: str = "") -> Creation:
-        """Queue a task and return it; with a ``key``, the same one however often it is submitted by the same user while it is kept.
-
-        Raises:
-            ConfigurationError: the spec is empty or too long, or the key was another task's.
-            ToolError: ``overloaded``: too many tasks wait or run.
-            BrokerError: the server refuses.
-        """
-
-    async def get(self, id: str) -> Creation | None:
-        """Return a task with its log; None when there is none.
-
-        Raises:
-            BrokerError: the server could not be asked.
-        """
-
-    async def overview(self, recent: int = 20) -> CreationOverview:
-        """Return the tasks that wait or run, and so many that have ended.
-
-        Raises:
-            BrokerError: the server could not be asked.
-        """
-
-    async def cancel(self, id: str) -> CreationStatus | None:
-        """End a task: a queued one at once, a running one as soon as its process hears of it; return its status now, None without one.
-
-        Raises:
-            BrokerError: the server refuses.
-        """
-
-    async def claim(self, worker: str) -> ClaimedCreation | None:
-        """Begin the oldest queued task, or go on with one whose process has died; None when there is none.
-
-        Raises:
-            BrokerError: the server refuses.
-        """
-
-    async def write(
-        self,
-        claimed: ClaimedCreation,
-        *,
-        first: int = 0,
-        lines: tuple[str, ...] = (),
-        progress: str | None = None,
-        spent: Spent | None = None,
-    ) -> Written:
-        """Renew the lease, and keep what is given; writing the same again changes nothing.
-
-        Args:
-            claimed: what ``claim`` returned.
-            first: number of the first of these lines.
-            lines: more of the log.
-            progress: what it does now.
-            spent: its whole cost so far.
-
-        Raises:
-            BrokerError: the server refuses.
-        """
-
-    async def end(self, claimed: ClaimedCreation, status: CreationStatus, result: str = "", *, delay: float = 0.0) -> bool:
-        """End a task, or, as ``queued``, let another process go on with it after ``delay`` seconds; False when it is another process's.
-
-        Raises:
-            BrokerError: the server refuses.
-        """
-
-    async def wait(self, seconds: float, since: int) -> None:
-        """Wait until ``changes`` is another number than ``since``, and no longer than ``seconds``; not every change is told."""
-
-
 HostId = NewType("HostId", str)
 """The id of a host, fresh at each start; its worker has another one."""
 
@@ -216,68 +132,6 @@ class OutputLine(NamedTuple):
     text: str
 
 
-class Routes(Protocol):
-    """The routes of hosts: documents by tool, which go when their host's lease ends."""
-
-    async def renew(
-        self, host: HostId, lease: float, *, changed: Mapping[str, bytes], gone: Collection[str] = (), claims: Collection[str] = ()
-    ) -> Renewed:
-        """Keep a host's routes for another ``lease`` seconds, in one write.
-
-        Args:
-            host: its id.
-            lease: seconds.
-            changed: routes by tool that are new or have changed.
-            gone: tools that it serves no longer.
-            claims: tools that it serves alone, or wants to.
-
-        Raises:
-            BrokerError: the server could not be told.
-        """
-
-    async def release(self, host: HostId, claims: Collection[str]) -> None:
-        """Let other hosts serve tools that this one served alone.
-
-        Raises:
-            BrokerError: the server could not be told.
-        """
-
-    async def leave(self, host: HostId, claims: Collection[str]) -> None:
-        """Forget a host, and release its claims.
-
-        Raises:
-            BrokerError: the server could not be told.
-        """
-
-    async def all(self) -> dict[HostId, dict[str, bytes]]:
-        """Return the routes of every live host: documents by tool, by host.
-
-        Raises:
-            BrokerError: the server could not be asked.
-        """
-
-    async def write(self, tool: str, host: HostId, lines: Sequence[str]) -> None:
-        """Append lines of a program's output; long ones are cut, and the oldest ones go.
-
-        Raises:
-            BrokerError: the server could not be told.
-        """
-
-    async def output(self, tool: str, most: int = 50) -> list[OutputLine]:
-        """Return the latest lines of a tool's programs, the oldest first.
-
-        Raises:
-            BrokerError: the server could not be asked.
-        """
-
-    async def output_after(self, tool: str, entry: str) -> list[OutputLine]:
-        """Return lines after the one at ``entry``, the oldest first; from the first that is kept when that is empty.
-
-        Raises:
-            BrokerError: the server could not be asked.
-        """
-
-
 class StoredRecord(msgspec.Struct, frozen=True):
     """One record of a conversation.
 
@@ -301,70 +155,6 @@ class ConversationInfo(msgspec.Struct, frozen=True):
     used_at: float
     expires_at: float
     held: bool
-
-
-class HeldConversation(Protocol):
-    """A conversation that this process alone continues, for ``async with``.
-
-    Entering waits while the lease of a process that may be dead goes on, at most one lease, and raises ``ConversationBusy`` when that
-    process turns out to live, or ``ConversationError`` when the conversation can't be read. Leaving lets go of it. When another process
-    takes it over meanwhile, the body is cancelled and ``ConversationError`` raised.
-
-    Attributes:
-        born: a token that no other conversation has, also of the same name before it or after it.
-        records: those that are kept, in order.
-        now: seconds since 1970 by the server's clock, when it was entered.
-    """
-
-    born: str
-    records: list[StoredRecord]
-    now: float
-
-    async def __aenter__(self) -> Self: ...
-
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
-
-    async def append(self, document: bytes, *, keep: int) -> None:
-        """Keep one more record, and drop those before the number ``keep``.
-
-        Raises:
-            ConversationError: another process holds the conversation, or it was deleted; nothing was written.
-            BrokerError: the server refuses.
-        """
-
-
-class Conversations(Protocol):
-    """The conversations of a namespace."""
-
-    def hold(self, user: str, id: str) -> HeldConversation:
-        """Return a user's conversation, to be held by ``async with``; it begins when there is none.
-
-        Raises:
-            ConfigurationError: the id is empty, too long, or has invisible or imitating characters.
-        """
-
-    async def newest(self, limit: int) -> list[ConversationInfo]:
-        """Return the conversations, those that are used latest first.
-
-        Raises:
-            BrokerError: the server could not be asked.
-        """
-
-    async def read(self, user: str, id: str) -> list[StoredRecord]:
-        """Return the records of a conversation without holding it; none when there is no such conversation.
-
-        Raises:
-            ConversationError: it can't be read.
-            BrokerError: the server could not be asked.
-        """
-
-    async def remove(self, user: str, id: str, *, force: bool = False) -> bool:
-        """Delete a conversation; False when there was none.
-
-        Raises:
-            ConversationBusy: a process continues it, and ``force`` is not given.
-            BrokerError: the server could not be asked.
-        """
 
 
 class TaskRecord(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -401,34 +191,6 @@ class TaskFrames(msgspec.Struct, frozen=True):
     updated: float = 0.0
 
 
-class Tasks(Protocol):
-    """The records of tasks, and the frames of their calls."""
-
-    async def put(self, user: str, id: str, record: TaskRecord) -> None:
-        """Keep a record, or replace it while it is kept.
-
-        Raises:
-            BrokerError: the server can't be reached.
-        """
-
-    async def get(self, user: str, id: str) -> TaskRecord | None:
-        """Return the record of a user's task; None when there is none, or it is another user's.
-
-        Raises:
-            BrokerError: the server can't be reached.
-        """
-
-    async def frames(self, call: str) -> TaskFrames | None:
-        """Return the frames of a shared call so far; None when they are not kept any more.
-
-        Raises:
-            BrokerError: the server can't be reached.
-        """
-
-    def follow(self, call: str, reader: str) -> None:
-        """Hand the frames of a shared call to the listener, from the first, as those of the call ``reader``; ``forget`` ends it."""
-
-
 CHAT = "chat/"
 """Begins the id of a chat's conversation; the rest is the chat's own id."""
 
@@ -462,82 +224,11 @@ class ChatWindow(msgspec.Struct, frozen=True):
     has_im_window: bool
 
 
-class Chats(Protocol):
-    """The chats of a namespace."""
-
-    async def windows(self, limit: int) -> list[ChatWindow]:
-        """Return the chats, those that are used latest first, of the latest so many conversations.
-
-        Raises:
-            BrokerError: the server could not be asked.
-        """
-
-    async def messenger(self) -> Messenger | None:
-        """Return the messenger's connector that told of itself last; None when none lives.
-
-        Raises:
-            BrokerError: the server could not be asked.
-        """
-
-    async def tell(self, messenger: Messenger, seconds: float) -> None:
-        """Tell of a messenger's connector, which lives for so many seconds from now.
-
-        Raises:
-            BrokerError: the server refuses.
-        """
-
-
-class Tokens(Protocol):
-    """The records of bearer tokens."""
-
-    async def get(self, id: str) -> TokenRecord | None:
-        """Return the record of a token, or None.
-
-        Raises:
-            BrokerError: the server could not be asked.
-        """
-
-    async def all(self) -> list[TokenRecord]:
-        """Return every record, by name.
-
-        Raises:
-            BrokerError: the server could not be asked.
-        """
-
-    async def add(self, record: TokenRecord) -> None:
-        """Store a record.
-
-        Raises:
-            BrokerError: the server refuses it.
-        """
-
-    async def revoke(self, id: str) -> bool:
-        """Delete a record; False when there was none.
-
-        Raises:
-            BrokerError: the server refuses it.
-        """
-
-
 MOST_RESULTS = 64
 """Most results that are kept of one session."""
 
 MOST_BYTES = 1_048_576
 """Most bytes that are kept of one session."""
-
-
-class SessionResults(Protocol):
-    """The results of sessions' calls, as documents; those of a session that was not used for the retention time are gone."""
-
-    async def read(self, user: str, session: str) -> list[bytes]:
-        """Return what is kept of a session, the oldest first.
-
-        Raises:
-            BrokerError: the server could not be asked.
-        """
-
-    async def keep(self, user: str, session: str, documents: Sequence[bytes]) -> None:
-        """Keep documents of a session; the oldest ones beyond the bounds go. It never raises: the log tells of a server that takes none."""
 
 
 ALL_TOOLS = "all tools"

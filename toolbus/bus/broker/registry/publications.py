@@ -13,7 +13,7 @@ from toolbus.bus import telemetry
 from toolbus.bus.broker.keys import Keys
 from toolbus.bus.broker.protocols import ALL_TOOLS, RefusedTool, ServiceRecord
 from toolbus.bus.broker.reading import integer
-from toolbus.bus.broker.registry.registry import RedisRegistry, RegisterAnswer
+from toolbus.bus.broker.registry.registry import RegisterAnswer, Registry
 from toolbus.bus.broker.take.requests import RequestStream
 from toolbus.bus.broker.transport.transport import Transport
 from toolbus.bus.broker.versions import check_versions, read_version
@@ -228,7 +228,7 @@ class WorkerRegistration:
         link: Transport,
         keys: Keys,
         instance: str,
-        registry: RedisRegistry,
+        registry: Registry,
         streams: Mapping[str, RequestStream],
         on_doubt: Callable[[], None],
         on_refused: Callable[[ToolbusError], None],

@@ -115,8 +115,8 @@ class RegisterAnswer(NamedTuple):
     counter: bytes
 
 
-class RedisRegistry:
-    """RedisRegistry operations over one link; what people put there waits for replicas, if there is ``replication``."""
+class Registry:
+    """Registry operations over one link; what people put there waits for replicas, if there is ``replication``."""
 
     def __init__(self, link: Transport, keys: Keys, settings: Settings, replication: Replication | None = None) -> None:
         self._link = link

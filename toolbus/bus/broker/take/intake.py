@@ -14,7 +14,7 @@ from toolbus.bus.broker.opening import Failing
 from toolbus.bus.broker.protocols import WorkerListener
 from toolbus.bus.broker.recover import MAY_BE_ABANDONED_MS, AbandonedCalls, Upkeep, hand_back
 from toolbus.bus.broker.sessions import Ownership
-from toolbus.bus.broker.take.requests import GROUP, RequestStream, StreamDelivery, tell_delivered_again
+from toolbus.bus.broker.take.requests import GROUP, Delivery, RequestStream, tell_delivered_again
 from toolbus.bus.broker.transport.command import ReplyError
 from toolbus.bus.broker.transport.connection import BLOCK
 from toolbus.bus.broker.transport.links import Links
@@ -88,7 +88,7 @@ class Intake:
         self._first = 0
         self._more = False
 
-    async def take(self, slots: int) -> list[StreamDelivery]:
+    async def take(self, slots: int) -> list[Delivery]:
         """Wait up to about two seconds for at most ``slots`` deliveries."""
         if self._is_interrupted():
             return []
@@ -110,7 +110,7 @@ class Intake:
         # that of what this read delivers.
         known = {stream: (stream.fence_known, stream.position.newest) for stream in streams}
         batch = await self._read(streams, slots)
-        taken: list[StreamDelivery] = []
+        taken: list[Delivery] = []
         for stream, found in batch.found:
             # Entries come in order, so the first and the last tell of all.
             fence, before = known[stream]
@@ -263,7 +263,7 @@ class Intake:
 
     # -- what is too much -------------------------------------------------------------------------
 
-    def _within(self, taken: list[StreamDelivery], slots: int) -> list[StreamDelivery]:
+    def _within(self, taken: list[Delivery], slots: int) -> list[Delivery]:
         """Return the oldest deliveries, as many as there are slots; the others go back before a session is theirs."""
         # A worker that leaves finishes what it was still given.
         room = self._listener.free_slots() if self._upkeep.taking else slots
@@ -273,7 +273,7 @@ class Intake:
         self._links.start(self._hand_back(taken[room:]))
         return taken[:room]
 
-    async def _hand_back(self, deliveries: list[StreamDelivery]) -> None:
+    async def _hand_back(self, deliveries: list[Delivery]) -> None:
         try:
             await hand_back(self._links.writing, deliveries)
         except BrokerError as error:

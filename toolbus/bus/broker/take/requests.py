@@ -5,17 +5,18 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Self
+
+import msgspec
 
 from toolbus.bus import telemetry
 from toolbus.bus.broker import scripts
 from toolbus.bus.broker.keys import Keys
 from toolbus.bus.broker.lease.clock import ServerClock
-from toolbus.bus.broker.protocols import Delivery
 from toolbus.bus.broker.reading import integer
 from toolbus.bus.broker.transport.command import fields_of
 from toolbus.bus.broker.transport.transport import Transport
-from toolbus.bus.values.envelope import EntryNumbers, address, decode_request, new_run, numbers_of
+from toolbus.bus.values.envelope import EntryNumbers, Request, address, decode_request, new_run, numbers_of
 from toolbus.bus.values.results import EnvelopeError
 from toolbus.bus.values.settings import Settings
 
@@ -51,7 +52,7 @@ UNSURE = b"?"
 """Equal to no counter, so that a script looks at every id."""
 
 
-def common_fence(deliveries: Sequence[StreamDelivery]) -> Fence:
+def common_fence(deliveries: Sequence[Delivery]) -> Fence:
     """Return the fence under which all of them are known to be this worker's, or one that is ``UNSURE``."""
     fence: Fence = deliveries[0].fence
     # The same object nearly always: what was taken together carries one.
@@ -61,7 +62,7 @@ def common_fence(deliveries: Sequence[StreamDelivery]) -> Fence:
     return fence
 
 
-def entries_of(deliveries: Iterable[StreamDelivery]) -> list[bytes | int]:
+def entries_of(deliveries: Iterable[Delivery]) -> list[bytes | int]:
     """Return their entries, each with the number of its attempt, for scripts that look at every one."""
     return [word for delivery in deliveries for word in (delivery.entry, delivery.attempt)]
 
@@ -110,24 +111,53 @@ class BadEntry(Exception):
         super().__init__(reason)
 
 
-class StreamDelivery(Delivery, eq=False, kw_only=True):
-    """A delivery of a request stream.
+class Delivery(msgspec.Struct, eq=False):
+    """One request handed to this worker, under a run token of its own.
 
     Attributes:
+        request: the request itself.
+        replies: where its frames go; empty when no caller waits for them.
+        entry: the id of the request in its queue.
+        epoch: how many times the consumer group has been made anew.
+        attempt: the number of this delivery, which starts anew in each epoch.
+        deadline: local monotonic seconds.
+        queued_ms: milliseconds for which the request waited.
+        run: the token of this run.
         queue: the stream that it comes from.
         fence: the state under which it is known to be this worker's.
+        begun: whether a run of it has been started here.
+        handed_back: how many of the attempts before this one were cut off by workers that left.
         server: run id of the server that accepted it, when it must not happen twice.
         noted: whether the server has a note about it, which goes when it ends.
         recovered: whether it was taken over, and not delivered by the group.
         after: the entry before it in its session, if one had not ended when it was published.
     """
 
+    request: Request
+    replies: str
+    entry: bytes
+    epoch: int
+    attempt: int
+    deadline: float
+    queued_ms: float
+    run: str
     queue: RequestStream
     fence: Fence
+    begun: bool = False
+    handed_back: int = 0
     server: bytes = b""
     noted: bool = False
     recovered: bool = False
     after: bytes = b""
+
+    @property
+    def tries(self) -> int:
+        """The number of this attempt among those that count against ``max_deliveries``: a worker that leaves did not die of its calls."""
+        return self.attempt - self.handed_back
+
+    def again(self, attempt: int, run: str) -> Self:
+        """Return the same request for a further run on this worker."""
+        return msgspec.structs.replace(self, attempt=attempt, run=run, begun=False)
 
 
 class RequestStream:
@@ -147,7 +177,7 @@ class RequestStream:
         clock: ServerClock,
         settings: Settings,
         *,
-        on_lost: Callable[[StreamDelivery], None],
+        on_lost: Callable[[Delivery], None],
         set_aside: Callable[[RequestStream, BadEntry], None],
     ) -> None:
         self.service = service
@@ -162,7 +192,7 @@ class RequestStream:
         self.wake = keys.wake(queue)
         self.fence_known = Fence(b"", b"")
         self.position = GroupPosition()
-        self.held: dict[bytes, StreamDelivery] = {}
+        self.held: dict[bytes, Delivery] = {}
         # How many requests the stream held, queued and running, when this worker last finished one.
         self.depth = 0
         self.paused = False
@@ -197,23 +227,23 @@ class RequestStream:
         if self.fence_known != (generation, counter):
             self.fence_known = Fence(generation, counter)
 
-    def lose(self, delivery: StreamDelivery) -> None:
+    def lose(self, delivery: Delivery) -> None:
         """Let go of a delivery that is no longer this worker's; one that is not held was let go before, or is tried again."""
         if self.held.get(delivery.entry) is delivery:
             del self.held[delivery.entry]
             self._on_lost(delivery)
 
-    def leave(self, delivery: StreamDelivery) -> None:
+    def leave(self, delivery: Delivery) -> None:
         """Leave an entry to whoever runs it; if nobody renews it, it is taken over after a lease."""
         if self.held.get(delivery.entry) is delivery:
             del self.held[delivery.entry]
 
-    def deliveries(self, entries: Iterable[Found], fence: Fence) -> list[StreamDelivery]:
+    def deliveries(self, entries: Iterable[Found], fence: Fence) -> list[Delivery]:
         """Make deliveries from stream entries, held from now on; ``fence`` was known before they were made, or with them.
 
         Entries whose request can't be read are set aside instead.
         """
-        made: list[StreamDelivery] = []
+        made: list[Delivery] = []
         held, keys, epoch, limit = self.held, self._keys, fence.epoch, self._settings.max_request + 1024
         offset = self._clock.offset
         now_ms = (self._clock.monotonic() + offset) * 1000
@@ -236,7 +266,7 @@ class RequestStream:
             if entry in held:
                 # Delivered once more, by a group that was made anew.
                 self.lose(held[entry])
-            delivery = held[entry] = StreamDelivery(
+            delivery = held[entry] = Delivery(
                 request,
                 keys.call(request.id) if request.shared else keys.replies(request.agent) if request.agent else "",
                 entry,
@@ -253,7 +283,7 @@ class RequestStream:
             made.append(delivery)
         return made
 
-    def left_ms(self, delivery: StreamDelivery) -> int:
+    def left_ms(self, delivery: Delivery) -> int:
         """Return the milliseconds until a delivery's deadline."""
         return int(max(0.0, delivery.deadline - self._clock.monotonic()) * 1000)
 
@@ -261,7 +291,7 @@ class RequestStream:
         """Return the key of the note about an entry: when its time is up, and how often it was cut off."""
         return self._keys.pause(self.queue, entry.decode())
 
-    def renewable(self, now: float) -> list[StreamDelivery]:
+    def renewable(self, now: float) -> list[Delivery]:
         """Return held deliveries whose deadline has not passed; safe to call from the lease thread."""
         # list() of a dict is one step under the interpreter's lock, so the loop can't change it meanwhile.
         return [delivery for delivery in list(self.held.values()) if delivery.deadline > now]
@@ -269,7 +299,7 @@ class RequestStream:
     def _next_run(self) -> str:
         return f"{self._runs_prefix}{next(self._runs):x}"
 
-    async def retry(self, link: Transport, delivery: StreamDelivery) -> StreamDelivery | None:
+    async def retry(self, link: Transport, delivery: Delivery) -> Delivery | None:
         """Count a further attempt of a held delivery; None when it is no longer ours."""
         attempt = delivery.attempt + 1
         if not await self.count(link, delivery.entry, attempt, delivery.fence) or self.held.get(delivery.entry) is not delivery:

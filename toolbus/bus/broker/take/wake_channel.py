@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from toolbus.bus import telemetry
-from toolbus.bus.broker.confirmations import RedisConfirmations
+from toolbus.bus.broker.confirmations import Confirmations
 from toolbus.bus.broker.lease.clock import ServerClock
 from toolbus.bus.broker.protocols import WorkerListener
 from toolbus.bus.broker.reading import document, identifier, integer, skip
@@ -42,7 +42,7 @@ class WakeChannel:
         streams: Mapping[str, RequestStream],
         *,
         listener: WorkerListener,
-        confirmations: RedisConfirmations,
+        confirmations: Confirmations,
         upkeep: Upkeep,
         intake: Intake,
         start: Callable[[Coroutine[Any, Any, None]], None],

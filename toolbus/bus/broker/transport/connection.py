@@ -20,7 +20,17 @@ from toolbus.bus.broker.keys import Keys
 from toolbus.bus.broker.reading import integer
 from toolbus.bus.broker.transport import clients
 from toolbus.bus.broker.transport.command import info_fields
-from toolbus.bus.broker.transport.discovery import BySentinel, Discovery, Fixed, InCluster, Node, SingleNode, read_password, speaks_tls
+from toolbus.bus.broker.transport.discovery import (
+    BySentinel,
+    Discovery,
+    Fixed,
+    InCluster,
+    Node,
+    OfProcess,
+    SingleNode,
+    read_password,
+    speaks_tls,
+)
 from toolbus.bus.values.results import BrokerError, BrokerUnavailable, ConfigurationError, EnvelopeError, UnsupportedServer
 from toolbus.bus.values.settings import PREFIX, Settings
 from toolbus.bus.values.urls import check_url, redact
@@ -141,7 +151,7 @@ class Connector:
     """Opens connections for one URL and namespace, wherever the server is at that time.
 
     Args:
-        url: ``redis://``, ``rediss://``, ``unix://``, or the first two with ``+sentinel`` or ``+cluster``.
+        url: ``redis://``, ``rediss://``, ``unix://``, the first two with ``+sentinel`` or ``+cluster``, or ``memory://``.
         key: any key of the namespace, which names its slot in a cluster.
         password_file: a file that holds the password; read at every connect, so that a rotated one is found.
         files: the certificates, read at every connect as well.
@@ -164,6 +174,8 @@ class Connector:
 
     def _discover(self, url: str, key: str, tls: Mapping[str, str]) -> Discovery:
         parts = urlsplit(url)
+        if parts.scheme == "memory":
+            return OfProcess()
         if parts.scheme.endswith("+sentinel"):
             return BySentinel(parts, tls)
         if parts.scheme.endswith("+cluster"):
@@ -206,6 +218,11 @@ class Connector:
         other.display = f"{node.host}:{node.port}"
         other._discovery = SingleNode(node, self._discovery.options)
         return other
+
+    def leave(self) -> None:
+        """Tell that no further connection is opened."""
+        if isinstance(self._discovery, OfProcess):
+            self._discovery.left()
 
     def redirected(self, node: Node) -> None:
         """Take a server's word that another one serves the namespace now."""

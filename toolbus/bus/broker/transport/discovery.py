@@ -1,19 +1,22 @@
-"""Find the server: fixed by the URL, or in a Cluster by the namespace's slot (Sentinels: see sentinels.py)."""
+"""Find the server: fixed by the URL, this process's own, or in a Cluster by the namespace's slot (Sentinels: see sentinels.py)."""
 
 from __future__ import annotations
 
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
+from weakref import WeakSet
 
 import redis
 from redis.asyncio.connection import parse_url
 from redis.crc import key_slot
 
+from toolbus.bus.broker.embedded import EmbeddedServer
 from toolbus.bus.broker.reading import integer
 from toolbus.bus.broker.transport import clients
 
@@ -151,6 +154,41 @@ class Fixed:
 
     def redirected(self, node: Node) -> None:
         """Ignore it: the URL says where to connect."""
+
+
+class OfProcess:
+    """The embedded server of this process, which starts with the first connection and forgets everything after the last: ``memory://``."""
+
+    _server: EmbeddedServer | None = None
+    _users: ClassVar[WeakSet[OfProcess]] = WeakSet()
+    _lock = threading.Lock()
+
+    def __init__(self) -> None:
+        self.options: dict[str, Any] = {}
+
+    def find(self) -> None:
+        """Start the server, or empty it when nobody has used it; then the options have the address.
+
+        Raises:
+            ConfigurationError: there is no server to start.
+            BrokerUnavailable: it does not answer.
+        """
+        with OfProcess._lock:
+            # Other programs of this machine reach its port, and what an agent has written is among them.
+            server = OfProcess._server = OfProcess._server or EmbeddedServer(config={"requirepass": secrets.token_hex(16)})
+            server.start()
+            self.options = {**parse_url(server.url)}
+            if not OfProcess._users:
+                with clients.client(self.options, TIMEOUT) as client:
+                    client.flushall()
+            OfProcess._users.add(self)
+
+    def left(self) -> None:
+        """Use the server no more."""
+        OfProcess._users.discard(self)
+
+    def redirected(self, node: Node) -> None:
+        """Ignore it: the server of a process has no others."""
 
 
 class SingleNode:

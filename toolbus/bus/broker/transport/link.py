@@ -245,14 +245,14 @@ class Link(Wire):
 
     async def wait_closed(self) -> None:
         """After ``close``: wait until what was written has left and TLS has ended in order, or cut it off after a second."""
-        if self._going is None:
-            return
-        try:
-            async with asyncio.timeout(_CLOSING):
+        if self._going is not None:
+            try:
+                async with asyncio.timeout(_CLOSING):
+                    await self._disconnected.wait()
+            except TimeoutError:
+                self._going.abort()
                 await self._disconnected.wait()
-        except TimeoutError:
-            self._going.abort()
-            await self._disconnected.wait()
+        self._connector.leave()
 
     def relocate(self) -> None:
         """Give up this connection, or the opening of one, and look afresh for the server: it is another one now."""

@@ -7,12 +7,11 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from toolbus.bus import telemetry
-from toolbus.bus.broker import AgentBroker, agent_broker
 from toolbus.bus.broker.protocols import Fate
 from toolbus.bus.client.calls.assembly import GAP_SECONDS
 from toolbus.bus.client.calls.call import Call
@@ -24,6 +23,9 @@ from toolbus.bus.support.deadlines import Deadlines
 from toolbus.bus.values.envelope import NEW_STATE
 from toolbus.bus.values.results import BrokerError, ErrorInfo, deadline_exceeded
 from toolbus.bus.values.settings import Settings
+
+if TYPE_CHECKING:
+    from toolbus.bus.broker.agent import AgentBroker
 
 # Seconds between two looks at whether frames could be read meanwhile.
 _GAP_STEP = 1.0
@@ -107,11 +109,14 @@ class BusConnection:
     __slots__ = ("agent", "broker", "catalogue", "deadlines", "failure", "forks", "is_open", "loop", "thread", "timers", "tools")
 
     def __init__(self, settings: Settings) -> None:
+        # A bus that is described and never opened needs no client of Redis.
+        from toolbus.bus.broker.agent import AgentBroker  # noqa: PLC0415
+
         self.loop, self.thread, self.forks = asyncio.get_running_loop(), threading.get_ident(), process_forks[0]
         self.deadlines = Deadlines(self.loop)
         self.catalogue = Catalogue(require_approval=settings.require_approval)
         self.tools = ToolView(self.catalogue)
-        self.broker: AgentBroker = agent_broker(settings)
+        self.broker = AgentBroker(settings)
         self.agent = self.broker.agent
         self.timers = CallTimers(self.deadlines, settings.lease, lambda: bool(self.broker.statistics().get("connected", 1)))
         self.failure: ErrorInfo | None = None

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from toolbus.bus.broker.protocols import Conversations, SessionResults
 from toolbus.bus.client.calls.call import Call, CallTarget
 from toolbus.bus.client.confirmations import Confirmer, Grant
 from toolbus.bus.client.executor.observers import ATTACHMENTS, LIMIT, observe
@@ -18,6 +17,10 @@ from toolbus.bus.client.tools.view import ToolView
 from toolbus.bus.values import rules
 from toolbus.bus.values.confirmations import CONFIRM_TIMEOUT
 from toolbus.bus.values.results import ErrorInfo, ToolResult
+
+if TYPE_CHECKING:
+    from toolbus.bus.broker.agent_steps import SessionResults
+    from toolbus.bus.broker.conversations import Conversations
 
 RULES: Mapping[str, rules.Rule] = {
     "tools": rules.or_none(rules.Rule("a view of tools (bus.tools.filter(…))", lambda value: isinstance(value, ToolView))),

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakValueDictionary
 
-from toolbus.bus.broker.protocols import Confirmations, Conversations, SessionResults, Tallies
 from toolbus.bus.client.calls.call import Call, CallTarget
 from toolbus.bus.client.calls.dispatcher import Dispatcher
 from toolbus.bus.client.confirmations import PendingConfirmations
@@ -14,6 +13,12 @@ from toolbus.bus.client.executor.observers import EventBus
 from toolbus.bus.client.executor.references import Memories
 from toolbus.bus.client.executor.toolcalls import CallOrder
 from toolbus.bus.client.tools.view import ToolView
+
+if TYPE_CHECKING:
+    from toolbus.bus.broker.agent_steps import SessionResults
+    from toolbus.bus.broker.confirmations import Confirmations
+    from toolbus.bus.broker.conversations import Conversations
+    from toolbus.bus.broker.limits import Tallies
 
 
 class MakeCall(Protocol):

@@ -8,12 +8,11 @@ import inspect
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from toolbus.bus import telemetry
-from toolbus.bus.broker.protocols import Delivery, Tallies
 from toolbus.bus.middleware.chain import Middleware, ToolCall, chained
 from toolbus.bus.values.envelope import Request
 from toolbus.bus.values.results import Blob, CallCancelled, ErrorInfo, ToolError, ToolResult
@@ -25,6 +24,10 @@ from toolbus.bus.worker.run.reasons import RunContext, RunState
 from toolbus.bus.worker.run.stream import Stream
 from toolbus.bus.worker.run.threads import ThreadCall, Threads
 from toolbus.bus.worker.serving.handlers import Handler, Pace, Served
+
+if TYPE_CHECKING:
+    from toolbus.bus.broker.limits import Tallies
+    from toolbus.bus.broker.take.requests import Delivery
 
 
 class MiddlewareCall:

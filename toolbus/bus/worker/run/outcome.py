@@ -7,12 +7,12 @@ import logging
 import re
 from bisect import bisect_left
 from collections.abc import Awaitable, Mapping
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
 from toolbus.bus import telemetry
-from toolbus.bus.broker.protocols import Delivery, Ending, Outcome
+from toolbus.bus.broker.protocols import Ending, Outcome
 from toolbus.bus.support.display import shortened
 from toolbus.bus.support.safe_text import is_a, reason_of, type_name
 from toolbus.bus.values.descriptors import Publication
@@ -32,6 +32,9 @@ from toolbus.bus.values.results import (
 from toolbus.bus.worker.run.attachments import blob_of, detached
 from toolbus.bus.worker.statistics.counts import SECONDS, ToolCounts
 from toolbus.bus.worker.statistics.sampling import Sampling
+
+if TYPE_CHECKING:
+    from toolbus.bus.broker.take.requests import Delivery
 
 T = TypeVar("T")
 

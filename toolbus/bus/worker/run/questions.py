@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from toolbus.bus.broker.protocols import Delivery, Note, WorkerBroker
+from toolbus.bus.broker.protocols import Note
 from toolbus.bus.values.confirmations import MOST_QUESTION, ConfirmationAnswer, ConfirmationRequest, denied, digest_of, plain, shown
 from toolbus.bus.values.envelope import Confirm, new_run
 from toolbus.bus.values.options import seconds
 from toolbus.bus.values.results import BrokerError, CallRefused, ErrorInfo, ToolError, deadline_exceeded
+
+if TYPE_CHECKING:
+    from toolbus.bus.broker.take.requests import Delivery
+    from toolbus.bus.broker.worker import WorkerBroker
 
 
 class AskingRun(Protocol):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import IntEnum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from toolbus.bus.broker.protocols import Beginning, Delivery, WorkerBroker
+from toolbus.bus.broker.protocols import Beginning
 from toolbus.bus.middleware.chain import Middleware
 from toolbus.bus.values.envelope import NOT_BEGUN, NOT_TAKEN, Request, late_code, waited_for
 from toolbus.bus.values.results import BrokerError, CallRefused, ErrorInfo, deadline_exceeded
@@ -17,6 +17,10 @@ from toolbus.bus.worker.run.threads import Threads
 from toolbus.bus.worker.serving.handlers import Handler
 from toolbus.bus.worker.statistics.sampling import Sampling
 from toolbus.bus.worker.transitions import by_state
+
+if TYPE_CHECKING:
+    from toolbus.bus.broker.take.requests import Delivery
+    from toolbus.bus.broker.worker import WorkerBroker
 
 
 class RunState(IntEnum):

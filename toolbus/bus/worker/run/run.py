@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from toolbus.bus import telemetry
-from toolbus.bus.broker.protocols import Delivery, session_of
+from toolbus.bus.broker.protocols import session_of
 from toolbus.bus.support.display import shortened
 from toolbus.bus.support.safe_text import is_a, type_name
 from toolbus.bus.values.confirmations import ConfirmationAnswer
@@ -36,6 +36,9 @@ from toolbus.bus.worker.run.reasons import NEXT, RunContext, RunState
 from toolbus.bus.worker.run.stream import Stream, forget, kept
 from toolbus.bus.worker.serving.handlers import Handler, Served
 from toolbus.bus.worker.transitions import BadTransitionError
+
+if TYPE_CHECKING:
+    from toolbus.bus.broker.take.requests import Delivery
 
 _CREATED, _RUNNING, _MARKED, _ENTERED = RunState.CREATED, RunState.RUNNING, RunState.MARKED, RunState.ENTERED
 _ANSWERED, _ENDED = RunState.ANSWERED, RunState.ENDED

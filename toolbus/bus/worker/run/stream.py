@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from toolbus.bus.broker.protocols import Delivery, WorkerBroker
 from toolbus.bus.values.envelope import Frame, pieces
 from toolbus.bus.values.results import Blob, ErrorInfo, Progress, ToolError, ToolResult
 from toolbus.bus.values.settings import Settings
@@ -15,6 +14,10 @@ from toolbus.bus.worker.run.outcome import checked, is_retryable
 from toolbus.bus.worker.run.reasons import RunState
 from toolbus.bus.worker.serving.handlers import Handler, Served
 from toolbus.bus.worker.sessions.session import SessionBook
+
+if TYPE_CHECKING:
+    from toolbus.bus.broker.take.requests import Delivery
+    from toolbus.bus.broker.worker import WorkerBroker
 
 _ANSWERED = RunState.ANSWERED
 _MOST_MEDIA_TYPE = 255

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from toolbus.bus import telemetry
-from toolbus.bus.broker.protocols import WorkerBroker
 from toolbus.bus.middleware.chain import Middleware, Only, checked
 from toolbus.bus.values.results import ConfigurationError, RegistrationRefused
 from toolbus.bus.worker.definition.function import tool_of
@@ -24,6 +23,8 @@ from toolbus.bus.worker.slots.slots import Slots
 
 if TYPE_CHECKING:
     from importlib.metadata import Distribution
+
+    from toolbus.bus.broker.worker import WorkerBroker
 
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
 

@@ -6,10 +6,10 @@ import asyncio
 import itertools
 import math
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from toolbus.bus import telemetry
-from toolbus.bus.broker.protocols import Delivery, WorkerBroker, session_of
+from toolbus.bus.broker.protocols import session_of
 from toolbus.bus.broker.statistics.answers import OpenSession
 from toolbus.bus.support.deadlines import Deadlines
 from toolbus.bus.values.envelope import EntryNumbers, Request, numbers_of
@@ -19,6 +19,10 @@ from toolbus.bus.worker.run.outcome import without_exits
 from toolbus.bus.worker.serving.handlers import Served
 from toolbus.bus.worker.sessions.session import Session, SessionRun
 from toolbus.bus.worker.sessions.state import SessionState, lost
+
+if TYPE_CHECKING:
+    from toolbus.bus.broker.take.requests import Delivery
+    from toolbus.bus.broker.worker import WorkerBroker
 
 # Seconds that one clean-up may take, and that calls of a closed session may take to stop.
 CLEANUP_WITHIN = 10.0

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from toolbus.bus.broker.protocols import Delivery
 from toolbus.bus.values.envelope import Request
 from toolbus.bus.values.results import ErrorInfo
+
+if TYPE_CHECKING:
+    from toolbus.bus.broker.take.requests import Delivery
 
 
 class Session(NamedTuple):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from toolbus.bus import telemetry
-from toolbus.bus.broker.protocols import MOST_SNAPSHOT, NO_SNAPSHOT, Delivery, Snapshot, WorkerBroker
+from toolbus.bus.broker.protocols import MOST_SNAPSHOT, NO_SNAPSHOT, Snapshot
 from toolbus.bus.support.safe_text import reason_of
 from toolbus.bus.values.encoding import encode_data
 from toolbus.bus.values.envelope import NEW_STATE, SESSION_LOST, EntryNumbers, new_run, numbers_of
@@ -16,6 +16,10 @@ from toolbus.bus.values.results import BrokerError, ErrorInfo
 from toolbus.bus.worker.run.outcome import without_exits
 from toolbus.bus.worker.serving.handlers import Served
 from toolbus.bus.worker.sessions.session import Session
+
+if TYPE_CHECKING:
+    from toolbus.bus.broker.take.requests import Delivery
+    from toolbus.bus.broker.worker import WorkerBroker
 
 _SAVED_WITHIN = 10.0
 # Seconds between two looks at calls that run elsewhere.

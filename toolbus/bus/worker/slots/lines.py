@@ -6,12 +6,16 @@ import asyncio
 import bisect
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from toolbus.bus import telemetry
-from toolbus.bus.broker.protocols import Delivery, WorkerBroker
 from toolbus.bus.support.deadlines import Deadlines
 from toolbus.bus.values.envelope import NOT_TAKEN, EntryNumbers, numbers_of
 from toolbus.bus.values.results import BrokerError, ErrorInfo, deadline_exceeded
+
+if TYPE_CHECKING:
+    from toolbus.bus.broker.take.requests import Delivery
+    from toolbus.bus.broker.worker import WorkerBroker
 
 
 class Waiting:

@@ -7,10 +7,9 @@ import contextlib
 import contextvars
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from toolbus.bus import telemetry
-from toolbus.bus.broker.protocols import Delivery, WorkerBroker
 from toolbus.bus.broker.statistics.answers import InstanceAnswer
 from toolbus.bus.middleware.chain import Middleware
 from toolbus.bus.support.deadlines import Deadlines
@@ -31,6 +30,10 @@ from toolbus.bus.worker.slots.lines import Early, Lines, Waiting
 from toolbus.bus.worker.slots.taking import Retries, Taking, give_up, hand_back, hand_over, sign_off
 from toolbus.bus.worker.statistics.answer import answer_of
 from toolbus.bus.worker.statistics.sampling import Sampling
+
+if TYPE_CHECKING:
+    from toolbus.bus.broker.take.requests import Delivery
+    from toolbus.bus.broker.worker import WorkerBroker
 
 _MOST_GATHERED = 16_384
 _CANCEL_GRACE = 1.0

@@ -7,16 +7,19 @@ import contextlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from enum import IntEnum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from toolbus.bus import telemetry
-from toolbus.bus.broker.protocols import Delivery, WorkerBroker
 from toolbus.bus.support.deadlines import Deadlines
 from toolbus.bus.support.safe_text import reason_of
 from toolbus.bus.values.results import BrokerError, ErrorInfo
 from toolbus.bus.worker.definition.service import Retry
 from toolbus.bus.worker.slots.lines import Waiting
 from toolbus.bus.worker.transitions import BadTransitionError, by_state
+
+if TYPE_CHECKING:
+    from toolbus.bus.broker.take.requests import Delivery
+    from toolbus.bus.broker.worker import WorkerBroker
 
 
 class TakingState(IntEnum):

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from toolbus.bus.broker.protocols import Delivery, Ending
+from toolbus.bus.broker.protocols import Ending
+
+if TYPE_CHECKING:
+    from toolbus.bus.broker.take.requests import Delivery
 
 # A person reads a few of them. A second, in the long run:
 _RATE = 10.0
