@@ -28,8 +28,8 @@ from opentelemetry.trace import NoOpTracerProvider, SpanKind, StatusCode
 
 import toolbus
 from toolbus.bus import telemetry
-from toolbus.bus.telemetry import logger as listening
 from toolbus.bus.telemetry.logger import BOUNDED, MOST_LINES, Repeats
+from toolbus.bus.telemetry.providers import tracer
 from toolbus.bus.values.results import CallCancelled, ErrorInfo, ToolError
 
 CALL = {"tool": "add", "service": "calculator", "id": "c1"}
@@ -250,13 +250,13 @@ def test_what_the_server_can_have_repeated_is_bounded() -> None:
 
 def test_one_trace_from_agent_to_handler(spans: InMemorySpanExporter) -> None:
     """The call, its publication and its handler are one trace, each the child of the one before."""
-    with trace.use_span(listening.tracer().start_span("agent's own"), end_on_exit=True):
+    with trace.use_span(tracer().start_span("agent's own"), end_on_exit=True):
         call = telemetry.start_call_span(**CALL, agent="a1")
     assert call is not None
     call.sent()
     with (
         telemetry.handler_span(call.traceparent, **CALL, attempt=2, worker="w1"),
-        listening.tracer().start_as_current_span("handler's own"),
+        tracer().start_as_current_span("handler's own"),
     ):
         pass
     call.end()
@@ -348,7 +348,7 @@ def test_first_failure_of_a_run_stays(spans: InMemorySpanExporter) -> None:
 @pytest.mark.parametrize("traceparent", ["", "x", "00-" + "0" * 32 + "-" + "0" * 16 + "-01", "00-" + "é" * 32 + "-1-01", "\x00" * 1000])
 def test_unreadable_traceparent_starts_a_new_trace(spans: InMemorySpanExporter, traceparent: str) -> None:
     """A missing or malformed trace context, or the worker's ambient span, never becomes a handler's parent."""
-    with listening.tracer().start_as_current_span("ambient"), telemetry.handler_span(traceparent, **CALL, attempt=1, worker="w1"):
+    with tracer().start_as_current_span("ambient"), telemetry.handler_span(traceparent, **CALL, attempt=1, worker="w1"):
         pass
     assert named(spans)["process calculator"].parent is None
 

@@ -9,7 +9,6 @@ from typing import Any, cast
 import pytest
 
 from tests.servers import eventually
-from toolbus import Settings
 from toolbus.bus.support.deadlines import Deadlines
 from toolbus.bus.values.results import ConfigurationError, ToolbusError
 from toolbus.bus.worker.run import invocation as nested
@@ -112,7 +111,7 @@ async def test_a_session_whose_nested_calls_can_not_be_told_is_logged(failure: E
     assert unhandled == []
 
 
-async def test_sessions_end_quietly_while_the_nested_bus_closes(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sessions_end_quietly_while_the_nested_bus_closes() -> None:
     """A session that ends during a drain has no nested calls any more."""
 
     class Bus:
@@ -134,8 +133,7 @@ async def test_sessions_end_quietly_while_the_nested_bus_closes(monkeypatch: pyt
                 raise ConfigurationError("the bus is not open")
 
     made = Bus()
-    monkeypatch.setattr(nested, "_new_bus", lambda settings: made)
-    bus = nested.NestedBus(Settings.load({}, url="memory://"))
+    bus = nested.NestedBus(lambda: made)
     await bus.get()
     assert made.open_
     await bus.close_session("u", "s")

@@ -5,12 +5,18 @@ Nothing here has a measurable cost until an application asks for telemetry:
 Names follow OpenTelemetry's conventions for tools (``gen_ai.*``) and messaging.
 """
 
+from typing import TYPE_CHECKING
+
+from toolbus.bus.support.lazy import lazily
 from toolbus.bus.telemetry.events import EVENTS, NAME
-from toolbus.bus.telemetry.export import configure_export
-from toolbus.bus.telemetry.logger import active, log, logs, metering, providers
 from toolbus.bus.telemetry.metrics import METRICS, count, record_call, record_run
-from toolbus.bus.telemetry.output import LogFormat, configure_logging, flush_logging
+from toolbus.bus.telemetry.output import LogFormat, flush_logging, logs
+from toolbus.bus.telemetry.providers import active, metering, providers
 from toolbus.bus.telemetry.spans import CallSpan, HandlerSpan, continued, handler_span, start_call_span
+
+if TYPE_CHECKING:
+    from toolbus.bus.telemetry.export import configure_export
+    from toolbus.bus.telemetry.logger import configure_logging, log
 
 __all__ = [
     "EVENTS",
@@ -34,3 +40,9 @@ __all__ = [
     "record_run",
     "start_call_span",
 ]
+
+# structlog takes 10 ms to load: who only describes tools need not wait for it.
+__getattr__, __dir__ = lazily(
+    globals(),
+    {"toolbus.bus.telemetry.logger": ["configure_logging", "log"], "toolbus.bus.telemetry.export": ["configure_export"]},
+)

@@ -1,148 +1,38 @@
-"""``log``: pass events to the application's logging, or straight to the line handler of our own programs."""
+"""``log``: the logger of all events, with structlog: https://www.structlog.org.
+
+An application that has configured structlog gets the events there. Otherwise they are records of the standard library's logger ``toolbus``,
+whose handlers are the application's choice, or the lines of our own programs.
+"""
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, MutableMapping
+from logging import DEBUG, ERROR, INFO, WARNING
+from typing import Any, TextIO
+
+import structlog
 
 from toolbus.bus.support.safe_text import is_printable, traceback_of
 from toolbus.bus.telemetry.events import EVENTS, NAME
-from toolbus.bus.telemetry.output import FIELDS, ExcInfo, LineHandler, word
-
-if TYPE_CHECKING:
-    from opentelemetry.metrics import MeterProvider
-    from opentelemetry.trace import Tracer, TracerProvider
-
-_tracer_provider: TracerProvider | None = None
-_meter_provider: MeterProvider | None = None
-_tracer: tuple[TracerProvider, Tracer] | None = None
-
-# Until an SDK is loaded, `get_tracer_provider()` reads the environment each time (0.9 µs) for one variable that makes it
-# load an SDK. When that variable is not set, reading the global that it returns is enough.
-_TRACER_NAMED = "OTEL_PYTHON_TRACER_PROVIDER" in os.environ
-_METER_NAMED = "OTEL_PYTHON_METER_PROVIDER" in os.environ
-
-
-class _Tracing:
-    """OpenTelemetry's tracing API, once it is loaded.
-
-    Attributes:
-        api: the module.
-        silent: the classes of providers that export nothing.
-        has_global: whether the provider can be read without a call.
-    """
-
-    def __init__(self) -> None:
-        from opentelemetry import trace  # noqa: PLC0415 - see the module's docstring
-
-        self.api: Any = trace
-        self.silent = (trace.ProxyTracerProvider, trace.NoOpTracerProvider)
-        self.has_global = hasattr(trace, "_TRACER_PROVIDER") and not _TRACER_NAMED
-
-
-class _Metering:
-    """OpenTelemetry's metrics API, once it is loaded.
-
-    Attributes:
-        api: the module.
-        internal: the module with the global provider.
-        silent: the module of the providers that export nothing; real ones come from elsewhere.
-        has_global: whether the provider can be read without a call.
-    """
-
-    def __init__(self) -> None:
-        from opentelemetry import metrics  # noqa: PLC0415 - see the module's docstring
-
-        self.api: Any = metrics
-        self.internal: Any = getattr(metrics, "_internal", None)
-        # The API's own proxy has no public name. It and the no-op provider share a module.
-        self.silent = metrics.NoOpMeterProvider.__module__
-        self.has_global = hasattr(self.internal, "_METER_PROVIDER") and not _METER_NAMED
-
-
-_tracing: _Tracing | None = None
-_metering: _Metering | None = None
-
-
-def active() -> bool:
-    """Return whether spans are exported: an SDK's tracer provider is configured."""
-    if _tracing is None and not _TRACER_NAMED and "opentelemetry.trace" not in sys.modules:
-        return False
-    tracing = _tracing or _load_tracing()
-    provider = _tracer_provider
-    if provider is None:
-        provider = tracing.api._TRACER_PROVIDER if tracing.has_global else tracing.api.get_tracer_provider()
-    return provider is not None and not isinstance(provider, tracing.silent)
-
-
-def metering() -> bool:
-    """Return whether metrics are exported: an SDK's meter provider is configured."""
-    if _metering is None and not _METER_NAMED and "opentelemetry.metrics" not in sys.modules:
-        return False
-    found = _metering or _load_metering()
-    provider = _meter_provider
-    if provider is None:
-        provider = found.internal._METER_PROVIDER if found.has_global else found.api.get_meter_provider()
-    return provider is not None and type(provider).__module__ != found.silent
-
-
-def _load_tracing() -> _Tracing:
-    global _tracing  # noqa: PLW0603 - it is loaded once in a process
-    _tracing = _Tracing()
-    return _tracing
-
-
-def _load_metering() -> _Metering:
-    global _metering  # noqa: PLW0603 - it is loaded once in a process
-    _metering = _Metering()
-    return _metering
-
-
-@contextmanager
-def providers(*, tracer: TracerProvider | None = None, meter: MeterProvider | None = None) -> Iterator[None]:
-    """Use these providers instead of the global ones, which a process can set only once; for tests and embedding."""
-    global _tracer_provider, _meter_provider
-    before = _tracer_provider, _meter_provider
-    _tracer_provider, _meter_provider = tracer, meter
-    try:
-        yield
-    finally:
-        _tracer_provider, _meter_provider = before
-
-
-def tracer() -> Tracer:
-    """Return the tracer that starts spans."""
-    from opentelemetry import trace  # noqa: PLC0415 - see the module's docstring
-
-    global _tracer  # noqa: PLW0603 - a cache per provider
-    provider = _tracer_provider or trace.get_tracer_provider()
-    if _tracer is None or _tracer[0] is not provider:
-        _tracer = provider, trace.get_tracer(NAME, tracer_provider=provider)
-    return _tracer[1]
-
-
-def current_span() -> tuple[str, str] | None:
-    """Return the ids of the current trace and span, in hexadecimal, or None when there is none."""
-    if _tracing is None and "opentelemetry.trace" not in sys.modules:
-        return None
-    context = (_tracing or _load_tracing()).api.get_current_span().get_span_context()
-    if not context.is_valid:
-        return None
-    return f"{context.trace_id:032x}", f"{context.span_id:016x}"
-
-
-def meter_provider() -> MeterProvider:
-    """Return the provider that makes meters."""
-    from opentelemetry import metrics  # noqa: PLC0415 - see the module's docstring
-
-    return _meter_provider or metrics.get_meter_provider()
-
+from toolbus.bus.telemetry.output import (
+    FIELDS,
+    LEVELS,
+    ExcInfo,
+    JsonLine,
+    LineHandler,
+    LogFormat,
+    TextLine,
+    application_logs,
+    logger,
+    logs,
+    ours,
+    word,
+)
+from toolbus.bus.telemetry.providers import current_span
 
 ABOUT: Mapping[str, tuple[str, ...]] = {
     "confirmation.unreadable": ("id", "error"),
@@ -224,70 +114,127 @@ repeats = Repeats()
 """The events that this process has logged."""
 
 
-logger = logging.getLogger(NAME)
-"""The logger of all events; its handlers are the application's choice."""
-
-logger.addHandler(logging.NullHandler())
-
-logs = logger.isEnabledFor
-"""Return whether a level (``logging.DEBUG``, …) is logged; cheap enough for the hot path."""
-
-# Three frames lie between the code that logged the event and the LogRecord: this function, the method of EventLog, Logger.log.
-_STACK_LEVEL = 3
+Fields = MutableMapping[str, Any]
 
 
-class EventLog:
-    """Logs events: ``log.info("call.finished", tool=…, id=…, ms=…)``. Field values may be of any type."""
-
-    __slots__ = ()
-
-    def debug(self, event: str, /, **fields: Any) -> None:
-        """Log an event for developers only."""
-        if logs(logging.DEBUG):
-            _emit(logging.DEBUG, event, fields, None)
-
-    def info(self, event: str, /, **fields: Any) -> None:
-        """Log an event of normal operation."""
-        if logs(logging.INFO):
-            _emit(logging.INFO, event, fields, None)
-
-    def warning(self, event: str, /, **fields: Any) -> None:
-        """Log an event that an operator may have to look into."""
-        if logs(logging.WARNING):
-            _emit(logging.WARNING, event, fields, None)
-
-    def error(self, event: str, /, *, exc_info: BaseException | None = None, **fields: Any) -> None:
-        """Log a failure, with the traceback of ``exc_info``."""
-        if logs(logging.ERROR):
-            _emit(logging.ERROR, event, fields, None if exc_info is None else (type(exc_info), exc_info, exc_info.__traceback__))
-
-    def exception(self, event: str, /, **fields: Any) -> None:
-        """Log a failure, with the traceback of the exception that is being handled."""
-        if logs(logging.ERROR):
-            error = sys.exception()
-            _emit(logging.ERROR, event, fields, None if error is None else (type(error), error, error.__traceback__))
+def _leave_out_repeats(_: object, __: str, fields: Fields) -> Fields:
+    """Drop an event that was logged often, and say in the next line of it how many were left out."""
+    event = fields["event"]
+    if event in BOUNDED:
+        more = repeats.left_out(event, fields)
+        if more is None:
+            raise structlog.DropEvent
+        if more:
+            fields["more"] = more
+    return fields
 
 
-log = EventLog()
-
-
-def _emit(level: int, event: str, fields: dict[str, Any], raised: ExcInfo | None) -> None:
-    more = repeats.left_out(event, fields) if event in BOUNDED else 0
-    if more is None:
-        return
-    if more:
-        fields["more"] = more
+def _add_span(_: object, __: str, fields: Fields) -> Fields:
+    """Add the ids of the current trace and span, if there is one."""
     span = current_span()
     if span is not None:
         fields["trace_id"], fields["span_id"] = span
+    return fields
+
+
+# Between the code that logged the event and the LogRecord lie two functions of the bound logger, two of structlog, and the processor.
+_STACK_LEVEL = 5
+
+
+def _hand_on(_: object, method: str, fields: Fields) -> tuple[tuple[LineHandler, str], dict[str, bool]]:
+    """Give an event to whoever is in charge: our handler alone, the application's structlog, or all handlers of the logger."""
+    level = LEVELS[method]
     handlers = logger.handlers
     if len(handlers) == 1 and not logger.propagate and not logger.filters:
         handler = handlers[0]
         if type(handler) is LineHandler and level >= handler.level and not handler.filters:
-            handler.write_event(level, event, fields, raised)
-            return
+            # Creating a LogRecord would take three times as long as the line.
+            event, raised = fields.pop("event"), _raised(fields)
+            return (handler, handler.line(level, event, fields, raised)), {}
+    if application_logs():
+        getattr(structlog.get_logger(NAME), method)(**fields)
+        raise structlog.DropEvent
+    event, raised = fields.pop("event"), _raised(fields)
     if raised is not None and not is_printable(raised[1]):
         # Handlers of others print it, and what its class raises then would come out here.
         fields["exception"], raised = traceback_of(raised[1]), None
     line = " ".join([event, *(f"{name}={word(value)}" for name, value in fields.items())])
     logger.log(level, line, exc_info=raised, extra={FIELDS: {"event": event, **fields}}, stacklevel=_STACK_LEVEL)
+    raise structlog.DropEvent
+
+
+def _raised(fields: Fields) -> ExcInfo | None:
+    error = fields.pop("exc_info", None)
+    if error is True:
+        error = sys.exception()
+    return (type(error), error, error.__traceback__) if isinstance(error, BaseException) else None
+
+
+class _Lines:
+    """Takes finished lines, for a logger of structlog."""
+
+    def debug(self, handler: LineHandler, line: str) -> None:
+        handler.write(line, urgent=False)
+
+    def warning(self, handler: LineHandler, line: str) -> None:
+        handler.write(line, urgent=True)
+
+    info = debug
+    error = critical = warning
+
+
+class EventLogger(structlog.BoundLoggerBase):
+    """Logs events: ``log.info("call.finished", tool=…, id=…, ms=…)``. Field values may be of any type."""
+
+    def debug(self, event: str, /, **fields: Any) -> None:
+        """Log an event for developers only."""
+        if logs(DEBUG):
+            self._proxy_to_logger("debug", event, **fields)
+
+    def info(self, event: str, /, **fields: Any) -> None:
+        """Log an event of normal operation."""
+        if logs(INFO):
+            self._proxy_to_logger("info", event, **fields)
+
+    def warning(self, event: str, /, **fields: Any) -> None:
+        """Log an event that an operator may have to look into."""
+        if logs(WARNING):
+            self._proxy_to_logger("warning", event, **fields)
+
+    def error(self, event: str, /, *, exc_info: BaseException | bool | None = None, **fields: Any) -> None:
+        """Log a failure, with the traceback of ``exc_info``."""
+        if logs(ERROR):
+            self._proxy_to_logger("error", event, exc_info=exc_info, **fields)
+
+    def exception(self, event: str, /, **fields: Any) -> None:
+        """Log a failure, with the traceback of the exception that is being handled."""
+        if logs(ERROR):
+            self._proxy_to_logger("error", event, exc_info=sys.exception(), **fields)
+
+
+_PROCESSORS: list[structlog.typing.Processor] = [_leave_out_repeats, _add_span, _hand_on]
+
+log: EventLogger = structlog.wrap_logger(_Lines(), _PROCESSORS, EventLogger, dict).bind()
+
+
+def configure_logging(level: str = "info", format: LogFormat = "auto", stream: TextIO | None = None, process: int = 0) -> None:
+    """Write toolbus's events to ``stream`` (standard error by default); for programs, not for libraries.
+
+    ``auto`` means text on a terminal and JSON lines elsewhere. Text has colours on a terminal unless NO_COLOR is set. Each line has the
+    number of the ``process`` where that is not 0.
+    """
+    stream = sys.stderr if stream is None else stream
+    terminal = stream.isatty()
+    json_lines = format == "json" or (format == "auto" and not terminal)
+    coloured = terminal and not os.environ.get("NO_COLOR")
+    handler = LineHandler(stream, JsonLine(process) if json_lines else TextLine(colours=coloured, process=process))
+    for old in logger.handlers[:]:
+        logger.removeHandler(old)
+        old.close()
+    logger.addHandler(handler)
+    logger.setLevel(level.upper())
+    logger.propagate = False
+    if not structlog.is_configured():
+        # The events of tools that use structlog are lines like ours then.
+        structlog.configure(_PROCESSORS, wrapper_class=EventLogger, logger_factory=lambda *_: _Lines())
+        ours.append(True)

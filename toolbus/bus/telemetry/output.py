@@ -169,24 +169,26 @@ _PERIOD = 0.02
 _PATIENCE = 2.0
 
 
-def configure_logging(level: str = "info", format: LogFormat = "auto", stream: TextIO | None = None, process: int = 0) -> None:
-    """Write toolbus's events to ``stream`` (standard error by default); for programs, not for libraries.
+logger = logging.getLogger(NAME)
+"""The logger of all events; its handlers are the application's choice."""
 
-    ``auto`` means text on a terminal and JSON lines elsewhere. Text has colours on a terminal unless NO_COLOR is set. Each line has the
-    number of the ``process`` where that is not 0.
-    """
-    stream = sys.stderr if stream is None else stream
-    terminal = stream.isatty()
-    json_lines = format == "json" or (format == "auto" and not terminal)
-    coloured = terminal and not os.environ.get("NO_COLOR")
-    handler = LineHandler(stream, JsonLine(process) if json_lines else TextLine(colours=coloured, process=process))
-    logger = logging.getLogger(NAME)
-    for old in logger.handlers[:]:
-        logger.removeHandler(old)
-        old.close()
-    logger.addHandler(handler)
-    logger.setLevel(level.upper())
-    logger.propagate = False
+logger.addHandler(logging.NullHandler())
+
+LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
+"""The standard library's number of each method of a logger."""
+
+ours: list[bool] = []
+"""Not empty when the configuration of structlog in this process is ours."""
+
+
+def application_logs() -> bool:
+    """Return whether the application has configured structlog, and gets the events there."""
+    return not ours and "structlog" in sys.modules and bool(sys.modules["structlog"].is_configured())
+
+
+def logs(level: int) -> bool:
+    """Return whether a level (``logging.DEBUG``, …) is logged; cheap enough for the hot path."""
+    return logger.isEnabledFor(level) or application_logs()
 
 
 class LineHandler(logging.Handler):
@@ -201,13 +203,13 @@ class LineHandler(logging.Handler):
         self._render = render
         self._writer = LineWriter(stream, self._dropped)
 
-    def write_event(self, level: int, event: str, fields: Mapping[str, Any], raised: ExcInfo | None) -> None:
-        """Write an event without a LogRecord, which would take three times as long to create as the line.
+    def line(self, level: int, event: str, fields: Mapping[str, Any], raised: ExcInfo | None) -> str:
+        """Return the line of an event."""
+        return self._render(time.time(), _LEVELS[level], event, fields, _traceback(raised) if raised else "", "") + "\n"
 
-        Never raises, because a broken stream must not end a call.
-        """
-        line = self._render(time.time(), _LEVELS[level], event, fields, _traceback(raised) if raised else "", "") + "\n"
-        self._writer.add(line, urgent=level >= logging.WARNING)
+    def write(self, line: str, *, urgent: bool) -> None:
+        """Write a line, and never raise: a broken stream must not end a call."""
+        self._writer.add(line, urgent=urgent)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a record."""
@@ -374,7 +376,7 @@ def flush_logging() -> None:
 
 
 def _handlers() -> list[LineHandler]:
-    return [handler for handler in logging.getLogger(NAME).handlers if isinstance(handler, LineHandler)]
+    return [handler for handler in logger.handlers if isinstance(handler, LineHandler)]
 
 
 def _before_fork() -> None:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from toolbus.bus.support.safe_text import is_a, reason_of, traceback_of, type_name
-from toolbus.bus.telemetry.logger import active, tracer
+from toolbus.bus.telemetry.providers import active, tracer
 from toolbus.bus.values.results import CallCancelled, ErrorInfo, ToolError
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from toolbus.bus.worker.definition.service import ToolService
 from toolbus.bus.worker.isolation.pool import Isolation
 from toolbus.bus.worker.process.event_loop import LoopWatch
 from toolbus.bus.worker.process.lifeline import ended_by
-from toolbus.bus.worker.run.invocation import NestedBus
+from toolbus.bus.worker.run.invocation import Bus, NestedBus
 from toolbus.bus.worker.serving import owner as life
 from toolbus.bus.worker.serving.collect import collect
 from toolbus.bus.worker.serving.handlers import Served
@@ -297,6 +297,12 @@ class Worker:
         finally:
             self._changing = ""
 
+    def _caller(self) -> Bus:
+        # The client is loaded when a handler first calls another tool.
+        from toolbus.bus.client.bus import ToolBus  # noqa: PLC0415
+
+        return ToolBus(settings=self.settings).for_handlers()
+
     async def _start(self) -> None:
         # A worker that is described and never started needs no client of Redis.
         from toolbus.bus.broker.worker import WorkerBroker  # noqa: PLC0415
@@ -305,7 +311,7 @@ class Worker:
             # Its tools' processes would import the module again, and never end.
             raise ConfigurationError("a module starts a worker when it is imported: put that under `if __name__ == '__main__':`")
         isolated = [made for served in self._served.values() for made in served.isolated()]
-        pool, broker, nested = Isolation(self.settings, isolated), WorkerBroker(self.settings), NestedBus(self.settings)
+        pool, broker, nested = Isolation(self.settings, isolated), WorkerBroker(self.settings), NestedBus(self._caller)
         slots = self._slots = Slots(self.settings, self._served, self.middleware, broker, pool, nested)
         self._opening = asyncio.current_task()
         try:

@@ -5,18 +5,16 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextvars
-import importlib
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextvars import ContextVar
-from typing import Any, Protocol, TypeVar, Unpack, cast
+from typing import Any, Protocol, TypeVar, Unpack
 
 from toolbus.bus import telemetry
 from toolbus.bus.values.confirmations import CONFIRM_TIMEOUT, ConfirmationAnswer
 from toolbus.bus.values.envelope import Request
 from toolbus.bus.values.options import CallOptions, seconds
 from toolbus.bus.values.results import BrokerUnavailable, CallCancelled, ErrorInfo, Progress, ToolResult
-from toolbus.bus.values.settings import Settings
 
 T = TypeVar("T")
 
@@ -279,10 +277,14 @@ class Bus(Caller, Protocol):
 
 
 class NestedBus:
-    """One bus for all nested calls of a worker."""
+    """One bus for all nested calls of a worker.
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+    Args:
+        make: makes a bus that is not open yet; it may take tenths of a second.
+    """
+
+    def __init__(self, make: Callable[[], Bus]) -> None:
+        self._make = make
         # The bus outlives the call that opens it: what it starts is not to see that call's context variables.
         self._context = contextvars.copy_context()
         self._lock = asyncio.Lock()
@@ -297,8 +299,7 @@ class NestedBus:
         async with self._lock:
             delay = _RETRY_FIRST
             while self._bus is None:
-                # Importing it takes tenths of a second, in which the worker's calls go on.
-                bus = await asyncio.to_thread(_new_bus, self._settings)
+                bus = await asyncio.to_thread(self._make)
                 try:
                     await asyncio.create_task(bus.open(), context=self._context.copy())
                 except BrokerUnavailable as error:
@@ -320,11 +321,3 @@ class NestedBus:
         bus, self._bus = self._bus, None
         if bus is not None:
             await bus.aclose()
-
-
-def _new_bus(settings: Settings) -> Bus:
-    """Return a bus that is not open yet.
-
-    The client is found by name when the first nested call needs it, since the worker package does not depend on it.
-    """
-    return cast("Bus", importlib.import_module("toolbus.bus.client.bus").ToolBus(settings=settings).for_handlers())
