@@ -21,8 +21,8 @@ from toolbus.bus.support.display import shortened
 from toolbus.bus.values.confirmations import ConfirmationRequest
 from toolbus.bus.values.events import Reset, Text
 from toolbus.bus.values.results import BrokerError, ConfigurationError
-from toolbus.edges.mcp.client import Caller, CallerOf, Client, Context
-from toolbus.edges.mcp.content import OpenQuestions, content_of, form
+from toolbus.edges.gateway.options import Principal
+from toolbus.edges.mcp.client import CallerOf, Client, Context, OpenQuestions, content_of, form
 
 TEXT_KEY = "toolbus/text"
 """The key of a task's text in its ``_meta``: ``{"from": offset, "text": …}``; offsets are in characters."""
@@ -164,7 +164,7 @@ class TaskMethods:
 
     # -- for subscriptions too --------------------------------------------------------------------
 
-    async def find(self, id: str, caller: Caller) -> Task:
+    async def find(self, id: str, caller: Principal) -> Task:
         """Return a task of this caller's user.
 
         Raises:
@@ -176,7 +176,7 @@ class TaskMethods:
             raise MCPError(INVALID_PARAMS, "there is no such task: it has expired, or there never was one")
         return task
 
-    async def document(self, task: Task, state: TaskState, caller: Caller, *, elicits: bool, start: int | None) -> dict[str, Any]:
+    async def document(self, task: Task, state: TaskState, caller: Principal, *, elicits: bool, start: int | None) -> dict[str, Any]:
         """Return what is known of a task, with what its handler asks now."""
         asked = state.question
         question = None if asked is None else await OpenQuestions(self._bus, caller).open(asked.id)
@@ -189,7 +189,7 @@ class TaskMethods:
             raise MCPError(INVALID_PARAMS, "the task has expired: its result is not kept any more")
         return state
 
-    def _admitted(self, context: Context, params: TaskParams) -> tuple[Caller, Client]:
+    def _admitted(self, context: Context, params: TaskParams) -> tuple[Principal, Client]:
         client = Client.of(context)
         client.must_have_tasks(context.method)
         if context.request is not None and decode_header_value(context.request.headers.get(MCP_NAME_HEADER, "")) != params.task_id:
@@ -217,7 +217,7 @@ _GATHERING = 0.05
 class TaskNews:
     """Sends ``notifications/tasks`` for one task: what is known at first, and then each change until its end."""
 
-    def __init__(self, bus: ToolBus, methods: TaskMethods, task: Task, caller: Caller, *, elicits: bool) -> None:
+    def __init__(self, bus: ToolBus, methods: TaskMethods, task: Task, caller: Principal, *, elicits: bool) -> None:
         self._bus = bus
         self._methods = methods
         self._task = task

@@ -19,8 +19,7 @@ from toolbus.bus.worker.definition.service import Retry
 from toolbus.bus.worker.run.invocation import Invocation
 from toolbus.edges.mounts.answers import bad_answer, contents_of, error_of, is_over, messages_of, result_of
 from toolbus.edges.mounts.connection import Listing, ServerConnection, pages
-from toolbus.edges.mounts.described import Described, Run
-from toolbus.edges.mounts.mount import Mount, is_server
+from toolbus.edges.mounts.mount import Described, Mount, Run, is_server
 from toolbus.edges.mounts.options import InProcess, Options, Target, words_of
 
 # Progress that is passed on at once, and per second after that.
