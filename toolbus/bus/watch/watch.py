@@ -241,10 +241,7 @@ def service_views(overviews: Iterable[ServiceOverview], activity: Activity) -> t
                 dead=each.dead,
                 tools=len(publication.tools),
                 calls=everything.count,
-                calls_per_s=speed.calls_per_s,
-                failures_per_s=speed.failures_per_s,
-                p50_ms=speed.p50_ms,
-                p99_ms=speed.p99_ms,
+                **msgspec.structs.asdict(speed),
             )
         )
     return tuple(found)
@@ -317,11 +314,8 @@ def _tool(service: str, name: str, counts: list[ToolStatistics], activity: Activ
         retaken=sum(each.retaken for each in counts),
         refused=sum(sum(each.refused.values()) for each in counts),
         running=sum(each.running for each in counts),
-        calls_per_s=speed.calls_per_s,
-        failures_per_s=speed.failures_per_s,
         mean_ms=round(sum(each.total_ms for each in counts) / timed, 3) if timed else None,
-        p50_ms=speed.p50_ms,
-        p99_ms=speed.p99_ms,
+        **msgspec.structs.asdict(speed),
         last_error=newest_error(counts),
     )
 
@@ -356,10 +350,7 @@ def dead_letter_view(letter: DeadLetter) -> DeadLetterView:
         id=letter.id,
         queue=letter.queue,
         at=letter.at,
-        call="" if request is None else request.id,
-        tool="" if request is None else request.tool,
-        service="" if request is None else request.service,
-        user="" if request is None else request.user,
+        **({} if request is None else {"call": request.id, "tool": request.tool, "service": request.service, "user": request.user}),
         reason=letter.reason,
         attempts=letter.attempts,
         error=letter.error,

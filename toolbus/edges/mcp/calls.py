@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 from mcp.shared.exceptions import MCPError
-from mcp_types import INTERNAL_ERROR, INVALID_PARAMS, CallToolRequestParams
+from mcp_types import INVALID_PARAMS, CallToolRequestParams
 
 from toolbus.bus.client.bus import ToolBus
 from toolbus.bus.client.calls.call import Call
@@ -21,9 +21,20 @@ from toolbus.bus.support.display import visible
 from toolbus.bus.values.confirmations import CONFIRM_TIMEOUT, ConfirmationRequest
 from toolbus.bus.values.envelope import new_run
 from toolbus.bus.values.events import Answered, Asked, Event, Reset, Text
-from toolbus.bus.values.results import BrokerError, ConfigurationError, Progress, ToolError
+from toolbus.bus.values.results import Progress, ToolError
 from toolbus.edges.gateway.options import Principal
-from toolbus.edges.mcp.client import CallerOf, Client, Context, OpenQuestions, allowed, asked_by_client, content_of, failure_of, form
+from toolbus.edges.mcp.client import (
+    CallerOf,
+    Client,
+    Context,
+    OpenQuestions,
+    allowed,
+    asked_by_client,
+    content_of,
+    failure_of,
+    form,
+    reached,
+)
 from toolbus.edges.mcp.tasks import created
 
 # Characters of a message, and messages that wait; a client that reads slowly gets the latest.
@@ -191,13 +202,11 @@ class ToolCalls:
         """
         caller = self._caller_of(context)
         client = Client.of(context)
-        try:
+        with reached("the tools"):
             tool = _found(self._bus, caller, params.name)
             if client.modern and params.request_state is not None and params.request_state.startswith(_TASK):
                 return await self._resume(context, caller, client, tool, params)
             return await self._call(context, caller, client, tool, params)
-        except (BrokerError, ConfigurationError, TimeoutError) as error:
-            raise MCPError(INTERNAL_ERROR, f"the tools can't be reached now: {error}") from None
 
     def tool(self, caller: Principal, name: str) -> Tool | None:
         """Return a tool that a caller sees, or None."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, cast
 
 import msgspec
 from mcp.server.context import ServerRequestContext
 from mcp.shared.exceptions import MCPError, NoBackChannelError
-from mcp_types import CLIENT_CAPABILITIES_META_KEY, METHOD_NOT_FOUND, MISSING_REQUIRED_CLIENT_CAPABILITY, ElicitResult
+from mcp_types import CLIENT_CAPABILITIES_META_KEY, INTERNAL_ERROR, METHOD_NOT_FOUND, MISSING_REQUIRED_CLIENT_CAPABILITY, ElicitResult
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from toolbus.bus import telemetry
@@ -20,7 +21,16 @@ from toolbus.bus.client.tools.tool import Tool
 from toolbus.bus.schema import Validator
 from toolbus.bus.support.display import shortened
 from toolbus.bus.values.confirmations import ConfirmationAnswer, ConfirmationRequest
-from toolbus.bus.values.results import Blob, BrokerError, ConfirmationClosed, DescriptorError, ErrorInfo, ToolError, ToolResult
+from toolbus.bus.values.results import (
+    Blob,
+    BrokerError,
+    ConfigurationError,
+    ConfirmationClosed,
+    DescriptorError,
+    ErrorInfo,
+    ToolError,
+    ToolResult,
+)
 from toolbus.edges.gateway.options import Principal
 
 SCOPE_KEY = "toolbus.caller"
@@ -41,6 +51,19 @@ def caller_of_request(context: Context) -> Principal:
 
 TASKS = "io.modelcontextprotocol/tasks"
 """The identifier of the tasks extension."""
+
+
+@contextmanager
+def reached(what: str = "the server") -> Iterator[None]:
+    """Turn what is raised when the bus can't be used into the answer to a request.
+
+    Raises:
+        MCPError: the bus can't be used now.
+    """
+    try:
+        yield
+    except (BrokerError, ConfigurationError, TimeoutError) as error:
+        raise MCPError(INTERNAL_ERROR, f"{what} can't be reached now: {error}") from None
 
 
 class Client(msgspec.Struct, frozen=True):
