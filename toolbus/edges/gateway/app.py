@@ -141,7 +141,7 @@ class Documents:
 
     def of(self, version: int, principal: Principal, tools: Mapping[str, Tool]) -> bytes:
         """Return the document for a principal, as JSON."""
-        key = (principal.groups, principal.tools, principal.user)
+        key = principal.sight
         found = self._kept.get(key)
         if found is None or found[0] != version:
             found = self._kept[key] = (

@@ -32,6 +32,11 @@ class Principal(msgspec.Struct, frozen=True):
     tools: frozenset[str] | None = None
     may: frozenset[Permission] = frozenset({"call"})
 
+    @property
+    def sight(self) -> tuple[str, frozenset[str] | None, frozenset[str] | None]:
+        """What decides on the tools that it sees: principals with the same one see the same."""
+        return self.user, self.groups, self.tools
+
     def view(self, bus: ToolBus) -> BusView:
         """Return the bus as this principal's user."""
         return bus.bind(user=self.user)

@@ -295,8 +295,6 @@ async def _answered(executor: ToolExecutor, asked: TurnRequest) -> Answers:
             results = await turn.results()
             messages = await turn.messages()
         await share(executor, asked.calls, results)
-    except BrokerError as error:
-        raise Problem(503, "unavailable", str(error), {"Retry-After": "1"}) from None
     except ConfigurationError as error:
         raise Problem(422, "invalid_options", str(error)) from None
     return _document(messages, asked.calls, results)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Hashable, Iterable, Iterator
 from importlib.metadata import version
 from typing import Any
 
@@ -82,15 +82,6 @@ def sample_of(snapshot: Snapshot) -> Sample:
         sum(service.dead for service in services),
         len(snapshot.confirmations),
     )
-
-
-AudienceKey = tuple[str, frozenset[str] | None, frozenset[str] | None]
-"""Principals with the same user, groups and tools see the same."""
-
-
-def audience_key(principal: Principal) -> AudienceKey:
-    """Return what decides on the tools that a principal sees."""
-    return principal.user, principal.groups, principal.tools
 
 
 class Audience:
@@ -206,7 +197,7 @@ class Board:
         self._problems: list[str] = []
         self._silent: tuple[str, ...] = ()
         self._at = time.time()
-        self._audiences: dict[AudienceKey, Audience] = {}
+        self._audiences: dict[Hashable, Audience] = {}
         self._watchers: set[Watcher] = set()
         self._looked = asyncio.Event()
         self.history = History()
@@ -235,7 +226,7 @@ class Board:
     @contextlib.contextmanager
     def watched(self, principal: Principal) -> Iterator[Watcher]:
         """Yield a ``Watcher`` that gets every change within the ``with``."""
-        key = audience_key(principal)
+        key = principal.sight
         audience = self._audiences.get(key)
         if audience is None:
             audience = self._audiences[key] = Audience(self._bus, principal)

@@ -23,6 +23,7 @@ from toolbus.edges.gateway.gateway import Gateway
 from toolbus.edges.gateway.operations import Admitted, Operation
 from toolbus.edges.gateway.options import Permission, Principal
 from toolbus.edges.gateway.page.board import events
+from toolbus.edges.gateway.tools import Tool
 from toolbus.platform.review import Review, reviewed
 from toolbus.platform.store import Records
 
@@ -35,34 +36,14 @@ def shown(document: Any) -> Response:
     return answer(document, headers=_HEADERS)
 
 
-def unreachable(error: BrokerError) -> Problem:
-    """Return the problem of a server that can't be reached or refuses."""
-    return Problem(503, "unavailable", str(error), {"Retry-After": "1"}, retryable=True)
-
-
 async def tool(asked: Admitted[None]) -> Response:
     """Answer everything that is known of a tool that the principal sees."""
     found = asked.principal.sees(asked.gateway.bus).get(asked.request.path_params["name"])
     if found is None:
         raise Problem(404, "not_found", "there is no such tool, or not for you")
     about = found.descriptor
-    return shown(
-        {
-            "name": found.name,
-            "service": found.service,
-            "description": about.description[:_MOST_SHOWN],
-            "parameters": found.parameters,
-            "category": about.category,
-            "groups": about.groups,
-            "effect": about.effect,
-            "confirm": about.confirm,
-            "external": about.external,
-            "timeout": about.timeout,
-            "owner": found.owner,
-            "digest": found.digest,
-            "available": found.available,
-        }
-    )
+    shown_as = {"description": about.description[:_MOST_SHOWN], "owner": found.owner, "digest": found.digest}
+    return shown(msgspec.structs.asdict(Tool.of(found, about.groups)) | shown_as)
 
 
 async def dead_letter(asked: Admitted[None]) -> Response:
@@ -72,8 +53,6 @@ async def dead_letter(asked: Admitted[None]) -> Response:
             found = await admin.dead_letters.get(asked.request.path_params["queue"], asked.request.path_params["id"])
     except ConfigurationError as error:
         raise Problem(404, "not_found", str(error)) from None
-    except BrokerError as error:
-        raise unreachable(error) from None
     # A request that can't be read is shown as text, as far as possible.
     document: Any = found.document[:_MOST_SHOWN].decode("utf-8", "backslashreplace") if found.request is None else found.request
     return shown(
@@ -95,8 +74,6 @@ async def confirmation(asked: Admitted[None]) -> Response:
         return shown(found.visible())
     except ConfirmationClosed as error:
         raise Problem(404, "not_found", str(error)) from None
-    except BrokerError as error:
-        raise unreachable(error) from None
 
 
 async def graph(asked: Admitted[None]) -> Response:
@@ -169,8 +146,6 @@ async def settle(asked: Admitted[Answer]) -> Response:
         await asked.gateway.bus.confirmations.answer(given.id, said)
     except ConfirmationClosed as error:
         raise Problem(409, "conflict", str(error)) from None
-    except BrokerError as error:
-        raise unreachable(error) from None
     log_action("allow" if given.allowed else "deny", asked.principal, given.id)
     return shown({})
 
@@ -200,7 +175,8 @@ async def operating(gateway: Gateway) -> AsyncIterator[Admin]:
     """Connect as an operator within the ``async with``.
 
     Raises:
-        Problem: 403, this gateway's user lacks a role; 409, what is asked for can't be done; 503, the server can't be reached.
+        Problem: 403, this gateway's user lacks a role; 409, what is asked for can't be done.
+        BrokerError: the server can't be reached.
     """
     try:
         async with Admin(gateway.settings) as admin:
@@ -210,7 +186,7 @@ async def operating(gateway: Gateway) -> AsyncIterator[Admin]:
     except BrokerError as error:
         if is_forbidden(error):
             raise Problem(403, "forbidden", _NO_ROLE) from None
-        raise unreachable(error) from None
+        raise
 
 
 def log_action(action: str, principal: Principal, what: str) -> None:
