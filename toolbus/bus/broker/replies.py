@@ -217,8 +217,7 @@ class ReplyReader:
         for _, flat in entries:
             if flat == _LOST:
                 self._lost()
-            if frames := self._frames_of(flat):
-                self._hand_over(frames)
+            self._hand_over(self._frames_of(flat))
         self._position = entries[-1][0]
         milliseconds, _, sequence = self._position.partition(b"-")
         if len(milliseconds) > MOST_ENTRY_DIGITS:
@@ -237,8 +236,7 @@ class ReplyReader:
     def _take_shared(self, stream: bytes, entries: list[Any]) -> None:
         for entry, flat in entries:
             self._shared.passed(stream, entry)
-            if frames := self._shared.addressed(stream, self._frames_of(flat)):
-                self._hand_over(frames)
+            self._hand_over(self._shared.addressed(stream, self._frames_of(flat)))
 
     def _frames_of(self, flat: list[bytes]) -> list[Frame]:
         if len(flat) < 2 or flat[0] != b"f":
