@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -11,17 +10,19 @@ from fastmcp.server.context import Context
 from fastmcp.server.dependencies import get_context
 from fastmcp.server.providers import Provider
 from fastmcp.tools.base import Tool, ToolResult
-from mcp_types import AudioContent, BlobResourceContents, EmbeddedResource, ImageContent, TextContent, ToolAnnotations
-from pydantic import PrivateAttr
+from mcp_types import ContentBlock, TextContent, ToolAnnotations
+from pydantic import PrivateAttr, TypeAdapter
 
 from toolbus.bus.client.bus import ToolBus
 from toolbus.bus.client.tools.view import ToolView
 from toolbus.bus.values import results
 from toolbus.bus.values.events import Text
-from toolbus.bus.values.results import Blob, Progress
+from toolbus.bus.values.results import Progress
 from toolbus.bus.values.settings import Settings
+from toolbus.edges.mcp.client import block_of
 
 _MOST_TEXT = 1_000
+_BLOCK: TypeAdapter[ContentBlock] = TypeAdapter(ContentBlock)
 
 
 class BusProvider(Provider):
@@ -117,16 +118,9 @@ class _BusTool(Tool):
     async def run(self, arguments: dict[str, Any]) -> ToolResult:
         """Call the tool on the bus."""
         result: results.ToolResult = await self._call(arguments)
-        content: list[Any] = [TextContent(type="text", text=result.observation), *map(_content, result.content)]
+        content: list[Any] = [
+            TextContent(type="text", text=result.observation),
+            *(_BLOCK.validate_python(block_of(each, "blob://result")) for each in result.content),
+        ]
         data = result.data
         return ToolResult(content, data if data is None or isinstance(data, dict) else {"result": data}, is_error=not result.success)
-
-
-def _content(blob: Blob) -> Any:
-    data, kind = base64.b64encode(blob.data).decode(), blob.media_type.partition("/")[0]
-    if kind == "image":
-        return ImageContent(type="image", data=data, mime_type=blob.media_type)
-    if kind == "audio":
-        return AudioContent(type="audio", data=data, mime_type=blob.media_type)
-    contents = BlobResourceContents(uri="blob://result", blob=data, mime_type=blob.media_type)
-    return EmbeddedResource(type="resource", resource=contents)

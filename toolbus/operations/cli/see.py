@@ -292,8 +292,8 @@ def _statistics_document(found: Statistics, service: str | None) -> dict[str, An
 
 
 def _show_tools(found: Statistics, service: str | None) -> None:
-    from toolbus.bus.watch.assembly import Activity, ToolViews
     from toolbus.bus.watch.tables import TABLES, milliseconds
+    from toolbus.bus.watch.watch import Activity, ToolViews
 
     activity = Activity(0.0)
     activity.take_in(found.answers)
@@ -319,8 +319,8 @@ def _show_tools(found: Statistics, service: str | None) -> None:
 
 
 def _show_workers(found: Statistics) -> None:
-    from toolbus.bus.watch.assembly import Activity, instance_views
     from toolbus.bus.watch.tables import seconds
+    from toolbus.bus.watch.watch import Activity, instance_views
 
     activity = Activity(0.0)
     activity.take_in(found.answers)
@@ -440,7 +440,7 @@ def calls_command(
 
     async def main(admin: Admin) -> None:
         if running:
-            from toolbus.bus.watch.assembly import running_calls
+            from toolbus.bus.watch.watch import running_calls
 
             statistics = await admin.statistics(service or "")
             _print_running(chosen(running_calls(statistics.answers.values()))[:limit], statistics, output)
