@@ -1,4 +1,4 @@
-"""Who sends requests to a gateway, and the options of a gateway."""
+"""Senders of requests, as a gateway knows them, and the options of a gateway."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Principal(msgspec.Struct, frozen=True):
 
     @property
     def sight(self) -> tuple[str, frozenset[str] | None, frozenset[str] | None]:
-        """What decides on the tools that it sees: principals with the same one see the same."""
+        """The fields that decide on the tools that it sees: principals with the same one see the same."""
         return self.user, self.groups, self.tools
 
     def view(self, bus: ToolBus) -> BusView:

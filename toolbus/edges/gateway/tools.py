@@ -23,7 +23,7 @@ from toolbus.edges.gateway.operations import Admitted
 
 
 class Tool(msgspec.Struct, frozen=True):
-    """What there is to know about a tool."""
+    """Everything that is known of a tool."""
 
     name: str
     description: str
