@@ -207,7 +207,9 @@ class Tasks:
                 heard.set_result(fate)
 
         left = record.created + record.kept - time.time()
-        self._dispatcher.check().broker.cancel(request, record.queue, record.entry, on_fate, waited=max(0.0, left - record.timeout))
+        self._dispatcher.check().broker.requests.cancel(
+            request, record.queue, record.entry, on_fate, waited=max(0.0, left - record.timeout)
+        )
         async with self._patience():
             fate = await heard
             changed = msgspec.structs.replace(record, cancelled=time.time(), removed=record.removed or fate == "removed")
