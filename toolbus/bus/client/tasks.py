@@ -207,7 +207,8 @@ class Tasks:
                 heard.set_result(fate)
 
         left = record.created + record.kept - time.time()
-        self._dispatcher.check().broker.requests.cancel(
+        requests, waited = self._dispatcher.check().broker.requests, max(0.0, left - record.timeout)
+        requests.cancel(request, record.queue, record.entry, on_fate, waited=waited)
             request, record.queue, record.entry, on_fate, waited=max(0.0, left - record.timeout)
         )
         async with self._patience():
