@@ -42,8 +42,6 @@ class AgentBroker:
         requests: publishes requests, cancels them and forgets them; there is none before ``open``.
     """
 
-    requests: Requests
-
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._keys = Keys(settings.namespace)
@@ -51,6 +49,7 @@ class AgentBroker:
         self.agent = new_id()
         self._clock = ServerClock(settings.lease)
         self._steps = cast("AgentSteps", NotOpen())
+        self.requests = cast("Requests", NotOpen())
 
     @property
     def tallies(self) -> Tallies:

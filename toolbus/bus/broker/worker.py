@@ -45,10 +45,6 @@ class WorkerBroker:
         finish: sends the last frame of a delivery and removes the request, see ``Endings.finish``.
     """
 
-    take: Callable[[int], Awaitable[list[Delivery]]]
-    interrupt: Callable[[], None]
-    finish: Callable[..., None]
-
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._keys = Keys(settings.namespace)
@@ -56,6 +52,9 @@ class WorkerBroker:
         self.instance = new_instance()
         self._clock = ServerClock(settings.lease)
         self._steps = cast("WorkerSteps", NotOpen())
+        self.take: Callable[[int], Awaitable[list[Delivery]]] = NotOpen()
+        self.interrupt: Callable[[], None] = NotOpen()
+        self.finish: Callable[..., None] = NotOpen()
 
     @property
     def tallies(self) -> Tallies:

@@ -209,8 +209,6 @@ class Tasks:
         left = record.created + record.kept - time.time()
         requests, waited = self._dispatcher.check().broker.requests, max(0.0, left - record.timeout)
         requests.cancel(request, record.queue, record.entry, on_fate, waited=waited)
-            request, record.queue, record.entry, on_fate, waited=max(0.0, left - record.timeout)
-        )
         async with self._patience():
             fate = await heard
             changed = msgspec.structs.replace(record, cancelled=time.time(), removed=record.removed or fate == "removed")
