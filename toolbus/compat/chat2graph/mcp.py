@@ -3,39 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 from contextlib import AsyncExitStack
 from typing import Any
 from urllib.parse import urljoin
 
 from toolbus.bus.support.safe_text import text_of
-from toolbus.compat.chat2graph.core.common.type import McpTransportType
-from toolbus.compat.chat2graph.core.toolkit.tool_config import McpConfig, McpTransportConfig
-from toolbus.compat.chat2graph.core.toolkit.tool_connection import ToolConnection
+from toolbus.compat.chat2graph.toolkit import McpConfig, McpTransportConfig, McpTransportType, ToolConnection
 from toolbus.edges.mounts.options import Address, Command, Options, environment_for
 
-
-def _find(*places: str) -> Any:
-    """Return the first of some names of the package that its installed version has, or None.
-
-    Raises:
-        ModuleNotFoundError: the package is not installed.
-    """
-    for place in places:
-        module, _, name = place.partition(":")
-        try:
-            return getattr(importlib.import_module(f"mcp.client.{module}"), name)
-        except ModuleNotFoundError as error:
-            if error.name == "mcp":
-                raise ModuleNotFoundError("connections to MCP servers need the package: pip install mcp", name="mcp") from None
-        except AttributeError:
-            continue
-    return None
-
-
-ClientSession = _find("session:ClientSession")
-StdioServerParameters = _find("stdio:StdioServerParameters")
-websocket_client = _find("websocket:websocket_client")
+try:
+    from mcp.client.session import ClientSession
+    from mcp.client.stdio import StdioServerParameters
+except ModuleNotFoundError:
+    raise ModuleNotFoundError("connections to MCP servers need the package: pip install mcp", name="mcp") from None
+try:
+    from mcp.client.websocket import websocket_client  # type: ignore[import-not-found]
+except ModuleNotFoundError:  # it needs a further package, and not every version has it
+    websocket_client = None
 
 
 def stdio_client(server: Any) -> Any:
