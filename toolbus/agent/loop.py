@@ -10,10 +10,22 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from toolbus.agent.endpoint import ChatEndpoint
-from toolbus.agent.exchange import Answer, Exchange, ModelTurn
-from toolbus.agent.history import History, KeptHistory, LocalHistory
-from toolbus.agent.memory import Memory
-from toolbus.agent.records import CallResult, End, ModelReply, Question, TurnResults, storable, with_instruction
+from toolbus.agent.history import (
+    Answer,
+    CallResult,
+    End,
+    Exchange,
+    History,
+    KeptHistory,
+    LocalHistory,
+    Memory,
+    ModelReply,
+    ModelTurn,
+    Question,
+    TurnResults,
+    storable,
+    with_instruction,
+)
 from toolbus.agent.reply import Reply, valid_name
 from toolbus.bus.broker.conversations import name_to_hold
 from toolbus.bus.client.executor.executor import ToolExecutor
