@@ -11,15 +11,14 @@ from toolbus.bus.support.lazy import lazily
 
 if TYPE_CHECKING:
     from toolbus.bus.schema.derivation import Derived, derive, describable
-    from toolbus.bus.schema.dialects import strict
+    from toolbus.bus.schema.dialects import check_possible, plain_object, strict
     from toolbus.bus.schema.mend import mended, mended_document
-    from toolbus.bus.schema.portable import check_possible, plain_object
-    from toolbus.bus.schema.validate import Checker, Preparer, Validator, preparer_for, required_only
+    from toolbus.bus.schema.validate import Preparer, RequiredOnly, Validator, preparer_for
 
 __all__ = [
-    "Checker",
     "Derived",
     "Preparer",
+    "RequiredOnly",
     "Validator",
     "check_possible",
     "derive",
@@ -28,7 +27,6 @@ __all__ = [
     "mended_document",
     "plain_object",
     "preparer_for",
-    "required_only",
     "strict",
 ]
 
@@ -37,8 +35,7 @@ __getattr__, __dir__ = lazily(
     {
         "toolbus.bus.schema.derivation": ("Derived", "derive", "describable"),
         "toolbus.bus.schema.mend": ("mended", "mended_document"),
-        "toolbus.bus.schema.portable": ("check_possible", "plain_object"),
-        "toolbus.bus.schema.dialects": ("strict",),
-        "toolbus.bus.schema.validate": ("Checker", "Preparer", "Validator", "preparer_for", "required_only"),
+        "toolbus.bus.schema.dialects": ("check_possible", "plain_object", "strict"),
+        "toolbus.bus.schema.validate": ("Preparer", "RequiredOnly", "Validator", "preparer_for"),
     },
 )

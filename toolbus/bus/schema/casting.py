@@ -13,13 +13,14 @@ import msgspec
 
 from toolbus.bus.schema import refusal
 from toolbus.bus.schema.repair import decoded
+from toolbus.bus.schema.work import at_pointer
 
 _INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,18})(?:\.0{1,16})?\Z")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,300})(?:\.[0-9]{1,300})?(?:[eE][+-]?[0-9]{1,3})?\Z")
 _WHOLE = re.compile(r"-?[0-9]+\Z")
 # Floats of this size and above can't represent every whole number.
 _EXACT = 2**53
-_KINDS = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
+JSON_TYPES = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
 _CONTAINERS = {"{": "object", "[": "array"}
 _WORDS = {"true": True, "false": False}
 _BOUNDS = {
@@ -221,16 +222,8 @@ class _Caster:
             reference = schema.get("$ref")
             if not isinstance(reference, str):
                 return schema
-            schema = self._at(reference)
+            schema = at_pointer(self._root, reference[1:]) if reference.startswith("#") else None
         return None
-
-    def _at(self, reference: str) -> Any:
-        found: Any = self._root
-        for step in reference[2:].split("/") if reference.startswith("#/") else ():
-            if not isinstance(found, Mapping):
-                return None
-            found = found.get(step.replace("~1", "/").replace("~0", "~"))
-        return found if reference.startswith("#") else None
 
     def _note(self, what: str, path: tuple[str | int, ...]) -> None:
         if len(self.changes) < _MOST_CHANGES:
@@ -272,7 +265,7 @@ def _kinds(schema: Mapping[str, Any]) -> tuple[str, ...]:
     if isinstance(kinds, str):
         return (kinds,)
     # Only known words, so that few different sets exist.
-    return tuple(sorted({kind for kind in kinds if isinstance(kind, str)} & _KINDS)) if isinstance(kinds, (list, tuple)) else ()
+    return tuple(sorted({kind for kind in kinds if isinstance(kind, str)} & JSON_TYPES)) if isinstance(kinds, (list, tuple)) else ()
 
 
 def fits(value: Any, kinds: Collection[str]) -> bool:

@@ -15,8 +15,7 @@ from toolbus.bus.client.tools.catalogue import Catalogue
 from toolbus.bus.client.tools.groups import ToolGroup
 from toolbus.bus.client.tools.tool import Tool, replaced_names, wire_name
 from toolbus.bus.schema import check_possible, plain_object
-from toolbus.bus.schema.dialects import ANTHROPIC, OPENAI, Dialect, flat, strict
-from toolbus.bus.schema.documents import MOST_STRICT_TOOLS, MOST_UNIONS, unions
+from toolbus.bus.schema.dialects import ANTHROPIC, MOST_STRICT_TOOLS, MOST_UNIONS, OPENAI, Dialect, flat, strict, unions
 from toolbus.bus.support.collecting import without_collection
 from toolbus.bus.support.display import harmless, one_line
 from toolbus.bus.values.descriptors import ToolDescriptor
