@@ -16,55 +16,8 @@ import msgspec
 
 from toolbus.agent.im.frames import BadFrame, Message, Reply
 from toolbus.bus import telemetry
+from toolbus.bus.support.files import append, replace
 from toolbus.bus.values.results import ConfigurationError
-
-
-def replace(path: Path, content: bytes) -> None:
-    """Write a file anew: after a crash it has the old content or the new one.
-
-    Raises:
-        OSError: it can't be written.
-    """
-    beside = path.with_name(f"{path.name}.new")
-    with beside.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
-    _sync_folder(path.parent)
-
-
-def append(path: Path, line: bytes) -> None:
-    """Add a line, which is on the disk when this returns.
-
-    Raises:
-        OSError: it can't be written.
-    """
-    with path.open("ab") as file:
-        file.write(line + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def mend(path: Path) -> bool:
-    """Cut off a last line that was not written to its end; return whether there was one.
-
-    Raises:
-        OSError: the file can't be read or written.
-    """
-    if not path.exists():
-        path.touch(0o600)
-        _sync_folder(path.parent)
-        return False
-    with path.open("r+b") as file:
-        size = file.seek(0, os.SEEK_END)
-        kept = _after_last_line(file.fileno(), size)
-        if kept == size:
-            return False
-        file.truncate(kept)
-        file.flush()
-        os.fsync(file.fileno())
-        return True
 
 
 def lines(path: Path, most: int) -> Iterator[bytes]:
@@ -79,25 +32,6 @@ def lines(path: Path, most: int) -> Iterator[bytes]:
         if size > most:
             file.readline()
         yield from file
-
-
-def _after_last_line(file: int, size: int) -> int:
-    end = size
-    while end > 0:
-        start = max(0, end - 65_536)
-        found = os.pread(file, end - start, start).rfind(b"\n")
-        if found >= 0:
-            return start + found + 1
-        end = start
-    return 0
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 MOST_PENDING = 1_000
@@ -171,7 +105,9 @@ class Window:
                     f"the window {chat_id!r} can't be kept in {folder}: it has a link, which could lead anywhere; remove it"
                 )
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if mend(self._chatbox):
+            for left in folder.glob(f".{self._pending_file.name}.*"):
+                left.unlink()
+            if append(self._chatbox, b""):
                 telemetry.log.warning("im.mended", chat=chat_id)
             self._read()
         except OSError as error:
@@ -278,7 +214,7 @@ class Window:
         entry = _Entry(
             kind=kind, id=message.id, sender=sender, sender_chat_id=message.sender_chat_id, content=content, at=time.time(), to=to
         )
-        append(self._chatbox, msgspec.json.encode(entry))
+        append(self._chatbox, msgspec.json.encode(entry) + b"\n")
 
 
 def folder_of(chat_id: str) -> str:

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, NoReturn
 
 from toolbus.bus import telemetry
 from toolbus.bus.schema.documents import unique
-from toolbus.bus.values.effects import Effect
+from toolbus.bus.values.descriptors import Effect
 from toolbus.bus.values.results import BrokerUnavailable, ToolbusError, ToolError, ToolResult
 from toolbus.bus.values.settings import Settings
 from toolbus.bus.worker.definition.service import Retry, ToolService

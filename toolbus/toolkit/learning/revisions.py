@@ -15,7 +15,7 @@ import msgspec
 from toolbus.bus.values.results import ConfigurationError
 from toolbus.toolkit.learning.evidence import Edge, EdgeKind, Episode, Parameters, Scores, load_json
 from toolbus.toolkit.learning.learn import Change, Learned, Verdict
-from toolbus.toolkit.learning.stores import encode, locked, replace
+from toolbus.toolkit.learning.stores import encode, locked, write_file
 
 KEPT = 200
 _ID = re.compile(r"\d{4,9}-[0-9a-f]{8}")
@@ -196,8 +196,8 @@ class Revisions:
             if newest:
                 self._release()
             else:
-                replace(self.folder / "held", f"{back.id}\n".encode())
-            replace(self.folder / "current", f"{back.id}\n".encode())
+                write_file(self.folder / "held", f"{back.id}\n".encode())
+            write_file(self.folder / "current", f"{back.id}\n".encode())
             return left, back
 
     @property
@@ -261,8 +261,8 @@ class Revisions:
         )
         content = hashlib.sha256(msgspec.json.encode(made)).hexdigest()
         made = msgspec.structs.replace(made, id=f"{number:04}-{content[:8]}", created_at=round(time.time(), 3))
-        replace(self.folder / f"{made.id}.json", msgspec.json.format(msgspec.json.encode(made), indent=1))
-        replace(self.folder / "current", f"{made.id}\n".encode())
+        write_file(self.folder / f"{made.id}.json", msgspec.json.format(msgspec.json.encode(made), indent=1))
+        write_file(self.folder / "current", f"{made.id}\n".encode())
         for old in known[: max(0, len(known) + 1 - self._keep)]:
             (self.folder / f"{old}.json").unlink(missing_ok=True)
         return made

@@ -16,8 +16,8 @@ from toolbus.bus.client.tools.groups import ToolGroup
 from toolbus.bus.client.tools.tool import Tool, replaced_names, wire_name
 from toolbus.bus.schema import check_possible, plain_object
 from toolbus.bus.schema.dialects import ANTHROPIC, MOST_STRICT_TOOLS, MOST_UNIONS, OPENAI, Dialect, flat, strict, unions
-from toolbus.bus.support.collecting import without_collection
 from toolbus.bus.support.display import harmless, one_line
+from toolbus.bus.support.lazy import without_collection
 from toolbus.bus.values.descriptors import ToolDescriptor
 from toolbus.bus.values.encoding import encode_json
 from toolbus.bus.values.results import ConfigurationError, DescriptorError

@@ -15,6 +15,7 @@ from toolbus.bus.schema import derive, mended, mended_document
 from toolbus.bus.schema.casting import summary
 from toolbus.bus.support.safe_text import type_name
 from toolbus.bus.values.descriptors import (
+    Effect,
     Publication,
     ServiceDescriptor,
     ToolDescriptor,
@@ -23,7 +24,6 @@ from toolbus.bus.values.descriptors import (
     parse_service,
     parse_tool,
 )
-from toolbus.bus.values.effects import Effect
 from toolbus.bus.values.envelope import OLDEST, VERSION, Request
 from toolbus.bus.values.results import ConfigurationError, DescriptorError
 from toolbus.bus.values.settings import Settings
