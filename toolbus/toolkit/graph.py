@@ -9,8 +9,7 @@ import reprlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, Literal, Self, TypeVar
 
-from toolbus.bus.schema import Derived, derive
-from toolbus.bus.schema.derivation import read_signature
+from toolbus.bus.schema.derivation import Derived, derive, read_signature
 from toolbus.bus.support.safe_text import type_name
 from toolbus.bus.values.results import DescriptorError, ToolkitError
 from toolbus.bus.worker.definition.objects import ToolObject

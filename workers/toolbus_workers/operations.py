@@ -14,7 +14,7 @@ from typing import Any, ClassVar, TypeVar
 import msgspec
 
 from toolbus import ConfigurationError, ToolError, ToolService, invocation
-from toolbus.bus.schema import derive
+from toolbus.bus.schema.derivation import derive
 from toolbus.bus.values.descriptors import Effect
 
 F = TypeVar("F", bound=Callable[..., Any])
