@@ -12,12 +12,12 @@ from typing import Any
 
 import msgspec
 import pytest
-from toolbus.compat.trustgraph.agent.tool_filter import filter_tools_by_group_and_state, get_next_state, validate_tool_config
 
 from tests.contract import Place
 from toolbus.bus.values.descriptors import parse_service, parse_tool, tool_document
 from toolbus.bus.values.results import ConfigurationError, DescriptorError
 from toolbus.compat.trustgraph import DynamicToolService, ToolServiceClient, ToolServiceRequest, ToolServiceResponse, messages
+from toolbus.compat.trustgraph.agent.tool_filter import filter_tools_by_group_and_state, get_next_state, validate_tool_config
 
 pytestmark = pytest.mark.anyio
 

@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from toolbus.compat.nanoclaw.core import ToolDefinition, ToolResult
 
@@ -72,18 +72,12 @@ def city_weather(tool: ToolDefinition) -> ToolDefinition:
         return ToolResult.ok({"city": city, **facts, "report": report})
 
     city = {"type": "string", "description": "the city by name, e.g. Berlin"}
-    return replace(tool, parameters={"type": "object", "properties": {"city": city}, "required": ["city"]}, handler=handler)
+    return replace(tool, parameters=_schema({"city": city}, "city"), handler=handler)
 
 
 def _parameters(name: str, description: str, operations: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "properties": {
-            name: {"type": "string", "description": description},
-            "operation": {"type": "string", "enum": list(operations), "description": "what to do with it"},
-        },
-        "required": [name, "operation"],
-    }
+    operation = {"type": "string", "enum": list(operations), "description": "what to do with it"}
+    return _schema({name: {"type": "string", "description": description}, "operation": operation}, name, "operation")
 
 
 def _applied(operations: dict[str, Callable[[Any], dict[str, Any]]], arguments: dict[str, Any], value: Any) -> dict[str, Any]:
@@ -102,14 +96,6 @@ def _checked(text: str) -> str:
 _MOST_BYTES = 1_000_000
 _MOST_ENTRIES = 1_000
 _MODES = {"write": "wb", "append": "ab"}
-
-
-class About(NamedTuple):
-    """A file tool without its name."""
-
-    description: str
-    parameters: dict[str, Any]
-    handler: Callable[[dict[str, Any]], dict[str, Any]]
 
 
 class Folder:
@@ -172,20 +158,20 @@ class Folder:
         return path
 
 
-def file_tools(root: str) -> dict[str, About]:
-    """Return the file tools of a folder, by name."""
+def file_tools(root: str) -> list[ToolDefinition]:
+    """Return the file tools of a folder."""
     folder = Folder(root)
     path = {"path": {"type": "string", "description": "path relative to the folder"}}
     content = {"content": {"type": "string", "description": "the text"}}
     mode = {"mode": {"type": "string", "enum": [*_MODES], "description": "replace what is there (write), or add to it", "default": "write"}}
-    return {
-        "file_read": About("Read a text file", _schema(path, "path"), folder.read),
-        "file_write": About("Write a text file", _schema({**path, **content, **mode}, "path", "content"), folder.write),
-        "file_delete": About("Delete a file or an empty folder", _schema(path, "path"), folder.delete),
-        "file_list": About("List a folder", _schema(path), folder.list),
-        "file_exists": About("Tell whether a file or folder exists", _schema(path, "path"), folder.exists),
-        "file_mkdir": About("Make a folder", _schema(path, "path"), folder.mkdir),
-    }
+    return [
+        ToolDefinition("file_read", "Read a text file", _schema(path, "path"), folder.read, "file"),
+        ToolDefinition("file_write", "Write a text file", _schema({**path, **content, **mode}, "path", "content"), folder.write, "file"),
+        ToolDefinition("file_delete", "Delete a file or an empty folder", _schema(path, "path"), folder.delete, "file"),
+        ToolDefinition("file_list", "List a folder", _schema(path), folder.list, "file"),
+        ToolDefinition("file_exists", "Tell whether a file or folder exists", _schema(path, "path"), folder.exists, "file"),
+        ToolDefinition("file_mkdir", "Make a folder", _schema(path, "path"), folder.mkdir, "file"),
+    ]
 
 
 def _schema(properties: dict[str, Any], *required: str) -> dict[str, Any]:

@@ -65,7 +65,7 @@ def create_weather_tools() -> list[ToolDefinition]:
 
 def create_file_tools(root: str = ".") -> list[ToolDefinition]:
     """Return file_read, file_write, file_delete, file_list, file_exists and file_mkdir for one folder."""
-    return [ToolDefinition(name, *about, category="file") for name, about in file_tools(root).items()]
+    return file_tools(root)
 
 
 def init_tools() -> None:
