@@ -37,45 +37,6 @@ from toolbus.bus.values.urls import redact
 _FIRST, _MOST = 0.5, 30.0
 
 
-class Answering:
-    """Gets answers of the chat tool.
-
-    Args:
-        bus: is open.
-        tool: name of the tool that answers.
-        user: on whose behalf.
-        contact: this contact's name.
-    """
-
-    def __init__(self, bus: ToolBus, tool: str, user: str, contact: str) -> None:
-        self._bus = bus
-        self._tool = tool
-        self._user = user
-        self._contact = contact
-
-    async def answer(self, window: Window, entry: Pending) -> str:
-        """Return the answer of a message; while nobody can answer, it waits and asks again."""
-        message = entry.message
-        pause = _FIRST
-        while True:
-            result = await self._bus.call(
-                self._tool,
-                {"message": message.content, "chat_id": window.chat_id},
-                session=window.chat_id,
-                user=self._user,
-                idempotency_key=window.reply(entry, self._contact).id,
-            )
-            error = result.error
-            if error is None:
-                return _said(result)
-            nobody_there = error.type == "not_found" and error.origin == "bus"
-            if not (nobody_there or error.type in OF_ATTEMPTS or error.retryable):
-                return f"I can't answer this: {error.message or error.code or error.type}"
-            telemetry.log.warning("im.unanswered", chat=window.chat_id, error=str(error), retry_in=pause)
-            await asyncio.sleep(_wait(error, pause))
-            pause = min(2 * pause, _MOST)
-
-
 def _said(result: ToolResult) -> str:
     said = result.data.get("response") if isinstance(result.data, dict) else None
     text = said if isinstance(said, str) else result.output or ""
@@ -107,17 +68,19 @@ class Connector:
         server: address of the WebSocket.
         contact: the name of this contact.
         windows: its windows, for this process alone.
-        answering: answers messages.
         bus: is open.
+        tool: name of the tool that answers.
+        user: on whose behalf.
         token: is sent as a bearer token, if there is one.
     """
 
-    def __init__(self, server: str, contact: str, windows: Windows, answering: Answering, bus: ToolBus, *, token: str = "") -> None:
+    def __init__(self, server: str, contact: str, windows: Windows, bus: ToolBus, tool: str, *, user: str = "", token: str = "") -> None:
         self._server = server
         self._contact = contact
         self._windows = windows
-        self._answering = answering
         self._bus = bus
+        self._tool = tool
+        self._user = user
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._id = secrets.token_hex(8)
         self._socket: ClientConnection | None = None
@@ -225,10 +188,32 @@ class Connector:
 
     async def _answer(self, window: Window, served: _Served, entry: Pending) -> None:
         if entry.answer is None:
-            text = await self._answering.answer(window, entry)
+            text = await self._answered(window, entry)
             await served.surely(lambda: window.answer(entry, text))
         await self._send(reply_text(window.reply(entry, self._contact)))
         await served.surely(lambda: window.sent(entry, self._contact))
+
+    async def _answered(self, window: Window, entry: Pending) -> str:
+        """Return the answer of a message; while nobody can answer, it waits and asks again."""
+        message = entry.message
+        pause = _FIRST
+        while True:
+            result = await self._bus.call(
+                self._tool,
+                {"message": message.content, "chat_id": window.chat_id},
+                session=window.chat_id,
+                user=self._user,
+                idempotency_key=window.reply(entry, self._contact).id,
+            )
+            error = result.error
+            if error is None:
+                return _said(result)
+            nobody_there = error.type == "not_found" and error.origin == "bus"
+            if not (nobody_there or error.type in OF_ATTEMPTS or error.retryable):
+                return f"I can't answer this: {error.message or error.code or error.type}"
+            telemetry.log.warning("im.unanswered", chat=window.chat_id, error=str(error), retry_in=pause)
+            await asyncio.sleep(_wait(error, pause))
+            pause = min(2 * pause, _MOST)
 
     async def _send(self, text: str) -> None:
         """Send a frame; returns when the other end has it, over how many connections ever."""

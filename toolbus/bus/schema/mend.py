@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from toolbus.bus.schema.casting import JSON_TYPES, fits, value_in
+from toolbus.bus.schema.casting import JSON_TYPES, UNCHANGED, fits, value_in
 from toolbus.bus.schema.refusal import type_word
 from toolbus.bus.schema.work import objects_in
 from toolbus.bus.support.safe_text import type_name
@@ -45,7 +45,6 @@ _SUSPECT = frozenset({"enum", "default", "optional", "nullable"})
 _TRUE = frozenset({"true", "yes"})
 _FALSE = frozenset({"false", "no"})
 _MOST_VALUES = 10_000
-_UNREAD = object()
 _SCHEMAS = frozenset({"anyOf", "oneOf", "allOf", "prefixItems"})
 _SCHEMA = frozenset({"items", "additionalProperties", "additionalItems", "not", "if", "then", "else", "contains", "propertyNames"})
 _MOST_LEVELS = 64
@@ -406,8 +405,8 @@ def _as_one_of(kinds: list[str], value: Any) -> Any:
     if fits(value, kinds):
         return value
     if isinstance(value, str):
-        read = value_in(value.strip(), tuple(kinds), _UNREAD)
-        return value if read is _UNREAD else read
+        read = value_in(value.strip(), tuple(kinds), {})
+        return value if read is UNCHANGED else read
     if "string" in kinds and isinstance(value, bool):
         return "true" if value else "false"
     return str(value) if "string" in kinds and isinstance(value, (int, float)) else value

@@ -1,6 +1,7 @@
 """Chat2Graph's toolkit: its names and conventions over ``toolbus.toolkit`` (``toolbus[toolkit]``).
 
 Modules have the paths of Chat2Graph: ``app.core.toolkit.tool`` is ``toolbus.compat.chat2graph.core.toolkit.tool``.
+Type checkers see the names of this package, and not the modules at those paths.
 """
 
 from toolbus.compat.chat2graph.toolkit import (

@@ -1,6 +1,7 @@
 """TrustGraph's tool services: its names and conventions over toolbus.
 
 A subclass of ``DynamicToolService`` that was written for TrustGraph runs here after its import is changed.
+Type checkers see the names of this package, and not the modules at that project's paths.
 """
 
 from toolbus.compat.facade import make_modules
