@@ -17,10 +17,9 @@ from msgspec import Meta
 
 from toolbus import Progress, ToolResult, ToolService, invocation, tool
 from toolbus.agent import Agent, AgentEvent, Answer, EndpointError, Memory, ModelText, Retrying
-from toolbus.agent.endpoint import endpoint_of
+from toolbus.agent.endpoint import ChatEndpoint, endpoint_of
 from toolbus.bus.broker.protocols.documents import CHAT
 from toolbus.bus.client.bus import ToolBus
-from toolbus.bus.client.executor.executor import ToolExecutor
 from toolbus.bus.client.executor.observers import Requested
 from toolbus.bus.client.tools.definitions import description_of
 from toolbus.bus.client.tools.groups import ToolGroup, groups_of, memberships, runtime_of
@@ -208,93 +207,6 @@ class Limits(msgspec.Struct, frozen=True):
     turns: Annotated[int, msgspec.Meta(ge=1)] = 12
 
 
-class Turns:
-    """Answers messages with the model that the environment names.
-
-    Raises:
-        ConfigurationError: the endpoint's settings are missing or wrong.
-    """
-
-    def __init__(self, limits: Limits) -> None:
-        self._limits = limits
-        self._endpoint, self._model = endpoint_of(os.environ)
-        self._bus: ToolBus | None = None
-        self._opening = asyncio.Lock()
-
-    async def answered(self, bus: ToolBus, call: Invocation, message: str, chat_id: str) -> AsyncIterator[str | Progress | ToolResult]:
-        """Yield the model's text and what its tools do, and lastly the result.
-
-        Raises:
-            ToolError: there is no answer.
-        """
-        events: asyncio.Queue[AgentEvent | None] = asyncio.Queue()
-        asking = asyncio.create_task(self._ask(bus, call, message, chat_id, events))
-        asking.add_done_callback(lambda _: events.put_nowait(None))
-        shown = _Shown()
-        try:
-            while (event := await events.get()) is not None:
-                for each in shown.of(event):
-                    yield each
-            answer = await asking
-        finally:
-            asking.cancel()
-            with suppress(asyncio.CancelledError, ToolError):
-                await asking
-        if answer.reason in _UNANSWERED:
-            raise ToolError(
-                _UNANSWERED[answer.reason].format(turns=answer.turns), code=f"no_answer_{answer.reason}", retryable=answer.reason == "time"
-            )
-        yield ToolResult(data={"response": answer.text, "chat_id": chat_id})
-
-    async def aclose(self) -> None:
-        """Close what was opened."""
-        if self._bus is not None:
-            await self._bus.aclose()
-        await self._endpoint.__aexit__(None, None, None)
-
-    async def _ask(self, bus: ToolBus, call: Invocation, message: str, chat_id: str, events: asyncio.Queue[AgentEvent | None]) -> Answer:
-        own = await self._own(bus)
-        executor = own.executor(tools=own.tools.filter(names=TOOLS), user=call.user, session=chat_id, model=self._model)
-        try:
-            while True:
-                agent = self._agent(executor, call, chat_id)
-                # A turn of this chat that was made in another session, or whose worker was only paused, may still run.
-                with suppress(ConversationBusy):
-                    return await agent.ask(message, events.put_nowait, idempotency_key=call.idempotency_key)
-        except EndpointError as error:
-            raise ToolError(str(error), code="endpoint", retryable=error.retryable, retry_after=error.retry_after) from None
-        except ConfigurationError as error:
-            raise ToolError(str(error), type="invalid_arguments") from None
-        except ConversationError as error:
-            raise ToolError(str(error), code="conversation", retryable=True) from None
-        except BrokerError as error:
-            raise ToolError(str(error), type="unavailable", retryable=True) from None
-
-    def _agent(self, executor: ToolExecutor, call: Invocation, chat_id: str) -> Agent:
-        return Agent(
-            self._endpoint,
-            executor,
-            system=SYSTEM,
-            max_turns=self._limits.turns,
-            max_seconds=max(1.0, call.remaining - _MARGIN),
-            conversation=f"{CHAT}{chat_id}",
-            memory=Memory(self._limits.memory),
-        )
-
-    async def _own(self, bus: ToolBus) -> ToolBus:
-        """Return the bus of the service's own calls, on which lookups are answered in this process.
-
-        Otherwise as many chats as the worker has slots would wait for lookups that wait for a slot.
-        """
-        async with self._opening:
-            if self._bus is None:
-                near = Near()
-                made = ToolBus(settings=bus.settings, middleware=[near]).for_handlers()
-                await made.open()
-                near.bus = self._bus = made
-            return self._bus
-
-
 class _Shown:
     """Make what the caller of a chat is shown of the events of an agent."""
 
@@ -345,11 +257,14 @@ class ServiceAgent(ToolService):
     sticky_sessions = True
 
     def __init__(self) -> None:
-        self._turns: Turns | None = None
+        self._endpoint: ChatEndpoint | None = None
+        self._bus: ToolBus | None = None
+        self._opening = asyncio.Lock()
 
     async def startup(self) -> None:
         """Check the settings, so that a worker without an endpoint says so at its start."""
-        self._turns = Turns(limits_of(os.environ))
+        self._limits = limits_of(os.environ)
+        self._endpoint, self._model = endpoint_of(os.environ)
 
     @tool(timeout=_LONGEST, effect="idempotent", category="platform")
     async def chat(
@@ -363,20 +278,78 @@ class ServiceAgent(ToolService):
             message: what you say.
             chat_id: continues a conversation; a new one begins without it.
         """
-        if self._turns is None:
-            raise ToolError("the service agent has not started", type="unavailable", retryable=True)
         call = invocation()
         bus = await call.caller()
         if not isinstance(bus, ToolBus):
             raise ToolError("the service agent runs in a worker only", type="unavailable")
         chosen = chat_id or call.session or new_id()
-        async for each in self._turns.answered(bus, call, message, chosen):
-            yield each
+        events: asyncio.Queue[AgentEvent | None] = asyncio.Queue()
+        asking = asyncio.create_task(self._ask(bus, call, message, chosen, events))
+        asking.add_done_callback(lambda _: events.put_nowait(None))
+        shown = _Shown()
+        try:
+            while (event := await events.get()) is not None:
+                for each in shown.of(event):
+                    yield each
+            answer = await asking
+        finally:
+            asking.cancel()
+            with suppress(asyncio.CancelledError, ToolError):
+                await asking
+        if answer.reason in _UNANSWERED:
+            raise ToolError(
+                _UNANSWERED[answer.reason].format(turns=answer.turns), code=f"no_answer_{answer.reason}", retryable=answer.reason == "time"
+            )
+        yield ToolResult(data={"response": answer.text, "chat_id": chosen})
 
     async def cleanup(self) -> None:
         """Close the connections."""
-        if self._turns is not None:
-            await self._turns.aclose()
+        if self._bus is not None:
+            await self._bus.aclose()
+            self._bus = None
+        if self._endpoint is not None:
+            await self._endpoint.__aexit__(None, None, None)
+
+    async def _ask(self, bus: ToolBus, call: Invocation, message: str, chat_id: str, events: asyncio.Queue[AgentEvent | None]) -> Answer:
+        if self._endpoint is None:
+            raise ToolError("the service agent has not started", type="unavailable", retryable=True)
+        own = await self._own(bus)
+        executor = own.executor(tools=own.tools.filter(names=TOOLS), user=call.user, session=chat_id, model=self._model)
+        try:
+            while True:
+                agent = Agent(
+                    self._endpoint,
+                    executor,
+                    system=SYSTEM,
+                    max_turns=self._limits.turns,
+                    max_seconds=max(1.0, call.remaining - _MARGIN),
+                    conversation=f"{CHAT}{chat_id}",
+                    memory=Memory(self._limits.memory),
+                )
+                # A turn of this chat that was made in another session, or whose worker was only paused, may still run.
+                with suppress(ConversationBusy):
+                    return await agent.ask(message, events.put_nowait, idempotency_key=call.idempotency_key)
+        except EndpointError as error:
+            raise ToolError(str(error), code="endpoint", retryable=error.retryable, retry_after=error.retry_after) from None
+        except ConfigurationError as error:
+            raise ToolError(str(error), type="invalid_arguments") from None
+        except ConversationError as error:
+            raise ToolError(str(error), code="conversation", retryable=True) from None
+        except BrokerError as error:
+            raise ToolError(str(error), type="unavailable", retryable=True) from None
+
+    async def _own(self, bus: ToolBus) -> ToolBus:
+        """Return the bus of the service's own calls, on which lookups are answered in this process.
+
+        Otherwise as many chats as the worker has slots would wait for lookups that wait for a slot.
+        """
+        async with self._opening:
+            if self._bus is None:
+                near = Near()
+                made = ToolBus(settings=bus.settings, middleware=[near]).for_handlers()
+                await made.open()
+                near.bus = self._bus = made
+            return self._bus
 
 
 class Platform(ToolService):

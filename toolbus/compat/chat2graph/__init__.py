@@ -4,10 +4,10 @@ Modules have the paths of Chat2Graph: ``app.core.toolkit.tool`` is ``toolbus.com
 Type checkers see the names of this package, and not the modules at those paths.
 """
 
+from toolbus.compat.chat2graph.mcp import McpService
 from toolbus.compat.chat2graph.toolkit import (
     AbcSingleton,
     McpConfig,
-    McpService,
     McpTool,
     McpTransportConfig,
     McpTransportType,
@@ -63,9 +63,9 @@ make_modules(
         "core.service.toolkit_service": (_TOOLKIT, "Service ToolkitService"),
         "core.toolkit.action": ("toolbus.toolkit.graph", "Action"),
         "core.toolkit.mcp.mcp_connection": (_MCP, "McpConnection"),
-        "core.toolkit.mcp.mcp_service": (_TOOLKIT, "McpService"),
+        "core.toolkit.mcp.mcp_service": (_MCP, "McpService"),
         "core.toolkit.mcp.mcp_tool": (_TOOLKIT, "McpTool"),
-        "core.toolkit.mcp_service": (_TOOLKIT, "McpService"),
+        "core.toolkit.mcp_service": (_MCP, "McpService"),
         "core.toolkit.mcp_tool": (_TOOLKIT, "McpTool"),
         "core.toolkit.tool": (_TOOLKIT, "FunctionCallResult Tool"),
         "core.toolkit.tool_config": (_TOOLKIT, "McpConfig McpTransportConfig McpTransportType ToolGroupConfig"),
