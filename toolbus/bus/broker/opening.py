@@ -56,6 +56,11 @@ class NotOpen:
         raise BrokerUnavailable("the broker is not open")
 
     def __call__(self, *_args: object, **_named: object) -> NoReturn:
+        """Refuse the call.
+
+        Raises:
+            BrokerUnavailable: always.
+        """
         raise BrokerUnavailable("the broker is not open")
 
 

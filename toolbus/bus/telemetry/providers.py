@@ -1,4 +1,4 @@
-"""Whether events are logged and spans and metrics exported, and through what: the application decides."""
+"""Tell whether events are logged and spans and metrics exported, and through what: the application decides."""
 
 from __future__ import annotations
 
