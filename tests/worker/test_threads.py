@@ -12,8 +12,7 @@ import pytest
 
 from tests.servers import eventually
 from toolbus.bus.values.results import CallCancelled
-from toolbus.bus.worker.run.handling import ThreadIteration
-from toolbus.bus.worker.run.threads import Threads
+from toolbus.bus.worker.run.handling import ThreadIteration, Threads
 from toolbus.bus.worker.serving.handlers import Pace
 
 pytestmark = pytest.mark.anyio

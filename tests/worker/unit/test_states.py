@@ -16,9 +16,9 @@ from toolbus.bus.worker.run.reasons import NEXT as AFTER_RUN
 from toolbus.bus.worker.run.reasons import TRANSITIONS as RUN
 from toolbus.bus.worker.run.reasons import RunState
 from toolbus.bus.worker.run.run import Run
-from toolbus.bus.worker.slots.taking import NEXT as AFTER_TAKING
-from toolbus.bus.worker.slots.taking import TRANSITIONS as TAKING
-from toolbus.bus.worker.slots.taking import TakingState
+from toolbus.bus.worker.slots.slots import NEXT as AFTER_TAKING
+from toolbus.bus.worker.slots.slots import TRANSITIONS as TAKING
+from toolbus.bus.worker.slots.slots import TakingState
 from toolbus.bus.worker.transitions import BadTransitionError, by_state
 
 pytestmark = pytest.mark.anyio
@@ -60,7 +60,7 @@ async def test_a_move_that_is_not_in_the_table_is_an_error() -> None:
     bench = Bench(noop)
     delivery = bench.delivery("noop")
     served = bench.slots._served["unit_states"]
-    run = Run(bench.slots, bench.loop, delivery, served, served.handler(delivery.request), state=RunState.ANSWERED)
+    run = Run(bench.slots.run_context, bench.loop, delivery, served, served.handler(delivery.request), state=RunState.ANSWERED)
     with pytest.raises(BadTransitionError, match=r"^RunState: ANSWERED is not followed by RUNNING$"):
         await run.execute()
     assert run.state is RunState.ANSWERED

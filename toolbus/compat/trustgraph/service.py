@@ -24,7 +24,7 @@ from toolbus.bus.worker.definition.service import Retry, ToolService
 from toolbus.bus.worker.process.event_loop import run_loop
 from toolbus.bus.worker.run.invocation import invocation
 from toolbus.bus.worker.run.outcome import HandlerExit, error_of, said, without_exits
-from toolbus.bus.worker.serving.owner import owner_of
+from toolbus.bus.worker.serving.collect import owner_of
 from toolbus.bus.worker.worker import Worker
 from toolbus.compat.trustgraph.eras import takes_user
 from toolbus.compat.trustgraph.exceptions import TooManyRequests

@@ -16,7 +16,7 @@ from typing import Any, NoReturn, Unpack
 from toolbus.bus.support.safe_text import traceback_of
 from toolbus.bus.values.confirmations import CONFIRM_TIMEOUT, ConfirmationAnswer
 from toolbus.bus.values.encoding import whole_text
-from toolbus.bus.values.envelope import decode_request, encode, encode_data
+from toolbus.bus.values.envelope import Request, decode_request, encode, encode_data
 from toolbus.bus.values.options import CallOptions
 from toolbus.bus.values.results import Blob, CallCancelled, EnvelopeError, ErrorInfo, Progress, ToolError, ToolResult
 from toolbus.bus.worker.isolation.messages import (
@@ -31,9 +31,8 @@ from toolbus.bus.worker.isolation.messages import (
     leave_signals_to_worker,
 )
 from toolbus.bus.worker.isolation.targets import ChildTool
-from toolbus.bus.worker.run.attachments import pieces_of
 from toolbus.bus.worker.run.invocation import Caller, Invocation, enter
-from toolbus.bus.worker.run.outcome import checked, encodable, error_of, result_of
+from toolbus.bus.worker.run.outcome import checked, encodable, error_of, pieces_of, result_of
 
 _CUT = 4_000
 _MOVES = frozenset({"os.chdir", "os.putenv", "os.unsetenv"})
@@ -97,8 +96,8 @@ class _ChildInvocation(Invocation):
 
     __slots__ = ("_answer",)
 
-    def __init__(self, host: _ChildRun, answer: Answer, loop: asyncio.AbstractEventLoop, job: Job) -> None:
-        super().__init__(host, loop, host.request, attempt=job.attempt, deadline=job.deadline)
+    def __init__(self, answer: Answer, loop: asyncio.AbstractEventLoop, request: Request, job: Job) -> None:
+        super().__init__(loop, request, attempt=job.attempt, deadline=job.deadline)
         self._answer = answer
 
     def progress(self, done: float, total: float | None = None, message: str = "") -> None:
@@ -110,41 +109,13 @@ class _ChildInvocation(Invocation):
     def call_sync(self, tool: str, arguments: Mapping[str, Any] | None = None, **options: Unpack[CallOptions]) -> ToolResult:
         raise _no_calls(tool)
 
+    async def caller(self) -> Caller:
+        raise _no_calls("")
+
     async def confirm(self, question: str, data: Any = None, *, timeout: float = CONFIRM_TIMEOUT) -> ConfirmationAnswer:
         raise _no_questions()
 
     def confirm_sync(self, question: str, data: Any = None, *, timeout: float = CONFIRM_TIMEOUT) -> ConfirmationAnswer:
-        raise _no_questions()
-
-
-class _ChildRun:
-    """The one call that runs in this child."""
-
-    stopped: ErrorInfo | None = None
-    # Functions have no sessions of their own; services, which have, are not isolated.
-    session_is_new = False
-    # It is in the worker's own process.
-    session_state = None
-
-    def __init__(self, answer: Answer, loop: asyncio.AbstractEventLoop, job: Job) -> None:
-        self.request = decode_request(job.request, limit=len(job.request))
-        self._view = _ChildInvocation(self, answer, loop, job)
-
-    @property
-    def invocation(self) -> Invocation:
-        """The handler's view of the call."""
-        return self._view
-
-    def emit(self, item: Progress) -> None:
-        """Send progress to the caller."""
-        self._view.progress(item.done, item.total, item.message)
-
-    async def caller(self) -> Caller:
-        """Refuse: see ``_no_calls``."""
-        raise _no_calls("")
-
-    async def confirm(self, question: str, data: Any, timeout: float) -> ConfirmationAnswer:
-        """Refuse: see ``_no_questions``."""
         raise _no_questions()
 
 
@@ -228,9 +199,10 @@ class _Before:
 def _run(found: ChildTool, job: Job, answer: Answer, runner: asyncio.Runner, before: _Before) -> Message:
     """Run one call; return its last message."""
     try:
-        running = _ChildRun(answer, runner.get_loop(), job)
-        enter(running)
-        arguments = found.arguments(running.request.arguments, runner)
+        request = decode_request(job.request, limit=len(job.request))
+        view = _ChildInvocation(answer, runner.get_loop(), request, job)
+        enter(lambda: view)
+        arguments = found.arguments(request.arguments, runner)
         before.look(runner)
         if job.memory:
             address_space(job.memory)

@@ -1,33 +1,297 @@
-"""Call a handler of any kind: a coroutine, a plain function or generator in a thread, a child process; within middleware."""
+"""Ways to call a handler: in a thread, as an iterator in a thread, within middleware."""
 
 from __future__ import annotations
 
 import asyncio
-import functools
+import contextlib
+import contextvars
 import inspect
 import threading
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from toolbus.bus import telemetry
 from toolbus.bus.middleware.chain import Middleware, ToolCall, chained
 from toolbus.bus.values.envelope import Request
 from toolbus.bus.values.results import Blob, CallCancelled, ErrorInfo, ToolError, ToolResult
-from toolbus.bus.worker.definition.function import FunctionTool
-from toolbus.bus.worker.run import reasons
-from toolbus.bus.worker.run.attachments import pieces_of
-from toolbus.bus.worker.run.outcome import result_of
-from toolbus.bus.worker.run.reasons import RunContext, RunState
-from toolbus.bus.worker.run.stream import Stream
-from toolbus.bus.worker.run.threads import ThreadCall, Threads
-from toolbus.bus.worker.serving.handlers import Handler, Pace, Served
+from toolbus.bus.worker.run.outcome import pieces_of, result_of
+from toolbus.bus.worker.serving.handlers import Handler, Pace
 
 if TYPE_CHECKING:
     from toolbus.bus.broker.limits import Tallies
     from toolbus.bus.broker.take.requests import Delivery
+
+# Seconds of a function that runs on the thread of others; each longer one gets a thread of its own at once.
+_QUICK = 0.0002
+# Seconds after which functions that wait behind one that takes longer than expected get a thread.
+_PATIENCE = 0.002
+_NO_CONTEXT = contextvars.Context()
+
+
+def _nothing() -> None:
+    pass
+
+
+class ThreadCall:
+    """One call of a function in a thread. It goes on when who waits for it is cancelled."""
+
+    __slots__ = ("_context", "_ended", "_error", "_function", "_loop", "_pace", "_result", "_waiters")
+
+    def __init__(self, function: Callable[[], Any], pace: Pace, loop: asyncio.AbstractEventLoop) -> None:
+        self._function = function
+        self._context = contextvars.copy_context()
+        self._pace = pace
+        self._loop = loop
+        self._ended = False
+        self._result: Any = None
+        self._error: BaseException | None = None
+        self._waiters: list[asyncio.Future[None]] = []
+
+    @property
+    def quick(self) -> bool:
+        """True if it is expected to end at once."""
+        return self._pace.seconds <= _QUICK
+
+    def done(self) -> bool:
+        """Return whether the function has ended."""
+        return self._ended
+
+    async def wait(self) -> Any:
+        """Wait for what the function returns.
+
+        Raises:
+            BaseException: whatever the function raises.
+        """
+        await self.join()
+        if self._error is None:
+            return self._result
+        error, self._error = self._error, None
+        try:
+            raise error
+        finally:
+            # Its traceback refers to this frame.
+            del error
+
+    async def join(self) -> None:
+        """Wait until the function has ended."""
+        if not self._ended:
+            # One for each who waits: cancelling one of them cancels no other.
+            waiter: asyncio.Future[None] = self._loop.create_future()
+            self._waiters.append(waiter)
+            await waiter
+
+    def run(self) -> None:
+        """Call the function; in the thread."""
+        function, context = self._function, self._context
+        # What they refer to is not needed any longer.
+        self._function, self._context = _nothing, _NO_CONTEXT
+        began = time.perf_counter()
+        try:
+            self._result = context.run(function)
+        except StopIteration as error:
+            # A coroutine may not raise it.
+            self._error = RuntimeError("the handler raised StopIteration")
+            self._error.__cause__ = error
+        except BaseException as error:  # noqa: BLE001 - it is raised where the call is awaited
+            self._error = error
+        self._pace.learn(time.perf_counter() - began)
+
+    def end(self) -> None:
+        """Wake who waits; in the event loop."""
+        self._ended = True
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+
+class Threads:
+    """A pool with a thread per slot: a function that blocks never keeps another one from its thread.
+
+    Waking a thread, and the event loop from it, costs ten times as much as a short function. So functions that have been quick lately
+    share one thread, and all that ends before the loop gets to run wakes it once.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._waiting: deque[ThreadCall] = deque()
+        # Each wakes one parked thread; False ends it.
+        self._tickets: SimpleQueue[bool] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._threads = 0
+        self._parked = 0
+        # Threads that run what is not expected to end at once.
+        self._occupied = 0
+        self._begun = 0
+        self._watching = False
+        self._told: deque[Callable[[], object]] = deque()
+        self._telling = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closed = False
+
+    def call(self, function: Callable[[], Any], pace: Pace) -> ThreadCall:
+        """Run a function in a thread, under a copy of this task's context."""
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        call = ThreadCall(function, pace, self._loop)
+        self._waiting.append(call)
+        with self._lock:
+            if call.quick and self._threads - self._parked > self._occupied:
+                if not self._watching:
+                    self._watch(self._loop)
+            elif not self._wake() and not self._threads:
+                self._waiting.remove(call)
+                raise RuntimeError("the system gives this process no more threads")
+        return call
+
+    def tell(self, callback: Callable[[], object]) -> None:
+        """Have the event loop call something; from a thread."""
+        self._told.append(callback)
+        if not self._telling and self._loop is not None:
+            self._telling = True
+            # The loop may be closed, with nobody left to tell.
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._listen)
+
+    def close(self) -> None:
+        """Take no more work. Threads that still run are not waited for."""
+        with self._lock:
+            self._closed = True
+            self._waiting.clear()
+            for _ in range(self._threads):
+                self._tickets.put(False)
+
+    def _listen(self) -> None:
+        # First, so that what comes from here on is told again.
+        self._telling = False
+        while self._told:
+            self._told.popleft()()
+
+    def _wake(self) -> bool:
+        """Have one more thread work, and return whether there is one that did not; with the lock held."""
+        if self._parked:
+            self._parked -= 1
+            self._tickets.put(True)
+        elif self._threads < self._size:
+            try:
+                threading.Thread(target=self._work, name=f"toolbus-handler_{self._threads}", daemon=True).start()
+            except RuntimeError:
+                # The threads that there are run everything, one thing after another.
+                return False
+            self._threads += 1
+        else:
+            return False
+        return True
+
+    def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._watching = True
+        loop.call_later(_PATIENCE, self._look, loop, self._begun)
+
+    def _look(self, loop: asyncio.AbstractEventLoop, begun: int) -> None:
+        """Wake a thread when those that work have begun nothing since the last look."""
+        with self._lock:
+            self._watching = False
+            if self._waiting and not self._closed:
+                if self._begun == begun:
+                    self._wake()
+                self._watch(loop)
+
+    def _work(self) -> None:
+        while True:
+            self._work_off()
+            with self._lock:
+                if self._closed:
+                    return
+                if self._waiting:
+                    continue
+                self._parked += 1
+            if not self._tickets.get():
+                return
+
+    def _work_off(self) -> None:
+        while True:
+            try:
+                call = self._waiting.popleft()
+            except IndexError:
+                return
+            self._begun += 1
+            if call.quick:
+                call.run()
+            else:
+                with self._lock:
+                    self._occupied += 1
+                call.run()
+                with self._lock:
+                    self._occupied -= 1
+            self.tell(call.end)
+            del call
+
+
+_MOST_AHEAD = 256
+
+
+class ThreadIteration:
+    """An iterator that runs ahead in a thread, at most 256 items, without a thread switch per item."""
+
+    def __init__(self, threads: Threads, iterator: Iterator[Any], pace: Pace) -> None:
+        self._iterator = iterator
+        self._threads = threads
+        self._items: deque[Any] = deque()
+        self._arrived = asyncio.Event()
+        self._room = threading.Event()
+        self._room.set()
+        self._told = False
+        self._stopped = False
+        self._ended = False
+        self.thread: ThreadCall = threads.call(self._pump, pace)
+
+    def stop(self) -> None:
+        """Make the thread stop at its next item."""
+        self._stopped = True
+        self._room.set()
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        try:
+            while True:
+                await self._arrived.wait()
+                self._arrived.clear()
+                self._told = False
+                while self._items:
+                    item = self._items.popleft()
+                    if len(self._items) < _MOST_AHEAD // 2:
+                        self._room.set()
+                    yield item
+                if self._ended and not self._items:
+                    await self.thread.wait()
+                    return
+        finally:
+            self.stop()
+
+    def _pump(self) -> None:
+        try:
+            for item in self._iterator:
+                if self._stopped:
+                    raise CallCancelled("nobody waits for this call any more")
+                self._items.append(item)
+                if not self._told:
+                    self._told = True
+                    self._threads.tell(self._arrived.set)
+                if len(self._items) >= _MOST_AHEAD:
+                    self._room.clear()
+                    if len(self._items) >= _MOST_AHEAD and not self._stopped:
+                        self._room.wait()
+        finally:
+            if inspect.isgenerator(self._iterator):
+                self._iterator.close()
+            self._threads.tell(self._end)
+
+    def _end(self) -> None:
+        self._ended = True
+        self._arrived.set()
 
 
 class MiddlewareCall:
@@ -143,204 +407,3 @@ class MiddlewareCall:
         if self._blobs and content[: len(self._blobs)] == tuple(self._blobs):
             content = content[len(self._blobs) :]
         return msgspec.structs.replace(result, output=output, content=content)
-
-
-_MOST_AHEAD = 256
-
-
-class ThreadIteration:
-    """An iterator that runs ahead in a thread, at most 256 items, without a thread switch per item."""
-
-    def __init__(self, threads: Threads, iterator: Iterator[Any], pace: Pace) -> None:
-        self._iterator = iterator
-        self._threads = threads
-        self._items: deque[Any] = deque()
-        self._arrived = asyncio.Event()
-        self._room = threading.Event()
-        self._room.set()
-        self._told = False
-        self._stopped = False
-        self._ended = False
-        self.thread: ThreadCall = threads.call(self._pump, pace)
-
-    def stop(self) -> None:
-        """Make the thread stop at its next item."""
-        self._stopped = True
-        self._room.set()
-
-    async def __aiter__(self) -> AsyncIterator[Any]:
-        try:
-            while True:
-                await self._arrived.wait()
-                self._arrived.clear()
-                self._told = False
-                while self._items:
-                    item = self._items.popleft()
-                    if len(self._items) < _MOST_AHEAD // 2:
-                        self._room.set()
-                    yield item
-                if self._ended and not self._items:
-                    await self.thread.wait()
-                    return
-        finally:
-            self.stop()
-
-    def _pump(self) -> None:
-        try:
-            for item in self._iterator:
-                if self._stopped:
-                    raise CallCancelled("nobody waits for this call any more")
-                self._items.append(item)
-                if not self._told:
-                    self._told = True
-                    self._threads.tell(self._arrived.set)
-                if len(self._items) >= _MOST_AHEAD:
-                    self._room.clear()
-                    if len(self._items) >= _MOST_AHEAD and not self._stopped:
-                        self._room.wait()
-        finally:
-            if inspect.isgenerator(self._iterator):
-                self._iterator.close()
-            self._threads.tell(self._end)
-
-    def _end(self) -> None:
-        self._ended = True
-        self._arrived.set()
-
-
-class HandledRun(Protocol):
-    """The part of a run that the handling of its call uses."""
-
-    context: RunContext
-    delivery: Delivery
-    served: Served
-    handler: Handler
-    stopped: ErrorInfo | None
-    abandoned: bool
-
-    @property
-    def state(self) -> RunState:
-        """The state of the run."""
-
-    @property
-    def once(self) -> bool:
-        """True if it must not happen twice."""
-
-    async def begin_once(self, request: Request) -> None:
-        """Mark that the handler of ``once`` work begins."""
-
-    def open_stream(self) -> Stream:
-        """Return what sends the items that the handler yields."""
-
-    def stop_handler(self, reason: ErrorInfo) -> None:
-        """Tell the handler to stop."""
-
-    def error_info(self, error: BaseException) -> ErrorInfo:
-        """Return what the caller is told of an exception."""
-
-
-class Handling:
-    """One call of a handler, beside its thread if it has one."""
-
-    __slots__ = ("_iteration", "_run", "_thread")
-
-    def __init__(self, run: HandledRun) -> None:
-        self._run = run
-        self._iteration: ThreadIteration | None = None
-        self._thread: ThreadCall | None = None
-
-    async def handle(self) -> ToolResult:
-        """Run the handler to its end, within the worker's middleware and a span where there are any.
-
-        Raises:
-            Exception: whatever the handler raises.
-        """
-        run = self._run
-        if not telemetry.active():
-            return await self._handle()
-        request = run.delivery.request
-        with telemetry.handler_span(
-            request.traceparent,
-            tool=request.tool,
-            service=request.service,
-            id=request.id,
-            attempt=run.delivery.attempt,
-            worker=run.context.broker.instance,
-        ) as span:
-            try:
-                result = await self._handle()
-            finally:
-                if span is not None and run.stopped is not None and (run.abandoned or run.state >= RunState.ANSWERED):
-                    # Whatever the handler makes of it, the run has ended for this reason.
-                    span.fail(run.stopped)
-            if span is not None and result.error is not None:
-                span.fail(result.error)
-            return result
-
-    def stop(self) -> None:
-        """Make a generator in a thread end at its next item."""
-        if self._iteration is not None:
-            self._iteration.stop()
-
-    async def join(self) -> None:
-        """Wait until the handler's thread has ended: it can't be stopped, and keeps the run's slot until then.
-
-        Raises:
-            CancelledError: the run was abandoned, or goes down with its worker.
-        """
-        run, thread = self._run, self._thread
-        while thread is not None and not thread.done():
-            try:
-                await thread.join()
-            except asyncio.CancelledError:
-                if run.abandoned or run.state < RunState.ANSWERED:
-                    raise
-
-    async def _handle(self) -> ToolResult:
-        run = self._run
-        if not run.context.middleware:
-            return await self._call(None)
-        call = MiddlewareCall(run.delivery, run.handler, run.served.publication.digest, run.context.broker.tallies)
-        return await call.run(run.context.middleware, self._call, run.error_info, self._give_up)
-
-    def _give_up(self) -> None:
-        if self._run.stopped is None:
-            self._run.stop_handler(reasons.GIVEN_UP)
-        self.stop()
-
-    async def _call(self, call: MiddlewareCall | None) -> ToolResult:
-        run = self._run
-        if run.state >= RunState.ANSWERED:
-            # Middleware went on although the run was stopped, and the caller may know that the handler was not called.
-            raise CallCancelled(str(run.stopped or reasons.MOVED))
-        handler, request = run.handler, run.delivery.request if call is None else call.request
-        start = handler.start
-        if run.once and handler.isolated is None:
-            await run.begin_once(request)
-        if handler.coroutine:
-            return result_of(await start(request))
-        if handler.isolated is not None:
-            value = self._start_isolated(handler.isolated, request)
-        elif handler.threaded:
-            self._thread = run.context.threads.call(lambda: start(request), handler.pace)
-            value = await self._thread.wait()
-        else:
-            value = start(request)
-        if inspect.isawaitable(value):
-            value = await value
-        if hasattr(value, "__aiter__"):
-            return await run.open_stream().consume(value if call is None else call.watch(value))
-        if isinstance(value, Iterator):
-            self._iteration = ThreadIteration(run.context.threads, value, handler.pace)
-            self._thread = self._iteration.thread
-            return await run.open_stream().consume(self._iteration if call is None else call.watch(self._iteration))
-        return result_of(value)
-
-    def _start_isolated(self, made: FunctionTool, request: Request) -> AsyncIterator[Any]:
-        run = self._run
-        if run.handler.check is not None:
-            # Arguments that do not fit take no process.
-            run.handler.check(request.arguments)
-        delivery = run.delivery
-        begin = functools.partial(run.begin_once, request) if run.once else None
-        return run.context.isolation.run(made, request, attempt=delivery.attempt, deadline=delivery.deadline, begin=begin)

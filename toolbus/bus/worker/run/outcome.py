@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import logging
 import re
 from bisect import bisect_left
-from collections.abc import Awaitable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
+from collections.abc import Awaitable, Iterable, Iterator, Mapping
+from decimal import Decimal
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from uuid import UUID
 
 import msgspec
 
@@ -16,8 +20,9 @@ from toolbus.bus.broker.protocols import Ending, Outcome
 from toolbus.bus.support.display import shortened
 from toolbus.bus.support.safe_text import is_a, reason_of, type_name
 from toolbus.bus.values.descriptors import Publication
-from toolbus.bus.values.encoding import exact_text, whole_text
+from toolbus.bus.values.encoding import MOST_LEVELS, exact_text, simpler, whole_text
 from toolbus.bus.values.envelope import Frame, Request, encode, encode_data
+from toolbus.bus.values.media import media_type_of
 from toolbus.bus.values.results import (
     ERROR_TYPES,
     Blob,
@@ -26,12 +31,12 @@ from toolbus.bus.values.results import (
     EnvelopeError,
     ErrorInfo,
     Origin,
+    Progress,
     ToolError,
     ToolResult,
 )
-from toolbus.bus.worker.run.attachments import blob_of, detached
-from toolbus.bus.worker.statistics.counts import SECONDS, ToolCounts
-from toolbus.bus.worker.statistics.sampling import Sampling
+from toolbus.bus.values.scientific import is_numbers
+from toolbus.bus.worker.statistics import SECONDS, Sampling, ToolCounts
 
 if TYPE_CHECKING:
     from toolbus.bus.broker.take.requests import Delivery
@@ -44,8 +49,6 @@ _MOST_MESSAGE = 8_000
 _MOST_CODE = 200
 # Characters of an error's message in a log line.
 _MOST_LOGGED = 400
-# Bytes of data that it takes less time to encode once more, for the frame, than to wrap.
-_MOST_ENCODED_TWICE = 400
 # Seconds until which a caller may be told to wait.
 _MOST_AFTER = 1e9
 
@@ -148,6 +151,102 @@ def _bad_result(rule: str, value: object) -> ToolError:
     return ToolError(f"the tool's ToolResult can't be sent: {rule}, not {type_name(value)}", code="bad_result")
 
 
+# Bytes within a value become blobs, since base64 within a text is of no use to a model.
+_RAW = (bytes, bytearray, memoryview)
+_SCALARS = frozenset({str, int, float, bool, type(None), Decimal, UUID})
+_PLAIN = _SCALARS | {datetime.datetime, datetime.date, datetime.time, datetime.timedelta}
+_HOLDERS = frozenset({dict, list, tuple})
+_KNOWN = _PLAIN | _HOLDERS
+# Levels of objects and lists that most values have at most.
+_USUAL_LEVELS = 8
+_BLOB = frozenset(Blob.__struct_fields__)
+
+
+def blob_of(data: bytes | bytearray | memoryview) -> Blob:
+    """Return bytes as a blob, with the media type that they say."""
+    plain = bytes(memoryview(data))
+    return Blob(media_type_of(plain), plain)
+
+
+def pieces_of(item: object, sent: int) -> Iterator[object]:
+    """Yield what an item of a stream is told as: texts, blobs, ``Progress`` and ``ToolResult``; nothing for None.
+
+    Args:
+        item: what the handler yielded.
+        sent: how many blobs the caller was sent before.
+
+    Raises:
+        EnvelopeError: it can't be expressed in JSON.
+    """
+    if isinstance(item, (Blob, Progress, ToolResult)):
+        yield item
+    elif isinstance(item, str):
+        yield exact_text(item)
+    elif isinstance(item, _RAW):
+        yield blob_of(item)
+    elif item is not None:
+        value, blobs = detached(item, sent)
+        yield encode_data(value).decode()
+        yield from blobs
+
+
+def detached(value: Any, first: int = 0) -> tuple[Any, tuple[Blob, ...]]:
+    """Return a value and its blobs: bytes and blobs in it become ``{"attachment", "media_type", "bytes"}``.
+
+    A value that can't be encoded is returned as it is; the encoder says why.
+
+    Args:
+        first: the number of the first attachment, which is its place in the content of the call's result.
+    """
+    if _is_plain(value):
+        return value, ()
+    blobs: list[Blob] = []
+    try:
+        plain = msgspec.to_builtins(value, builtin_types=_RAW, enc_hook=simpler)
+        made = plain if _is_plain(plain) else _without(plain, blobs, first)
+    except Exception:  # noqa: BLE001 - a class of a user's may raise anything when it is asked for its value
+        return value, ()
+    return (made, tuple(blobs)) if blobs else (value, ())
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether there can be no bytes in it: nothing but plain values in objects and lists."""
+    level: list[Any] = [value]
+    if type(value) not in _HOLDERS:
+        return type(value) in _PLAIN or is_numbers(value)
+    for depth in range(MOST_LEVELS):
+        # All of a level at once: one by one, large results took several times as long.
+        kinds = set(map(type, _parts(level)))
+        if kinds <= _PLAIN:
+            return True
+        if not kinds <= _KNOWN:
+            return False
+        level = [part for part in _parts(level) if type(part) in _HOLDERS]
+        if depth >= _USUAL_LEVELS:
+            # Each once, or what contains itself twice would grow without end.
+            level = list({id(part): part for part in level}.values())
+    return True
+
+
+def _parts(level: list[Any]) -> Iterable[Any]:
+    return chain.from_iterable([part.values() if type(part) is dict else part for part in level])
+
+
+def _without(part: Any, blobs: list[Blob], first: int) -> Any:
+    if isinstance(part, dict):
+        if part.keys() == _BLOB and isinstance(part["data"], _RAW) and isinstance(part["media_type"], str):
+            return _attachment(Blob(part["media_type"], bytes(memoryview(part["data"]))), blobs, first)
+        return {key: _without(each, blobs, first) for key, each in part.items()}
+    if isinstance(part, (list, tuple)):
+        return [_without(each, blobs, first) for each in part]
+    return _attachment(blob_of(part), blobs, first) if isinstance(part, _RAW) else part
+
+
+def _attachment(blob: Blob, blobs: list[Blob], first: int) -> dict[str, Any]:
+    blobs.append(blob)
+    return {"attachment": first + len(blobs) - 1, "media_type": blob.media_type, "bytes": len(blob.data)}
+
+
 def error_of(error: BaseException) -> ErrorInfo:
     """Return what a handler raised, as a value that every caller can read.
 
@@ -233,55 +332,6 @@ def is_crash(error: BaseException, info: ErrorInfo) -> bool:
 def is_retryable(error: BaseException, info: ErrorInfo) -> bool:
     """Return whether what a handler raised may go well at the next attempt."""
     return error.error.retryable if is_a(error, ToolError) else is_crash(error, info)
-
-
-class PieceStream(Protocol):
-    """The part of a stream that sends what one frame can't hold."""
-
-    has_text: bool
-
-    def send_blob(self, blob: Blob) -> None:
-        """Send a file."""
-
-    def send_pieces(self, kind: Any, text: str) -> None:
-        """Send a text in pieces."""
-
-
-class AnsweredRun(Protocol):
-    """The part of a run that its last frame uses."""
-
-    def open_stream(self) -> PieceStream:
-        """Return what sends pieces."""
-
-    def frame(self, kind: Any, error: ErrorInfo | None = None) -> Frame:
-        """Make the next frame."""
-
-
-def last_frame(run: AnsweredRun, result: ToolResult, error: ErrorInfo | None, limit: int) -> bytes:
-    """Return the frame that ends a call, after sending the files of its result, and texts and data over the ``limit`` in bytes."""
-    for blob in result.content:
-        run.open_stream().send_blob(blob)
-    output, data = result.output, result.data
-    if output is not None and len(output) * 4 > limit and len(output.encode("utf-8", "replace")) > limit:
-        stream = run.open_stream()
-        stream.send_pieces("output" if stream.has_text else "text", output)
-        output = None
-    if data is not None:
-        document = encode_data(data)
-        if len(document) > limit:
-            run.open_stream().send_pieces("data", document.decode())
-            data = None
-        elif len(document) > _MOST_ENCODED_TWICE:
-            data = msgspec.Raw(document)
-    frame = run.frame("end", error)
-    frame.response = output
-    frame.data = data
-    try:
-        return encode(frame)
-    except EnvelopeError:
-        # The one thing left that UTF-8 may not express.
-        frame.response = output and whole_text(output)
-        return encode(frame)
 
 
 End = Literal["finished", "failed", "retried", "dead", "cancelled", "handed_back", "lost", "refused", "withdrawn", "buried"]

@@ -1,26 +1,13 @@
-"""The errors of runs that are not their handlers' own."""
+"""The states of a run, and the errors of runs that are not their handlers' own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from enum import IntEnum
-from typing import TYPE_CHECKING, Protocol
 
 from toolbus.bus.broker.protocols import Beginning
-from toolbus.bus.middleware.chain import Middleware
 from toolbus.bus.values.envelope import NOT_BEGUN, NOT_TAKEN, Request, late_code, waited_for
 from toolbus.bus.values.results import BrokerError, CallRefused, ErrorInfo, deadline_exceeded
-from toolbus.bus.values.settings import Settings
-from toolbus.bus.worker.isolation.pool import Isolation
-from toolbus.bus.worker.run.invocation import Caller
-from toolbus.bus.worker.run.threads import Threads
-from toolbus.bus.worker.serving.handlers import Handler
-from toolbus.bus.worker.statistics.sampling import Sampling
 from toolbus.bus.worker.transitions import by_state
-
-if TYPE_CHECKING:
-    from toolbus.bus.broker.take.requests import Delivery
-    from toolbus.bus.broker.worker import WorkerBroker
 
 
 class RunState(IntEnum):
@@ -134,56 +121,3 @@ def not_begun(beginning: Beginning) -> CallRefused:
     if beginning == "unconfirmed":
         return CallRefused(_UNCONFIRMED, type="unavailable", code="not_replicated", retryable=True)
     return CallRefused(_UNKNOWN[beginning], type="outcome_unknown")
-
-
-class ContextRun(Protocol):
-    """A run, as its context sees it."""
-
-    delivery: Delivery
-    handler: Handler
-    slot: int
-
-    @property
-    def state(self) -> RunState:
-        """The state of the run."""
-
-    @property
-    def began(self) -> float:
-        """The monotonic time at which it began to run; 0 before."""
-
-    def expire(self) -> None:
-        """End the run because its time is up."""
-
-
-class RunContext(Protocol):
-    """The objects that the runs of one worker share.
-
-    Attributes:
-        most_gathered: bytes of text that gather for one frame, about.
-        clock: returns monotonic seconds.
-        sampling: takes in which attempts have ended.
-    """
-
-    broker: WorkerBroker
-    settings: Settings
-    threads: Threads
-    isolation: Isolation
-    most_gathered: int
-    middleware: tuple[Middleware, ...]
-    clock: Callable[[], float]
-    sampling: Sampling
-
-    def ended(self, run: ContextRun) -> None:
-        """Free a run's slot."""
-
-    def stopped(self, run: ContextRun) -> None:
-        """Take note that a run was told to stop before its end."""
-
-    def extended(self, run: ContextRun) -> None:
-        """Take note that a run's deadline has changed."""
-
-    def try_again(self, run: ContextRun, error: ErrorInfo) -> bool:
-        """Keep the request of a failed run for another attempt; False when there is to be none."""
-
-    async def caller(self) -> Caller:
-        """Return the bus for nested calls."""

@@ -18,10 +18,9 @@ from toolbus.bus.values.results import ErrorInfo, ToolError
 from toolbus.bus.values.settings import Settings
 from toolbus.bus.worker.definition.function import FunctionTool
 from toolbus.bus.worker.definition.provide import Services
-from toolbus.bus.worker.definition.service import Retry, ToolService, overrides
+from toolbus.bus.worker.definition.service import Retry, Session, ToolService, overrides
 from toolbus.bus.worker.run.invocation import invocation
-from toolbus.bus.worker.sessions.session import Session, SessionBook
-from toolbus.bus.worker.statistics.counts import ToolCounts
+from toolbus.bus.worker.statistics import ToolCounts
 
 _UNKNOWN = 1.0
 
@@ -126,7 +125,6 @@ class Served:
 
     Attributes:
         origin: the file of its code, when its owner is named after that alone.
-        sessions: the open ones, while a worker serves a service that has any.
         session_idle, max_sessions: what the service says of them.
         sticky: the calls of each session are at one worker, and it has a state that may be lost.
         opens_sessions, restores_sessions: the service makes the states, and keeps snapshots of them.
@@ -142,7 +140,6 @@ class Served:
         self._handlers = handlers
         self._untyped = untyped
         self._service = service
-        self.sessions: SessionBook | None = None
         self.unknown = ToolCounts()
         self._cleans_sessions = service is not None and _positional(service.cleanup) > 0
         self.session_idle = math.inf if service is None else service.session_idle
