@@ -13,7 +13,7 @@ from tests.servers import eventually
 from toolbus import ToolService, tool
 from toolbus.bus.broker import scripts
 from toolbus.bus.broker.keys import Keys
-from toolbus.bus.worker.slots.slots import Slots
+from toolbus.bus.worker.slots import Slots
 
 pytestmark = pytest.mark.anyio
 

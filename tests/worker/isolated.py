@@ -24,7 +24,7 @@ import msgspec
 
 from toolbus import Blob, Progress, ToolError, ToolResult, invocation, tool
 from toolbus.bus.values.results import CallCancelled
-from toolbus.bus.worker.isolation.child import Answer
+from toolbus.bus.worker.isolation.fork_server import Answer
 from toolbus.bus.worker.isolation.messages import MESSAGE_HEADER, Message, framed_message
 
 state: list[int] = []

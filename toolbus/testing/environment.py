@@ -17,15 +17,15 @@ from toolbus.bus.values.encoding import encode_data
 from toolbus.bus.values.envelope import Request, decode_request, encode_request, new_id, new_run
 from toolbus.bus.values.results import ConfigurationError, EnvelopeError, ErrorInfo, ToolResult
 from toolbus.bus.values.settings import Settings
-from toolbus.bus.worker.definition.function import tool_of
-from toolbus.bus.worker.definition.provide import Services
-from toolbus.bus.worker.definition.service import Session, ToolService
+from toolbus.bus.worker.collect import collect
+from toolbus.bus.worker.function import tool_of
+from toolbus.bus.worker.handlers import Served
+from toolbus.bus.worker.handling import Threads
 from toolbus.bus.worker.isolation.pool import Isolation
-from toolbus.bus.worker.run.handling import Threads
-from toolbus.bus.worker.run.run import Run
-from toolbus.bus.worker.serving.collect import collect
-from toolbus.bus.worker.serving.handlers import Served
-from toolbus.bus.worker.sessions.state import SessionState
+from toolbus.bus.worker.provide import Services
+from toolbus.bus.worker.run import Run
+from toolbus.bus.worker.service import Session, ToolService
+from toolbus.bus.worker.session_state import SessionState
 from toolbus.testing.recorder import Confirm, Outcome, Recorder
 
 if TYPE_CHECKING:

@@ -20,11 +20,11 @@ from toolbus.bus.values.events import Event, Finished, Text
 from toolbus.bus.values.options import CallOptions, merged
 from toolbus.bus.values.results import Blob, EnvelopeError, ErrorInfo, Progress, ToolError, ToolResult
 from toolbus.bus.values.settings import Settings
+from toolbus.bus.worker.handling import Threads
+from toolbus.bus.worker.invocation import Caller
 from toolbus.bus.worker.isolation.pool import Isolation
-from toolbus.bus.worker.run.handling import Threads
-from toolbus.bus.worker.run.invocation import Caller
-from toolbus.bus.worker.run.outcome import result_of
-from toolbus.bus.worker.run.run import Run, RunContext
+from toolbus.bus.worker.outcome import result_of
+from toolbus.bus.worker.run import Run, RunContext
 from toolbus.bus.worker.statistics import Sampling
 
 if TYPE_CHECKING:

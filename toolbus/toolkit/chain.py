@@ -7,7 +7,7 @@ from typing import Self, TypeAlias
 
 from toolbus.bus.support.safe_text import type_name
 from toolbus.bus.values.results import ToolkitError
-from toolbus.bus.worker.definition.objects import ToolObject
+from toolbus.bus.worker.function import ToolObject
 from toolbus.toolkit.graph import Toolkit
 from toolbus.toolkit.items import Action, Tool, ToolGroup
 from toolbus.toolkit.service import ToolkitService

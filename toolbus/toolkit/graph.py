@@ -14,7 +14,7 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError(f"the toolkit needs networkx: pip install 'toolbus[toolkit]' ({error})", name="networkx") from None
 
 from toolbus.bus.values.results import ToolkitError
-from toolbus.bus.worker.definition.objects import ToolObject
+from toolbus.bus.worker.function import ToolObject
 from toolbus.toolkit.items import Action, Item, Tool, ToolGroup, a, kind_of
 
 Edge = tuple[str, str]

@@ -13,8 +13,7 @@ from toolbus.bus.client.tools.tool import Tool as BusTool
 from toolbus.bus.support.collecting import without_collection
 from toolbus.bus.support.safe_text import type_name
 from toolbus.bus.values.results import ConfigurationError, ToolkitError
-from toolbus.bus.worker.loading.installed import find_installed
-from toolbus.bus.worker.loading.modules import import_module
+from toolbus.bus.worker.loading import find_installed, import_module
 from toolbus.toolkit.chain import add_chain
 from toolbus.toolkit.graph import Toolkit
 from toolbus.toolkit.items import Action, Item, Tool, ToolGroup, edge_kind

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from toolbus.bus import telemetry
 from toolbus.bus.values.results import ToolkitError
-from toolbus.bus.worker.definition.objects import ToolObject
+from toolbus.bus.worker.function import ToolObject
 from toolbus.toolkit.graph import Toolkit, check_score
 from toolbus.toolkit.items import Action, Item, Tool, ToolGroup, a, kind_of
 from toolbus.toolkit.recommend import recommend_subgraph, recommend_tools_actions

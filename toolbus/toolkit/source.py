@@ -19,8 +19,8 @@ from toolbus.bus.schema.documents import RepeatedKeyError, read_document
 from toolbus.bus.support.safe_text import type_name
 from toolbus.bus.values.results import ToolkitError
 from toolbus.bus.values.settings import Settings
-from toolbus.bus.worker.definition.service import ToolService
-from toolbus.bus.worker.serving.collect import collect
+from toolbus.bus.worker.collect import collect
+from toolbus.bus.worker.service import ToolService
 from toolbus.toolkit.items import Tool, ToolGroup
 
 _BRACKET = re.compile(r"[\[\]{}]")

@@ -17,11 +17,11 @@ from toolbus.bus.broker.protocols import Beginning, Ending, Note
 from toolbus.bus.broker.take.requests import Delivery, Fence
 from toolbus.bus.values.confirmations import ConfirmationAnswer, ConfirmationRequest
 from toolbus.bus.values.envelope import Frame, Request, decode_frames, join_frames
+from toolbus.bus.worker.collect import collect
+from toolbus.bus.worker.invocation import Caller
 from toolbus.bus.worker.isolation.pool import Isolation
-from toolbus.bus.worker.run.invocation import Caller
-from toolbus.bus.worker.run.run import Run
-from toolbus.bus.worker.serving.collect import collect
-from toolbus.bus.worker.slots.slots import Slots
+from toolbus.bus.worker.run import Run
+from toolbus.bus.worker.slots import Slots
 from toolbus.testing.recorder import OwnTallies
 
 NOW = 1000.0

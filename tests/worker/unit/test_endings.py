@@ -12,8 +12,8 @@ import pytest
 from tests.worker.unit.fakes import Bench, handlers, lines, pay
 from toolbus import Blob, Progress, Retry, ToolResult, invocation, tool
 from toolbus.bus.values.envelope import Confirm
-from toolbus.bus.worker.run.reasons import RunState
-from toolbus.bus.worker.run.run import Run
+from toolbus.bus.worker.run import Run
+from toolbus.bus.worker.transitions import RunState
 
 pytestmark = pytest.mark.anyio
 

@@ -11,8 +11,8 @@ import pytest
 from tests.servers import eventually
 from toolbus.bus.support.deadlines import Deadlines
 from toolbus.bus.values.results import ConfigurationError, ToolbusError
-from toolbus.bus.worker.definition.service import Session
-from toolbus.bus.worker.sessions.service import OpenSessions, WorkerSessions
+from toolbus.bus.worker.service import Session
+from toolbus.bus.worker.sessions import OpenSessions, WorkerSessions
 from toolbus.bus.worker.worker import NestedBus
 
 pytestmark = pytest.mark.anyio

@@ -10,7 +10,7 @@ import pytest
 
 from tests.worker.unit.fakes import Bench, flaky, handlers, hold, stubborn
 from toolbus import ErrorInfo, tool
-from toolbus.bus.worker.slots.slots import TakingState
+from toolbus.bus.worker.transitions import TakingState
 
 pytestmark = pytest.mark.anyio
 

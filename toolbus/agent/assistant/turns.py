@@ -31,7 +31,7 @@ from toolbus.bus.values.results import (
     ToolError,
     ToolResult,
 )
-from toolbus.bus.worker.run.invocation import Invocation
+from toolbus.bus.worker.invocation import Invocation
 
 MOST = 100
 """Most entries of one answer."""

@@ -20,16 +20,16 @@ from toolbus.bus.middleware.chain import Middleware, Only, checked
 from toolbus.bus.values.results import BrokerUnavailable, ConfigurationError, RegistrationRefused
 from toolbus.bus.values.settings import Settings
 from toolbus.bus.worker import isolation
-from toolbus.bus.worker.definition.function import tool_of
-from toolbus.bus.worker.definition.provide import Services
-from toolbus.bus.worker.definition.service import ToolService
+from toolbus.bus.worker.collect import collect
+from toolbus.bus.worker.function import tool_of
+from toolbus.bus.worker.handlers import Served
 from toolbus.bus.worker.isolation.pool import Isolation
+from toolbus.bus.worker.outcome import without_exits
 from toolbus.bus.worker.process.event_loop import LoopWatch
 from toolbus.bus.worker.process.lifeline import ended_by
-from toolbus.bus.worker.run.outcome import without_exits
-from toolbus.bus.worker.serving.collect import collect
-from toolbus.bus.worker.serving.handlers import Served
-from toolbus.bus.worker.slots.slots import Slots, sign_off
+from toolbus.bus.worker.provide import Services
+from toolbus.bus.worker.service import ToolService
+from toolbus.bus.worker.slots import Slots, sign_off
 
 if TYPE_CHECKING:
     from toolbus.bus.broker.worker import WorkerBroker

@@ -9,7 +9,7 @@ from typing import Any
 
 from toolbus.bus.support.safe_text import described, is_a, type_name
 from toolbus.bus.values.results import ConfigurationError
-from toolbus.bus.worker.loading.modules import MissingModuleError, import_module
+from toolbus.bus.worker.loading import MissingModuleError, import_module
 from toolbus.compat.awaiting import finished
 from toolbus.compat.chat2graph.core.common.type import McpTransportType, ToolGroupType, ToolResourceType
 from toolbus.compat.chat2graph.core.service.toolkit_service import Service

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from toolbus.bus.values.results import ToolkitError
-from toolbus.bus.worker.definition.objects import ToolObject
+from toolbus.bus.worker.function import ToolObject
 from toolbus.compat.chat2graph.core.toolkit.toolkit import Toolkit
 from toolbus.compat.chat2graph.importer.building import build
 from toolbus.compat.chat2graph.importer.entries import Config, ExpertEntry, OperatorEntry

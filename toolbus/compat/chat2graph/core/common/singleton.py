@@ -6,7 +6,7 @@ import threading
 from abc import ABCMeta
 from typing import Any
 
-from toolbus.bus.worker.definition.provide import provide
+from toolbus.bus.worker.provide import provide
 
 _lock = threading.RLock()
 _instances: dict[type, Any] = {}

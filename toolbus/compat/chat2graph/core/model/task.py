@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from toolbus.bus.worker.definition.provide import provide
-from toolbus.bus.worker.run.invocation import invocation
+from toolbus.bus.worker.invocation import invocation
+from toolbus.bus.worker.provide import provide
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Self
 
-from toolbus.bus.worker.definition.objects import ToolObject
+from toolbus.bus.worker.function import ToolObject
 from toolbus.compat.chat2graph.core.service.toolkit_service import Service, ToolkitService
 from toolbus.compat.chat2graph.core.toolkit.toolkit import Toolkit
 from toolbus.toolkit.chain import Link, add_chain

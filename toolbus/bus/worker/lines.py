@@ -12,7 +12,7 @@ from toolbus.bus import telemetry
 from toolbus.bus.support.deadlines import Deadlines
 from toolbus.bus.values.envelope import NOT_TAKEN, EntryNumbers, numbers_of
 from toolbus.bus.values.results import BrokerError, ErrorInfo, deadline_exceeded
-from toolbus.bus.worker.definition.service import Retry
+from toolbus.bus.worker.service import Retry
 
 if TYPE_CHECKING:
     from toolbus.bus.broker.take.requests import Delivery

@@ -30,13 +30,12 @@ from toolbus.bus.values.effects import Effect
 from toolbus.bus.values.envelope import OLDEST, VERSION, Request
 from toolbus.bus.values.results import ConfigurationError, DescriptorError
 from toolbus.bus.values.settings import Settings
-from toolbus.bus.worker.definition.function import FunctionTool, definitions_of, methods_of, tool_of, tools_of_service
-from toolbus.bus.worker.definition.objects import functions_of, holds_tools
-from toolbus.bus.worker.definition.provide import Services, injected
-from toolbus.bus.worker.definition.service import Retry, ToolService, check_service, overrides, place_of, returns_unseen
-from toolbus.bus.worker.isolation.targets import target_of
-from toolbus.bus.worker.loading.modules import defined_in
-from toolbus.bus.worker.serving.handlers import Handler, Served, filling_in, starting
+from toolbus.bus.worker.function import FunctionTool, definitions_of, functions_of, methods_of, tool_of, tools_held, tools_of_service
+from toolbus.bus.worker.handlers import Handler, Served, filling_in, starting
+from toolbus.bus.worker.isolation.pool import target_of
+from toolbus.bus.worker.loading import defined_in
+from toolbus.bus.worker.provide import Services, injected
+from toolbus.bus.worker.service import Retry, ToolService, check_service, overrides, place_of, returns_unseen
 
 if TYPE_CHECKING:
     from importlib.metadata import Distribution
@@ -96,8 +95,8 @@ def _flat(targets: object, left_out: dict[str, str]) -> Iterable[object]:
         yield targets()
     elif isinstance(targets, ModuleType):
         yield from _flat(defined_in(targets, left_out), left_out)
-    elif holds_tools(targets):
-        yield from functions_of(targets.__toolbus_tools__())
+    elif (held := tools_held(targets)) is not None:
+        yield from functions_of(held)
     else:
         yield targets
 

@@ -18,8 +18,8 @@ import msgspec
 from toolbus.bus.middleware.chain import Middleware, ToolCall, chained
 from toolbus.bus.values.envelope import Request
 from toolbus.bus.values.results import Blob, CallCancelled, ErrorInfo, ToolError, ToolResult
-from toolbus.bus.worker.run.outcome import pieces_of, result_of
-from toolbus.bus.worker.serving.handlers import Handler, Pace
+from toolbus.bus.worker.handlers import Handler, Pace
+from toolbus.bus.worker.outcome import pieces_of, result_of
 
 if TYPE_CHECKING:
     from toolbus.bus.broker.limits import Tallies

@@ -14,13 +14,13 @@ from toolbus.bus.broker.statistics.answers import OpenSession
 from toolbus.bus.support.deadlines import Deadlines
 from toolbus.bus.values.envelope import EntryNumbers, Request, numbers_of
 from toolbus.bus.values.results import ErrorInfo, ToolbusError
-from toolbus.bus.worker.definition.service import Session
-from toolbus.bus.worker.run.outcome import without_exits
-from toolbus.bus.worker.run.reasons import RunState
-from toolbus.bus.worker.run.run import Run
-from toolbus.bus.worker.serving.handlers import Served
-from toolbus.bus.worker.sessions.state import SessionState, lost
-from toolbus.bus.worker.slots.lines import LineName
+from toolbus.bus.worker.handlers import Served
+from toolbus.bus.worker.lines import LineName
+from toolbus.bus.worker.outcome import without_exits
+from toolbus.bus.worker.run import Run
+from toolbus.bus.worker.service import Session
+from toolbus.bus.worker.session_state import SessionState, lost
+from toolbus.bus.worker.transitions import RunState
 
 if TYPE_CHECKING:
     from toolbus.bus.broker.worker import WorkerBroker

@@ -12,7 +12,6 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
 from toolbus.bus import telemetry
@@ -25,18 +24,16 @@ from toolbus.bus.telemetry.background import keep_running
 from toolbus.bus.values.envelope import NOT_TAKEN
 from toolbus.bus.values.results import BrokerError, ErrorInfo, ToolbusError, ToolError, deadline_exceeded
 from toolbus.bus.values.settings import Settings
+from toolbus.bus.worker.handlers import Served
+from toolbus.bus.worker.handling import Threads
+from toolbus.bus.worker.invocation import Caller
 from toolbus.bus.worker.isolation.pool import Isolation
-from toolbus.bus.worker.run import reasons
-from toolbus.bus.worker.run.handling import Threads
-from toolbus.bus.worker.run.invocation import Caller
-from toolbus.bus.worker.run.outcome import End, other_revision, refusal, report_buried, report_end
-from toolbus.bus.worker.run.reasons import RunState
-from toolbus.bus.worker.run.run import Run, RunContext
-from toolbus.bus.worker.serving.handlers import Served
-from toolbus.bus.worker.sessions.service import OpenSessions, WorkerSessions
-from toolbus.bus.worker.slots.lines import Early, Lines, Retries, Waiting
+from toolbus.bus.worker.lines import Early, Lines, Retries, Waiting
+from toolbus.bus.worker.outcome import End, given_up_waiting, other_revision, refusal, report_buried, report_end
+from toolbus.bus.worker.run import Run, RunContext
+from toolbus.bus.worker.sessions import OpenSessions, WorkerSessions
 from toolbus.bus.worker.statistics import Sampling
-from toolbus.bus.worker.transitions import BadTransitionError, by_state
+from toolbus.bus.worker.transitions import NEXT_OF_TAKING, BadTransitionError, RunState, TakingState
 
 if TYPE_CHECKING:
     from toolbus.bus.broker.take.requests import Delivery
@@ -288,7 +285,7 @@ class Slots:
         if self._early.extended:
             delivery.deadline = max(delivery.deadline, self._early.extended.pop(request.id, 0.0))
         if request.id in self._early.cancelled:
-            error = reasons.given_up_waiting(self._early.cancelled[request.id])
+            error = given_up_waiting(self._early.cancelled[request.id])
         elif tries > self.settings.max_deliveries:
             self._bury(delivery)
             return
@@ -479,7 +476,7 @@ class Slots:
             # A caller whose time is up cancels, too; a handler that cleans up after its deadline is not to be cancelled out of that.
             if not run.stuck:
                 run.cancel(why)
-        self._refuse_all(waiting, reasons.given_up_waiting(why))
+        self._refuse_all(waiting, given_up_waiting(why))
         if not running and not waiting:
             self._early.cancel(call, why)
 
@@ -538,42 +535,6 @@ def _version() -> str:
         return "unknown"
 
 
-class TakingState(IntEnum):
-    """The state of a worker that takes requests.
-
-    Attributes:
-        READY: it is about to look what to do next.
-        POLLING: it waits for requests, as many as it has free slots.
-        FULL: it waits for a free slot.
-        MAKING_ROOM: it takes nothing until nothing runs, so that a request that must run alone finds an idle worker.
-        CLEARING: it holds a suspect, and waits until nothing else runs.
-        ALONE: a suspect runs, and nothing starts beside it.
-        STOPPED: it takes nothing more.
-    """
-
-    READY = 0
-    POLLING = 1
-    FULL = 2
-    MAKING_ROOM = 3
-    CLEARING = 4
-    ALONE = 5
-    STOPPED = 6
-
-
-TRANSITIONS = {
-    TakingState.READY: (TakingState.POLLING, TakingState.FULL, TakingState.CLEARING, TakingState.MAKING_ROOM, TakingState.STOPPED),
-    TakingState.POLLING: (TakingState.READY, TakingState.STOPPED),
-    TakingState.FULL: (TakingState.READY, TakingState.STOPPED),
-    TakingState.MAKING_ROOM: (TakingState.READY, TakingState.STOPPED),
-    # Back to READY when the suspect was taken away meanwhile.
-    TakingState.CLEARING: (TakingState.ALONE, TakingState.READY, TakingState.STOPPED),
-    TakingState.ALONE: (TakingState.READY, TakingState.STOPPED),
-    TakingState.STOPPED: (),
-}
-
-NEXT = by_state(TRANSITIONS)
-
-
 _READY, _POLLING, _FULL, _STOPPED = TakingState.READY, TakingState.POLLING, TakingState.FULL, TakingState.STOPPED
 _MAKING_ROOM, _CLEARING, _ALONE = TakingState.MAKING_ROOM, TakingState.CLEARING, TakingState.ALONE
 
@@ -611,7 +572,7 @@ class Taking:
         self._room_again = 0.0
 
     def _move(self, state: TakingState) -> None:
-        if state not in NEXT[self.state]:
+        if state not in NEXT_OF_TAKING[self.state]:
             raise BadTransitionError(self.state, state)
         self.state = state
 

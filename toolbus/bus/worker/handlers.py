@@ -16,10 +16,10 @@ from toolbus.bus.values.effects import Effect
 from toolbus.bus.values.envelope import Request
 from toolbus.bus.values.results import ErrorInfo, ToolError
 from toolbus.bus.values.settings import Settings
-from toolbus.bus.worker.definition.function import FunctionTool
-from toolbus.bus.worker.definition.provide import Services
-from toolbus.bus.worker.definition.service import Retry, Session, ToolService, overrides
-from toolbus.bus.worker.run.invocation import invocation
+from toolbus.bus.worker.function import FunctionTool
+from toolbus.bus.worker.invocation import invocation
+from toolbus.bus.worker.provide import Services
+from toolbus.bus.worker.service import Retry, Session, ToolService, overrides
 from toolbus.bus.worker.statistics import ToolCounts
 
 _UNKNOWN = 1.0

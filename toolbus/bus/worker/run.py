@@ -20,12 +20,13 @@ from toolbus.bus.values.encoding import exact_text, whole_text
 from toolbus.bus.values.envelope import Confirm, Frame, Request, encode, encode_data, pieces
 from toolbus.bus.values.results import Blob, BrokerError, CallCancelled, EnvelopeError, ErrorInfo, Progress, ToolError, ToolResult
 from toolbus.bus.values.settings import Settings
-from toolbus.bus.worker.definition.function import FunctionTool
+from toolbus.bus.worker import outcome
+from toolbus.bus.worker.function import FunctionTool
+from toolbus.bus.worker.handlers import Handler, Served
+from toolbus.bus.worker.handling import MiddlewareCall, ThreadCall, ThreadIteration, Threads
+from toolbus.bus.worker.invocation import Caller, Invocation, Questions, enter
 from toolbus.bus.worker.isolation.pool import HandlerCrashed, Isolation
-from toolbus.bus.worker.run import reasons
-from toolbus.bus.worker.run.handling import MiddlewareCall, ThreadCall, ThreadIteration, Threads
-from toolbus.bus.worker.run.invocation import Caller, Invocation, Questions, enter
-from toolbus.bus.worker.run.outcome import (
+from toolbus.bus.worker.outcome import (
     End,
     checked,
     error_of,
@@ -37,11 +38,9 @@ from toolbus.bus.worker.run.outcome import (
     report_end,
     result_of,
 )
-from toolbus.bus.worker.run.reasons import NEXT, RunState
-from toolbus.bus.worker.serving.handlers import Handler, Served
-from toolbus.bus.worker.sessions.state import SessionState
+from toolbus.bus.worker.session_state import SessionState
 from toolbus.bus.worker.statistics import Sampling
-from toolbus.bus.worker.transitions import BadTransitionError
+from toolbus.bus.worker.transitions import NEXT_OF_RUN, BadTransitionError, RunState
 
 if TYPE_CHECKING:
     from toolbus.bus.broker.take.requests import Delivery
@@ -133,7 +132,7 @@ class Run(msgspec.Struct, eq=False):
     _questions: Questions | None = None
 
     def _move(self, state: RunState) -> None:
-        if state not in NEXT[self.state]:
+        if state not in NEXT_OF_RUN[self.state]:
             raise BadTransitionError(self.state, state)
         self.state = state
 
@@ -186,16 +185,16 @@ class Run(msgspec.Struct, eq=False):
 
     def expire(self) -> None:
         """End the run because its time is up."""
-        self.stop(reasons.deadline_passed(self.state, self.delivery.request.timeout, self._waited))
+        self.stop(outcome.deadline_passed(self.state, self.delivery.request.timeout, self._waited))
 
     def cancel(self, why: str = "cancelled") -> None:
         """End the run because its caller gave it up; ``why`` is the type of the error that the caller has."""
-        self.stop(reasons.given_up(self.state, why, self.delivery.request.timeout, self._waited, once=self.once))
+        self.stop(outcome.given_up(self.state, why, self.delivery.request.timeout, self._waited, once=self.once))
 
     def interrupt(self) -> bool:
         """End the run because its worker leaves; return whether another worker may run the request, since it was not answered."""
         if self.state < _ANSWERED:
-            reason = reasons.worker_stopped(self.state)
+            reason = outcome.worker_stopped(self.state)
             self.stop(reason, unanswered="handed_back")
             return reason is None
         self.stop(None)
@@ -215,7 +214,7 @@ class Run(msgspec.Struct, eq=False):
                 self.context.broker.finish(self.delivery, encode(self.frame("end", error)), frees=not entered)
         if self._stream is not None:
             self._stream.gathered.clear()
-        self._stop_handler(error or (reasons.MOVED if unanswered == "lost" else reasons.LEAVING))
+        self._stop_handler(error or (outcome.MOVED if unanswered == "lost" else outcome.LEAVING))
         if self._iteration is not None:
             self._iteration.stop()
         if self.task is not None:
@@ -232,7 +231,7 @@ class Run(msgspec.Struct, eq=False):
             RuntimeError: the run has no task.
         """
         self.abandoned = True
-        self._stop_handler(reasons.LEAVING)
+        self._stop_handler(outcome.LEAVING)
         task = self.task
         if task is None:
             raise RuntimeError("the run has not begun")
@@ -341,7 +340,7 @@ class Run(msgspec.Struct, eq=False):
 
     def _give_up(self) -> None:
         if self.stopped is None:
-            self._stop_handler(reasons.GIVEN_UP)
+            self._stop_handler(outcome.GIVEN_UP)
         if self._iteration is not None:
             self._iteration.stop()
 
@@ -349,7 +348,7 @@ class Run(msgspec.Struct, eq=False):
         """Call the handler, of whatever kind it is: a coroutine, a plain function or generator in a thread, a child process."""
         if self.state >= _ANSWERED:
             # Middleware went on although the run was stopped, and the caller may know that the handler was not called.
-            raise CallCancelled(str(self.stopped or reasons.MOVED))
+            raise CallCancelled(str(self.stopped or outcome.MOVED))
         handler, request = self.handler, self.delivery.request if call is None else call.request
         start, threads = handler.start, self.context.threads
         value: Any
@@ -453,7 +452,7 @@ class Run(msgspec.Struct, eq=False):
             # Middleware calls the handler again.
             return
         if self.state >= _ANSWERED:
-            raise CallCancelled(str(self.stopped or reasons.MOVED))
+            raise CallCancelled(str(self.stopped or outcome.MOVED))
         if self.handler.check is not None:
             self.handler.check(request.arguments)
         # The mark may be set from here on, even if the server's answer is lost.
@@ -461,13 +460,13 @@ class Run(msgspec.Struct, eq=False):
         try:
             beginning = await self.context.broker.begin(self.delivery)
         except BrokerError as error:
-            raise reasons.unmarked(error, self.delivery.attempt) from None
+            raise outcome.unmarked(error, self.delivery.attempt) from None
         if beginning == "lost":
             self._move(_ANSWERED)
             self._report("lost")
             raise asyncio.CancelledError
         if beginning != "started":
-            raise reasons.not_begun(beginning)
+            raise outcome.not_begun(beginning)
         self._move(_ENTERED)
 
     # -- answering --------------------------------------------------------------------------------
@@ -616,7 +615,7 @@ class _RunInvocation(Invocation):
     def state(self) -> Any:
         run = self._run
         if run.session is None and run.served.opens_sessions:
-            raise reasons.no_session(run.delivery.request)
+            raise outcome.no_session(run.delivery.request)
         return None if run.session is None else run.session.value
 
     def progress(self, done: float, total: float | None = None, message: str = "") -> None:

@@ -13,9 +13,9 @@ from toolbus.bus.support.safe_text import reason_of
 from toolbus.bus.values.encoding import encode_data
 from toolbus.bus.values.envelope import NEW_STATE, SESSION_LOST, EntryNumbers, new_run, numbers_of
 from toolbus.bus.values.results import BrokerError, ErrorInfo
-from toolbus.bus.worker.definition.service import Session
-from toolbus.bus.worker.run.outcome import without_exits
-from toolbus.bus.worker.serving.handlers import Served
+from toolbus.bus.worker.handlers import Served
+from toolbus.bus.worker.outcome import without_exits
+from toolbus.bus.worker.service import Session
 
 if TYPE_CHECKING:
     from toolbus.bus.broker.take.requests import Delivery
