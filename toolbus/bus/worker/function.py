@@ -39,93 +39,57 @@ class Home(NamedTuple):
     in_class: bool = False
 
 
-class FunctionTool:
-    """A function and what was said about it at its definition.
+class FunctionTool(msgspec.Struct, eq=False, kw_only=True):
+    """A function and the options of ``@tool`` at its definition, as ``defined_as`` makes it; those below, see ``tool``.
 
     Attributes:
         function: the function itself, unchanged; or a partial, or an object that can be called.
-        name: the tool's name.
         module: the module that it belongs to, which may have the function from elsewhere.
         loading: see ``Home``.
         qualname: of the function, or of the object's class.
-        service: id of the service it belongs to; empty for what a class's body registers.
         origin: where the function, or the object's class, is defined, which tells a redefinition from a clash.
+        service: id of the service it belongs to; empty for what a class's body registers.
     """
 
-    __slots__ = (
-        "cache", "category", "confirm", "description", "effect", "function", "groups", "isolation", "loading", "memory_limit", "module",
-        "name", "origin", "output_limit", "output_schema", "parameters", "qualname", "retry", "sequential", "service", "state", "task",
-        "tenants", "timeout",
-    )  # fmt: skip
+    function: Callable[..., Any]
+    module: str
+    loading: object
+    qualname: str
+    origin: str
+    name: str
+    service: str
+    description: str | None = None
+    parameters: Mapping[str, Any] | None = None
+    category: str = "general"
+    groups: tuple[str, ...] = ()
+    effect: Effect = ""
+    timeout: float = 0.0
+    output_limit: int = 0
+    confirm: bool = False
+    tenants: tuple[str, ...] = ()
+    retry: Retry | None = None
+    cache: bool | None = None
+    sequential: bool | None = None
+    isolation: Isolation = ""
+    memory_limit: int = 0
+    task: Task = None
+    output_schema: Mapping[str, Any] | None = None
+    state: bool = False
 
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        home: Home | None = None,
-        *,
-        name: str | None,
-        description: str | None,
-        parameters: Mapping[str, Any] | None,
-        category: str,
-        groups: Collection[str],
-        service: str | None,
-        effect: Effect,
-        timeout: float,
-        output_limit: int,
-        confirm: bool,
-        tenants: Collection[str],
-        retry: Retry | None,
-        cache: bool | None,
-        sequential: bool | None,
-        isolation: Isolation,
-        memory_limit: int,
-        task: Task,
-        output_schema: Mapping[str, Any] | None,
-        state: bool,
-    ) -> None:
-        module, self.qualname = _defined(function)
-        home = home or Home(module)
-        self.module, self.loading = home.module, home.loading
-        said = {
-            "name": name, "description": description, "parameters": parameters, "category": category, "groups": groups,
-            "service": service, "effect": effect, "timeout": timeout, "output_limit": output_limit, "confirm": confirm,
-            "tenants": tenants, "retry": retry, "cache": cache, "sequential": sequential, "isolation": isolation,
-            "memory_limit": memory_limit, "task": task, "output_schema": output_schema, "state": state,
-        }  # fmt: skip
-        rules.check(said, TOOL, f"the tool {self.qualname!r} of {self.module}")
-        flaw = effect_flaw(effect)
+    def check(self) -> None:
+        """Refuse options that do not go together.
+
+        Raises:
+            ConfigurationError: says which, and of which tool.
+        """
+        flaw = effect_flaw(self.effect)
         if flaw:
             raise ConfigurationError(f"the tool {self.qualname!r} of {self.module}: {flaw}")
-        if retry is not None and effect == "once":
-            raise ConfigurationError(f"the tool {self.qualname!r} has the effect 'once', which rules out retry=...")
-        if cache and effect == "once":
-            raise ConfigurationError(f"the tool {self.qualname!r} has the effect 'once', which rules out cache=True")
-        self.function = function
-        self.name: str = name or str(getattr(function, "__name__", ""))
+        for option, given in (("retry=...", self.retry is not None), ("cache=True", self.cache)):
+            if given and self.effect == "once":
+                raise ConfigurationError(f"the tool {self.qualname!r} has the effect 'once', which rules out {option}")
         if self.name in {"", "<lambda>"}:
             raise ConfigurationError(f"{self.module}.{self.qualname} has no name of its own: give it one, tool('name')(…)")
-        self.description = description
-        self.parameters = parameters
-        self.category = category
-        self.groups = rules.names(groups)
-        self.effect: Effect = effect
-        self.timeout = timeout
-        self.output_limit = output_limit
-        self.confirm = confirm
-        self.tenants = rules.names(tenants)
-        self.retry = retry
-        self.cache = cache
-        self.sequential = sequential
-        self.origin = f"{module}.{self.qualname}"
-        self.isolation = isolation
-        self.memory_limit = memory_limit
-        self.task = task
-        self.output_schema = output_schema
-        self.state = state
-        self.service = "" if home.in_class else service or service_name(self.module)
-        self._check_isolation()
-
-    def _check_isolation(self) -> None:
         where = f"the tool {self.name!r} ({self.origin})"
         if self.isolation not in {"", "process"}:
             raise ConfigurationError(f"{where} has the isolation {self.isolation!r}; there is 'process', or none")
@@ -308,14 +272,31 @@ def held(method: Callable[..., Any], made: FunctionTool | None = None) -> Callab
     return holder
 
 
-def defined_as(function: Callable[..., Any], home: Home | None = None, **said: Any) -> FunctionTool:
+def defined_as(function: Callable[..., Any], home: Home | None = None, **options: Any) -> FunctionTool:
     """Return a definition with options of ``@tool``, which no table has yet; without a home it belongs where the function is defined.
 
     Raises:
         ConfigurationError: it can't be a tool.
     """
-    options = {name: option.default for name, option in inspect.signature(tool).parameters.items() if name in TOOL and name != "replace"}
-    return FunctionTool(function, home, **{**options, **said})
+    module, qualname = _defined(function)
+    home = home or Home(module)
+    rules.check(options, TOOL, f"the tool {qualname!r} of {home.module}")
+    made = FunctionTool(
+        **{
+            **options,
+            "function": function,
+            "module": home.module,
+            "loading": home.loading,
+            "qualname": qualname,
+            "origin": f"{module}.{qualname}",
+            "name": options.get("name") or str(getattr(function, "__name__", "")),
+            "service": "" if home.in_class else options.get("service") or service_name(home.module),
+            "groups": rules.names(options.get("groups", ())),
+            "tenants": rules.names(options.get("tenants", ())),
+        }
+    )
+    made.check()
+    return made
 
 
 def tools_of_service(service: str) -> list[FunctionTool]:

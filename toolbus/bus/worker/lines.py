@@ -6,7 +6,7 @@ import asyncio
 import bisect
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from toolbus.bus import telemetry
 from toolbus.bus.support.deadlines import Deadlines
@@ -332,15 +332,18 @@ class Early:
 
     def cancel(self, call: str, why: str = "cancelled") -> None:
         """Remember that a call must not start."""
-        if len(self.cancelled) >= _MOST:
-            del self.cancelled[next(iter(self.cancelled))]
+        _make_room(self.cancelled)
         self.cancelled.setdefault(call, why)
 
     def extend(self, call: str, deadline: float) -> None:
         """Remember the time of a call that joined another one."""
-        if len(self.extended) >= _MOST:
-            del self.extended[next(iter(self.extended))]
+        _make_room(self.extended)
         self.extended[call] = deadline
+
+
+def _make_room(known: dict[str, Any]) -> None:
+    if len(known) >= _MOST:
+        del known[next(iter(known))]
 
 
 # Seconds until an attempt is counted again that the server did not take.

@@ -12,7 +12,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from toolbus.bus import telemetry
 from toolbus.bus.broker.statistics.answers import MOST_CALLS, InstanceAnswer, RunningCall, ServedService
@@ -38,6 +38,8 @@ from toolbus.bus.worker.transitions import NEXT_OF_TAKING, BadTransitionError, R
 if TYPE_CHECKING:
     from toolbus.bus.broker.take.requests import Delivery
     from toolbus.bus.broker.worker import WorkerBroker
+
+T = TypeVar("T")
 
 _MOST_GATHERED = 16_384
 # Seconds in which a run that was abandoned, or a suspect after its deadline, may still clean up.
@@ -261,7 +263,7 @@ class Slots:
 
     async def _hand_over(self, delivery: Delivery, served: Served, error: ErrorInfo) -> None:
         """Give a delivery to a worker of the revision that its caller knows; answer it if there is none."""
-        if await hand_over(self.broker, delivery):
+        if await _given_away(self.broker.hand_over(delivery)):
             if delivery.request.ordered:
                 self._lines.lose(delivery)
         else:
@@ -719,21 +721,16 @@ async def sign_off(broker: WorkerBroker) -> None:
 
 async def hand_back(broker: WorkerBroker, deliveries: Sequence[Delivery]) -> None:
     """Give deliveries to other workers. A failure is logged: their leases expire, and other workers claim them all the same."""
-    if not deliveries:
-        return
-    telemetry.log.info("worker.handed_back", calls=len(deliveries))
-    try:
-        async with asyncio.timeout(_ANSWERS_WITHIN):
-            await broker.hand_back(deliveries)
-    except (BrokerError, TimeoutError) as error:
-        telemetry.log.warning("worker.hand_back_failed", error=str(error) or "the server did not answer")
+    if deliveries:
+        telemetry.log.info("worker.handed_back", calls=len(deliveries))
+        await _given_away(broker.hand_back(deliveries))
 
 
-async def hand_over(broker: WorkerBroker, delivery: Delivery) -> bool:
-    """Give a delivery to a worker of the revision that its caller knows; return False when that can't be done, and log why."""
+async def _given_away(step: Awaitable[T]) -> T | None:
+    """Wait until the server has taken something from this worker; return None when it did not, and log why."""
     try:
         async with asyncio.timeout(_ANSWERS_WITHIN):
-            return await broker.hand_over(delivery)
+            return await step
     except (BrokerError, TimeoutError) as error:
         telemetry.log.warning("worker.hand_back_failed", error=str(error) or "the server did not answer")
-        return False
+        return None

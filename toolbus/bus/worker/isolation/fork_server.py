@@ -328,26 +328,17 @@ class Channel:
     """The blocking side of the socket between a child and its worker."""
 
     def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
+        self.write = connection.sendall
+        self._jobs = connection.makefile("rb")
 
-    def hear(self) -> Job | None:
+    def next_job(self) -> Job | None:
         """Wait for the next call; return None when there will be no more."""
-        header = self._exactly(JOB_HEADER.size)
-        payload = header and self._exactly(JOB_HEADER.unpack(header)[0])
-        return decode_job(payload) if payload else None
-
-    def write(self, payload: bytes) -> None:
-        """Send to the worker; blocks while the channel is full."""
-        self._connection.sendall(payload)
-
-    def _exactly(self, size: int) -> bytes:
-        received = bytearray()
-        while len(received) < size:
-            part = self._connection.recv(min(size - len(received), 1 << 20))
-            if not part:
-                return b""
-            received += part
-        return bytes(received)
+        header = self._jobs.read(JOB_HEADER.size)
+        if len(header) < JOB_HEADER.size:
+            return None
+        size: int = JOB_HEADER.unpack(header)[0]
+        payload = self._jobs.read(size)
+        return decode_job(payload) if len(payload) == size else None
 
 
 class Answer:
@@ -363,18 +354,18 @@ class Answer:
         self._channel = channel
         self._token = token
         self.blobs = 0
-        self._said = 0
+        self._sent = 0
         self._ended = False
         self._lock = threading.Lock()
 
-    def say(self, said: Message) -> None:
+    def send(self, message: Message) -> None:
         """Send a message, unless the call has ended."""
         with self._lock:
             if not self._ended:
-                self._ended = said.kind == "end"
-                self._channel.write(framed_message(said, self._token, self._said))
-                self._said += 1
-                self.blobs += len(said.blobs)
+                self._ended = message.kind == "end"
+                self._channel.write(framed_message(message, self._token, self._sent))
+                self._sent += 1
+                self.blobs += len(message.blobs)
 
 
 class _ChildInvocation(Invocation):
@@ -387,7 +378,7 @@ class _ChildInvocation(Invocation):
         self._answer = answer
 
     def progress(self, done: float, total: float | None = None, message: str = "") -> None:
-        self._answer.say(Message("progress", progress=Progress(done, total, message)))
+        self._answer.send(Message("progress", progress=Progress(done, total, message)))
 
     async def call(self, tool: str, arguments: Mapping[str, Any] | None = None, **options: Unpack[CallOptions]) -> ToolResult:
         raise _no_calls(tool)
@@ -414,7 +405,7 @@ def run_child(descriptor: int, found: tuple[ChildTool, ...], parent: int) -> NoR
     channel, surroundings = Channel(socket.socket(fileno=descriptor)), _Environment()
     with asyncio.Runner() as runner:
         while True:
-            job = channel.hear()
+            job = channel.next_job()
             if job is None:
                 os._exit(0)
             before, answer = _Before(surroundings), Answer(channel, job.token)
@@ -425,7 +416,7 @@ def run_child(descriptor: int, found: tuple[ChildTool, ...], parent: int) -> NoR
             for stream in (sys.stdout, sys.stderr):
                 if stream is not None:
                     stream.flush()
-            answer.say(Message("end", error=end.error, crashed=end.crashed, fit=end.fit and before.nothing_left(runner)))
+            answer.send(Message("end", error=end.error, crashed=end.crashed, fit=end.fit and before.nothing_left(runner)))
 
 
 class _Environment:
@@ -492,11 +483,11 @@ def _run(found: ChildTool, job: Job, answer: Answer, runner: asyncio.Runner, bef
         before.look(runner)
         if job.memory:
             address_space(job.memory)
-        function = found.function
-        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
-            runner.run(_consume_async(function(**arguments), answer), context=contextvars.copy_context())
+        value = found.function(**arguments)
+        if inspect.isawaitable(value) or hasattr(value, "__aiter__"):
+            runner.run(_consume_async(value, answer), context=contextvars.copy_context())
         else:
-            _consume(function, arguments, answer, runner)
+            _consume(value, answer)
     except MemoryError as error:
         if not job.memory:
             return _crash(error)
@@ -515,15 +506,12 @@ def _crash(error: BaseException) -> Message:
     return Message("end", error=_encoded(error_of(error)), crashed=whole_text(said[-_CUT:]))
 
 
-def _consume(function: Callable[..., Any], arguments: dict[str, Any], answer: Answer, runner: asyncio.Runner) -> None:
-    value = function(**arguments)
-    if inspect.isawaitable(value) or hasattr(value, "__aiter__"):
-        runner.run(_consume_async(value, answer), context=contextvars.copy_context())
-    elif isinstance(value, Iterator):
+def _consume(value: Any, answer: Answer) -> None:
+    if isinstance(value, Iterator):
         for item in value:
-            _say_item(item, answer)
+            _send_item(item, answer)
     else:
-        answer.say(_result(result_of(value)))
+        answer.send(_result(result_of(value)))
 
 
 async def _consume_async(value: Any, answer: Answer) -> None:
@@ -531,24 +519,21 @@ async def _consume_async(value: Any, answer: Answer) -> None:
         value = await value
     if hasattr(value, "__aiter__"):
         async for item in value:
-            _say_item(item, answer)
-    elif isinstance(value, Iterator):
-        for item in value:
-            _say_item(item, answer)
+            _send_item(item, answer)
     else:
-        answer.say(_result(result_of(value)))
+        _consume(value, answer)
 
 
-def _say_item(item: object, answer: Answer) -> None:
+def _send_item(item: object, answer: Answer) -> None:
     for piece in pieces_of(item, answer.blobs):
         if isinstance(piece, str):
-            answer.say(Message("text", text=whole_text(piece)))
+            answer.send(Message("text", text=whole_text(piece)))
         elif isinstance(piece, Progress):
-            answer.say(Message("progress", progress=piece))
+            answer.send(Message("progress", progress=piece))
         elif isinstance(piece, Blob):
-            answer.say(Message("blob", blobs=(piece,)))
+            answer.send(Message("blob", blobs=(piece,)))
         elif isinstance(piece, ToolResult):
-            answer.say(_result(checked(piece, answer.blobs)))
+            answer.send(_result(checked(piece, answer.blobs)))
 
 
 def _result(result: ToolResult) -> Message:

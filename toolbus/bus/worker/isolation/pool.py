@@ -173,17 +173,15 @@ class HandlerCrashed(Exception):
         self.info = info
 
 
-def deviation(made: FunctionTool, said: str, *, once: bool) -> ToolError:
-    """Return the failure of a call whose child broke the protocol; with ``once`` its outcome is unknown."""
-    message = f"the process of the tool {made.name!r} said {said}, and was ended"
+def died(message: str, *, once: bool) -> ToolError:
+    """Return the failure of a call whose child has ended; with ``once`` its outcome is unknown."""
     if once:
         return ToolError(f"{message}; it may or may not have taken effect", type="outcome_unknown", code="process_died")
     return ToolError(message, code="process_died")
 
 
-def death(report: Report | None, made: FunctionTool, *, once: bool) -> ToolError:
-    """Return the failure of a call whose child has died; with ``once`` its outcome is unknown."""
-    report = report or Report("died")
+def death(report: Report, made: FunctionTool, *, once: bool) -> ToolError:
+    """Return the failure of a call whose child has died as reported."""
     if report.error:
         return no_process(report.error)
     status = report.status
@@ -197,10 +195,7 @@ def death(report: Report | None, made: FunctionTool, *, once: bool) -> ToolError
         why = ", most likely by the system for want of memory"
     elif made.memory_limit:
         why = f", perhaps at its memory limit of {made.memory_limit} bytes"
-    message = f"the process of the tool {how}{why}"
-    if once:
-        return ToolError(f"{message}; it may or may not have taken effect", type="outcome_unknown", code="process_died")
-    return ToolError(message, code="process_died")
+    return died(f"the process of the tool {how}{why}", once=once)
 
 
 def no_process(why: str) -> ToolError:
@@ -391,13 +386,13 @@ class Isolation:
                 raise (CallRefused if error.origin == "bus" else ToolError)(error)
         except ChildDeviated as error:
             telemetry.log.error("isolation.child_deviated", tool=made.name, id=request.id, said=str(error))
-            raise deviation(made, str(error), once=begin is not None) from None
+            raise died(f"the process of the tool {made.name!r} said {error}, and was ended", once=begin is not None) from None
         except ChildLost:
             self._kill(child)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_DIES_WITHIN):
                     await asyncio.shield(child.died)
-            raise death(child.died.result() if child.died.done() else None, made, once=begin is not None) from None
+            raise death(child.died.result() if child.died.done() else Report("died"), made, once=begin is not None) from None
         finally:
             if fit and child.calls < _MOST_CALLS and not child.died.done():
                 self._keep(child)
