@@ -116,10 +116,21 @@ def _functions(target: object) -> list[FunctionTool]:
 
 
 class _Tools:
-    """A service's tools while they are collected."""
+    """The tools of one service while they are collected.
 
-    def __init__(self, left_out: dict[str, str]) -> None:
-        self.left_out = left_out
+    Args:
+        service: its id.
+        services: what handlers' parameters are filled in with.
+        left_out: gets the tools that are not served, and why.
+
+    Attributes:
+        handlers: by tool.
+    """
+
+    def __init__(self, service: str, services: Services, left_out: dict[str, str]) -> None:
+        self._service = service
+        self._services = services
+        self._left_out = left_out
         self._descriptors: dict[str, ToolDescriptor] = {}
         self._corrections: dict[str, list[str]] = {}
         self.handlers: dict[str, Handler] = {}
@@ -129,8 +140,8 @@ class _Tools:
         if changes:
             self._corrections[tool] = changes
 
-    def add(self, tool: ToolDescriptor, handler: Handler) -> None:
-        """Add a tool.
+    def add(self, tool: ToolDescriptor, handler: Handler, sequential: bool | None = None) -> None:
+        """Add a tool; what it does not say of its order is as its service says, ``sequential``.
 
         Raises:
             ConfigurationError: there is one of its name.
@@ -138,16 +149,91 @@ class _Tools:
         """
         if tool.name in self._descriptors:
             raise ConfigurationError(f"service {tool.service!r} defines the tool {tool.name!r} twice")
+        if sequential is not None and "sequential" not in tool.extensions:
+            tool = msgspec.structs.replace(tool, extensions={**tool.extensions, "sequential": sequential})
         self._descriptors[tool.name] = check_types(tool)
         handler.beside = tool.sequential is False
         self.handlers[tool.name] = handler
 
-    def published(self, service: ServiceDescriptor, owner: str) -> Publication:
-        """Return what is published of them, and log what was corrected."""
+    def add_function(
+        self, made: FunctionTool, bound: Callable[..., Any], effect: Effect = "", retry: Retry | None = None, sequential: bool | None = None
+    ) -> None:
+        """Add a function, ``bound`` to its object if it is a method; it is left out when it needs a service that is not provided.
+
+        Raises:
+            ConfigurationError: it can't be a tool; says why.
+            DescriptorError: readers would refuse it; names the field.
+        """
+        services, parameters = self._services, made.parameters
+        if parameters is not None:
+            parameters, changes = mended(parameters)
+            self.note(made.name, changes)
+        derived = derive(bound, parameters=parameters, injected=injected(made.parameters, bound, services), skip_self=made.state)
+        given = {name: type_ for name, type_ in derived.injected.items() if services.provides(type_)}
+        spared = {name: value for name, value in derived.spared.items() if name not in given}
+        for name, type_ in derived.injected.items():
+            if name not in given and name not in spared:
+                telemetry.log.warning("tool.left_out", tool=made.name, service=self._service, parameter=name, needs=type_.__qualname__)
+                self._left_out[made.name] = f"nobody provides the {type_.__qualname__} of its parameter {name}"
+                return
+        for name, error in derived.unresolved.items():
+            telemetry.log.warning("tool.unresolved_annotation", tool=made.name, service=self._service, parameter=name, error=error)
+        _tell_lost(made.name, self._service, bound)
+        description = made.description or derived.description or made.name.replace("_", " ")
+        if len(description) > _MOST_DESCRIPTION:
+            raise ConfigurationError(
+                f"the description of the tool {made.name!r} has {len(description):,} characters, more than {_MOST_DESCRIPTION:,}: "
+                "every model reads all of it; say less, or give description=…"
+            )
+        tool = check_tool(
+            ToolDescriptor(
+                name=made.name,
+                description=description,
+                service=self._service,
+                parameters=derived.parameters,
+                groups=made.groups,
+                category=made.category,
+                timeout=made.timeout,
+                effect=made.effect or effect,
+                output_limit=made.output_limit,
+                confirm=made.confirm,
+                tenants=made.tenants,
+                extensions={name: said for name in _EXTENSIONS if (said := getattr(made, name)) is not None},
+            )
+        )
+        isolated = made if made.isolation else None
+        if isolated is not None:
+            # Refused here, before anything starts.
+            target_of(isolated)
+            for type_ in filter(services.own, given.values()):
+                message = f"{made.origin} runs in a child process, which has no {type_.__qualname__} of this worker's own"
+                raise ConfigurationError(f"{message}: say toolbus.provide({type_.__qualname__}, …) at the top of a module")
+        else:
+            services.want(given.values())
+        bind = filling_in(derived.bind, spared, given, services) if derived.injected else derived.bind
+        start = starting(bound, bind, state=made.state)
+        self.add(
+            tool, Handler(bound, start, tool.effect, made.retry or retry, isolated, derived.bind, made.tenants, tool.cacheable), sequential
+        )
+
+    def served(
+        self,
+        descriptor: ServiceDescriptor,
+        settings: Settings,
+        module: str,
+        untyped: Handler | None = None,
+        service: ToolService | None = None,
+    ) -> Served:
+        """Return the service with these tools, and log what was corrected in them; ``module`` is where it is defined."""
         if self._corrections:
-            telemetry.log.warning("descriptor.mended", service=service.id, **summary(self._corrections))
+            telemetry.log.warning("descriptor.mended", service=descriptor.id, **summary(self._corrections))
         tools = tuple(self._descriptors[name] for name in sorted(self._descriptors))
-        return Publication(service, tools, owner, versions=None if VERSION == 1 else (OLDEST, VERSION)).with_digest()
+        qualname = "" if service is None else type(service).__qualname__
+        owner = settings.owner or getattr(service, "owner_label", "") or owner_of(module, qualname)
+        publication = Publication(descriptor, tools, owner, versions=None if VERSION == 1 else (OLDEST, VERSION)).with_digest()
+        served = Served(publication, self.handlers, untyped, service)
+        served.origin = "" if settings.owner else origin_of(module)
+        return served
 
 
 # -- services -----------------------------------------------------------------------------------------
@@ -168,26 +254,24 @@ def _served_service(name: str, service: ToolService, settings: Settings, service
         }
     )
     invoke = None if cls.invoke is ToolService.invoke else service.invoke
-    tools = _Tools(left_out)
+    tools = _Tools(name, services, left_out)
     for index, document in enumerate(service.tools):
         if invoke is None:
             raise ConfigurationError(f"{cls.__name__} lists tools but does not override invoke()")
         try:
             proper, changes = mended_document(document)
             tools.note(str(document.get("name")), changes)
-            tool = _ordered(parse_tool({"effect": service.effect, **proper}, descriptor), service.sequential)
+            tool = parse_tool({"effect": service.effect, **proper}, descriptor)
         except DescriptorError as error:
             raise DescriptorError(f"{cls.__name__}.tools[{index}]: {error}", path=error.path) from None
-        tools.add(tool, _invoke_handler(invoke, tool, service))
+        tools.add(tool, _invoke_handler(invoke, tool, service), service.sequential)
     for made, attribute in methods_of(cls).items():
         if made.state and not overrides(cls, "open_session"):
             raise ConfigurationError(
                 f"the tool {made.name!r} wants the state of a session (state=True), which {cls.__name__}.open_session makes"
             )
         bound = made.function if made.state else getattr(service, attribute)
-        found = _function_handler(made, tools, name, bound, services, service.effect, service.retry)
-        if found is not None:
-            tools.add(_ordered(found[0], service.sequential), found[1])
+        tools.add_function(made, bound, service.effect, service.retry, service.sequential)
     for base in filter(lambda each: issubclass(each, ToolService), cls.__mro__[1:]):
         for made, attribute in methods_of(base).items():
             if not definitions_of(getattr(cls, attribute, None)):
@@ -195,17 +279,7 @@ def _served_service(name: str, service: ToolService, settings: Settings, service
     if invoke is not None:
         _tell_lost("", name, invoke)
     untyped = None if invoke is None else _invoke_handler(invoke, None, service)
-    owner = settings.owner or getattr(service, "owner_label", "") or owner_of(cls.__module__, cls.__qualname__)
-    served = Served(tools.published(descriptor, owner), tools.handlers, untyped, service)
-    served.origin = "" if settings.owner else origin_of(cls.__module__)
-    return served
-
-
-def _ordered(tool: ToolDescriptor, sequential: bool | None) -> ToolDescriptor:
-    """Return a tool that says of its order what its service says, unless it speaks for itself."""
-    if sequential is None or "sequential" in tool.extensions:
-        return tool
-    return msgspec.structs.replace(tool, extensions={**tool.extensions, "sequential": sequential})
+    return tools.served(descriptor, settings, cls.__module__, untyped, service)
 
 
 def _invoke_handler(invoke: Callable[..., Any], tool: ToolDescriptor | None, service: ToolService) -> Handler:
@@ -255,83 +329,15 @@ def _served_functions(
     except DescriptorError as error:
         advice = "the functions of a file form a service of its name: say @tool(service=…), or rename the file"
         raise DescriptorError(f"{error}; {advice}", path=error.path) from None
-    tools = _Tools(left_out)
+    tools = _Tools(name, services, left_out)
     for made in functions:
         if made.state:
             raise ConfigurationError(
                 f"the tool {made.name!r} wants the state of a session (state=True), which its service makes: "
                 "set it as an attribute of a ToolService that has open_session()"
             )
-        found = _function_handler(made, tools, name, made.function, services)
-        if found is not None:
-            tools.add(*found)
-    if not tools.handlers:
-        return None
-    owner = settings.owner or owner_of(functions[0].module)
-    served = Served(tools.published(descriptor, owner), tools.handlers, None, None)
-    served.origin = "" if settings.owner else origin_of(functions[0].module)
-    return served
-
-
-def _function_handler(
-    made: FunctionTool,
-    tools: _Tools,
-    service: str,
-    bound: Callable[..., Any],
-    services: Services,
-    effect: Effect = "",
-    retry: Retry | None = None,
-) -> tuple[ToolDescriptor, Handler] | None:
-    """Return a function's descriptor and handler; None when it needs a service that is not provided."""
-    parameters = made.parameters
-    if parameters is not None:
-        parameters, changes = mended(parameters)
-        tools.note(made.name, changes)
-    derived = derive(bound, parameters=parameters, injected=injected(made.parameters, bound, services), skip_self=made.state)
-    given = {name: type_ for name, type_ in derived.injected.items() if services.provides(type_)}
-    spared = {name: value for name, value in derived.spared.items() if name not in given}
-    for name, type_ in derived.injected.items():
-        if name not in given and name not in spared:
-            telemetry.log.warning("tool.left_out", tool=made.name, service=service, parameter=name, needs=type_.__qualname__)
-            tools.left_out[made.name] = f"nobody provides the {type_.__qualname__} of its parameter {name}"
-            return None
-    for name, error in derived.unresolved.items():
-        telemetry.log.warning("tool.unresolved_annotation", tool=made.name, service=service, parameter=name, error=error)
-    _tell_lost(made.name, service, bound)
-    description = made.description or derived.description or made.name.replace("_", " ")
-    if len(description) > _MOST_DESCRIPTION:
-        raise ConfigurationError(
-            f"the description of the tool {made.name!r} has {len(description):,} characters, more than {_MOST_DESCRIPTION:,}: "
-            "every model reads all of it; say less, or give description=…"
-        )
-    tool = check_tool(
-        ToolDescriptor(
-            name=made.name,
-            description=description,
-            service=service,
-            parameters=derived.parameters,
-            groups=made.groups,
-            category=made.category,
-            timeout=made.timeout,
-            effect=made.effect or effect,
-            output_limit=made.output_limit,
-            confirm=made.confirm,
-            tenants=made.tenants,
-            extensions={name: said for name in _EXTENSIONS if (said := getattr(made, name)) is not None},
-        )
-    )
-    isolated = made if made.isolation else None
-    if isolated is not None:
-        # Refused here, before anything starts.
-        target_of(isolated)
-        for type_ in filter(services.own, given.values()):
-            message = f"{made.origin} runs in a child process, which has no {type_.__qualname__} of this worker's own"
-            raise ConfigurationError(f"{message}: say toolbus.provide({type_.__qualname__}, …) at the top of a module")
-    else:
-        services.want(given.values())
-    bind = filling_in(derived.bind, spared, given, services) if derived.injected else derived.bind
-    start = starting(bound, bind, state=made.state)
-    return tool, Handler(bound, start, tool.effect, made.retry or retry, isolated, derived.bind, made.tenants, tool.cacheable)
+        tools.add_function(made, made.function)
+    return tools.served(descriptor, settings, functions[0].module) if tools.handlers else None
 
 
 def _tell_lost(tool: str, service: str, function: Callable[..., Any]) -> None:

@@ -108,6 +108,7 @@ class Run(msgspec.Struct, eq=False):
         state: how far the run has come.
         abandoned: whether its worker ends without waiting for it.
         restarted: whether it runs on a new state of its session, although it was meant for another one.
+        began: the monotonic time at which it began to run; 0 before.
         session: the state of its session, when its service has sessions and the call names one.
     """
 
@@ -123,8 +124,8 @@ class Run(msgspec.Struct, eq=False):
     abandoned: bool = False
     restarted: bool = False
     session: SessionState | None = None
+    began: float = 0.0
     _seq: int = 0
-    _started: float = 0.0
     _stream: Stream | None = None
     _thread: ThreadCall | None = None
     _iteration: ThreadIteration | None = None
@@ -141,7 +142,7 @@ class Run(msgspec.Struct, eq=False):
     async def execute(self) -> None:
         """Run the handler to its end and answer. Nothing that the handler raises is raised from here."""
         self._move(_RUNNING)
-        self._started = self.context.clock()
+        self.began = self.context.clock()
         request = self.delivery.request
         enter(self.invocation)
         try:
@@ -239,16 +240,6 @@ class Run(msgspec.Struct, eq=False):
         if self.state is _CREATED:
             self._leave()
         return task
-
-    @property
-    def unbegun(self) -> bool:
-        """True until it has begun, or was answered."""
-        return self.state is _CREATED
-
-    @property
-    def began(self) -> float:
-        """The monotonic time at which it began to run; 0 before."""
-        return self._started
 
     @property
     def _waited(self) -> float:
@@ -590,7 +581,7 @@ class Run(msgspec.Struct, eq=False):
         context, delivery = self.context, self.delivery
         stream, now = self._stream, context.clock()
         first = 0.0 if stream is None else stream.first
-        report_end(end, delivery, self.handler.counts, context.sampling, now, self._started, first, self._seq, error, exception)
+        report_end(end, delivery, self.handler.counts, context.sampling, now, self.began, first, self._seq, error, exception)
 
 
 class _RunInvocation(Invocation):

@@ -7,7 +7,7 @@ import contextlib
 import contextvars
 import gc
 import os
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -268,8 +268,8 @@ class Worker:
         await asyncio.wait([home])
         await slots.sessions.aclose()
         for served in self._served.values():
-            await _clean_up(served)
-        await _clean_provided(self._services)
+            await _clean_up(served.cleanup(), served.id)
+        await _clean_up(self._services.aclose(), "provided")
         await self.isolation.aclose()
         if self._nested is not None:
             await self._nested.aclose()
@@ -338,8 +338,8 @@ class Worker:
             _tell(self._served.values(), self._left_out)
         except BaseException:
             for served in ready:
-                await _clean_up(served)
-            await _clean_provided(self._services)
+                await _clean_up(served.cleanup(), served.id)
+            await _clean_up(self._services.aclose(), "provided")
             with contextlib.suppress(Exception):
                 await self.broker.unregister()
             await self.isolation.aclose()
@@ -487,7 +487,7 @@ async def _begin(made: Served, slots: Slots, served: MutableMapping[str, Served]
     except BaseException:
         served.pop(made.id, None)
         await slots.sessions.close(made)
-        await _clean_up(made)
+        await _clean_up(made.cleanup(), made.id)
         raise
 
 
@@ -496,7 +496,7 @@ async def _end(served: Served, slots: Slots) -> None:
     await slots.sessions.close(served)
     await slots.broker.retire(served.id)
     slots.forget(served.id)
-    await _clean_up(served)
+    await _clean_up(served.cleanup(), served.id)
 
 
 async def _publish(broker: WorkerBroker, served: Served) -> None:
@@ -533,20 +533,12 @@ def _tell(served: Iterable[Served], left_out: Mapping[str, str]) -> None:
     telemetry.log.info("worker.serving", **fields)
 
 
-async def _clean_up(served: Served) -> None:
-    """Run a service's own clean-up; what goes wrong is logged."""
+async def _clean_up(work: Awaitable[None], service: str) -> None:
+    """Wait for a clean-up of a user's; what goes wrong is logged."""
     try:
-        await without_exits(served.cleanup())
+        await without_exits(work)
     except Exception:  # noqa: BLE001 - one failing clean-up must not stop the others
-        telemetry.log.exception("service.cleanup_failed", service=served.id)
-
-
-async def _clean_provided(services: Services) -> None:
-    """Clean up what handlers were provided with; what goes wrong is logged."""
-    try:
-        await without_exits(services.aclose())
-    except Exception:  # noqa: BLE001 - one failing clean-up must not stop the others
-        telemetry.log.exception("service.cleanup_failed", service="provided")
+        telemetry.log.exception("service.cleanup_failed", service=service)
 
 
 def _collect_rarely() -> None:
