@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import bisect
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from toolbus.bus import telemetry
 from toolbus.bus.support.deadlines import Deadlines
 from toolbus.bus.values.envelope import NOT_TAKEN, EntryNumbers, numbers_of
 from toolbus.bus.values.results import BrokerError, ErrorInfo, deadline_exceeded
-from toolbus.bus.worker.service import Retry
 
 if TYPE_CHECKING:
     from toolbus.bus.broker.take.requests import Delivery
@@ -344,76 +343,3 @@ class Early:
 def _make_room(known: dict[str, Any]) -> None:
     if len(known) >= _MOST:
         del known[next(iter(known))]
-
-
-# Seconds until an attempt is counted again that the server did not take.
-_AGAIN_AFTER = 1.0
-
-
-class Retries:
-    """Holds failed requests until their next attempt, which it has the server count.
-
-    Args:
-        waiting: where they wait.
-        broker: counts attempts.
-        deadlines: says when their time has come.
-        most: attempts of any request, whatever its policy says.
-        clock: returns monotonic seconds.
-        start: takes in a delivery whose next attempt was counted.
-        lost: takes in one that is not run again here.
-    """
-
-    def __init__(
-        self,
-        waiting: Waiting,
-        broker: WorkerBroker,
-        deadlines: Deadlines,
-        most: int,
-        clock: Callable[[], float],
-        start: Callable[[Delivery], Awaitable[None]],
-        lost: Callable[[Delivery], None],
-    ) -> None:
-        self._waiting = waiting
-        self._broker = broker
-        self._deadlines = deadlines
-        self._most = most
-        self._clock = clock
-        self._start = start
-        self._lost = lost
-        self._counting: set[asyncio.Task[None]] = set()
-
-    def keep(self, delivery: Delivery, policy: Retry | None, error: ErrorInfo) -> bool:
-        """Hold a failed request for another attempt; return False when there is to be none."""
-        if policy is None or not policy.allows(delivery.tries, self._most):
-            return False
-        at = self._clock() + policy.after(delivery.tries, error.retry_after)
-        if at >= delivery.deadline:
-            return False
-        self._hold(delivery, at)
-        return True
-
-    def _hold(self, delivery: Delivery, at: float) -> None:
-        self._waiting.add_retry(delivery)
-        self._deadlines.add(at, ("retry", delivery.run), lambda: self._due(delivery.run))
-
-    def _due(self, run: str) -> None:
-        delivery = self._waiting.pop_retry(run)
-        if delivery is not None:
-            task = asyncio.get_running_loop().create_task(self._count(delivery))
-            self._counting.add(task)
-            task.add_done_callback(self._counting.discard)
-
-    async def _count(self, delivery: Delivery) -> None:
-        try:
-            again = await self._broker.retry(delivery)
-        except BrokerError as error:
-            telemetry.log.warning("retry.failed", id=delivery.request.id, error=str(error))
-            at = self._clock() + _AGAIN_AFTER
-            if at < delivery.deadline:
-                self._hold(delivery, at)
-                return
-            again = None
-        if again is not None:
-            await self._start(again)
-        else:
-            self._lost(delivery)

@@ -487,7 +487,15 @@ def report_end(
     kind = ENDS[end]
     elapsed = now - began if began else 0.0
     if counts is not None:
-        _count(kind, counts, delivery, elapsed, error)
+        if kind.counted == "ended":
+            counts.buckets[bisect_left(SECONDS, elapsed)] += 1
+            counts.seconds += elapsed
+            if error is not None:
+                counts.fail(error, delivery.request.id)
+        elif kind.counted == "cancelled":
+            counts.cancelled += 1
+        elif error is not None:
+            counts.refuse(error, delivery.request.id)
     if kind.outcome == "succeeded":
         if now >= sampling.due:
             sampling.tell_success(delivery, began, first, now)
@@ -498,18 +506,6 @@ def report_end(
         telemetry.record_run(delivery.request.service, elapsed, delivery.queued_ms / 1000, frames, reason)
     if end != "finished" or telemetry.logs(logging.INFO):
         _log(kind, delivery, elapsed, error, exception)
-
-
-def _count(kind: EndKind, counts: ToolCounts, delivery: Delivery, elapsed: float, error: ErrorInfo | None) -> None:
-    if kind.counted == "ended":
-        counts.buckets[bisect_left(SECONDS, elapsed)] += 1
-        counts.seconds += elapsed
-        if error is not None:
-            counts.fail(error, delivery.request.id)
-    elif kind.counted == "cancelled":
-        counts.cancelled += 1
-    elif error is not None:
-        counts.refuse(error, delivery.request.id)
 
 
 def _log(kind: EndKind, delivery: Delivery, elapsed: float, error: ErrorInfo | None, exception: BaseException | None) -> None:

@@ -28,7 +28,7 @@ from toolbus.bus.worker.handlers import Served
 from toolbus.bus.worker.handling import Threads
 from toolbus.bus.worker.invocation import Caller
 from toolbus.bus.worker.isolation.pool import Isolation
-from toolbus.bus.worker.lines import Early, Lines, Retries, Waiting
+from toolbus.bus.worker.lines import Early, Lines, Waiting
 from toolbus.bus.worker.outcome import End, given_up_waiting, other_revision, refusal, report_buried, report_end
 from toolbus.bus.worker.run import Run, RunContext
 from toolbus.bus.worker.sessions import OpenSessions, WorkerSessions
@@ -46,6 +46,8 @@ _MOST_GATHERED = 16_384
 _CANCEL_GRACE = 1.0
 # A handler that is told to stop and still runs after so many seconds counts as stuck.
 _STOPS_WITHIN = 5.0
+# Seconds until an attempt is counted again that the server did not take.
+_AGAIN_AFTER = 1.0
 # Seconds between two looks at what a service that is withdrawn still holds.
 _LOOK_AGAIN = 0.02
 # Characters of a name among the calls that run.
@@ -105,18 +107,18 @@ class Slots:
         self._alone_from = settings.alone_from
         self._failure: ToolbusError | None = None
         self._handing_back: set[asyncio.Task[None]] = set()
+        self._counting: set[asyncio.Task[None]] = set()
         # Services that are being withdrawn.
         self._leaving: set[str] = set()
         self._wake = asyncio.Event()
         self._waiting = Waiting()
-        self._taking = Taking(self, broker, self._waiting, self._wake, settings.lease, clock)
+        self._taking = Taking(self, self._waiting, self._wake)
         self._lines = Lines(
             broker, self._waiting, self.deadlines, clock, start=self.start_due, refuse=self._refuse, hand_back=self._hand_back
         )
         self.sessions = WorkerSessions(
             lambda served: OpenSessions(served, broker, self.deadlines, clock, settings.lease), self._lines.empty, close_nested
         )
-        self._retries = Retries(self._waiting, broker, self.deadlines, settings.max_deliveries, clock, self._run_again, self._lines.lose)
         self.run_context = RunContext(
             broker=broker,
             settings=settings,
@@ -131,7 +133,7 @@ class Slots:
             ended=self._ended,
             stopped=self._run_stopped,
             extended=self._extended,
-            try_again=lambda run, error: self._retries.keep(run.delivery, run.handler.retry, error),
+            try_again=self._try_again,
         )
         self.overgrown = asyncio.Event()
         self.started = self.finished = 0
@@ -341,13 +343,47 @@ class Slots:
                 self.start(waiting.ready.popleft())
             self.watch_deadlines()
 
+    def _try_again(self, run: Run, error: ErrorInfo) -> bool:
+        """Keep the request of a failed run for another attempt; return False when there is to be none."""
+        delivery, policy = run.delivery, run.handler.retry
+        if policy is None or not policy.allows(delivery.tries, self.settings.max_deliveries):
+            return False
+        return self._keep(delivery, policy.after(delivery.tries, error.retry_after))
+
+    def _keep(self, delivery: Delivery, seconds: float) -> bool:
+        """Keep a failed request for so long; return False when its time is up by then."""
+        at = self.clock() + seconds
+        if at >= delivery.deadline:
+            return False
+        self._waiting.add_retry(delivery)
+        self.deadlines.add(at, ("retry", delivery.run), lambda: self._count_attempt(delivery.run))
+        return True
+
+    def _count_attempt(self, run: str) -> None:
+        delivery = self._waiting.pop_retry(run)
+        if delivery is not None:
+            task = self._loop.create_task(self._run_again(delivery))
+            self._counting.add(task)
+            task.add_done_callback(self._counting.discard)
+
     async def _run_again(self, delivery: Delivery) -> None:
-        if delivery.request.ordered:
-            self._lines.run_again(delivery)
-        if self._taking.stopped or delivery.request.service in self._leaving:
-            await hand_back(self.broker, [delivery])
+        """Have the server count the next attempt of a failed request, and start it."""
+        try:
+            again = await self.broker.retry(delivery)
+        except BrokerError as error:
+            telemetry.log.warning("retry.failed", id=delivery.request.id, error=str(error))
+            if self._keep(delivery, _AGAIN_AFTER):
+                return
+            again = None
+        if again is None:
+            self._lines.lose(delivery)
             return
-        self._waiting.due.append(delivery)
+        if again.request.ordered:
+            self._lines.run_again(again)
+        if self._taking.stopped or again.request.service in self._leaving:
+            await hand_back(self.broker, [again])
+            return
+        self._waiting.due.append(again)
         self.start_due()
 
     def _report(self, end: End, delivery: Delivery, error: ErrorInfo | None = None) -> None:
@@ -549,26 +585,21 @@ class Taking:
 
     Args:
         slots: where requests run.
-        broker: where they come from.
         waiting: what the worker holds and does not run yet.
         wake: set whenever a run has ended or something else has changed.
-        lease: seconds.
-        clock: returns monotonic seconds, as the event loop does.
 
     Attributes:
         state: what it does now.
     """
 
-    def __init__(
-        self, slots: Slots, broker: WorkerBroker, waiting: Waiting, wake: asyncio.Event, lease: float, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, slots: Slots, waiting: Waiting, wake: asyncio.Event) -> None:
         self.state = _READY
         self._slots = slots
-        self._broker = broker
+        self._broker = slots.broker
+        self._clock = slots.clock
+        self._limit = _ROOM_WITHIN * slots.settings.lease
         self._waiting = waiting
         self._wake = wake
-        self._limit = _ROOM_WITHIN * lease
-        self._clock = clock
         # Another worker needs an idle one, also while this one does something else first.
         self._room_wanted = False
         self._room_again = 0.0

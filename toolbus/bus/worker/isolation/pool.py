@@ -56,7 +56,7 @@ class ChildProcess:
         self._connection = connection
         self._received = bytearray()
         self._token = self._before = b""
-        self._heard = self.late = 0
+        self._next_number = self.late = 0
 
     async def send(self, job: Job) -> None:
         """Send it a call.
@@ -65,13 +65,13 @@ class ChildProcess:
             ChildLost: it has ended.
         """
         self.calls += 1
-        self._before, self._token, self._heard = self._token, job.token, 0
+        self._before, self._token, self._next_number = self._token, job.token, 0
         try:
             await asyncio.get_running_loop().sock_sendall(self._connection, messages.framed_job(job))
         except OSError as error:
             raise ChildLost from error
 
-    async def hear(self, most: int) -> Message:
+    async def receive(self, most: int) -> Message:
         """Receive its next message.
 
         Args:
@@ -90,9 +90,9 @@ class ChildProcess:
             size, token, number = MESSAGE_HEADER.unpack(await self._take(MESSAGE_HEADER.size))
         if token != self._token:
             raise ChildDeviated("something that is not of its call")
-        if number != self._heard:
-            raise ChildDeviated(f"message {number} instead of {self._heard}")
-        self._heard += 1
+        if number != self._next_number:
+            raise ChildDeviated(f"message {number} instead of {self._next_number}")
+        self._next_number += 1
         if size > most:
             raise ToolError(f"the output is over the limit of {most - SLACK} bytes (TOOLBUS_MAX_OUTPUT)", code="output_limit")
         try:
@@ -136,31 +136,31 @@ class ChildProcess:
         return taken
 
 
-def item_of(said: Message) -> Any:
+def item_of(message: Message) -> Any:
     """Return what a handler yielded, or its result.
 
     Raises:
         ChildDeviated: the message does not carry what its kind says.
     """
-    if said.kind == "text" and said.text is not None:
-        return said.text
-    if said.kind == "progress" and said.progress is not None:
-        return said.progress
-    if said.kind == "blob" and said.blobs:
-        return said.blobs[0]
-    if said.kind != "result":
-        raise ChildDeviated(f"a {said.kind} without any")
-    return read(messages.result_of, said)
+    if message.kind == "text" and message.text is not None:
+        return message.text
+    if message.kind == "progress" and message.progress is not None:
+        return message.progress
+    if message.kind == "blob" and message.blobs:
+        return message.blobs[0]
+    if message.kind != "result":
+        raise ChildDeviated(f"a {message.kind} without any")
+    return decoded(messages.result_of, message)
 
 
-def read(of: Callable[[Message], T], said: Message) -> T:
+def decoded(of: Callable[[Message], T], message: Message) -> T:
     """Decode what a message carries as JSON.
 
     Raises:
         ChildDeviated: it can't be decoded.
     """
     try:
-        return of(said)
+        return of(message)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ChildDeviated("something that can't be read") from error
 
@@ -347,7 +347,7 @@ class Isolation:
             self._idle.remove(child)
             child.close()
         else:
-            # What it said before it died comes first.
+            # The messages that it sent before it died come first.
             asyncio.get_running_loop().call_later(1.0, child.no_more)
 
     # -- calls ------------------------------------------------------------------------------------
@@ -376,13 +376,13 @@ class Isolation:
                 await begin()
             fit = False
             await child.send(job)
-            while (said := await child.hear(self._most)).kind != "end":
-                yield item_of(said)
-            fit = said.fit and not child.late and child.is_quiet()
-            error = read(messages.error_of, said)
+            while (message := await child.receive(self._most)).kind != "end":
+                yield item_of(message)
+            fit = message.fit and not child.late and child.is_quiet()
+            error = decoded(messages.error_of, message)
             if error is not None:
-                if said.crashed:
-                    raise HandlerCrashed(error, said.crashed)
+                if message.crashed:
+                    raise HandlerCrashed(error, message.crashed)
                 raise (CallRefused if error.origin == "bus" else ToolError)(error)
         except ChildDeviated as error:
             telemetry.log.error("isolation.child_deviated", tool=made.name, id=request.id, said=str(error))
