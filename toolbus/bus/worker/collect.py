@@ -178,7 +178,7 @@ class _Tools:
                 return
         for name, error in derived.unresolved.items():
             telemetry.log.warning("tool.unresolved_annotation", tool=made.name, service=self._service, parameter=name, error=error)
-        _tell_lost(made.name, self._service, bound)
+        _warn_unseen(made.name, self._service, bound)
         description = made.description or derived.description or made.name.replace("_", " ")
         if len(description) > _MOST_DESCRIPTION:
             raise ConfigurationError(
@@ -277,7 +277,7 @@ def _served_service(name: str, service: ToolService, settings: Settings, service
             if not definitions_of(getattr(cls, attribute, None)):
                 left_out[made.name] = f"{cls.__name__}.{attribute} overrides it without @tool"
     if invoke is not None:
-        _tell_lost("", name, invoke)
+        _warn_unseen("", name, invoke)
     untyped = None if invoke is None else _invoke_handler(invoke, None, service)
     return tools.served(descriptor, settings, cls.__module__, untyped, service)
 
@@ -340,7 +340,7 @@ def _served_functions(
     return tools.served(descriptor, settings, functions[0].module) if tools.handlers else None
 
 
-def _tell_lost(tool: str, service: str, function: Callable[..., Any]) -> None:
+def _warn_unseen(tool: str, service: str, function: Callable[..., Any]) -> None:
     if returns_unseen(function):
         telemetry.log.warning("tool.return_ignored", tool=tool, service=service, place=place_of(function).removeprefix(", "))
 

@@ -128,8 +128,8 @@ class Threads:
         self._occupied = 0
         self._begun = 0
         self._watching = False
-        self._told: deque[Callable[[], object]] = deque()
-        self._telling = False
+        self._callbacks: deque[Callable[[], object]] = deque()
+        self._scheduled = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
 
@@ -148,14 +148,14 @@ class Threads:
                 raise RuntimeError("the system gives this process no more threads")
         return call
 
-    def tell(self, callback: Callable[[], object]) -> None:
+    def call_in_loop(self, callback: Callable[[], object]) -> None:
         """Have the event loop call something; from a thread."""
-        self._told.append(callback)
-        if not self._telling and self._loop is not None:
-            self._telling = True
+        self._callbacks.append(callback)
+        if not self._scheduled and self._loop is not None:
+            self._scheduled = True
             # The loop may be closed, with nobody left to tell.
             with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._listen)
+                self._loop.call_soon_threadsafe(self._run_callbacks)
 
     def close(self) -> None:
         """Take no more work. Threads that still run are not waited for."""
@@ -165,11 +165,11 @@ class Threads:
             for _ in range(self._threads):
                 self._tickets.put(False)
 
-    def _listen(self) -> None:
+    def _run_callbacks(self) -> None:
         # First, so that what comes from here on is told again.
-        self._telling = False
-        while self._told:
-            self._told.popleft()()
+        self._scheduled = False
+        while self._callbacks:
+            self._callbacks.popleft()()
 
     def _wake(self) -> bool:
         """Have one more thread work, and return whether there is one that did not; with the lock held."""
@@ -227,7 +227,7 @@ class Threads:
                 call.run()
                 with self._lock:
                     self._occupied -= 1
-            self.tell(call.end)
+            self.call_in_loop(call.end)
             del call
 
 
@@ -244,7 +244,7 @@ class ThreadIteration:
         self._arrived = asyncio.Event()
         self._room = threading.Event()
         self._room.set()
-        self._told = False
+        self._announced = False
         self._stopped = False
         self._ended = False
         self.thread: ThreadCall = threads.call(self._pump, pace)
@@ -259,7 +259,7 @@ class ThreadIteration:
             while True:
                 await self._arrived.wait()
                 self._arrived.clear()
-                self._told = False
+                self._announced = False
                 while self._items:
                     item = self._items.popleft()
                     if len(self._items) < _MOST_AHEAD // 2:
@@ -277,9 +277,9 @@ class ThreadIteration:
                 if self._stopped:
                     raise CallCancelled("nobody waits for this call any more")
                 self._items.append(item)
-                if not self._told:
-                    self._told = True
-                    self._threads.tell(self._arrived.set)
+                if not self._announced:
+                    self._announced = True
+                    self._threads.call_in_loop(self._arrived.set)
                 if len(self._items) >= _MOST_AHEAD:
                     self._room.clear()
                     if len(self._items) >= _MOST_AHEAD and not self._stopped:
@@ -287,7 +287,7 @@ class ThreadIteration:
         finally:
             if inspect.isgenerator(self._iterator):
                 self._iterator.close()
-            self._threads.tell(self._end)
+            self._threads.call_in_loop(self._end)
 
     def _end(self) -> None:
         self._ended = True
@@ -318,7 +318,7 @@ class MiddlewareCall:
         self,
         middleware: tuple[Middleware, ...],
         handle: Callable[[MiddlewareCall], Awaitable[ToolResult]],
-        told: Callable[[BaseException], ErrorInfo],
+        error_info: Callable[[BaseException], ErrorInfo],
         given_up: Callable[[], None],
     ) -> ToolResult:
         """Run the handler within the middleware; return what is still to be sent.
@@ -326,7 +326,7 @@ class MiddlewareCall:
         Args:
             middleware: the outermost first.
             handle: runs the handler.
-            told: what an exception of the handler is as a value.
+            error_info: returns an exception of the handler as a value.
             given_up: called when middleware cancels the handler.
 
         Raises:
@@ -345,7 +345,7 @@ class MiddlewareCall:
                 given_up()
                 raise
             except Exception as error:  # noqa: BLE001 - raised again, unless middleware makes something else of it
-                info = told(error)
+                info = error_info(error)
                 self._raised = error, info
                 return ToolResult(success=False, output=self._joined(), error=info, content=tuple(self._blobs))
             output = self._joined() if result.output is None and self._texts else result.output

@@ -299,12 +299,12 @@ class Questions:
         delivery, since = self._delivery, self._clock()
         deadline = delivery.deadline
         answer: ConfirmationAnswer | None = None
-        told = False
+        asked = False
 
         def opened() -> None:
             # Not before: a person may answer the request as soon as the caller shows it.
-            nonlocal told
-            told = True
+            nonlocal asked
+            asked = True
             self._tell(Confirm(request.id, request.question, since + most - self._clock()))
 
         self._extend(deadline + most)
@@ -320,7 +320,7 @@ class Questions:
             took = min(self._clock() - since, most)
             self._left -= took
             self._extend(deadline + took)
-            if told:
+            if asked:
                 self._tell(Confirm(request.id, allowed=None if answer is None else answer.allowed))
         with contextlib.suppress(BrokerError):
             # Without it the next run has a little more time than it should.

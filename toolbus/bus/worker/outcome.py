@@ -498,9 +498,9 @@ def report_end(
             counts.refuse(error, delivery.request.id)
     if kind.outcome == "succeeded":
         if now >= sampling.due:
-            sampling.tell_success(delivery, began, first, now)
+            sampling.note_success(delivery, began, first, now)
     elif kind.outcome:
-        sampling.tell(delivery, Ending(kind.outcome, began, first, now, error))
+        sampling.note(delivery, Ending(kind.outcome, began, first, now, error))
     if began and telemetry.metering():
         reason = end if error is None and end != "finished" else "" if error is None else error.type
         telemetry.record_run(delivery.request.service, elapsed, delivery.queued_ms / 1000, frames, reason)
@@ -520,7 +520,7 @@ def _log(kind: EndKind, delivery: Delivery, elapsed: float, error: ErrorInfo | N
     if error is not None:
         # A refusal of arguments quotes them, and logs hold no arguments.
         message = "" if error.type == "invalid_arguments" else shortened(error.message, _MOST_LOGGED)
-        told = {"error": error.type, "code": error.code, **({"message": message} if message else {}), **fields}
+        failure = {"error": error.type, "code": error.code, **({"message": message} if message else {}), **fields}
     if error is None:
         if kind.event == "call.finished":
             telemetry.log.info("call.finished", **fields)
@@ -529,10 +529,10 @@ def _log(kind: EndKind, delivery: Delivery, elapsed: float, error: ErrorInfo | N
         else:
             telemetry.log.info("call.handed_back", **fields)
     elif kind.event == "call.cancelled":
-        telemetry.log.info("call.cancelled", **told)
+        telemetry.log.info("call.cancelled", **failure)
     elif exception is None or is_a(exception, EnvelopeError):
         # The traceback of a result that can't be sent has no line of the handler.
-        telemetry.log.warning("call.failed", **told)
+        telemetry.log.warning("call.failed", **failure)
     else:
         telemetry.log.error("call.crashed", error=error.code, exc_info=exception, **fields)
 

@@ -98,32 +98,32 @@ class Sampling:
     """Admits so many attempts a second, those that failed apart from those that succeeded.
 
     Args:
-        note: takes in what is told of.
+        take: takes in what is told of.
         enabled: whether anything is.
 
     Attributes:
         due: from when on (monotonic seconds) the next success is told of; a run compares that first, and most get no further.
     """
 
-    __slots__ = ("_failures_due", "_failures_full", "_full", "_note", "due")
+    __slots__ = ("_failures_due", "_failures_full", "_full", "_take", "due")
 
-    def __init__(self, note: Callable[[Delivery, Ending], None], *, enabled: bool) -> None:
-        self._note = note
+    def __init__(self, take: Callable[[Delivery, Ending], None], *, enabled: bool) -> None:
+        self._take = take
         self.due = self._failures_due = 0.0 if enabled else math.inf
         # When all that was admitted will have been made up for.
         self._full = self._failures_full = 0.0
 
-    def tell_success(self, delivery: Delivery, started: float, first: float, now: float) -> None:
+    def note_success(self, delivery: Delivery, started: float, first: float, now: float) -> None:
         """Tell of a success that is ``due``."""
         self._full = max(self._full, now) + 1 / _RATE
         self.due = self._full - _BURST / _RATE
-        self._note(delivery, Ending("succeeded", started, first, now, None))
+        self._take(delivery, Ending("succeeded", started, first, now, None))
 
-    def tell(self, delivery: Delivery, ending: Ending) -> None:
+    def note(self, delivery: Delivery, ending: Ending) -> None:
         """Tell of another end than a success, unless there were too many."""
         now = ending.ended
         if now < self._failures_due:
             return
         self._failures_full = max(self._failures_full, now) + 1 / _RATE
         self._failures_due = self._failures_full - _BURST_OF_FAILURES / _RATE
-        self._note(delivery, ending)
+        self._take(delivery, ending)

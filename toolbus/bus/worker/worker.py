@@ -335,7 +335,7 @@ class Worker:
                 slots.sessions.open(served)
             for served in self._served.values():
                 await _publish(self.broker, served)
-            _tell(self._served.values(), self._left_out)
+            _log_served(self._served.values(), self._left_out)
         except BaseException:
             for served in ready:
                 await _clean_up(served.cleanup(), served.id)
@@ -473,7 +473,7 @@ class NestedBus:
             await bus.aclose()
 
 
-_MOST_TOLD = 20
+_MOST_LOGGED = 20
 
 
 async def _begin(made: Served, slots: Slots, served: MutableMapping[str, Served]) -> None:
@@ -517,19 +517,19 @@ async def _publish(broker: WorkerBroker, served: Served) -> None:
         telemetry.log.info("tools.undeclared_effect", service=served.id, tools=undeclared, meaning="may be re-run after a crash")
 
 
-def _tell(served: Iterable[Served], left_out: Mapping[str, str]) -> None:
+def _log_served(served: Iterable[Served], left_out: Mapping[str, str]) -> None:
     """Say what a worker serves, and what it left out and why."""
     every = list(served)
     tools = sorted(tool.name for each in every for tool in each.publication.tools)
     refused = dict.fromkeys((name for each in every for name in each.tools if name not in tools), "its name belongs to another owner")
     missing = {**left_out, **refused}
-    fields: dict[str, object] = {"services": sorted(each.id for each in every)[:_MOST_TOLD], "tools": tools[:_MOST_TOLD]}
-    if len(tools) > _MOST_TOLD:
-        fields["further"] = len(tools) - _MOST_TOLD
+    fields: dict[str, object] = {"services": sorted(each.id for each in every)[:_MOST_LOGGED], "tools": tools[:_MOST_LOGGED]}
+    if len(tools) > _MOST_LOGGED:
+        fields["further"] = len(tools) - _MOST_LOGGED
     if missing:
-        fields["left_out"] = dict(sorted(missing.items())[:_MOST_TOLD])
-    if len(missing) > _MOST_TOLD:
-        fields["further_left_out"] = len(missing) - _MOST_TOLD
+        fields["left_out"] = dict(sorted(missing.items())[:_MOST_LOGGED])
+    if len(missing) > _MOST_LOGGED:
+        fields["further_left_out"] = len(missing) - _MOST_LOGGED
     telemetry.log.info("worker.serving", **fields)
 
 
