@@ -113,6 +113,8 @@ class Slots:
         self._wake = asyncio.Event()
         self._waiting = Waiting()
         self._taking = Taking(self, self._waiting, self._wake)
+        # Of the listener's methods these are the taking's own.
+        self.free_slots, self.flexible, self.on_left_over = self._taking.free_slots, self._taking.flexible, self._taking.make_room
         self._lines = Lines(
             broker, self._waiting, self.deadlines, clock, start=self.start_due, refuse=self._refuse, hand_back=self._hand_back
         )
@@ -471,10 +473,6 @@ class Slots:
             calls=tuple(map(_running, held[:MOST_CALLS])),
         )
 
-    def free_slots(self) -> int:
-        """Return how many more deliveries can run now."""
-        return self._taking.free_slots()
-
     def idle(self) -> bool:
         """Return whether nothing runs but handlers that can't be stopped."""
         return all(run.stuck for run in self._runs.values())
@@ -482,14 +480,6 @@ class Slots:
     def busy(self) -> bool:
         """Return whether anything runs or waits here."""
         return len(self._waiting) > 0 or not self.idle()
-
-    def flexible(self) -> bool:
-        """Return whether it could make room for a delivery that must run alone."""
-        return self._taking.flexible()
-
-    def on_left_over(self) -> None:
-        """Make room for a delivery that must run alone."""
-        self._taking.make_room()
 
     def on_recovered(self, deliveries: Sequence[Delivery]) -> None:
         """Run deliveries taken over from dead workers."""
@@ -648,7 +638,7 @@ class Taking:
         return self._slots.free
 
     def flexible(self) -> bool:
-        """Return whether it could make room: not when it does, nor just after it did and other calls still ran."""
+        """Return whether it could make room for what must run alone: not when it does, nor just after it did and other calls still ran."""
         return not self._room_wanted and self._clock() > self._room_again
 
     def make_room(self) -> None:
