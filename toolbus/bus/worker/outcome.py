@@ -20,7 +20,7 @@ from toolbus.bus.broker.protocols import Beginning, Ending, Outcome
 from toolbus.bus.support.display import shortened
 from toolbus.bus.support.safe_text import is_a, reason_of, type_name
 from toolbus.bus.values.descriptors import Publication
-from toolbus.bus.values.encoding import MOST_LEVELS, exact_text, simpler, whole_text
+from toolbus.bus.values.encoding import MOST_LEVELS, exact_text, is_numbers, simpler, whole_text
 from toolbus.bus.values.envelope import NOT_BEGUN, NOT_TAKEN, Frame, Request, encode, encode_data, late_code, waited_for
 from toolbus.bus.values.media import media_type_of
 from toolbus.bus.values.results import (
@@ -37,7 +37,6 @@ from toolbus.bus.values.results import (
     ToolResult,
     deadline_exceeded,
 )
-from toolbus.bus.values.scientific import is_numbers
 from toolbus.bus.worker.statistics import SECONDS, Sampling, ToolCounts
 from toolbus.bus.worker.transitions import RunState
 

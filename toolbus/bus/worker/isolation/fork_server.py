@@ -29,7 +29,7 @@ from typing import Any, NoReturn, Unpack
 
 import msgspec
 
-from toolbus.bus.schema import derive
+from toolbus.bus.schema.derivation import derive
 from toolbus.bus.support.safe_text import described, is_a, reason_of, traceback_of
 from toolbus.bus.values.confirmations import CONFIRM_TIMEOUT, ConfirmationAnswer
 from toolbus.bus.values.encoding import whole_text
