@@ -10,14 +10,14 @@ from typing import Any, Self
 
 import msgspec
 
-from toolbus.bus import schema, telemetry
+from toolbus.bus import telemetry
 from toolbus.bus.middleware.chain import Middleware
-from toolbus.bus.schema import mended_document
+from toolbus.bus.schema.mend import mended_document
 from toolbus.bus.values.descriptors import ServiceDescriptor, check_types, parse_tool
 from toolbus.bus.values.results import DescriptorError, ToolbusError, ToolError, ToolResult
 from toolbus.bus.values.settings import Settings
-from toolbus.bus.worker.definition.service import ToolService
-from toolbus.bus.worker.run.invocation import Invocation, invocation
+from toolbus.bus.worker.invocation import Invocation, invocation
+from toolbus.bus.worker.service import ToolService
 from toolbus.bus.worker.worker import Worker
 from toolbus.edges.mounts.options import Options, bus_name, check_name
 
@@ -111,6 +111,8 @@ class Described:
 
     def _flaw(self, published: str, document: dict[str, Any]) -> str:
         """Return why a descriptor can't be published, or an empty text."""
+        from toolbus.bus.schema.validate import preparer_for  # noqa: PLC0415 - it loads the compiler of schemas, which few need
+
         if published in self._runs:
             return f"its name on the bus, {published!r}, is that of {self._runs[published][0]!r}"
         try:
@@ -119,7 +121,7 @@ class Described:
                 return f"its description and schemas have more than {_MOST_DOCUMENT:,} bytes"
             if self._size + size > _MOST_TOGETHER:
                 return f"the tools before it have {_MOST_TOGETHER:,} bytes of descriptions and schemas; serve some of them: --include"
-            schema.preparer_for(check_types(parse_tool(mended_document(document)[0], self._service)))
+            preparer_for(check_types(parse_tool(mended_document(document)[0], self._service)))
         except (DescriptorError, TypeError, ValueError, RecursionError) as error:
             return str(error) or "it is nested too deeply"
         self._size += size

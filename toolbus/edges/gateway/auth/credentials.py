@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from toolbus.bus.support.safe_text import type_name
 from toolbus.bus.values.results import ConfigurationError
-from toolbus.bus.values.tokens import Rate, TokenFile, TokenRecord
+from toolbus.bus.values.secrets import Rate, TokenFile, TokenRecord
 from toolbus.edges.gateway.bodies import answer
 from toolbus.edges.gateway.operations import Admitted
 from toolbus.edges.gateway.options import Principal
