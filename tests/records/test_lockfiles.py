@@ -10,7 +10,7 @@ from tests.records.made import recorded
 from toolbus.bus.values.results import ConfigurationError, ToolError
 from toolbus.platform.backends.runner import CannotStart
 from toolbus.platform.coding.copies import Copy
-from toolbus.platform.coding.workspace.files import Folder, WorkspaceOptions
+from toolbus.platform.coding.files import Folder, WorkspaceOptions
 from toolbus.platform.documents import digest_of_folder
 from toolbus.platform.host.leases import check_code
 from toolbus.platform.lockfiles import check_locked

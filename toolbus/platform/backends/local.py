@@ -6,99 +6,41 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
 
 from toolbus.bus import telemetry
 from toolbus.bus.support.environment import harmless
-from toolbus.bus.values.results import ConfigurationError, ToolResult
+from toolbus.bus.values.results import ConfigurationError
 from toolbus.bus.values.secrets import value_of
 from toolbus.platform.backends import marks, program
 from toolbus.platform.backends.confinement import Confinement, base_python, bound
-from toolbus.platform.backends.http.calls import Endpoint, HttpCalls
+from toolbus.platform.backends.http import HttpCalls
+from toolbus.platform.backends.instances import ProgramInstance, Readiness, calls_of, held, until_ready
 from toolbus.platform.backends.keeper import descendants
 from toolbus.platform.backends.made import MadeFolder, made_elsewhere, remove_unused
-from toolbus.platform.backends.marks import LOOPBACK, Listening, Ports, listening
+from toolbus.platform.backends.marks import LOOPBACK, Ports, listening
 from toolbus.platform.backends.program import Program
-from toolbus.platform.backends.runner import CannotStart, Line, Output
+from toolbus.platform.backends.runner import CannotStart, Line, Runner
 from toolbus.platform.records import RecordedTool, ToolSource
 
-_FIRST, _MOST = 0.02, 0.25
-_CONNECT = 2.0
-_HEALTHY_WITHIN = 5.0
 
-
-class Readiness:
-    """Says when a program is ready.
-
-    Args:
-        source: says how readiness is known: ``port``, ``path:/health`` or ``log:TEXT``.
-        port: of the program.
-        relayed: whether the host passes on connections, so that it has the port, and takes them once the program listens.
+class _AtItsPort(Readiness[Program]):
+    """Says when a program is ready that has the port itself, and sees who listens there.
 
     Attributes:
-        taken: another process listens on its port.
-        everywhere: it listens on all addresses of the machine; known when it is ready.
+        taken: another process does.
+        everywhere: it does on all addresses of the machine; known when it is ready.
     """
 
-    def __init__(self, source: ToolSource, port: int, *, relayed: bool = False) -> None:
-        self._kind, _, self._what = source.ready.partition(":")
-        self._port = port
-        self._relayed = relayed
-        self.taken = self.everywhere = False
+    taken = everywhere = False
 
-    @property
-    def wanted(self) -> str:
-        """Name what it waits for, in words."""
-        if self._kind == "path":
-            return f"GET {self._what} was not answered well"
-        if self._kind == "log":
-            return f"no line with {self._what!r} was written"
-        return f"nothing listens on port {self._port}"
-
-    async def wait(self, running: Program, calls: HttpCalls) -> None:
-        """Wait until the program is ready; for ever, if it never is."""
-        if self._kind == "log":
-            await running.wrote(self._what)
-            if not self._relayed:
-                self.everywhere = (await self._listening(running)).everywhere
-                return
-        pause = _FIRST
-        while True:
-            if (
-                await self._connects()
-                and await self._is_own(running)
-                and not (self._kind == "path" and await calls.get(self._what, _CONNECT))
-            ):
-                return
-            await asyncio.sleep(pause)
-            pause = min(pause * 1.5, _MOST)
-
-    async def health(self, calls: HttpCalls) -> str:
-        """Return why a program that runs is not well; empty when it is."""
-        if self._kind == "path":
-            return await calls.get(self._what, _HEALTHY_WITHIN)
-        return "" if await self._connects() else f"nothing listens on its port {self._port}"
-
-    async def _connects(self) -> bool:
-        with contextlib.suppress(OSError, TimeoutError):
-            async with asyncio.timeout(_CONNECT):
-                _, writer = await asyncio.open_connection(LOOPBACK, self._port)
-            writer.close()
-            return True
-        return False
-
-    async def _is_own(self, running: Program) -> bool:
+    async def is_own(self, running: Program) -> bool:
         """Return whether it is the program that listens; true where the system does not say."""
-        if self._relayed:
-            return True
-        found = await self._listening(running)
+        found = await asyncio.to_thread(lambda: listening(self.port, [running.pid, *descendants(running.pid)]))
         self.taken = found.known and found.anyone and not found.ours
         self.everywhere = found.everywhere
         return not self.taken
-
-    async def _listening(self, running: Program) -> Listening:
-        return await asyncio.to_thread(lambda: listening(self._port, [running.pid, *descendants(running.pid)]))
 
 
 # Another process may take a port between its choice and the program's start.
@@ -108,51 +50,7 @@ _IN_USE = ("address already in use", "errno 98", "errno 48", "eaddrinuse", "only
 _OF_UV = ("UV_CACHE_DIR", "UV_OFFLINE", "UV_PYTHON", "UV_PYTHON_INSTALL_DIR", "UV_LINK_MODE", "XDG_CACHE_HOME", "XDG_DATA_HOME")
 
 
-class LocalInstance:
-    """One running program."""
-
-    def __init__(
-        self, running: program.Program, port: int, ports: Ports, calls: HttpCalls, readiness: Readiness, made: MadeFolder | None
-    ) -> None:
-        self._program = running
-        self._made = made
-        self._ports = ports
-        self._calls = calls
-        self._readiness = readiness
-        self.pid = running.pid
-        self.port = port
-
-    async def call(self, arguments: dict[str, Any], output: Output, *, user: str = "", deadline: float = 0.0) -> ToolResult:
-        """Run one call."""
-        return await self._calls.call(arguments, output, user=user, deadline=deadline)
-
-    async def health(self, *, answered: bool = False) -> str:
-        """Return why it is not well."""
-        if self._program.code is not None:
-            return self._program.ending
-        return await (self._calls.answers(_HEALTHY_WITHIN) if answered else self._readiness.health(self._calls))
-
-    async def unfinished(self) -> int:
-        """Return how many calls it goes on with although their connections were closed."""
-        return await self._calls.unfinished()
-
-    async def ended(self) -> str:
-        """Wait until it has ended by itself."""
-        await self._program.ended()
-        return self._program.ending
-
-    async def stop(self, within: float) -> None:
-        """End it with everything that it started."""
-        try:
-            await self._program.stop(within)
-        finally:
-            self._ports.give_back(self.port)
-            if self._made is not None:
-                self._made.release()
-            await self._calls.aclose()
-
-
-class LocalRunner:
+class LocalRunner(Runner):
     """Starts local programs.
 
     Args:
@@ -167,33 +65,21 @@ class LocalRunner:
         # Tools of which the log says that others can reach their programs.
         self._exposed: set[str] = set()
 
-    async def start(self, tool: RecordedTool, source: ToolSource, line: Line) -> LocalInstance:
+    async def start(self, tool: RecordedTool, source: ToolSource, line: Line) -> ProgramInstance[Program]:
         """Start a program, and return when it is ready."""
         folder = _folder(source)
         environment = _environment(source)
-        if not tool.code:
-            return await self._start_at_a_port(tool, source, folder, environment, line, None)
-        made = await _made(folder, tool.code)
-        try:
-            return await self._start_at_a_port(tool, source, folder, {**environment, **made.variables}, line, made)
-        except BaseException:
-            made.release()
-            raise
-
-    async def _start_at_a_port(
-        self, tool: RecordedTool, source: ToolSource, folder: Path, environment: Mapping[str, str], line: Line, made: MadeFolder | None
-    ) -> LocalInstance:
-        for left in reversed(range(_MOST_TRIES)):
-            port = self._ports.take()
-            try:
-                return await self._start(tool, source, folder, environment, port, line, made)
-            except _PortTaken as error:
-                self._ports.give_back(port)
-                if not left:
-                    raise CannotStart(f"{error}; after {_MOST_TRIES} tries") from None
-            except BaseException:
-                self._ports.give_back(port)
-                raise
+        async with held() as release:
+            if tool.code:
+                made = await _made(folder, tool.code)
+                release.callback(made.release)
+                environment |= made.variables
+            for remaining in reversed(range(_MOST_TRIES)):
+                try:
+                    return await self._start(tool, source, folder, environment, line, release)
+                except _PortTaken as error:
+                    if not remaining:
+                        raise CannotStart(f"{error}; after {_MOST_TRIES} tries") from None
         raise AssertionError
 
     async def clean(self) -> list[str]:
@@ -205,46 +91,35 @@ class LocalRunner:
         self._confinement.close()
 
     async def _start(
-        self,
-        tool: RecordedTool,
-        source: ToolSource,
-        folder: Path,
-        environment: Mapping[str, str],
-        port: int,
-        line: Line,
-        made: MadeFolder | None,
-    ) -> LocalInstance:
-        environment = {**environment, "PORT": str(port)}
-        confined = await self._confinement.applies(tool)
-        readiness = Readiness(source, port, relayed=confined and source.network != "host")
-        if confined:
-            running = await self._start_confined(tool, source, folder, environment, port, line)
-        else:
-            running = await program.start(_words(source, folder, port, is_approved=bool(tool.code)), folder, environment, line)
-        endpoint = Endpoint(
-            base=f"http://{LOOPBACK}:{port}",
-            method=source.http_method.upper(),
-            path=source.endpoint_path,
-            shown=tool.tool_id,
-            streams=tool.meta.stream_support,
-            once=tool.running.effect == "once",
-            tells_user=True,
-        )
-        calls = HttpCalls(endpoint, ended=running.ended)
-        try:
-            await _ready(running, readiness, calls, source)
-        except BaseException:
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.shield(asyncio.ensure_future(running.kill()))
-            await calls.aclose()
-            raise
-        if readiness.everywhere:
+        self, tool: RecordedTool, source: ToolSource, folder: Path, environment: Mapping[str, str], line: Line, release: AsyncExitStack
+    ) -> ProgramInstance[Program]:
+        """Start it at a port, which is given back with the rest of what it has."""
+        async with held() as own:
+            port = self._ports.take()
+            own.callback(self._ports.give_back, port)
+            environment = {**environment, "PORT": str(port)}
+            if confined := await self._confinement.applies(tool):
+                running = await self._start_confined(tool, source, folder, environment, port, line)
+            else:
+                running = await program.start(_words(source, folder, port, is_approved=bool(tool.code)), folder, environment, line)
+            calls = calls_of(tool, source, port, running)
+            own.push_async_callback(calls.aclose)
+            relayed = confined and source.network != "host"
+            readiness = Readiness[Program](source, port, relayed=True) if relayed else _AtItsPort(source, port)
+            try:
+                await _ready(running, readiness, calls, source)
+            except BaseException:
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.shield(asyncio.ensure_future(running.kill()))
+                raise
+            release.push_async_callback(own.aclose)
+        if isinstance(readiness, _AtItsPort) and readiness.everywhere:
             self._tell_exposed(tool.tool_id, port, line)
-        return LocalInstance(running, port, self._ports, calls, readiness, made)
+        return ProgramInstance(running, calls, readiness, release)
 
     async def _start_confined(
         self, tool: RecordedTool, source: ToolSource, folder: Path, environment: Mapping[str, str], port: int, line: Line
-    ) -> program.Program:
+    ) -> Program:
         """Start a program that a model wrote; what it needs is installed before, since it may not reach the network itself."""
         venv = Path(environment.get("UV_PROJECT_ENVIRONMENT") or folder / ".venv")
         words = _words(source, folder, port, is_approved=bool(tool.code))
@@ -307,30 +182,17 @@ class _PortTaken(CannotStart):
     """The port was taken meanwhile."""
 
 
-async def _ready(running: program.Program, readiness: Readiness, calls: HttpCalls, source: ToolSource) -> None:
+async def _ready(running: Program, readiness: Readiness[Program], calls: HttpCalls, source: ToolSource) -> None:
     """Wait until a program is ready.
 
     Raises:
         CannotStart: it ended before, or is not ready in time.
     """
-    waiting = asyncio.create_task(readiness.wait(running, calls))
-    ending = asyncio.create_task(running.ended())
-    try:
-        async with asyncio.timeout(source.ready_within):
-            await asyncio.wait((waiting, ending), return_when=asyncio.FIRST_COMPLETED)
-    except TimeoutError:
-        said = f"; it last wrote: {running.last_words}" if running.last_words else "; it wrote nothing"
-        raise CannotStart(f"it was not ready within {source.ready_within:g} s ({readiness.wanted}){said}") from None
-    finally:
-        for task in (waiting, ending):
-            task.cancel()
-        await asyncio.gather(waiting, ending, return_exceptions=True)
-    if not waiting.cancelled() and waiting.exception() is None:
+    if await until_ready("it", running, readiness, calls, source.ready_within):
         return
-    if readiness.taken or any(each in running.last_words.lower() for each in _IN_USE):
+    taken = isinstance(readiness, _AtItsPort) and readiness.taken
+    if taken or any(each in running.last_words.lower() for each in _IN_USE):
         raise _PortTaken(f"its port was taken by another process: {running.last_words}")
-    if running.code is None:
-        raise CannotStart(f"it can't be seen whether it is ready: {waiting.exception()}")
     raise CannotStart(running.ending)
 
 

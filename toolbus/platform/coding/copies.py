@@ -14,7 +14,7 @@ import msgspec
 from toolbus.bus.values.results import ConfigurationError, ToolError
 from toolbus.bus.values.settings import Settings
 from toolbus.bus.values.urls import redact
-from toolbus.platform.coding.workspace.files import Folder
+from toolbus.platform.coding.files import Folder
 from toolbus.platform.documents import MOST_BYTES, digest_of_folder, files_of
 from toolbus.platform.lockfiles import check_locked
 from toolbus.platform.store import Snapshot

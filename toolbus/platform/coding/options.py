@@ -11,8 +11,8 @@ import msgspec
 from msgspec import Meta
 
 from toolbus.bus.values.results import ConfigurationError
-from toolbus.platform.coding.spending import Prices
-from toolbus.platform.coding.workspace.files import Network, WorkspaceOptions
+from toolbus.platform.coding.files import Network, WorkspaceOptions
+from toolbus.platform.coding.jobs import Prices
 
 PREFIX = "TOOLBUS_CODING_"
 

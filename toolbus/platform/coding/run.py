@@ -22,12 +22,11 @@ from toolbus.bus.values.settings import Settings
 from toolbus.bus.worker.definition.function import held
 from toolbus.bus.worker.definition.service import ToolService
 from toolbus.bus.worker.worker import Worker
-from toolbus.platform.coding.guard import Guard, Outcome
+from toolbus.platform.coding.jobs import Guard, Job, MeteredEndpoint, Outcome, OverBudget
 from toolbus.platform.coding.options import CodingOptions, Deployment
 from toolbus.platform.coding.registering import Registrar
-from toolbus.platform.coding.spending import Job, MeteredEndpoint, OverBudget
 from toolbus.platform.coding.tools import ContainerTools, ProjectTools
-from toolbus.platform.coding.workspace.workspace import Workspace
+from toolbus.platform.coding.workspace import Workspace
 
 _MOST_READ = 4 << 20
 _MOST_LINES = 2_000

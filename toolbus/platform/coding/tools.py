@@ -17,9 +17,8 @@ from toolbus.bus.values.results import ToolError, ToolResult
 from toolbus.platform.backends.containers import RIGHTS, CliFailed, ContainerCli, Images, labels_of_task
 from toolbus.platform.backends.marks import LOOPBACK
 from toolbus.platform.backends.runner import CannotStart
-from toolbus.platform.coding.workspace.files import WorkspaceOptions
-from toolbus.platform.coding.workspace.programs import MOST_PRINTED, REASONS, Finished, Program, start_plain
-from toolbus.platform.coding.workspace.workspace import Workspace
+from toolbus.platform.coding.files import WorkspaceOptions
+from toolbus.platform.coding.workspace import MOST_PRINTED, REASONS, Finished, Program, Workspace, start_plain
 
 _INSIDE = "/workspace"
 _MARK = "TOOLBUS_RUN"

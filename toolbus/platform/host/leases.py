@@ -153,7 +153,7 @@ _SHOWN = 12
 _CLEANED_WITHIN = 15.0
 
 
-class _OfKind:
+class _OfKind(Runner):
     """A ``Runner`` that makes the proper one for its first start."""
 
     def __init__(self, kind: SourceType, make: Make, folders: Sequence[Path]) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, NamedTuple
 
@@ -15,8 +13,8 @@ from toolbus.bus.worker.definition.service import ToolService
 from toolbus.bus.worker.run.invocation import invocation
 from toolbus.bus.worker.worker import Worker
 from toolbus.platform.backends.runner import Line, Output
+from toolbus.platform.host.members import CLOSED
 from toolbus.platform.host.pool import Pool
-from toolbus.platform.host.pool.member import CLOSED
 from toolbus.platform.records import RecordedTool, ToolRoute
 from toolbus.platform.search import document_of
 
@@ -26,58 +24,31 @@ Item = str | Blob | Progress | ToolResult
 _MOST_WAITING = 16
 
 
-class Relay:
-    """Takes in what a program answers; a program that answers faster than its caller reads waits."""
+async def relayed(call: Callable[[Output], Coroutine[Any, Any, ToolResult]]) -> AsyncIterator[Item]:
+    """Yield what a call streams, and its result last; the call is cancelled when nobody takes them any more.
 
-    __slots__ = ("_items", "_look", "_room")
+    A program that answers faster than its caller reads waits.
 
-    def __init__(self) -> None:
-        self._items: deque[Item] = deque()
-        self._look = asyncio.Event()
-        self._room = asyncio.Event()
+    Raises:
+        ToolError: the call failed.
+    """
+    items = asyncio.Queue[Item | None]()
+    room = asyncio.Semaphore(_MOST_WAITING)
 
-    async def text(self, piece: str) -> None:
-        """Pass on a piece of text."""
-        await self._put(piece)
+    async def take(item: Item) -> None:
+        await room.acquire()
+        items.put_nowait(item)
 
-    async def blob(self, media_type: str, data: bytes) -> None:
-        """Pass on a file."""
-        await self._put(Blob(media_type, data))
-
-    async def progress(self, done: float, total: float | None = None, message: str = "") -> None:
-        """Pass on how far it is; numbers that JSON can't express are left out."""
-        if math.isfinite(done):
-            await self._put(Progress(done, total if total is not None and math.isfinite(total) else None, message))
-
-    async def run(self, call: Callable[[Output], Coroutine[Any, Any, ToolResult]]) -> AsyncIterator[Item]:
-        """Yield what a call streams, and its result last; the call is cancelled when nobody takes them any more.
-
-        Raises:
-            ToolError: the call failed.
-        """
-        working = asyncio.create_task(call(self))
-        working.add_done_callback(lambda _: self._look.set())
-        try:
-            while True:
-                while self._items:
-                    item = self._items.popleft()
-                    self._room.set()
-                    yield item
-                if working.done():
-                    break
-                self._look.clear()
-                await self._look.wait()
-            yield working.result()
-        finally:
-            working.cancel()
-            await asyncio.wait({working})
-
-    async def _put(self, item: Item) -> None:
-        while len(self._items) >= _MOST_WAITING:
-            self._room.clear()
-            await self._room.wait()
-        self._items.append(item)
-        self._look.set()
+    working = asyncio.create_task(call(take))
+    working.add_done_callback(lambda _: items.put_nowait(None))
+    try:
+        while (item := await items.get()) is not None:
+            room.release()
+            yield item
+        yield working.result()
+    finally:
+        working.cancel()
+        await asyncio.wait({working})
 
 
 # A call's own deadline ends everything; a little before it, its caller can still be told what it waited for.
@@ -107,7 +78,7 @@ class RecordedService(ToolService):
         """Run one call at an instance."""
         left = invocation().remaining
         deadline = asyncio.get_running_loop().time() + left - min(_MOST_MARGIN, _MARGIN * left)
-        async for item in Relay().run(lambda output: self._call(arguments, output, user, deadline)):
+        async for item in relayed(lambda output: self._call(arguments, output, user, deadline)):
             yield item
 
     async def _call(self, arguments: dict[str, Any], output: Output, user: str, deadline: float) -> ToolResult:

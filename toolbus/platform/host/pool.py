@@ -12,43 +12,12 @@ from typing import Any
 import msgspec
 
 from toolbus.bus.support.display import shortened
-from toolbus.bus.values.results import ToolError, ToolResult
+from toolbus.bus.values.results import Blob, Progress, ToolError, ToolResult
 from toolbus.platform.backends.runner import Line, Output, Runner
-from toolbus.platform.host.pool import member as losses
-from toolbus.platform.host.pool.member import Cut, Member, Timing
-from toolbus.platform.host.pool.places import Places
-from toolbus.platform.host.pool.starts import Starter, Starts
-from toolbus.platform.host.pool.supervisor import Supervisor, starting
+from toolbus.platform.host import members as losses
+from toolbus.platform.host.members import Cut, Member, Places, Timing
+from toolbus.platform.host.supervisor import Starter, Starts, Supervisor, starting
 from toolbus.platform.records import RecordedTool, SourceType, ToolRoute, ToolSource
-
-
-class Heard:
-    """Passes an answer on, and notes that it did.
-
-    Attributes:
-        any: a part of the answer was passed on; progress is none.
-    """
-
-    __slots__ = ("_output", "any")
-
-    def __init__(self, output: Output) -> None:
-        self._output = output
-        self.any = False
-
-    async def text(self, piece: str) -> None:
-        """Pass on a piece of text."""
-        self.any = True
-        await self._output.text(piece)
-
-    async def blob(self, media_type: str, data: bytes) -> None:
-        """Pass on a file."""
-        self.any = True
-        await self._output.blob(media_type, data)
-
-    async def progress(self, done: float, total: float | None = None, message: str = "") -> None:
-        """Pass on how far it is."""
-        await self._output.progress(done, total, message)
-
 
 _MOST_LINES = 50
 _MOST_LINE = 2_000
@@ -139,18 +108,24 @@ class Pool:
 
         Args:
             arguments: are the JSON body.
-            output: hears what is streamed, and what the call waits for.
+            output: takes what is streamed, and what the call waits for.
             user: on whose behalf it runs.
             deadline: when it ends in any case, in the loop's time; 0 for never.
 
         Raises:
             ToolError: it failed, or there is no instance: ``unavailable``, ``outcome_unknown``, ``deadline_exceeded``.
         """
-        tool, effect, heard = self.record.tool_id, self.record.running.effect, Heard(output)
+        tool, effect, streamed = self.record.tool_id, self.record.running.effect, False
+
+        async def answer(item: str | Blob | Progress) -> None:
+            nonlocal streamed
+            streamed = streamed or not isinstance(item, Progress)
+            await output(item)
+
         for last in (False, True):
             member = await self._member(output, deadline, again=last)
             try:
-                return await member.call(arguments, heard, user, deadline)
+                return await member.call(arguments, answer, user, deadline)
             except TimeoutError:
                 raise losses.overran(tool) from None
             except (ToolError, Cut) as error:
@@ -158,11 +133,11 @@ class Pool:
                 if not loss:
                     raise
                 member.suspect()
-                if last or heard.any or (loss != "not_run" and effect == "once"):
-                    raise losses.lost(tool, effect, loss, error, streamed=heard.any) from None
+                if last or streamed or (loss != "not_run" and effect == "once"):
+                    raise losses.lost(tool, effect, loss, error, streamed=streamed) from None
             finally:
                 self._places.release(member)
-            await output.progress(0.0, None, f"{tool} did not answer; the call runs again")
+            await output(Progress(0.0, None, f"{tool} did not answer; the call runs again"))
         raise AssertionError
 
     async def _member(self, output: Output, deadline: float, *, again: bool) -> Member:
