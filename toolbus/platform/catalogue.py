@@ -7,10 +7,9 @@ import contextlib
 import fcntl
 import os
 import re
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import quote
 
 import msgspec
@@ -21,6 +20,7 @@ from toolbus.bus.support.display import one_line
 from toolbus.bus.support.safe_text import type_name
 from toolbus.bus.values.results import ConfigurationError, ToolbusError
 from toolbus.bus.values.secrets import secret
+from toolbus.platform.files import replace_file
 from toolbus.platform.records import RecordedTool
 from toolbus.platform.store import Records, Snapshot
 
@@ -58,24 +58,6 @@ class Item(msgspec.Struct, frozen=True):
     def linked(self) -> dict[str, Any]:
         """Return the fields that a connection changes."""
         return {"status": self.status, "tool_ids": list(self.tool_ids), "group_ids": list(self.group_ids)}
-
-
-class Catalogue(Protocol):
-    """An external catalogue."""
-
-    async def items(self) -> tuple[list[Item], list[str]]:
-        """Return the items that can be read, and a line for each that can't.
-
-        Raises:
-            CatalogueUnavailable: the catalogue can't be read.
-        """
-
-    async def connect(self, item: Item) -> None:
-        """Write an item's status, tools and groups; its other fields stay.
-
-        Raises:
-            CatalogueUnavailable: it can't be written; nothing has changed.
-        """
 
 
 def read_items(document: Any) -> tuple[list[Item], list[str]]:
@@ -283,14 +265,13 @@ def _with(before: tuple[str, ...], ids: Iterable[str]) -> tuple[str, ...]:
     return (*before, *(each for each in ids if each not in before))
 
 
-__all__ = ["CatalogueUnavailable", "Match", "Report", "synchronise"]
-
-
 _MOST_FILE = 64 * 1024 * 1024
 
 
 class FileCatalogue:
     """A catalogue in a JSON file, which is replaced as a whole; processes that write it wait for each other.
+
+    Its methods raise CatalogueUnavailable when it can't be read or written; nothing has changed then.
 
     Args:
         path: the file; a lock is kept beside it.
@@ -333,16 +314,8 @@ class FileCatalogue:
 
     def _write(self, document: Any) -> None:
         try:
-            descriptor, name = tempfile.mkstemp(prefix=f".{self._path.name}.", dir=self._path.parent)
-            try:
-                with os.fdopen(descriptor, "wb") as file:
-                    file.write(msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
-                Path(name).chmod(self._path.stat().st_mode & 0o777)
-                Path(name).replace(self._path)
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    Path(name).unlink()
-                raise
+            mode = self._path.stat().st_mode & 0o777
+            replace_file(self._path, msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n", mode)
         except OSError as error:
             raise CatalogueUnavailable(f"the catalogue {str(self._path)!r} can't be written: {error.strerror or error}") from None
 
@@ -365,7 +338,7 @@ _MOST_TOLD = 200
 
 
 class HttpCatalogue:
-    """A catalogue behind an HTTP API.
+    """A catalogue behind an HTTP API; its methods raise CatalogueUnavailable when it can't be read or written.
 
     Args:
         url: to which ``/toolhub_items`` is appended.
@@ -413,6 +386,8 @@ class HttpCatalogue:
             raise CatalogueUnavailable(f"the catalogue at {self._url} answered {answer.status_code} to {method}: {said}")
         return bytes(found)
 
+
+Catalogue = FileCatalogue | HttpCatalogue
 
 PLACE = "TOOLBUS_CATALOGUE"
 """Names a JSON file, or the base URL of an HTTP API."""

@@ -9,8 +9,7 @@ import asyncio
 import re
 import zlib
 from collections import deque
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping
-from pathlib import Path
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any, cast
 from urllib.parse import quote, urlsplit
 
@@ -19,6 +18,7 @@ import msgspec
 
 from toolbus.bus.values.encoding import encode_json
 from toolbus.bus.values.results import ToolError
+from toolbus.platform.backends.marks import tcp_sockets
 
 _IN_PATH = re.compile(r"\{([^{}]+)\}")
 _MOST_URL = 16_384
@@ -124,26 +124,16 @@ class Unfit(Exception):
     """The request can't be sent."""
 
 
-_NET = Path("/proc/net")
 # The kernel's number of CLOSE_WAIT. A program that answers nevertheless is refused, and its connection leaves this state.
 _HELD = "08"
 
 
-def half_closed(port: int, others: Collection[int]) -> frozenset[int]:
+def half_closed(port: int, others: frozenset[int]) -> frozenset[int]:
     """Return those of the other sides' ports to which a program at ``port`` holds on; none where the system does not say."""
-    here, wanted = f"{port:04X}", {f"{each:04X}": each for each in others}
-    found: set[int] = set()
-    for name in ("tcp", "tcp6"):
-        try:
-            lines = (_NET / name).read_text().splitlines()[1:]
-        except OSError:
-            continue
-        for line in lines:
-            _, local, remote, state, *_ = line.split()
-            other = remote.rpartition(":")[2]
-            if state == _HELD and local.rpartition(":")[2] == here and other in wanted:
-                found.add(wanted[other])
-    return frozenset(found)
+    try:
+        return others & {each.other_port for each in tcp_sockets(port) if each.state == _HELD}
+    except OSError:
+        return frozenset()
 
 
 _CONNECT = 10.0
