@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from toolbus.bus.values.results import ConfigurationError
-from toolbus.platform.coding.jobs import Prices
-from toolbus.platform.coding.options import CodingOptions, deployment_of
+from toolbus.platform.coding.options import CodingOptions, Prices, deployment_of
 from toolbus.platform.coding.service import SETTINGS
 
 

@@ -19,7 +19,9 @@ from toolbus.bus.values.results import DescriptorError
 from toolbus.platform.records import BackendRuntime, RecordedTool, Running, ToolMeta, ToolSource
 from toolbus.platform.search import descriptor_of
 
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+"""The name of an environment variable."""
+
 _SECRET_NAME = re.compile(
     r"secret|token|passw|pwd|credential|authorization|cookie|session[-_]?id|(?:api|access|private|signing|auth)[-_]?key|(?:^|[-_])(?:key|auth)$",
     re.IGNORECASE,
@@ -87,7 +89,7 @@ def check_variable(name: str, path: str) -> None:
     Raises:
         DescriptorError: it is none.
     """
-    if _VARIABLE.fullmatch(name) is None:
+    if VARIABLE.fullmatch(name) is None:
         raise wrong(name, "the name of a variable: letters, digits and '_'", path)
 
 
@@ -197,10 +199,15 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 _PLACEHOLDER = re.compile(r"\{[^{}/\s]{1,128}\}")
 _PORTS = re.compile(r"([0-9]{1,5}):([0-9]{1,5})(?:/(?:tcp|udp))?")
-_IMAGE = re.compile(r"[a-z0-9][A-Za-z0-9._/:@-]{0,255}")
-_MEMORY = re.compile(r"[0-9]{1,12}[bkmgBKMG]?")
-_NETWORK = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
-_GPUS = re.compile(r"[A-Za-z0-9\"=,._:-]{1,200}")
+
+FORMS: Mapping[str, tuple[re.Pattern[str], str]] = {
+    "image": (re.compile(r"[a-z0-9][a-z0-9._/:@-]{0,254}", re.IGNORECASE), "an image's name, like registry/name:tag"),
+    "gpus": (re.compile(r"all|[0-9]{1,10}|device=[A-Za-z0-9,_-]{1,200}"), "all, a number, or device=0,1"),
+    "memory": (re.compile(r"[1-9][0-9]{0,11}[bkmg]?", re.IGNORECASE), "a number with b, k, m or g, like 512m"),
+    "network": (re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}"), "bridge, host, or a network's name"),
+}
+"""The forms of a container's fields, and how they are told of."""
+
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}")
 _MOST_WITHIN = 3_600.0
 _MOST_TEXT = 4_096
@@ -228,10 +235,9 @@ def check_source(source: ToolSource, path: str) -> None:
     _check_ready(source, path)
     check_number(source.internal_port, 0, 65_535, f"{path}.internal_port")
     check_number(source.cpus, 0, 10_000, f"{path}.cpus")
-    if source.memory and _MEMORY.fullmatch(source.memory) is None:
-        raise wrong(source.memory, "an amount of memory such as 512m", f"{path}.memory")
-    if source.network and _NETWORK.fullmatch(source.network) is None:
-        raise wrong(source.network, "bridge, host, or the name of a network", f"{path}.network")
+    for name, (form, wanted) in FORMS.items():
+        if (value := getattr(source, name)) and form.fullmatch(value) is None:
+            raise wrong(value, wanted, f"{path}.{name}")
     for index, label in enumerate(source.hosts):
         check_id(label, f"{path}.hosts[{index}]")
     for index, word in enumerate(source.command):
@@ -256,8 +262,6 @@ def _local(source: ToolSource, path: str) -> None:
 def _docker(source: ToolSource, path: str) -> None:
     if not source.image and not source.host_dir:
         raise DescriptorError("a docker source needs an image, or the folder of its build files (host_dir)", path=f"{path}.image")
-    if source.image and _IMAGE.fullmatch(source.image) is None:
-        raise wrong(source.image, "the name of an image", f"{path}.image")
     check_folder(source.host_dir, f"{path}.host_dir")
     for index, pair in enumerate(source.ports):
         found = _PORTS.fullmatch(pair)
@@ -265,8 +269,6 @@ def _docker(source: ToolSource, path: str) -> None:
             raise wrong(pair, "host:container, two ports", f"{path}.ports[{index}]")
     for index, mount in enumerate(source.mounts):
         _check_mount(mount, f"{path}.mounts[{index}]")
-    if source.gpus and _GPUS.fullmatch(source.gpus) is None:
-        raise wrong(source.gpus, "what `docker run --gpus` takes", f"{path}.gpus")
     _only(source, path, ("url", "auth"))
 
 

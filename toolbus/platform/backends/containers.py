@@ -23,6 +23,7 @@ from toolbus.bus.values.secrets import value_of
 from toolbus.platform.backends import marks, program
 from toolbus.platform.backends.marks import LOOPBACK
 from toolbus.platform.backends.runner import CannotStart, Line
+from toolbus.platform.checks import FORMS, VARIABLE
 from toolbus.platform.documents import digest_of_folder
 from toolbus.platform.records import ToolSource
 
@@ -193,11 +194,6 @@ async def _end(process: asyncio.subprocess.Process) -> None:
         await asyncio.shield(asyncio.ensure_future(process.wait()))
 
 
-_IMAGE = re.compile(r"[a-z0-9][a-z0-9._/:@-]{0,254}", re.IGNORECASE)
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_NETWORK = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
-_MEMORY = re.compile(r"[1-9][0-9]*[bkmg]?", re.IGNORECASE)
-_GPUS = re.compile(r"all|[0-9]+|device=[A-Za-z0-9,_-]+")
 _PORT = re.compile(r"([0-9]{0,5}):([0-9]{1,5})(/tcp|/udp)?")
 _MOST_PROCESSES = 4096
 
@@ -283,15 +279,15 @@ def create_words(
     for label, value in labels.items():
         words += ["--label", f"{label}={value}"]
     if source.network:
-        words += ["--network", _fitting(_NETWORK, source.network, "network", "bridge, host, or a network's name")]
+        words += ["--network", _fitting("network", source.network)]
     for pair in ports.published:
         words += ["--publish", pair]
     for each in source.mounts:
         words += ["--mount", _mount(each, source.host_dir)]
     if source.gpus:
-        words += ["--gpus", _fitting(_GPUS, source.gpus, "gpus", "all, a number, or device=0,1")]
+        words += ["--gpus", _fitting("gpus", source.gpus)]
     if source.memory:
-        memory = _fitting(_MEMORY, source.memory, "memory", "a number with b, k, m or g, like 512m")
+        memory = _fitting("memory", source.memory)
         words += ["--memory", memory, "--memory-swap", memory]
     if source.cpus < 0:
         raise CannotStart(f"cpus is {source.cpus:g}: give a number above 0, like 1.5", permanent=True)
@@ -313,12 +309,13 @@ def image_of(source: ToolSource, tool_id: str) -> str:
     """
     if not source.image and source.host_dir:
         return f"toolbus/{re.sub(r'[^a-z0-9]+', '-', tool_id.lower()).strip('-') or 'tool'}:latest"
-    return _fitting(_IMAGE, source.image, "image", "an image's name, like registry/name:tag")
+    return _fitting("image", source.image)
 
 
 def _variables(source: ToolSource) -> dict[str, str]:
     for name in source.env:
-        _fitting(_VARIABLE, name, "env", "letters, digits and _")
+        if not VARIABLE.fullmatch(name):
+            raise CannotStart(f"env is {name[:80]!r}: give letters, digits and _", permanent=True)
     try:
         return {name: value_of(value) for name, value in source.env.items()}
     except ConfigurationError as error:
@@ -390,8 +387,9 @@ def _socket_in(path: Path) -> Path | None:
     return None
 
 
-def _fitting(pattern: re.Pattern[str], value: str, field: str, wanted: str) -> str:
-    if not pattern.fullmatch(value):
+def _fitting(field: str, value: str) -> str:
+    form, wanted = FORMS[field]
+    if not form.fullmatch(value):
         raise CannotStart(f"{field} is {value[:80]!r}: give {wanted}", permanent=True)
     return value
 

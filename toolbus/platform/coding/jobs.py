@@ -15,12 +15,13 @@ import msgspec
 from toolbus.agent import ChatEndpoint, EndpointError
 from toolbus.agent.reply import Reply
 from toolbus.bus import telemetry
-from toolbus.bus.broker.protocols import ClaimedCreation, Creation, CreationStatus, Spent
+from toolbus.bus.broker.protocols import ClaimedCreation, CreationStatus, Spent
 from toolbus.bus.broker.protocols.documents import MOST_LINE, MOST_LINES
 from toolbus.bus.middleware.chain import Next, ToolCall
 from toolbus.bus.support.safe_text import reason_of
 from toolbus.bus.telemetry.background import keep_running
-from toolbus.bus.values.results import BrokerError, ConfigurationError, ErrorInfo, ToolbusError, ToolResult
+from toolbus.bus.values.results import BrokerError, ErrorInfo, ToolbusError, ToolResult
+from toolbus.platform.coding.options import Deployment, Model
 
 if TYPE_CHECKING:
     from toolbus.bus.broker.creations import Creations
@@ -30,76 +31,27 @@ _CHARACTERS = 4
 _MOST_TOKENS = 2**40
 
 
-class Prices(msgspec.Struct, frozen=True):
-    """Prices of models for a million tokens, of the request and of the answer, in any currency."""
-
-    of: dict[str, tuple[float, float]] = {}
-
-    @classmethod
-    def read(cls, text: str) -> Prices:
-        """Return the prices that a text like ``gpt-5=1.25/10, gpt-5-mini=0.25/2`` names; ``*`` stands for all other models.
-
-        Raises:
-            ConfigurationError: it names none.
-        """
-        found: dict[str, tuple[float, float]] = {}
-        for part in filter(None, (each.strip() for each in text.split(","))):
-            model, _, said = part.rpartition("=")
-            asked, _, answered = said.partition("/")
-            try:
-                prices = float(asked), float(answered or asked)
-            except ValueError:
-                prices = (-1.0, -1.0)
-            if not model.strip() or not all(0 <= price < 1e6 for price in prices):
-                raise ConfigurationError(f"TOOLBUS_MODEL_PRICES: {part!r} is no model=price/price, like gpt-5=1.25/10")
-            found[model.strip()] = prices
-        return cls(found)
-
-    def price(self, model: str, prompt: int, completion: int) -> int:
-        """Return the price of so many tokens, in millionths; 0 for a model without a price."""
-        asked, answered = self.of.get(model) or self.of.get("*") or (0.0, 0.0)
-        return round(prompt * asked + completion * answered)
-
-
 class OverBudget(EndpointError):
     """A task has cost as much as it may."""
 
 
 class MeteredEndpoint(ChatEndpoint):
-    """An endpoint that counts tokens and prices of one task.
+    """An endpoint that counts tokens and prices of one task, and answers no more when the task has had enough.
 
     Args:
-        base_url, api_key: see ``ChatEndpoint``.
-        model: whose prices count.
-        prices: of the models.
-        spent: the cost until now.
-        most_tokens: of the whole task.
-        most_price: in millionths; 0 for no limit.
-        tell: hears the whole cost after each request.
-        looping: returns why the task is to end before its next request; an empty text while it goes on.
+        model: the endpoint and the model.
+        deployment: says what a task may cost, and the models' prices.
+        job: the task, which is told of the cost.
+        guard: says whether the task goes round in a loop.
     """
 
-    def __init__(
-        self,
-        base_url: str,
-        api_key: str,
-        *,
-        model: str,
-        prices: Prices,
-        spent: Spent,
-        most_tokens: int,
-        most_price: int,
-        tell: Callable[[Spent], object],
-        looping: Callable[[], str] = lambda: "",
-    ) -> None:
-        super().__init__(base_url, api_key)
-        self._model = model
-        self._prices = prices
-        self._spent = spent
-        self._most_tokens = most_tokens
-        self._most_price = most_price
-        self._tell = tell
-        self._looping = looping
+    def __init__(self, model: Model, deployment: Deployment, job: Job, guard: Guard) -> None:
+        super().__init__(model.base_url, model.api_key)
+        self._model = model.name
+        self._options, self._prices = deployment.options, deployment.prices
+        self._job = job
+        self._guard = guard
+        self._spent = job.creation.spent
 
     async def complete(self, body: Mapping[str, Any], on_text: Callable[[str], object] = lambda text: None) -> Reply:
         """Return one chat completion.
@@ -108,18 +60,18 @@ class MeteredEndpoint(ChatEndpoint):
             OverBudget: the task has cost as much as it may, or goes round in a loop.
             EndpointError: there is no complete answer.
         """
-        if reason := self._looping():
-            raise OverBudget(reason)
-        if self._spent.tokens >= self._most_tokens:
-            raise OverBudget(f"the task has used {self._spent.tokens:,} tokens, and may use {self._most_tokens:,}")
-        if self._most_price and self._spent.price >= self._most_price:
-            raise OverBudget(f"the task has cost {self._spent.price / 1e6:.2f}, and may cost {self._most_price / 1e6:.2f}")
+        before, options = self._spent, self._options
+        if self._guard.looping:
+            raise OverBudget(self._guard.looping)
+        if before.tokens >= options.tokens:
+            raise OverBudget(f"the task has used {before.tokens:,} tokens, and may use {options.tokens:,}")
+        if options.price and before.price >= round(options.price * 1e6):
+            raise OverBudget(f"the task has cost {before.price / 1e6:.2f}, and may cost {options.price:.2f}")
         reply = await super().complete({**body, "stream_options": {"include_usage": True}}, on_text)
         prompt, completion = _tokens(body, reply)
-        was = self._spent
-        price = was.price + self._prices.price(self._model, prompt, completion)
-        self._spent = Spent(was.prompt_tokens + prompt, was.completion_tokens + completion, price)
-        self._tell(self._spent)
+        price = before.price + self._prices.price(self._model, prompt, completion)
+        self._spent = Spent(before.prompt_tokens + prompt, before.completion_tokens + completion, price)
+        self._job.spent(self._spent)
         return reply
 
 
@@ -144,6 +96,7 @@ class Job:
     """A task that this process runs.
 
     Attributes:
+        creation: the task as it was claimed.
         cancelled: whether somebody asked for its end.
         lost: whether another process runs it now.
     """
@@ -151,6 +104,7 @@ class Job:
     def __init__(self, creations: Creations, claimed: ClaimedCreation) -> None:
         self._creations = creations
         self._claimed = claimed
+        self.creation = claimed.creation
         self._first = claimed.creation.lines
         self._lines: list[str] = []
         self._progress: str | None = None
@@ -158,16 +112,6 @@ class Job:
         self._news = asyncio.Event()
         self.cancelled = False
         self.lost = False
-
-    @property
-    def creation(self) -> Creation:
-        """The task as it was claimed."""
-        return self._claimed.creation
-
-    @property
-    def claimed(self) -> ClaimedCreation:
-        """The claim."""
-        return self._claimed
 
     def log(self, line: str) -> None:
         """Add a line to the task's log. Returns at once; beyond some hundred that wait, the oldest are dropped."""
@@ -216,6 +160,15 @@ class Job:
         del self._lines[:written]
         self._first += written
 
+    async def end(self, status: CreationStatus, result: str, delay: float = 0.0) -> bool:
+        """End it, and return whether that was written: a task that can't be ended goes on elsewhere when its lease ends."""
+        try:
+            await self.write()
+            return await self._creations.end(self._claimed, status, result, delay=delay)
+        except BrokerError as error:
+            telemetry.log.warning("creation.not_ended", id=self.creation.id, error=str(error))
+            return False
+
     async def _wait(self) -> None:
         """Wait until there is something to tell, something changes, or it is time to renew."""
         seen = self._creations.changes
@@ -228,16 +181,6 @@ class Job:
                 each.cancel()
         # What is told in one moment goes together.
         await asyncio.sleep(0.02)
-
-
-async def end(job: Job, creations: Creations, status: str, result: str, delay: float = 0.0) -> bool:
-    """End a job, and return whether that was written: a task that can't be ended goes on elsewhere when its lease ends."""
-    try:
-        await job.write()
-        return await creations.end(job.claimed, status, result, delay=delay)  # type: ignore[arg-type] # its callers have literals
-    except BrokerError as error:
-        telemetry.log.warning("creation.not_ended", id=job.creation.id, error=str(error))
-        return False
 
 
 # The same calls with the same answers may be made so often in a row.
@@ -420,13 +363,13 @@ class Puller:
         try:
             outcome = await self._outcome(job)
         except asyncio.CancelledError:
-            await asyncio.shield(end(job, self._creations, "queued", ""))
+            await asyncio.shield(job.end("queued", ""))
             telemetry.log.info("creation.given_back", id=id)
             raise
         if outcome is None:
             telemetry.log.warning("creation.lost", id=id)
             return
-        written = await end(job, self._creations, outcome.status, outcome.result, outcome.delay)
+        written = await job.end(outcome.status, outcome.result, outcome.delay)
         telemetry.log.info("creation.ended", id=id, status=outcome.status)
         if written and outcome.status != "queued":
             await self._forget(id)

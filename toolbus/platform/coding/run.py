@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -13,17 +12,17 @@ from typing import Any
 
 import msgspec
 
-from toolbus.agent import OPENAI, Agent, AgentEvent, Answer, ModelText, Retrying
+from toolbus.agent import Agent, AgentEvent, Answer, ModelText, Retrying
 from toolbus.bus.client.bus import ToolBus
 from toolbus.bus.client.executor.executor import ToolExecutor
 from toolbus.bus.middleware.chain import Middleware
-from toolbus.bus.values.results import ConfigurationError, ConversationBusy, ConversationError, EndpointError
+from toolbus.bus.values.results import ConversationBusy, ConversationError, EndpointError
 from toolbus.bus.values.settings import Settings
 from toolbus.bus.worker.definition.function import held
 from toolbus.bus.worker.definition.service import ToolService
 from toolbus.bus.worker.worker import Worker
 from toolbus.platform.coding.jobs import Guard, Job, MeteredEndpoint, Outcome, OverBudget
-from toolbus.platform.coding.options import CodingOptions, Deployment
+from toolbus.platform.coding.options import CodingOptions, Deployment, Model
 from toolbus.platform.coding.registering import Registrar
 from toolbus.platform.coding.tools import TaskTools
 from toolbus.platform.coding.workspace import Workspace
@@ -104,31 +103,6 @@ _ENDED = {
 }
 
 
-class Model(msgspec.Struct, frozen=True):
-    """The endpoint and the model of a coding agent."""
-
-    base_url: str
-    api_key: str
-    name: str
-
-    @classmethod
-    def of_environment(cls) -> Model:
-        """Return the one that the environment names.
-
-        Raises:
-            ConfigurationError: a variable is missing.
-        """
-        key, name = (os.environ.get(each, "").strip() for each in ("OPENAI_API_KEY", "OPENAI_MODEL"))
-        if not key:
-            raise ConfigurationError(
-                "the coding agent needs a model: set OPENAI_API_KEY to your endpoint's key (any word for one that needs none), and "
-                "OPENAI_BASE_URL unless it is OpenAI"
-            )
-        if not name:
-            raise ConfigurationError("which model? set OPENAI_MODEL")
-        return cls(os.environ.get("OPENAI_BASE_URL") or OPENAI, key, name)
-
-
 class TaskRuns:
     """Runs tasks with one model, one workspace for each.
 
@@ -179,7 +153,7 @@ class TaskRuns:
             seconds = options.workspace.seconds + _MARGIN
             guard = Guard(job, folder / "marks")
             async with (
-                self._endpoint(job, guard) as endpoint,
+                MeteredEndpoint(self._model, self._deployment, job, guard) as endpoint,
                 toolbox(functions, guard, model=self._model.name, seconds=seconds) as executor,
             ):
                 born = await asyncio.to_thread(_born, folder)
@@ -192,20 +166,6 @@ class TaskRuns:
                     answer = await agent.ask(NUDGE, told.event, idempotency_key="nudge")
                     told.end()
                 return answer
-
-    def _endpoint(self, job: Job, guard: Guard) -> MeteredEndpoint:
-        options, model = self._deployment.options, self._model
-        return MeteredEndpoint(
-            model.base_url,
-            model.api_key,
-            model=model.name,
-            prices=self._deployment.prices,
-            spent=job.creation.spent,
-            most_tokens=options.tokens,
-            most_price=round(options.price * 1e6),
-            tell=job.spent,
-            looping=lambda: guard.looping,
-        )
 
     def _agent(self, endpoint: MeteredEndpoint, executor: ToolExecutor, conversation: str) -> Agent:
         options = self._deployment.options

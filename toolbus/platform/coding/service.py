@@ -24,10 +24,10 @@ from toolbus.bus.values.results import ConfigurationError, ToolError
 from toolbus.platform.catalogue import hook_of
 from toolbus.platform.coding.copies import STAGING, Forms
 from toolbus.platform.coding.jobs import Puller
-from toolbus.platform.coding.options import Deployment, deployment_of
+from toolbus.platform.coding.options import Deployment, Model, deployment_of
 from toolbus.platform.coding.registering import Registrar
 from toolbus.platform.coding.repair import Repairs
-from toolbus.platform.coding.run import Model, TaskRuns
+from toolbus.platform.coding.run import TaskRuns
 from toolbus.platform.store import Records
 
 if TYPE_CHECKING:
