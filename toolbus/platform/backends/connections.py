@@ -161,13 +161,13 @@ class Connections:
         parts = urlsplit(base)
         self._host, self._port = parts.hostname or "", parts.port or 80
         self._netloc = parts.netloc
-        self._idle: deque[Connection] = deque()
-        self._all: set[Connection] = set()
+        self._idle: deque[KeptConnection] = deque()
+        self._all: set[KeptConnection] = set()
         # Local ports of connections that were closed before their answers were complete.
         self._given_up: set[int] = set()
         self.closed = False
 
-    async def send(self, request: Request, headers: Mapping[str, str]) -> Connection:
+    async def send(self, request: Request, headers: Mapping[str, str]) -> KeptConnection:
         """Send a request, and return its answer."""
         data = _written(request, headers, self._netloc)
         connection = self._kept() or await self._connected()
@@ -196,7 +196,7 @@ class Connections:
         """Take note that a connection is closed before its answer is complete."""
         self._given_up.add(port)
 
-    def free(self, connection: Connection) -> None:
+    def free(self, connection: KeptConnection) -> None:
         """Keep a connection for the next request."""
         if self.closed:
             connection.abort()
@@ -206,11 +206,11 @@ class Connections:
             self._idle.popleft().abort()
         self._idle.append(connection)
 
-    def forget(self, connection: Connection) -> None:
+    def forget(self, connection: KeptConnection) -> None:
         """Leave out a connection that was closed."""
         self._all.discard(connection)
 
-    def _kept(self) -> Connection | None:
+    def _kept(self) -> KeptConnection | None:
         oldest = asyncio.get_running_loop().time() - _KEPT
         while self._idle:
             # The last one is the least likely to be closed by the program.
@@ -220,11 +220,11 @@ class Connections:
             connection.abort()
         return None
 
-    async def _connected(self) -> Connection:
+    async def _connected(self) -> KeptConnection:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(_CONNECT):
-                _, connection = await loop.create_connection(lambda: Connection(self, loop), self._host, self._port)
+                _, connection = await loop.create_connection(lambda: KeptConnection(self, loop), self._host, self._port)
         except TimeoutError:
             raise NotReached("it did not take the connection in time") from None
         except OSError as error:
@@ -236,7 +236,7 @@ class Connections:
         return connection
 
 
-class Connection(asyncio.Protocol):
+class KeptConnection(asyncio.Protocol):
     """One connection, with the answer to its last request."""
 
     _is_head = _has_headers = _is_complete = _can_stay = _is_paused = False

@@ -17,7 +17,7 @@ from toolbus.bus.values.results import Blob, ConfigurationError, Progress, Toolb
 from toolbus.platform.backends.connections import (
     BadAnswer,
     Broken,
-    Connection,
+    KeptConnection,
     Connections,
     NotReached,
     Request,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from toolbus.platform.backends.api import ApiAnswer, ApiSender
 
     Sender = Connections | ApiSender
-    Received = Connection | ApiAnswer
+    Received = KeptConnection | ApiAnswer
 
 EVENTS = "text/event-stream"
 

@@ -134,7 +134,7 @@ class Program:
         self._output = output
         self.unread = unread
         self._began = time.monotonic()
-        self._pieces: asyncio.Queue[str] | None = None
+        self._pieces: asyncio.Queue[str | None] | None = None
         self.reason = ""
         self._ending: asyncio.Task[None] | None = None
         self._reading = asyncio.create_task(self._read())
@@ -178,15 +178,9 @@ class Program:
         """Yield its output as it comes, to the end. Only once, and from the start on."""
         # What comes here is bounded by what is kept of the output.
         pieces = self._pieces = asyncio.Queue()
-        while not self._reading.done() or not pieces.empty():
-            getting = asyncio.ensure_future(pieces.get())
-            try:
-                await asyncio.wait((getting, self._reading), return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                if not getting.done():
-                    getting.cancel()
-            if getting.done() and not getting.cancelled():
-                yield getting.result()
+        self.on_end(lambda: pieces.put_nowait(None))
+        while (piece := await pieces.get()) is not None:
+            yield piece
 
     async def end(self, grace: float = 0.0, reason: str = "") -> None:
         """End it with everything that it started: ask first, and kill it after ``grace`` seconds. Twice is once."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
@@ -153,76 +154,61 @@ _SHOWN = 12
 _CLEANED_WITHIN = 15.0
 
 
-class _OfKind(Runner):
-    """A ``Runner`` that makes the proper one for its first start."""
-
-    def __init__(self, kind: SourceType, make: Make, folders: Sequence[Path]) -> None:
-        self._kind = kind
-        self._make = make
-        self._folders = folders
-        self._made: Runner | None = None
-        self._one = asyncio.Lock()
-
-    async def start(self, tool: RecordedTool, source: ToolSource, line: Line) -> Instance:
-        """Start an instance, unless its code is not what was approved."""
-        source = found_in(source, self._folders)
-        await check_code(tool, source)
-        try:
-            runner = await self.runner()
-        except (ToolbusError, ImportError) as error:
-            raise CannotStart(f"sources of the type {self._kind!r} can't be used here: {error}") from None
-        return await runner.start(tool, source, line)
-
-    async def runner(self) -> Runner:
-        """Return the proper one."""
-        async with self._one:
-            if self._made is None:
-                self._made = await self._make(self._kind)
-            return self._made
-
-    async def clean(self) -> list[str]:
-        """End what dead hosts of this machine left."""
-        return await (await self.runner()).clean()
-
-    async def aclose(self) -> None:
-        """Close what was made."""
-        if self._made is not None:
-            await self._made.aclose()
-
-
-class HostRunners:
-    """The runners of a host.
+class HostRunners(Runner):
+    """The runners of a host, each of which is made for the first start of its kind.
 
     Args:
         make: makes one.
         folders: where the relative folders of sources are looked for, the first one first.
 
     Attributes:
-        by_kind: the runner of each kind of source.
+        by_kind: for each kind of source, this one, which finds the proper one.
     """
 
     def __init__(self, make: Make, folders: Sequence[Path] = ()) -> None:
-        self._kinds = {kind: _OfKind(kind, make, folders) for kind in get_args(SourceType)}
-        self.by_kind: Mapping[SourceType, Runner] = dict(self._kinds)
+        self._make = make
+        self._folders = folders
+        self._made: dict[SourceType, Runner] = {}
+        self._making: defaultdict[SourceType, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self.by_kind: Mapping[SourceType, Runner] = dict.fromkeys(get_args(SourceType), self)
 
-    async def clean(self) -> None:
+    async def start(self, tool: RecordedTool, source: ToolSource, line: Line) -> Instance:
+        """Start an instance, unless its code is not what was approved."""
+        source = found_in(source, self._folders)
+        await check_code(tool, source)
+        try:
+            runner = await self._runner(source.type)
+        except (ToolbusError, ImportError) as error:
+            raise CannotStart(f"sources of the type {source.type!r} can't be used here: {error}") from None
+        return await runner.start(tool, source, line)
+
+    async def clean(self) -> list[str]:
         """End what dead hosts of this machine left; what can't be is told, and kept from nothing else."""
-        for kind, runner in self._kinds.items():
+        found: list[str] = []
+        for kind in self.by_kind:
             try:
                 async with asyncio.timeout(_CLEANED_WITHIN):
-                    lines = await runner.clean()
+                    lines = await (await self._runner(kind)).clean()
                 for line in lines:
                     telemetry.log.warning("host.cleaned", kind=kind, left=line)
+                found += lines
             except Exception as error:  # noqa: BLE001 - a machine without docker serves its other tools
                 telemetry.log.info("host.not_cleaned", kind=kind, error=described(error))
+        return found
 
     async def aclose(self) -> None:
         """Close all that were used."""
-        for kind, runner in self._kinds.items():
+        for kind, runner in self._made.items():
             try:
                 await runner.aclose()
             except Exception as error:  # noqa: BLE001 - the others are closed all the same
                 telemetry.log.warning("host.not_closed", kind=kind, error=described(error))
+
+    async def _runner(self, kind: SourceType) -> Runner:
+        async with self._making[kind]:
+            if kind not in self._made:
+                self._made[kind] = await self._make(kind)
+            return self._made[kind]
 
 
 def found_in(source: ToolSource, folders: Sequence[Path]) -> ToolSource:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
-from typing import Any, NamedTuple
+from typing import Any
 
 from toolbus.bus import telemetry
 from toolbus.bus.support.safe_text import described
@@ -70,6 +70,7 @@ class RecordedService(ToolService):
 
     def revise(self, record: RecordedTool, pool: Pool) -> None:
         """Be the tool as it is recorded now; calls that run go on at the pool that they have."""
+        self.record = record
         self.pool = pool
         # Class variables of services that are written down.
         self.__dict__.update(id=record.tool_id, description=f"recorded: {record.meta.name or record.tool_id}", tools=(document_of(record),))
@@ -96,12 +97,6 @@ MakePool = Callable[[RecordedTool, Callable[[ToolRoute], None], Line], Pool]
 """Makes the pool of a tool, which tells its route and its programs' output."""
 
 
-class _Served(NamedTuple):
-    record: RecordedTool
-    service: RecordedService
-    pool: Pool
-
-
 class ServedTools:
     """Begins, revises and ends services while the others are served.
 
@@ -117,7 +112,7 @@ class ServedTools:
         self._make_pool = make_pool
         self._on_route = on_route
         self._line = line
-        self._served: dict[str, _Served] = {}
+        self._served: dict[str, RecordedService] = {}
         # Of earlier revisions, whose calls still run.
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -137,7 +132,7 @@ class ServedTools:
         """
         pool = await self._open(record)
         service = RecordedService(record, pool)
-        self._served[record.tool_id] = _Served(record, service, pool)
+        self._served[record.tool_id] = service
         try:
             await self._worker.add(service)
         except BaseException:
@@ -152,18 +147,17 @@ class ServedTools:
         Raises:
             ToolbusError: it can't be served so, and goes on as it was.
         """
-        before = self._served[record.tool_id]
+        service = self._served[record.tool_id]
+        before = service.record, service.pool
         pool = await self._open(record)
-        before.service.revise(record, pool)
-        self._served[record.tool_id] = _Served(record, before.service, pool)
+        service.revise(record, pool)
         try:
-            await self._worker.republish(before.service)
+            await self._worker.republish(service)
         except BaseException:
-            before.service.revise(before.record, before.pool)
-            self._served[record.tool_id] = before
+            service.revise(*before)
             await pool.aclose()
             raise
-        task = asyncio.create_task(self._close(before.pool), name=f"end {record.tool_id}")
+        task = asyncio.create_task(self._stop(before[1], self._worker.settings.grace), name=f"end {record.tool_id}")
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
         self._on_route(pool.route())
@@ -197,9 +191,6 @@ class ServedTools:
         pool = self._make_pool(record, moved, self._line(tool))
         await pool.open()
         return pool
-
-    async def _close(self, pool: Pool) -> None:
-        await self._stop(pool, self._worker.settings.grace)
 
     async def _stop(self, pool: Pool, grace: float = 0.0) -> None:
         try:
