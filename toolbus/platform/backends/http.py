@@ -17,8 +17,8 @@ from toolbus.bus.values.results import Blob, ConfigurationError, Progress, Toolb
 from toolbus.platform.backends.connections import (
     BadAnswer,
     Broken,
-    KeptConnection,
     Connections,
+    KeptConnection,
     NotReached,
     Request,
     TooLong,
