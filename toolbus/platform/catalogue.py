@@ -301,30 +301,31 @@ class FileCatalogue:
             raise CatalogueUnavailable(f"{str(self._path)!r} has no item {item.slug!r} any more")
 
     def _read(self) -> Any:
-        try:
+        with self._errors("read"):
             with self._path.open("rb") as file:
                 data = file.read(_MOST_FILE + 1)
             if len(data) > _MOST_FILE:
                 raise CatalogueUnavailable(f"the catalogue {str(self._path)!r} is over the limit of {_MOST_FILE:,} bytes")
             return msgspec.json.decode(data)
-        except OSError as error:
-            raise CatalogueUnavailable(f"the catalogue {str(self._path)!r} can't be read: {error.strerror or error}") from None
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise CatalogueUnavailable(f"the catalogue {str(self._path)!r} can't be read as JSON: {error}") from None
 
     def _write(self, document: Any) -> None:
-        try:
+        with self._errors("written"):
             mode = self._path.stat().st_mode & 0o777
             replace_file(self._path, msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n", mode)
+
+    @contextlib.contextmanager
+    def _errors(self, done: str) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
-            raise CatalogueUnavailable(f"the catalogue {str(self._path)!r} can't be written: {error.strerror or error}") from None
+            raise CatalogueUnavailable(f"the catalogue {str(self._path)!r} can't be {done}: {error.strerror or error}") from None
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise CatalogueUnavailable(f"the catalogue {str(self._path)!r} can't be {done} as JSON: {error}") from None
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        try:
+        with self._errors("written"):
             lock = os.open(self._path.with_name(f".{self._path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise CatalogueUnavailable(f"the catalogue {str(self._path)!r} can't be written: {error.strerror or error}") from None
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield

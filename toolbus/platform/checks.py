@@ -217,8 +217,13 @@ _HOSTS_OWN = ("/proc", "/sys", "/dev", "/boot", "/etc", "/run", "/var/run", "/ro
 _TOO_WIDE = frozenset({"/", "/var", "/var/lib", "/home"})
 # Fields of ``auth`` that are no secrets.
 _OPEN = frozenset({"type", "in", "name", "token_url", "scope"})
-# Fields that say nothing of other types.
+# Fields that say nothing of a source of the type.
 _CONTAINERS = ("image", "ports", "mounts", "gpus")
+_FOREIGN: Mapping[str, tuple[str, ...]] = {
+    "local": (*_CONTAINERS, "url", "auth"),
+    "docker": ("url", "auth"),
+    "remote": (*_CONTAINERS, "host_dir", "command", "env"),
+}
 
 
 def check_source(source: ToolSource, path: str) -> None:
@@ -231,6 +236,9 @@ def check_source(source: ToolSource, path: str) -> None:
         DescriptorError: a field is wrong; ``path`` names it.
     """
     _OF_TYPES[source.type](source, path)
+    for name in _FOREIGN[source.type]:
+        if getattr(source, name):
+            raise DescriptorError(f"a {source.type} source has no {name}", path=f"{path}.{name}")
     _check_endpoint(source, path)
     _check_ready(source, path)
     check_number(source.internal_port, 0, 65_535, f"{path}.internal_port")
@@ -256,7 +264,6 @@ def _local(source: ToolSource, path: str) -> None:
     if not source.host_dir:
         raise DescriptorError("a local source needs the folder of its project", path=f"{path}.host_dir")
     check_folder(source.host_dir, f"{path}.host_dir")
-    _only(source, path, (*_CONTAINERS, "url", "auth"))
 
 
 def _docker(source: ToolSource, path: str) -> None:
@@ -269,14 +276,12 @@ def _docker(source: ToolSource, path: str) -> None:
             raise wrong(pair, "host:container, two ports", f"{path}.ports[{index}]")
     for index, mount in enumerate(source.mounts):
         _check_mount(mount, f"{path}.mounts[{index}]")
-    _only(source, path, ("url", "auth"))
 
 
 def _remote(source: ToolSource, path: str) -> None:
     base, endpoint = source.api
     check_url(base, f"{path}.{'url' if endpoint == source.endpoint_path else 'endpoint_path'}")
     check_auth(source.auth, f"{path}.auth")
-    _only(source, path, (*_CONTAINERS, "host_dir", "command", "env"))
 
 
 def check_auth(auth: Mapping[str, str], path: str) -> None:
@@ -307,12 +312,6 @@ def check_auth(auth: Mapping[str, str], path: str) -> None:
 
 
 _OF_TYPES: Mapping[str, Callable[[ToolSource, str], None]] = {"local": _local, "docker": _docker, "remote": _remote}
-
-
-def _only(source: ToolSource, path: str, others: tuple[str, ...]) -> None:
-    for name in others:
-        if getattr(source, name):
-            raise DescriptorError(f"a {source.type} source has no {name}", path=f"{path}.{name}")
 
 
 def _check_mount(mount: str, path: str) -> None:
@@ -361,7 +360,8 @@ def _check_fields(fields: Mapping[str, str], path: str, is_name: Callable[[str],
 
 _DIGEST = re.compile(r"[0-9a-f]{0,128}")
 _MOST_NAME = 200
-_MOST_DESCRIPTION = 20_000
+# Most characters of the texts of tools, groups and runtimes.
+_TEXTS = {"name": _MOST_NAME, "category": _MOST_NAME, "description": 20_000, "usage_example": 20_000}
 _MOST_SECONDS = 30 * 86_400.0
 _MOST_SOURCES = 16
 # Least and most of each number of ``Running``.
@@ -407,9 +407,7 @@ def check_meta(meta: ToolMeta, path: str) -> None:
         DescriptorError: a field is wrong; ``path`` names it.
     """
     check_id(meta.tool_id, f"{path}.tool_id")
-    for name in ("name", "category"):
-        check_text(getattr(meta, name), f"{path}.{name}", _MOST_NAME)
-    check_text(meta.description, f"{path}.description", _MOST_DESCRIPTION)
+    _check_texts(meta, path)
     if meta.backend_runtime:
         check_id(meta.backend_runtime, f"{path}.backend_runtime")
     for index, group in enumerate(meta.group_ids):
@@ -430,10 +428,7 @@ def check_group(group: ToolGroup) -> ToolGroup:
     """
     if GROUP_ID.match(group.group_id) is None:
         raise wrong(group.group_id, "1 to 64 letters, digits, '_', '.' and '-', and not '.' or '..'", "$.group_id")
-    for name in ("name", "category"):
-        check_text(getattr(group, name), f"$.{name}", _MOST_NAME)
-    for name in ("description", "usage_example"):
-        check_text(getattr(group, name), f"$.{name}", _MOST_DESCRIPTION)
+    _check_texts(group, "$")
     for index, tool in enumerate(group.tool_ids):
         if TOOL_NAME.match(tool) is None:
             raise wrong(tool, "the name of a tool: 1 to 128 characters without spaces, slashes or braces", f"$.tool_ids[{index}]")
@@ -450,9 +445,13 @@ def check_runtime(runtime: BackendRuntime) -> BackendRuntime:
         DescriptorError: a field is wrong; ``path`` names it.
     """
     check_id(runtime.backend_runtime, "$.backend_runtime")
-    check_text(runtime.name, "$.name", _MOST_NAME)
-    check_text(runtime.description, "$.description", _MOST_DESCRIPTION)
+    _check_texts(runtime, "$")
     return runtime
+
+
+def _check_texts(record: ToolMeta | ToolGroup | BackendRuntime, path: str) -> None:
+    for name, most in _TEXTS.items():
+        check_text(getattr(record, name, ""), f"{path}.{name}", most)
 
 
 def _check_running(running: Running) -> None:

@@ -239,9 +239,7 @@ class Records:
         waiting, approved, pin = f"{PENDING_KEY}{tool_id}", f"{RECORD_KEY}{tool_id}", f"{pins.KEY}{tool_id}"
 
         def changes(items: Mapping[str, bytes]) -> tuple[list[ItemChange], RecordedTool]:
-            document = items.get(waiting)
-            if document is None:
-                raise ConfigurationError(f"no tool {tool_id!r} waits for approval")
+            document = _waiting(items, tool_id)
             tool = read(waiting, document)
             assert isinstance(tool, RecordedTool)  # noqa: S101 - its key says so
             found = digest_of(tool)
@@ -265,9 +263,7 @@ class Records:
         waiting = f"{PENDING_KEY}{tool_id}"
 
         def changes(items: Mapping[str, bytes]) -> tuple[list[ItemChange], RecordedTool | None]:
-            document = items.get(waiting)
-            if document is None:
-                raise ConfigurationError(f"no tool {tool_id!r} waits for approval")
+            document = _waiting(items, tool_id)
             try:
                 tool = read(waiting, document)
             except DescriptorError:
@@ -324,6 +320,12 @@ class Records:
                 return answer
             await self._items.newer()
         raise Conflict(f"{other} is changed by others all the time; try again")
+
+
+def _waiting(items: Mapping[str, bytes], tool_id: str) -> bytes:
+    if (document := items.get(f"{PENDING_KEY}{tool_id}")) is None:
+        raise ConfigurationError(f"no tool {tool_id!r} waits for approval")
+    return document
 
 
 def _stored(documents: Mapping[str, bytes], items: Mapping[str, bytes]) -> tuple[list[ItemChange], dict[str, str]]:
