@@ -17,8 +17,7 @@ from toolbus.bus.values.events import Text
 from toolbus.bus.values.results import RegistrationRefused, ToolResult
 from toolbus.bus.worker.definition.service import ToolService
 from toolbus.platform.backends.runner import Output
-from toolbus.platform.host.pool import Pool
-from toolbus.platform.host.served import RecordedService
+from toolbus.platform.host.pool import Pool, RecordedService
 from toolbus.platform.records import RecordedTool, Running, ToolMeta, ToolSource
 
 pytestmark = pytest.mark.anyio
