@@ -15,8 +15,8 @@ from toolbus.bus import telemetry
 from toolbus.bus.support.display import shortened
 from toolbus.bus.support.safe_text import described
 from toolbus.bus.values.results import Blob, Progress, ToolbusError, ToolError, ToolResult
-from toolbus.bus.worker.service import ToolService
 from toolbus.bus.worker.invocation import invocation
+from toolbus.bus.worker.service import ToolService
 from toolbus.bus.worker.worker import Worker
 from toolbus.platform.backends.runner import Line, Output, Runner
 from toolbus.platform.host import members as losses
