@@ -85,7 +85,7 @@ def services_command(output: Output) -> None:
     Example:
       toolbus see services --output json
     """
-    from toolbus.bus.client.tools.review import catalogue_of
+    from toolbus.bus.client.tools.catalogue import catalogue_of
     from toolbus.operations.cli.secure import refused as refused_of
     from toolbus.operations.cli.secure import title
 
@@ -140,7 +140,7 @@ def describe_command(name: str) -> None:
     Example:
       toolbus see describe calculator
     """
-    from toolbus.bus.client.tools.review import unusable
+    from toolbus.bus.client.tools.catalogue import unusable
 
     catalogue = _catalogue()
     if name in catalogue.tools:
@@ -175,7 +175,7 @@ def settings_command(output: Output) -> None:
 
 def _catalogue() -> Catalogue:
     """Return the tools as an agent has them, by reading the registry alone: whoever watches may not open a reply stream."""
-    from toolbus.bus.client.tools.review import catalogue_of
+    from toolbus.bus.client.tools.catalogue import catalogue_of
 
     required = settings_of().require_approval
 
