@@ -134,8 +134,6 @@ ON_DEMAND = {
     "toolbus.bus.worker.isolation.child",
     "toolbus.bus.worker.isolation.fork_server",
     "toolbus.bus.worker.process.health",
-    "toolbus.bus.worker.process.probes",
-    "toolbus.bus.worker.process.report",
     "toolbus.bus.worker.process.supervisor",
     "tomllib",
 }

@@ -10,6 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from toolbus.bus.telemetry.metrics import MEDIA_TYPE, Exposition
+from toolbus.bus.worker.process.health import Probed
 from toolbus.edges.gateway.bodies import Problem, answer
 from toolbus.edges.gateway.gateway import BUCKETS, Gateway, Measures, check_query, gateway_of
 
@@ -85,16 +86,11 @@ def _add_services(made: Exposition, services: Sequence[ServiceOverview]) -> None
 ROUTES = [Route("/health", health), Route("/ready", ready), Route("/metrics", metrics)]
 
 
-class ProbedGateway:
-    """Answers probes for a gateway.
-
-    Attributes:
-        started: set once requests are answered.
-    """
+class ProbedGateway(Probed):
+    """Answers probes for a gateway."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
-        self.started = False
 
     async def ready(self) -> bool:
         """Return whether requests can be served: the server is connected, and nothing stops the gateway."""

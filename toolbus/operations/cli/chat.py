@@ -216,7 +216,7 @@ async def _connect(
     settings: Settings, server: str, contact: str, tool: str, user: str, shared: tuple[str, ...], folder: Path, lifeline: int | None
 ) -> None:
     from toolbus import ToolBus
-    from toolbus.bus.worker.process.lifeline import Told, tell, watch_lifeline
+    from toolbus.bus.worker.process.lifeline import ChildState, tell_parent, watch_lifeline
 
     try:
         from toolbus.agent.im.connector import Connector
@@ -238,7 +238,7 @@ async def _connect(
             )
             running = asyncio.create_task(connector.run())
             stopping = asyncio.create_task(stop.wait())
-            tell(lifeline, Told(serving=True))
+            tell_parent(lifeline, ChildState(serving=True))
             try:
                 await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
             finally:

@@ -11,11 +11,11 @@ import click
 
 from toolbus.bus.support.display import one_line
 from toolbus.bus.values.results import ConfigurationError, ToolbusError
-from toolbus.bus.worker.process.autoscaler import Bounds
+from toolbus.bus.worker.process.lifeline import Bounds
 from toolbus.operations.cli.command import Concurrency, Lifeline, Output, Probes, argument, command, option
 from toolbus.operations.cli.common import serving_settings, settings_of
 from toolbus.operations.cli.output import print_json, print_table, say
-from toolbus.operations.cli.serving import child_words, end_with, refusals, run_worker, supervise
+from toolbus.operations.cli.worker import child_words, end_with, refusals, run_worker, supervise
 
 if TYPE_CHECKING:
     from toolbus.bus.values.settings import Settings

@@ -8,7 +8,7 @@ import importlib.util
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 from urllib.parse import urlsplit
@@ -17,16 +17,15 @@ import click
 
 from toolbus.bus.values.results import ConfigurationError
 from toolbus.bus.values.settings import Settings
-from toolbus.bus.worker.process.lifeline import Told
-from toolbus.bus.worker.process.supervisor import Supervisor
 from toolbus.operations.cli.command import Folder, Grace, Lifeline, Port, Probes, command, option, setting
 from toolbus.operations.cli.common import GATEWAY_PORT, environment_of, needs_gateway, serving_settings, settings_with_server
 from toolbus.operations.cli.output import Failure, complain, fail, say
 from toolbus.operations.cli.serve import serve_command
-from toolbus.operations.cli.serving import announced, end_with, refusals, retire
+from toolbus.operations.cli.worker import announced, end_with, probed_worker, refusals
 
 if TYPE_CHECKING:
     from toolbus.bus.broker.embedded import EmbeddedServer
+    from toolbus.bus.worker.process.supervisor import Supervisor
 
 _DEFAULT_PORT = 6379
 
@@ -104,14 +103,12 @@ class Tree:
 
     Args:
         environment: of every part.
-        grace: seconds that a part may take to finish its work.
-        retire: gives what a dead part held to others, by the ids that it has told.
+        settings: the server, and the grace period of every part.
     """
 
-    def __init__(self, environment: Mapping[str, str], *, grace: float, retire: Callable[[Told], Awaitable[object]]) -> None:
+    def __init__(self, environment: Mapping[str, str], settings: Settings) -> None:
         self._environment = environment
-        self._grace = grace
-        self._retire = retire
+        self._settings = settings
         self._running: list[tuple[Part, Supervisor, asyncio.Task[int]]] = []
         self._complaints: dict[str, str] = {}
         self._failed = asyncio.Event()
@@ -148,18 +145,17 @@ class Tree:
             await task
 
     def _begin(self, part: Part) -> asyncio.Event:
+        from toolbus.bus.worker.process.supervisor import Supervisor
+
         serving = asyncio.Event()
         supervisor = Supervisor(
             [sys.executable, "-m", "toolbus", *part.words],
             self._environment,
-            processes=1,
-            grace=self._grace,
-            retire=self._retire,
+            self._settings,
             complain=lambda text: self._complain(part, text, is_known=serving.is_set()),
-            on_serving=serving.set,
             descriptors=part.descriptors,
         )
-        task = asyncio.create_task(supervisor.supervise(), name=part.name)
+        task = asyncio.create_task(supervisor.supervise(serving.set), name=part.name)
         task.add_done_callback(lambda _: self._failed.set())
         self._running.append((part, supervisor, task))
         return serving
@@ -285,7 +281,7 @@ def _no_model(environment: Mapping[str, str]) -> str:
 async def _run(
     settings: Settings, server: EmbeddedServer | None, place: socket.socket, environment: Mapping[str, str], parts: list[Part]
 ) -> None:
-    tree = Tree(environment, grace=settings.grace, retire=lambda told: retire(settings, told))
+    tree = Tree(environment, settings)
     async with _stopped() as stopped:
         working = asyncio.create_task(_serve(tree, parts, place, server))
         waiting = asyncio.create_task(stopped.wait())
@@ -379,12 +375,11 @@ def host_command(
     settings = serving_settings("host", concurrency=concurrency or _CONCURRENCY, grace=grace, lease=lease)
 
     async def serve() -> None:
-        from toolbus.bus.worker.process.probes import ProbedWorker
         from toolbus.platform.host.host import Host
 
         host = Host(settings, labels=labels, name=name, allowed=allowed, folders=folders)
         end_with(lifeline, settings)
-        async with announced(lambda: ProbedWorker(host.worker), probes, lifeline, quiet=lifeline is not None) as (serving, stopping):
+        async with announced(lambda: probed_worker(host.worker), probes, lifeline, quiet=lifeline is not None) as (serving, stopping):
             await host.run(lambda: serving(instance=host.worker.instance, host=host.id), stopping)
 
     with refusals(lifeline):

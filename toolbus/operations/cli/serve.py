@@ -14,7 +14,7 @@ from toolbus.bus.values.settings import Settings
 from toolbus.operations.cli.command import Groups, Lifeline, Names, Port, Probes, Seconds, User, command, option, setting
 from toolbus.operations.cli.common import GATEWAY_PORT, needs_gateway, serving_settings, settings_with_server
 from toolbus.operations.cli.output import fail
-from toolbus.operations.cli.serving import announced, end_with
+from toolbus.operations.cli.worker import announced, end_with
 
 if TYPE_CHECKING:
     from toolbus.edges.gateway.auth.options import AuthOptions
@@ -142,7 +142,7 @@ async def _serve(
         gateway = Gateway(bus, authenticator or Everyone(), options)
         app = guarded(application(gateway), guards)
         served = app if is_open or authenticator is not None else KnownHosts(app)
-        async with announced(lambda: ProbedGateway(gateway), probes, lifeline, quiet=False) as (serving, stopping):
+        async with announced(lambda: ProbedGateway(gateway), probes, lifeline) as (serving, stopping):
             await serve(served, gateway, place, grace=settings.grace, on_serving=serving, on_stopping=stopping)
 
 

@@ -1,19 +1,32 @@
-"""``worker``: serve tools."""
+"""``worker``: serve tools; and what all commands that serve have in common: probes, the line to their parent, copies of themselves."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
+import signal
 import sys
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 
+from toolbus.bus.values.results import ConfigurationError, ToolbusError
 from toolbus.bus.values.settings import Settings
-from toolbus.bus.worker.process.autoscaler import Bounds
-from toolbus.operations.cli.command import Concurrency, Grace, Lifeline, Probes, argument, command, option, setting
-from toolbus.operations.cli.common import serving_settings
-from toolbus.operations.cli.serving import child_words, end_with, refusals, run_worker, supervise
+from toolbus.bus.worker.process.lifeline import Bounds, ChildState, Notifier, end_process, load_reports, tell_parent, watch_lifeline
+from toolbus.operations.cli.command import Command, Concurrency, Grace, Lifeline, Probes, argument, command, option, setting
+from toolbus.operations.cli.common import NotMendable, environment_of, reason, serving_settings
+from toolbus.operations.cli.output import Failure
+
+if TYPE_CHECKING:
+    from toolbus.bus.worker.process.health import Probed
+    from toolbus.bus.worker.worker import Worker
+
+# Seconds that children may take beyond their grace period, until they are killed and what they held is others'.
+_OF_CHILDREN = 10.0
+
 
 _MOST = 256
 
@@ -109,7 +122,6 @@ async def _work(
     from toolbus.bus import telemetry
     from toolbus.bus.worker.loading import installed
     from toolbus.bus.worker.loading.command_line import load
-    from toolbus.bus.worker.process.autoscaler import load_reports
     from toolbus.bus.worker.worker import Worker
     from toolbus.edges.mounts.mount import mounted
 
@@ -148,3 +160,186 @@ def _middleware(places: tuple[str, ...]) -> list[Any]:
         each = load(place)
         found += each if isinstance(each, (list, tuple)) else [each]
     return found
+
+
+# -- of every command that serves ----------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def refusals(lifeline: int | None) -> Iterator[None]:
+    """Let the process that started this one, if there is one, say why the worker ends."""
+    from toolbus.bus import telemetry
+    from toolbus.bus.values.results import RegistrationRefused
+
+    try:
+        yield
+    except ToolbusError as error:
+        mendable = isinstance(error, (ConfigurationError, RegistrationRefused)) and not isinstance(error, NotMendable)
+        telemetry.flush_logging()
+        if tell_parent(lifeline, ChildState(refused=str(error), mendable=mendable)):
+            sys.exit(1)
+        raise
+    except Exception:
+        tell_parent(lifeline, ChildState(mendable=True))
+        raise
+
+
+def end_with(lifeline: int | None, settings: Settings) -> None:
+    """Begin the end of this process when the one that started it, if there is one, is gone."""
+    if lifeline is not None:
+        watch_lifeline(lifeline, end_process, settings.grace)
+
+
+@contextlib.asynccontextmanager
+async def announced(
+    make: Callable[[], Probed], place: Probes, lifeline: int | None, *, notifier: Notifier | None = None, quiet: bool = False
+) -> AsyncIterator[tuple[Callable[..., None], Callable[[], None]]]:
+    """Answer probes and the service manager; yield what is called when the process serves, and when it begins to end.
+
+    The first is called with what else the process at the lifeline is to know.
+
+    Args:
+        make: makes what answers probes, if a port was given.
+        place: where they are answered.
+        lifeline: the file descriptor of the process that started this one.
+        notifier: of the service manager.
+        quiet: log nothing, since nobody but a supervisor asks.
+
+    Raises:
+        NotMendable: the port can't be had.
+    """
+    notifier = notifier or Notifier()
+    probed, port = None, 0
+    async with contextlib.AsyncExitStack() as stack:
+        if place.health_port is not None:
+            from toolbus.bus import telemetry
+            from toolbus.bus.worker.process.health import probes
+
+            probed = make()
+            try:
+                port = await stack.enter_async_context(probes(probed, place.health_host, place.health_port))
+            except OSError as error:
+                raise NotMendable(f"--health-port can't be kept: {reason(error)}") from None
+            if not quiet:
+                telemetry.log.info("health.listening", host=place.health_host, port=port)
+        await stack.enter_async_context(notifier.alive())
+
+        def serving(**state: Any) -> None:
+            if probed is not None:
+                probed.started = True
+            tell_parent(lifeline, ChildState(serving=True, probes=port, **state))
+            notifier.ready()
+
+        yield serving, notifier.stopping
+
+
+async def run_worker(
+    worker: Worker, place: Probes, lifeline: int | None, *, health_file: Path | None = None, on_open: Callable[[], object] = lambda: None
+) -> None:
+    """Serve until a signal, and answer probes meanwhile.
+
+    Args:
+        worker: not yet opened.
+        place: where probes are answered.
+        lifeline: the file descriptor of the process that started this one.
+        health_file: kept fresh while the worker is healthy.
+        on_open: called once when the worker is registered.
+
+    Raises:
+        NotMendable: the port or the file can't be kept.
+        ToolbusError: the worker can't serve.
+    """
+    async with announced(lambda: probed_worker(worker), place, lifeline, quiet=lifeline is not None) as (serving, stopping):
+
+        def opened() -> None:
+            serving(instance=worker.instance)
+            on_open()
+
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                kept = None if health_file is None else tasks.create_task(_keep(worker, health_file))
+                await worker.run(opened, stopping)
+                if kept is not None:
+                    kept.cancel()
+        except* ToolbusError as group:
+            raise group.exceptions[0] from None
+
+
+def probed_worker(worker: Worker) -> Probed:
+    """Return what answers probes for a worker."""
+    from toolbus.bus.worker.process.health import ProbedWorker
+
+    return ProbedWorker(worker)
+
+
+async def _keep(worker: Worker, file: Path) -> None:
+    from toolbus.bus.worker.process.health import keep_file
+
+    try:
+        await keep_file(worker, file)
+    except OSError as error:
+        raise NotMendable(f"--health-file can't be kept: {reason(error)}") from None
+
+
+def child_words(**more: Any) -> tuple[list[str], list[str]]:
+    """Return the options, and the arguments, of a child that does the work of the command that runs: all that is not the process's own.
+
+    Args:
+        **more: values of parameters that only children get.
+    """
+    context = click.get_current_context()
+    command = context.command
+    if not isinstance(command, Command):
+        raise TypeError(f"{command!r} is no command of this package")
+    return command.words({**{name: value for name, value in context.params.items() if name not in command.kept}, **more})
+
+
+async def supervise(
+    settings: Settings,
+    name: str,
+    words: tuple[list[str], list[str]],
+    *,
+    processes: Bounds,
+    lifeline: int | None,
+    place: Probes,
+    watch: Sequence[Path] = (),
+) -> int:
+    """Keep processes of a toolbus command alive until a signal; return the exit code.
+
+    Args:
+        settings: of the workers.
+        name: of the command.
+        words: its options and its arguments.
+        processes: the fewest and the most; the load decides, if they differ.
+        lifeline: the file descriptor of the process that started this one.
+        place: where probes are answered for all of them.
+        watch: folders in which changes start them anew.
+    """
+    from toolbus.bus.broker.admin import Admin
+    from toolbus.bus.worker.process.health import CHILD_HOST, ProbedChildren
+    from toolbus.bus.worker.process.supervisor import Supervisor, check_reload
+
+    # Before the environment of the children is made.
+    notifier = Notifier()
+    environment = environment_of(settings)
+    # Refuses an impossible URL.
+    Admin(settings)
+    if watch:
+        check_reload()
+        # Python takes a compiled file for the new one when a change comes within a second and keeps the size.
+        environment["PYTHONDONTWRITEBYTECODE"] = "1"
+    if lifeline is not None:
+        watch_lifeline(lifeline, lambda: os.kill(os.getpid(), signal.SIGTERM), settings.grace + _OF_CHILDREN)
+    options, arguments = words
+    asked = () if place.health_port is None else ("--health-host", CHILD_HOST, "--health-port", "0")
+    supervisor = Supervisor(
+        [sys.executable, "-m", "toolbus", name, *options, *asked],
+        environment,
+        settings,
+        complain=lambda text: Failure(text).show(),
+        processes=processes,
+        watch=watch,
+        after=["--", *arguments],
+    )
+    async with announced(lambda: ProbedChildren(supervisor), place, lifeline, notifier=notifier) as (serving, stopping):
+        return await supervisor.run(serving, stopping)
