@@ -14,7 +14,7 @@ from toolbus.bus.broker.access import ROLES, SCRIPTS, wanted, with_roles
 from toolbus.bus.broker.admin import Admin
 from toolbus.bus.broker.keys import Keys
 from toolbus.bus.broker.transport.wire import pack
-from toolbus.operations.cli.tokens import acl_command
+from toolbus.operations.cli.secure import acl_command
 
 _KEYS = Keys("walled")
 

@@ -58,8 +58,8 @@ _SECURE = Tree(
         "": {
             "approve": Place("secure", "Approve a tool as it is now, so that agents may use this form of it."),
             "pins": Place("secure", "Decide which form of a tool may be used."),
-            "tokens": Place("tokens", "Look after the bearer tokens of gateways."),
-            "acl": Place("tokens", "Print the least rights on the server that a user with a ROLE needs, for ACL SETUSER or an ACL file."),
+            "tokens": Place("secure", "Look after the bearer tokens of gateways."),
+            "acl": Place("secure", "Print the least rights on the server that a user with a ROLE needs, for ACL SETUSER or an ACL file."),
         }
     },
 )
@@ -83,7 +83,7 @@ _OPERATE = Tree(
             "dead": Place("operate", "Handle dead letters."),
             "conversations": Place("operate", "Look after the conversations that agents keep."),
             "items": Place(
-                "items",
+                "operate",
                 "Look after static descriptors: tools and services that are declared by documents, beside those that workers publish.",
             ),
             "migrate": Place("protocol", "Bring a namespace to the version of the protocol that this release writes."),
@@ -106,10 +106,10 @@ _PLATFORM = Tree(
     no_args_is_help=True,
     commands={
         "": {
-            "up": Place("platform_up", "Start the platform: gateway, host, service agent, coding agent, messenger."),
-            "host": Place("platform_up", "Serve the recorded tools that this machine may run."),
-            "im": Place("chat", "Connect a messenger's windows with the service agent."),
-            "chat": Place("chat", "Talk with the service agent."),
+            "up": Place("dev", "Start the platform: gateway, host, service agent, coding agent, messenger."),
+            "host": Place("platform", "Serve the recorded tools that this machine may run."),
+            "im": Place("platform", "Connect a messenger's windows with the service agent."),
+            "chat": Place("platform", "Talk with the service agent."),
             "import": Place("platform", "Record the tools and groups of registry.json, sources.json and groups.json in DIR."),
             "export": Place("platform", "Write the recorded tools and groups to registry.json, sources.json and groups.json in DIR."),
             "list": Place("platform", "List the recorded tools, those that wait for approval, and records that can't be used."),
@@ -145,7 +145,7 @@ TASKS: dict[str, dict[str, Place | Tree]] = {
     "Call": {
         "call": Place("calls", "Call a tool."),
         "agent": Place("agent", "Let a model answer QUESTION with tools."),
-        "confirm": Place("confirm", "Show and answer confirmation requests."),
+        "confirm": Place("calls", "Show and answer confirmation requests."),
     },
     "See": {
         "tools": Place("see", "List the tools that can be called now."),
