@@ -451,7 +451,7 @@ def demo_command() -> None:
     """
     if missing := [name for name in _NEEDED if importlib.util.find_spec(name) is None]:
         fail(f"the demo needs {', '.join(missing)}: pip install 'toolbus[demo]'")
-    from toolbus.operations.demo.conductor import Demo
+    from toolbus.operations.demo import Demo
 
     started = time.monotonic()
     demo = Demo(lambda line: say(f"{time.monotonic() - started:6.2f} s  {line}"))
