@@ -19,7 +19,7 @@ from toolbus.operations.cli.common import RESTART, with_admin, with_bus
 from toolbus.operations.cli.output import fail
 
 
-class Given(NamedTuple):
+class Declared(NamedTuple):
     """The way in which a parameter is given.
 
     Attributes:
@@ -37,14 +37,14 @@ class Given(NamedTuple):
     is_option: bool = True
 
 
-def option(help: str = "", *names: str, needs: tuple[str, ...] = (), kept: bool = False, **about: Any) -> Given:
+def option(help: str = "", *names: str, needs: tuple[str, ...] = (), kept: bool = False, **about: Any) -> Declared:
     """Describe an option. Whether it is a flag, or may be repeated, is said by the parameter's type."""
-    return Given(names, {"help": help or None, **about}, needs, kept)
+    return Declared(names, {"help": help or None, **about}, needs, kept)
 
 
-def argument(**about: Any) -> Given:
+def argument(**about: Any) -> Declared:
     """Describe an argument; a parameter that is not described is one, too."""
-    return Given((), about, is_option=False)
+    return Declared((), about, is_option=False)
 
 
 # -- types of values ---------------------------------------------------------------------------------
@@ -111,7 +111,7 @@ Port = click.IntRange(0, 65535)
 Folder = click.Path(path_type=Path, file_okay=False)
 
 
-def setting(name: str, means: str, **about: Any) -> Given:
+def setting(name: str, means: str, **about: Any) -> Declared:
     """Describe an option that is a setting: its help says the variable and the default, which the setting declares.
 
     Args:
@@ -128,7 +128,7 @@ def setting(name: str, means: str, **about: Any) -> Given:
 # -- options of several commands ---------------------------------------------------------------------
 
 
-def digest(means: str) -> Given:
+def digest(means: str) -> Declared:
     """Describe the option ``--digest``, which is empty when it is not given; an empty one, as of an unset variable, is refused."""
 
     def given(ctx: click.Context, param: click.Parameter, value: str | None) -> str:
@@ -169,7 +169,7 @@ _WAITED = f"TOOLBUS_CONNECT_TIMEOUT; {RESTART:g} where tools are served"
 _LEVELS = click.Choice(["debug", "info", "warning", "error"], case_sensitive=False)
 _FORMATS = click.Choice(["auto", "text", "json"], case_sensitive=False)
 _NOT_NEGATIVE = click.FloatRange(min=0)
-_COMMON: Mapping[str, tuple[Any, Given]] = {
+_COMMON: Mapping[str, tuple[Any, Declared]] = {
     "url": (str, option("Server, e.g. redis://localhost:6379 (TOOLBUS_URL).", "--url", type=_Setting("url", _TYPES[str]))),
     "namespace": (
         str,
@@ -252,7 +252,7 @@ def command(
         connected = _CONNECTED.get(next(iter(hints)))
         hints = {each: hint for each, hint in hints.items() if each not in {"return", *_CONNECTED}}
         declared = dict(_declared(hints))
-        params = [*(_parameter(each, kind, given, env) for each, (kind, given) in declared.items()), *more]
+        params = [*(_parameter(each, kind, how, env) for each, (kind, how) in declared.items()), *more]
         taken = {word for param in params for word in param.opts}
         params += [
             _parameter(*each) for each in _common(hidden=True, expose_value=False, callback=_keep) if taken.isdisjoint(each[2].names)
@@ -263,8 +263,8 @@ def command(
             return function(**given) if connected is None else connected(lambda found: function(found, **given))
 
         found = Command(name, callback=run, params=params, help=inspect.getdoc(function), **about)
-        found.needs = {each: given.needs for each, (_, given) in declared.items() if given.needs}
-        found.kept = frozenset(each for each, (_, given) in declared.items() if given.kept)
+        found.needs = {each: how.needs for each, (_, how) in declared.items() if how.needs}
+        found.kept = frozenset(each for each, (_, how) in declared.items() if how.kept)
         if into is not None:
             into.add_command(found)
         return found
@@ -282,7 +282,7 @@ def _value(name: str, hint: Any, values: Mapping[str, Any]) -> Any:
     return hint(**{field: _value(field, inner, values) for field, inner in get_type_hints(hint, include_extras=True).items()})
 
 
-def _declared(hints: Mapping[str, Any]) -> Iterator[tuple[str, tuple[Any, Given]]]:
+def _declared(hints: Mapping[str, Any]) -> Iterator[tuple[str, tuple[Any, Declared]]]:
     for name, hint in hints.items():
         if _is_group(hint):
             yield from _declared(get_type_hints(hint, include_extras=True))
@@ -290,16 +290,16 @@ def _declared(hints: Mapping[str, Any]) -> Iterator[tuple[str, tuple[Any, Given]
             yield name, (hint.__origin__, hint.__metadata__[0]) if get_origin(hint) is Annotated else (hint, argument())
 
 
-def _parameter(name: str, kind: Any, given: Given, env: str = "") -> click.Parameter:
+def _parameter(name: str, kind: Any, how: Declared, env: str = "") -> click.Parameter:
     """Return a parameter of click, as its type and its description say."""
-    about = dict(given.about)
+    about = dict(how.about)
     is_optional = type(None) in get_args(kind)
     if is_optional:
         [kind] = [each for each in get_args(kind) if each is not type(None)]
     is_many = get_origin(kind) is tuple
     if is_many:
         kind = get_args(kind)[0]
-    names = given.names or (f"--{name.replace('_', '-')}",)
+    names = how.names or (f"--{name.replace('_', '-')}",)
     if kind is not bool:
         about.setdefault("type", click.Choice(get_args(kind)) if get_origin(kind) is Literal else _TYPES.get(kind))
     elif not any("/" in each for each in names):
@@ -307,7 +307,7 @@ def _parameter(name: str, kind: Any, given: Given, env: str = "") -> click.Param
     if kind is bool and is_optional:
         # Of click's own accord a flag that is not given is False.
         about.setdefault("default", None)
-    if not given.is_option:
+    if not how.is_option:
         return click.Argument([name], **({"nargs": -1} if is_many else {"required": False} if is_optional else {}), **about)
     about.setdefault("show_default", about.get("default") not in {None, "", 0})
     if env and not about.get("hidden") and not isinstance(about.get("type"), _Setting):
@@ -315,9 +315,9 @@ def _parameter(name: str, kind: Any, given: Given, env: str = "") -> click.Param
     return click.Option([*names, name], multiple=is_many, **about)
 
 
-def _common(**more: Any) -> Iterator[tuple[str, Any, Given]]:
-    for name, (kind, given) in _COMMON.items():
-        yield name, kind | None, given._replace(about={**given.about, **more})
+def _common(**more: Any) -> Iterator[tuple[str, Any, Declared]]:
+    for name, (kind, how) in _COMMON.items():
+        yield name, kind | None, how._replace(about={**how.about, **more})
 
 
 def common_options() -> list[click.Parameter]:
@@ -418,3 +418,12 @@ class Tree(Group):
                 rows.append((first, shown.get_short_help_str(formatter.width - len(first) - 6)))
         with formatter.section("Commands"):
             formatter.write_dl(rows)
+
+
+def tree(name: str, commands: Mapping[str, Place]) -> Callable[[Callable[[], None]], Tree]:
+    """Return a decorator that makes a tree of a function whose docstring is the tree's help."""
+
+    def made(function: Callable[[], None]) -> Tree:
+        return Tree(name, help=inspect.getdoc(function), no_args_is_help=True, commands={"": commands})
+
+    return made

@@ -14,7 +14,7 @@ import msgspec
 from toolbus.bus.values.results import ToolbusError
 from toolbus.operations.cli.command import Output, Seconds, Share, argument, command, group, option
 from toolbus.operations.cli.common import settings_of, with_admin
-from toolbus.operations.cli.output import complain, fail, print_json, print_table, say, say_content
+from toolbus.operations.cli.output import Columns, complain, fail, print_json, print_table, say, say_content, show
 
 if TYPE_CHECKING:
     from toolbus.bus.broker.admin import Admin
@@ -245,17 +245,10 @@ def _learned(preset: Preset, revisions: Revisions, names: dict[str, list[str]], 
 
 def _outcome_document(outcome: Outcome) -> dict[str, Any]:
     """Return an outcome as values for JSON."""
-    evaluation = outcome.evaluation
     return {
-        "decision": outcome.decision,
-        "revision": outcome.revision,
-        "added": outcome.added,
-        "executions": outcome.executions,
-        "episodes": outcome.episodes,
-        "notes": outcome.notes,
-        "verdicts": msgspec.to_builtins(outcome.learned.verdicts),
-        "changes": msgspec.to_builtins(outcome.changes),
-        "comparisons": None if evaluation is None else msgspec.to_builtins(evaluation.comparisons),
+        **{name: getattr(outcome, name) for name in ("decision", "revision", "added", "executions", "episodes", "notes", "changes")},
+        "verdicts": outcome.learned.verdicts,
+        "comparisons": None if outcome.evaluation is None else outcome.evaluation.comparisons,
     }
 
 
@@ -312,7 +305,7 @@ def learn_command(
     changes = changed(static if current is None else current.scores, static, learned)
     made = None if dry_run else revisions.add(static, learned, digest(logged), parameters)
     if output == "json":
-        print_json({"revision": None if made is None else made.id, **_plain(learned), "changes": msgspec.to_builtins(changes)})
+        print_json({"revision": None if made is None else made.id, **_plain(learned), "changes": changes})
         return
     for verdict in learned.verdicts:
         say(f"{verdict.kind}: {verdict.why}")
@@ -390,12 +383,26 @@ def revisions_command(revision: str | None, folder: RevisionsFolder, output: Out
         return
     found = [revisions.get(each) for each in revisions.ids()]
     now = "" if current is None else current.id
-    if output == "json":
-        print_json([{**_heading(each), "current": each.id == now} for each in found])
-        return
-    rows = [("*" if each.id == now else "", each.id, each.parent or "-", each.created, len(each.changes), each.note) for each in found]
-    print_table(
-        ("", "ID", "PARENT", "CREATED (UTC)", "CHANGES", "NOTE"), rows, empty="no revisions yet; `toolbus toolkit learning run` makes one"
+    show(
+        output,
+        found,
+        {
+            "": lambda each: "*" if each.id == now else "",
+            "ID": "id",
+            "PARENT": lambda each: each.parent or "-",
+            "CREATED (UTC)": "created",
+            "CHANGES": lambda each: len(each.changes),
+            "NOTE": "note",
+        },
+        empty="no revisions yet; `toolbus toolkit learning run` makes one",
+        document=[
+            {
+                **{name: getattr(each, name) for name in ("id", "parent", "created_at", "note", "log")},
+                "changes": len(each.changes),
+                "current": each.id == now,
+            }
+            for each in found
+        ],
     )
 
 
@@ -421,11 +428,13 @@ def diff_command(
         fail(f"{after.id} is the first revision; name the one to compare it with")
     before = revisions.get(old or after.parent)
     found = difference(before.scores, after.scores)
-    if output == "json":
-        print_json({"old": before.id, "new": after.id, "differences": msgspec.to_builtins(found)})
-        return
-    rows = [(each.kind, each.source, each.target, _score_text(each.old), _score_text(each.new)) for each in found]
-    print_table(("EDGE", "FROM", "TO", before.id, after.id), rows, empty=f"{before.id} and {after.id} have the same scores")
+    columns: Columns = {
+        **_EDGE,
+        before.id: lambda each: _score_text(each.old),
+        after.id: lambda each: _score_text(each.new),
+    }
+    document = {"old": before.id, "new": after.id, "differences": found}
+    show(output, found, columns, empty=f"{before.id} and {after.id} have the same scores", document=document)
 
 
 @command("convert", into=learning_command)
@@ -460,11 +469,10 @@ def _current(revision: Revision | None, folder: Path) -> Revision:
 
 def _plain(learned: Learned) -> dict[str, Any]:
     """Return what was learned as values for JSON."""
-    return {
-        "verdicts": msgspec.to_builtins(learned.verdicts),
-        "changes": msgspec.to_builtins(learned.changes),
-        "edges": msgspec.to_builtins([*learned.scores]),
-    }
+    return {"verdicts": learned.verdicts, "changes": learned.changes, "edges": [*learned.scores]}
+
+
+_EDGE: Columns = {"EDGE": "kind", "FROM": "source", "TO": "target"}
 
 
 def _score_text(value: float | None) -> str:
@@ -474,27 +482,15 @@ def _score_text(value: float | None) -> str:
 
 def _print_changes(changes: Sequence[Change]) -> None:
     """Print changed scores with their reasons."""
-    rows = [(each.kind, each.source, each.target, _score_text(each.old), _score_text(each.new), each.why) for each in changes]
-    if rows:
-        print_table(("EDGE", "FROM", "TO", "OLD", "NEW", "WHY"), rows, empty="")
-
-
-def _heading(revision: Revision) -> dict[str, Any]:
-    """Return the heading of a revision as values for JSON."""
-    return {
-        "id": revision.id,
-        "parent": revision.parent,
-        "created_at": revision.created_at,
-        "note": revision.note,
-        "changes": len(revision.changes),
-        "log": msgspec.to_builtins(revision.log),
-    }
+    columns: Columns = {**_EDGE, "OLD": lambda each: _score_text(each.old), "NEW": lambda each: _score_text(each.new), "WHY": "why"}
+    if changes:
+        show("text", changes, columns, empty="")
 
 
 def _print_revision(revision: Revision, output: str) -> None:
     """Print a revision with its origin and its changes."""
     if output == "json":
-        print_json(msgspec.to_builtins(revision))
+        print_json(revision)
         return
     say(f"{revision.id}  {revision.created} UTC  {revision.note}")
     if revision.log is not None:

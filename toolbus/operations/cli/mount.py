@@ -14,7 +14,7 @@ from toolbus.bus.values.results import ConfigurationError, ToolbusError
 from toolbus.bus.worker.process.lifeline import Bounds
 from toolbus.operations.cli.command import Concurrency, Lifeline, Output, Probes, argument, command, option
 from toolbus.operations.cli.common import serving_settings, settings_of
-from toolbus.operations.cli.output import print_json, print_table, say
+from toolbus.operations.cli.output import Columns, say, show
 from toolbus.operations.cli.worker import child_words, end_with, refusals, run_worker, supervise
 
 if TYPE_CHECKING:
@@ -201,11 +201,8 @@ async def _list(service: Mount, output: str) -> int:
         names = service.names()
         rows = [{**tool, "tool": names[tool["name"]]} for tool in service.tools]
         left_out = service.left_out
-    if output == "json":
-        print_json({"tools": rows, "left_out": left_out})
-        return 0
-    shown = [(row["name"], row["effect"], one_line(row["description"], 80)) for row in rows]
-    print_table(("TOOL", "EFFECT", "DESCRIPTION"), shown, empty="no tools")
-    for name, reason in left_out.items():
-        say(f"left out: {one_line(name, 80)}: {one_line(reason, 200)}", err=True)
+    columns: Columns = {"TOOL": "name", "EFFECT": "effect", "DESCRIPTION": lambda row: one_line(row["description"], 80)}
+    if show(output, rows, columns, empty="no tools", document={"tools": rows, "left_out": left_out}):
+        for name, reason in left_out.items():
+            say(f"left out: {one_line(name, 80)}: {one_line(reason, 200)}", err=True)
     return 0

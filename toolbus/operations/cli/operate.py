@@ -15,7 +15,7 @@ from toolbus.bus.values.naming import key_flaw
 from toolbus.bus.values.results import BrokerUnavailable, ToolbusError
 from toolbus.operations.cli.command import JSON, Output, Seconds, Yes, argument, command, group, option
 from toolbus.operations.cli.common import must_be_known, namespace_of, read_bytes, read_json, settings_of, with_admin
-from toolbus.operations.cli.output import Failure, ask_first, complain, fail, moment, print_json, print_table, say, show
+from toolbus.operations.cli.output import Failure, ask_first, complain, fail, moment, print_json, say, show
 
 if TYPE_CHECKING:
     from toolbus.bus.broker.admin import Admin
@@ -439,11 +439,8 @@ async def items_list(admin: Admin, prefix: Annotated[str, argument(default="")],
       toolbus operate items list tool/
     """
     # An empty document stands for a pin that is not in its table.
-    found = [(key, len(document)) for key, document in (await admin.items(prefix)).items() if document]
-    if output == "json":
-        print_json([{"key": key, "bytes": size} for key, size in found])
-    else:
-        print_table(("KEY", "BYTES"), found, empty="no static descriptors")
+    found = [{"key": key, "bytes": len(document)} for key, document in (await admin.items(prefix)).items() if document]
+    show(output, found, {"KEY": "key", "BYTES": "bytes"}, empty="no static descriptors")
 
 
 @command("rm", into=items_command)

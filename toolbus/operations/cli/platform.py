@@ -20,7 +20,7 @@ from toolbus.bus.support.display import one_line, visible
 from toolbus.bus.worker.process.lifeline import ChildState, tell_parent, watch_lifeline
 from toolbus.operations.cli.command import Folder, Grace, Lifeline, Output, Probes, Seconds, argument, command, option, setting
 from toolbus.operations.cli.common import namespace_of, read_text, serving_settings, settings_with_server, with_admin
-from toolbus.operations.cli.output import Columns, complain, fail, print_json, print_json_line, print_table, say, show
+from toolbus.operations.cli.output import Columns, complain, fail, print_json, print_json_line, say, show
 from toolbus.operations.cli.worker import announced, end_with, probed_worker, refusals
 
 if TYPE_CHECKING:
@@ -72,23 +72,18 @@ def _show(wanted: Search, output: str, *, everything: bool) -> None:
         found += [(tool, "pending") for tool in records.pending.values()]
     refused = records.refused if everything else ()
     documents = [_document(tool, status, records) for tool, status in found]
-    if output == "json":
-        print_json([*documents, *({"key": each.key, "refused": each.reason} for each in refused)])
+    columns: Columns = {
+        "TOOL": "tool_id",
+        "STATUS": "status",
+        "CATEGORY": "category",
+        "RUNTIME": "backend_runtime",
+        "SOURCES": lambda each: ", ".join(each["sources"]),
+        "GROUPS": lambda each: ", ".join(each["group_ids"]),
+        "ABOUT": lambda each: one_line(each["description"] or each["name"], 60),
+    }
+    left_out = [{"key": each.key, "refused": each.reason} for each in refused]
+    if not show(output, documents, columns, empty=f"no such tools are recorded{namespace_of()}", document=[*documents, *left_out]):
         return
-    rows = [
-        (
-            each["tool_id"],
-            each["status"],
-            each["category"],
-            each["backend_runtime"],
-            ", ".join(each["sources"]),
-            ", ".join(each["group_ids"]),
-            one_line(each["description"] or each["name"], 60),
-        )
-        for each in documents
-    ]
-    columns = ("TOOL", "STATUS", "CATEGORY", "RUNTIME", "SOURCES", "GROUPS", "ABOUT")
-    print_table(columns, rows, empty=f"no such tools are recorded{namespace_of()}")
     for each in refused:
         complain(f"can't be used: {visible(each.reason)}")
     if everything and records.pending:

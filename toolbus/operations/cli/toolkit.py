@@ -14,7 +14,7 @@ from toolbus.bus.support.display import one_line, visible
 from toolbus.operations.cli.command import JSON, Output, Share, argument, command, group, option
 from toolbus.operations.cli.common import settings_of, with_admin
 from toolbus.operations.cli.learning import learning_command
-from toolbus.operations.cli.output import fail, print_json, print_table, say, say_content
+from toolbus.operations.cli.output import Columns, fail, print_json, say, say_content, show
 
 if TYPE_CHECKING:
     from toolbus import ToolBus
@@ -97,13 +97,15 @@ def presets_command(
     from toolbus.toolkit import load_preset
     from toolbus.toolkit.presets import shipped_presets
 
-    presets = [load_preset(path) for path in shipped_presets().values()]
-    rows = [(each.name, " → ".join(action.id for action in each.actions), each.description) for each in presets]
+    found = [
+        {"name": each.name, "actions": " → ".join(action.id for action in each.actions), "description": each.description}
+        for each in map(load_preset, shipped_presets().values())
+    ]
     if output == "json":
-        print_json([dict(zip(("name", "actions", "description"), row, strict=True)) for row in rows])
+        print_json(found)
         return
-    for name, actions, description in rows:
-        say(f"{name}: {actions}\n  {description}")
+    for each in found:
+        say("{name}: {actions}\n  {description}".format(**each))
 
 
 @command("show", into=toolkit_command)
@@ -126,15 +128,19 @@ def show_command(
         if not graph.has_vertex(action):
             fail(f"there is no action {action!r} in the graph; without --action all of it is listed")
     edges = [edge for edge in graph.edges() if not actions or not {*actions}.isdisjoint(edge)]
-    rows = [(u, kind_of(graph.item(u)), v, kind_of(graph.item(v)), graph.get_score(u, v)) for u, v in edges]
-    if output == "json":
-        keys = ("from", "from_kind", "to", "to_kind", "score")
-        print_json([dict(zip(keys, row, strict=True)) for row in rows])
-        return
-    shown = [(u, v, edge_kind(graph.item(u), graph.item(v)), f"{score:.2f}") for u, _, v, _, score in rows]
-    print_table(("FROM", "TO", "EDGE", "SCORE"), shown[:_MOST_ROWS], empty="the graph is empty; `toolbus toolkit load FILE` publishes one")
-    if len(rows) > _MOST_ROWS:
-        say(f"… and {len(rows) - _MOST_ROWS:,} more; --action narrows it, --output json has all", err=True)
+    found = [
+        {"from": u, "from_kind": kind_of(graph.item(u)), "to": v, "to_kind": kind_of(graph.item(v)), "score": graph.get_score(u, v)}
+        for u, v in edges
+    ]
+    columns: Columns = {
+        "FROM": "from",
+        "TO": "to",
+        "EDGE": lambda each: edge_kind(graph.item(each["from"]), graph.item(each["to"])),
+        "SCORE": lambda each: f"{each['score']:.2f}",
+    }
+    nothing = "the graph is empty; `toolbus toolkit load FILE` publishes one"
+    if show(output, found[:_MOST_ROWS], columns, empty=nothing, document=found) and len(found) > _MOST_ROWS:
+        say(f"… and {len(found) - _MOST_ROWS:,} more; --action narrows it, --output json has all", err=True)
 
 
 @command("recommend", into=toolkit_command)
@@ -159,12 +165,12 @@ async def recommend_command(
     if prompt:
         say(view.prompt() if view.actions else nothing, err=not view.actions)
         return
-    rows = rows_of(view)
-    if output == "json":
-        print_json([dict(zip(("kind", "id", "name", "score", "state"), row, strict=True)) for row in rows])
-        return
-    shown = [(*row[:3], "" if row[3] is None else f"{row[3]:.2f}", row[4]) for row in rows]
-    print_table(("KIND", "ID", "NAME", "SCORE", ""), shown, empty=nothing)
+    columns: Columns = {
+        **{name.upper(): name for name in ("kind", "id", "name")},
+        "SCORE": lambda each: "" if each["score"] is None else f"{each['score']:.2f}",
+        "": "state",
+    }
+    show(output, [dict(zip(("kind", "id", "name", "score", "state"), row, strict=True)) for row in rows_of(view)], columns, empty=nothing)
 
 
 @command("draw", into=toolkit_command)
