@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import importlib.util
 import keyword
 import signal
@@ -28,7 +29,6 @@ from toolbus.operations.cli.worker import worker_command
 
 if TYPE_CHECKING:
     from toolbus.bus.broker.embedded import EmbeddedServer
-    from toolbus.bus.worker.process.supervisor import Supervisor
 
 _DEFAULT_PORT = 6379
 _POLL = 0.2
@@ -74,7 +74,8 @@ def dev_command(
         else:
             parts.append(_gateway(place))
         lost = "the server that this command had started has ended, and its data with it; start `toolbus dev` again"
-        _run(settings, server, environment_of(settings), parts, lambda: _introduce(settings, place), lost)
+        if why := asyncio.run(Tree(settings, environment_of(settings), parts).run(server, lambda: _introduce(settings, place), lost)):
+            fail(why)
 
 
 async def _introduce(settings: Settings, place: socket.socket | None) -> None:
@@ -158,7 +159,8 @@ def up_command(
             say(f"ready at {address}/ ({names}); next: {following}, or `curl {address}/tools`; Ctrl-C ends everything")
 
         lost = "the server that this command had started has ended; start `toolbus platform up` again"
-        _run(settings, server, environment, parts, ready, lost)
+        if why := asyncio.run(Tree(settings, environment, parts).run(server, ready, lost)):
+            fail(why)
 
 
 def _import(folder: Path) -> None:
@@ -285,140 +287,83 @@ def _gateway(place: socket.socket) -> Part:
     return Part("gateway", ("serve", *options), descriptors=(place.fileno(),))
 
 
-class Ended(Exception):
-    """A part of the tree can't serve; the text says which one and why."""
-
-
 class Tree:
-    """Keeps each part alive: one that has served and dies is started again, after a pause that grows.
+    """Parts that run together. One that has served and dies is started again, after a pause that grows.
 
-    A part that refuses to serve from the start ends all, since the same start would be refused again.
-
-    Args:
-        environment: of every part.
-        settings: the server, and the grace period of every part.
-    """
-
-    def __init__(self, environment: Mapping[str, str], settings: Settings) -> None:
-        self._environment = environment
-        self._settings = settings
-        self._running: list[tuple[Part, Supervisor, asyncio.Task[int]]] = []
-        self._complaints: dict[str, str] = {}
-        self._failed = asyncio.Event()
-
-    async def start(self, parts: Sequence[Part]) -> None:
-        """Start parts, and return when all of them serve.
-
-        Raises:
-            Ended: one can't.
-        """
-        serving = [self._begin(part) for part in parts]
-        failing = asyncio.create_task(self._failed.wait())
-        try:
-            for each in serving:
-                await asyncio.wait({asyncio.ensure_future(each.wait()), failing}, return_when=asyncio.FIRST_COMPLETED)
-                self._check()
-        finally:
-            failing.cancel()
-
-    async def until_failed(self) -> None:
-        """Wait until a part can't serve any more.
-
-        Raises:
-            Ended: says why.
-        """
-        await self._failed.wait()
-        self._check()
-
-    async def stop(self) -> None:
-        """End the parts, the latest first; each ends before the next one is told."""
-        while self._running:
-            _, supervisor, task = self._running.pop()
-            supervisor.stop()
-            await task
-
-    def _begin(self, part: Part) -> asyncio.Event:
-        from toolbus.bus.worker.process.supervisor import Supervisor
-
-        serving = asyncio.Event()
-        supervisor = Supervisor(
-            [sys.executable, "-m", "toolbus", *part.words],
-            self._environment,
-            self._settings,
-            complain=lambda text: self._complain(part, text, is_known=serving.is_set()),
-            after=part.after,
-            descriptors=part.descriptors,
-        )
-        task = asyncio.create_task(supervisor.supervise(serving.set), name=part.name)
-        task.add_done_callback(lambda _: self._failed.set())
-        self._running.append((part, supervisor, task))
-        return serving
-
-    def _complain(self, part: Part, text: str, *, is_known: bool) -> None:
-        self._complaints[part.name] = text
-        if is_known:
-            complain(f"the {part.name} can't start again, and is tried further: {text}")
-
-    def _check(self) -> None:
-        for part, _, task in self._running:
-            if task.done():
-                raise Ended(self._complaints.get(part.name) or f"the {part.name} has ended; its output says why")
-
-
-def _run(
-    settings: Settings,
-    server: EmbeddedServer | None,
-    environment: Mapping[str, str],
-    parts: Sequence[Part],
-    ready: Callable[[], Awaitable[None]],
-    lost: str,
-) -> None:
-    """Run parts until a signal; fail when one of them, or a server that was started here, can't go on.
+    One that refuses to serve from the start ends all, since the same start would be refused again.
 
     Args:
         settings: of all of them.
-        server: the one that was started here.
         environment: of the parts.
         parts: in the order in which they start.
-        ready: called when all of them serve.
-        lost: says that the server has ended.
     """
-    tree = Tree(environment, settings)
 
-    async def serve() -> None:
-        await tree.start(parts)
-        await ready()
-        failing = asyncio.create_task(tree.until_failed())
-        try:
-            while not failing.done():
-                if server is not None and not server.running:
-                    raise Ended(lost)
-                await asyncio.wait({failing}, timeout=_POLL)
-            await failing
-        finally:
-            failing.cancel()
+    def __init__(self, settings: Settings, environment: Mapping[str, str], parts: Sequence[Part]) -> None:
+        from toolbus.bus.worker.process.supervisor import Supervisor
 
-    async def until_stopped() -> None:
+        self._serving = {part: asyncio.Event() for part in parts}
+        self._complaints: dict[Part, str] = {}
+        self._supervisors = {
+            part: Supervisor(
+                [sys.executable, "-m", "toolbus", *part.words],
+                environment,
+                settings,
+                complain=functools.partial(self._complain, part),
+                after=part.after,
+                descriptors=part.descriptors,
+            )
+            for part in parts
+        }
+
+    def _complain(self, part: Part, text: str) -> None:
+        self._complaints[part] = text
+        if self._serving[part].is_set():
+            complain(f"the {part.name} can't start again, and is tried further: {text}")
+
+    async def run(self, server: EmbeddedServer | None, ready: Callable[[], Awaitable[None]], lost: str) -> str:
+        """Run until a signal; return an empty text then, or why a part, or a server that was started here, can't go on.
+
+        Args:
+            server: the one that was started here.
+            ready: called when all parts serve.
+            lost: says that the server has ended.
+        """
         async with _stopped() as stopped:
-            working, waiting = asyncio.create_task(serve()), asyncio.create_task(stopped.wait())
+            running = {part: asyncio.create_task(each.supervise(self._serving[part].set)) for part, each in self._supervisors.items()}
+            starting = asyncio.create_task(self._start(ready))
+            ends = {asyncio.create_task(stopped.wait()), asyncio.create_task(_end_of(server)), *running.values()}
             try:
-                await asyncio.wait({working, waiting}, return_when=asyncio.FIRST_COMPLETED)
-                if working.done():
-                    await working
+                await asyncio.wait({starting, *ends}, return_when=asyncio.FIRST_COMPLETED)
+                if starting.done():
+                    await starting
+                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+                ended = [part for part, task in running.items() if task.done()]
             finally:
-                waiting.cancel()
-                working.cancel()
+                for task in {starting, *ends} - {*running.values()}:
+                    task.cancel()
                 if stopped.is_set():
                     # Nobody reads this after a hang-up.
                     with contextlib.suppress(OSError):
                         say("\nstopping")
-                await tree.stop()
-                await asyncio.gather(working, waiting, return_exceptions=True)
+                # Each ends before the one that was started earlier is told.
+                for part, task in reversed(running.items()):
+                    self._supervisors[part].stop()
+                    await task
+        if stopped.is_set():
+            return ""
+        return self._complaints.get(ended[0]) or f"the {ended[0].name} has ended; its output says why" if ended else lost
 
-    try:
-        asyncio.run(until_stopped())
-    except Ended as error:
-        fail(str(error))
+    async def _start(self, ready: Callable[[], Awaitable[None]]) -> None:
+        for serving in self._serving.values():
+            await serving.wait()
+        await ready()
+
+
+async def _end_of(server: EmbeddedServer | None) -> None:
+    while True:
+        await asyncio.sleep(_POLL)
+        if server is not None and not server.running:
+            return
 
 
 @contextlib.asynccontextmanager
