@@ -15,7 +15,7 @@ from toolbus.bus.values.naming import key_flaw
 from toolbus.bus.values.results import BrokerUnavailable, ToolbusError
 from toolbus.operations.cli.command import JSON, Output, Seconds, Yes, argument, command, group, option
 from toolbus.operations.cli.common import must_be_known, namespace_of, read_bytes, read_json, settings_of, with_admin
-from toolbus.operations.cli.output import Failure, ask_first, complain, fail, moment, print_json, say, show
+from toolbus.operations.cli.output import Failure, ask_first, complain, fail, moment, print_json, say, show, stored_of
 
 if TYPE_CHECKING:
     from toolbus.bus.broker.admin import Admin
@@ -487,32 +487,22 @@ def _consequences(key: str, document: bytes, services: Services, items: Items) -
 
 
 def _read(key: str, file: str) -> bytes:
+    """Return the document of a key as it is stored; fail when it can't be used."""
     from toolbus.bus.schema import mended_document
-    from toolbus.bus.values.descriptors import parse_service, parse_tool
-    from toolbus.platform.documents import PREFIXES, encode, is_platform_key, read_written
+    from toolbus.platform.documents import PREFIXES, is_platform_key
 
-    if is_platform_key(key):
-        try:
-            return encode(read_written(key, read_json(read_bytes(file), Any, "the record")))
-        except click.UsageError as error:
-            fail(error.message)
     kind, _, name = key.partition("/")
-    if kind not in {"tool", "tool-service"} or not name:
+    if not is_platform_key(key) and (kind not in {"tool", "tool-service"} or not name):
         raise click.UsageError(f"{key!r} is none of tool/NAME, tool-service/ID, {', '.join(f'{each}ID' for each in PREFIXES)}")
     try:
-        document = read_json(read_bytes(file), dict[str, Any], "the descriptor")
+        value = read_json(read_bytes(file), Any, "the record" if is_platform_key(key) else "the descriptor")
     except click.UsageError as error:
         fail(error.message)
-    if kind == "tool":
-        document, changes = mended_document(document)
+    if kind == "tool" and isinstance(value, dict):
+        value, changes = mended_document(value)
         for change in changes:
             say(f"parameters corrected: {change}", err=True)
-        found = parse_tool(document, None).name
-    else:
-        found = parse_service({"id": name, **document}).id
-    if found != name:
-        fail(f"the descriptor names {found!r}, the key {name!r}")
-    return msgspec.json.encode(document)
+    return _checked(key, value)
 
 
 # -- all documents, as one JSON object by key ----------------------------------------------------------
@@ -590,8 +580,7 @@ def _put_all(place: str) -> None:
         return counts
 
     counts = with_admin(main) if documents else Counter()
-    said = ", ".join(f"{counts[word]} {word}" for word in ("new", "changed", "unchanged") if counts[word])
-    say(f"{counts.total()} stored: {said}" if counts else "nothing was stored")
+    say(stored_of(counts))
     for key, why in wrong.items():
         complain(f"not stored: {visible(key)}: {one_line(visible(why), _MOST_REASON)}")
     if wrong:

@@ -128,6 +128,12 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, emp
         say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
+def stored_of(counts: Mapping[str, int]) -> str:
+    """Return in words how many documents were new, changed and unchanged when they were stored."""
+    found = ", ".join(f"{counts[word]} {word}" for word in ("new", "changed", "unchanged") if counts.get(word))
+    return f"{sum(counts.values())} stored: {found}" if found else "nothing was stored"
+
+
 def names_of(names: Iterable[str], most: int = 300) -> str:
     """Return names in one line of at most so many characters."""
     return one_line(", ".join(map(visible, names)), most)

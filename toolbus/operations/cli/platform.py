@@ -20,7 +20,7 @@ from toolbus.bus.support.display import one_line, visible
 from toolbus.bus.worker.process.lifeline import ChildState, tell_parent, watch_lifeline
 from toolbus.operations.cli.command import Folder, Grace, Lifeline, Output, Probes, Seconds, argument, command, option, setting
 from toolbus.operations.cli.common import namespace_of, read_text, serving_settings, settings_with_server, with_admin
-from toolbus.operations.cli.output import Columns, complain, fail, print_json, print_json_line, say, show
+from toolbus.operations.cli.output import Columns, complain, fail, print_json, print_json_line, say, show, stored_of
 from toolbus.operations.cli.worker import announced, end_with, probed_worker, refusals
 
 if TYPE_CHECKING:
@@ -134,9 +134,7 @@ def import_command(folder: Directory, output: Output) -> None:
             }
         )
     else:
-        counts = Counter(stored.values())
-        said = ", ".join(f"{counts[word]} {word}" for word in ("new", "changed", "unchanged") if counts[word])
-        say(f"{len(stored)} stored: {said}" if stored else "nothing was stored")
+        say(stored_of(Counter(stored.values())))
         for each in found.ignored:
             say(f"{each.file}: {visible(each.id)}: {visible(each.reason)} is no field that is kept", err=True)
         for each in found.wrong:
