@@ -494,6 +494,7 @@ def _read(key: str, file: str) -> bytes:
     kind, _, name = key.partition("/")
     if not is_platform_key(key) and (kind not in {"tool", "tool-service"} or not name):
         raise click.UsageError(f"{key!r} is none of tool/NAME, tool-service/ID, {', '.join(f'{each}ID' for each in PREFIXES)}")
+    value: object
     try:
         value = read_json(read_bytes(file), Any, "the record" if is_platform_key(key) else "the descriptor")
     except click.UsageError as error:
