@@ -151,7 +151,7 @@ TASKS: dict[str, dict[str, Place | Tree]] = {
     "See": {
         "tools": Place("see", "List the tools that can be called now."),
         "see": _see,
-        "doctor": Place("doctor", "Check the server and say what to fix."),
+        "doctor": Place("see", "Check the server and say what to fix."),
     },
     "Secure": {"secure": _secure},
     "Operate": {"operate": _operate},

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _LIBRARIES = ("mcp", "client", "httpx2", "httpcore2", "fastmcp", "FastMCP")
 
 
-class Given(NamedTuple):
+class MountOptions(NamedTuple):
     """The options of what is served of a server or API, and how it is reached."""
 
     include: Annotated[tuple[str, ...], option("Serve only these tools, such as 'get_*' (may be repeated).", metavar="PATTERN")]
@@ -67,7 +67,7 @@ def mount_command(
         int, option("Worker processes, each with a server of its own.", kept=True, type=click.IntRange(1, 256), default=1)
     ],
     concurrency: Concurrency,
-    given: Given,
+    given: MountOptions,
     pin: Annotated[bool, option("Approve tools that were never decided about, as they are now; see `toolbus secure pins`.")],
     probes: Probes,
     output: Output,
@@ -112,14 +112,14 @@ def mount_command(
     sys.exit(code)
 
 
-def _options(given: Given) -> Options:
+def _options(given: MountOptions) -> Options:
     from toolbus.edges.mounts.options import Options
 
     same = ("include", "exclude", "prefix", "groups", "category", "timeout", "output_limit", "most_tools", "start")
     return Options(**{field: getattr(given, field) for field in same}, resources=not given.no_resources)
 
 
-def _service(name: str, target: tuple[str, ...], openapi: str | None, options: Options, given: Given) -> Mount:
+def _service(name: str, target: tuple[str, ...], openapi: str | None, options: Options, given: MountOptions) -> Mount:
     from toolbus.bus.values.secrets import Secret, secret
     from toolbus.edges.mounts.options import Address, Command, check_address, environment_for
 
