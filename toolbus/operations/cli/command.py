@@ -153,8 +153,13 @@ JSON = click.Option(["--output"], type=click.Choice(["json"]), default="json", e
 """For a command that prints JSON in any case, so that ``--output json`` changes nothing."""
 
 
-class Probes(NamedTuple):
-    """The address of probes: a host and a port; no port for nowhere, and 0 for a free one."""
+class ProcessOptions(NamedTuple):
+    """The options of a process that serves, which its children do not get.
+
+    Attributes:
+        health_host, health_port: where it answers probes; no port for nowhere, and 0 for a free one.
+        lifeline: the file descriptor of the process that started it.
+    """
 
     health_host: Annotated[
         str,
@@ -163,6 +168,7 @@ class Probes(NamedTuple):
     health_port: Annotated[
         int | None, option("Answer /live, /startup, /ready and /metrics at this port; 0 for a free one.", type=Port, kept=True)
     ] = None
+    lifeline: Lifeline = None
 
 
 _WAITED = f"TOOLBUS_CONNECT_TIMEOUT; {RESTART:g} where tools are served"

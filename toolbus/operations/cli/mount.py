@@ -12,7 +12,7 @@ import click
 from toolbus.bus.support.display import one_line
 from toolbus.bus.values.results import ConfigurationError, ToolbusError
 from toolbus.bus.worker.process.lifeline import Bounds
-from toolbus.operations.cli.command import Concurrency, Lifeline, Output, Probes, argument, command, option
+from toolbus.operations.cli.command import Concurrency, Output, ProcessOptions, argument, command, option
 from toolbus.operations.cli.common import serving_settings, settings_of
 from toolbus.operations.cli.output import Columns, say, show
 from toolbus.operations.cli.worker import child_words, end_with, refusals, run_worker, supervise
@@ -69,9 +69,8 @@ def mount_command(
     concurrency: Concurrency,
     given: MountOptions,
     pin: Annotated[bool, option("Approve tools that were never decided about, as they are now; see `toolbus secure pins`.")],
-    probes: Probes,
+    process: ProcessOptions,
     output: Output,
-    lifeline: Lifeline,
 ) -> None:
     """Serve the tools of an MCP server, or the operations of an API.
 
@@ -97,18 +96,18 @@ def mount_command(
         telemetry.configure_logging("warning", settings.log_format)
         telemetry.configure_export("toolbus-mount")
     else:
-        settings = serving_settings("mount", lifeline=lifeline, concurrency=concurrency)
+        settings = serving_settings("mount", lifeline=process.lifeline, concurrency=concurrency)
     for library in _LIBRARIES:
         # They log tracebacks of what a server does wrong, which is told by events of ours.
         logging.getLogger(library).setLevel(logging.CRITICAL)
-    with refusals(lifeline):
+    with refusals(process):
         options = _options(given)
         if processes > 1 and not listing:
             words, bounds = child_words(), Bounds(processes, processes)
-            code = run_loop(lambda: supervise(settings, "mount", words, processes=bounds, lifeline=lifeline, place=probes))
+            code = run_loop(lambda: supervise(settings, "mount", words, bounds, process))
         else:
             service = _service(name, target, openapi, options, given)
-            code = run_loop(lambda: _list(service, output) if listing else _serve(service, settings, probes, lifeline, pin=pin))
+            code = run_loop(lambda: _list(service, output) if listing else _serve(service, settings, process, pin=pin))
     sys.exit(code)
 
 
@@ -163,18 +162,18 @@ def _sources(given: tuple[str, ...], option: str) -> dict[str, str]:
     return found
 
 
-async def _serve(service: Mount, settings: Settings, probes: Probes, lifeline: int | None, *, pin: bool) -> int:
+async def _serve(service: Mount, settings: Settings, process: ProcessOptions, *, pin: bool) -> int:
     from toolbus.bus.worker.worker import Worker
     from toolbus.edges.mounts.mount import mounted
 
-    end_with(lifeline, settings)
+    end_with(process, settings)
     async with mounted([service]) as serve_with:
         worker = Worker(service, settings=settings)
         serve_with(worker)
         serving = asyncio.Event()
         pinning = asyncio.create_task(_pin(settings, service.id, serving)) if pin else None
         try:
-            await run_worker(worker, probes, lifeline, on_open=serving.set)
+            await run_worker(worker, process, on_open=serving.set)
         finally:
             if pinning is not None:
                 pinning.cancel()

@@ -18,7 +18,7 @@ import click
 
 from toolbus.bus.support.display import one_line, visible
 from toolbus.bus.worker.process.lifeline import ChildState, tell_parent, watch_lifeline
-from toolbus.operations.cli.command import Folder, Grace, Lifeline, Output, Probes, Seconds, argument, command, option, setting
+from toolbus.operations.cli.command import Folder, Grace, Lifeline, Output, ProcessOptions, Seconds, argument, command, option, setting
 from toolbus.operations.cli.common import namespace_of, read_text, serving_settings, settings_with_server, with_admin
 from toolbus.operations.cli.output import Columns, complain, fail, print_json, print_json_line, say, show, stored_of
 from toolbus.operations.cli.worker import announced, end_with, probed_worker, refusals
@@ -363,8 +363,7 @@ def host_command(
     grace: Grace,
     lease: Annotated[float | None, setting("lease", "Seconds after which another host takes over from a dead one")],
     allowed: Annotated[tuple[str, ...], option("Let APIs be at this host although it is not public.", "--allow-host", metavar="HOST")],
-    probes: Probes,
-    lifeline: Lifeline,
+    process: ProcessOptions,
 ) -> None:
     """Serve the recorded tools that this machine may run.
 
@@ -387,11 +386,11 @@ def host_command(
         from toolbus.platform.host.host import Host
 
         host = Host(settings, labels=labels, name=name, allowed=allowed, folders=folders)
-        end_with(lifeline, settings)
-        async with announced(lambda: probed_worker(host.worker), probes, lifeline, quiet=lifeline is not None) as (serving, stopping):
+        end_with(process, settings)
+        async with announced(lambda: probed_worker(host.worker), process, quiet=process.lifeline is not None) as (serving, stopping):
             await host.run(lambda: serving(instance=host.worker.instance, host=host.id), stopping)
 
-    with refusals(lifeline):
+    with refusals(process):
         run_loop(serve)
     sys.exit(0)
 

@@ -16,7 +16,7 @@ import click
 from toolbus.bus.values.results import ConfigurationError, ToolbusError
 from toolbus.bus.values.settings import Settings
 from toolbus.bus.worker.process.lifeline import Bounds, ChildState, Notifier, end_process, load_reports, tell_parent, watch_lifeline
-from toolbus.operations.cli.command import Command, Concurrency, Grace, Lifeline, Probes, argument, command, option, setting
+from toolbus.operations.cli.command import Command, Concurrency, Grace, ProcessOptions, argument, command, option, setting
 from toolbus.operations.cli.common import NotMendable, environment_of, reason, serving_settings
 from toolbus.operations.cli.output import Failure
 
@@ -65,9 +65,8 @@ def worker_command(
     lease: Annotated[float | None, setting("lease", "Seconds after which another worker takes over a dead worker's calls")],
     around: Annotated[tuple[str, ...], option("Middleware, or a list of it (may be repeated).", "--middleware", metavar="MODULE:NAME")],
     health_file: Annotated[Path | None, option("Touch this file regularly while the worker can serve (one process only).")],
-    probes: Probes,
+    process: ProcessOptions,
     examples: Annotated[bool, option("Serve the examples of toolbus, too.", hidden=True)],
-    lifeline: Lifeline,
     report_load: Annotated[bool, option("Tell the process at the lifeline how busy this one is.", hidden=True)],
 ) -> None:
     """Serve the tools of each TARGET.
@@ -95,16 +94,14 @@ def worker_command(
         raise click.UsageError("--health-file is for one process; leave --processes out, or use --health-port")
     if not targets and not examples:
         raise click.UsageError("name what to serve: a file (jokes.py), a module, or an installed service (toolbus see workers lists them)")
-    settings = serving_settings("worker", lifeline=lifeline, concurrency=concurrency, grace=grace, lease=lease)
-    with refusals(lifeline):
+    settings = serving_settings("worker", lifeline=process.lifeline, concurrency=concurrency, grace=grace, lease=lease)
+    with refusals(process):
         if processes.most > 1 or reload:
             watch = folders((*targets, *around)) if reload else ()
             words = child_words(report_load=processes.most > processes.least)
-            code = run_loop(lambda: supervise(settings, "worker", words, processes=processes, lifeline=lifeline, place=probes, watch=watch))
+            code = run_loop(lambda: supervise(settings, "worker", words, processes, process, watch))
         else:
-            code = run_loop(
-                lambda: _work(settings, targets, around, health_file, probes, lifeline, examples=examples, report_load=report_load)
-            )
+            code = run_loop(lambda: _work(settings, targets, around, health_file, process, examples=examples, report_load=report_load))
     sys.exit(code)
 
 
@@ -113,8 +110,7 @@ async def _work(
     targets: tuple[str, ...],
     around: tuple[str, ...],
     health_file: Path | None,
-    probes: Probes,
-    lifeline: int | None,
+    process: ProcessOptions,
     *,
     examples: bool,
     report_load: bool,
@@ -126,12 +122,12 @@ async def _work(
     from toolbus.edges.mounts.mount import mounted
 
     served = [*(installed.examples() if examples else ()), *map(_mounting, map(load, targets))]
-    end_with(lifeline, settings)
+    end_with(process, settings)
     async with mounted(served) as serve_with:
         worker = Worker(served, settings=settings, middleware=_middleware(around))
         serve_with(worker)
-        async with load_reports(worker, lifeline if report_load else None) as opened:
-            await run_worker(worker, probes, lifeline, health_file=health_file, on_open=opened)
+        async with load_reports(worker, process.lifeline if report_load else None) as opened:
+            await run_worker(worker, process, health_file=health_file, on_open=opened)
     if worker.stuck:
         # A thread can't be stopped; its call was given up, and it must not keep the process alive.
         telemetry.flush_logging()
@@ -166,7 +162,7 @@ def _middleware(places: tuple[str, ...]) -> list[Any]:
 
 
 @contextlib.contextmanager
-def refusals(lifeline: int | None) -> Iterator[None]:
+def refusals(process: ProcessOptions) -> Iterator[None]:
     """Let the process that started this one, if there is one, say why the worker ends."""
     from toolbus.bus import telemetry
     from toolbus.bus.values.results import RegistrationRefused
@@ -176,23 +172,23 @@ def refusals(lifeline: int | None) -> Iterator[None]:
     except ToolbusError as error:
         mendable = isinstance(error, (ConfigurationError, RegistrationRefused)) and not isinstance(error, NotMendable)
         telemetry.flush_logging()
-        if tell_parent(lifeline, ChildState(refused=str(error), mendable=mendable)):
+        if tell_parent(process.lifeline, ChildState(refused=str(error), mendable=mendable)):
             sys.exit(1)
         raise
     except Exception:
-        tell_parent(lifeline, ChildState(mendable=True))
+        tell_parent(process.lifeline, ChildState(mendable=True))
         raise
 
 
-def end_with(lifeline: int | None, settings: Settings) -> None:
+def end_with(process: ProcessOptions, settings: Settings) -> None:
     """Begin the end of this process when the one that started it, if there is one, is gone."""
-    if lifeline is not None:
-        watch_lifeline(lifeline, end_process, settings.grace)
+    if process.lifeline is not None:
+        watch_lifeline(process.lifeline, end_process, settings.grace)
 
 
 @contextlib.asynccontextmanager
 async def announced(
-    make: Callable[[], Probed], place: Probes, lifeline: int | None, *, notifier: Notifier | None = None, quiet: bool = False
+    make: Callable[[], Probed], process: ProcessOptions, *, notifier: Notifier | None = None, quiet: bool = False
 ) -> AsyncIterator[tuple[Callable[..., None], Callable[[], None]]]:
     """Answer probes and the service manager; yield what is called when the process serves, and when it begins to end.
 
@@ -200,8 +196,7 @@ async def announced(
 
     Args:
         make: makes what answers probes, if a port was given.
-        place: where they are answered.
-        lifeline: the file descriptor of the process that started this one.
+        process: this one.
         notifier: of the service manager.
         quiet: log nothing, since nobody but a supervisor asks.
 
@@ -211,37 +206,36 @@ async def announced(
     notifier = notifier or Notifier()
     probed, port = None, 0
     async with contextlib.AsyncExitStack() as stack:
-        if place.health_port is not None:
+        if process.health_port is not None:
             from toolbus.bus import telemetry
             from toolbus.bus.worker.process.health import probes
 
             probed = make()
             try:
-                port = await stack.enter_async_context(probes(probed, place.health_host, place.health_port))
+                port = await stack.enter_async_context(probes(probed, process.health_host, process.health_port))
             except OSError as error:
                 raise NotMendable(f"--health-port can't be kept: {reason(error)}") from None
             if not quiet:
-                telemetry.log.info("health.listening", host=place.health_host, port=port)
+                telemetry.log.info("health.listening", host=process.health_host, port=port)
         await stack.enter_async_context(notifier.alive())
 
         def serving(**state: Any) -> None:
             if probed is not None:
                 probed.started = True
-            tell_parent(lifeline, ChildState(serving=True, probes=port, **state))
+            tell_parent(process.lifeline, ChildState(serving=True, probes=port, **state))
             notifier.ready()
 
         yield serving, notifier.stopping
 
 
 async def run_worker(
-    worker: Worker, place: Probes, lifeline: int | None, *, health_file: Path | None = None, on_open: Callable[[], object] = lambda: None
+    worker: Worker, process: ProcessOptions, *, health_file: Path | None = None, on_open: Callable[[], object] = lambda: None
 ) -> None:
     """Serve until a signal, and answer probes meanwhile.
 
     Args:
         worker: not yet opened.
-        place: where probes are answered.
-        lifeline: the file descriptor of the process that started this one.
+        process: this one.
         health_file: kept fresh while the worker is healthy.
         on_open: called once when the worker is registered.
 
@@ -249,7 +243,7 @@ async def run_worker(
         NotMendable: the port or the file can't be kept.
         ToolbusError: the worker can't serve.
     """
-    async with announced(lambda: probed_worker(worker), place, lifeline, quiet=lifeline is not None) as (serving, stopping):
+    async with announced(lambda: probed_worker(worker), process, quiet=process.lifeline is not None) as (serving, stopping):
 
         def opened() -> None:
             serving(instance=worker.instance)
@@ -298,10 +292,8 @@ async def supervise(
     settings: Settings,
     name: str,
     words: tuple[list[str], list[str]],
-    *,
     processes: Bounds,
-    lifeline: int | None,
-    place: Probes,
+    process: ProcessOptions,
     watch: Sequence[Path] = (),
 ) -> int:
     """Keep processes of a toolbus command alive until a signal; return the exit code.
@@ -311,8 +303,7 @@ async def supervise(
         name: of the command.
         words: its options and its arguments.
         processes: the fewest and the most; the load decides, if they differ.
-        lifeline: the file descriptor of the process that started this one.
-        place: where probes are answered for all of them.
+        process: this one, which answers probes for all of them.
         watch: folders in which changes start them anew.
     """
     from toolbus.bus.broker.admin import Admin
@@ -328,10 +319,10 @@ async def supervise(
         check_reload()
         # Python takes a compiled file for the new one when a change comes within a second and keeps the size.
         environment["PYTHONDONTWRITEBYTECODE"] = "1"
-    if lifeline is not None:
-        watch_lifeline(lifeline, lambda: os.kill(os.getpid(), signal.SIGTERM), settings.grace + _OF_CHILDREN)
+    if process.lifeline is not None:
+        watch_lifeline(process.lifeline, lambda: os.kill(os.getpid(), signal.SIGTERM), settings.grace + _OF_CHILDREN)
     options, arguments = words
-    asked = () if place.health_port is None else ("--health-host", CHILD_HOST, "--health-port", "0")
+    asked = () if process.health_port is None else ("--health-host", CHILD_HOST, "--health-port", "0")
     supervisor = Supervisor(
         [sys.executable, "-m", "toolbus", name, *options, *asked],
         environment,
@@ -341,5 +332,5 @@ async def supervise(
         watch=watch,
         after=["--", *arguments],
     )
-    async with announced(lambda: ProbedChildren(supervisor), place, lifeline, notifier=notifier) as (serving, stopping):
+    async with announced(lambda: ProbedChildren(supervisor), process, notifier=notifier) as (serving, stopping):
         return await supervisor.run(serving, stopping)
