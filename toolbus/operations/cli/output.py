@@ -103,7 +103,7 @@ def show(output: str, found: Iterable[Any], columns: Columns, *, empty: str, doc
 def _cell(each: Any, cell: str | Callable[[Any], object]) -> object:
     if not isinstance(cell, str):
         return cell(each)
-    return each[cell] if isinstance(each, dict) else getattr(each, cell)
+    return each.get(cell, "") if isinstance(each, dict) else getattr(each, cell)
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str) -> None:

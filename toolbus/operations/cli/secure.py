@@ -18,7 +18,7 @@ from toolbus.bus.client.tools.review import unusable
 from toolbus.bus.support.display import one_line, visible
 from toolbus.operations.cli.command import JSON, Groups, Names, Output, argument, command, digest, group, option
 from toolbus.operations.cli.common import login_name, namespace_of, settings_of, with_admin
-from toolbus.operations.cli.output import ask_first, fail, moment, print_json, print_table, say, say_content, show, warn
+from toolbus.operations.cli.output import Columns, ask_first, fail, moment, print_json, say, say_content, show, warn
 
 if TYPE_CHECKING:
     from toolbus.bus.broker.admin import Admin
@@ -64,26 +64,18 @@ def list_command(
 
     Recorded tools, and new revisions of them, that wait for approval are pending.
     """
-    found = [each for each in with_admin(lambda admin: admin.pins.all()) if not states or each.state in states]
-    waiting = with_admin(_waiting) if not states or "pending" in states else []
-    if output == "json":
-        print_json([*found, *waiting])
-        return
-    rows = [
-        (*_heading(each.name, each.service, each.state, each.digest), ", ".join(each.changes) or one_line(each.reason, 60), each.by, at)
-        for each in found
-        for at in (moment(each.at, "%Y-%m-%d %H:%M") if each.at else "",)
-    ]
-    rows += [
-        (*_heading(each["name"], each["service"], each["state"], each["digest"]), ", ".join(each["changes"]), each["by"], "")
-        for each in waiting
-    ]
-    columns = ("TOOL", "SERVICE", "STATE", "DIGEST", "ABOUT", "BY", "AT")
-    print_table(columns, rows, empty=f"no tools and no decisions{namespace_of()}")
-
-
-def _heading(name: str, service: str, state: str, digest: str) -> tuple[str, str, str, str]:
-    return name, service, state, digest[:16]
+    found = [msgspec.to_builtins(each) for each in with_admin(lambda admin: admin.pins.all()) if not states or each.state in states]
+    found += with_admin(_waiting) if not states or "pending" in states else []
+    columns: Columns = {
+        "TOOL": "name",
+        "SERVICE": "service",
+        "STATE": "state",
+        "DIGEST": lambda each: each.get("digest", "")[:16],
+        "ABOUT": lambda each: ", ".join(each.get("changes", ())) or one_line(each.get("reason", ""), 60),
+        "BY": "by",
+        "AT": lambda each: moment(each["at"], "%Y-%m-%d %H:%M") if each.get("at") else "",
+    }
+    show(output, found, columns, empty=f"no tools and no decisions{namespace_of()}")
 
 
 @command("show", JSON, into=pins_command)
