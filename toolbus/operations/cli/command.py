@@ -111,18 +111,27 @@ Port = click.IntRange(0, 65535)
 Folder = click.Path(path_type=Path, file_okay=False)
 
 
-def setting(name: str, means: str, **about: Any) -> Declared:
-    """Describe an option that is a setting: its help says the variable and the default, which the setting declares.
+_KINDS = get_type_hints(Settings)
+
+
+def setting(name: str, means: str, *names: str, usual: str = "", **about: Any) -> Declared:
+    """Describe an option that is a setting: its type, its variable and its default are those of the setting.
 
     Args:
         name: of the setting.
-        means: what it is in the command.
+        means: what it is in the command; nothing where the variable says it.
+        names: of the option, beside that of the setting.
+        usual: the default in words, where it is not the setting's.
         **about: what else click is told of it.
     """
-    usual = getattr(Settings(), name)
-    return option(
-        f"{means} ({PREFIX}{name.upper()}; {usual:,g}).", f"--{name}", **{**about, "type": _Setting(name, about.get("type", click.FLOAT))}
-    )
+    kind, default = _KINDS[name], getattr(Settings(), name)
+    if get_origin(kind) is Literal:
+        about.setdefault("type", click.Choice(get_args(kind), case_sensitive=False))
+    else:
+        about["type"] = _Setting(name, about.get("type") or _TYPES[kind])
+    shown = usual or (default if isinstance(default, str) else f"{default:,g}")
+    variable = f"{PREFIX}{name.upper()}; {shown}"
+    return option(f"{means} ({variable})." if means else f"{variable}.", *names, f"--{name.replace('_', '-')}", **about)
 
 
 # -- options of several commands ---------------------------------------------------------------------
@@ -171,22 +180,17 @@ class ProcessOptions(NamedTuple):
     lifeline: Lifeline = None
 
 
-_WAITED = f"TOOLBUS_CONNECT_TIMEOUT; {RESTART:g} where tools are served"
-_LEVELS = click.Choice(["debug", "info", "warning", "error"], case_sensitive=False)
-_FORMATS = click.Choice(["auto", "text", "json"], case_sensitive=False)
-_NOT_NEGATIVE = click.FloatRange(min=0)
-_COMMON: Mapping[str, tuple[Any, Declared]] = {
-    "url": (str, option("Server, e.g. redis://localhost:6379 (TOOLBUS_URL).", "--url", type=_Setting("url", _TYPES[str]))),
-    "namespace": (
-        str,
-        option("Namespace whose tools to use (TOOLBUS_NAMESPACE).", "--namespace", type=_Setting("namespace", _TYPES[str])),
+_COMMON: Mapping[str, Declared] = {
+    "url": setting("url", "Server, e.g. redis://localhost:6379"),
+    "namespace": setting("namespace", "Namespace whose tools to use"),
+    "connect_timeout": setting(
+        "connect_timeout",
+        "Seconds to wait at the start for a server that can't be reached",
+        usual=f"{RESTART:g} where tools are served",
+        type=click.FloatRange(min=0),
     ),
-    "connect_timeout": (
-        float,
-        option(f"Seconds to wait at the start for a server that can't be reached ({_WAITED}).", "--connect-timeout", type=_NOT_NEGATIVE),
-    ),
-    "log_level": (str, option(f"TOOLBUS_LOG_LEVEL; {Settings().log_level}.", "-l", "--log-level", type=_LEVELS)),
-    "log_format": (str, option(f"TOOLBUS_LOG_FORMAT; {Settings().log_format}.", "--log-format", type=_FORMATS)),
+    "log_level": setting("log_level", "", "-l"),
+    "log_format": setting("log_format", ""),
 }
 """The options of every command, which may stand before its name, or after it, where one replaces one before."""
 
@@ -322,8 +326,8 @@ def _parameter(name: str, kind: Any, how: Declared, env: str = "") -> click.Para
 
 
 def _common(**more: Any) -> Iterator[tuple[str, Any, Declared]]:
-    for name, (kind, how) in _COMMON.items():
-        yield name, kind | None, how._replace(about={**how.about, **more})
+    for name, how in _COMMON.items():
+        yield name, str | None, how._replace(about={**how.about, **more})
 
 
 def common_options() -> list[click.Parameter]:
