@@ -126,7 +126,7 @@ async def _work(
     async with mounted(served) as serve_with:
         worker = Worker(served, settings=settings, middleware=_middleware(around))
         serve_with(worker)
-        async with load_reports(worker, process.lifeline if report_load else None) as opened:
+        async with load_reports(worker.statistics, process.lifeline if report_load else None) as opened:
             await run_worker(worker, process, health_file=health_file, on_open=opened)
     if worker.stuck:
         # A thread can't be stopped; its call was given up, and it must not keep the process alive.

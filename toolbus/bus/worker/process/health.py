@@ -1,4 +1,4 @@
-"""How a process tells whether it can serve: HTTP probes, metrics of its worker or its children together, and a file."""
+"""The health of a process: HTTP probes, the metrics of its worker, or of its children together, and a file."""
 
 from __future__ import annotations
 

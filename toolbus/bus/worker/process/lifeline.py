@@ -1,4 +1,4 @@
-"""What a process and those around it tell each other: its parent, over a lifeline; its service manager; and whoever signals its end."""
+"""The line between a process and its parent, with the load that it reports there; its service manager; the signals that end it."""
 
 from __future__ import annotations
 
@@ -12,16 +12,13 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, MutableMapping
 from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import msgspec
 
 from toolbus.bus import telemetry
 from toolbus.bus.broker.protocols import HostId, WorkerId
 from toolbus.bus.telemetry.background import keep_running
-
-if TYPE_CHECKING:
-    from toolbus.bus.worker.worker import Worker
 
 # Seconds beyond its grace period after which a child whose parent is gone is ended; the steps of a drain are bounded by fewer.
 _MARGIN = 15.0
@@ -259,15 +256,20 @@ def tell_parent(descriptor: int | None, state: ChildState) -> bool:
 
 
 @contextlib.asynccontextmanager
-async def load_reports(worker: Worker, descriptor: int | None) -> AsyncIterator[Callable[[], None]]:
-    """In a child: yield what begins to tell the parent its load, once the worker is open; without a parent it does nothing."""
+async def load_reports(statistics: Callable[[], Mapping[str, int]], descriptor: int | None) -> AsyncIterator[Callable[[], None]]:
+    """In a child: yield what begins to tell the parent its load; without a parent it does nothing.
+
+    Args:
+        statistics: returns the counts of a worker; called once it is open.
+        descriptor: the child's end of the lifeline.
+    """
     if descriptor is None:
         yield lambda: None
         return
     line, tasks = socket.socket(fileno=descriptor), set[asyncio.Task[None]]()
 
     async def report() -> None:
-        meter = LoadMeter(worker.statistics)
+        meter = LoadMeter(statistics)
         while True:
             await asyncio.sleep(TICK)
             meter.sample()
