@@ -25,7 +25,7 @@ from toolbus.bus.values.results import ConfigurationError, EndpointError, ErrorI
 
 if TYPE_CHECKING:
     from toolbus.bus.broker.conversations import Conversations
-    from toolbus.toolkit.walk import Walk
+    from toolbus.toolkit.live import Walk
 
 SYSTEM = (
     "Answer the user's question, with the tools that you are given where they help. Tools may come and go between turns. "

@@ -24,10 +24,8 @@ from matplotlib.path import Path
 
 from toolbus.bus.support.display import harmless
 from toolbus.bus.values.results import ToolkitError
-from toolbus.toolkit.graph import Toolkit
-from toolbus.toolkit.items import kind_of
-from toolbus.toolkit.layout import HEIGHT, WIDTH, Layout, Point, layout
-from toolbus.toolkit.routes import Route, Router, middle
+from toolbus.toolkit.graph import Toolkit, kind_of
+from toolbus.toolkit.picture import HEIGHT, WIDTH, Layout, Point, Route, Router, layout, middle
 
 BASE = "DejaVu Sans"
 """The font that comes with matplotlib."""
@@ -153,7 +151,7 @@ def save(graph: Toolkit, path: str | FilePath, title: str = "", *, most: int = M
     """
     path = FilePath(path)
     if path.suffix == ".html":
-        from toolbus.toolkit.page import page  # noqa: PLC0415 - only for this format
+        from toolbus.toolkit.picture import page  # noqa: PLC0415 - only for this format
 
         path.write_text(page(graph, title or path.stem), "utf-8")
     elif path.suffix == ".svg":

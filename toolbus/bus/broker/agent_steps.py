@@ -31,9 +31,9 @@ from toolbus.bus.broker.routes import Routes
 from toolbus.bus.broker.tokens import Tokens
 from toolbus.bus.broker.transport.command import ReplyError
 from toolbus.bus.broker.transport.connection import Connector
-from toolbus.bus.broker.transport.links import Links
+from toolbus.bus.broker.transport.link import Link
+from toolbus.bus.broker.transport.links import Links, is_replica, tell_time
 from toolbus.bus.broker.transport.mastership import Replication
-from toolbus.bus.broker.transport.transport import Transport, is_replica, tell_time
 from toolbus.bus.broker.versions import FIRST, NamespaceVersion, read_version
 from toolbus.bus.values.envelope import VERSION, Frame, Request, decode_frames, encode, encode_request, entry_limit, is_ident
 from toolbus.bus.values.results import BrokerError, EnvelopeError
@@ -48,7 +48,7 @@ _records = msgspec.json.Decoder(TaskRecord)
 class Tasks:
     """The records of tasks, and the frames of their calls."""
 
-    def __init__(self, link: Transport, keys: Keys, settings: Settings, shared: SharedCalls) -> None:
+    def __init__(self, link: Link, keys: Keys, settings: Settings, shared: SharedCalls) -> None:
         self._link = link
         self._keys = keys
         self._limit = entry_limit(settings.max_frame)
@@ -117,7 +117,7 @@ _messengers = msgspec.json.Decoder(Messenger)
 class Chats:
     """The chats of a namespace."""
 
-    def __init__(self, link: Transport, keys: Keys, conversations: Conversations) -> None:
+    def __init__(self, link: Link, keys: Keys, conversations: Conversations) -> None:
         self._link = link
         self._key = keys.messenger
         self._conversations = conversations
@@ -167,7 +167,7 @@ async def windows_of(conversations: Conversations, messenger: Messenger | None, 
 class SessionResults:
     """The results of sessions' calls, as documents; those of a session that was not used for the retention time are gone."""
 
-    def __init__(self, link: Transport, keys: Keys, settings: Settings) -> None:
+    def __init__(self, link: Link, keys: Keys, settings: Settings) -> None:
         self._link = link
         self._keys = keys
         self._ttl = int(settings.retention * 1000)

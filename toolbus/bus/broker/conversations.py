@@ -15,7 +15,7 @@ from toolbus.bus.broker.keys import Keys, session_digest
 from toolbus.bus.broker.protocols.documents import ConversationInfo, StoredRecord
 from toolbus.bus.broker.reading import MOST_TEXT, document, identifier, integer, skip, text
 from toolbus.bus.broker.transport.command import ReplyError
-from toolbus.bus.broker.transport.transport import Transport
+from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.support.display import visible
 from toolbus.bus.values.encoding import whole_text
 from toolbus.bus.values.envelope import new_id
@@ -252,7 +252,7 @@ _names = msgspec.json.Decoder(tuple[str, str])
 class Conversations:
     """The conversations of a namespace."""
 
-    def __init__(self, link: Transport, keys: Keys, settings: Settings) -> None:
+    def __init__(self, link: Link, keys: Keys, settings: Settings) -> None:
         self._link = link
         self._keys = keys
         self._ttl = int(settings.conversation_ttl * 1000)

@@ -23,12 +23,11 @@ if TYPE_CHECKING:
     from toolbus.bus.broker.admin import Admin
     from toolbus.toolkit import ActionView, Toolkit
     from toolbus.toolkit.learning.evaluate import Evaluation, Standing
-    from toolbus.toolkit.learning.evidence import Episode, Parameters
+    from toolbus.toolkit.learning.evidence import Episode, Parameters, ScoreFile
     from toolbus.toolkit.learning.learn import Change, Learned
     from toolbus.toolkit.learning.pipeline import Outcome
     from toolbus.toolkit.learning.revisions import Revision, Revisions
-    from toolbus.toolkit.learning.scores import ScoreFile
-    from toolbus.toolkit.starting import Preset
+    from toolbus.toolkit.presets import Preset
 
 File = Annotated[Path | None, option("A preset instead of the published graph: a file, or the name of a shipped one.")]
 _MOST_ROWS = 500
@@ -68,8 +67,8 @@ def load_command(
       toolbus toolkit load data-analysis
     """
     from toolbus.toolkit import load_preset, toolkit_of
+    from toolbus.toolkit.live import publish
     from toolbus.toolkit.presets import find_preset, graph_of, scores_of, with_scores
-    from toolbus.toolkit.publishing import publish
 
     preset = load_preset(find_preset(file))
     if revisions is not None:
@@ -128,7 +127,7 @@ def show_command(
       toolbus toolkit show
       toolbus toolkit show --file analysis.yaml --action query
     """
-    from toolbus.toolkit.items import edge_kind, kind_of
+    from toolbus.toolkit.graph import edge_kind, kind_of
 
     graph = _graph(file)
     for action in actions:
@@ -226,7 +225,7 @@ def export_command(
       toolbus toolkit export > scores.json
       toolbus toolkit learning learn --scores scores.json --log executions.jsonl
     """
-    from toolbus.toolkit.export import dot, graphml
+    from toolbus.toolkit.picture import dot, graphml
     from toolbus.toolkit.presets import scores_of
 
     graph = _graph(file)
@@ -431,7 +430,7 @@ def learning_rollback(revision: str | None, folder: RevisionsFolder, no_publish:
         return
 
     async def main(admin: Admin) -> list[str]:
-        from toolbus.toolkit.publishing import publish_current
+        from toolbus.toolkit.live import publish_current
 
         with revisions.alone():
             roll_back()
@@ -474,8 +473,8 @@ def _round(given: Round) -> None:
 def _learned_and_published(preset: Preset, revisions: Revisions, given: Round) -> tuple[Outcome, bool | None]:
     """Return the outcome, and whether the published preset was replaced; None when there is nothing to publish."""
     from toolbus.toolkit import toolkit_of
+    from toolbus.toolkit.live import is_published, live_names, publish
     from toolbus.toolkit.presets import with_scores
-    from toolbus.toolkit.publishing import is_published, live_names, publish
 
     toolkit_of(preset, functions=False)
     owner = settings_of().owner or "operator"
@@ -502,8 +501,8 @@ def _learned(preset: Preset, revisions: Revisions, names: dict[str, list[str]], 
     from toolbus.toolkit.learning.evaluate import Options
     from toolbus.toolkit.learning.pipeline import run
     from toolbus.toolkit.learning.stores import open_store
+    from toolbus.toolkit.live import all_names
     from toolbus.toolkit.presets import graph_of, scores_of
-    from toolbus.toolkit.publishing import all_names
 
     known = {vertex: sorted(found) for vertex, found in all_names(preset, names).items()}
     problems = _Problems(given.skip_corrupt)
@@ -534,8 +533,8 @@ def _outcome_document(outcome: Outcome) -> dict[str, Any]:
 
 def _write(report: Path, outcome: Outcome, title: str) -> None:
     """Write the report, and its picture where matplotlib is installed."""
-    from toolbus.toolkit.learning.files import replace
     from toolbus.toolkit.learning.pipeline import text
+    from toolbus.toolkit.learning.stores import replace
 
     picture = report.with_suffix(".svg")
     content = text(outcome, title)
@@ -830,8 +829,7 @@ def _inputs(scores_file: Path | None, log_file: Path | None, skip_corrupt: bool)
         ConfigurationError: a file can't be read, or none of the log's executions is of an edge.
     """
     from toolbus.toolkit import load_preset
-    from toolbus.toolkit.learning.evidence import episodes, matched
-    from toolbus.toolkit.learning.scores import load_scores
+    from toolbus.toolkit.learning.evidence import episodes, load_scores, matched
     from toolbus.toolkit.learning.stores import open_store
     from toolbus.toolkit.presets import graph_of, scores_of
 

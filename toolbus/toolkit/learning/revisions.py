@@ -13,12 +13,9 @@ from pathlib import Path
 import msgspec
 
 from toolbus.bus.values.results import ConfigurationError
-from toolbus.toolkit.learning.evidence import Episode, Parameters
-from toolbus.toolkit.learning.files import locked, replace
-from toolbus.toolkit.learning.judge import Verdict
-from toolbus.toolkit.learning.learn import Change, Learned
-from toolbus.toolkit.learning.records import encode
-from toolbus.toolkit.learning.scores import Edge, EdgeKind, Scores, load_json
+from toolbus.toolkit.learning.evidence import Edge, EdgeKind, Episode, Parameters, Scores, load_json
+from toolbus.toolkit.learning.learn import Change, Learned, Verdict
+from toolbus.toolkit.learning.stores import encode, locked, replace
 
 KEPT = 200
 _ID = re.compile(r"\d{4,9}-[0-9a-f]{8}")

@@ -19,8 +19,8 @@ from toolbus.compat.chat2graph.core.toolkit.tool_config import McpConfig, McpTra
 from toolbus.compat.chat2graph.core.toolkit.toolkit import Toolkit
 from toolbus.compat.chat2graph.importer.entries import Config, GroupEntry, ToolEntry
 from toolbus.compat.chat2graph.importer.reading import Problem
-from toolbus.toolkit.items import Action, ToolGroup
-from toolbus.toolkit.items import Tool as GraphTool
+from toolbus.toolkit.graph import Action, ToolGroup
+from toolbus.toolkit.graph import Tool as GraphTool
 from toolbus.toolkit.presets import LiveGroup
 
 _CONNECTING = 30.0

@@ -15,11 +15,9 @@ from toolbus.compat.chat2graph.core.toolkit.toolkit import Toolkit
 from toolbus.compat.chat2graph.importer.building import build
 from toolbus.compat.chat2graph.importer.entries import Config, ExpertEntry, OperatorEntry
 from toolbus.compat.chat2graph.importer.reading import Problem, read
+from toolbus.toolkit.graph import Action, Tool, ToolGroup, recommend_subgraph
 from toolbus.toolkit.graph import Toolkit as Graph
-from toolbus.toolkit.items import Action, Tool, ToolGroup
-from toolbus.toolkit.presets import MAX_BYTES, LiveGroup, read_preset
-from toolbus.toolkit.recommend import recommend_subgraph
-from toolbus.toolkit.source import Source
+from toolbus.toolkit.presets import MAX_BYTES, LiveGroup, Source, read_preset
 
 THRESHOLD, HOPS = 0.5, 0
 """The score and the number of hops that every operator of that project has."""

@@ -11,8 +11,8 @@ from toolbus.compat.chat2graph.core.common.singleton import Singleton
 from toolbus.compat.chat2graph.core.toolkit.mcp.mcp_tool import McpTool
 from toolbus.compat.chat2graph.core.toolkit.tool_group import ToolGroup
 from toolbus.compat.chat2graph.core.toolkit.toolkit import Toolkit
-from toolbus.toolkit.items import Action, Tool
-from toolbus.toolkit.items import ToolGroup as GraphGroup
+from toolbus.toolkit.graph import Action, Tool
+from toolbus.toolkit.graph import ToolGroup as GraphGroup
 from toolbus.toolkit.service import Scored
 from toolbus.toolkit.service import ToolkitService as GraphService
 

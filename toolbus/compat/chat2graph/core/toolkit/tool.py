@@ -8,7 +8,7 @@ from typing import Any, Self
 from uuid import uuid4
 
 from toolbus.compat.chat2graph.core.common.type import FunctionCallStatus, ToolType
-from toolbus.toolkit.items import Tool as GraphTool
+from toolbus.toolkit.graph import Tool as GraphTool
 
 
 @dataclass

@@ -12,8 +12,8 @@ from toolbus.compat.chat2graph.core.common.type import ToolType
 from toolbus.compat.chat2graph.core.toolkit.tool import Tool
 from toolbus.compat.chat2graph.core.toolkit.tool_config import ToolGroupConfig
 from toolbus.compat.chat2graph.core.toolkit.tool_connection import ToolConnection
-from toolbus.toolkit.items import ToolGroup as GraphGroup
-from toolbus.toolkit.source import group_of_module
+from toolbus.toolkit.graph import ToolGroup as GraphGroup
+from toolbus.toolkit.service import group_of_module
 
 
 class ToolGroup(GraphGroup, ABC):

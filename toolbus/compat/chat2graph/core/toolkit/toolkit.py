@@ -9,9 +9,8 @@ from typing import Any, Generic, Self, TypeVar
 import networkx as nx
 
 from toolbus.bus.values.results import ToolkitError
-from toolbus.toolkit.graph import Edge, check_score
+from toolbus.toolkit.graph import Action, Edge, Item, Tool, ToolGroup, check_score
 from toolbus.toolkit.graph import Toolkit as Graph
-from toolbus.toolkit.items import Action, Item, Tool, ToolGroup
 
 Kind = TypeVar("Kind", bound=Item)
 

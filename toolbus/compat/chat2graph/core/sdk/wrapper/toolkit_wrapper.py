@@ -7,9 +7,9 @@ from typing import Self
 from toolbus.bus.worker.definition.objects import ToolObject
 from toolbus.compat.chat2graph.core.service.toolkit_service import Service, ToolkitService
 from toolbus.compat.chat2graph.core.toolkit.toolkit import Toolkit
-from toolbus.toolkit.chain import Link, add_chain
+from toolbus.toolkit.graph import Action, Tool
 from toolbus.toolkit.graph import Toolkit as Graph
-from toolbus.toolkit.items import Action, Tool
+from toolbus.toolkit.service import Link, add_chain
 
 
 class ToolkitWrapper:
