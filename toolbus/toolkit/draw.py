@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import io
 from pathlib import Path as FilePath
 from typing import Any, Literal
@@ -303,14 +304,7 @@ def fitted(name: str, width: float) -> tuple[str, float]:
 
 def _longest(text: str, width: float) -> str:
     """Return the longest beginning that fits at the smallest size; at least one character."""
-    low, high = 1, len(text)
-    while low < high:
-        middle = (low + high + 1) // 2
-        if _wide(text[:middle], _SMALLEST) <= width:
-            low = middle
-        else:
-            high = middle - 1
-    return text[:low]
+    return text[: max(1, bisect.bisect_right(range(1, len(text) + 1), width, key=lambda length: _wide(text[:length], _SMALLEST)))]
 
 
 def _wide(text: str, size: float) -> float:

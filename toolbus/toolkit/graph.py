@@ -9,8 +9,7 @@ import reprlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, Literal, Self, TypeVar
 
-from toolbus.bus.schema import Derived, derive
-from toolbus.bus.schema.derivation import read_signature
+from toolbus.bus.schema.derivation import Derived, derive, read_signature
 from toolbus.bus.support.safe_text import type_name
 from toolbus.bus.values.results import DescriptorError, ToolkitError
 from toolbus.bus.worker.definition.objects import ToolObject
@@ -361,7 +360,7 @@ class Toolkit:
 
     def vertices_data(self) -> list[tuple[str, dict[str, Item]]]:
         """Return all vertices with ``{"data": …}``; actions and tools are copies, groups are not."""
-        return [(vertex, {"data": handed_out(item)}) for vertex, item in self.items()]
+        return [(vertex, {"data": item if isinstance(item, ToolGroup) else item.copy()}) for vertex, item in self.items()]
 
     def items(self) -> Iterator[tuple[str, Item]]:
         """Return the id and item of every vertex that has one; items are not copied."""
@@ -539,11 +538,6 @@ class Toolkit:
             return list(self._graph.successors(id))
         holders = self._graph.predecessors(id)
         return [each for each in holders if isinstance(self.item(each), ToolGroup) and self._graph.out_degree(each) == 1]
-
-
-def handed_out(item: Item) -> Item:
-    """Return the item as callers get it: a copy, except for groups."""
-    return item if isinstance(item, ToolGroup) else item.copy()
 
 
 def check_score(score: float, what: str) -> None:

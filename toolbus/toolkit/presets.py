@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from toolbus.bus.client.tools.tool import Tool as BusTool
 from toolbus.bus.schema.documents import RepeatedKeyError, read_document
-from toolbus.bus.support.collecting import without_collection
+from toolbus.bus.support.lazy import without_collection
 from toolbus.bus.support.safe_text import type_name
 from toolbus.bus.values.naming import SERVICE_ID
 from toolbus.bus.values.results import ConfigurationError, ToolkitError

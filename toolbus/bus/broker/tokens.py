@@ -9,7 +9,7 @@ from toolbus.bus.broker.reading import document, skip
 from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.broker.transport.links import scan_hash
 from toolbus.bus.values.results import ConfigurationError, EnvelopeError
-from toolbus.bus.values.tokens import TokenRecord
+from toolbus.bus.values.secrets import TokenRecord
 
 MOST_TOKENS = 10_000
 """Most tokens of a namespace."""

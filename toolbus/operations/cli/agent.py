@@ -140,7 +140,7 @@ def _endpoint(options: Options) -> tuple[ChatEndpoint, str]:
     from toolbus.bus.values.results import ConfigurationError
 
     try:
-        from toolbus.agent.records import endpoint_of
+        from toolbus.agent.endpoint import endpoint_of
     except ImportError:
         raise _Unset("the agent needs httpx: pip install 'toolbus[agent]'") from None
     try:

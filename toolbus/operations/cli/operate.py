@@ -488,7 +488,7 @@ def _consequences(key: str, document: bytes, services: Services, items: Items) -
 
 def _read(key: str, file: str) -> bytes:
     """Return the document of a key as it is stored; fail when it can't be used."""
-    from toolbus.bus.schema import mended_document
+    from toolbus.bus.schema.mend import mended_document
     from toolbus.platform.documents import PREFIXES, is_platform_key
 
     kind, _, name = key.partition("/")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from toolbus.bus.broker.protocols import RefusedTool
     from toolbus.bus.client.tools.catalogue import Catalogue
     from toolbus.bus.client.tools.tool import Tool
-    from toolbus.bus.values.tokens import TokenRecord
+    from toolbus.bus.values.secrets import TokenRecord
     from toolbus.platform.records import RecordedTool
     from toolbus.platform.review import Review
 
@@ -372,7 +372,7 @@ def tokens_add(
       toolbus secure tokens add ci --user acme --expires 90d
     """
     from toolbus.bus.values.results import ConfigurationError
-    from toolbus.bus.values.tokens import Rate, TokenRecord, new_token
+    from toolbus.bus.values.secrets import Rate, TokenRecord, new_token
 
     token, ident, hashed = new_token()
     now = time.time()
@@ -481,7 +481,7 @@ def _read_tokens(path: Path, *, missing: bool = False) -> list[TokenRecord]:
 
 def _write_tokens(path: Path, records: list[TokenRecord]) -> None:
     """Replace the file in one step, so that no gateway reads half of it."""
-    from toolbus.bus.values.tokens import TokenFile
+    from toolbus.bus.values.secrets import TokenFile
 
     document = msgspec.json.format(msgspec.json.encode(TokenFile(tuple(records))))
     path = path.resolve()

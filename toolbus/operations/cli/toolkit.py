@@ -534,7 +534,7 @@ def _outcome_document(outcome: Outcome) -> dict[str, Any]:
 def _write(report: Path, outcome: Outcome, title: str) -> None:
     """Write the report, and its picture where matplotlib is installed."""
     from toolbus.toolkit.learning.pipeline import text
-    from toolbus.toolkit.learning.stores import replace
+    from toolbus.toolkit.learning.stores import write_file
 
     picture = report.with_suffix(".svg")
     content = text(outcome, title)
@@ -542,10 +542,10 @@ def _write(report: Path, outcome: Outcome, title: str) -> None:
         from toolbus.toolkit.learning.picture import draw
     except ImportError as error:
         say(f"the picture is left out, since it needs {error.name}: pip install 'toolbus[draw]'", err=True)
-        replace(report, content.encode())
+        write_file(report, content.encode())
         return
-    replace(picture, draw(outcome, title))
-    replace(report, f"{content}\n![scores before and now, and the evaluation]({picture.name})\n".encode())
+    write_file(picture, draw(outcome, title))
+    write_file(report, f"{content}\n![scores before and now, and the evaluation]({picture.name})\n".encode())
 
 
 # -- learn, evaluate, compare ------------------------------------------------------------------------

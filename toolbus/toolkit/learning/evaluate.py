@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Annotated, NamedTuple, Protocol
+from typing import Annotated, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -30,22 +31,25 @@ class Step(NamedTuple):
     query: str
 
 
-class Policy(Protocol):
+class Policy(ABC):
     """An order of tools; ``name`` is its name in tables."""
 
     name: str
 
+    @abstractmethod
     def order(self, step: Step) -> Sequence[str]:
         """Return the tools for a step, best first; tools that are missing are not offered."""
 
     def shown(self, step: Step) -> Collection[str]:
         """Return the tools that a model would be shown."""
+        return self.order(step)
 
     def chance(self, action: str, tool: str) -> float | None:
         """Return the predicted probability that a call succeeds; None without a prediction."""
+        return None
 
 
-class Flat:
+class Flat(Policy):
     """Offers every tool, by name, as without a graph."""
 
     name = "flat list"
@@ -57,16 +61,8 @@ class Flat:
         """Return all tools."""
         return self._tools
 
-    def shown(self, step: Step) -> Collection[str]:
-        """Return all tools."""
-        return self._tools
 
-    def chance(self, action: str, tool: str) -> float | None:
-        """Return None."""
-        return None
-
-
-class Graph:
+class Graph(Policy):
     """Offers an action's tools by score, and shows those from the threshold on."""
 
     def __init__(self, name: str, scores: Scores, static: Scores, threshold: float) -> None:
@@ -88,7 +84,7 @@ class Graph:
         return self._scores.score("call", action, tool)
 
 
-class Lexical:
+class Lexical(Policy):
     """Offers all tools that share words with the sentence, by BM25, and shows the best ten."""
 
     name = "BM25"
@@ -108,12 +104,8 @@ class Lexical:
         """Return the ten best matches."""
         return self.order(step)[:10]
 
-    def chance(self, action: str, tool: str) -> float | None:
-        """Return None."""
-        return None
 
-
-class Combined:
+class Combined(Policy):
     """Offers the action's tools by reciprocal rank in the orders of scores and of words, and shows what the scores show."""
 
     def __init__(self, name: str, graph: Graph, lexical: Lexical) -> None:
@@ -135,10 +127,6 @@ class Combined:
     def shown(self, step: Step) -> Collection[str]:
         """Return the tools that the scores show."""
         return self._graph.shown(step)
-
-    def chance(self, action: str, tool: str) -> float | None:
-        """Return None, since a rank is no probability."""
-        return None
 
 
 BINS = 10

@@ -5,21 +5,22 @@ from __future__ import annotations
 import errno
 import os
 import random
-import secrets
 import sqlite3
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, Any, BinaryIO, Literal, Protocol, Self
+from typing import Annotated, Any, BinaryIO, Literal, Self
 
 import msgspec
 from msgspec import Meta
 
 from toolbus.bus import telemetry
+from toolbus.bus.support.files import append, replace
 from toolbus.bus.values.envelope import new_id
 from toolbus.bus.values.results import ConfigurationError, ToolResult
 
@@ -178,28 +179,14 @@ def locked(path: Path, *, reading: bool = False, patient: bool = True) -> Iterat
         os.close(file)
 
 
-def replace(path: Path, content: bytes) -> None:
+def write_file(path: Path, content: bytes) -> None:
     """Replace a file so that readers, even after a crash, find either the old or the new content.
 
     Raises:
         ConfigurationError: the file can't be written.
     """
     try:
-        written = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
-        try:
-            with written.open("xb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            written.replace(path)
-        except BaseException:
-            written.unlink(missing_ok=True)
-            raise
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        replace(path, content)
     except OSError as error:
         raise ConfigurationError(f"{path} can't be written: {error.strerror or error}") from None
 
@@ -232,7 +219,40 @@ _BATCH = 1000
 _LOCKED_SECONDS = 10.0
 
 
-class SqliteStore:
+class ExecutionStore(ABC):
+    """A log of executions, in the order in which they were added. Any thread may call its methods, one at a time."""
+
+    path: Path
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    @abstractmethod
+    def append(self, executions: Iterable[Execution]) -> int:
+        """Add executions, all or none of them, and return how many were new.
+
+        Raises:
+            RecordError: an execution has a field out of bounds.
+            ConfigurationError: the store can't be written.
+        """
+
+    @abstractmethod
+    def read(self, on_bad: OnBad | None = None) -> Iterator[Execution]:
+        """Yield every execution, oldest first.
+
+        Raises:
+            RecordError: a record can't be read and there is no ``on_bad``.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the file."""
+
+
+class SqliteStore(ExecutionStore):
     """A store in SQLite with a write-ahead log, so that readers and one writer do not wait for each other.
 
     The columns are for SQL queries; ``document`` holds the record and is the only column that is read back.
@@ -281,12 +301,6 @@ class SqliteStore:
         if found < FORMAT:
             self._database.executescript(_SCHEMA)
             self._database.execute(f"PRAGMA user_version = {FORMAT}")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close the database."""
@@ -355,7 +369,7 @@ MAX_BYTES = 67_108_864
 FILES = 8
 
 
-class JsonlStore:
+class JsonlStore(ExecutionStore):
     """Appends to ``path``; a full file becomes ``path.1``, ``path.1`` becomes ``path.2``, and the oldest is deleted.
 
     Several processes may append to one path, because each batch holds a lock beside it. A line that a crash cut off is removed by
@@ -376,12 +390,6 @@ class JsonlStore:
         self._max_bytes = max_bytes
         self._files = files
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
-
     def close(self) -> None:
         """Do nothing: no file stays open between calls."""
 
@@ -398,13 +406,11 @@ class JsonlStore:
         try:
             with locked(self.path):
                 self._rotate()
-                file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o600)
-                try:
-                    self._write(file, b"".join(lines))
-                finally:
-                    os.close(file)
+                torn = append(self.path, b"".join(lines))
         except OSError as error:
             raise ConfigurationError(f"{self.path} can't be written: {error.strerror or error}") from None
+        if torn:
+            telemetry.log.warning("executions.torn_line", file=str(self.path), bytes=torn)
         return len(lines)
 
     def read(self, on_bad: OnBad | None = None) -> Iterator[Execution]:
@@ -450,35 +456,6 @@ class JsonlStore:
         if self._files == 1:
             self.path.unlink()
 
-    def _write(self, file: int, text: bytes) -> None:
-        """Append ``text`` after the last complete line; undo a write that fails halfway."""
-        end = os.lseek(file, 0, os.SEEK_END)
-        whole = _whole(file, end)
-        if whole < end:
-            telemetry.log.warning("executions.torn_line", file=str(self.path), bytes=end - whole)
-            os.ftruncate(file, whole)
-        try:
-            rest = memoryview(text)
-            while rest:
-                rest = rest[os.write(file, rest) :]
-            os.fsync(file)
-        except OSError:
-            os.ftruncate(file, whole)
-            raise
-
-
-def _whole(file: int, end: int) -> int:
-    """Return the offset at which the last complete line ends."""
-    position = end
-    while position > 0:
-        start = max(0, position - 65_536)
-        os.lseek(file, start, os.SEEK_SET)
-        found = os.read(file, position - start).rfind(b"\n")
-        if found >= 0:
-            return start + found + 1
-        position = start
-    return 0
-
 
 def _records(name: Path, file: BinaryIO) -> Iterator[Execution | RecordError]:
     """Yield the record of each line, or the error why it can't be read; a last line that was cut off yields nothing."""
@@ -501,34 +478,6 @@ def _decoded(line: bytes, place: str) -> Execution | RecordError:
         return decode(line, place)
     except RecordError as error:
         return error
-
-
-class ExecutionStore(Protocol):
-    """A log of executions, in the order in which they were added. Any thread may call its methods, one at a time."""
-
-    path: Path
-
-    def append(self, executions: Iterable[Execution]) -> int:
-        """Add executions, all or none of them, and return how many were new.
-
-        Raises:
-            RecordError: an execution has a field out of bounds.
-            ConfigurationError: the store can't be written.
-        """
-
-    def read(self, on_bad: OnBad | None = None) -> Iterator[Execution]:
-        """Yield every execution, oldest first.
-
-        Raises:
-            RecordError: a record can't be read and there is no ``on_bad``.
-        """
-
-    def close(self) -> None:
-        """Close the file."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
 
 
 def open_store(path: str | Path, *, must_exist: bool = False) -> ExecutionStore:
