@@ -8,8 +8,8 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from toolbus.bus.worker.definition.function import tool
-from toolbus.bus.worker.definition.service import ToolService
+from toolbus.bus.worker.function import tool
+from toolbus.bus.worker.service import ToolService
 
 T = TypeVar("T")
 S = TypeVar("S")
