@@ -29,7 +29,7 @@ from opentelemetry.trace import NoOpTracerProvider, SpanKind, StatusCode
 import toolbus
 from toolbus.bus import telemetry
 from toolbus.bus.telemetry.logger import BOUNDED, MOST_LINES, Repeats
-from toolbus.bus.telemetry.spans import tracer
+from toolbus.bus.telemetry.providers import tracer
 from toolbus.bus.values.results import CallCancelled, ErrorInfo, ToolError
 
 CALL = {"tool": "add", "service": "calculator", "id": "c1"}

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from toolbus.bus.telemetry.events import NAME
-from toolbus.bus.telemetry.spans import meter_provider, metering
+from toolbus.bus.telemetry.providers import meter_provider, metering
 from toolbus.bus.values.results import ErrorInfo
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""OpenTelemetry's providers, and the spans of a call: one pair at its agent, and one for each run at a worker.
+"""Spans of a call: one pair at its agent, and one for each run at a worker.
 
 OpenTelemetry is loaded with the first span that is exported.
 """
@@ -6,120 +6,18 @@ OpenTelemetry is loaded with the first span that is exported.
 from __future__ import annotations
 
 # ruff: noqa: PLC0415 - see above
-import importlib
-import os
 import re
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from toolbus.bus.support.safe_text import is_a, reason_of, traceback_of, type_name
-from toolbus.bus.telemetry.events import NAME
+from toolbus.bus.telemetry.providers import active, tracer
 from toolbus.bus.values.results import CallCancelled, ErrorInfo, ToolError
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
-    from opentelemetry.metrics import MeterProvider
-    from opentelemetry.trace import Span, Tracer, TracerProvider
-
-
-class _Api:
-    """One of OpenTelemetry's APIs, and whether a provider of it exports anything.
-
-    Args:
-        module: its name; its own providers, which export nothing, are defined there.
-        kind: of the provider: ``tracer`` or ``meter``.
-        holder: the module that holds the global provider.
-
-    Attributes:
-        provider: the one that ``providers`` set.
-    """
-
-    def __init__(self, module: str, kind: str, holder: str) -> None:
-        self._module, self._kind, self._holder = module, kind, holder
-        self._variable = f"_{kind.upper()}_PROVIDER"
-        self._is_named = f"OTEL_PYTHON_{kind.upper()}_PROVIDER" in os.environ
-        self._source: Any = None
-        self._get: Any = None
-        self.provider: Any = None
-
-    def exports(self) -> bool:
-        """Return whether an SDK's provider is configured."""
-        if self._get is None:
-            if not self._is_named and self._module not in sys.modules:
-                return False
-            self.load()
-        provider = self.provider
-        if provider is None:
-            # Until an SDK is loaded, the function reads the environment each time (0.9 µs) for one variable that makes it load an SDK.
-            # When that variable is not set, reading the global that it returns is enough.
-            provider = self._get() if self._source is None else getattr(self._source, self._variable)
-        return provider is not None and not type(provider).__module__.startswith(self._module)
-
-    def load(self) -> Any:
-        """Load the API, and return its module."""
-        api = importlib.import_module(self._module)
-        holder = importlib.import_module(self._holder)
-        if not self._is_named and hasattr(holder, self._variable):
-            self._source = holder
-        self._get = getattr(api, f"get_{self._kind}_provider")
-        return api
-
-    def current(self) -> Any:
-        """Return the provider."""
-        if self._get is None:
-            self.load()
-        return self.provider or self._get()
-
-
-_tracing = _Api("opentelemetry.trace", "tracer", "opentelemetry.trace")
-_metering = _Api("opentelemetry.metrics", "meter", "opentelemetry.metrics._internal")
-active = _tracing.exports
-"""Return whether spans are exported."""
-metering = _metering.exports
-"""Return whether metrics are exported."""
-_tracer: tuple[TracerProvider, Tracer] | None = None
-
-
-@contextmanager
-def providers(*, tracer: TracerProvider | None = None, meter: MeterProvider | None = None) -> Iterator[None]:
-    """Use these providers instead of the global ones, which a process can set only once; for tests and embedding."""
-    before = _tracing.provider, _metering.provider
-    _tracing.provider, _metering.provider = tracer, meter
-    try:
-        yield
-    finally:
-        _tracing.provider, _metering.provider = before
-
-
-def tracer() -> Tracer:
-    """Return the tracer that starts spans."""
-    from opentelemetry import trace
-
-    global _tracer  # noqa: PLW0603 - a cache per provider
-    provider = _tracing.current()
-    if _tracer is None or _tracer[0] is not provider:
-        _tracer = provider, trace.get_tracer(NAME, tracer_provider=provider)
-    return _tracer[1]
-
-
-def current_span() -> tuple[str, str] | None:
-    """Return the ids of the current trace and span, in hexadecimal, or None when there is none."""
-    api = sys.modules.get("opentelemetry.trace")
-    if api is None:
-        return None
-    context = api.get_current_span().get_span_context()
-    return (f"{context.trace_id:032x}", f"{context.span_id:016x}") if context.is_valid else None
-
-
-def meter_provider() -> MeterProvider:
-    """Return the provider that makes meters."""
-    found: MeterProvider = _metering.current()
-    return found
-
-
-# -- spans --------------------------------------------------------------------------------------------
+    from opentelemetry.trace import Span
 
 # https://www.w3.org/TR/trace-context/#traceparent-header; only versions after 00 may have further fields.
 _TRACEPARENT = re.compile(r"(?!ff)([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?").fullmatch
