@@ -99,10 +99,10 @@ def test_a_process_whose_end_is_stuck_is_ended(tmp_path: Path, stuck: str) -> No
     program = tmp_path / "program.py"
     program.write_text(
         f"import asyncio, sys, time\n"
-        f"from toolbus.bus.worker.process.lifeline import ChildState, tell_parent, watch_lifeline\n"
+        f"from toolbus.bus.worker.process.lifeline import ChildState, report_state, watch_lifeline\n"
         f"async def main():\n"
         f"    watch_lifeline(int(sys.argv[1]), lambda: None, 0.1, margin=0.1)\n"
-        f"    tell_parent(int(sys.argv[1]), ChildState(serving=True))\n"
+        f"    report_state(int(sys.argv[1]), ChildState(serving=True))\n"
         f"    {stuck}\n"
         f"asyncio.run(main())\n"
     )

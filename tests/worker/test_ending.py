@@ -25,7 +25,7 @@ import asyncio, sys
 from pathlib import Path
 from toolbus import ToolBus, Worker, tool
 from toolbus.bus.worker.process.lifeline import end_process
-from toolbus.bus.worker.process.lifeline import ChildState, tell_parent, watch_lifeline
+from toolbus.bus.worker.process.lifeline import ChildState, report_state, watch_lifeline
 
 line, folder = int(sys.argv[1]), Path(sys.argv[2])
 
@@ -43,7 +43,7 @@ async def main():
         calls = []
         def opened():
             calls.append(asyncio.create_task(bus.call("slow", wait=True)))
-            tell_parent(line, ChildState(serving=True))
+            report_state(line, ChildState(serving=True))
         await Worker([slow], url="memory://", namespace="ending").run(opened, lambda: (folder / "draining").touch())
 
 asyncio.run(main())

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import click
 
 from toolbus.bus.support.display import one_line, visible
-from toolbus.bus.worker.process.lifeline import ChildState, tell_parent, watch_lifeline
+from toolbus.bus.worker.process.lifeline import ChildState, report_state, watch_lifeline
 from toolbus.operations.cli.command import Folder, Grace, Lifeline, Output, ProcessOptions, Seconds, argument, command, option, setting
 from toolbus.operations.cli.common import namespace_of, read_text, serving_settings, settings_with_server, with_admin
 from toolbus.operations.cli.output import Columns, complain, fail, print_json, print_json_line, say, show, stored_of
@@ -174,8 +174,7 @@ async def sync_after(admin: Admin) -> None:
     import os
 
     from toolbus.bus.values.results import ToolbusError
-    from toolbus.platform.catalogue.configured import configured
-    from toolbus.platform.catalogue.synchronise import synchronise
+    from toolbus.platform.catalogue import configured, synchronise
     from toolbus.platform.store import Records
 
     try:
@@ -205,8 +204,7 @@ def sync_command(
     Example:
       toolbus platform sync https://toolhub.example/api
     """
-    from toolbus.platform.catalogue.configured import catalogue_at
-    from toolbus.platform.catalogue.synchronise import synchronise
+    from toolbus.platform.catalogue import catalogue_at, synchronise
     from toolbus.platform.store import Records
 
     catalogue = catalogue_at(place, token)
@@ -607,7 +605,7 @@ async def _connect(
             connector = Connector(server, contact, windows, bus, tool, user=user, token=os.environ.get(f"{_ENV}TOKEN", "").strip())
             running = asyncio.create_task(connector.run())
             stopping = asyncio.create_task(stop.wait())
-            tell_parent(lifeline, ChildState(serving=True))
+            report_state(lifeline, ChildState(serving=True))
             try:
                 await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
             finally:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import click
 import msgspec
 
-from toolbus.bus.client.tools.review import unusable
+from toolbus.bus.client.tools.catalogue import unusable
 from toolbus.bus.support.display import one_line, visible
 from toolbus.operations.cli.command import JSON, Groups, Names, Output, argument, command, digest, group, option
 from toolbus.operations.cli.common import login_name, namespace_of, settings_of, with_admin

@@ -15,7 +15,7 @@ import click
 
 from toolbus.bus.values.results import ConfigurationError, ToolbusError
 from toolbus.bus.values.settings import Settings
-from toolbus.bus.worker.process.lifeline import Bounds, ChildState, Notifier, end_process, load_reports, tell_parent, watch_lifeline
+from toolbus.bus.worker.process.lifeline import Bounds, ChildState, Notifier, end_process, load_reports, report_state, watch_lifeline
 from toolbus.operations.cli.command import Command, Concurrency, Grace, ProcessOptions, argument, command, option, setting
 from toolbus.operations.cli.common import NotMendable, environment_of, reason, serving_settings
 from toolbus.operations.cli.output import Failure
@@ -171,11 +171,11 @@ def refusals(process: ProcessOptions) -> Iterator[None]:
     except ToolbusError as error:
         mendable = isinstance(error, (ConfigurationError, RegistrationRefused)) and not isinstance(error, NotMendable)
         telemetry.flush_logging()
-        if tell_parent(process.lifeline, ChildState(refused=str(error), mendable=mendable)):
+        if report_state(process.lifeline, ChildState(refused=str(error), mendable=mendable)):
             sys.exit(1)
         raise
     except Exception:
-        tell_parent(process.lifeline, ChildState(mendable=True))
+        report_state(process.lifeline, ChildState(mendable=True))
         raise
 
 
@@ -221,7 +221,7 @@ async def announced(
         def serving(**state: Any) -> None:
             if probed is not None:
                 probed.started = True
-            tell_parent(process.lifeline, ChildState(serving=True, probes=port, **state))
+            report_state(process.lifeline, ChildState(serving=True, probes=port, **state))
             notifier.ready()
 
         yield serving, notifier.stopping

@@ -243,7 +243,7 @@ class Lifeline:
         self._ours.close()
 
 
-def tell_parent(descriptor: int | None, state: ChildState) -> bool:
+def report_state(descriptor: int | None, state: ChildState) -> bool:
     """In a child: tell the parent its state; return whether there is one that can read it."""
     if descriptor is None:
         return False
