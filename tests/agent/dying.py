@@ -12,7 +12,7 @@ from typing import Any
 
 from toolbus import ToolBus
 from toolbus.agent import Agent, ChatEndpoint
-from toolbus.bus.broker import conversations
+from toolbus.bus.broker.held import conversations
 from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.client.executor.observers import ToolEvent
 from toolbus.bus.values.events import Finished, Started, Text

@@ -20,7 +20,7 @@ from tests.forking import ForkServer
 from tests.servers import eventually
 from toolbus import Settings, ToolBus, Worker, tool
 from toolbus.agent import Agent, Answer, ChatEndpoint
-from toolbus.bus.broker import conversations
+from toolbus.bus.broker.held import conversations
 
 pytestmark = pytest.mark.anyio
 

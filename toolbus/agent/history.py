@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from toolbus.agent.exchange import Answered, Exchange, ModelTurn
 from toolbus.agent.records import End, Question, Record, Summary, decoded, encoded, with_instruction
-from toolbus.bus.broker.conversations import MOST_BYTES, MOST_RECORDS
+from toolbus.bus.broker.held.conversations import MOST_BYTES, MOST_RECORDS
 from toolbus.bus.values.encoding import whole_text
 from toolbus.bus.values.results import ConfigurationError, ConversationError, EnvelopeError
 
 if TYPE_CHECKING:
-    from toolbus.bus.broker.conversations import HeldConversation
+    from toolbus.bus.broker.held.conversations import HeldConversation
 
 # Bytes that the end of a question has at most.
 _LAST = 1024

@@ -16,9 +16,9 @@ from toolbus.platform.records import RecordedTool, State, ToolRoute
 from toolbus.platform.store import Snapshot
 
 if TYPE_CHECKING:
-    from toolbus.bus.broker.agent_steps import Chats
-    from toolbus.bus.broker.creations import Creations
-    from toolbus.bus.broker.routes import Routes
+    from toolbus.bus.broker.held.conversations import Chats
+    from toolbus.bus.broker.held.creations import Creations
+    from toolbus.bus.broker.held.routes import Routes
 
 # With several hosts, the state that says most about whether the next call is answered.
 _RANK: Mapping[State, int] = {"running": 0, "starting": 1, "stopped": 2, "failed": 3}

@@ -21,7 +21,7 @@ from toolbus.bus.values.results import BrokerError, ErrorInfo, ToolbusError, Too
 from toolbus.platform.coding.spending import Job, end
 
 if TYPE_CHECKING:
-    from toolbus.bus.broker.creations import Creations
+    from toolbus.bus.broker.held.creations import Creations
 
 # The same calls with the same answers may be made so often in a row.
 _REPEATS = 5

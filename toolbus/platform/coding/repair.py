@@ -21,7 +21,7 @@ from toolbus.platform.records import RecordedTool, ToolRoute
 from toolbus.platform.store import Records
 
 if TYPE_CHECKING:
-    from toolbus.bus.broker.routes import Routes
+    from toolbus.bus.broker.held.routes import Routes
 
 # Errors that say something of the tool, not of its caller.
 _ITS_OWN = {"tool_error", "unavailable", "deadline_exceeded", "outcome_unknown"}

@@ -16,7 +16,7 @@ from toolbus.bus.broker.protocols.documents import MOST_LINE, MOST_LINES
 from toolbus.bus.values.results import BrokerError, ConfigurationError
 
 if TYPE_CHECKING:
-    from toolbus.bus.broker.creations import Creations
+    from toolbus.bus.broker.held.creations import Creations
 
 # A token of a text has about so many characters, where the endpoint does not count them.
 _CHARACTERS = 4

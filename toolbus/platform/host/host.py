@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from toolbus.bus import telemetry
+from toolbus.bus.broker.held.routes import MOST_LINES
 from toolbus.bus.broker.protocols import HostId
-from toolbus.bus.broker.routes import MOST_LINES
 from toolbus.bus.client.bus import ToolBus
 from toolbus.bus.telemetry.background import keep_running
 from toolbus.bus.values.envelope import new_run
@@ -30,7 +30,7 @@ from toolbus.platform.records import RecordedTool, SourceType, ToolRoute, ToolSo
 from toolbus.platform.store import LiveRecords
 
 if TYPE_CHECKING:
-    from toolbus.bus.broker.routes import Routes
+    from toolbus.bus.broker.held.routes import Routes
 
 _GATHERED_FOR = 0.2
 

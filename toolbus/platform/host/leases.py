@@ -21,7 +21,7 @@ from toolbus.platform.lockfiles import check_locked
 from toolbus.platform.records import RecordedTool, SourceType, ToolRoute, ToolSource
 
 if TYPE_CHECKING:
-    from toolbus.bus.broker.routes import Routes
+    from toolbus.bus.broker.held.routes import Routes
 
 # Seconds for which changes are gathered before they are told.
 _GATHERED_FOR = 0.1

@@ -9,8 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from toolbus.bus import telemetry
-from toolbus.bus.broker.forms import Form
-from toolbus.bus.broker.scripts import Script
+from toolbus.bus.broker.scripts import Form, Script
 from toolbus.bus.broker.transport.command import ELSEWHERE, Command, OnReply, Reply, ReplyError, WrongTypeError
 from toolbus.bus.broker.transport.connection import Connector
 from toolbus.bus.broker.transport.link import Link
