@@ -268,7 +268,9 @@ def test_a_document_takes_a_name_that_is_held_for_no_service(registry: Registry,
     def put(*holders: str) -> Any:
         held = (keys.instances(holder) for holder in holders)
         tables = (keys.services, keys.names, keys.meta, keys.items, keys.live, keys.log, keys.items, *held)
-        return registry.redis.eval(scripts.ITEM.source, len(tables), *tables, keys.prefix, "put", 60_000, COOLDOWN, key, "{}", "")
+        return registry.redis.eval(
+            scripts.CHANGE.source, len(tables), *tables, keys.prefix, "put", 60_000, COOLDOWN, "", 1, 1, key, "*", "{}"
+        )
 
     for table, name in ((keys.services, "nosuch"), (keys.instances("nosuch"), "owner")):
         registry.redis.hset(table, name, "-{}")

@@ -195,7 +195,8 @@ class Scene:
             Run(scripts.ROUTES, (keys.hosts, keys.routes("h1"), keys.single("one")), ("h1", 0, 0)),
             Run(scripts.ROUTES, (keys.hosts, keys.routes("h1"), keys.single("one")), ("h1", "", 0)),
             Run(scripts.APPEND, (keys.output("one"),), (100, 60_000, 4, "h", "h1", "l", "a line")),
-            Run(scripts.RESULTS, (keys.results("d1"),), (60_000, 64, 1_000_000, "{}")),
+            Run(scripts.APPEND, (keys.results("d1"),), (64, 60_000, 0, 1_000_000, "{}")),
+            Run(scripts.PAUSE, (keys.paused,), ("pool", 1000)),
             Run(scripts.BURY, (queue, fence, letters), ("", "", "", "6-0", *6 * ("",), one, "[]", "", "")),
             Run(scripts.COUNT_USES, (keys.rate("u"),), ("rate", 10, 1000)),
             Run(scripts.COUNT_USES, (keys.quota("u"),), ("quota", 10, 100_000)),
@@ -220,7 +221,7 @@ class Scene:
         keys = self.keys
         conversation, listing = (keys.conversation("cd"), "cd"), Listing(keys.conversations, 60_000, most=100)
         held = (("HSET", keys.conversation("cd"), "holder", "me"),)
-        conversations, tasks = Shape("holder", "next", "m:", 100), Shape("claim", "lines", "l:", 5, gaps=True)
+        conversations, tasks = Shape("holder", "next", "m:", 100, timed=True), Shape("claim", "lines", "l:", 5, gaps=True)
         queued, running = Listing(keys.creations_queued, 0, 60_000), Listing(keys.creations_running, 1000, 60_000)
         off = Listing(keys.creations_queued), Listing(keys.creations_running)
         waits, runs = (keys.creation("w"), "w"), (keys.creation("r"), "r")

@@ -45,7 +45,7 @@ NOT_MET = {
         scripts.HAND_OVER,
         scripts.TAKE,
     ),
-    *(scripts.CHANGE, scripts.OVERVIEW),
+    *(scripts.CHANGE, scripts.OVERVIEW, scripts.PAUSE),
 }
 # Without these no worker and no agent begins, which is told where it is started.
 AT_START = {scripts.REGISTER, scripts.LISTEN, scripts.MEND}

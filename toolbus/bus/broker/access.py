@@ -99,8 +99,8 @@ _AGENT_COMMANDS = _together(
         "xrange": Touched(reads="call"),
     },
 )
-_AGENT_SCRIPTS = (*_CALL, "confirmations/ask", "confirmations/answer", "held/write", "held/settle", "held/results")
-_AGENT_USES = MappingProxyType(dict.fromkeys(("held/write", "held/settle"), "conv convs"))
+_AGENT_SCRIPTS = (*_CALL, "confirmations/ask", "confirmations/answer", "held/write", "held/settle", "streams/append")
+_AGENT_USES = MappingProxyType({"held/write": "conv convs", "held/settle": "conv convs", "streams/append": "results"})
 # A session's end removes its snapshot, and nothing else of an agent's may touch snapshots.
 _FORGET_SNAPSHOTS = MappingProxyType({"del": "snap"})
 
@@ -118,7 +118,7 @@ _WORKER_SCRIPTS = (
     "recover/reap", "recover/rescue", "recover/hand_back", "recover/hand_over", "recover/outlive", "recover/retire", "recover/mend",
     "take/start", "take/count", "take/take", "dead_letters/bury",
     "sessions/own", "sessions/disown", "sessions/line", "sessions/save", "sessions/load", "registry/register", "registry/unregister",
-    "confirmations/ask", "confirmations/extend", "limits/count", "streams/append",
+    "confirmations/ask", "confirmations/extend", "registry/pause", "limits/count", "streams/append",
 )  # fmt: skip
 _TASKS = "creation creations:queued creations:running creations:ended"
 _WORKER_COMMANDS = _together(
@@ -174,7 +174,7 @@ ROLES: Mapping[str, Role] = MappingProxyType(
             ),
             hears="wake confirmed creations",
             uses=MappingProxyType(
-                {"streams/append": "recent stats output", **dict.fromkeys(("held/write", "held/settle"), f"conv convs {_TASKS}")}
+                {"streams/append": "recent stats output results", **dict.fromkeys(("held/write", "held/settle"), f"conv convs {_TASKS}")}
             ),
             # What an agent made waits there for a person.
             tables="reg:pending",
@@ -223,8 +223,6 @@ ROLES: Mapping[str, Role] = MappingProxyType(
                     "script|flush": Touched(),
                     "script|kill": Touched(),
                     "publish": Touched(tells="creations"),
-                    "pexpire": Touched(writes="reg:paused"),
-                    "sadd": Touched(writes="reg:paused"),
                     "srem": Touched(writes="reg:paused"),
                     "xdel": Touched(writes="dlq"),
                     "xlen": Touched(reads="q"),
@@ -236,7 +234,7 @@ ROLES: Mapping[str, Role] = MappingProxyType(
             hears="confirmed",
             tables=f"reg:items {_APART}",
             uses=MappingProxyType(
-                {"streams/append": "recent stats output", **dict.fromkeys(("held/write", "held/settle"), f"conv convs {_TASKS}")}
+                {"streams/append": "recent stats output results", **dict.fromkeys(("held/write", "held/settle"), f"conv convs {_TASKS}")}
             ),
         ),
         "monitor": Role(

@@ -186,11 +186,7 @@ class Admin:
 
     async def pause(self, service: str) -> None:
         """Make every worker of a service stop taking requests; what runs goes on, what comes waits."""
-        # One that is not lifted ends with the registry's own memory.
-        await asyncio.gather(
-            self._link.execute("SADD", self._keys.paused, service, repeatable=True),
-            self._link.execute("PEXPIRE", self._keys.paused, TTL * 1000, repeatable=True),
-        )
+        await self._link.execute_script(scripts.PAUSE, (self._keys.paused,), (service, TTL * 1000), repeatable=True)
         await self._wake(service, "pause")
 
     async def resume(self, service: str) -> bool:

@@ -137,13 +137,13 @@ LOAD = Script("sessions/load", Flat, given="snap")
 REGISTER = Script("registry/register", [tuple[bytes, int, bytes, bytes], Some], given=_SERVICES)
 UNREGISTER = Script("registry/unregister", int, given=_SERVICES)
 CHANGE = Script("registry/change", tuple[bytes, bytes | int], given=f"{_REGISTRY} reg:s")
+PAUSE = Script("registry/pause", bytes, given="reg:paused")
 OVERVIEW = Script("registry/overview", list[tuple[int, int, int, int, int]], given="q dlq reg:paused reg:s live fence")
 
 # What features keep.
 WRITE = Script("held/write", _Change)
 SETTLE = Script("held/settle", _Change)
 ROUTES = Script("held/routes", tuple[int, list[int]], given="hosts routes single")
-RESULTS = Script("held/results", int, given="results")
 APPEND = Script("streams/append", int)
 COUNT_USES = Script("limits/count", int, given="rate quota usage")
 ASK = Script("confirmations/ask", [tuple[bytes], tuple[bytes, bytes | int]], given="confirm confirms", tells="confirmed")
@@ -207,8 +207,6 @@ COMMANDS: Mapping[str, Form] = MappingProxyType(
             "PTTL": int,
             "PUBLISH": int,
             "ROLE": list,
-            "PEXPIRE": int,
-            "SADD": int,
             "SCAN": tuple[bytes, Flat],
             "SET": bytes | None,
             "SISMEMBER": int,

@@ -220,7 +220,7 @@ _PAGE = 32
 _MOST_RECORD = MOST_BYTES + 1024
 _MOST_MS = 253_402_300_799_999
 _names = msgspec.json.Decoder(tuple[str, str])
-_SHAPE = Shape("holder", "next", "m:", MOST_RECORDS)
+_SHAPE = Shape("holder", "next", "m:", MOST_RECORDS, timed=True)
 
 
 class _Use(TypedDict):

@@ -22,6 +22,7 @@ class Shape(NamedTuple):
         record: what the names of records begin with.
         most: most records that are kept.
         gaps: whether numbers of records may be left out.
+        timed: whether the server's time (ms) and a space stand before each record.
     """
 
     holder: str
@@ -29,6 +30,7 @@ class Shape(NamedTuple):
     record: str
     most: int
     gaps: bool = False
+    timed: bool = False
 
 
 class Listing(NamedTuple):
@@ -141,7 +143,16 @@ def packed(shape: Shape, key: str, member: str, change: Change) -> tuple[tuple[s
     """Return the keys and arguments of the scripts."""
     times = ("" if each is None else each for each in (change.lease, change.ttl))
     head: tuple[Value, ...] = (shape.holder, shape.next, shape.record, change.token, change.by, *times)
-    bounds: tuple[Value, ...] = (member, change.room or "", *change.tells, change.number, change.keep, shape.most, int(shape.gaps))
+    bounds: tuple[Value, ...] = (
+        member,
+        change.room or "",
+        *change.tells,
+        change.number,
+        change.keep,
+        shape.most,
+        int(shape.gaps),
+        int(shape.timed),
+    )
     lists: list[Value] = []
     for each in change.listings:
         lists += ("-" if each.score is None else each.score, each.past, each.most)

@@ -117,9 +117,9 @@ class SessionResults:
         if not documents:
             return
         key = self._keys.results(session_digest(user, session))
-        args = (self._ttl, MOST_RESULTS, MOST_BYTES, *documents)
+        args = (MOST_RESULTS, self._ttl, 0, MOST_BYTES, *documents)
         try:
             # Twice the same result is one for readers, who take the latest of each call.
-            await self._link.execute_script(scripts.RESULTS, (key,), args, repeatable=True)
+            await self._link.execute_script(scripts.APPEND, (key,), args, repeatable=True)
         except BrokerError as error:
             telemetry.log.warning("results.unkept", user=user, session=session, error=str(error))

@@ -6,7 +6,7 @@
 --       "new" (who begins it) or "anyone"; 6 lease from now on (ms), 0 ends it, "" leaves it; 7 TTL (ms), 0 deletes it, "" leaves it;
 --       8 member of the sets, 9 most members that they may have before "new", 10 channel, 11 message or "";
 --       12 number of the first of the records that follow, 13 number of the first that is kept, 14 most records,
---       15 "1" if numbers may be left out; then groups, each behind its length: fields with what they are expected to be ("" for none),
+--       15 "1" if numbers may be left out, 16 "1" if the time (ms) and a space stand before each record; then groups, each behind its length: fields with what they are expected to be ("" for none),
 --       fields with what they become, fields with what they begin as, fields that become the time (ms), fields that are told,
 --       and of each set its score from now on (ms, or "-" to take the document off), how long ago older members may be scored (ms),
 --       and most members; then records
@@ -19,7 +19,7 @@ local function change()
   local token, who, lease, ttl, member = ARGV[4], ARGV[5], tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8]
   local time = redis.call('TIME')
   local now = time[1] * 1000 + math.floor(time[2] / 1000)
-  local position = 16
+  local position = 17
   local function group()
     local count = tonumber(ARGV[position])
     position = position + count + 1
@@ -93,7 +93,8 @@ local function change()
       put('lease', decimal(lease))
     end
     for i = 1, records do
-      if at + i > following then redis.call('HSET', document, prefix .. decimal(at + i - 1), ARGV[position + i - 1]) end
+      local record = (ARGV[16] == '1' and decimal(now) .. ' ' or '') .. ARGV[position + i - 1]
+      if at + i > following then redis.call('HSET', document, prefix .. decimal(at + i - 1), record) end
     end
     following = records > 0 and math.max(following, at + records) or following
     keep = math.min(keep, following)
