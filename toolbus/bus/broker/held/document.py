@@ -14,7 +14,7 @@ Value = str | int | bytes
 
 
 class Shape(NamedTuple):
-    """How a kind of documents stands on the server.
+    """The form of a kind of documents on the server.
 
     Attributes:
         holder: the field with the token of the process that holds it.
@@ -89,7 +89,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outcome(NamedTuple):
-    """What became of a change.
+    """The outcome of a change.
 
     Attributes:
         word: ``kept``, or why it was not made, see the script.
