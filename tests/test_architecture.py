@@ -125,15 +125,22 @@ async def echo_path(text: str) -> str:
     return text
 
 
+MOST_FILES, MOST_CALLS = 24, 131
+
+
 @pytest.mark.anyio
-async def test_a_call_runs_through_few_files(valkey_server: str, namespace: str) -> None:
-    """A reader who follows one warm call, from the caller and back, meets no more files than docs/adr/0034 counts."""
+async def test_a_call_is_short(valkey_server: str, namespace: str) -> None:
+    """A reader who follows one warm call, from the caller and back, meets no more files and calls than docs/adr/0034 counts.
+
+    Counted is what runs in this process until the result is there: caller, broker and worker. Each function of the package counts as often
+    as it is entered; a coroutine that goes on, a comprehension and a lambda count as well, as they do for sys.setprofile.
+    """
     settings = Settings.load({}, url=valkey_server, namespace=namespace)
-    files: list[set[str]] = []
+    runs: list[list[str]] = []
 
     def note(frame: FrameType, event: str, _: object) -> None:
         if event == "call" and frame.f_code.co_filename.startswith(str(PACKAGE)):
-            files[-1].add(frame.f_code.co_filename)
+            runs[-1].append(f"{frame.f_code.co_filename} {frame.f_code.co_name}")
 
     async with Worker([echo_path], settings=settings), ToolBus(settings=settings) as bus:
         await bus.wait_for_tool("echo_path")
@@ -141,13 +148,15 @@ async def test_a_call_runs_through_few_files(valkey_server: str, namespace: str)
             await bus.call("echo_path", {"text": "warm"})
         # Beats and turns of the upkeep fall into some of the calls.
         for _ in range(20):
-            files.append(set())
+            runs.append([])
             before = sys.getprofile()
             sys.setprofile(note)
             try:
                 await bus.call("echo_path", {"text": "x"})
             finally:
                 sys.setprofile(before)
-    fewest = min(files, key=len)
-    assert len(fewest) <= 26, "\n".join(sorted(fewest))
-    assert len(fewest) > 15, "the call was not followed"
+    shortest = min(runs, key=len)
+    files = {call.partition(" ")[0] for call in shortest}
+    assert len(files) <= MOST_FILES, "\n".join(sorted(files))
+    assert len(shortest) <= MOST_CALLS, "\n".join(shortest)
+    assert len(files) > 10, "the call was not followed"

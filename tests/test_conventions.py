@@ -1,7 +1,8 @@
-"""The names in spans and metrics are those of OpenTelemetry's published registry."""
+"""Names: those in spans and metrics are of OpenTelemetry's published registry, and those in the code are of the field."""
 
 from __future__ import annotations
 
+import ast
 import importlib
 import pkgutil
 import re
@@ -71,3 +72,46 @@ async def test_names_are_published_and_not_deprecated() -> None:
         said = {name: known.get(name, "") for name in names}
         assert [name for name, text in said.items() if "Deprecated" in text and not _ELSEWHERE.search(text)] == []
     assert {each.name: each.unit for each in sent}["messaging.process.duration"] == "s"
+
+
+ROOT = Path(__file__).parents[1]
+
+# Names with words that docs/reference/names.md replaces, from before its table. One that is renamed goes from here, and none comes.
+_STILL_THERE = """
+_begin_anew begin_anew _count_nonsense Given _given given _given_up given_up given_up_waiting GivenUp _hear hear _hear_uvicorn Heard
+_Heard _heard heard is_left_to_others is_told _keep_telling _left left left_ms _left_out left_out left_out_of _make_anew mend
+_mend_strings _mended mended mended_document Nonsense nothing_left on_left_over on_mended remove_left _Said _said said _said_inside _say
+say say_content _say_item _say_nothing _says survives_callers_that_left _tell tell _tell_blob _tell_corrections tell_delivered_again
+_tell_dropped _tell_exposed tell_failure _tell_left_out _tell_lists _tell_lost tell_missing _tell_one _tell_progress tell_success
+tell_time tells_errors tells_gaps _tells_its_language tells_starts tells_them_apart thing Told _Told _told told told_within _untold
+"""
+
+
+def identifiers(tree: ast.Module) -> set[str]:
+    """Return the names of the functions, classes and parameters of a module."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            found.add(node.name)
+        elif isinstance(node, ast.arg):
+            found.add(node.arg)
+    return found
+
+
+def words(name: str) -> set[str]:
+    """Return the words of a name, in lower case."""
+    return {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)}
+
+
+def test_new_names_are_of_the_field() -> None:
+    """No function, class, method or parameter has a word for which the table of names has a better one."""
+    table = (ROOT / "docs/reference/names.md").read_text("utf-8").partition("| Instead of |")[2]
+    replaced = {word for cell in re.findall(r"^\| (`.+?) \|", table, re.MULTILINE) for word in re.findall(r"`(\w+)`", cell)}
+    assert {"told", "nonsense", "anew"} <= replaced
+    found = {
+        name
+        for path in (ROOT / "toolbus").rglob("*.py")
+        for name in identifiers(ast.parse(path.read_text("utf-8")))
+        if words(name) & replaced
+    }
+    assert found - set(_STILL_THERE.split()) == set(), "see the table in docs/reference/names.md"

@@ -13,7 +13,7 @@ from tests.cli.shell import Shell
 from tests.forking import ForkServer
 from toolbus.bus.schema.documents import read_document
 from toolbus.bus.values.results import ConfigurationError, ToolkitError
-from toolbus.toolkit.learning.scores import load_scores
+from toolbus.toolkit.learning.evidence import load_scores
 from toolbus.toolkit.presets import read_preset
 
 TWICE = '{"name": "a", "inner": [{"key": 1, "key": 2}]}'

@@ -69,7 +69,7 @@ class Caller:
     async def echo(self, text: str) -> str:
         """Have the worker return ``text``."""
         result = await self.bus.call("echo", {"text": text})
-        return result.output
+        return result.output or ""
 
     async def nap(self, seconds: float) -> None:
         """Have the worker sleep."""

@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks.episodes.worlds.every import WORLDS
 from benchmarks.episodes.worlds.world import World
 from toolbus import Session, ToolService, invocation, tool
-from toolbus.bus.values.effects import Effect
+from toolbus.bus.values.descriptors import Effect
 
 DECLARED = "BENCH_DECLARED"
 """Variable of the environment: the services declare that their calls run one after another."""

@@ -13,7 +13,7 @@ from toolbus.bus.broker.protocols import ServiceRecord
 from toolbus.bus.client.tools.catalogue import Catalogue
 from toolbus.bus.client.tools.definitions import Format
 from toolbus.bus.client.tools.view import ToolView
-from toolbus.bus.schema import mended
+from toolbus.bus.schema.mend import mended
 from toolbus.bus.values.descriptors import Publication, ServiceDescriptor, ToolDescriptor
 
 pydantic = pytest.importorskip("pydantic")

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from toolbus.agent.exchange import Exchange
-from toolbus.agent.records import ModelReply, Question
+from toolbus.agent.history import Exchange, ModelReply, Question
 from toolbus.bus.client.executor.toolcalls import ModelCall
 
 CALL = {"id": "a", "function": {"name": "f", "arguments": "{}"}}

@@ -14,8 +14,7 @@ from tests.agent.keeping import setting, told, until_recorded
 from tests.contract import Place
 from tests.servers import eventually
 from toolbus import ToolBus
-from toolbus.agent import Agent, EndpointError, ModelText
-from toolbus.agent import records as of_records
+from toolbus.agent import Agent, EndpointError, ModelText, history
 from toolbus.bus.broker.embedded import EmbeddedServer
 from toolbus.bus.client.executor.context import ExecutorContext
 from toolbus.bus.client.executor.observers import ToolEvent
@@ -216,7 +215,7 @@ async def test_a_question_without_an_end_fills_the_conversation(place: Place, mo
 
 async def test_a_large_result_is_kept_as_its_text(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A result that is too large to be kept whole is kept as the text that the model sees of it."""
-    monkeypatch.setattr(of_records, "_MOST_RESULT", 1000)
+    monkeypatch.setattr(history, "_MOST_RESULT", 1000)
     async with setting(place, [calls(("big", {"size": 5000})), says("fine")]) as given:
         async with given.agent() as agent:
             await agent.ask("go")

@@ -10,7 +10,7 @@ from tests.agent.endpoint import Canned, calls, says
 from tests.agent.keeping import setting, told
 from tests.contract import Place
 from toolbus.agent import Memory
-from toolbus.agent.records import tokens, transcript
+from toolbus.agent.history import tokens, transcript
 from toolbus.bus.values.results import ConfigurationError
 
 pytestmark = pytest.mark.anyio

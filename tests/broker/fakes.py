@@ -12,6 +12,7 @@ from toolbus.bus.broker.keys import Keys
 from toolbus.bus.broker.lease.clock import ServerClock
 from toolbus.bus.broker.protocols import WorkerListener
 from toolbus.bus.broker.scripts import ALL
+from toolbus.bus.broker.take.intake import deliveries
 from toolbus.bus.broker.take.requests import BadEntry, Delivery, Fence, RequestStream
 from toolbus.bus.broker.transport.connection import ServerInfo
 from toolbus.bus.broker.transport.link import Link
@@ -279,8 +280,7 @@ class Bench:
 
     def hold(self, entry: bytes = b"1-0", *, attempt: int = 1, fence: Fence = FENCE, **fields: Any) -> Delivery:
         """Hold a delivery of the stream."""
-        found = (entry, attempt, entry_fields(request(entry, **fields)))
-        [made] = self.stream.deliveries([found], fence)
+        [made] = deliveries(self.stream, [(entry, entry_fields(request(entry, **fields)))], fence, attempt)
         return made
 
     def forget(self) -> None:

@@ -104,7 +104,7 @@ async def test_drops_are_no_sign_of_life(server: Server, monkeypatch: pytest.Mon
     monkeypatch.setattr(link_module, "_STALLED", 0.4)
     server.answer = lambda command: (b"$1000000\r\n" if piece == b"x" else b"") if server.accepted == 1 else b"+OK\r\n"
     async with linked(server) as link:
-        reading = asyncio.create_task(link.execute("READ", repeatable=True))
+        reading = asyncio.ensure_future(link.execute("READ", repeatable=True))
         await eventually(lambda: server.names == ["READ"])
 
         def dripped() -> bool:
@@ -122,7 +122,7 @@ async def test_a_large_answer_that_comes_steadily_is_waited_for(server: Server, 
     monkeypatch.setattr(wire, "_SLOWEST", 1_000)
     server.answer = silent
     async with linked(server) as link:
-        reading = asyncio.create_task(link.execute("READ"))
+        reading = asyncio.ensure_future(link.execute("READ"))
         await eventually(lambda: server.names == ["READ"])
         server.say(b"$2000\r\n")
         began = asyncio.get_running_loop().time()

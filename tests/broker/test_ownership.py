@@ -11,6 +11,7 @@ import pytest
 
 from tests.broker.fakes import FENCE, KEYS, SETTINGS, Bench, entry_fields, request
 from toolbus.bus.broker.sessions import Ownership
+from toolbus.bus.broker.take.intake import deliveries
 from toolbus.bus.broker.take.requests import Delivery, Fence
 from toolbus.bus.values.results import BrokerUnavailable
 
@@ -295,7 +296,7 @@ async def test_owners_of_every_service_are_renewed(owning: Owning) -> None:
     """A service whose sessions are young does not keep another's from it; what was another worker's meanwhile is out of date here."""
     other = owning.bench.new_stream("other")
     owning.ownership.serve(other)
-    [delivery] = other.deliveries([(b"1-0", 1, entry_fields(request(b"1-0", user="u", session="s")))], FENCE)
+    [delivery] = deliveries(other, [(b"1-0", entry_fields(request(b"1-0", user="u", session="s")))], FENCE)
     assert await owning.settle(delivery) == [delivery]
     owning.bench.times.now += 1_300.0
     owning.verdicts = [b"new"]

@@ -35,6 +35,8 @@ class Call:
 class Publishing:
     """A publisher, and a mastership that admits what the test says."""
 
+    unquestioned = False
+
     def __init__(self) -> None:
         self.link = FakeLink()
         self.times = Times()

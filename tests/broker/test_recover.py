@@ -10,6 +10,7 @@ import pytest
 from tests.broker.fakes import FENCE, KEYS, SETTINGS, Bench, entry_fields, request
 from toolbus.bus.broker.confirmations import DeadlineNotes
 from toolbus.bus.broker.recover import AbandonedCalls, Upkeep, hand_back, pass_on
+from toolbus.bus.broker.take.intake import deliveries
 from toolbus.bus.broker.take.requests import UNSURE, Fence
 from toolbus.bus.values.results import BrokerUnavailable
 
@@ -48,6 +49,7 @@ class Recovery:
             ownership=cast("Any", self),
             notes=DeadlineNotes(bench.as_link, KEYS, bench.clock, 60.0),
             abandoned=abandoned,
+            deliveries=deliveries,
             register_lost=self.register_lost,
             on_lost_elsewhere=lambda delivery, owner: self.retaken.append((delivery.request.id, delivery.attempt, owner)),
         )

@@ -39,6 +39,11 @@ class Reading:
             follower=self.cast,
         )
 
+    @property
+    def followed(self) -> bool:
+        """Return whether shared calls are read."""
+        return bool(self.shared)
+
     def positions(self) -> list[tuple[bytes, bytes]]:
         """Return the shared calls that are read."""
         return self.shared

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.broker.fakes import FENCE, KEYS, SETTINGS, Bench, entry_fields, request
+from toolbus.bus.broker.take.intake import deliveries
 from toolbus.bus.broker.take.requests import UNSURE, Fence, RequestStream, common_fence
 
 pytestmark = pytest.mark.anyio
@@ -21,7 +22,7 @@ def bench() -> Bench:
 def test_an_entry_becomes_a_delivery_in_local_time(bench: Bench) -> None:
     """Its deadline and its wait are by this process's clock, and it is held under the fence that was known before."""
     bench.clock.observe(1_100_000.0, 100.0, 100.0)
-    [made] = bench.stream.deliveries([(b"1099000-0", 2, entry_fields(request(b"1-0"), 1_130_000, b"run"))], FENCE)
+    [made] = deliveries(bench.stream, [(b"1099000-0", entry_fields(request(b"1-0"), 1_130_000, b"run"))], FENCE, 2)
     assert (made.deadline, made.queued_ms, made.attempt, made.epoch) == (130.0, 1_000.0, 2, 1)
     assert (made.queue, made.fence, made.server, made.noted) == (bench.stream, FENCE, b"run", False)
     assert made.replies == KEYS.replies("agent")
@@ -48,7 +49,7 @@ def test_replies_go_where_they_are_waited_for(bench: Bench) -> None:
 def test_an_entry_that_can_not_be_read_is_set_aside(bench: Bench, fields: Any, reason: str) -> None:
     """With its reason; the others are delivered."""
     good = entry_fields(request(b"2-0"))
-    made = bench.stream.deliveries([(b"1-0", 3, fields), (b"2-0", 1, good)], FENCE)
+    made = [*deliveries(bench.stream, [(b"1-0", fields)], FENCE, 3), *deliveries(bench.stream, [(b"2-0", good)], FENCE)]
     bad = bench.unreadable
     assert [delivery.entry for delivery in made] == [b"2-0"]
     assert [(each.entry, each.attempt, each.fence) for each in bad] == [(b"1-0", 3, FENCE)]
@@ -59,7 +60,7 @@ def test_an_entry_that_can_not_be_read_is_set_aside(bench: Bench, fields: Any, r
 
 def test_an_entry_that_can_not_be_read_may_still_say_whose_it_is(bench: Bench) -> None:
     """Then its caller can be told."""
-    bench.stream.deliveries([(b"1-0", 1, [b"r", b'{"id":"call-1","agent":"agent","x":', b"d", b"1"])], FENCE)
+    deliveries(bench.stream, [(b"1-0", [b"r", b'{"id":"call-1","agent":"agent","x":', b"d", b"1"])], FENCE)
     [bad] = bench.unreadable
     assert bad.address == ("call-1", "agent")
 
@@ -69,7 +70,7 @@ def test_an_entry_that_can_not_be_read_may_still_say_whose_it_is(bench: Bench) -
 )
 def test_an_entry_that_can_not_be_read_keeps_its_document(bench: Bench, fields: Any, document: bytes) -> None:
     """So that an operator sees it among the dead letters."""
-    bench.stream.deliveries([(b"1-0", 1, fields)], FENCE)
+    deliveries(bench.stream, [(b"1-0", fields)], FENCE)
     assert bench.unreadable[0].document == document
 
 
@@ -78,14 +79,14 @@ def test_requests_are_bounded(bench: Bench, beyond: int, made: int) -> None:
     """With room for what the publisher adds to the largest request that a caller may send."""
     document = entry_fields(request(b"1-0"))[1]
     document += b" " * (SETTINGS.max_request + 1024 + beyond - len(document))
-    assert len(bench.stream.deliveries([(b"1-0", 1, [b"r", document, b"d", b"1"])], FENCE)) == made
+    assert len(deliveries(bench.stream, [(b"1-0", [b"r", document, b"d", b"1"])], FENCE)) == made
 
 
 def test_fields_may_be_in_any_order(bench: Bench) -> None:
     """And there may be more of them."""
     r, document, d, deadline = entry_fields(request(b"1-0"))
     for number, fields in enumerate(([d, deadline, r, document], [b"x", b"y", d, deadline, r, document])):
-        [made] = bench.stream.deliveries([(f"{number}-0".encode(), 1, fields)], FENCE)
+        [made] = deliveries(bench.stream, [(f"{number}-0".encode(), fields)], FENCE)
         assert (made.request, made.deadline, made.server) == (request(b"1-0"), 160.0, b"")
 
 
@@ -94,7 +95,7 @@ def test_fields_count_by_their_names(bench: Bench, place: int) -> None:
     """Another client may have written a request's document, or its deadline, under another name."""
     fields = entry_fields(request(b"1-0"))
     fields[place] = b"x"
-    assert bench.stream.deliveries([(b"1-0", 1, fields)], FENCE) == []
+    assert deliveries(bench.stream, [(b"1-0", fields)], FENCE) == []
     assert len(bench.unreadable) == 1
 
 

@@ -13,7 +13,7 @@ from toolbus.bus.broker.agent import AgentBroker
 from toolbus.bus.broker.agent_steps import AgentSteps
 from toolbus.bus.broker.lease.clock import ServerClock
 from toolbus.bus.broker.lease.thread import Beat, LeaseThread, Renewal
-from toolbus.bus.broker.take.requests import UNSURE, Fence
+from toolbus.bus.broker.take.requests import UNSURE, Fence, epoch_of
 from toolbus.bus.broker.transport.connection import Connector
 from toolbus.bus.broker.worker import WorkerBroker
 from toolbus.bus.broker.worker_steps import BeatEffects, WorkerSteps
@@ -146,7 +146,7 @@ async def test_a_group_that_was_made_anew_takes_everything_of_the_old_one() -> N
     assert bench.listener.lost == [old]
     assert bench.stream.held == {b"2-0": new}
     assert (old.epoch, new.epoch) == (1, 2)
-    assert Fence(b"nonsense", b"").epoch == 0
+    assert epoch_of(b"nonsense") == 0
 
 
 class Client:

@@ -21,7 +21,7 @@ async def test_a_read_waits_for_every_stream(taking: Taking) -> None:
     taking.found = [[[KEYS.queue("pool").encode(), taking.entries(1, 2)]]]
     taken = await taking.intake.take(10)
     assert [delivery.entry for delivery in taken] == [b"1-0", b"2-0"]
-    streams = (KEYS.queue("pool"), KEYS.queue("other"), ">", ">")
+    streams = (KEYS.queue("pool").encode(), KEYS.queue("other").encode(), ">", ">")
     assert taking.blocking.args("XREADGROUP") == [("GROUP", "g", "mine", "COUNT", 5, "BLOCK", 2000, "STREAMS", *streams)]
     assert taking.did == ["checked"]
     assert taken[0].attempt == 1

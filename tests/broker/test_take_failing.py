@@ -21,7 +21,7 @@ class Failing:
         self.taking = taking
         self.failures: list[str] = []
         taking.intake.pause = taking.pause  # type: ignore[method-assign]
-        taking.bench.listener.on_failed = self.on_failed  # type: ignore[method-assign]
+        taking.intake._failing._give_up = self.on_failed
 
     def on_failed(self, error: Exception) -> None:
         """Take note."""

@@ -29,8 +29,7 @@ async def test_what_others_have_taken_is_left_alone(taking: Taking) -> None:
     """A reap tells how far the group had come, by its number and not by its text; also where the server is gone just now."""
     stream = taking.bench.stream
     taking.writing.answers["HGET"] = BrokerUnavailable("gone")
-    stream.position.advance(b"10-1")
-    stream.position.advance(b"9-5")
+    stream.newest = (10, 1)
     taking.found = [[[stream.key.encode(), taking.entries(9, 10, 11)]]]
     assert [delivery.entry for delivery in await taking.intake.take(10)] == [b"11-0"]
 
@@ -39,13 +38,13 @@ async def test_what_others_have_taken_is_left_alone(taking: Taking) -> None:
 async def test_what_is_learned_while_a_read_is_under_way_says_nothing_of_its_entries(taking: Taking, happened: str) -> None:
     """A reap over the other connection may be answered first, and its position is that of the very entries which the read delivers."""
     stream = taking.bench.stream
-    stream.position.advance(b"9-0" if happened == "made anew" else b"5-0")
+    stream.newest = (9, 0) if happened == "made anew" else (5, 0)
 
     def read(keys: Any, args: Any) -> Any:
         if happened == "made anew":
             stream.fence_is(b"3.c", b"1")
         else:
-            stream.position.advance(b"8-0")
+            stream.newest = (8, 0)
         return [[stream.key.encode(), taking.entries(7, 8)]]
 
     taking.blocking.answers["XREADGROUP"] = read
@@ -59,6 +58,6 @@ async def test_a_group_that_was_made_anew_delivers_everything_again(taking: Taki
     taking.found = [[[stream.key.encode(), taking.entries(*numbers)]] for numbers in ((7, 8), (7, 8))]
     await taking.intake.take(10)
     assert len(await taking.intake.take(10)) == 2
-    stream.position.advance(b"20-0")
+    stream.newest = (20, 0)
     stream.fence_is(b"3.c", b"1")
-    assert stream.position.newest == ()
+    assert not stream.newest

@@ -22,7 +22,7 @@ from tests.agent.endpoint import Canned, endpoint, says
 from tests.cli.shell import Shell
 from tests.host.programs import PROGRAM
 from tests.servers import eventually
-from toolbus.compat.tool_agent.__main__ import words_of
+from toolbus.compat.tool_agent import words_of
 
 pytestmark = pytest.mark.anyio
 

@@ -27,8 +27,8 @@ from toolbus.compat.chat2graph.core.toolkit.tool_config import McpConfig, McpTra
 from toolbus.compat.chat2graph.core.toolkit.toolkit import Toolkit
 from toolbus.toolkit import ToolkitWrapper as OwnWrapper
 from toolbus.toolkit import group_of_definitions
-from toolbus.toolkit.items import Tool as GraphTool
-from toolbus.toolkit.items import ToolGroup
+from toolbus.toolkit.graph import Tool as GraphTool
+from toolbus.toolkit.graph import ToolGroup
 
 pytestmark = pytest.mark.anyio
 

@@ -30,7 +30,7 @@ from toolbus.compat.nanoclaw import (
     registry,
     tool,
 )
-from toolbus.compat.nanoclaw.data import city_weather
+from toolbus.compat.nanoclaw.builtin import city_weather
 
 QUERY = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
 PAGE = {"type": "object", "properties": {"url": {"type": "string"}, "extract_type": {"type": "string"}}, "required": ["url"]}

@@ -16,7 +16,7 @@ import pytest
 from tests.contract import Place
 from toolbus.bus.values.descriptors import parse_service, parse_tool, tool_document
 from toolbus.bus.values.results import ConfigurationError, DescriptorError
-from toolbus.compat.trustgraph import DynamicToolService, ToolServiceClient, ToolServiceRequest, ToolServiceResponse, eras
+from toolbus.compat.trustgraph import DynamicToolService, ToolServiceClient, ToolServiceRequest, ToolServiceResponse, messages
 from toolbus.compat.trustgraph.agent.tool_filter import filter_tools_by_group_and_state, get_next_state, validate_tool_config
 
 pytestmark = pytest.mark.anyio
@@ -58,9 +58,9 @@ def _defaults(config=None, arguments=None): ...
 )
 def test_the_form_of_invoke(function: Callable[..., Any], user: bool) -> None:
     """The first parameter's name tells the form, else the number of parameters; a method's own object does not count."""
-    assert eras.takes_user(function) is user
+    assert messages.takes_user(function) is user
     made = type("Made", (), {"invoke": lambda self, *args: None})
-    assert eras.takes_user(made().invoke) is True
+    assert messages.takes_user(made().invoke) is True
 
 
 def _none(): ...

@@ -44,15 +44,16 @@ def watch(steps: Steps) -> None:
         replace(path, content)
         steps.take("replaced")
 
-    def appending(path: Path, line: bytes) -> None:
+    def appending(path: Path, lines: bytes) -> int:
         steps.take("append")
         with path.open("ab") as file:
             start = file.tell()
-            file.write(line[: len(line) // 2])
+            file.write(lines[: len(lines) // 2])
         steps.take("half of the line")
         os.truncate(path, start)
-        append(path, line)
+        removed = append(path, lines)
         steps.take("appended")
+        return removed
 
     async def sending(self: ClientConnection, *given: Any, **options: Any) -> None:
         steps.take("send")

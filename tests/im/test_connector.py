@@ -15,7 +15,7 @@ from tests.contract import Place
 from tests.im.messenger import Messenger, messenger
 from tests.servers import eventually
 from toolbus import ToolBus, Worker, tool
-from toolbus.agent.im.connector import Answering, Connector
+from toolbus.agent.im.connector import Connector
 from toolbus.agent.im.window import Windows
 from toolbus.bus.values.results import ConfigurationError, ToolError
 
@@ -51,7 +51,7 @@ async def connected(place: Place, server: Messenger, folder: Path, *, token: str
     """A connector for as long as the body runs."""
     async with ToolBus(settings=place.settings) as bus:
         with Windows(folder) as windows:
-            connector = Connector(server.url, "tool_agent", windows, Answering(bus, "chat", "", "tool_agent"), bus, token=token)
+            connector = Connector(server.url, "tool_agent", windows, bus, "chat", token=token)
             running = asyncio.create_task(connector.run())
             try:
                 yield bus

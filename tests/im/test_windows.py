@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from toolbus.agent.im.frames import Message
-from toolbus.agent.im.window import Windows, folder_of
+from toolbus.agent.im.window import Message, Windows, folder_of
 from toolbus.bus.values.results import ConfigurationError
 
 

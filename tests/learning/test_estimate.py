@@ -13,8 +13,8 @@ from tests.examples import examples
 from tests.learning.samples import DAY, START, calls, execution, scores
 from toolbus import ConfigurationError
 from toolbus.toolkit.learning import Edge, Parameters, Scores, episodes
-from toolbus.toolkit.learning.estimate import Estimate, beta_cdf, estimates, kept_in_order
 from toolbus.toolkit.learning.evidence import Tally, tallied
+from toolbus.toolkit.learning.learn import Estimate, beta_cdf, estimates, kept_in_order
 
 PARAMETERS = Parameters()
 

@@ -9,9 +9,8 @@ import pytest
 from tests.learning.samples import execution, scores
 from toolbus import ConfigurationError
 from toolbus.toolkit.learning import Evaluation, Options, Parameters, episodes, evaluate
-from toolbus.toolkit.learning.evaluate import Comparison, Figure
+from toolbus.toolkit.learning.evaluate import Comparison, Figure, Flat, Lexical, Step
 from toolbus.toolkit.learning.generated import World, generate
-from toolbus.toolkit.learning.judge import Flat, Lexical, Step
 
 QUICK = Options(resamples=200)
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from toolbus.toolkit.learning import Parameters, open_store
-from toolbus.toolkit.learning.judge import LEAST_EPISODES
+from toolbus.toolkit.learning.learn import LEAST_EPISODES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "explanation" / "learning.md").read_text("utf-8")
 

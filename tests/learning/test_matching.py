@@ -7,8 +7,8 @@ import pytest
 from tests.learning.samples import execution, scores
 from toolbus.bus.values.results import ConfigurationError
 from toolbus.toolkit.learning.evidence import matched
+from toolbus.toolkit.live import all_names
 from toolbus.toolkit.presets import graph_of, read_preset, scores_of
-from toolbus.toolkit.publishing import all_names
 
 PRESET = """
 name: analysis

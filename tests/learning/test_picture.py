@@ -9,9 +9,9 @@ import pytest
 
 from tests.learning.samples import calls, scores
 from toolbus.toolkit.learning import Edge, Revisions, Scores, open_store
+from toolbus.toolkit.learning.evidence import ScoreFile
 from toolbus.toolkit.learning.picture import draw
 from toolbus.toolkit.learning.pipeline import Outcome, run
-from toolbus.toolkit.learning.scores import ScoreFile
 
 
 def outcome(folder: Path, static: Scores, *tools: str, count: int = 30) -> Outcome:

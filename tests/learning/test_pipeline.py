@@ -12,8 +12,8 @@ from tests.learning.samples import calls, execution, scores
 from toolbus.bus.values.results import ConfigurationError
 from toolbus.toolkit.learning import Execution, Parameters, RecordError, Revisions, Scores, open_store
 from toolbus.toolkit.learning.evaluate import Comparison, Evaluation, Figure
+from toolbus.toolkit.learning.evidence import ScoreFile
 from toolbus.toolkit.learning.pipeline import Outcome, _decided, run, text
-from toolbus.toolkit.learning.scores import ScoreFile
 
 STATIC = scores(count={"sql": 0.9, "grep": 0.4})
 LOG = [each for pair in zip(calls("sql", [False] * 30), calls("grep", [True] * 30, first=100), strict=True) for each in pair]

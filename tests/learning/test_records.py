@@ -10,7 +10,7 @@ import pytest
 from tests.learning.samples import execution
 from toolbus import ErrorInfo, ToolResult
 from toolbus.toolkit.learning import RecordError
-from toolbus.toolkit.learning.records import MAX_RECORD, decode, encode, outcome_of
+from toolbus.toolkit.learning.stores import MAX_RECORD, decode, encode, outcome_of
 
 
 def test_a_record_is_what_was_written() -> None:

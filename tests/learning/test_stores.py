@@ -231,7 +231,7 @@ def test_a_log_that_can_only_be_read_is_read(tmp_path: Path, monkeypatch: pytest
     def refuse(path: Path, *_: object) -> int:
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
-    monkeypatch.setattr("toolbus.toolkit.learning.files.os.open", refuse)
+    monkeypatch.setattr("toolbus.toolkit.learning.stores.os.open", refuse)
     found: list[Execution] = [*store.read()]
     assert [each.id for each in found] == ["x1"]
     with pytest.raises(ConfigurationError, match="can't be locked: Permission denied"):

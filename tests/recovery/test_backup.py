@@ -24,7 +24,7 @@ from toolbus.bus.broker.access import rights
 from toolbus.bus.broker.admin import Admin
 from toolbus.bus.broker.embedded import EmbeddedServer, find_binary, free_port
 from toolbus.bus.broker.keys import Keys
-from toolbus.bus.values.tokens import TokenRecord, new_token
+from toolbus.bus.values.secrets import TokenRecord, new_token
 
 pytestmark = [pytest.mark.slow, pytest.mark.anyio, pytest.mark.timeout(600), pytest.mark.xdist_group("recovery")]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from toolbus.bus.schema import derive
+from toolbus.bus.schema.derivation import derive
 from toolbus.bus.values.results import ToolError
 
 

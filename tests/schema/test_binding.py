@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.schema.samples import Colour, Point, refused, search
-from toolbus.bus.schema import derive
+from toolbus.bus.schema.derivation import derive
 from toolbus.bus.values.results import ToolError
 
 

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from tests.schema.samples import Colour, Opaque, Point, properties, refused, search
-from toolbus.bus.schema import derive
+from toolbus.bus.schema.derivation import derive
 from toolbus.bus.schema.validate import Validator
 
 

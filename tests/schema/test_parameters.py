@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import pytest
 
-from toolbus.bus.schema import derive
+from toolbus.bus.schema.derivation import derive
 from toolbus.bus.values.results import DescriptorError
 
 if TYPE_CHECKING:

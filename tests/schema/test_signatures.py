@@ -9,7 +9,7 @@ import pytest
 
 from tests.schema.signatures import NOTHING, SIGNATURES, Signature
 from toolbus import ToolError
-from toolbus.bus.schema import Derived, derive
+from toolbus.bus.schema.derivation import Derived, derive
 
 
 def derived(signature: Signature) -> Derived:

@@ -9,9 +9,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from toolbus import ConfigurationError
-from toolbus.bus.schema import Validator, check_possible, plain_object, strict
-from toolbus.bus.schema.dialects import ANTHROPIC, flat
-from toolbus.bus.schema.portable import is_simple
+from toolbus.bus.schema.dialects import ANTHROPIC, check_possible, flat, is_simple, plain_object, strict
+from toolbus.bus.schema.validate import Validator
 
 LEAVES = st.one_of(
     st.sampled_from(["string", "integer", "number", "boolean"]).map(lambda word: {"type": word}),

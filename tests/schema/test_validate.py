@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.examples import examples
-from toolbus.bus.schema import Validator, preparer_for, required_only
+from toolbus.bus.schema.validate import RequiredOnly, Validator, preparer_for
 from toolbus.bus.values.descriptors import Argument, ToolDescriptor
 from toolbus.bus.values.results import DescriptorError, ToolError
 
@@ -258,7 +258,7 @@ def test_any_mapping_as_a_schema_compiles_or_is_a_descriptor_error(schema: dict[
 
 def test_required_only_enforces_presence_and_nothing_else() -> None:
     """The two-tier form checks that required arguments are there, whatever their type."""
-    checker = required_only(["topic", "style"])
+    checker = RequiredOnly(["topic", "style"])
     checker.check({"topic": 3, "style": None, "more": []})
     with pytest.raises(ToolError, match=r"Missing required `style` - at `\$\.style`") as caught:
         checker.check({"topic": "x"})

@@ -14,7 +14,7 @@ from matplotlib.patches import FancyBboxPatch, Polygon, Rectangle
 from tests.toolkit.graphs import graph_of, item, toolkits
 from toolbus.toolkit import Action, Tool, Toolkit, ToolkitError, ToolkitService, recommend_subgraph
 from toolbus.toolkit.draw import draw, save, visualize
-from toolbus.toolkit.layout import HEIGHT, WIDTH, layout
+from toolbus.toolkit.picture import HEIGHT, WIDTH, layout
 
 SAMPLE = (("a0", "a1", 0.8), ("a1", "a0", 0.3), ("a1", "a1"), ("a0", "t0", 0.25), ("a1", "t0"), ("a1", "g0", 0.5), ("g0", "t1", 0.75))
 

@@ -27,7 +27,7 @@ def test_toolbus_and_the_graph_load_nothing_they_do_not_need() -> None:
     done = run(
         "import sys, toolbus; assert 'networkx' not in sys.modules\n"
         "from toolbus.toolkit import Action, Tool, ToolkitWrapper\n"
-        "from toolbus.toolkit.page import page\n"
+        "from toolbus.toolkit.picture import page\n"
         "wrapper = ToolkitWrapper().chain(Action('a', 'A'), Tool('t', 'T'))\n"
         "assert len(wrapper.service.recommend_tools_actions(['a'])[0]) == 1 and page(wrapper.toolkit)\n"
         "assert 'matplotlib' not in sys.modules"

@@ -16,7 +16,7 @@ import pytest
 
 from tests.toolkit.graphs import graph_of
 from toolbus.toolkit import Action, Tool, Toolkit, ToolkitError
-from toolbus.toolkit.page import page
+from toolbus.toolkit.picture import page
 
 HOSTILE = [
     "</script><script>alert(1)</script>",

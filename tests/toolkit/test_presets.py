@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from toolbus.bus.values.results import ToolkitError
 from toolbus.toolkit import LiveGroup, load_preset, read_preset, toolkit_of
-from toolbus.toolkit.export import dot, graphml
-from toolbus.toolkit.learning.scores import Edge
+from toolbus.toolkit.learning.evidence import Edge
+from toolbus.toolkit.picture import dot, graphml
 from toolbus.toolkit.presets import graph_of, json_schema, scores_of, with_scores
 
 PRESET = """\

@@ -14,8 +14,7 @@ from matplotlib.text import Text
 from tests.toolkit.graphs import graph_of, toolkits
 from toolbus.toolkit import Action, Tool, Toolkit
 from toolbus.toolkit.draw import MISSING, draw, families, missing, visualize
-from toolbus.toolkit.layout import HEIGHT, WIDTH, Point, layout
-from toolbus.toolkit.routes import Route, Router
+from toolbus.toolkit.picture import HEIGHT, WIDTH, Point, Route, Router, layout
 
 CHAIN = tuple((f"a{number}", f"a{number + 1}") for number in range(40))
 CALLS = tuple((f"a{number}", f"t{number}") for number in range(0, 41, 2))

@@ -19,7 +19,7 @@ from toolbus.bus.broker import worker as serving
 from toolbus.bus.broker.admin import Admin
 from toolbus.bus.broker.keys import Keys
 from toolbus.bus.broker.registry.publications import read_record
-from toolbus.bus.broker.transport.command import Executor
+from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.broker.versions import MIGRATIONS, Migration, NamespaceVersion
 from toolbus.bus.values.descriptors import Publication, ServiceDescriptor
 from toolbus.bus.values.results import BrokerError, DescriptorError
@@ -142,7 +142,7 @@ async def test_a_worker_that_registers_while_the_version_is_raised_leaves(
     worker = place.worker(versioned_echo)
     real = serving.read_version
 
-    async def read(link: Executor, keys: Keys) -> NamespaceVersion:
+    async def read(link: Link, keys: Keys) -> NamespaceVersion:
         found = await real(link, keys)
         looks.append(str(found.written))
         stored.client.hset(stored.keys.format, "version", 2)

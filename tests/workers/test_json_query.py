@@ -12,7 +12,7 @@ from toolbus_workers.json_query import Difference, differences, json_diff, json_
 
 from tests.examples import examples
 from toolbus import ToolError, ToolResult
-from toolbus.bus.schema import derive
+from toolbus.bus.schema.derivation import derive
 
 SHOP = {"items": [{"name": "pen", "price": 2}, {"name": "book", "price": 12.5}, {"name": "lamp", "price": 40}], "open": True, "note": None}
 

@@ -21,7 +21,7 @@ from toolbus_workers.text import (
 )
 
 from toolbus import Progress, ToolError, ToolResult
-from toolbus.bus.schema import derive
+from toolbus.bus.schema.derivation import derive
 
 DOCUMENT = """---
 title: A guide

@@ -18,8 +18,7 @@ from toolbus.bus import telemetry
 from toolbus.bus.client.executor.executor import ToolExecutor
 from toolbus.bus.client.executor.observers import ToolEvent
 from toolbus.bus.client.executor.toolcalls import Observation, content_of
-from toolbus.bus.schema.documents import references
-from toolbus.bus.schema.work import unfolded
+from toolbus.bus.schema.work import references, unfolded
 from toolbus.bus.values.events import Text
 from toolbus.bus.values.results import Progress, ToolResult
 

@@ -11,9 +11,8 @@ from toolbus.bus.support.lazy import lazily
 
 if TYPE_CHECKING:
     from toolbus.agent.endpoint import OPENAI, ChatEndpoint
-    from toolbus.agent.exchange import Answer
+    from toolbus.agent.history import Answer, Memory
     from toolbus.agent.loop import MAX_SECONDS, MAX_TURNS, SYSTEM, Agent, AgentEvent, ModelText, Retrying
-    from toolbus.agent.memory import Memory
     from toolbus.bus.values.results import EndpointError
 
 __all__ = [
@@ -35,9 +34,8 @@ __getattr__, __dir__ = lazily(
     globals(),
     {
         "toolbus.agent.endpoint": ("OPENAI", "ChatEndpoint"),
-        "toolbus.agent.exchange": ("Answer",),
+        "toolbus.agent.history": ("Answer", "Memory"),
         "toolbus.agent.loop": ("MAX_SECONDS", "MAX_TURNS", "SYSTEM", "Agent", "AgentEvent", "ModelText", "Retrying"),
-        "toolbus.agent.memory": ("Memory",),
         "toolbus.bus.values.results": ("EndpointError",),
     },
 )

@@ -10,10 +10,22 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from toolbus.agent.endpoint import ChatEndpoint
-from toolbus.agent.exchange import Answer, Exchange, ModelTurn
-from toolbus.agent.history import History, KeptHistory, LocalHistory
-from toolbus.agent.memory import Memory
-from toolbus.agent.records import CallResult, End, ModelReply, Question, TurnResults, storable, with_instruction
+from toolbus.agent.history import (
+    Answer,
+    CallResult,
+    End,
+    Exchange,
+    History,
+    KeptHistory,
+    LocalHistory,
+    Memory,
+    ModelReply,
+    ModelTurn,
+    Question,
+    TurnResults,
+    storable,
+    with_instruction,
+)
 from toolbus.agent.reply import Reply, valid_name
 from toolbus.bus.broker.held.conversations import name_to_hold
 from toolbus.bus.client.executor.executor import ToolExecutor
@@ -25,7 +37,7 @@ from toolbus.bus.values.results import ConfigurationError, EndpointError, ErrorI
 
 if TYPE_CHECKING:
     from toolbus.bus.broker.held.conversations import Conversations
-    from toolbus.toolkit.walk import Walk
+    from toolbus.toolkit.live import Walk
 
 SYSTEM = (
     "Answer the user's question, with the tools that you are given where they help. Tools may come and go between turns. "
@@ -209,8 +221,9 @@ class Agent:
     async def _within_time(self, history: History, exchange: Exchange) -> Answer:
         deadline = asyncio.timeout(self._max_seconds)
         try:
-            async with deadline, _recorded(self._walk, exchange.question.text):
-                return await self._follow(history, exchange)
+            with nullcontext() if self._walk is None else self._walk.recording(exchange.question.text):
+                async with deadline:
+                    return await self._follow(history, exchange)
         except TimeoutError:
             if not deadline.expired():
                 raise
@@ -334,13 +347,6 @@ class Agent:
         self._look()
         if exchange.unfinished() is None:
             self._move(exchange.turn)
-
-
-@asynccontextmanager
-async def _recorded(walk: Walk | None, question: str) -> AsyncIterator[None]:
-    """Record what is called for a question, where a walk has a recorder."""
-    with nullcontext() if walk is None else walk.recording(question):
-        yield
 
 
 def _named(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -11,9 +11,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from toolbus.bus.client.tools.groups import ToolGroup
-from toolbus.bus.schema import check_possible
+from toolbus.bus.schema.dialects import check_possible
 from toolbus.bus.support.display import shortened
-from toolbus.bus.values.effects import effect_flaw
+from toolbus.bus.values.descriptors import effect_flaw
 from toolbus.bus.values.naming import GROUP_ID, RECORD_ID, TOOL_NAME
 from toolbus.bus.values.results import DescriptorError
 from toolbus.platform.records import BackendRuntime, RecordedTool, Running, ToolMeta, ToolSource

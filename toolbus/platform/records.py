@@ -119,7 +119,7 @@ class Running(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         stop_within: that it has to end by itself when it is stopped.
         restarts: starts in a row that may fail until it counts as failed.
         timeout: that a call may take when its caller says nothing; 0 for the usual time.
-        effect: see ``toolbus.bus.values.effects``; the empty one may be run again.
+        effect: see ``toolbus.bus.values.descriptors``; the empty one may be run again.
     """
 
     single: bool = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import io
 from pathlib import Path as FilePath
 from typing import Any, Literal
@@ -24,10 +25,8 @@ from matplotlib.path import Path
 
 from toolbus.bus.support.display import harmless
 from toolbus.bus.values.results import ToolkitError
-from toolbus.toolkit.graph import Toolkit
-from toolbus.toolkit.items import kind_of
-from toolbus.toolkit.layout import HEIGHT, WIDTH, Layout, Point, layout
-from toolbus.toolkit.routes import Route, Router, middle
+from toolbus.toolkit.graph import Toolkit, kind_of
+from toolbus.toolkit.picture import HEIGHT, WIDTH, Layout, Point, Route, Router, layout, middle
 
 BASE = "DejaVu Sans"
 """The font that comes with matplotlib."""
@@ -153,7 +152,7 @@ def save(graph: Toolkit, path: str | FilePath, title: str = "", *, most: int = M
     """
     path = FilePath(path)
     if path.suffix == ".html":
-        from toolbus.toolkit.page import page  # noqa: PLC0415 - only for this format
+        from toolbus.toolkit.picture import page  # noqa: PLC0415 - only for this format
 
         path.write_text(page(graph, title or path.stem), "utf-8")
     elif path.suffix == ".svg":
@@ -305,14 +304,7 @@ def fitted(name: str, width: float) -> tuple[str, float]:
 
 def _longest(text: str, width: float) -> str:
     """Return the longest beginning that fits at the smallest size; at least one character."""
-    low, high = 1, len(text)
-    while low < high:
-        middle = (low + high + 1) // 2
-        if _wide(text[:middle], _SMALLEST) <= width:
-            low = middle
-        else:
-            high = middle - 1
-    return text[:low]
+    return text[: max(1, bisect.bisect_right(range(1, len(text) + 1), width, key=lambda length: _wide(text[:length], _SMALLEST)))]
 
 
 def _wide(text: str, size: float) -> float:

@@ -1,22 +1,42 @@
-"""The published graph as agents see it, and the tools that it recommends and that are there now."""
+"""The published graph as agents see it, and walks through it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from itertools import islice
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import msgspec
 
 from toolbus.bus import telemetry
+from toolbus.bus.broker.protocols import ServiceRecord
 from toolbus.bus.client.tools.catalogue import Catalogue
 from toolbus.bus.client.tools.tool import Tool as BusTool
 from toolbus.bus.client.tools.view import ToolView
-from toolbus.bus.values.results import ToolkitError
-from toolbus.toolkit.graph import Toolkit
-from toolbus.toolkit.items import Action, Item, Tool, ToolGroup
-from toolbus.toolkit.presets import LiveGroup, read_preset, text_of, toolkit_of
-from toolbus.toolkit.recommend import Explorer, recommend_subgraph
-from toolbus.toolkit.starting import OperatorEntry, Starter
+from toolbus.bus.values.envelope import new_id
+from toolbus.bus.values.results import ConfigurationError, ToolkitError
+from toolbus.toolkit.graph import Action, Explorer, Item, Tool, ToolGroup, Toolkit, check_score, recommend_subgraph
+from toolbus.toolkit.learning.recorder import Episode, Place, Recorder
+from toolbus.toolkit.learning.revisions import Revisions, check_graph
+from toolbus.toolkit.learning.stores import MAX_SHOWN
+from toolbus.toolkit.presets import (
+    LiveGroup,
+    OperatorEntry,
+    Preset,
+    graph_of,
+    names_of,
+    read_preset,
+    scores_of,
+    text_of,
+    toolkit_of,
+    with_scores,
+)
+from toolbus.toolkit.starting import Starter
+
+if TYPE_CHECKING:
+    from toolbus.bus.broker.admin import Admin
 
 MAX_PUBLISHED = 4 * 1024 * 1024
 """Bytes of a preset that can be published: every agent reads it, and the registry's log keeps it."""
@@ -264,3 +284,204 @@ def _is_there(tools: ToolView, name: str) -> bool:
 
 def _named(action: Action) -> str:
     return action.name if action.name == action.id else f"{action.name} [{action.id}]"
+
+
+class Walk:
+    """An agent's position in the graph, and the tools that it sees there.
+
+    After a turn the agent is at the actions whose tools it called, and also sees what follows them within ``hops``. A call of a
+    tool that belongs to no visible action does not move it.
+
+    Attributes:
+        at: ids or names of the current actions.
+
+    Args:
+        tools: ``bus.tools`` or a view of a part of it.
+        starts: ids or names of the first actions.
+        threshold: lowest score of an edge that is followed, from 0 to 1.
+        hops: how many edges to next actions are followed; 1 shows the next actions.
+        toolkit: a graph to use instead of the published one.
+        recorder: records the calls that are made within ``recording()``, as agents with a walk do, to learn scores from them.
+        explore: probability, from 0 to 1, that a tool below the threshold is shown all the same throughout an episode, so that its
+            score can rise.
+
+    Raises:
+        ToolkitError: the threshold or ``explore`` is not within 0 and 1, or hops is no whole number from 0.
+    """
+
+    def __init__(
+        self,
+        tools: ToolView,
+        starts: Iterable[str],
+        *,
+        threshold: float = 0.5,
+        hops: int = 1,
+        toolkit: Toolkit | None = None,
+        recorder: Recorder | None = None,
+        explore: float = 0.0,
+    ) -> None:
+        check_score(explore, "explore")
+        self._tools = tools
+        self._threshold = threshold
+        self._hops = hops
+        self._toolkit = toolkit
+        self._recorder = recorder
+        self._explore = explore
+        self._explorer: Explorer | None = None
+        self.at = tuple(starts)
+        self._view = self._current_view()
+
+    @property
+    def view(self) -> ActionView:
+        """The tools and actions for the current position, by the graph and the tools of the moment."""
+        self._view = self._current_view()
+        return self._view
+
+    def after(self, called: Iterable[str]) -> None:
+        """Move the agent after it called these tools of the bus."""
+        moved = {action: None for name in called for action, _ in self._edges(name)}
+        if moved:
+            self.at = tuple(action.id for action in self._view.actions if action.id in moved)
+
+    @contextmanager
+    def recording(self, question: str = "") -> Iterator[None]:
+        """Record the calls that start within this ``with`` as one episode; ``Agent`` does so for each question.
+
+        The tools below the threshold that are shown in it are chosen here, also without a recorder.
+
+        Raises:
+            ConfigurationError: the recorder is not running.
+        """
+        episode = Episode(new_id(), question) if self._recorder is None else self._recorder.episode(question)
+        if self._recorder is not None and not self._recorder.running:
+            raise ConfigurationError("the walk's recorder is not running: use `with recorder:` around the agent")
+        self._explorer = Explorer(self._explore, episode.id) if self._explore else None
+        with nullcontext() if self._recorder is None else episode.located(self._place):
+            yield
+
+    def _place(self, tool: str) -> Place | None:
+        """Return the place of a call of a tool: the current action that calls it, or else the nearest one."""
+        edges = self._edges(tool)
+        if not edges:
+            return None
+        view = self._view
+        action, target = min(edges, key=lambda edge: edge[0] not in view.starts)
+        shown: dict[str, float] = {}
+        following: dict[str, float] = {}
+        for vertex in view.toolkit.successors(action):
+            if isinstance(view.toolkit.item(vertex), Action):
+                following[vertex] = 1.0
+            elif vertex == target or self._is_shown(vertex):
+                shown[vertex] = self._explore if (action, vertex) in view.explored else 1.0
+        graph = published(self._tools.catalogue) if self._toolkit is None else self._toolkit
+        revision = graph.revision if isinstance(graph, Merged) else ""
+        return Place(action, target, _first(shown, target), _first(following, ""), revision)
+
+    def _current_view(self) -> ActionView:
+        return for_actions(
+            self._tools,
+            self.at,
+            threshold=self._threshold,
+            hops=self._hops,
+            toolkit=self._toolkit,
+            tell_missing=True,
+            explorer=self._explorer,
+        )
+
+    def _is_shown(self, vertex: str) -> bool:
+        """Return whether the model is shown a tool, or any tool of a group."""
+        item = self._view.toolkit.item(vertex)
+        if isinstance(item, LiveGroup) and any(item.holds(tool) for tool in self._view.values()):
+            return True
+        members = [vertex] if isinstance(item, Tool) else self._view.toolkit.successors(vertex)
+        found = [self._view.toolkit.item(member) for member in members]
+        return any(isinstance(tool, Tool) and tool.bus_name in self._view for tool in found)
+
+    def _edges(self, tool: str) -> list[tuple[str, str]]:
+        """Return the visible edges, from an action to a tool or group, by which a tool of the bus can be called, the nearest first."""
+        part = self._view.toolkit
+        edges: list[tuple[str, str]] = []
+        for action in self._view.actions:
+            groups: list[tuple[str, str]] = []
+            for target in part.successors(action.id):
+                item = part.item(target)
+                if isinstance(item, Tool) and item.bus_name == tool:
+                    edges.append((action.id, target))
+                elif isinstance(item, ToolGroup) and self._holds(item, target, tool):
+                    groups.append((action.id, target))
+            edges += groups
+        return edges
+
+    def _holds(self, group: ToolGroup, vertex: str, tool: str) -> bool:
+        """Return whether a tool of the bus is in a group."""
+        live, part = self._view.get(tool), self._view.toolkit
+        if isinstance(group, LiveGroup) and live is not None and group.holds(live):
+            return True
+        return any(isinstance(item, Tool) and item.bus_name == tool for item in map(part.item, part.successors(vertex)))
+
+
+def _first(shown: dict[str, float], needed: str) -> dict[str, float]:
+    """Return as many entries as a record may have, with the needed one."""
+    kept = dict(islice(shown.items(), MAX_SHOWN - 1))
+    return {**kept, needed: shown[needed]} if needed in shown else kept
+
+
+async def publish(admin: Admin, preset: Preset, owner: str) -> None:
+    """Publish a preset; every agent of the namespace sees it at once.
+
+    Raises:
+        ToolkitError: it is too large.
+        ToolbusError: the name is another owner's, or the server can't be reached.
+    """
+    document = msgspec.json.encode(preset)
+    if len(document) > MAX_PUBLISHED:
+        raise ToolkitError(f"the preset has {len(document):,} bytes, and {MAX_PUBLISHED:,} can be published: publish it in parts")
+    await admin.put(f"toolkit/{preset.name}", document, owner)
+
+
+async def is_published(admin: Admin, preset: Preset) -> bool:
+    """Return whether exactly this preset is published."""
+    return await admin.item(f"toolkit/{preset.name}") == msgspec.json.encode(preset)
+
+
+async def publish_current(admin: Admin, revisions: Revisions, owner: str) -> list[str]:
+    """Publish the current revision in the place of other revisions of the same folder; return the names of the presets.
+
+    Raises:
+        ConfigurationError: the current revision is of another graph.
+        ToolbusError: a preset is another owner's, or the server can't be reached.
+    """
+    current, known = revisions.current(), set(revisions.ids())
+    changed: list[str] = []
+    for key, document in (await admin.items("toolkit/")).items():
+        try:
+            preset = read_preset(document, key)
+        except ToolkitError:
+            continue  # the commands that list presets tell why
+        if current is not None and preset.revision in known:
+            check_graph(current, scores_of(graph_of(preset)).scores, preset.name)
+            await publish(admin, with_scores(preset, current.edges, current.id), owner)
+            changed.append(preset.name)
+    return sorted(changed)
+
+
+async def live_names(admin: Admin, preset: Preset) -> dict[str, list[str]]:
+    """Return the names of the tools that a preset's groups have on the bus at the moment, by group.
+
+    Raises:
+        ToolbusError: the server can't be reached.
+    """
+    services, _ = await admin.snapshot()
+    tools = [tool for record in services.values() if isinstance(record, ServiceRecord) for tool in record.publication.tools]
+    return {
+        group.id: sorted(tool.name for tool in tools if (group.service and tool.service == group.service) or group.group in tool.groups)
+        for group in preset.groups
+        if group.service or group.group
+    }
+
+
+def all_names(preset: Preset, live: Mapping[str, list[str]]) -> dict[str, set[str]]:
+    """Return the names by which a log may know a preset's vertices, without their ids; ``live`` has those of groups on the bus."""
+    graph = graph_of(preset)
+    names = {vertex: names_of(graph, vertex).union(live.get(vertex, ())) - {vertex} for vertex, _ in graph.items()}
+    return {vertex: found for vertex, found in names.items() if found or isinstance(graph.item(vertex), ToolGroup)}

@@ -1,27 +1,258 @@
-"""Read presets: graphs written as YAML or JSON, with the operators that use them."""
+"""Presets: graphs written as YAML or JSON, with the operators that use them."""
 
 from __future__ import annotations
 
+import functools
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
+import ryaml
+import yaml
+from msgspec import Meta
 
 from toolbus.bus.client.tools.tool import Tool as BusTool
-from toolbus.bus.support.collecting import without_collection
+from toolbus.bus.schema.documents import RepeatedKeyError, read_document
+from toolbus.bus.support.lazy import without_collection
 from toolbus.bus.support.safe_text import type_name
+from toolbus.bus.values.naming import SERVICE_ID
 from toolbus.bus.values.results import ConfigurationError, ToolkitError
 from toolbus.bus.worker.loading.installed import find_installed
 from toolbus.bus.worker.loading.modules import import_module
-from toolbus.toolkit.chain import add_chain
-from toolbus.toolkit.graph import Toolkit
-from toolbus.toolkit.items import Action, Item, Tool, ToolGroup, edge_kind
-from toolbus.toolkit.learning.scores import Edge, ScoreFile
-from toolbus.toolkit.service import ToolkitService
-from toolbus.toolkit.source import Source
-from toolbus.toolkit.starting import ActionEntry, GroupEntry, Link, Preset, ToolEntry
+from toolbus.toolkit.graph import Action, Item, Tool, ToolGroup, Toolkit, edge_kind
+from toolbus.toolkit.learning.evidence import Edge, ScoreFile
+from toolbus.toolkit.service import ToolkitService, add_chain
+
+_Id = Annotated[str, Meta(min_length=1, max_length=256)]
+_Score = Annotated[float, Meta(ge=0, le=1)]
+
+
+class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """An edge to another entry; a bare id is short for a link with the score 1.0."""
+
+    to: _Id
+    score: _Score = 1.0
+
+
+class ToolEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A tool of the bus, or a function of this process.
+
+    Attributes:
+        id: id of its vertex.
+        name: the name for the model; the id when left out.
+        description: text for people where the tool is not available; the tool's own when left out.
+        parameters: JSON Schema, also for people.
+        bus: the bus tool's name; ``name`` when left out.
+        function: ``module:function`` instead of a tool of the bus.
+    """
+
+    id: _Id
+    name: str = ""
+    description: str = ""
+    parameters: dict[str, Any] | None = None
+    bus: str = ""
+    function: str = ""
+
+
+class GroupEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Tools that come and go together: those of a service, of a registry group, or the listed ones.
+
+    Attributes:
+        id: id of its vertex.
+        name, description: for people and models.
+        service: id of a service; the group holds the tools that it has at the moment.
+        group: name of a registry group; the group holds the tools that it has at the moment.
+        tools: ids of further tool entries.
+    """
+
+    id: _Id
+    name: str = ""
+    description: str = ""
+    service: str = ""
+    group: str = ""
+    tools: tuple[_Id, ...] = ()
+
+
+class ActionEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A step of a task.
+
+    Attributes:
+        id: id of its vertex.
+        name: the id when left out.
+        description: text for the model.
+        next: the actions that may follow.
+        call: the tools and groups that it may call.
+    """
+
+    id: _Id
+    name: str = ""
+    description: str = ""
+    next: tuple[str | Link, ...] = ()
+    call: tuple[str | Link, ...] = ()
+
+
+class OperatorEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """An agent that works with the graph: where it starts and how much of the graph it sees.
+
+    Attributes:
+        id: its name.
+        instruction: the agent's instruction.
+        actions: ids of the actions where it starts.
+        threshold: lowest score of an edge that is followed.
+        hops: how many Next edges are followed.
+    """
+
+    id: _Id
+    instruction: str = ""
+    actions: tuple[_Id, ...] = ()
+    threshold: _Score = 0.5
+    hops: Annotated[int, Meta(ge=0, le=100)] = 0
+
+
+class Preset(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A graph, and the operators that use it.
+
+    Attributes:
+        version: version of this format.
+        name: name under which it is published; letters, digits, ``_``, ``.`` and ``-``.
+        description: text for people.
+        chains: sequences of ids: an action, what it calls, the next action; ids in a list are called together.
+        revision: revision of the learned scores; empty when none were learned.
+    """
+
+    name: Annotated[str, Meta(pattern=f"^{SERVICE_ID.pattern}")]
+    version: Literal[1] = 1
+    description: str = ""
+    tools: tuple[ToolEntry, ...] = ()
+    groups: tuple[GroupEntry, ...] = ()
+    actions: tuple[ActionEntry, ...] = ()
+    chains: tuple[tuple[Any, ...], ...] = ()
+    operators: tuple[OperatorEntry, ...] = ()
+    revision: str = ""
+
+    def operator(self, id: str) -> OperatorEntry:
+        """Return an operator.
+
+        Raises:
+            ToolkitError: there is none with that id.
+        """
+        for each in self.operators:
+            if each.id == id:
+                return each
+        known = ", ".join(each.id for each in self.operators) or "none"
+        raise ToolkitError(f"the preset {self.name!r} has no operator {id!r} (it has: {known})")
+
+
+_BRACKET = re.compile(r"[\[\]{}]")
+_STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]|\[\.\.\.\]")
+# PyYAML makes a node of each value (about 10 µs), so lines are only looked up in the start of a larger text.
+_MOST_BRACKETS = 1000
+_MOST_LOCATED = 2 * 1024 * 1024
+
+
+class Source:
+    """The text of a preset, as YAML (which includes JSON) or JSON.
+
+    ``ryaml`` reads it, in a tenth of PyYAML's time and with bounds on nesting and on repeated aliases. PyYAML is only used to find
+    the line of an error.
+    """
+
+    def __init__(self, data: bytes, name: str) -> None:
+        self._data = data
+        self._name = name
+
+    def parse(self) -> Any:
+        """Return the parsed document.
+
+        Raises:
+            ToolkitError: it is neither YAML nor JSON; the message names the line.
+        """
+        try:
+            text = self._data.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            line = self._data.count(b"\n", 0, error.start) + 1
+            raise ToolkitError(f"{self._name}:{line}: not UTF-8 text") from None
+        if text.lstrip()[:1] == "{":
+            try:
+                return read_document(text, object)
+            except RepeatedKeyError as error:
+                key = json.dumps(error.key)
+                raise ToolkitError(f"{self._name}{self._repeated(key)}: {error}") from None
+            except ValueError:
+                pass  # it may be YAML in flow style
+        if _brackets(text) > _MOST_BRACKETS:
+            raise ToolkitError(f"{self._name}: not YAML that a preset can be: more than {_MOST_BRACKETS} brackets are open")
+        try:
+            return ryaml.loads(text)
+        except ryaml.InvalidYamlError as error:
+            message = str(error)
+            found = re.search(r" at line (\d+) column \d+", message)
+            place = f":{found[1]}" if found else self._line_of_repeated(message)
+            raise ToolkitError(f"{self._name}{place}: not YAML: {re.sub(r' at line [0-9]+ column [0-9]+', '', message)}") from None
+        except (ValueError, TypeError, RecursionError) as error:
+            raise ToolkitError(f"{self._name}: not YAML that a preset can be: {error}") from None
+
+    def error(self, path: str, message: str) -> ToolkitError:
+        """Return an error for a path (``$.actions[3].next[0]``); the message begins with file and line."""
+        line = self._line(path)
+        return ToolkitError(f"{self._name}{f':{line}' if line else ''}: {path.removeprefix('$').removeprefix('.') or 'preset'}: {message}")
+
+    def _line(self, path: str) -> int | None:
+        """Return the line of a path, or of the nearest parent that can be found."""
+        node = self._nodes
+        line: int | None = node.start_mark.line + 1 if node is not None else None
+        for name, index in _STEP.findall(path):
+            node, line = _below(node, name, index, line)
+            if node is None:
+                break
+        return line
+
+    @functools.cached_property
+    def _nodes(self) -> Any:
+        try:
+            return yaml.compose(self._data[:_MOST_LOCATED] if len(self._data) > _MOST_LOCATED else self._data, _LOADER)
+        except (yaml.YAMLError, RecursionError, UnicodeDecodeError):
+            return None
+
+    def _line_of_repeated(self, message: str) -> str:
+        """Return the line of a key that stands twice, since the parser reports only the key."""
+        found = re.search(r'duplicate entry with key "(.*)"', message)
+        return "" if found is None else self._repeated(f"{found[1]}:")
+
+    def _repeated(self, start: str) -> str:
+        """Return the line of the second key of two, of lines that start with it; empty when that is not clear."""
+        lines = [number for number, line in enumerate(self._data.splitlines(), 1) if line.strip().startswith(start.encode())]
+        return f":{lines[-1]}" if len(lines) == 2 else ""
+
+
+def _brackets(text: str) -> int:
+    """Return the greatest number of open brackets. The parser's time grows with its square before it checks the number."""
+    if text.count("[") + text.count("{") <= _MOST_BRACKETS:
+        return 0
+    opened = most = 0
+    for found in _BRACKET.finditer(text):
+        opened = opened + 1 if found[0] in "[{" else max(0, opened - 1)
+        most = max(most, opened)
+    return most
+
+
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def _below(node: Any, name: str, index: str, line: int | None) -> tuple[Any, int | None]:
+    """Return the node under a key or at an index, and its line."""
+    if isinstance(node, yaml.MappingNode) and name:
+        for key, value in node.value:
+            if key.value == name:
+                return value, key.start_mark.line + 1
+    elif isinstance(node, yaml.SequenceNode) and index and int(index) < len(node.value):
+        found = node.value[int(index)]
+        return found, found.start_mark.line + 1
+    return None, line
+
 
 _MOST_ENTRIES = 500_000
 

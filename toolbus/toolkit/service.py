@@ -1,16 +1,33 @@
-"""``ToolkitService``: build one toolkit graph and recommend from it."""
+"""Build a toolkit graph: by services that add and remove, by chains, and from tools that exist already."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from toolbus.bus import telemetry
+from toolbus.bus.client.tools.tool import Tool as BusTool
+from toolbus.bus.client.tools.view import ToolView
+from toolbus.bus.support.safe_text import type_name
 from toolbus.bus.values.results import ToolkitError
+from toolbus.bus.values.settings import Settings
 from toolbus.bus.worker.definition.objects import ToolObject
-from toolbus.toolkit.graph import Toolkit, check_score
-from toolbus.toolkit.items import Action, Item, Tool, ToolGroup, a, kind_of
-from toolbus.toolkit.recommend import recommend_subgraph, recommend_tools_actions
+from toolbus.bus.worker.definition.service import ToolService
+from toolbus.bus.worker.serving.collect import collect
+from toolbus.toolkit.graph import (
+    Action,
+    Item,
+    Tool,
+    ToolGroup,
+    Toolkit,
+    a,
+    check_score,
+    kind_of,
+    recommend_subgraph,
+    recommend_tools_actions,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -200,3 +217,225 @@ class ToolkitService:
         if there and there != kind:
             raise ToolkitError(f"{id!r} is {a(there)}, not {a(kind)}")
         self._toolkit.remove_vertex(id)
+
+
+Link: TypeAlias = Action | Tool | ToolGroup | tuple["Link", ...]
+"""A part of a chain: an action, something it calls, a tuple of those, or a tuple that starts with an action and is a chain itself."""
+
+_Step: TypeAlias = tuple[Action, tuple[Tool | ToolGroup, ...]]
+
+
+class ToolkitWrapper:
+    """Builds a graph from chains.
+
+    Args:
+        toolkit: the graph to add to; a new one when left out.
+    """
+
+    def __init__(self, toolkit: Toolkit | None = None) -> None:
+        self._service = ToolkitService(toolkit)
+
+    @property
+    def toolkit(self) -> Toolkit:
+        """The graph."""
+        return self._service.get_toolkit()
+
+    @property
+    def service(self) -> ToolkitService:
+        """The service that adds to the graph and recommends from it."""
+        return self._service
+
+    def __toolbus_tools__(self) -> list[ToolObject]:
+        """Return the tools of the graph that run in this process, for a worker of the module that holds the wrapper."""
+        return self._service.__toolbus_tools__()
+
+    def chain(self, *items: Link) -> Self:
+        """Add a chain, see ``add_chain``; return ``self``, so that another call can follow."""
+        add_chain(self._service, *items)
+        return self
+
+
+def add_chain(service: ToolkitService, *items: Link) -> None:
+    """Add a sequence of actions, each with the tools and groups listed after it, with scores of 1.0.
+
+    In ``action, tool, action, (tool, group), action``, each action follows the one before it, and calls the tool, group or tuple
+    of them that stands after it. A tuple that starts with an action is part of the chain. After a tool, a group or a tuple of
+    them only an action may follow. Existing edges keep their scores.
+
+    Raises:
+        ToolkitError: the items are no valid chain (it is a ValueError); nothing was changed.
+    """
+    toolkit = service.get_toolkit()
+    before: Action | None = None
+    for action, called in _steps(_flat(items)):
+        previous = [] if before is None else [(before, toolkit.get_score(before.id, action.id))]
+        service.add_action(action, next_actions=[], prev_actions=previous)
+        for each in called:
+            caller = [(action, toolkit.get_score(action.id, each.id))]
+            if isinstance(each, Tool):
+                service.add_tool(each, connected_actions=caller)
+            else:
+                service.add_tool_group(each, connected_actions=caller)
+        before = action
+
+
+def _flat(items: Iterable[Link]) -> Iterator[Link]:
+    """Yield the items of a chain with nested chains unpacked."""
+    for item in items:
+        if isinstance(item, tuple) and item and isinstance(item[0], Action):
+            yield from _flat(item)
+        else:
+            yield item
+
+
+def _steps(items: Iterable[Link]) -> list[_Step]:
+    steps: list[_Step] = []
+    last: Link | None = None
+    for item in items:
+        if isinstance(item, Action):
+            steps.append((item, ()))
+        elif not steps:
+            raise ToolkitError(f"Chain must start with an Action; this one starts with {_named(item)}")
+        elif not isinstance(last, Action):
+            raise ToolkitError(f"{_named(last)} can only be followed by an Action, not by {_named(item)}")
+        else:
+            steps[-1] = (steps[-1][0], _called(item))
+        last = item
+    return steps
+
+
+def _called(item: Link) -> tuple[Tool | ToolGroup, ...]:
+    """Return the tools and groups that an action calls through this part of the chain."""
+    several = item if isinstance(item, tuple) else (item,)
+    if not several:
+        raise ToolkitError("A parallel tuple is empty; put Tools or ToolGroups into it, or leave it out")
+    for each in several:
+        if isinstance(each, Tool | ToolGroup):
+            continue
+        if isinstance(item, tuple):
+            raise ToolkitError(f"Parallel connection tuples can only contain Tools or ToolGroups, not {_named(each)}")
+        raise ToolkitError(f"A chain is made of Actions, Tools, ToolGroups and tuples of them, not of {_named(each)}")
+    return tuple(each for each in several if isinstance(each, Tool | ToolGroup))
+
+
+def _named(item: object) -> str:
+    if isinstance(item, tuple):
+        return "a parallel tuple"
+    return f"the {type_name(item)} {item.id!r}" if isinstance(item, Action | Tool | ToolGroup) else f"a {type_name(item)}"
+
+
+def tool_of_bus(tool: BusTool) -> Tool:
+    """Return a toolkit tool for a tool of the bus; its id and name are the bus tool's name."""
+    return Tool(tool.name, tool.name, tool.description, tool.parameters)
+
+
+def group_of_service(tools: ToolView, service: str) -> ToolGroup:
+    """Return a group of every tool of a service of the bus, sorted by name; its id is ``service:`` and the service's id.
+
+    Args:
+        tools: ``bus.tools`` or a view of a part of it.
+
+    Raises:
+        ToolkitError: none of its tools is listed.
+    """
+    return _of_bus(f"service:{service}", service, [tool for tool in tools.values() if tool.service == service], f"the service {service!r}")
+
+
+def group_of_registry(tools: ToolView, group: str) -> ToolGroup:
+    """Return a group of every tool of the bus in a registry group, sorted by name; its id is ``group:`` and the group's name.
+
+    Args:
+        tools: ``bus.tools`` or a view of a part of it.
+
+    Raises:
+        ToolkitError: none of its tools is listed.
+    """
+    return _of_bus(f"group:{group}", group, tools.filter(groups=[group]).values(), f"the group {group!r}")
+
+
+def group_of_worker(target: ModuleType | ToolService | type[ToolService]) -> ToolGroup:
+    """Return a group of every tool that a worker of this module or service serves, as tools of the bus, sorted by name.
+
+    The group's id is ``worker:`` and the module's name or the service's id.
+
+    Raises:
+        ConfigurationError: it has no tools, or one of them is invalid.
+    """
+    served = collect(target, Settings())
+    name = target.__name__ if isinstance(target, ModuleType) else served[0].id
+    tools = {tool.name: Tool(tool.name, tool.name, tool.description, tool.schema) for each in served for tool in each.publication.tools}
+    return _group(f"worker:{name}", name, served[0].publication.service.description, tools.values(), f"the worker {name!r}")
+
+
+def group_of_module(module: ModuleType) -> ToolGroup:
+    """Return a group of every public function of a module as a tool that runs in this process, sorted by name.
+
+    Public functions are those in ``__all__``, else those that the module defines. Tool ids are qualified names, since functions
+    of several modules may share a name. The group's id is ``module:`` and the module's name.
+
+    Raises:
+        ToolkitError: the module has none.
+    """
+    tools = (Tool.from_function(function, id=f"{function.__module__}.{function.__qualname__}") for function in _public(module))
+    about = inspect.cleandoc(module.__doc__ or "").partition("\n")[0]
+    return _group(f"module:{module.__name__}", module.__name__, about, tools, f"the module {module.__name__!r}")
+
+
+def group_of_definitions(id: str, definitions: Iterable[object], *, name: str = "", description: str = "") -> ToolGroup:
+    """Return a group of tools of the bus made from definitions, sorted by name; tool ids are the group's id, a slash, and the name.
+
+    A definition is a mapping or an object with ``name``, ``description``, and ``inputSchema`` or ``input_schema`` (as MCP
+    clients list a server's tools) or ``parameters``.
+
+    Raises:
+        ToolkitError: there is no definition, one has no name, or two have the same name.
+    """
+    tools: dict[str, Tool] = {}
+    for index, definition in enumerate(definitions):
+        tool = _defined(id, index, definition)
+        if tool.name in tools:
+            raise ToolkitError(f"the group {id!r} has two definitions of the tool {tool.name!r}")
+        tools[tool.name] = tool
+    return _group(id, name or id, description, tools.values(), f"the group {id!r}")
+
+
+def _of_bus(id: str, name: str, tools: Iterable[BusTool], what: str) -> ToolGroup:
+    found = list(tools)
+    service = found[0].service_descriptor if found and id.startswith("service:") else None
+    return _group(id, name, "" if service is None else service.description, map(tool_of_bus, found), what)
+
+
+def _group(id: str, name: str, description: str, tools: Iterable[Tool], what: str) -> ToolGroup:
+    found = sorted(tools, key=lambda tool: tool.name)
+    if not found:
+        raise ToolkitError(f"{what} has no tools")
+    return ToolGroup(id, name, description, found)
+
+
+def _public(module: ModuleType) -> list[Callable[..., Any]]:
+    named = getattr(module, "__all__", None)
+    names = [name for name in vars(module) if not name.startswith("_")] if named is None else named
+    found = [getattr(module, name, None) for name in names]
+    return [each for each in found if inspect.isfunction(each) and (named is not None or each.__module__ == module.__name__)]
+
+
+def _defined(group: str, index: int, definition: object) -> Tool:
+    about = definition if isinstance(definition, Mapping) else _Attributes(definition)
+    name = about.get("name")
+    if not isinstance(name, str) or not name:
+        raise ToolkitError(f"definition {index} of the group {group!r} has no name")
+    schema = about.get("inputSchema") or about.get("input_schema") or about.get("parameters") or {"type": "object"}
+    if not isinstance(schema, Mapping):
+        raise ToolkitError(f"the schema of the tool {name!r} in the group {group!r} is a {type_name(schema)}, not an object")
+    return Tool(f"{group}/{name}", name, about.get("description") or "", dict(schema), bus_name=name)
+
+
+class _Attributes:
+    """Reads an object's attributes through a mapping's ``get``."""
+
+    def __init__(self, owner: object) -> None:
+        self._owner = owner
+
+    def get(self, name: str) -> Any:
+        """Return an attribute, or None."""
+        return getattr(self._owner, name, None)

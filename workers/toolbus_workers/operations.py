@@ -14,8 +14,8 @@ from typing import Any, ClassVar, TypeVar
 import msgspec
 
 from toolbus import ConfigurationError, ToolError, ToolService, invocation
-from toolbus.bus.schema import derive
-from toolbus.bus.values.effects import Effect
+from toolbus.bus.schema.derivation import derive
+from toolbus.bus.values.descriptors import Effect
 
 F = TypeVar("F", bound=Callable[..., Any])
 L = TypeVar("L", bound=msgspec.Struct)

@@ -13,9 +13,19 @@ from typing import TypeVar
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, WebSocketException
 
-from toolbus.agent.im import frames
-from toolbus.agent.im.frames import BadFrame, Message
-from toolbus.agent.im.window import Pending, Window, Windows
+from toolbus.agent.im.window import (
+    MOST_FRAME,
+    BadFrame,
+    Message,
+    Pending,
+    Window,
+    Windows,
+    acknowledgement,
+    complaint,
+    read_frame,
+    registration,
+    reply_text,
+)
 from toolbus.bus import telemetry
 from toolbus.bus.broker.protocols import Messenger
 from toolbus.bus.client.bus import ToolBus
@@ -23,46 +33,8 @@ from toolbus.bus.support.safe_text import type_name
 from toolbus.bus.values.results import OF_ATTEMPTS, BrokerError, ConfigurationError, ErrorInfo, ToolbusError, ToolResult
 from toolbus.bus.values.urls import redact
 
+# Seconds before something is tried again, at first and at most.
 _FIRST, _MOST = 0.5, 30.0
-
-
-class Answering:
-    """Gets answers of the chat tool.
-
-    Args:
-        bus: is open.
-        tool: name of the tool that answers.
-        user: on whose behalf.
-        contact: this contact's name.
-    """
-
-    def __init__(self, bus: ToolBus, tool: str, user: str, contact: str) -> None:
-        self._bus = bus
-        self._tool = tool
-        self._user = user
-        self._contact = contact
-
-    async def answer(self, window: Window, entry: Pending) -> str:
-        """Return the answer of a message; while nobody can answer, it waits and asks again."""
-        message = entry.message
-        pause = _FIRST
-        while True:
-            result = await self._bus.call(
-                self._tool,
-                {"message": message.content, "chat_id": window.chat_id},
-                session=window.chat_id,
-                user=self._user,
-                idempotency_key=window.reply(entry, self._contact).id,
-            )
-            error = result.error
-            if error is None:
-                return _said(result)
-            nobody_there = error.type == "not_found" and error.origin == "bus"
-            if not (nobody_there or error.type in OF_ATTEMPTS or error.retryable):
-                return f"I can't answer this: {error.message or error.code or error.type}"
-            telemetry.log.warning("im.unanswered", chat=window.chat_id, error=str(error), retry_in=pause)
-            await asyncio.sleep(_wait(error, pause))
-            pause = min(2 * pause, _MOST)
 
 
 def _said(result: ToolResult) -> str:
@@ -78,11 +50,10 @@ def _wait(error: ErrorInfo, pause: float) -> float:
 
 T = TypeVar("T")
 
-_CONNECTOR_FIRST, _CONNECTOR_MOST = 0.5, 30.0
 # A connection that has lasted so many seconds has worked: the next one is tried at once.
 _SETTLED = 10.0
 # A larger frame than this ends the connection; one between the two bounds is skipped.
-_READ = 4 * frames.MOST
+_READ = 4 * MOST_FRAME
 # The connector tells of itself so often, and lives for so many seconds without.
 _BEAT, _LIVES = 10.0, 30.0
 # Seconds for telling the server that it is gone.
@@ -97,17 +68,19 @@ class Connector:
         server: address of the WebSocket.
         contact: the name of this contact.
         windows: its windows, for this process alone.
-        answering: answers messages.
         bus: is open.
+        tool: name of the tool that answers.
+        user: on whose behalf.
         token: is sent as a bearer token, if there is one.
     """
 
-    def __init__(self, server: str, contact: str, windows: Windows, answering: Answering, bus: ToolBus, *, token: str = "") -> None:
+    def __init__(self, server: str, contact: str, windows: Windows, bus: ToolBus, tool: str, *, user: str = "", token: str = "") -> None:
         self._server = server
         self._contact = contact
         self._windows = windows
-        self._answering = answering
         self._bus = bus
+        self._tool = tool
+        self._user = user
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._id = secrets.token_hex(8)
         self._socket: ClientConnection | None = None
@@ -141,13 +114,13 @@ class Connector:
     # -- the socket -------------------------------------------------------------------------------
 
     async def _keep_connected(self) -> None:
-        pause = _CONNECTOR_FIRST
+        pause = _FIRST
         while True:
             began = time.monotonic()
             reason = "the server closed the connection"
             try:
                 async with connect(self._server, additional_headers=self._headers, max_size=_READ) as socket:
-                    await socket.send(frames.registration(self._contact, self._windows.names))
+                    await socket.send(registration(self._contact, self._windows.names))
                     self._connected(socket)
                     async for data in socket:
                         await self._hear(socket, data)
@@ -156,7 +129,7 @@ class Connector:
                 reason = str(error) or type_name(error)
             finally:
                 self._connected(None)
-            pause = _CONNECTOR_FIRST if time.monotonic() - began > _SETTLED else min(2 * pause, _CONNECTOR_MOST)
+            pause = _FIRST if time.monotonic() - began > _SETTLED else min(2 * pause, _MOST)
             wait = pause * random.uniform(0.5, 1.0)  # noqa: S311 - jitter
             telemetry.log.warning("im.disconnected", server=redact(self._server), error=reason, retry_in=round(wait, 2))
             await asyncio.sleep(wait)
@@ -173,7 +146,7 @@ class Connector:
     async def _hear(self, socket: ClientConnection, data: str | bytes) -> None:
         """Keep a message, and tell its sender so; tell what is wrong with a frame that is none."""
         try:
-            message = frames.read(data)
+            message = read_frame(data)
             if message is None:
                 return
             known = set(self._windows.ids)
@@ -183,13 +156,13 @@ class Connector:
                 self._changed.set()
         except BadFrame as error:
             telemetry.log.warning("im.bad_frame", error=str(error))
-            await socket.send(frames.complaint(error))
+            await socket.send(complaint(error))
         except (OSError, ConfigurationError) as error:
             # It is not acknowledged, so the server sends it again.
             telemetry.log.error("im.not_kept", error=str(error))
-            await socket.send(frames.complaint(BadFrame("the message can't be kept at the moment; send it again later", message_id(data))))
+            await socket.send(complaint(BadFrame("the message can't be kept at the moment; send it again later", message_id(data))))
         else:
-            await socket.send(frames.acknowledgement(message.id))
+            await socket.send(acknowledgement(message.id))
 
     async def _take(self, window: Window, message: Message) -> None:
         served = self._serve(window)
@@ -215,10 +188,32 @@ class Connector:
 
     async def _answer(self, window: Window, served: _Served, entry: Pending) -> None:
         if entry.answer is None:
-            text = await self._answering.answer(window, entry)
+            text = await self._answered(window, entry)
             await served.surely(lambda: window.answer(entry, text))
-        await self._send(frames.reply_text(window.reply(entry, self._contact)))
+        await self._send(reply_text(window.reply(entry, self._contact)))
         await served.surely(lambda: window.sent(entry, self._contact))
+
+    async def _answered(self, window: Window, entry: Pending) -> str:
+        """Return the answer of a message; while nobody can answer, it waits and asks again."""
+        message = entry.message
+        pause = _FIRST
+        while True:
+            result = await self._bus.call(
+                self._tool,
+                {"message": message.content, "chat_id": window.chat_id},
+                session=window.chat_id,
+                user=self._user,
+                idempotency_key=window.reply(entry, self._contact).id,
+            )
+            error = result.error
+            if error is None:
+                return _said(result)
+            nobody_there = error.type == "not_found" and error.origin == "bus"
+            if not (nobody_there or error.type in OF_ATTEMPTS or error.retryable):
+                return f"I can't answer this: {error.message or error.code or error.type}"
+            telemetry.log.warning("im.unanswered", chat=window.chat_id, error=str(error), retry_in=pause)
+            await asyncio.sleep(_wait(error, pause))
+            pause = min(2 * pause, _MOST)
 
     async def _send(self, text: str) -> None:
         """Send a frame; returns when the other end has it, over how many connections ever."""
@@ -265,14 +260,14 @@ class _Served:
 
     async def surely(self, work: Callable[[], None]) -> None:
         """Do file work of the window, again and again while the disk refuses."""
-        pause = _CONNECTOR_FIRST
+        pause = _FIRST
         while True:
             try:
                 await self.do(work)
             except OSError as error:
                 telemetry.log.error("im.not_kept", error=str(error))
                 await asyncio.sleep(pause)
-                pause = min(2 * pause, _CONNECTOR_MOST)
+                pause = min(2 * pause, _MOST)
             else:
                 return
 
@@ -280,7 +275,7 @@ class _Served:
 def message_id(data: str | bytes) -> str:
     """Return the id of a message, for a complaint; empty when it has none."""
     try:
-        message = frames.read(data)
+        message = read_frame(data)
     except BadFrame as error:
         return error.id
     return "" if message is None else message.id

@@ -1,4 +1,4 @@
-"""``Window``: the messages of one chat window on the disk."""
+"""Windows of a messenger's chats on the disk, and the frames of its WebSocket: read with bounds, and written."""
 
 from __future__ import annotations
 
@@ -9,62 +9,133 @@ import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self
+from typing import Any, Literal, Self
 from urllib.parse import quote, unquote
 
 import msgspec
 
-from toolbus.agent.im.frames import BadFrame, Message, Reply
 from toolbus.bus import telemetry
+from toolbus.bus.support.display import one_line, visible
+from toolbus.bus.support.files import append, replace
 from toolbus.bus.values.results import ConfigurationError
 
+MOST_FRAME = 1_048_576
+"""Most bytes of a frame that is read_frame; a longer one is skipped."""
 
-def replace(path: Path, content: bytes) -> None:
-    """Write a file anew: after a crash it has the old content or the new one.
+MOST_TEXT = 100_000
+"""Most characters of a message."""
+
+_MOST_ID = 200
+_MOST_NAME = 255
+_MOST_SHOWN = 120
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A message to this contact.
+
+    Attributes:
+        id: unique among the messages of its sender's window; one that comes again is the same message.
+        sender: the name of its sender.
+        sender_chat_id: the sender's window, to which the answer goes.
+        receiver_chat_id: the window of ours that it is for; empty for all of them.
+    """
+
+    id: str
+    content: str
+    sender: str = ""
+    sender_chat_id: str = ""
+    receiver_chat_id: str = ""
+
+
+class Reply(msgspec.Struct, frozen=True, kw_only=True):
+    """An answer; its ``id`` is the same whenever it is sent again."""
+
+    id: str
+    reply_to: str
+    sender: str
+    sender_chat_id: str
+    receiver: str
+    receiver_chat_id: str
+    content: str
+    type: Literal["message"] = "message"
+
+
+class _Frame(msgspec.Struct):
+    type: str = "message"
+
+
+class BadFrame(Exception):
+    """A frame can't be used; the text says why. ``id`` is that of its message, as far as it is known."""
+
+    def __init__(self, reason: str, id: str = "") -> None:
+        super().__init__(reason)
+        self.id = id
+
+
+_IGNORED = frozenset({"ack", "registered", "ping", "pong", "error"})
+
+
+def read_frame(data: str | bytes) -> Message | None:
+    """Return the message that a frame is; None for a frame of another known kind.
 
     Raises:
-        OSError: it can't be written.
+        BadFrame: it is none, or goes beyond a bound.
     """
-    beside = path.with_name(f"{path.name}.new")
-    with beside.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
-    _sync_folder(path.parent)
+    if isinstance(data, bytes):
+        raise BadFrame("a binary frame; messages are JSON texts")
+    if len(data) > MOST_FRAME:
+        raise BadFrame(f"a frame of {len(data):,} characters; the most is {MOST_FRAME:,}")
+    try:
+        kind = msgspec.json.decode(data, type=_Frame).type
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise BadFrame(f"no JSON object of a frame: {one_line(str(error), _MOST_SHOWN)}") from None
+    if kind in _IGNORED:
+        return None
+    if kind != "message":
+        raise BadFrame(f"a frame of the unknown type {one_line(kind, _MOST_SHOWN)!r}")
+    try:
+        message = msgspec.json.decode(data, type=Message)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise BadFrame(f"no message: {one_line(str(error), _MOST_SHOWN)}") from None
+    _check(message)
+    return message
 
 
-def append(path: Path, line: bytes) -> None:
-    """Add a line, which is on the disk when this returns.
+def _check(message: Message) -> None:
+    if not message.id or len(message.id) > _MOST_ID:
+        raise BadFrame(f"the id of a message has 1 to {_MOST_ID} characters")
+    names = {"sender": message.sender, "sender_chat_id": message.sender_chat_id, "receiver_chat_id": message.receiver_chat_id}
+    for name, value in names.items():
+        if len(value) > _MOST_NAME or visible(value) != value:
+            raise BadFrame(f"{name} has at most {_MOST_NAME} characters, and none that is invisible", message.id)
+    if not message.content.strip():
+        raise BadFrame("the message is empty", message.id)
+    if len(message.content) > MOST_TEXT:
+        raise BadFrame(f"the message has {len(message.content):,} characters; the most is {MOST_TEXT:,}", message.id)
 
-    Raises:
-        OSError: it can't be written.
-    """
-    with path.open("ab") as file:
-        file.write(line + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
+
+def registration(contact: str, windows: list[str]) -> str:
+    """Return the first frame of a connection: who this is, and which windows it has."""
+    return _text({"type": "register", "contact": contact, "windows": windows})
 
 
-def mend(path: Path) -> bool:
-    """Cut off a last line that was not written to its end; return whether there was one.
+def acknowledgement(id: str) -> str:
+    """Return the frame that tells that a message is kept, and need not be sent again."""
+    return _text({"type": "ack", "id": id})
 
-    Raises:
-        OSError: the file can't be read or written.
-    """
-    if not path.exists():
-        path.touch(0o600)
-        _sync_folder(path.parent)
-        return False
-    with path.open("r+b") as file:
-        size = file.seek(0, os.SEEK_END)
-        kept = _after_last_line(file.fileno(), size)
-        if kept == size:
-            return False
-        file.truncate(kept)
-        file.flush()
-        os.fsync(file.fileno())
-        return True
+
+def complaint(error: BadFrame) -> str:
+    """Return the frame that tells what was wrong with one."""
+    return _text({"type": "error", "id": error.id, "message": str(error)})
+
+
+def reply_text(reply: Reply) -> str:
+    """Return the frame of an answer."""
+    return _text(reply)
+
+
+def _text(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
 
 
 def lines(path: Path, most: int) -> Iterator[bytes]:
@@ -79,25 +150,6 @@ def lines(path: Path, most: int) -> Iterator[bytes]:
         if size > most:
             file.readline()
         yield from file
-
-
-def _after_last_line(file: int, size: int) -> int:
-    end = size
-    while end > 0:
-        start = max(0, end - 65_536)
-        found = os.pread(file, end - start, start).rfind(b"\n")
-        if found >= 0:
-            return start + found + 1
-        end = start
-    return 0
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 MOST_PENDING = 1_000
@@ -171,7 +223,9 @@ class Window:
                     f"the window {chat_id!r} can't be kept in {folder}: it has a link, which could lead anywhere; remove it"
                 )
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if mend(self._chatbox):
+            for left in folder.glob(f".{self._pending_file.name}.*"):
+                left.unlink()
+            if append(self._chatbox, b""):
                 telemetry.log.warning("im.mended", chat=chat_id)
             self._read()
         except OSError as error:
@@ -278,7 +332,7 @@ class Window:
         entry = _Entry(
             kind=kind, id=message.id, sender=sender, sender_chat_id=message.sender_chat_id, content=content, at=time.time(), to=to
         )
-        append(self._chatbox, msgspec.json.encode(entry))
+        append(self._chatbox, msgspec.json.encode(entry) + b"\n")
 
 
 def folder_of(chat_id: str) -> str:

@@ -28,11 +28,11 @@ from toolbus.bus.broker.registry.follower import read_items, read_services
 from toolbus.bus.broker.registry.publications import read_record
 from toolbus.bus.broker.registry.registry import TTL, Registry
 from toolbus.bus.broker.statistics.asking import PATIENCE, Statistics, ask
-from toolbus.bus.broker.transport.command import ReplyError, fields_of, info_fields, scan_hash
+from toolbus.bus.broker.transport.command import ReplyError, fields_of, info_fields
 from toolbus.bus.broker.transport.connection import Connector, ServerInfo
-from toolbus.bus.broker.transport.links import ShortLink
+from toolbus.bus.broker.transport.link import Link
+from toolbus.bus.broker.transport.links import ShortLink, scan_hash
 from toolbus.bus.broker.transport.mastership import Replication
-from toolbus.bus.broker.transport.transport import Transport
 from toolbus.bus.broker.versions import NamespaceVersions
 from toolbus.bus.values.descriptors import Publication, ServiceDescriptor
 from toolbus.bus.values.envelope import Frame, Request, address, decode_request, encode, join_frames, new_run, share_digest
@@ -41,7 +41,7 @@ from toolbus.bus.values.results import BrokerError, DescriptorError, EnvelopeErr
 from toolbus.bus.values.settings import Settings
 
 
-async def misplaced_documents(link: Transport, keys: Keys) -> dict[str, bytes]:
+async def misplaced_documents(link: Link, keys: Keys) -> dict[str, bytes]:
     """Return the documents that stand in the table that workers may write, and don't belong there, sorted by key.
 
     Nobody uses them. A person looks at them before they are moved, since a stolen worker's credential can write them.
@@ -61,7 +61,7 @@ async def misplaced_documents(link: Transport, keys: Keys) -> dict[str, bytes]:
     return dict(sorted(found.items()))
 
 
-async def move_documents(link: Transport, keys: Keys, registry: Registry, sought: Iterable[str]) -> dict[str, bool]:
+async def move_documents(link: Link, keys: Keys, registry: Registry, sought: Iterable[str]) -> dict[str, bool]:
     """Move misplaced documents of these keys; return for each that was there whether it is used now.
 
     One for which there is a newer document in its own table is removed. A move that was interrupted is made again by the next one.

@@ -29,9 +29,8 @@ from toolbus.bus.broker.registry.follower import RegistryFollower
 from toolbus.bus.broker.registry.registry import Registry
 from toolbus.bus.broker.replies import ReplyReader
 from toolbus.bus.broker.transport.connection import Connector
-from toolbus.bus.broker.transport.links import Links
+from toolbus.bus.broker.transport.links import Links, is_replica, tell_time
 from toolbus.bus.broker.transport.mastership import Replication
-from toolbus.bus.broker.transport.transport import is_replica, tell_time
 from toolbus.bus.broker.versions import FIRST, NamespaceVersion, read_version
 from toolbus.bus.values.envelope import VERSION, Request, encode_request
 from toolbus.bus.values.results import BrokerError

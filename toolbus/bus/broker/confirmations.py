@@ -18,7 +18,7 @@ from toolbus.bus.broker.protocols import Note
 from toolbus.bus.broker.reading import document, identifier, integer, skip
 from toolbus.bus.broker.take.requests import Delivery
 from toolbus.bus.broker.transport.command import Reply, ReplyError
-from toolbus.bus.broker.transport.transport import Transport
+from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.values.confirmations import MARK, MOST_OPEN, ConfirmationAnswer, ConfirmationRequest
 from toolbus.bus.values.envelope import encode, is_ident, new_run, share_digest
 from toolbus.bus.values.results import BrokerError, ConfirmationClosed, EnvelopeError, ToolError
@@ -76,7 +76,7 @@ _answers = msgspec.json.Decoder(ConfirmationAnswer)
 class Confirmations:
     """The requests that wait for a confirmation, which any process of a namespace can give."""
 
-    def __init__(self, link: Transport, keys: Keys, lease: float, address: str = "") -> None:
+    def __init__(self, link: Link, keys: Keys, lease: float, address: str = "") -> None:
         self._link = link
         self._keys = keys
         self._address = address
@@ -284,7 +284,7 @@ class DeadlineNotes:
         retention: seconds for which an answer is kept beyond its call's deadline.
     """
 
-    def __init__(self, link: Transport, keys: Keys, clock: ServerClock, retention: float) -> None:
+    def __init__(self, link: Link, keys: Keys, clock: ServerClock, retention: float) -> None:
         self._link = link
         self._keys = keys
         self._clock = clock

@@ -13,7 +13,7 @@ from toolbus.bus.broker.keys import Keys
 from toolbus.bus.broker.reading import integer, shown, skip, text
 from toolbus.bus.broker.take.requests import Fence, RequestStream
 from toolbus.bus.broker.transport.command import Reply, fields_of
-from toolbus.bus.broker.transport.transport import Transport
+from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.values.envelope import Request, decode_request, encode_request, new_id
 from toolbus.bus.values.results import BrokerError, ConfigurationError, EnvelopeError
 from toolbus.bus.values.settings import Settings
@@ -58,7 +58,7 @@ class Burial(msgspec.Struct, frozen=True):
     frees: FreedKey | None = None
 
 
-def bury(link: Transport, stream: RequestStream, burial: Burial) -> None:
+def bury(link: Link, stream: RequestStream, burial: Burial) -> None:
     """Move an entry to the dead letters and answer its caller, in one step. Returns at once."""
     frees = burial.frees
     keys = (stream.key, stream.fence, stream.dead_letters, *((frees.record, frees.mark) if frees else ()))
@@ -113,7 +113,7 @@ class DeadLetter(NamedTuple):
 class DeadLetters:
     """The dead letters of a namespace."""
 
-    def __init__(self, link: Transport, keys: Keys, settings: Settings) -> None:
+    def __init__(self, link: Link, keys: Keys, settings: Settings) -> None:
         self._link = link
         self._keys = keys
         self._settings = settings

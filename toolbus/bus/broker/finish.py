@@ -13,9 +13,9 @@ from toolbus.bus.broker.dead_letters import Burial, FreedKey, bury
 from toolbus.bus.broker.keys import Keys
 from toolbus.bus.broker.opening import Failing
 from toolbus.bus.broker.sessions import Ownership
-from toolbus.bus.broker.take.requests import UNSURE, BadEntry, Delivery, RequestStream, common_fence, entries_of
+from toolbus.bus.broker.take.requests import BadEntry, Delivery, Fence, RequestStream, common_fence, entries_of
 from toolbus.bus.broker.transport.command import Patience, Reply, ReplyError
-from toolbus.bus.broker.transport.transport import Transport
+from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.values.envelope import FRAMES_REFUSED, Frame, encode, join_frames, new_run, share_digest
 from toolbus.bus.values.results import BrokerError, ErrorInfo
 
@@ -69,6 +69,8 @@ def _packed(frames: list[bytes]) -> list[list[bytes]]:
     return entries
 
 
+_NO_FENCE = Fence(b"", b"")
+
 # How much is written to a caller before it is asked how much of it is unread.
 _MEASURE_EVERY_ENTRIES = 64
 _MEASURE_EVERY_BYTES = 4 * 1024 * 1024
@@ -103,7 +105,7 @@ class Outbox:
 
     def __init__(
         self,
-        link: Transport,
+        link: Link,
         keys: Keys,
         *,
         reply_limit: int,
@@ -183,7 +185,9 @@ class Outbox:
         if frees is not None:
             self._freed[delivery.run] = frees
         if not self._flushing:
-            self._schedule()
+            self._flushing = True
+            self._idle.clear()
+            self._loop.call_soon(self._flush)
 
     def then(self, operation: Callable[[], None]) -> None:
         """Do something on the link after the frames that were queued until now."""
@@ -328,6 +332,9 @@ class Outbox:
 
     def _finish_after(self, stream: RequestStream, frames: Frames, batch: Batch) -> None:
         """Finish a stream's calls together with, or else after, the frames that were queued before."""
+        if not frames and len(batch) == 1:
+            self._finish(stream, frames, batch)
+            return
         parts = _bounded(batch)
         if not frames or (len(parts) == 1 and size_of(frames) + sum([len(frame) for _, frame in batch]) <= MOST_BYTES):
             # Parts are of different calls, so they may overtake each other.
@@ -342,17 +349,24 @@ class Outbox:
 
     def _finish(self, stream: RequestStream, frames: Frames, batch: Batch) -> None:
         """Finish a batch in one step if the fence proves that all of it is ours, and entry by entry if not."""
-        batch = self._still_held(stream, batch)
-        fence = common_fence([delivery for delivery, _ in batch]) if batch else None
-        if fence is None or self._freed or fence.counter == UNSURE:
-            self._append_before(stream, frames, batch, lambda: self._finish_each(stream, batch))
-            return
-        by_replies = {replies: list(waiting) for replies, waiting in frames.items()}
+        held, fence = stream.held, batch[0][0].fence if batch else _NO_FENCE
+        by_replies: Frames = {}
+        for replies, waiting in frames.items():
+            by_replies[replies] = list(waiting)
+        args: list[bytes | str | int] = [stream.consumer, *fence, len(batch)]
+        proven = bool(batch) and not self._freed
         for delivery, frame in batch:
+            if held.get(delivery.entry) is not delivery:
+                self._finish(stream, frames, self._still_held(stream, batch))
+                return
+            # The same object nearly always: what was taken together carries one.
+            proven = proven and (delivery.fence is fence or delivery.fence == fence)
+            args.append(delivery.entry)
             if delivery.replies:
                 by_replies.setdefault(delivery.replies, []).append(frame)
-        args: list[bytes | str | int] = [stream.consumer, *fence, len(batch)]
-        args.extend([delivery.entry for delivery, _ in batch])
+        if not proven:
+            self._append_before(stream, frames, batch, lambda: self._finish_each(stream, batch))
+            return
         for replies, joined in by_replies.items():
             args += (replies, join_frames(joined))
         self._in_flight += 1
@@ -473,7 +487,7 @@ class Endings:
 
     def __init__(
         self,
-        link: Transport,
+        link: Link,
         keys: Keys,
         instance: str,
         *,

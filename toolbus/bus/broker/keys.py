@@ -48,6 +48,7 @@ class Keys:
         self.hosts = f"{self.prefix}hosts"
         # Tells of a messenger's connector while it lives.
         self.messenger = f"{self.prefix}messenger"
+        self.queue_prefix = f"{self.prefix}q:"
         self.call_prefix = f"{self.prefix}call:"
         self.reply_prefix = f"{self.prefix}rsp:"
 
@@ -84,7 +85,7 @@ class Keys:
 
     def queue(self, name: str) -> str:
         """Return the key of a service's request stream."""
-        return f"{self.prefix}q:{name}"
+        return f"{self.queue_prefix}{name}"
 
     def fence(self, name: str) -> str:
         """Return the key of a stream's fence: group generation, a counter for each consumer that loses entries, the position of reaps."""

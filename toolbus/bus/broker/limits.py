@@ -14,8 +14,9 @@ from toolbus.bus.broker import scripts
 from toolbus.bus.broker.keys import Keys
 from toolbus.bus.broker.protocols import Usage
 from toolbus.bus.broker.reading import document, integer, skip
-from toolbus.bus.broker.transport.command import Reply, scan_hash
-from toolbus.bus.broker.transport.transport import Transport
+from toolbus.bus.broker.transport.command import Reply
+from toolbus.bus.broker.transport.link import Link
+from toolbus.bus.broker.transport.links import scan_hash
 from toolbus.bus.values.results import EnvelopeError
 
 KEPT_DAYS = 40
@@ -28,7 +29,7 @@ OTHERS = '["*","*"]'
 class Tallies:
     """The counts that all processes of a namespace share."""
 
-    def __init__(self, link: Transport, keys: Keys) -> None:
+    def __init__(self, link: Link, keys: Keys) -> None:
         self._link = link
         self._keys = keys
         self._waiting: dict[str, list[int]] = {}

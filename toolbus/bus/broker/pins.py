@@ -13,7 +13,7 @@ from toolbus.bus.broker.protocols import RefusedTool, ServiceRecord
 from toolbus.bus.broker.reading import shown, skip
 from toolbus.bus.broker.registry.follower import read_items, read_services
 from toolbus.bus.broker.registry.registry import Registry
-from toolbus.bus.broker.transport.transport import Transport
+from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.values import pins
 from toolbus.bus.values.descriptors import ToolDescriptor, is_tool_document, parse_tool
 from toolbus.bus.values.pins import Pin
@@ -49,7 +49,7 @@ class PinnedTool(msgspec.Struct, frozen=True, omit_defaults=True):
 class Pins:
     """The decisions about the tools of a namespace."""
 
-    def __init__(self, link: Transport, keys: Keys, registry: Registry) -> None:
+    def __init__(self, link: Link, keys: Keys, registry: Registry) -> None:
         self._link = link
         self._keys = keys
         self._registry = registry

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import re
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -16,10 +18,10 @@ from toolbus.bus.broker import scripts
 from toolbus.bus.broker.keys import Keys
 from toolbus.bus.broker.protocols import Fate, Sender, Verdict
 from toolbus.bus.broker.protocols.agent import ended_for_another, readdressed
-from toolbus.bus.broker.reading import identifier, integer, skip, text
+from toolbus.bus.broker.reading import identifier, integer, shown, skip, text
 from toolbus.bus.broker.transport.command import Reply, ReplyError, WrongAnswerError
+from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.broker.transport.mastership import Mastership
-from toolbus.bus.broker.transport.transport import Transport
 from toolbus.bus.values.envelope import Frame, Request, share_digest, work_digest
 from toolbus.bus.values.results import BrokerError, BrokerUnavailable, EnvelopeError
 
@@ -32,7 +34,7 @@ _MOST_BYTES = 1_048_576
 _MOST_WAITING = 10_000
 _MOST_WAITING_BYTES = 64 * 1024 * 1024
 
-_MOST_ENTRY = 41
+_is_entry = re.compile(rb"\d{1,20}-\d{1,20}").fullmatch
 
 OnFate = Callable[[Fate], None]
 
@@ -78,13 +80,12 @@ class Publisher:
     the server publishes in the order of the calls also when it refuses some for a while.
     """
 
-    def __init__(
-        self, link: Transport, keys: Keys, agent: str, mastership: Mastership, monotonic: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, link: Link, keys: Keys, agent: str, mastership: Mastership, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
         self._link = link
         self._mastership = mastership
         self._keys = keys
+        self._queue_prefix = keys.queue_prefix
         self._memo = keys.flushes(agent)
         self._loop = asyncio.get_running_loop()
         self._waiting: list[Publish] = []
@@ -141,9 +142,11 @@ class Publisher:
             (in_order if publish.session else once if publish.once else others).append(publish)
         if in_order:
             self._send_in_order(in_order)
-        if once:
-            self._send_or_keep(once, once=True)
-        self._send_or_keep(others, once=False)
+        for batch, twice_is_wrong in ((once, True), (others, False)):
+            if batch and (self._mastership.unquestioned or self._mastership.admits(once=twice_is_wrong)):
+                self._send(batch, once=twice_is_wrong)
+            elif batch:
+                self._keep(batch)
         self._link.flush()
 
     def _send_in_order(self, waiting: list[Publish]) -> None:
@@ -153,45 +156,41 @@ class Publisher:
             if self._waiting or not self._mastership.admits(once=once):
                 self._keep(batch)
             else:
-                self._send_parts(batch, once=once)
-
-    def _send_or_keep(self, waiting: list[Publish], *, once: bool) -> None:
-        if self._mastership.admits(once=once):
-            self._send_parts(waiting, once=once)
-            return
-        self._keep(waiting)
+                self._send(batch, once=once)
 
     def _keep(self, waiting: list[Publish]) -> None:
         kept = [publish for publish in waiting if not publish.sender.done]
         self._waiting += kept
         self._waiting_bytes += sum(len(publish.document) for publish in kept)
 
-    def _send_parts(self, waiting: list[Publish], *, once: bool) -> None:
-        start = size = 0
-        for index, publish in enumerate(waiting):
-            if index > start and (index - start == _MOST_REQUESTS or size + len(publish.document) > _MOST_BYTES):
-                self._send(waiting[start:index], once=once)
-                start, size = index, 0
+    def _send(self, waiting: list[Publish], *, once: bool) -> None:
+        """Write calls for which somebody still waits, as many at once as do not hold the server for long."""
+        part: list[Publish] = []
+        size = 0
+        for publish in waiting:
+            if publish.sender.done:
+                continue
+            if part and (len(part) == _MOST_REQUESTS or size + len(publish.document) > _MOST_BYTES):
+                self._send_part(part, once=once)
+                part, size = [], 0
+            part.append(publish)
             size += len(publish.document)
-        self._send(waiting[start:] if start else waiting, once=once)
+        if part:
+            self._send_part(part, once=once)
 
-    def _send(self, batch: list[Publish], *, once: bool) -> None:
+    def _send_part(self, batch: list[Publish], *, once: bool) -> None:
         server = self._link.server
-        streams: dict[str, int] = {}
+        # The place of each key among those of the script, the first of which is the memo.
+        places: dict[str, int] = {}
         args: list[bytes | str | int] = [self._flush_number, MEMO_TTL * 1000, server.run_id if once and server is not None else ""]
         now = self._monotonic()
-        batch = [publish for publish in batch if not publish.sender.done]
-        if not batch:
-            return
         for publish in batch:
-            index = streams.setdefault(publish.queue, len(streams) + 2)
+            index = places.setdefault(f"{self._queue_prefix}{publish.queue}", len(places) + 2)
             bound: int | str = publish.limit
             if publish.session:
-                # No queue has a name with a space.
-                bound = f"{bound} {streams.setdefault(f' {publish.queue}', len(streams) + 2)} {publish.session}"
+                bound = f"{bound} {places.setdefault(self._keys.order(publish.queue), len(places) + 2)} {publish.session}"
             args += (index, bound, max(1, int((publish.deadline - now) * 1000)), publish.document)
-        keys = (self._memo, *(self._keys.order(name[1:]) if name[0] == " " else self._keys.queue(name) for name in streams))
-        flush = _Flush(self._flush_number, batch, keys, tuple(args), once)
+        flush = _Flush(self._flush_number, batch, (self._memo, *places), tuple(args), once)
         self._flush_number += 1
         self.published += len(batch)
         earlier = next(reversed(self._unanswered), None)
@@ -201,9 +200,7 @@ class Publisher:
     def _write(self, flush: _Flush, earlier: int | None) -> None:
         args = flush.args if earlier is None else (*flush.args, earlier)
         # Another server process may have forgotten that the work was published, and done: then it is not known what became of it.
-        self._link.run(
-            scripts.PUBLISH, flush.keys, args, lambda reply: self._published(flush, reply), repeatable=True, same_server=flush.once
-        )
+        self._link.run(scripts.PUBLISH, flush.keys, args, partial(self._published, flush), repeatable=True, same_server=flush.once)
 
     def _published(self, flush: _Flush, reply: Reply) -> None:
         if isinstance(reply, ReplyError) and str(reply).startswith("NOTYET"):
@@ -215,16 +212,14 @@ class Publisher:
             for publish in flush.batch:
                 publish.sender.settle(verdict)
             return
-        for publish, verdict in zip(flush.batch, self._verdicts(reply, len(flush.batch)), strict=True):
-            publish.sender.settle(verdict)
-
-    def _verdicts(self, reply: Reply, count: int) -> list[Verdict]:
         try:
-            return read_verdicts(reply, count)
+            verdicts = read_verdicts(reply, len(flush.batch))
         except EnvelopeError as error:
             # Another client may have overwritten the earlier answer that the server repeats.
             skip(self._memo, error)
-            return [Verdict("unknown", message=f"the server's answer can't be read: {error}")] * count
+            verdicts = [Verdict("unknown", message=f"the server's answer can't be read: {error}")] * len(flush.batch)
+        for publish, verdict in zip(flush.batch, verdicts, strict=True):
+            publish.sender.settle(verdict)
 
 
 def fate_of(call: str, reply: Reply) -> Fate:
@@ -247,15 +242,17 @@ def read_verdicts(reply: Reply, count: int) -> list[Verdict]:
     words = reply.split(b" ")
     if len(words) != count:
         raise EnvelopeError(f"{len(words)} verdicts for {count} requests")
-    return [_verdict(word) for word in words]
-
-
-def _verdict(word: bytes) -> Verdict:
-    if word == b"-":
-        return ABSENT
-    if word[:1] == b"!":
-        return Verdict("full", depth=integer(word[1:]))
-    return Verdict("queued", text(word, most=_MOST_ENTRY))
+    verdicts: list[Verdict] = []
+    for word in words:
+        if _is_entry(word):
+            verdicts.append(Verdict("queued", word.decode()))
+        elif word == b"-":
+            verdicts.append(ABSENT)
+        elif word[:1] == b"!":
+            verdicts.append(Verdict("full", depth=integer(word[1:])))
+        else:
+            raise EnvelopeError(f"{shown(word)!r} is no verdict")
+    return verdicts
 
 
 def failure(error: BrokerError) -> Verdict:
@@ -288,9 +285,12 @@ class SharedCalls:
         retention: seconds that an answer is kept beyond the call's timeout.
         wake: makes a waiting read of the replies return, so that the next one reads the new stream too.
         mastership: what it does not admit is kept, and ``release`` publishes it.
+
+    Attributes:
+        followed: the streams that are to be read.
     """
 
-    def __init__(self, link: Transport, keys: Keys, agent: str, retention: float, wake: Callable[[], None], mastership: Mastership) -> None:
+    def __init__(self, link: Link, keys: Keys, agent: str, retention: float, wake: Callable[[], None], mastership: Mastership) -> None:
         self._link = link
         self._mastership = mastership
         self._kept: dict[str, Callable[[], None]] = {}
@@ -298,7 +298,7 @@ class SharedCalls:
         self._agent = agent
         self._retention = retention
         self._wake = wake
-        self._followed: dict[bytes, _Followed] = {}
+        self.followed: dict[bytes, _Followed] = {}
         self._joined: dict[str, Callable[[str], None]] = {}
         self._stream_of: dict[str, bytes] = {}
         # Attempts of the calls that a caller had joined before the one that it reads now.
@@ -391,7 +391,7 @@ class SharedCalls:
                 on_fate(fate)
 
         stream = self._stream_of.get(request.id)
-        runs = self._followed[stream].call if stream is not None else request.id
+        runs = self.followed[stream].call if stream is not None else request.id
         keys = (self._keys.queue(queue), self._keys.cancelled(queue), self._keys.shared(share_digest(request)))
         left = max(1, int((request.timeout + waited) * 1000))
         args = (entry or "0-1", runs, left, self._keys.wake(queue), why, request.id, self._keys.prefix, int(request.effect == "once"))
@@ -404,10 +404,10 @@ class SharedCalls:
         self._kept.pop(call, None)
         stream = self._stream_of.pop(call, None)
         if stream is not None:
-            followed = self._followed[stream]
+            followed = self.followed[stream]
             (followed.callers if call in followed.callers else followed.newcomers).remove(call)
             if not (followed.callers or followed.newcomers):
-                del self._followed[stream]
+                del self.followed[stream]
 
     def positions(self) -> list[tuple[bytes, bytes]]:
         """Return the streams of the read that begins now, each with the entry to read after.
@@ -415,22 +415,22 @@ class SharedCalls:
         Callers that came since the last read need the whole stream, and the others drop what they have by its seq. A read that had begun
         before is not for newcomers, since it begins in the middle.
         """
-        for followed in self._followed.values():
+        for followed in self.followed.values():
             if followed.newcomers:
                 followed.callers += followed.newcomers
                 followed.newcomers = []
                 followed.position = b"0"
-        return [(stream, followed.position) for stream, followed in self._followed.items()]
+        return [(stream, followed.position) for stream, followed in self.followed.items()]
 
     def passed(self, stream: bytes, position: bytes) -> None:
         """Take note of how far a stream has been read."""
-        followed = self._followed.get(stream)
+        followed = self.followed.get(stream)
         if followed is not None:
             followed.position = position
 
     def addressed(self, stream: bytes, frames: list[Frame]) -> list[Frame]:
         """Return the frames of a shared stream, once for each of this process's callers."""
-        followed = self._followed.get(stream)
+        followed = self.followed.get(stream)
         if followed is None:
             return []
         mine = [frame for frame in frames if frame.id == followed.call]
@@ -452,9 +452,9 @@ class SharedCalls:
     def follow(self, call: str, runs: str) -> None:
         """Read the replies to the call ``runs`` from their start, as those of ``call``, until ``forget``."""
         stream = self._keys.call(runs).encode()
-        followed = self._followed.get(stream)
+        followed = self.followed.get(stream)
         if followed is None:
-            followed = self._followed[stream] = _Followed(runs)
+            followed = self.followed[stream] = _Followed(runs)
         followed.newcomers.append(call)
         self._stream_of[call] = stream
         self._wake()

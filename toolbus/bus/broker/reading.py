@@ -27,8 +27,8 @@ MOST_DOCUMENT = 4 * 1024 * 1024
 """Most bytes of a stored document."""
 
 _MOST_SHOWN = 120
-# Milliseconds since 1970 have 13 digits for some centuries.
-_MOST_ENTRY_DIGITS = 15
+MOST_ENTRY_DIGITS = 15
+"""Most digits of the milliseconds in the id of an entry: with more, it leaves its stream, now or soon, no room for others."""
 
 
 def text(value: object, *, most: int = MOST_TEXT) -> str:
@@ -100,7 +100,7 @@ def check_document(key: str, document: bytes) -> None:
 
 def uses_up(entry: bytes) -> bool:
     """Return whether the id of an entry leaves its stream, now or soon, no room for others."""
-    return len(entry.partition(b"-")[0]) > _MOST_ENTRY_DIGITS
+    return len(entry.partition(b"-")[0]) > MOST_ENTRY_DIGITS
 
 
 def shown(value: object) -> str:

@@ -15,7 +15,7 @@ from toolbus.bus.broker.protocols import Ending, Outcome
 from toolbus.bus.broker.reading import document, skip
 from toolbus.bus.broker.take.requests import Delivery
 from toolbus.bus.broker.transport.command import Reply, fields_of
-from toolbus.bus.broker.transport.transport import Transport
+from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.support.display import shortened
 from toolbus.bus.values.encoding import exact_text, whole_text
 from toolbus.bus.values.envelope import Request, encode_data, is_ident
@@ -87,7 +87,7 @@ _PAGE = 256
 _records = msgspec.json.Decoder(RecentCall)
 
 
-async def newest(link: Transport, keys: Keys, limit: int) -> list[RecentCall]:
+async def newest(link: Link, keys: Keys, limit: int) -> list[RecentCall]:
     """Return the newest records, the newest first; those that can't be read are left out.
 
     Raises:
@@ -96,7 +96,7 @@ async def newest(link: Transport, keys: Keys, limit: int) -> list[RecentCall]:
     return _read(keys, await link.execute("XREVRANGE", keys.recent, "+", "-", "COUNT", limit))
 
 
-async def after(link: Transport, keys: Keys, entry: str, limit: int = _PAGE) -> tuple[list[RecentCall], str]:
+async def after(link: Link, keys: Keys, entry: str, limit: int = _PAGE) -> tuple[list[RecentCall], str]:
     """Return the records after an entry, the oldest first, and the entry to go on after.
 
     Raises:
@@ -155,7 +155,7 @@ class RecentWriter:
 
     def __init__(
         self,
-        link: Transport,
+        link: Link,
         keys: Keys,
         clock: ServerClock,
         instance: str,

@@ -6,9 +6,9 @@ import asyncio
 import itertools
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from toolbus.bus import telemetry
 from toolbus.bus.broker import scripts
@@ -22,7 +22,9 @@ from toolbus.bus.broker.registry.registry import Registry
 from toolbus.bus.broker.sessions import Ownership
 from toolbus.bus.broker.take.requests import Delivery, Fence, RequestStream, common_fence
 from toolbus.bus.broker.transport.command import Reply
-from toolbus.bus.broker.transport.transport import Transport, tell_time
+from toolbus.bus.broker.transport.link import Link
+from toolbus.bus.broker.transport.links import tell_time
+from toolbus.bus.values.envelope import numbers_of
 from toolbus.bus.values.results import BrokerError, BrokerUnavailable, ErrorInfo
 
 _MOST_CHECKED = 256
@@ -39,7 +41,7 @@ class AbandonedCalls:
 
     def __init__(
         self,
-        link: Transport,
+        link: Link,
         keys: Keys,
         clock: ServerClock,
         streams: Mapping[str, RequestStream],
@@ -122,7 +124,7 @@ _HEARD_WITHIN = 0.3
 _LOOK_AGAIN = 0.1
 
 
-async def hand_back(link: Transport, deliveries: Sequence[Delivery]) -> None:
+async def hand_back(link: Link, deliveries: Sequence[Delivery]) -> None:
     """Give deliveries to other workers; those that are no longer held are left out.
 
     One that has begun to run is run as the next attempt there.
@@ -149,7 +151,7 @@ async def hand_back(link: Transport, deliveries: Sequence[Delivery]) -> None:
                 await link.execute_script(scripts.HAND_BACK, (stream.key, stream.fence, *notes), tuple(args), repeatable=True)
 
 
-async def hand_over(link: Transport, keys: Keys, delivery: Delivery) -> bool:
+async def hand_over(link: Link, keys: Keys, delivery: Delivery) -> bool:
     """Give a delivery that has not begun to a live worker that serves the revision it was made for; return False when there is none.
 
     Raises:
@@ -165,7 +167,7 @@ async def hand_over(link: Transport, keys: Keys, delivery: Delivery) -> bool:
     return True
 
 
-async def pass_on(link: Transport, streams: Sequence[RequestStream]) -> None:
+async def pass_on(link: Link, streams: Sequence[RequestStream]) -> None:
     """Let any worker take what waits for this one in some streams.
 
     Raises:
@@ -178,7 +180,7 @@ async def pass_on(link: Transport, streams: Sequence[RequestStream]) -> None:
             passed = await link.execute_script(scripts.HAND_BACK, (stream.key, stream.fence), args, repeatable=True)
 
 
-async def outlive(link: Transport, keys: Keys, stream: RequestStream, registration: WorkerRegistration) -> None:
+async def outlive(link: Link, keys: Keys, stream: RequestStream, registration: WorkerRegistration) -> None:
     """Wait until the calls for this worker's revision were taken, if nobody else serves it and others serve another one.
 
     Agents turn to the other one meanwhile. Without that, the last worker of a revision leaves calls behind that nobody can take.
@@ -212,7 +214,7 @@ class KeyRepair:
         on_mended: called after keys were deleted.
     """
 
-    def __init__(self, link: Transport, types: Callable[[], Sequence[Mapping[str, str]]], on_mended: Callable[[], None]) -> None:
+    def __init__(self, link: Link, types: Callable[[], Sequence[Mapping[str, str]]], on_mended: Callable[[], None]) -> None:
         self._link = link
         self._types = types
         self._on_mended = on_mended
@@ -297,9 +299,7 @@ class Reaped(NamedTuple):
     left: bool
 
 
-async def reap(
-    link: Transport, keys: Keys, stream: RequestStream, slots: int, *, busy: bool, flexible: bool, handed_back_only: bool
-) -> Reaped:
+async def reap(link: Link, keys: Keys, stream: RequestStream, slots: int, *, busy: bool, flexible: bool, handed_back_only: bool) -> Reaped:
     """Take over what was handed back, entries of dead workers, and deliveries whose reply was lost; at most ``slots`` entries.
 
     ``busy`` when this worker holds anything, ``flexible`` when it could make room for a suspect, which must run alone. With
@@ -322,7 +322,7 @@ async def reap(
     reply: Reply = await link.execute_script(scripts.REAP, (stream.key, stream.fence, keys.live, keys.pulse), args)
     generation, counter, taken, left, delivered = reply
     stream.fence_is(generation, counter)
-    stream.position.advance(delivered)
+    stream.newest = max(stream.newest, numbers_of(delivered))
     return Reaped([entry for entry in itertools.starmap(ReapedEntry, taken) if _is_news(stream, entry)], stream.fence_known, bool(left))
 
 
@@ -341,7 +341,7 @@ def _is_news(stream: RequestStream, entry: ReapedEntry) -> bool:
 class PassedOver:
     """Lets requests run that wait although their group has come further: the server would never deliver them."""
 
-    def __init__(self, link: Transport) -> None:
+    def __init__(self, link: Link) -> None:
         self._link = link
         # The id behind which to look next.
         self._behind: dict[RequestStream, bytes] = {}
@@ -378,6 +378,7 @@ class Upkeep:
 
     Args:
         streams: the request streams by service, read afresh at each turn.
+        deliveries: makes deliveries of entries, see ``intake.deliveries``.
         register_lost: restores, once a lease, what was lost of the registration.
         on_lost_elsewhere: called with a delivery that was taken over, and the worker whose attempt was lost.
 
@@ -391,7 +392,7 @@ class Upkeep:
 
     def __init__(
         self,
-        link: Transport,
+        link: Link,
         keys: Keys,
         lease: float,
         clock: ServerClock,
@@ -402,6 +403,7 @@ class Upkeep:
         ownership: Ownership,
         notes: DeadlineNotes,
         abandoned: AbandonedCalls,
+        deliveries: Callable[[RequestStream, Iterable[Sequence[Any]], Fence, int], list[Delivery]],
         register_lost: Callable[[], Awaitable[None]],
         on_lost_elsewhere: Callable[[Delivery, bytes], None],
     ) -> None:
@@ -415,6 +417,7 @@ class Upkeep:
         self._ownership = ownership
         self._notes = notes
         self._abandoned = abandoned
+        self._deliveries = deliveries
         self._register_lost = register_lost
         self._on_lost_elsewhere = on_lost_elsewhere
         self._passed_over = PassedOver(link)
@@ -553,7 +556,7 @@ class Upkeep:
         # Decoding may already be what kills its workers, so the attempt counts before.
         if entry.counted and not await stream.count(self._link, entry.id, entry.attempt, fence):
             return
-        deliveries = stream.deliveries([(entry.id, entry.attempt, entry.fields)], fence)
+        deliveries = self._deliveries(stream, [(entry.id, entry.fields)], fence, entry.attempt)
         for delivery in deliveries:
             delivery.recovered = True
             if entry.counted and entry.owner != stream.consumer.encode() and not entry.owner.startswith(b"~"):

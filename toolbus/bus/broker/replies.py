@@ -13,7 +13,7 @@ from toolbus.bus.broker.finish import MOST_BYTES, MOST_IDS
 from toolbus.bus.broker.keys import Keys
 from toolbus.bus.broker.protocols import AgentListener
 from toolbus.bus.broker.publish import MEMO_TTL, SharedCalls
-from toolbus.bus.broker.reading import MOST_INTEGER, MOST_TEXT, identifier, skip, uses_up
+from toolbus.bus.broker.reading import MOST_ENTRY_DIGITS, MOST_INTEGER, MOST_TEXT, identifier, skip
 from toolbus.bus.broker.recover import MAY_BE_ABANDONED_MS
 from toolbus.bus.broker.registry.follower import RegistryFollower
 from toolbus.bus.broker.registry.publications import MOST_BYTES as MOST_PUBLICATION
@@ -21,7 +21,7 @@ from toolbus.bus.broker.registry.registry import TTL
 from toolbus.bus.broker.sessions import OWNER_TTL, SNAPSHOT_TTL
 from toolbus.bus.broker.transport.command import Reply, ReplyError
 from toolbus.bus.broker.transport.connection import BLOCK
-from toolbus.bus.broker.transport.transport import Transport
+from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.values.envelope import OLDEST, VERSION, Frame, decode_frames, entry_limit
 from toolbus.bus.values.results import BrokerError, BrokerUnavailable, EnvelopeError
 from toolbus.bus.values.settings import LONGEST_LEASE, Settings
@@ -54,8 +54,8 @@ class ReplyReader:
 
     def __init__(
         self,
-        link: Transport,
-        blocking: Transport,
+        link: Link,
+        blocking: Link,
         keys: Keys,
         settings: Settings,
         agent: str,
@@ -86,6 +86,7 @@ class ReplyReader:
         # After a step of its clock nobody judges by it for a lease.
         self.renew_every = min(ttl / _RENEWALS, settings.lease / 3)
         self.key = keys.replies(agent)
+        self._key_read = self.key.encode()
         self.resync = False
         self.frames = 0
         self.malformed = 0
@@ -101,17 +102,18 @@ class ReplyReader:
 
     async def read(self) -> None:
         """Read once, waiting up to ``BLOCK`` seconds, and hand over what came."""
-        replies = self.key.encode()
-        shared = self._shared.positions()
-        streams = (replies, self._log, *(stream for stream, _ in shared))
-        positions = (self._position, self._follower.position, *(position for _, position in shared))
+        replies = self._key_read
+        positions = {replies: self._position, self._log: self._follower.position}
+        if self._shared.followed:
+            positions |= dict(self._shared.positions())
         if self._read_until is not None:
             # What has been read goes in the write of the next read. At another server the same position would be another entry's.
             if self._blocking.connected:
                 self._blocking.send(("XTRIM", self.key, "MINID", self._read_until))
             self._read_until = None
         try:
-            reply = await self._blocking.execute("XREAD", "COUNT", _READ_COUNT, "BLOCK", int(BLOCK * 1000), "STREAMS", *streams, *positions)
+            command = ("XREAD", "COUNT", _READ_COUNT, "BLOCK", int(BLOCK * 1000), "STREAMS", *positions, *positions.values())
+            reply = await self._blocking.execute(*command)
         except BrokerUnavailable:
             await asyncio.sleep(_AFTER_LOSS)
             return
@@ -218,7 +220,7 @@ class ReplyReader:
             self._hand_over(self._frames_of(flat))
         self._position = entries[-1][0]
         milliseconds, _, sequence = self._position.partition(b"-")
-        if uses_up(self._position):
+        if len(milliseconds) > MOST_ENTRY_DIGITS:
             return False
         self._read_until = b"%b-%d" % (milliseconds, int(sequence) + 1)
         return True

@@ -14,7 +14,7 @@ from toolbus.bus.broker.protocols import MOST_SNAPSHOT, NO_SNAPSHOT, SessionList
 from toolbus.bus.broker.reading import integer, skip, text
 from toolbus.bus.broker.take.requests import Delivery, Fence, RequestStream
 from toolbus.bus.broker.transport.command import Reply, ReplyError
-from toolbus.bus.broker.transport.transport import Transport
+from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.values.results import BrokerError, EnvelopeError
 
 _MOST = 256
@@ -51,7 +51,7 @@ class Ownership:
 
     def __init__(
         self,
-        link: Transport,
+        link: Link,
         keys: Keys,
         lease: float,
         instance: str,
@@ -274,7 +274,7 @@ _MOST_WORD = 64
 class Snapshots:
     """Writes and reads the snapshots of sessions."""
 
-    def __init__(self, link: Transport, keys: Keys, ownership: Ownership) -> None:
+    def __init__(self, link: Link, keys: Keys, ownership: Ownership) -> None:
         self._link = link
         self._keys = keys
         self._ownership = ownership

@@ -11,8 +11,9 @@ from toolbus.bus.broker.keys import Keys
 from toolbus.bus.broker.protocols.documents import ItemChange
 from toolbus.bus.broker.reading import integer, shown, skip, text
 from toolbus.bus.broker.registry.registry import Registry
-from toolbus.bus.broker.transport.command import Executor, ReplyError, scan_hash
-from toolbus.bus.broker.transport.transport import Transport
+from toolbus.bus.broker.transport.command import ReplyError
+from toolbus.bus.broker.transport.link import Link
+from toolbus.bus.broker.transport.links import scan_hash
 from toolbus.bus.values.envelope import OLDEST, VERSION
 from toolbus.bus.values.results import BrokerError, DescriptorError, EnvelopeError, ToolbusError
 
@@ -111,7 +112,7 @@ class NamespaceVersion(NamedTuple):
         return f"the namespace {self.namespace!r}"
 
 
-async def read_version(link: Executor, keys: Keys) -> NamespaceVersion:
+async def read_version(link: Link, keys: Keys) -> NamespaceVersion:
     """Return the version of a namespace; one without a mark is of the first.
 
     Raises:
@@ -177,7 +178,7 @@ _spoken = msgspec.json.Decoder(_Spoken)
 class NamespaceVersions:
     """The versions of a namespace on a server."""
 
-    def __init__(self, link: Transport, keys: Keys, registry: Registry) -> None:
+    def __init__(self, link: Link, keys: Keys, registry: Registry) -> None:
         self._link = link
         self._keys = keys
         self._registry = registry

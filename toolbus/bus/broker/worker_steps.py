@@ -22,14 +22,14 @@ from toolbus.bus.broker.registry.publications import WorkerRegistration
 from toolbus.bus.broker.registry.registry import Registry
 from toolbus.bus.broker.sessions import Ownership, Snapshots
 from toolbus.bus.broker.statistics.answering import Answering
-from toolbus.bus.broker.take.intake import Intake
+from toolbus.bus.broker.take.intake import Intake, deliveries
 from toolbus.bus.broker.take.requests import Delivery, Fence, RequestStream, tell_delivered_again
 from toolbus.bus.broker.take.wake_channel import WakeChannel
 from toolbus.bus.broker.transport.command import Reply, WrongAnswerError
 from toolbus.bus.broker.transport.connection import Connector
-from toolbus.bus.broker.transport.links import Links
+from toolbus.bus.broker.transport.link import Link
+from toolbus.bus.broker.transport.links import Links, accepted_here, may_have_forgotten, tell_time, warn_of_eviction
 from toolbus.bus.broker.transport.mastership import Mastership, Replication
-from toolbus.bus.broker.transport.transport import Transport, accepted_here, may_have_forgotten, tell_time, warn_of_eviction
 from toolbus.bus.values.descriptors import ServiceDescriptor
 from toolbus.bus.values.results import BrokerError, ErrorInfo
 from toolbus.bus.values.settings import Settings
@@ -49,7 +49,7 @@ class Beginnings:
     """
 
     def __init__(
-        self, link: Transport, mastership: Mastership, replication: Replication, keys: Keys, clock: ServerClock, retention: float
+        self, link: Link, mastership: Mastership, replication: Replication, keys: Keys, clock: ServerClock, retention: float
     ) -> None:
         self._link = link
         self._mastership = mastership
@@ -260,6 +260,7 @@ class WorkerSteps:
             ownership=self.ownership,
             notes=self.notes,
             abandoned=abandoned,
+            deliveries=deliveries,
             register_lost=self._register_lost,
             on_lost_elsewhere=self.recent.lost,
         )

@@ -9,19 +9,17 @@ from typing import TYPE_CHECKING
 from toolbus.bus.support.lazy import lazily
 
 if TYPE_CHECKING:
-    from toolbus.bus.middleware.breaker import CircuitBreaker
     from toolbus.bus.middleware.cache import Answers, Cache
     from toolbus.bus.middleware.chain import Middleware, Next, ToolCall, only
-    from toolbus.bus.middleware.limits import Metering, Quota, RateLimit, Timeout
+    from toolbus.bus.middleware.limits import CircuitBreaker, Metering, Quota, RateLimit, Timeout
 
 __all__ = ["Answers", "Cache", "CircuitBreaker", "Metering", "Middleware", "Next", "Quota", "RateLimit", "Timeout", "ToolCall", "only"]
 
 __getattr__, __dir__ = lazily(
     globals(),
     {
-        "toolbus.bus.middleware.breaker": ("CircuitBreaker",),
         "toolbus.bus.middleware.cache": ("Cache", "Answers"),
         "toolbus.bus.middleware.chain": ("Middleware", "Next", "ToolCall", "only"),
-        "toolbus.bus.middleware.limits": ("Quota", "RateLimit", "Metering", "Timeout"),
+        "toolbus.bus.middleware.limits": ("CircuitBreaker", "Metering", "Quota", "RateLimit", "Timeout"),
     },
 )

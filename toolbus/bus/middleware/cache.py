@@ -24,7 +24,8 @@ _SHORT = 32
 Owner = str | tuple[str, ...]
 """Whose answers: what a cache's ``by`` returns."""
 
-_Part = tuple[str, str, bytes | None, bytes | None]
+Part = tuple[str, str, bytes | None, bytes | None]
+"""The service, tool, arguments and owner of some answers, the last two in short; empty and None stand for any."""
 
 
 class Answers(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,30 +52,25 @@ class Invalidation:
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
-        self._changed: dict[_Part, int] = {}
+        self._changed: dict[Part, int] = {}
         self._everything = 0
         # Until when what runs may still change answers (monotonic seconds), and all of them.
-        self._unsettled: dict[_Part, float] = {}
+        self._unsettled: dict[Part, float] = {}
         self._all_unsettled = 0.0
 
-    def forget(self, answers: Answers) -> None:
-        """Find nothing any more that was kept of these answers, or is being computed.
-
-        Raises:
-            TypeError: JSON can't express their arguments.
-        """
-        part = _part(answers)
+    def forget(self, part: Part) -> None:
+        """Find nothing any more that was kept of these answers, or is being computed."""
         if len(self._changed) >= _MOST_CHANGED:
             self._changed.clear()
             self._everything = next(self._numbers)
         self._changed[part] = next(self._numbers)
 
-    def unsettle(self, answers: Answers, until: float) -> None:
+    def unsettle(self, part: Part, until: float) -> None:
         """Keep and find nothing of these answers until then: what changes them may go on."""
         if len(self._unsettled) >= _MOST_CHANGED:
             self._unsettled.clear()
             self._all_unsettled = until
-        self._unsettled[_part(answers)] = until
+        self._unsettled[part] = until
 
     def state(self, call: ToolCall, by: Owner, now: float) -> tuple[int, ...] | None:
         """Return the numbers under which a call's answer may be kept and found now; None while it may be changing.
@@ -95,17 +91,7 @@ class Invalidation:
         return (self._everything, *(self._changed[part] for part in parts if part in self._changed))
 
 
-def check(answers: Answers) -> Answers:
-    """Return the answers, whose arguments JSON can express.
-
-    Raises:
-        TypeError: it can't.
-    """
-    _part(answers)
-    return answers
-
-
-def _parts_with(call: ToolCall, by: Owner) -> list[_Part]:
+def _parts_with(call: ToolCall, by: Owner) -> list[Part]:
     """Return all parts that a call's answer belongs to."""
     arguments, owner = _text(call.arguments), _text(by)
     return [
@@ -117,7 +103,12 @@ def _parts_with(call: ToolCall, by: Owner) -> list[_Part]:
     ]
 
 
-def _part(answers: Answers) -> _Part:
+def _part(answers: Answers) -> Part:
+    """Return the part that some answers are.
+
+    Raises:
+        TypeError: JSON can't express their arguments.
+    """
     arguments = None if answers.arguments is None else _text(answers.arguments)
     return answers.service, answers.tool, arguments, None if answers.by is None else _text(answers.by)
 
@@ -236,7 +227,7 @@ class Cache:
             ConfigurationError: JSON can't express the arguments.
         """
         try:
-            self._invalidation.forget(Answers(service=service, tool=tool, arguments=arguments, by=by))
+            self._invalidation.forget(_part(Answers(service=service, tool=tool, arguments=arguments, by=by)))
         except (TypeError, ValueError, RecursionError) as error:
             raise ConfigurationError(f"no answer is kept for arguments that JSON can't express: {error}") from None
 
@@ -267,17 +258,17 @@ class Cache:
 
     async def _changing(self, call: ToolCall, next: Next) -> ToolResult:
         """Let a call pass that may change answers."""
-        changed = [check(answers) for answers in self._invalidates(call)]
+        changed = [_part(answers) for answers in self._invalidates(call)]
         settled = False
         try:
             result = await next(call)
             settled = result.error is None or result.error.type not in UNSETTLED
             return result
         finally:
-            for answers in changed:
-                self._invalidation.forget(answers)
+            for part in changed:
+                self._invalidation.forget(part)
                 if not settled:
-                    self._invalidation.unsettle(answers, time.monotonic() + self._ttl)
+                    self._invalidation.unsettle(part, time.monotonic() + self._ttl)
 
     def _found(self, key: bytes) -> _Kept | None:
         found = self._kept.pop(key, None)

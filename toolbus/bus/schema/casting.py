@@ -13,13 +13,14 @@ import msgspec
 
 from toolbus.bus.schema import refusal
 from toolbus.bus.schema.repair import decoded
+from toolbus.bus.schema.work import at_pointer
 
 _INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,18})(?:\.0{1,16})?\Z")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,300})(?:\.[0-9]{1,300})?(?:[eE][+-]?[0-9]{1,3})?\Z")
 _WHOLE = re.compile(r"-?[0-9]+\Z")
 # Floats of this size and above can't represent every whole number.
 _EXACT = 2**53
-_KINDS = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
+JSON_TYPES = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
 _CONTAINERS = {"{": "object", "[": "array"}
 _WORDS = {"true": True, "false": False}
 _BOUNDS = {
@@ -31,7 +32,7 @@ _MOST_LEVELS = 32
 _MOST_STEPS = 40_000
 _MOST_HOPS = 8
 _MOST_CHANGES = 20
-_UNCHANGED = object()
+UNCHANGED = object()
 
 
 def cast(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -89,8 +90,8 @@ class _Caster:
         return value
 
     def _read(self, text: str, kinds: tuple[str, ...], path: tuple[str | int, ...]) -> Any:
-        read = _value_in(text.strip(), kinds, self._clear)
-        if read is _UNCHANGED:
+        read = value_in(text.strip(), kinds, self._clear)
+        if read is UNCHANGED:
             return text
         self._note(f"string → {refusal.type_word(read)}", path)
         return read
@@ -140,7 +141,7 @@ class _Caster:
     def _is_impossible_default(self, value: Any, schema: Any) -> bool:
         """Return whether a value is the default of a schema that accepts it only when it is left out."""
         followed = self._followed(schema)
-        if followed is None or isinstance(value, (dict, list)) or not _same(value, followed.get("default", _UNCHANGED)):
+        if followed is None or isinstance(value, (dict, list)) or not _same(value, followed.get("default", UNCHANGED)):
             return False
         values = followed.get("enum")
         if isinstance(values, list) and not any(_same(value, each) for each in values):
@@ -165,8 +166,8 @@ class _Caster:
         fitting = [branch for branch in followed if fits(value, _kinds(branch))]
         if not fitting and isinstance(value, str):
             text = value.strip()
-            found = {kinds: _value_in(text, kinds, self._clear) for kinds in set(map(_kinds, followed))}
-            fitting = [branch for branch in followed if found[_kinds(branch)] is not _UNCHANGED]
+            found = {kinds: value_in(text, kinds, self._clear) for kinds in set(map(_kinds, followed))}
+            fitting = [branch for branch in followed if found[_kinds(branch)] is not UNCHANGED]
             # An integer is a number, too: branches that read the same leave no doubt.
             read = [found[_kinds(branch)] for branch in fitting]
             if len(fitting) > 1 and all(type(each) is type(read[0]) and _is_plain(each) and each == read[0] for each in read):
@@ -221,16 +222,8 @@ class _Caster:
             reference = schema.get("$ref")
             if not isinstance(reference, str):
                 return schema
-            schema = self._at(reference)
+            schema = at_pointer(self._root, reference[1:]) if reference.startswith("#") else None
         return None
-
-    def _at(self, reference: str) -> Any:
-        found: Any = self._root
-        for step in reference[2:].split("/") if reference.startswith("#/") else ():
-            if not isinstance(found, Mapping):
-                return None
-            found = found.get(step.replace("~1", "/").replace("~0", "~"))
-        return found if reference.startswith("#") else None
 
     def _note(self, what: str, path: tuple[str | int, ...]) -> None:
         if len(self.changes) < _MOST_CHANGES:
@@ -272,7 +265,7 @@ def _kinds(schema: Mapping[str, Any]) -> tuple[str, ...]:
     if isinstance(kinds, str):
         return (kinds,)
     # Only known words, so that few different sets exist.
-    return tuple(sorted({kind for kind in kinds if isinstance(kind, str)} & _KINDS)) if isinstance(kinds, (list, tuple)) else ()
+    return tuple(sorted({kind for kind in kinds if isinstance(kind, str)} & JSON_TYPES)) if isinstance(kinds, (list, tuple)) else ()
 
 
 def fits(value: Any, kinds: Collection[str]) -> bool:
@@ -286,36 +279,30 @@ def fits(value: Any, kinds: Collection[str]) -> bool:
     )
 
 
-def value_in(text: str, kinds: tuple[str, ...], otherwise: object) -> Any:
-    """Return the value of one of these types that a text contains, or ``otherwise``."""
-    found = _value_in(text, kinds, {})
-    return otherwise if found is _UNCHANGED else found
-
-
-def _value_in(text: str, kinds: tuple[str, ...], clear: dict[str, bool]) -> Any:
-    """Return the value of one of these kinds that a text contains, or ``_UNCHANGED``."""
+def value_in(text: str, kinds: tuple[str, ...], clear: dict[str, bool]) -> Any:
+    """Return the value of one of these types that a text contains, or ``UNCHANGED``; ``clear`` remembers which texts are containers."""
     if not kinds or "string" in kinds or len(text) > _MOST_TEXT:
-        return _UNCHANGED
+        return UNCHANGED
     if text[:1] in _CONTAINERS:
-        return _container(text, clear) if _CONTAINERS[text[:1]] in kinds else _UNCHANGED
+        return _container(text, clear) if _CONTAINERS[text[:1]] in kinds else UNCHANGED
     if "integer" in kinds and _INTEGER.match(text):
         number = int(text.partition(".")[0])
-        return number if -(2**63) <= number < 2**63 else _UNCHANGED
+        return number if -(2**63) <= number < 2**63 else UNCHANGED
     if "number" in kinds and _NUMBER.match(text):
         return _number(text)
     if "boolean" in kinds and text.lower() in _WORDS:
         return _WORDS[text.lower()]
-    return None if "null" in kinds and text.lower() == "null" else _UNCHANGED
+    return None if "null" in kinds and text.lower() == "null" else UNCHANGED
 
 
 def _number(text: str) -> Any:
-    """Return the number as JSON reads it, or ``_UNCHANGED`` when its size would change: a digit before the point, or all of it."""
+    """Return the number as JSON reads it, or ``UNCHANGED`` when its size would change: a digit before the point, or all of it."""
     if _WHOLE.match(text):
         return int(text)
     number, exact = float(text), Decimal(text)
     if not math.isfinite(number) or (number == 0) != (exact == 0):
-        return _UNCHANGED
-    return number if abs(number) < _EXACT or Decimal(repr(number)) == exact else _UNCHANGED
+        return UNCHANGED
+    return number if abs(number) < _EXACT or Decimal(repr(number)) == exact else UNCHANGED
 
 
 def _container(text: str, clear: dict[str, bool]) -> Any:
@@ -324,14 +311,14 @@ def _container(text: str, clear: dict[str, bool]) -> Any:
             clear[text] = False
             decoded(text, _check_number)
             clear[text] = True
-        return msgspec.json.decode(text) if clear[text] else _UNCHANGED
+        return msgspec.json.decode(text) if clear[text] else UNCHANGED
     except (msgspec.DecodeError, ValueError, RecursionError):
-        return _UNCHANGED
+        return UNCHANGED
 
 
 def _check_number(text: str) -> None:
     """Refuse a number within a container that would not be read on its own either."""
-    if not _NUMBER.match(text) or _number(text) is _UNCHANGED:
+    if not _NUMBER.match(text) or _number(text) is UNCHANGED:
         raise ValueError("a number loses digits")
 
 

@@ -18,6 +18,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 import msgspec
 
+from toolbus.bus.schema.refusal import type_word
+from toolbus.bus.schema.work import objects_in
 from toolbus.bus.support.safe_text import described, type_name
 from toolbus.bus.values.encoding import encode_json
 
@@ -148,22 +150,13 @@ def in_order(schema: Any, annotations: Iterable[Any]) -> Any:
             listed = list(get_args(type_)) if get_origin(type_) is Literal else []
         if listed:
             authored.setdefault(_key(listed), listed)
-    left: list[Any] = [schema]
-    while left:
-        part = left.pop()
-        if isinstance(part, dict):
-            values = part.get("enum")
-            if isinstance(values, list) and values and "type" not in part:
-                part["enum"] = authored.get(_key(values), values)
-                kinds = list(dict.fromkeys(_KINDS.get(type(each), "string") for each in part["enum"]))
-                part["type"] = kinds[0] if len(kinds) == 1 else kinds
-            left += part.values()
-        elif isinstance(part, list):
-            left += part
+    for part in objects_in(schema):
+        values = part.get("enum")
+        if isinstance(part, dict) and isinstance(values, list) and values and "type" not in part:
+            part["enum"] = authored.get(_key(values), values)
+            kinds = list(dict.fromkeys(map(type_word, part["enum"])))
+            part["type"] = kinds[0] if len(kinds) == 1 else kinds
     return schema
-
-
-_KINDS = {type(None): "null", bool: "boolean", int: "integer", float: "number"}
 
 
 def _key(values: Iterable[Any]) -> frozenset[tuple[type, Any]]:

@@ -13,7 +13,9 @@ from typing import Any
 
 import msgspec
 
-from toolbus.bus.schema.casting import fits, value_in
+from toolbus.bus.schema.casting import JSON_TYPES, UNCHANGED, fits, value_in
+from toolbus.bus.schema.refusal import type_word
+from toolbus.bus.schema.work import objects_in
 from toolbus.bus.support.safe_text import type_name
 from toolbus.bus.values.descriptors import TYPE_WORDS
 from toolbus.bus.values.results import DescriptorError
@@ -29,7 +31,6 @@ _WORDS = TYPE_WORDS | {
     "tuple": "array", "set": "array", "sequence": "array", "arraylist": "array", "iterable": "array",
     "null": "null", "none": "null", "nonetype": "null",
 }  # fmt: skip
-_KINDS = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
 _GENERIC = re.compile(r"(\w+)\s*[\[<(](.*)[\]>)]\Z", re.DOTALL)
 _DRAFT = re.compile(r"https?://json-schema\.org/draft")
 _NUMBERS = frozenset(
@@ -44,7 +45,6 @@ _SUSPECT = frozenset({"enum", "default", "optional", "nullable"})
 _TRUE = frozenset({"true", "yes"})
 _FALSE = frozenset({"false", "no"})
 _MOST_VALUES = 10_000
-_UNREAD = object()
 _SCHEMAS = frozenset({"anyOf", "oneOf", "allOf", "prefixItems"})
 _SCHEMA = frozenset({"items", "additionalProperties", "additionalItems", "not", "if", "then", "else", "contains", "propertyNames"})
 _MOST_LEVELS = 64
@@ -191,9 +191,9 @@ class _Mender:
 
     def _type(self, made: dict[str, Any], path: str) -> None:
         kinds = made.get("type")
-        if kinds is None or (isinstance(kinds, str) and kinds in _KINDS):
+        if kinds is None or (isinstance(kinds, str) and kinds in JSON_TYPES):
             return
-        if isinstance(kinds, list) and kinds and all(isinstance(kind, str) and kind in _KINDS for kind in kinds):
+        if isinstance(kinds, list) and kinds and all(isinstance(kind, str) and kind in JSON_TYPES for kind in kinds):
             return
         if isinstance(kinds, Mapping):
             # A whole schema stands where its type should be.
@@ -324,16 +324,7 @@ def _split(text: str, by: str = "|") -> list[str]:
 
 def may_contradict(schema: Mapping[str, Any]) -> bool:
     """Return whether any part of a schema has a keyword that may contradict another."""
-    left: list[Any] = [schema]
-    while left:
-        part = left.pop()
-        if isinstance(part, Mapping):
-            if not _SUSPECT.isdisjoint(part):
-                return True
-            left += part.values()
-        elif isinstance(part, (list, tuple)):
-            left += part
-    return False
+    return any(not _SUSPECT.isdisjoint(part) for part in objects_in(schema))
 
 
 def settle(made: dict[str, Any], path: str, note: Note) -> None:
@@ -391,7 +382,7 @@ def _enumeration(made: dict[str, Any], values: list[Any], path: str, note: Note)
         note(path, f"left out 'enum', whose values are not of the type {made['type']!r}")
     else:
         used = [kind for kind in kinds if any(fits(value, [kind]) for value in read)]
-        others = [_kind(value) for value in read if not fits(value, kinds)]
+        others = [type_word(value) for value in read if not fits(value, kinds)]
         made["enum"] = read
         _set_kinds(made, list(dict.fromkeys([*used, *others])))
         note(path, f"made the type that of the values of 'enum', {made['type']!r}")
@@ -414,8 +405,8 @@ def _as_one_of(kinds: list[str], value: Any) -> Any:
     if fits(value, kinds):
         return value
     if isinstance(value, str):
-        read = value_in(value.strip(), tuple(kinds), _UNREAD)
-        return value if read is _UNREAD else read
+        read = value_in(value.strip(), tuple(kinds), {})
+        return value if read is UNCHANGED else read
     if "string" in kinds and isinstance(value, bool):
         return "true" if value else "false"
     return str(value) if "string" in kinds and isinstance(value, (int, float)) else value
@@ -438,17 +429,6 @@ def _default(made: dict[str, Any], path: str, note: Note) -> None:
             if isinstance(meant, str)
             else f"made the default {default[:40]!r} fit the type",
         )
-
-
-def _kind(value: Any) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "boolean"
-    for kind, known in (("string", str), ("integer", int), ("number", float), ("array", list)):
-        if isinstance(value, known):
-            return kind
-    return "object"
 
 
 def _distinct(values: Iterator[Any]) -> Iterator[Any]:

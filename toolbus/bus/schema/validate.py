@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
 
 import jsonschema_rs
 from jsonschema_rs import ValidationError, ValidationErrorKind
 
-from toolbus.bus.schema import documents as bounds
-from toolbus.bus.schema import refusal
-from toolbus.bus.schema.work import work_of
+from toolbus.bus.schema import refusal, work
 from toolbus.bus.support.safe_text import type_name
 from toolbus.bus.values.descriptors import ToolDescriptor
 from toolbus.bus.values.results import DescriptorError, ToolError
@@ -31,40 +29,25 @@ _MOST_DESCRIBED = 2_000
 _MOST_LEVELS_COUNTED = 64
 
 
-class Checker(Protocol):
-    """Checks whether a tool may be called with some arguments."""
+class RequiredOnly:
+    """Checks that some arguments are present, with any values: the two-tier form enforces no more."""
+
+    __slots__ = ("_names",)
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self._names = tuple(dict.fromkeys(names))
 
     def check(self, arguments: Mapping[str, Any], /) -> None:
         """Check the arguments.
 
         Raises:
-            ToolError: ``invalid_arguments``; the message names the place and what is expected there.
+            ToolError: ``invalid_arguments``; the message names those that are missing.
         """
-
-
-class _RequiredOnly:
-    """Checks that some arguments are present, with any values."""
-
-    __slots__ = ("_names",)
-
-    def __init__(self, names: Iterable[str]) -> None:
-        self._names = tuple(dict.fromkeys(names))
-
-    def check(self, arguments: Mapping[str, Any], /) -> None:
         if not isinstance(arguments, Mapping):
             raise refusal.not_an_object(arguments)
         for name in self._names:
             if name not in arguments:
                 raise refusal.of([refusal.missing(name) for name in self._names if name not in arguments])
-
-
-class _Anything:
-    """Accepts all arguments."""
-
-    __slots__ = ()
-
-    def check(self, arguments: Mapping[str, Any], /) -> None:
-        pass
 
 
 class Validator:
@@ -84,7 +67,7 @@ class Validator:
         self._schema = dict(schema)
         try:
             self._compiled = _compiled(self._schema)
-            self._work = work_of(self._schema)
+            self._work = work.work_of(self._schema)
         except ValidationError as error:
             where = refusal.place(error.instance_path or _broken_reference(self._schema, error.message))
             raise DescriptorError(f"impossible JSON Schema: {refusal.shorten(error.message, 300)}", path=path + where[1:]) from None
@@ -100,7 +83,7 @@ class Validator:
         """
         if type(arguments) is not dict:
             arguments = refusal.as_dict(arguments)
-        if self._levels is not None and bounds.deeper_than(arguments, self._levels):
+        if self._levels is not None and work.deeper_than(arguments, self._levels):
             raise refusal.of([refusal.violation(f"Expected at most {self._levels} nested levels")])
         try:
             if self._compiled.is_valid(arguments):
@@ -108,14 +91,14 @@ class Validator:
             violations = self._violations(arguments)
         except ValueError as error:
             # Keys that are no strings, lone surrogates, values that are not JSON.
-            violations = [refusal.violation(f"Expected JSON values: {error}", bounds.foreign_part(arguments))]
+            violations = [refusal.violation(f"Expected JSON values: {error}", work.foreign_part(arguments))]
         raise refusal.of(violations)
 
     def _violations(self, arguments: dict[str, Any]) -> list[str]:
-        steps = self._work.steps(bounds.levels_of(arguments, _MOST_LEVELS_COUNTED))
+        steps = self._work.steps(work.levels_of(arguments, _MOST_LEVELS_COUNTED))
         if steps > _MOST_DESCRIBED:
             return [refusal.violation("The arguments do not match the schema")]
-        if not bounds.heavier_than(arguments, min(_MOST_WEIGHT, _MOST_VIOLATIONS // steps)):
+        if not work.heavier_than(arguments, min(_MOST_WEIGHT, _MOST_VIOLATIONS // steps)):
             errors = islice(self._compiled.iter_errors(arguments), refusal.MOST_VIOLATIONS + 1)
             return [self._describe(error, arguments) for error in errors]
         try:
@@ -154,11 +137,11 @@ class Preparer:
 
     __slots__ = ("_checker", "_integers", "_schema", "_shape")
 
-    def __init__(self, schema: Mapping[str, Any] | None, checker: Checker, shape: Checker | None = None) -> None:
+    def __init__(self, schema: Mapping[str, Any] | None, checker: Validator | RequiredOnly, shape: Validator | None = None) -> None:
         self._schema = schema
         self._checker = checker
         self._shape = shape or checker
-        self._integers = frozenset() if schema is None else bounds.integers_in(schema)
+        self._integers = frozenset() if schema is None else work.integers_in(schema)
 
     def prepare(self, arguments: Mapping[str, Any], changes: list[str] | None = None, /) -> dict[str, Any]:
         """Return arguments that the tool takes; the ones given when they are.
@@ -180,9 +163,9 @@ class Preparer:
             # To a validator 5.0 is an integer, and so is a float that stands for several integers.
             places = self._integers
             if places is None:
-                if not bounds.holds_float(given):
+                if not work.holds_float(given):
                     return given
-            elif not places or not bounds.holds_float([given[name] for name in places if name in given]):
+            elif not places or not work.holds_float([given[name] for name in places if name in given]):
                 return given
         from toolbus.bus.schema.casting import cast  # noqa: PLC0415 - most arguments fit as they are
 
@@ -193,11 +176,6 @@ class Preparer:
         return made
 
 
-def required_only(names: Iterable[str]) -> Checker:
-    """Return a checker for the two-tier form, which only requires these arguments to be present."""
-    return _RequiredOnly(names)
-
-
 def preparer_for(tool: ToolDescriptor) -> Preparer:
     """Return what a tool's descriptor asks for: its schema, its required arguments, or nothing.
 
@@ -205,10 +183,10 @@ def preparer_for(tool: ToolDescriptor) -> Preparer:
         DescriptorError: the tool's schema is invalid.
     """
     if tool.parameters is None and tool.arguments is None:
-        return Preparer(None, _Anything())
+        return Preparer(None, RequiredOnly())
     if tool.parameters is not None:
         return Preparer(tool.parameters, Validator(tool.parameters, path="$.parameters"))
-    required = _RequiredOnly(argument.name for argument in tool.arguments or () if argument.required)
+    required = RequiredOnly(argument.name for argument in tool.arguments or () if argument.required)
     # The types of the two-tier form are for the model and not enforced, but they tell what a text stands for.
     return Preparer(tool.schema, required, None if tool.schema is None else Validator(tool.schema))
 
@@ -217,7 +195,7 @@ def flaw(schema: dict[str, Any]) -> tuple[tuple[str | int, ...], str] | None:
     """Return where and why a schema is invalid, as far as the compiler says; None when it is valid."""
     try:
         _compiled(schema)
-        work_of(schema)
+        work.work_of(schema)
     except ValidationError as error:
         return tuple(error.instance_path) or _broken_reference(schema, error.message), refusal.shorten(error.message, 100)
     except (ValueError, RecursionError) as error:
@@ -241,7 +219,7 @@ def _look_up(value: Any, path: Iterable[str | int]) -> Any:
 
 def _broken_reference(schema: Mapping[str, Any], message: str) -> tuple[str | int, ...]:
     """Return the path of the reference that a message mentions; the compiler does not report it."""
-    for path, reference in bounds.references(schema):
+    for path, reference in work.references(schema):
         if any(part and part in message for part in reference.split("#", 1)):
             return path
     return ()

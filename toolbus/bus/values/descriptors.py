@@ -5,17 +5,31 @@ A service descriptor names config params. A tool descriptor names its service an
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import re
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 import msgspec
 
 from toolbus.bus.support.safe_text import type_name
-from toolbus.bus.values.effects import Effect, effect_flaw
 from toolbus.bus.values.naming import SERVICE_ID, TOOL_NAME, check_names
 from toolbus.bus.values.results import DescriptorError
+
+Effect = Literal["", "read", "idempotent", "once"]
+EFFECTS: tuple[str, ...] = get_args(Effect)
+
+
+def effect_flaw(effect: object) -> str:
+    """Return what is wrong with an effect and list the valid ones; return "" when it is valid."""
+    if isinstance(effect, str) and effect in EFFECTS:
+        return ""
+    words = [word for word in EFFECTS if word]
+    near = difflib.get_close_matches(effect.lower(), words, n=1) if isinstance(effect, str) else []
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"there is no effect {effect!r} (choose one of {', '.join(map(repr, words))}, or leave it out){hint}"
+
 
 _KEYS = ("group", "state", "applicable-states")
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypedDict
 
+from toolbus.bus.values import rules
 from toolbus.bus.values.encoding import encode_data
 from toolbus.bus.values.results import ConfigurationError
-from toolbus.bus.values.rules import told
 
 
 class ServiceCallOptions(TypedDict, total=False):
@@ -48,6 +49,9 @@ class CallOptions(ServiceCallOptions, total=False):
 
 
 _MOST_INITIAL = 65_536
+_SECONDS = rules.number("a finite number of seconds above 0", above=0, most=sys.float_info.max)
+_CHARACTERS = rules.whole("a number of characters")
+_TEXTS_BY_NAME = rules.Rule("a mapping from texts to texts", rules.MAPPING.holds)
 _RESERVED = frozenset({"priority"})
 
 
@@ -87,9 +91,8 @@ def text(value: Any, name: str) -> str:
     Raises:
         ConfigurationError: it is none.
     """
-    if not isinstance(value, str):
-        raise ConfigurationError(f"{name} must be a text, not {told(value)}")
-    return value
+    found: str = rules.checked(value, name, rules.TEXT)
+    return found
 
 
 def session_id(value: Any) -> str:
@@ -109,12 +112,11 @@ def texts(value: Any, name: str) -> Mapping[str, str]:
     Raises:
         ConfigurationError: it is no mapping, or has a key or value that is no text.
     """
-    if not isinstance(value, Mapping):
-        raise ConfigurationError(f"{name} must be a mapping from texts to texts, not {told(value)}")
-    for key, part in value.items():
+    found: Mapping[str, str] = rules.checked(value, name, _TEXTS_BY_NAME)
+    for key, part in found.items():
         if not isinstance(key, str) or not isinstance(part, str):
-            raise ConfigurationError(f"{name} must be a mapping from texts to texts, and has {key!r}: {told(part)}")
-    return value
+            raise ConfigurationError(f"{name} must be {_TEXTS_BY_NAME.expected}, and has {key!r}: {rules.told(part)}")
+    return found
 
 
 def mapping(value: Any, name: str) -> Mapping[str, Any]:
@@ -123,9 +125,8 @@ def mapping(value: Any, name: str) -> Mapping[str, Any]:
     Raises:
         ConfigurationError: it is none.
     """
-    if not isinstance(value, Mapping):
-        raise ConfigurationError(f"{name} must be a mapping, not {told(value)}")
-    return value
+    found: Mapping[str, Any] = rules.checked(value, name, rules.MAPPING)
+    return found
 
 
 def seconds(value: Any, name: str) -> float:
@@ -134,9 +135,7 @@ def seconds(value: Any, name: str) -> float:
     Raises:
         ConfigurationError: it is not a finite number of seconds above 0.
     """
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
-        raise ConfigurationError(f"{name} must be a finite number of seconds above 0, not {told(value)}")
-    return float(value)
+    return float(rules.checked(value, name, _SECONDS))
 
 
 def characters(value: Any, name: str) -> int:
@@ -145,9 +144,8 @@ def characters(value: Any, name: str) -> int:
     Raises:
         ConfigurationError: it is no whole number, or below 0.
     """
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ConfigurationError(f"{name} must be a number of characters, not {told(value)}")
-    return value
+    found: int = rules.checked(value, name, _CHARACTERS)
+    return found
 
 
 def _patience(value: Any, name: str) -> float:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from toolbus.bus.support.display import shortened
 from toolbus.bus.support.safe_text import type_name
 from toolbus.bus.values.results import ConfigurationError
+
+T = TypeVar("T")
 
 # Characters of a wrong value in a message.
 _MOST_TOLD = 80
@@ -38,9 +40,18 @@ def check(values: Mapping[str, object], rules: Mapping[str, Rule], of: str) -> N
         ConfigurationError: a value breaks its rule; names the option, and what is expected.
     """
     for name, value in values.items():
-        rule = rules[name]
-        if not rule.holds(value):
-            raise ConfigurationError(f"{of}: {name} must be {rule.expected}, not {told(value)}")
+        checked(value, f"{of}: {name}", rules[name])
+
+
+def checked(value: T, name: str, rule: Rule) -> T:
+    """Return the value of an option.
+
+    Raises:
+        ConfigurationError: it breaks the rule; names the option, and what is expected.
+    """
+    if not rule.holds(value):
+        raise ConfigurationError(f"{name} must be {rule.expected}, not {told(value)}")
+    return value
 
 
 def told(value: object) -> str:

@@ -7,13 +7,13 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from toolbus import sync
 from toolbus.bus.schema.documents import unique
 from toolbus.bus.support.safe_text import reason_of, type_name
 from toolbus.bus.values.results import ToolResult as BusResult
-from toolbus.compat.awaiting import finished
+from toolbus.compat.facade import finished
 
 DEFAULT_MODEL = "glm-5"
 _MOST_CACHED = 1_000
@@ -58,16 +58,6 @@ class ToolResult:
     def to_dict(self) -> dict[str, Any]:
         """Return exactly ``{"success", "data", "error"}``."""
         return {"success": self.success, "data": self.data, "error": self.error}
-
-
-class Registry(Protocol):
-    """The source of an executor's tools."""
-
-    def list_all(self) -> list[dict[str, Any]]:
-        """Return every tool in the OpenAI form, sorted by name."""
-
-    def execute(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Run a tool; a failure becomes part of the answer."""
 
 
 class ToolRegistry:
@@ -157,8 +147,8 @@ class ToolExecutor:
         cache_ttl: seconds for which such a result is used.
     """
 
-    def __init__(self, registry: Registry | None = None, enable_cache: bool = False, cache_ttl: float = 300) -> None:
-        self.registry: Registry = ToolRegistry() if registry is None else registry
+    def __init__(self, registry: ToolRegistry | BusRegistry | None = None, enable_cache: bool = False, cache_ttl: float = 300) -> None:
+        self.registry = ToolRegistry() if registry is None else registry
         self.enable_cache = enable_cache
         self.cache_ttl = cache_ttl
         self._cache: OrderedDict[str, tuple[float, dict[str, Any]]] = OrderedDict()

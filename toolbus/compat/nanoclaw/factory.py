@@ -16,10 +16,9 @@ from toolbus.bus.values.settings import Settings
 from toolbus.bus.worker.definition import function as functions
 from toolbus.bus.worker.serving.collect import collect
 from toolbus.bus.worker.worker import Worker
-from toolbus.compat.awaiting import finished
+from toolbus.compat.facade import finished
+from toolbus.compat.nanoclaw.builtin import city_weather, data_tools, file_tools
 from toolbus.compat.nanoclaw.core import ToolDefinition, ToolResult, answer_of, registry
-from toolbus.compat.nanoclaw.data import city_weather, data_tools
-from toolbus.compat.nanoclaw.files import file_tools
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -66,7 +65,7 @@ def create_weather_tools() -> list[ToolDefinition]:
 
 def create_file_tools(root: str = ".") -> list[ToolDefinition]:
     """Return file_read, file_write, file_delete, file_list, file_exists and file_mkdir for one folder."""
-    return [ToolDefinition(name, *about, category="file") for name, about in file_tools(root).items()]
+    return file_tools(root)
 
 
 def init_tools() -> None:

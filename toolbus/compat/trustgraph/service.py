@@ -17,7 +17,7 @@ from typing import Any, ClassVar, NoReturn
 
 from toolbus.bus import telemetry
 from toolbus.bus.schema.documents import unique
-from toolbus.bus.values.effects import Effect
+from toolbus.bus.values.descriptors import Effect
 from toolbus.bus.values.results import BrokerUnavailable, ToolbusError, ToolError, ToolResult
 from toolbus.bus.values.settings import Settings
 from toolbus.bus.worker.definition.service import Retry, ToolService
@@ -26,9 +26,7 @@ from toolbus.bus.worker.run.invocation import invocation
 from toolbus.bus.worker.run.outcome import HandlerExit, error_of, said, without_exits
 from toolbus.bus.worker.serving.owner import owner_of
 from toolbus.bus.worker.worker import Worker
-from toolbus.compat.trustgraph.eras import takes_user
-from toolbus.compat.trustgraph.exceptions import TooManyRequests
-from toolbus.compat.trustgraph.schema import (
+from toolbus.compat.trustgraph.messages import (
     DEFAULT_USER,
     REQUEST_QUEUE,
     RESPONSE_QUEUE,
@@ -36,6 +34,8 @@ from toolbus.compat.trustgraph.schema import (
     Message,
     ToolServiceRequest,
     ToolServiceResponse,
+    TooManyRequests,
+    takes_user,
     text_of,
 )
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from toolbus.bus import schema, telemetry
-from toolbus.bus.schema import mended_document
+from toolbus.bus import telemetry
+from toolbus.bus.schema.mend import mended_document
 from toolbus.bus.values.descriptors import ServiceDescriptor, check_types, parse_tool
 from toolbus.bus.values.results import DescriptorError, ToolResult
 from toolbus.bus.worker.run.invocation import Invocation
@@ -104,13 +104,15 @@ class Described:
         """Return why a descriptor can't be published, or an empty text."""
         if published in self._runs:
             return f"its name on the bus, {published!r}, is that of {self._runs[published][0]!r}"
+        from toolbus.bus.schema.validate import preparer_for  # noqa: PLC0415 - it loads the compiler of schemas, which few need
+
         try:
             size = len(msgspec.json.encode(document))
             if size > _MOST_DOCUMENT:
                 return f"its description and schemas have more than {_MOST_DOCUMENT:,} bytes"
             if self._size + size > _MOST_TOGETHER:
                 return f"the tools before it have {_MOST_TOGETHER:,} bytes of descriptions and schemas; serve some of them: --include"
-            schema.preparer_for(check_types(parse_tool(mended_document(document)[0], self._service)))
+            preparer_for(check_types(parse_tool(mended_document(document)[0], self._service)))
         except (DescriptorError, TypeError, ValueError, RecursionError) as error:
             return str(error) or "it is nested too deeply"
         self._size += size

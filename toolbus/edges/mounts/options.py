@@ -16,11 +16,10 @@ import msgspec
 
 from toolbus.bus.broker.admin import Admin
 from toolbus.bus.support.display import visible
-from toolbus.bus.support.environment import harmless
 from toolbus.bus.support.safe_text import type_name
 from toolbus.bus.values import rules
 from toolbus.bus.values.results import ConfigurationError
-from toolbus.bus.values.secrets import Secret
+from toolbus.bus.values.secrets import Secret, harmless
 from toolbus.bus.values.settings import Settings
 
 Transport = Literal["http", "sse"]

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from toolbus.bus.client.tools.view import ToolView
     from toolbus.bus.values.settings import Settings
     from toolbus.toolkit.learning import Recorder
-    from toolbus.toolkit.walk import Walk
+    from toolbus.toolkit.live import Walk
 
 _MOST_SHOWN = 200
 
@@ -144,7 +144,7 @@ def _endpoint(options: Options) -> tuple[ChatEndpoint, str]:
     from toolbus.bus.values.results import ConfigurationError
 
     try:
-        from toolbus.agent.records import endpoint_of
+        from toolbus.agent.endpoint import endpoint_of
     except ImportError:
         raise _Unset("the agent needs httpx: pip install 'toolbus[agent]'") from None
     try:
@@ -229,9 +229,8 @@ def _walk(tools: ToolView, question: str, recorder: Recorder | None, options: Op
     if not options.walks:
         return None, ""
     try:
-        from toolbus.toolkit.live import operator_of, published, starts_of
-        from toolbus.toolkit.starting import OperatorEntry
-        from toolbus.toolkit.walk import Walk
+        from toolbus.toolkit.live import Walk, operator_of, published, starts_of
+        from toolbus.toolkit.presets import OperatorEntry
     except ImportError as error:
         raise ConfigurationError(f"walking needs {error.name}: pip install 'toolbus[toolkit]'") from None
     operator = operator_of(tools.catalogue, options.operator) if options.operator else OperatorEntry("", hops=1)

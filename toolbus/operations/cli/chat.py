@@ -222,7 +222,6 @@ async def _connect(
         from toolbus.agent.im.connector import Connector
     except ImportError as error:
         fail(f"the messenger needs {error.name}: pip install 'toolbus[im]'")
-    from toolbus.agent.im.connector import Answering
     from toolbus.agent.im.window import Windows
 
     stop = asyncio.Event()
@@ -233,9 +232,7 @@ async def _connect(
         watch_lifeline(lifeline, stop.set, settings.grace)
     with Windows(folder, shared) as windows:
         async with ToolBus(settings=settings) as bus:
-            connector = Connector(
-                server, contact, windows, Answering(bus, tool, user, contact), bus, token=os.environ.get(f"{_ENV}TOKEN", "").strip()
-            )
+            connector = Connector(server, contact, windows, bus, tool, user=user, token=os.environ.get(f"{_ENV}TOKEN", "").strip())
             running = asyncio.create_task(connector.run())
             stopping = asyncio.create_task(stop.wait())
             tell(lifeline, Told(serving=True))

@@ -170,7 +170,7 @@ def _consequences(key: str, document: bytes, services: Services, items: Items) -
 
 
 def _read(key: str, file: str) -> bytes:
-    from toolbus.bus.schema import mended_document
+    from toolbus.bus.schema.mend import mended_document
     from toolbus.bus.values.descriptors import parse_service, parse_tool
     from toolbus.platform.documents import PREFIXES, encode, is_platform_key, read_written
 

@@ -19,12 +19,11 @@ from toolbus.operations.cli.output import complain, fail, print_json, print_tabl
 if TYPE_CHECKING:
     from toolbus.bus.broker.admin import Admin
     from toolbus.toolkit.learning.evaluate import Evaluation, Standing
-    from toolbus.toolkit.learning.evidence import Episode, Parameters
+    from toolbus.toolkit.learning.evidence import Episode, Parameters, ScoreFile
     from toolbus.toolkit.learning.learn import Change, Learned
     from toolbus.toolkit.learning.pipeline import Outcome
     from toolbus.toolkit.learning.revisions import Revision, Revisions
-    from toolbus.toolkit.learning.scores import ScoreFile
-    from toolbus.toolkit.starting import Preset
+    from toolbus.toolkit.presets import Preset
 
 _MOST_PROBLEMS = 20
 
@@ -151,7 +150,7 @@ def rollback_command(revision: str | None, folder: RevisionsFolder, no_publish: 
         return
 
     async def main(admin: Admin) -> list[str]:
-        from toolbus.toolkit.publishing import publish_current
+        from toolbus.toolkit.live import publish_current
 
         with revisions.alone():
             roll_back()
@@ -194,8 +193,8 @@ def _round(given: Round) -> None:
 def _learned_and_published(preset: Preset, revisions: Revisions, given: Round) -> tuple[Outcome, bool | None]:
     """Return the outcome, and whether the published preset was replaced; None when there is nothing to publish."""
     from toolbus.toolkit import toolkit_of
+    from toolbus.toolkit.live import is_published, live_names, publish
     from toolbus.toolkit.presets import with_scores
-    from toolbus.toolkit.publishing import is_published, live_names, publish
 
     toolkit_of(preset, functions=False)
     owner = settings_of().owner or "operator"
@@ -222,8 +221,8 @@ def _learned(preset: Preset, revisions: Revisions, names: dict[str, list[str]], 
     from toolbus.toolkit.learning.evaluate import Options
     from toolbus.toolkit.learning.pipeline import run
     from toolbus.toolkit.learning.stores import open_store
+    from toolbus.toolkit.live import all_names
     from toolbus.toolkit.presets import graph_of, scores_of
-    from toolbus.toolkit.publishing import all_names
 
     known = {vertex: sorted(found) for vertex, found in all_names(preset, names).items()}
     problems = _Problems(given.skip_corrupt)
@@ -261,8 +260,8 @@ def _outcome_document(outcome: Outcome) -> dict[str, Any]:
 
 def _write(report: Path, outcome: Outcome, title: str) -> None:
     """Write the report, and its picture where matplotlib is installed."""
-    from toolbus.toolkit.learning.files import replace
     from toolbus.toolkit.learning.pipeline import text
+    from toolbus.toolkit.learning.stores import write_file
 
     picture = report.with_suffix(".svg")
     content = text(outcome, title)
@@ -270,10 +269,10 @@ def _write(report: Path, outcome: Outcome, title: str) -> None:
         from toolbus.toolkit.learning.picture import draw
     except ImportError as error:
         say(f"the picture is left out, since it needs {error.name}: pip install 'toolbus[draw]'", err=True)
-        replace(report, content.encode())
+        write_file(report, content.encode())
         return
-    replace(picture, draw(outcome, title))
-    replace(report, f"{content}\n![scores before and now, and the evaluation]({picture.name})\n".encode())
+    write_file(picture, draw(outcome, title))
+    write_file(report, f"{content}\n![scores before and now, and the evaluation]({picture.name})\n".encode())
 
 
 # -- learn, evaluate, compare ------------------------------------------------------------------------
@@ -583,6 +582,6 @@ def _static_scores(path: Path) -> ScoreFile:
         from toolbus.toolkit.presets import graph_of, scores_of
 
         return scores_of(graph_of(load_preset(path)))
-    from toolbus.toolkit.learning.scores import load_scores
+    from toolbus.toolkit.learning.evidence import load_scores
 
     return load_scores(path)

@@ -277,7 +277,7 @@ def _no_model(environment: Mapping[str, str]) -> str:
     """Return why no model can be asked; empty when one can."""
     if importlib.util.find_spec("httpx") is None:
         return "they need httpx: pip install 'toolbus[platform]'"
-    from toolbus.agent.records import missing
+    from toolbus.agent.endpoint import missing
 
     return missing(environment).replace("pass --model or ", "")
 

@@ -19,7 +19,7 @@ from toolbus.operations.cli.output import fail, moment, print_json, say, say_con
 
 if TYPE_CHECKING:
     from toolbus.bus.broker.admin import Admin
-    from toolbus.bus.values.tokens import TokenRecord
+    from toolbus.bus.values.secrets import TokenRecord
 
 _DAYS = {"h": 1 / 24, "d": 1.0, "w": 7.0}
 _LONGEST = 36_500.0
@@ -64,7 +64,7 @@ def add_command(
       toolbus secure tokens add ci --user acme --expires 90d
     """
     from toolbus.bus.values.results import ConfigurationError
-    from toolbus.bus.values.tokens import Rate, TokenRecord, new_token
+    from toolbus.bus.values.secrets import Rate, TokenRecord, new_token
 
     token, ident, hashed = new_token()
     now = time.time()
@@ -173,7 +173,7 @@ def _read(path: Path, *, missing: bool = False) -> list[TokenRecord]:
 
 def _write(path: Path, records: list[TokenRecord]) -> None:
     """Replace the file in one step, so that no gateway reads half of it."""
-    from toolbus.bus.values.tokens import TokenFile
+    from toolbus.bus.values.secrets import TokenFile
 
     document = msgspec.json.format(msgspec.json.encode(TokenFile(tuple(records))))
     path = path.resolve()

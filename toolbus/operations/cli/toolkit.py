@@ -61,8 +61,8 @@ def load_command(
       toolbus toolkit load data-analysis
     """
     from toolbus.toolkit import load_preset, toolkit_of
+    from toolbus.toolkit.live import publish
     from toolbus.toolkit.presets import find_preset, graph_of, scores_of, with_scores
-    from toolbus.toolkit.publishing import publish
 
     preset = load_preset(find_preset(file))
     if revisions is not None:
@@ -119,7 +119,7 @@ def show_command(
       toolbus toolkit show
       toolbus toolkit show --file analysis.yaml --action query
     """
-    from toolbus.toolkit.items import edge_kind, kind_of
+    from toolbus.toolkit.graph import edge_kind, kind_of
 
     graph = _graph(file)
     for action in actions:
@@ -213,7 +213,7 @@ def export_command(
       toolbus toolkit export > scores.json
       toolbus toolkit learning learn --scores scores.json --log executions.jsonl
     """
-    from toolbus.toolkit.export import dot, graphml
+    from toolbus.toolkit.picture import dot, graphml
     from toolbus.toolkit.presets import scores_of
 
     graph = _graph(file)

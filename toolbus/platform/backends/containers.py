@@ -17,9 +17,8 @@ from typing import Any
 
 import msgspec
 
-from toolbus.bus.support.environment import harmless
 from toolbus.bus.values.results import ConfigurationError
-from toolbus.bus.values.secrets import value_of
+from toolbus.bus.values.secrets import harmless, value_of
 from toolbus.platform.backends import marks, program
 from toolbus.platform.backends.marks import LOOPBACK
 from toolbus.platform.backends.runner import CannotStart, Line

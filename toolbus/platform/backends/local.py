@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from toolbus.bus import telemetry
-from toolbus.bus.support.environment import harmless
 from toolbus.bus.values.results import ConfigurationError, ToolResult
-from toolbus.bus.values.secrets import value_of
+from toolbus.bus.values.secrets import harmless, value_of
 from toolbus.platform.backends import marks, program
 from toolbus.platform.backends.confinement import Confinement, base_python, bound
 from toolbus.platform.backends.http.calls import Endpoint, HttpCalls

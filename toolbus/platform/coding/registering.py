@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from toolbus.bus.broker.protocols import Creation
 from toolbus.bus.client.bus import ToolBus
-from toolbus.bus.schema import Validator
+from toolbus.bus.schema.validate import Validator
 from toolbus.bus.support.safe_text import text_of
 from toolbus.bus.values.results import ConfigurationError, DescriptorError, ToolError, ToolResult
 from toolbus.platform.checks import check_recorded

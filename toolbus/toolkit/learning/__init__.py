@@ -5,13 +5,11 @@ measures whether they are better.
 """
 
 from toolbus.toolkit.learning.evaluate import Evaluation, Options, evaluate
-from toolbus.toolkit.learning.evidence import Episode, Parameters, episodes
+from toolbus.toolkit.learning.evidence import Edge, Episode, Parameters, Scores, episodes, load_scores
 from toolbus.toolkit.learning.learn import Change, Learned, learn
 from toolbus.toolkit.learning.recorder import Recorder
-from toolbus.toolkit.learning.records import Execution, RecordError
 from toolbus.toolkit.learning.revisions import Revision, Revisions
-from toolbus.toolkit.learning.scores import Edge, Scores, load_scores
-from toolbus.toolkit.learning.stores import ExecutionStore, copy, open_store
+from toolbus.toolkit.learning.stores import Execution, ExecutionStore, RecordError, copy, open_store
 
 __all__ = [
     "Change",

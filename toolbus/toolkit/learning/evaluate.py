@@ -3,17 +3,131 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Annotated, NamedTuple
 
 import msgspec
 from msgspec import Meta
 
 from toolbus.bus.values.results import ConfigurationError
-from toolbus.toolkit.learning.evidence import Episode, Parameters, ranked, reciprocal_rank, wanted, weight_of
-from toolbus.toolkit.learning.judge import Combined, Flat, Graph, Lexical, Policy, Step
+from toolbus.toolkit.learning.evidence import (
+    Episode,
+    Parameters,
+    Scores,
+    ranked,
+    reciprocal_rank,
+    wanted,
+    weight_of,
+)
 from toolbus.toolkit.learning.learn import Learned, learn
-from toolbus.toolkit.learning.scores import Scores
+from toolbus.toolkit.starting import Index, fused
+
+
+class Step(NamedTuple):
+    """A situation in which a tool is chosen: the current action and the user's sentence."""
+
+    action: str
+    query: str
+
+
+class Policy(ABC):
+    """An order of tools; ``name`` is its name in tables."""
+
+    name: str
+
+    @abstractmethod
+    def order(self, step: Step) -> Sequence[str]:
+        """Return the tools for a step, best first; tools that are missing are not offered."""
+
+    def shown(self, step: Step) -> Collection[str]:
+        """Return the tools that a model would be shown."""
+        return self.order(step)
+
+    def chance(self, action: str, tool: str) -> float | None:
+        """Return the predicted probability that a call succeeds; None without a prediction."""
+        return None
+
+
+class Flat(Policy):
+    """Offers every tool, by name, as without a graph."""
+
+    name = "flat list"
+
+    def __init__(self, tools: Sequence[str]) -> None:
+        self._tools = sorted(tools)
+
+    def order(self, step: Step) -> Sequence[str]:
+        """Return all tools."""
+        return self._tools
+
+
+class Graph(Policy):
+    """Offers an action's tools by score, and shows those from the threshold on."""
+
+    def __init__(self, name: str, scores: Scores, static: Scores, threshold: float) -> None:
+        self.name = name
+        self._scores = scores
+        self._threshold = threshold
+        self._orders = {action: ranked(row, static.row("call", action)) for action, row in scores.rows["call"].items()}
+
+    def order(self, step: Step) -> Sequence[str]:
+        """Return the action's tools."""
+        return self._orders.get(step.action, ())
+
+    def shown(self, step: Step) -> Collection[str]:
+        """Return the action's tools whose score reaches the threshold."""
+        return [tool for tool, score in self._scores.row("call", step.action).items() if score >= self._threshold]
+
+    def chance(self, action: str, tool: str) -> float | None:
+        """Return the score."""
+        return self._scores.score("call", action, tool)
+
+
+class Lexical(Policy):
+    """Offers all tools that share words with the sentence, by BM25, and shows the best ten."""
+
+    name = "BM25"
+
+    def __init__(self, texts: Mapping[str, str]) -> None:
+        self._index = Index({name: f"{name} {text}" for name, text in texts.items()})
+        self._orders: dict[str, list[str]] = {}
+
+    def order(self, step: Step) -> Sequence[str]:
+        """Return the tools that match."""
+        found = self._orders.get(step.query)
+        if found is None:
+            found = self._orders[step.query] = [match.name for match in self._index.search(step.query, len(self._index))]
+        return found
+
+    def shown(self, step: Step) -> Collection[str]:
+        """Return the ten best matches."""
+        return self.order(step)[:10]
+
+
+class Combined(Policy):
+    """Offers the action's tools by reciprocal rank in the orders of scores and of words, and shows what the scores show."""
+
+    def __init__(self, name: str, graph: Graph, lexical: Lexical) -> None:
+        self.name = name
+        self._graph = graph
+        self._lexical = lexical
+        self._orders: dict[Step, list[str]] = {}
+
+    def order(self, step: Step) -> Sequence[str]:
+        """Return the action's tools."""
+        found = self._orders.get(step)
+        if found is None:
+            own = self._graph.order(step)
+            among = set(own)
+            scores = fused([own, [tool for tool in self._lexical.order(step) if tool in among]])
+            found = self._orders[step] = sorted(own, key=lambda tool: -scores[tool])
+        return found
+
+    def shown(self, step: Step) -> Collection[str]:
+        """Return the tools that the scores show."""
+        return self._graph.shown(step)
+
 
 BINS = 10
 MEASURES = ("hit@1", "hit@3", "hit@5", "mrr", "reach", "tools shown", "brier")

@@ -17,8 +17,8 @@ from typing import Annotated, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from toolbus.toolkit.learning.records import Execution
-from toolbus.toolkit.learning.scores import Edge, Scores
+from toolbus.toolkit.learning.evidence import Edge, Scores
+from toolbus.toolkit.learning.stores import Execution
 
 TOPICS = ("orders", "customers", "invoices", "weather", "papers", "repositories", "messages", "calendars")
 _VERBS = ("Count", "Find", "Summarise", "Compare", "List", "Check")

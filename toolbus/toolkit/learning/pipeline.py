@@ -10,12 +10,10 @@ import msgspec
 from toolbus.bus.support.display import visible
 from toolbus.bus.values.results import ConfigurationError
 from toolbus.toolkit.learning.evaluate import Evaluation, Options, evaluate
-from toolbus.toolkit.learning.evidence import DAY, Episode, Parameters, episodes, matched
+from toolbus.toolkit.learning.evidence import DAY, Episode, Parameters, ScoreFile, Scores, episodes, matched
 from toolbus.toolkit.learning.learn import Change, Learned, learn
-from toolbus.toolkit.learning.records import Execution, OnBad
 from toolbus.toolkit.learning.revisions import Revisions, changed, difference, digest
-from toolbus.toolkit.learning.scores import ScoreFile, Scores
-from toolbus.toolkit.learning.stores import ExecutionStore
+from toolbus.toolkit.learning.stores import Execution, ExecutionStore, OnBad
 
 # The measure by which an evaluation can refuse what was learned.
 DECIDING = "mrr"

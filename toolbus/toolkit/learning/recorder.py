@@ -16,8 +16,7 @@ from toolbus.bus.support.safe_text import reason_of
 from toolbus.bus.values.envelope import new_id
 from toolbus.bus.values.events import Finished
 from toolbus.bus.values.results import ConfigurationError, ToolResult
-from toolbus.toolkit.learning.records import Execution, RecordError, encode, outcome_of
-from toolbus.toolkit.learning.stores import ExecutionStore
+from toolbus.toolkit.learning.stores import Execution, ExecutionStore, RecordError, encode, outcome_of
 
 WAITING = 10_000
 _BATCH = 500

@@ -13,12 +13,9 @@ from pathlib import Path
 import msgspec
 
 from toolbus.bus.values.results import ConfigurationError
-from toolbus.toolkit.learning.evidence import Episode, Parameters
-from toolbus.toolkit.learning.files import locked, replace
-from toolbus.toolkit.learning.judge import Verdict
-from toolbus.toolkit.learning.learn import Change, Learned
-from toolbus.toolkit.learning.records import encode
-from toolbus.toolkit.learning.scores import Edge, EdgeKind, Scores, load_json
+from toolbus.toolkit.learning.evidence import Edge, EdgeKind, Episode, Parameters, Scores, load_json
+from toolbus.toolkit.learning.learn import Change, Learned, Verdict
+from toolbus.toolkit.learning.stores import encode, locked, write_file
 
 KEPT = 200
 _ID = re.compile(r"\d{4,9}-[0-9a-f]{8}")
@@ -168,15 +165,25 @@ class Revisions:
         """
         self._make()
         with locked(self.folder):
-            parent = self.of(static, graph) or self._add("", static, graph, note="the static scores")
+            first = Revision(id="", parent="", created_at=0.0, note="the static scores", edges=[*static], graph=graph)
+            parent = self.of(static, graph) or self._add(first)
             self._release()
             changes = changed(parent.scores, static, learned)
             if not changes and not difference(parent.scores, learned.scores):
                 return None
-            note = f"learned from {log.executions} executions of {log.episodes} episodes"
-            name = graph or parent.graph
-            verdicts = learned.verdicts
-            return self._add(parent.id, learned.scores, name, note, parameters=parameters, log=log, verdicts=verdicts, changes=changes)
+            made = Revision(
+                id="",
+                parent=parent.id,
+                created_at=0.0,
+                note=f"learned from {log.executions} executions of {log.episodes} episodes",
+                edges=[*learned.scores],
+                graph=graph or parent.graph,
+                parameters=parameters,
+                log=log,
+                verdicts=learned.verdicts,
+                changes=changes,
+            )
+            return self._add(made)
 
     def roll_back(self, id: str = "") -> tuple[Revision | None, Revision]:
         """Make an earlier revision current again, by default the parent of the current one; return the one left and the new one.
@@ -199,8 +206,8 @@ class Revisions:
             if newest:
                 self._release()
             else:
-                replace(self.folder / "held", f"{back.id}\n".encode())
-            replace(self.folder / "current", f"{back.id}\n".encode())
+                write_file(self.folder / "held", f"{back.id}\n".encode())
+            write_file(self.folder / "current", f"{back.id}\n".encode())
             return left, back
 
     @property
@@ -236,36 +243,14 @@ class Revisions:
         except OSError as error:
             raise ConfigurationError(f"{self.folder} can't be made: {error.strerror or error}") from None
 
-    def _add(
-        self,
-        parent: str,
-        scores: Scores,
-        graph: str,
-        note: str,
-        *,
-        parameters: Parameters | None = None,
-        log: LogDigest | None = None,
-        verdicts: Sequence[Verdict] = (),
-        changes: Sequence[Change] = (),
-    ) -> Revision:
+    def _add(self, made: Revision) -> Revision:
+        """Keep a revision with its id and its time, and make it the current one."""
         known = self.ids()
         number = _number(known[-1]) + 1 if known else 1
-        made = Revision(
-            id="",
-            parent=parent,
-            created_at=0.0,
-            note=note,
-            edges=[*scores],
-            graph=graph,
-            parameters=parameters,
-            log=log,
-            verdicts=[*verdicts],
-            changes=[*changes],
-        )
         content = hashlib.sha256(msgspec.json.encode(made)).hexdigest()
         made = msgspec.structs.replace(made, id=f"{number:04}-{content[:8]}", created_at=round(time.time(), 3))
-        replace(self.folder / f"{made.id}.json", msgspec.json.format(msgspec.json.encode(made), indent=1))
-        replace(self.folder / "current", f"{made.id}\n".encode())
+        write_file(self.folder / f"{made.id}.json", msgspec.json.format(msgspec.json.encode(made), indent=1))
+        write_file(self.folder / "current", f"{made.id}\n".encode())
         for old in known[: max(0, len(known) + 1 - self._keep)]:
             (self.folder / f"{old}.json").unlink(missing_ok=True)
         return made

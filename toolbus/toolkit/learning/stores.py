@@ -1,23 +1,195 @@
-"""Open stores of executions: one protocol, two formats, and copies from one to the other."""
+"""Records of executions, and the stores that keep them: JSON lines and SQLite."""
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import sqlite3
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Protocol, Self
+from typing import Annotated, Any, BinaryIO, Literal, Self
+
+import msgspec
+from msgspec import Meta
 
 from toolbus.bus import telemetry
-from toolbus.bus.values.results import ConfigurationError
-from toolbus.toolkit.learning.files import locked
-from toolbus.toolkit.learning.records import MAX_RECORD, Execution, OnBad, RecordError, decode, encode
+from toolbus.bus.support.files import append, replace
+from toolbus.bus.values.envelope import new_id
+from toolbus.bus.values.results import ConfigurationError, ToolResult
+
+VERSION = 1
+MAX_RECORD = 262_144
+MAX_SHOWN = 1000
+
+Outcome = Literal["success", "failure", "cancelled", "refused", "unavailable"]
+
+Name = Annotated[str, Meta(min_length=1, max_length=256)]
+Propensity = Annotated[float, Meta(gt=0, le=1)]
+Shown = Annotated[dict[Name, Propensity], Meta(max_length=MAX_SHOWN)]
+
+# Errors that say something about the tool. Others only say that the pool was busy, down or lost track of the call.
+_FAILURES = frozenset({"tool_error", "invalid_arguments", "deadline_exceeded"})
+_OUTCOMES: Mapping[str, Outcome] = {"cancelled": "cancelled", "forbidden": "refused"}
+
+
+class Execution(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One call of a tool within an episode: one user's request, from the first action to the last.
+
+    Attributes:
+        episode: id of the episode; its executions are ordered by ``position``, from 0.
+        action: action in which the tool was called.
+        tool: the tool's own name.
+        outcome: ``success`` and ``failure`` say something about the tool; ``cancelled``, ``refused`` (by a person) and ``unavailable``
+            do not.
+        ms: milliseconds that the call took for its caller.
+        at: end of the call, in seconds since 1970.
+        shown: the tools that might have been shown to the model in this action, each with its probability (propensity, above 0); empty
+            when unknown.
+        next_shown: the same for the actions that may follow this one.
+        revision: revision of the scores that chose what was shown; empty for static scores.
+        query: the user's sentence that began the episode.
+        target: id of the graph's tool or group by which the action called the tool; empty when the recorder knew no graph.
+        id: id of the record; a store keeps one record for an id.
+    """
+
+    episode: Name
+    position: Annotated[int, Meta(ge=0, le=1_000_000)]
+    action: Name
+    tool: Name
+    outcome: Outcome
+    at: Annotated[float, Meta(ge=0, le=1e11)]
+    ms: Annotated[float, Meta(ge=0)] = 0.0
+    shown: Shown = {}
+    next_shown: Shown = {}
+    revision: Annotated[str, Meta(max_length=128)] = ""
+    query: Annotated[str, Meta(max_length=4096)] = ""
+    target: Annotated[str, Meta(max_length=256)] = ""
+    id: Name = msgspec.field(default_factory=new_id)
+    version: Annotated[int, Meta(ge=1)] = msgspec.field(default=VERSION, name="v")
+
+    @property
+    def conclusive(self) -> bool:
+        """True if the outcome says something about the tool."""
+        return self.outcome in {"success", "failure"}
+
+
+class RecordError(ConfigurationError):
+    """A record can't be read or written; ``place`` names its location (``log.jsonl:17``)."""
+
+    def __init__(self, place: str, problem: str) -> None:
+        self.place = place
+        self.problem = problem
+        super().__init__(f"{place}: {problem}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.__class__, (self.place, self.problem)
+
+
+OnBad = Callable[[RecordError], object]
+"""Called with each record that can't be read, which is then left out."""
+
+
+class _Versioned(msgspec.Struct):
+    """The field that a record of any version has."""
+
+    v: int
+
+
+_decoder = msgspec.json.Decoder(Execution)
+_versions = msgspec.json.Decoder(_Versioned)
+
+
+def encode(execution: Execution) -> bytes:
+    """Return a record as one line of JSON, without a line break.
+
+    Raises:
+        RecordError: a field is out of bounds.
+    """
+    # Fields with their default value are left out, except for the version.
+    fields = msgspec.to_builtins(execution)
+    document = msgspec.json.encode({"v": execution.version, "id": execution.id, **fields})
+    decode(document, f"execution {execution.id[:64]!r}")
+    return document
+
+
+def decode(document: bytes, place: str) -> Execution:
+    """Return a record from its JSON; errors name ``place``.
+
+    Raises:
+        RecordError: it is not JSON, too large, of another version, or a field is missing or out of bounds.
+    """
+    if len(document) > MAX_RECORD:
+        raise RecordError(place, f"the record has {len(document)} bytes; at most {MAX_RECORD} are allowed")
+    try:
+        version = _versions.decode(document).v
+        if version != VERSION:
+            raise RecordError(place, f"the record is of version {version}; this release reads version {VERSION}")
+        return _decoder.decode(document)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RecordError(place, f"no execution: {error}") from None
+
+
+def outcome_of(result: ToolResult) -> Outcome:
+    """Return what the result of a call says about its tool."""
+    if result.error is None:
+        return "success"
+    if result.error.type in _FAILURES or (result.error.type == "not_found" and result.error.origin == "tool"):
+        return "failure"
+    return _OUTCOMES.get(result.error.type, "unavailable")
+
+
+try:
+    import fcntl
+except ImportError:  # systems without flock: there the user must run one process at a time
+    fcntl = None  # type: ignore[assignment]
+
+
+@contextmanager
+def locked(path: Path, *, reading: bool = False, patient: bool = True) -> Iterator[None]:
+    """Hold a lock on a file or folder, through a lock file beside it, against other threads and processes.
+
+    With ``reading``, go on without the lock where the folder is read-only, since no process can write there.
+
+    Raises:
+        ConfigurationError: the folder does not exist or can't be written; or another one holds the lock, unless ``patient``.
+    """
+    name = path.with_name(f".{path.name}.lock")
+    try:
+        file = os.open(name, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        if reading and error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
+            yield
+            return
+        raise ConfigurationError(f"{name} can't be locked: {error.strerror or error}") from None
+    try:
+        if fcntl is not None:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX if patient else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ConfigurationError(f"another process works in {path.parent} at the moment; try again when it is done") from None
+        yield
+    finally:
+        os.close(file)
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Replace a file so that readers, even after a crash, find either the old or the new content.
+
+    Raises:
+        ConfigurationError: the file can't be written.
+    """
+    try:
+        replace(path, content)
+    except OSError as error:
+        raise ConfigurationError(f"{path} can't be written: {error.strerror or error}") from None
+
 
 MAX_RECORDS = 1_000_000
 FORMAT = 1
@@ -47,7 +219,40 @@ _BATCH = 1000
 _LOCKED_SECONDS = 10.0
 
 
-class SqliteStore:
+class ExecutionStore(ABC):
+    """A log of executions, in the order in which they were added. Any thread may call its methods, one at a time."""
+
+    path: Path
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    @abstractmethod
+    def append(self, executions: Iterable[Execution]) -> int:
+        """Add executions, all or none of them, and return how many were new.
+
+        Raises:
+            RecordError: an execution has a field out of bounds.
+            ConfigurationError: the store can't be written.
+        """
+
+    @abstractmethod
+    def read(self, on_bad: OnBad | None = None) -> Iterator[Execution]:
+        """Yield every execution, oldest first.
+
+        Raises:
+            RecordError: a record can't be read and there is no ``on_bad``.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the file."""
+
+
+class SqliteStore(ExecutionStore):
     """A store in SQLite with a write-ahead log, so that readers and one writer do not wait for each other.
 
     The columns are for SQL queries; ``document`` holds the record and is the only column that is read back.
@@ -96,12 +301,6 @@ class SqliteStore:
         if found < FORMAT:
             self._database.executescript(_SCHEMA)
             self._database.execute(f"PRAGMA user_version = {FORMAT}")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close the database."""
@@ -170,7 +369,7 @@ MAX_BYTES = 67_108_864
 FILES = 8
 
 
-class JsonlStore:
+class JsonlStore(ExecutionStore):
     """Appends to ``path``; a full file becomes ``path.1``, ``path.1`` becomes ``path.2``, and the oldest is deleted.
 
     Several processes may append to one path, because each batch holds a lock beside it. A line that a crash cut off is removed by
@@ -191,12 +390,6 @@ class JsonlStore:
         self._max_bytes = max_bytes
         self._files = files
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
-
     def close(self) -> None:
         """Do nothing: no file stays open between calls."""
 
@@ -213,13 +406,11 @@ class JsonlStore:
         try:
             with locked(self.path):
                 self._rotate()
-                file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o600)
-                try:
-                    self._write(file, b"".join(lines))
-                finally:
-                    os.close(file)
+                torn = append(self.path, b"".join(lines))
         except OSError as error:
             raise ConfigurationError(f"{self.path} can't be written: {error.strerror or error}") from None
+        if torn:
+            telemetry.log.warning("executions.torn_line", file=str(self.path), bytes=torn)
         return len(lines)
 
     def read(self, on_bad: OnBad | None = None) -> Iterator[Execution]:
@@ -265,35 +456,6 @@ class JsonlStore:
         if self._files == 1:
             self.path.unlink()
 
-    def _write(self, file: int, text: bytes) -> None:
-        """Append ``text`` after the last complete line; undo a write that fails halfway."""
-        end = os.lseek(file, 0, os.SEEK_END)
-        whole = _whole(file, end)
-        if whole < end:
-            telemetry.log.warning("executions.torn_line", file=str(self.path), bytes=end - whole)
-            os.ftruncate(file, whole)
-        try:
-            rest = memoryview(text)
-            while rest:
-                rest = rest[os.write(file, rest) :]
-            os.fsync(file)
-        except OSError:
-            os.ftruncate(file, whole)
-            raise
-
-
-def _whole(file: int, end: int) -> int:
-    """Return the offset at which the last complete line ends."""
-    position = end
-    while position > 0:
-        start = max(0, position - 65_536)
-        os.lseek(file, start, os.SEEK_SET)
-        found = os.read(file, position - start).rfind(b"\n")
-        if found >= 0:
-            return start + found + 1
-        position = start
-    return 0
-
 
 def _records(name: Path, file: BinaryIO) -> Iterator[Execution | RecordError]:
     """Yield the record of each line, or the error why it can't be read; a last line that was cut off yields nothing."""
@@ -316,34 +478,6 @@ def _decoded(line: bytes, place: str) -> Execution | RecordError:
         return decode(line, place)
     except RecordError as error:
         return error
-
-
-class ExecutionStore(Protocol):
-    """A log of executions, in the order in which they were added. Any thread may call its methods, one at a time."""
-
-    path: Path
-
-    def append(self, executions: Iterable[Execution]) -> int:
-        """Add executions, all or none of them, and return how many were new.
-
-        Raises:
-            RecordError: an execution has a field out of bounds.
-            ConfigurationError: the store can't be written.
-        """
-
-    def read(self, on_bad: OnBad | None = None) -> Iterator[Execution]:
-        """Yield every execution, oldest first.
-
-        Raises:
-            RecordError: a record can't be read and there is no ``on_bad``.
-        """
-
-    def close(self) -> None:
-        """Close the file."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
 
 
 def open_store(path: str | Path, *, must_exist: bool = False) -> ExecutionStore:

@@ -15,7 +15,7 @@ from toolbus.bus.broker.keys import Keys, session_digest
 from toolbus.bus.broker.protocols.documents import CHAT, ChatWindow, ConversationInfo, Messenger, StoredRecord
 from toolbus.bus.broker.reading import MOST_TEXT, document, identifier, integer, skip, text
 from toolbus.bus.broker.transport.command import ReplyError
-from toolbus.bus.broker.transport.transport import Transport
+from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.support.display import visible
 from toolbus.bus.values.encoding import whole_text
 from toolbus.bus.values.envelope import encode, new_id
@@ -238,7 +238,7 @@ class Conversations:
         patience: seconds for which a process waits for a conversation in all, also for the server.
     """
 
-    def __init__(self, link: Transport, keys: Keys, settings: Settings) -> None:
+    def __init__(self, link: Link, keys: Keys, settings: Settings) -> None:
         self._link = link
         self._keys = keys
         self._documents = HeldDocuments(link, _SHAPE)
@@ -428,7 +428,7 @@ _messengers = msgspec.json.Decoder(Messenger)
 class Chats:
     """The chats of a namespace."""
 
-    def __init__(self, link: Transport, keys: Keys, conversations: Conversations) -> None:
+    def __init__(self, link: Link, keys: Keys, conversations: Conversations) -> None:
         self._link = link
         self._key = keys.messenger
         self._conversations = conversations

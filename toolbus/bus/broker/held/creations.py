@@ -32,7 +32,7 @@ from toolbus.bus.broker.protocols.documents import (
 )
 from toolbus.bus.broker.reading import MOST_TEXT, integer, shown, skip, text
 from toolbus.bus.broker.transport.command import ReplyError
-from toolbus.bus.broker.transport.transport import Transport
+from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.values.encoding import whole_text
 from toolbus.bus.values.envelope import is_ident, new_id
 from toolbus.bus.values.results import ConfigurationError, EnvelopeError, ToolError
@@ -161,7 +161,7 @@ class Creations:
         changes: counts what this process heard of changes of tasks.
     """
 
-    def __init__(self, link: Transport, keys: Keys, settings: Settings) -> None:
+    def __init__(self, link: Link, keys: Keys, settings: Settings) -> None:
         self._link = link
         self._keys = keys
         self._documents = HeldDocuments(link, Shape("claim", "lines", "l:", MOST_LINES, gaps=True))

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from toolbus.bus.broker import scripts
-from toolbus.bus.broker.transport.transport import Transport
+from toolbus.bus.broker.transport.link import Link
 
 Value = str | int | bytes
 
@@ -114,7 +114,7 @@ class Outcome(NamedTuple):
 class HeldDocuments:
     """The documents of one shape."""
 
-    def __init__(self, link: Transport, shape: Shape) -> None:
+    def __init__(self, link: Link, shape: Shape) -> None:
         self._link = link
         self._shape = shape
 

@@ -9,8 +9,9 @@ from toolbus.bus.broker import scripts
 from toolbus.bus.broker.keys import Keys
 from toolbus.bus.broker.protocols.documents import HostId, OutputLine, Renewed
 from toolbus.bus.broker.reading import integer, skip, text
-from toolbus.bus.broker.transport.command import fields_of, scan_hash
-from toolbus.bus.broker.transport.transport import Transport
+from toolbus.bus.broker.transport.command import fields_of
+from toolbus.bus.broker.transport.link import Link
+from toolbus.bus.broker.transport.links import scan_hash
 from toolbus.bus.values.encoding import whole_text
 from toolbus.bus.values.results import EnvelopeError
 
@@ -35,7 +36,7 @@ _LAST_MS = 253_402_300_799_000
 class Routes:
     """The routes of hosts: documents by tool, which go when their host's lease ends."""
 
-    def __init__(self, link: Transport, keys: Keys) -> None:
+    def __init__(self, link: Link, keys: Keys) -> None:
         self._link = link
         self._keys = keys
 

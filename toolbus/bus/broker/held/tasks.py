@@ -13,7 +13,7 @@ from toolbus.bus.broker.protocols.documents import MOST_BYTES, MOST_RESULTS, Tas
 from toolbus.bus.broker.publish import SharedCalls
 from toolbus.bus.broker.reading import document, skip
 from toolbus.bus.broker.transport.command import ReplyError
-from toolbus.bus.broker.transport.transport import Transport
+from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.values.envelope import Frame, decode_frames, encode, entry_limit, is_ident
 from toolbus.bus.values.results import BrokerError, EnvelopeError
 from toolbus.bus.values.settings import Settings
@@ -27,7 +27,7 @@ _records = msgspec.json.Decoder(TaskRecord)
 class Tasks:
     """The records of tasks, and the frames of their calls."""
 
-    def __init__(self, link: Transport, keys: Keys, settings: Settings, shared: SharedCalls) -> None:
+    def __init__(self, link: Link, keys: Keys, settings: Settings, shared: SharedCalls) -> None:
         self._link = link
         self._keys = keys
         self._limit = entry_limit(settings.max_frame)
@@ -93,7 +93,7 @@ class Tasks:
 class SessionResults:
     """The results of sessions' calls, as documents; those of a session that was not used for the retention time are gone."""
 
-    def __init__(self, link: Transport, keys: Keys, settings: Settings) -> None:
+    def __init__(self, link: Link, keys: Keys, settings: Settings) -> None:
         self._link = link
         self._keys = keys
         self._ttl = int(settings.retention * 1000)

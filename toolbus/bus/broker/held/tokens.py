@@ -6,10 +6,10 @@ import msgspec
 
 from toolbus.bus.broker.keys import Keys
 from toolbus.bus.broker.reading import document, skip
-from toolbus.bus.broker.transport.command import scan_hash
-from toolbus.bus.broker.transport.transport import Transport
+from toolbus.bus.broker.transport.link import Link
+from toolbus.bus.broker.transport.links import scan_hash
 from toolbus.bus.values.results import ConfigurationError, EnvelopeError
-from toolbus.bus.values.tokens import TokenRecord
+from toolbus.bus.values.secrets import TokenRecord
 
 MOST_TOKENS = 10_000
 """Most tokens of a namespace."""
@@ -21,7 +21,7 @@ _records = msgspec.json.Decoder(TokenRecord)
 class Tokens:
     """The records of bearer tokens."""
 
-    def __init__(self, link: Transport, keys: Keys) -> None:
+    def __init__(self, link: Link, keys: Keys) -> None:
         self._link = link
         self._key = keys.tokens
 

@@ -23,7 +23,7 @@ from toolbus.bus.broker.registry.registry import TTL
 from toolbus.bus.broker.scripts import Script
 from toolbus.bus.broker.take.requests import Delivery, Fence, RequestStream, common_fence, entries_of
 from toolbus.bus.broker.transport.connection import Connector, explain
-from toolbus.bus.broker.transport.transport import replica_by
+from toolbus.bus.broker.transport.links import replica_by
 from toolbus.bus.support.safe_text import described, reason_of
 from toolbus.bus.telemetry.background import MOST_FAILURES
 from toolbus.bus.values.results import BrokerError, ToolbusError

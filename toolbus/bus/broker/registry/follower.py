@@ -13,8 +13,9 @@ from toolbus.bus.broker.keys import Keys
 from toolbus.bus.broker.protocols import ALL_TOOLS, AgentListener, RefusedTool, ServiceRecord
 from toolbus.bus.broker.reading import shown, skip, text, uses_up
 from toolbus.bus.broker.registry.publications import read_record
-from toolbus.bus.broker.transport.command import fields_of, scan_hash
-from toolbus.bus.broker.transport.transport import Transport
+from toolbus.bus.broker.transport.command import fields_of
+from toolbus.bus.broker.transport.link import Link
+from toolbus.bus.broker.transport.links import scan_hash
 from toolbus.bus.values.naming import key_flaw
 from toolbus.bus.values.pins import KEY as PIN
 from toolbus.bus.values.results import DescriptorError, EnvelopeError
@@ -29,7 +30,7 @@ class RegistryFollower:
     missing, and then ``load`` must be run again.
     """
 
-    def __init__(self, link: Transport, keys: Keys, listener: AgentListener) -> None:
+    def __init__(self, link: Link, keys: Keys, listener: AgentListener) -> None:
         self._link = link
         self._keys = keys
         self._listener = listener
@@ -146,7 +147,7 @@ def _record_of(service: str, value: bytes) -> ServiceRecord:
     return record
 
 
-async def read_services(link: Transport, keys: Keys) -> dict[str, ServiceRecord | RefusedTool]:
+async def read_services(link: Link, keys: Keys) -> dict[str, ServiceRecord | RefusedTool]:
     """Return the services by name, with the reason in place of one that can't be read.
 
     Raises:
@@ -159,7 +160,7 @@ async def read_services(link: Transport, keys: Keys) -> dict[str, ServiceRecord 
     return await _read_all(link, keys.services, _read_logged, refused)
 
 
-async def read_items(link: Transport, keys: Keys) -> dict[str, bytes | RefusedTool]:
+async def read_items(link: Link, keys: Keys) -> dict[str, bytes | RefusedTool]:
     """Return the static documents by key, with the reason in place of one whose key can't be read.
 
     Raises:
@@ -193,7 +194,7 @@ def _misplaced(key: str) -> bytes | RefusedTool:
 
 
 async def _read_all(
-    link: Transport, table: str, read: Callable[[str, bytes], T | RefusedTool], refused: Callable[[str, str], RefusedTool]
+    link: Link, table: str, read: Callable[[str, bytes], T | RefusedTool], refused: Callable[[str, str], RefusedTool]
 ) -> dict[str, T | RefusedTool]:
     found: dict[str, T | RefusedTool] = {}
     async for name, value in scan_hash(link, table):

@@ -15,7 +15,7 @@ from toolbus.bus.broker.protocols import ALL_TOOLS, RefusedTool, ServiceRecord
 from toolbus.bus.broker.reading import integer
 from toolbus.bus.broker.registry.registry import RegisterAnswer, Registry
 from toolbus.bus.broker.take.requests import RequestStream
-from toolbus.bus.broker.transport.transport import Transport
+from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.broker.versions import check_versions, read_version
 from toolbus.bus.support.display import one_line
 from toolbus.bus.values.descriptors import Publication, ServiceDescriptor, ToolDescriptor, check_service, check_tool
@@ -225,7 +225,7 @@ class WorkerRegistration:
 
     def __init__(
         self,
-        link: Transport,
+        link: Link,
         keys: Keys,
         instance: str,
         registry: Registry,

@@ -21,9 +21,10 @@ from toolbus.bus.broker.lease.clock import ServerClock
 from toolbus.bus.broker.protocols.documents import ItemChange
 from toolbus.bus.broker.reading import check_document, integer, shown
 from toolbus.bus.broker.scripts import Script
-from toolbus.bus.broker.transport.command import ReplyError, scan_hash
+from toolbus.bus.broker.transport.command import ReplyError
+from toolbus.bus.broker.transport.link import Link
+from toolbus.bus.broker.transport.links import scan_hash
 from toolbus.bus.broker.transport.mastership import Replication
-from toolbus.bus.broker.transport.transport import Transport
 from toolbus.bus.values.descriptors import Publication
 from toolbus.bus.values.encoding import whole_text
 from toolbus.bus.values.results import BrokerError, BrokerUnavailable, EnvelopeError, RegistrationRefused
@@ -118,7 +119,7 @@ class RegisterAnswer(NamedTuple):
 class Registry:
     """Registry operations over one link; what people put there waits for replicas, if there is ``replication``."""
 
-    def __init__(self, link: Transport, keys: Keys, settings: Settings, replication: Replication | None = None) -> None:
+    def __init__(self, link: Link, keys: Keys, settings: Settings, replication: Replication | None = None) -> None:
         self._link = link
         self._replication = replication
         self._keys = keys

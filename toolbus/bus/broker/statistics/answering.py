@@ -15,7 +15,7 @@ from toolbus.bus.broker.reading import MOST_DOCUMENT
 from toolbus.bus.broker.statistics.answers import InstanceAnswer, ToolStatistics
 from toolbus.bus.broker.take.requests import RequestStream
 from toolbus.bus.broker.transport.command import Reply
-from toolbus.bus.broker.transport.transport import Transport
+from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.values.results import BrokerError
 
 _KEPT_MS = 10_000
@@ -36,7 +36,7 @@ class Answering:
 
     def __init__(
         self,
-        link: Transport,
+        link: Link,
         keys: Keys,
         clock: ServerClock,
         instance: str,

@@ -14,7 +14,7 @@ from toolbus.bus.broker.keys import Keys
 from toolbus.bus.broker.reading import document, integer, shown, text
 from toolbus.bus.broker.statistics.answers import InstanceAnswer
 from toolbus.bus.broker.transport.command import fields_of
-from toolbus.bus.broker.transport.transport import Transport
+from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.values.envelope import new_id
 from toolbus.bus.values.results import EnvelopeError
 
@@ -42,7 +42,7 @@ class Statistics(NamedTuple):
     silent: dict[str, tuple[str, ...]]
 
 
-async def ask(link: Transport, keys: Keys, *, service: str = "", patience: float = PATIENCE) -> Statistics:
+async def ask(link: Link, keys: Keys, *, service: str = "", patience: float = PATIENCE) -> Statistics:
     """Ask all workers, or those of one service, and wait until each has answered, for at most ``patience`` seconds.
 
     Anything may stand where the answers are expected: what no live worker could have written is left out.
@@ -73,7 +73,7 @@ async def ask(link: Transport, keys: Keys, *, service: str = "", patience: float
     return Statistics(dict(sorted(found.items())), {name: expected[name] for name in sorted(expected.keys() - found.keys())})
 
 
-async def _instances(link: Transport, keys: Keys, service: str) -> dict[str, tuple[str, ...]]:
+async def _instances(link: Link, keys: Keys, service: str) -> dict[str, tuple[str, ...]]:
     """Return the instances whose leases last, each with its services."""
     seconds, micros = await link.execute("TIME")
     now = integer(seconds) * 1000 + integer(micros) // 1000
@@ -89,7 +89,7 @@ async def _instances(link: Transport, keys: Keys, service: str) -> dict[str, tup
     return {instance: tuple(sorted(services)) for instance, services in found.items()}
 
 
-async def _read(link: Transport, key: str, after: bytes, expected: Iterable[str], found: dict[str, InstanceAnswer]) -> bytes:
+async def _read(link: Link, key: str, after: bytes, expected: Iterable[str], found: dict[str, InstanceAnswer]) -> bytes:
     """Take in the answers after an entry; return the last entry that was read."""
     while True:
         entries = await link.execute("XRANGE", key, after, "+", "COUNT", _PAGE)

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from toolbus.bus import telemetry
 from toolbus.bus.broker import scripts
 from toolbus.bus.broker.opening import Failing
 from toolbus.bus.broker.protocols import WorkerListener
+from toolbus.bus.broker.reading import integer
 from toolbus.bus.broker.recover import MAY_BE_ABANDONED_MS, AbandonedCalls, Upkeep, hand_back
 from toolbus.bus.broker.sessions import Ownership
-from toolbus.bus.broker.take.requests import GROUP, Delivery, RequestStream, tell_delivered_again
-from toolbus.bus.broker.transport.command import ReplyError
+from toolbus.bus.broker.take.requests import GROUP, BadEntry, Delivery, Fence, RequestStream, epoch_of, tell_delivered_again
+from toolbus.bus.broker.transport.command import ReplyError, fields_of
 from toolbus.bus.broker.transport.connection import BLOCK
 from toolbus.bus.broker.transport.links import Links
-from toolbus.bus.values.envelope import EntryNumbers
-from toolbus.bus.values.results import BrokerError, BrokerUnavailable, ToolbusError
+from toolbus.bus.values.envelope import EntryNumbers, decode_request, numbers_of
+from toolbus.bus.values.results import BrokerError, BrokerUnavailable, EnvelopeError
 
 _RETRY = 0.2
 # Seconds after which a read that was told to end and still waits is told again.
@@ -30,6 +32,61 @@ _LOOK_AGAIN = 0.01
 _LEAST_PART, _MOST_PART = 32, 128
 # Where sessions stay where they begin, a burst of new ones is to spread over the workers.
 _GAINING_PART = 8
+# Milliseconds since 1970 have 13 digits for some centuries.
+_MOST_DIGITS = 15
+
+_is_id = re.compile(rb"\d{1,20}-\d{1,20}").fullmatch
+
+
+def deliveries(stream: RequestStream, entries: Iterable[Sequence[Any]], fence: Fence, attempt: int = 1) -> list[Delivery]:
+    """Make deliveries of stream entries, held from now on; entries whose request can't be read are set aside instead.
+
+    Args:
+        stream: the stream that they are of.
+        entries: the id of each, and its fields, flat.
+        fence: as it was known before they were delivered, or with them.
+        attempt: the number of their delivery.
+    """
+    made: list[Delivery] = []
+    held, keys, epoch, limit = stream.held, stream.keys, epoch_of(fence.generation), stream.most_document
+    reply_prefix, run_prefix, run_numbers = keys.reply_prefix, stream.run_prefix, stream.run_numbers
+    offset = stream.clock.offset
+    now_ms = (stream.clock.monotonic() + offset) * 1000
+    for entry, fields in entries:
+        document = server = after = b""
+        try:
+            # The order in which publish.lua writes them.
+            if fields is not None and len(fields) == 4 and fields[0] == b"r" and fields[2] == b"d":
+                document, due = fields[1], fields[3]
+            else:
+                found = fields_of(fields or ())
+                document, server, after = found.get(b"r", b""), found.get(b"s", b""), found.get(b"p", b"")
+                due = found[b"d"]
+            deadline_ms = int(due) if due.isdigit() and len(due) <= _MOST_DIGITS else integer(due)
+            request = decode_request(document, limit=limit)
+        except (EnvelopeError, KeyError) as error:
+            reason = "the entry has no deadline" if isinstance(error, KeyError) else str(error)
+            stream.set_aside(stream, BadEntry(entry, document, reason, attempt, fence))
+            continue
+        if entry in held:
+            # Delivered once more, by a group that was made anew.
+            stream.lose(held[entry])
+        delivery = held[entry] = Delivery(
+            request,
+            keys.call(request.id) if request.shared else f"{reply_prefix}{request.agent}" if request.agent else "",
+            entry,
+            epoch,
+            attempt,
+            deadline_ms / 1000 - offset,
+            max(0.0, now_ms - float(entry.partition(b"-")[0])),
+            f"{run_prefix}{next(run_numbers):x}",
+            queue=stream,
+            fence=fence,
+            server=server,
+            after=after if _is_id(after) else b"",
+        )
+        made.append(delivery)
+    return made
 
 
 class Batch(NamedTuple):
@@ -79,7 +136,7 @@ class Intake:
         self._lease = lease
         self._monotonic = monotonic
         self._last_beat = monotonic()
-        self._failing = Failing(lease, "no requests could be taken", self._give_up, monotonic)
+        self._failing = Failing(lease, "no requests could be taken", listener.on_failed, monotonic)
         self._interrupted = asyncio.Event()
         self._reading = False
         self._reads = 0
@@ -90,39 +147,40 @@ class Intake:
 
     async def take(self, slots: int) -> list[Delivery]:
         """Wait up to about two seconds for at most ``slots`` deliveries."""
-        if self._is_interrupted():
+        if self._interrupted.is_set():
+            self._interrupted.clear()
             return []
         if self._upkeep.postponed and self._upkeep.has_postponed:
             # Requests that it starts take slots, so read nothing with the old number.
             await self._upkeep.reap_postponed()
             return []
-        streams = [stream for stream in self._streams.values() if not (stream.paused or stream.leaving)]
-        if not streams or not self._links.blocking.connected:
-            if streams:
+        # As they are known before anything is delivered: a later fence may be the result of losing it again, and a later position may be
+        # that of what this read delivers.
+        known: dict[RequestStream, tuple[Fence, EntryNumbers]] = {}
+        for stream in self._streams.values():
+            if not (stream.paused or stream.leaving):
+                known[stream] = (stream.fence_known, stream.newest)
+        connected = self._links.blocking.connected
+        # Without a beat for a lease, others take over what this worker has, and would take over at once what it takes now. The lease thread
+        # says why.
+        if not known or not connected or self._monotonic() - self._last_beat > self._lease:
+            if known and not connected:
                 self._miss_connection()
             await self.pause()
             return []
-        if self._monotonic() - self._last_beat > self._lease:
-            # Others take over what this worker has, and would take over at once what it takes now. The lease thread says why.
-            await self.pause()
-            return []
-        # As they are known before anything is delivered: a later fence may be the result of losing it again, and a later position may be
-        # that of what this read delivers.
-        known = {stream: (stream.fence_known, stream.position.newest) for stream in streams}
-        batch = await self._read(streams, slots)
+        batch = await self._read(list(known), slots)
         taken: list[Delivery] = []
         for stream, found in batch.found:
             # Entries come in order, so the first and the last tell of all.
             fence, before = known[stream]
-            entries = await self._new(stream, found, before) if stream.position.had_passed(found[0][0], before) else found
-            stream.position.advance(found[-1][0])
-            taken += stream.deliveries([(entry, 1, fields) for entry, fields in entries], fence)
-        if batch.lost:
-            self._miss_connection()
-        elif not batch.refused:
+            first, last = numbers_of(found[0][0]), numbers_of(found[-1][0])
+            entries = await self._new(stream, found, before) if first <= min(before, stream.newest) else found
+            stream.newest = max(stream.newest, last)
+            taken += deliveries(stream, entries, fence)
+        if batch.lost or batch.refused:
+            await self._restore(batch)
+        else:
             self._failing.since = None
-        elif self._upkeep.taking:
-            await self._restore(batch.refused)
         if not taken:
             return []
         # A stream gives its oldest entry first.
@@ -130,7 +188,13 @@ class Intake:
             len(batch.found) > 1 and any(delivery.queued_ms > MAY_BE_ABANDONED_MS for delivery in taken)
         ):
             taken = await self._abandoned.without(taken)
-        taken = self._within(taken, slots)
+        # A worker that leaves finishes what it was still given.
+        room = self._listener.free_slots() if self._upkeep.taking else slots
+        if len(taken) > room:
+            # The oldest ones stay; the others go back before a session is theirs.
+            taken.sort(key=lambda delivery: delivery.queued_ms, reverse=True)
+            self._links.start(self._hand_back(taken[room:]))
+            taken = taken[:room]
         # Last, since what it finds out holds for this moment.
         return await self._ownership.settle(taken) if self._ownership.serves else taken
 
@@ -164,6 +228,7 @@ class Intake:
     # -- reading ----------------------------------------------------------------------------------
 
     async def _read(self, streams: list[RequestStream], slots: int) -> Batch:
+        """Read what is there of all streams, or wait for it."""
         self._reading = True
         self._reads += 1
         try:
@@ -172,37 +237,32 @@ class Intake:
                 self._more = bool(batch.found)
                 if batch.found or batch.refused or self._upkeep.has_postponed or self._interrupted.is_set():
                     return batch
-            return await self._wait(streams, slots)
+            deepest = 0
+            by_key: dict[bytes, RequestStream] = {}
+            for stream in streams:
+                deepest = max(deepest, stream.depth)
+                by_key[stream.key_read] = stream
+            count = max(1, min(slots // len(streams), self._part(deepest)))
+            command = ("XREADGROUP", "GROUP", GROUP, self._instance, "COUNT", count, "BLOCK", int(BLOCK * 1000), "STREAMS")
+            reply = await self._links.blocking.execute(*command, *by_key, *([">"] * len(streams)))
         except BrokerUnavailable:
             return Batch([], [], lost=True)
         except ReplyError as error:
             return Batch([], [(stream, str(error)) for stream in streams])
+        else:
+            batch = Batch([], [])
+            if reply:
+                self._more = False
+                for key, entries in reply.items() if isinstance(reply, dict) else reply:
+                    if key in by_key:
+                        batch.found.append((by_key[key], entries))
+                        self._more = self._more or len(entries) >= count
+            return batch
         finally:
             self._reading = False
             if self._again is not None:
                 self._again.cancel()
                 self._again = None
-
-    async def _wait(self, streams: list[RequestStream], slots: int) -> Batch:
-        """Wait for requests in all of the streams."""
-        deepest, keys = 0, list[str]()
-        by_key: dict[bytes, RequestStream] = {}
-        for stream in streams:
-            deepest = max(deepest, stream.depth)
-            keys.append(stream.key)
-            by_key[stream.key.encode()] = stream
-        count = max(1, min(slots // len(streams), self._part(deepest)))
-        command = ("XREADGROUP", "GROUP", GROUP, self._instance, "COUNT", count, "BLOCK", int(BLOCK * 1000), "STREAMS")
-        reply = await self._links.blocking.execute(*command, *keys, *([">"] * len(streams)))
-        if not reply:
-            return Batch([], [])
-        batch = Batch([], [])
-        self._more = False
-        for key, entries in reply.items() if isinstance(reply, dict) else reply:
-            if key in by_key:
-                batch.found.append((by_key[key], entries))
-                self._more = self._more or len(entries) >= count
-        return batch
 
     async def _sweep(self, streams: list[RequestStream], slots: int) -> Batch:
         """Take what is there, by turns, without waiting."""
@@ -226,9 +286,15 @@ class Intake:
         part = max(_LEAST_PART, min(depth // 2, _MOST_PART))
         return min(part, _GAINING_PART) if self._ownership.gaining else part
 
-    async def _restore(self, refused: list[tuple[RequestStream, str]]) -> None:
+    async def _restore(self, batch: Batch) -> None:
+        """Do what can be done so that the next read is not lost or refused as this one was."""
+        refused = batch.refused
         missing = [stream.service for stream, error in refused if error.startswith("NOGROUP")]
-        if missing:
+        if batch.lost:
+            self._miss_connection()
+        elif not self._upkeep.taking:
+            return
+        elif missing:
             telemetry.log.warning("requests.group_missing", error=refused[0][1])
             await self._register_again(missing)
         else:
@@ -243,9 +309,6 @@ class Intake:
         elif self._upkeep.taking:
             self._failing.refused("the connection that waits for them is lost or can't be made")
 
-    def _give_up(self, error: ToolbusError) -> None:
-        self._listener.on_failed(error)
-
     async def _new(self, stream: RequestStream, entries: Sequence[Any], before: EntryNumbers) -> Sequence[Any]:
         """Return the entries that had not been delivered before.
 
@@ -255,23 +318,12 @@ class Intake:
             generation = await self._links.writing.execute("HGET", stream.fence, "generation", repeatable=True)
             if generation != stream.fence_known.generation:
                 # It was made anew, and what was held under it is lost.
-                stream.position.reset()
+                stream.newest = ()
                 return entries
-        new = [each for each in entries if not stream.position.had_passed(each[0], before)]
+        passed = min(before, stream.newest)
+        new = [each for each in entries if numbers_of(each[0]) > passed]
         tell_delivered_again(stream, len(entries) - len(new))
         return new
-
-    # -- what is too much -------------------------------------------------------------------------
-
-    def _within(self, taken: list[Delivery], slots: int) -> list[Delivery]:
-        """Return the oldest deliveries, as many as there are slots; the others go back before a session is theirs."""
-        # A worker that leaves finishes what it was still given.
-        room = self._listener.free_slots() if self._upkeep.taking else slots
-        if len(taken) <= room:
-            return taken
-        taken.sort(key=lambda delivery: delivery.queued_ms, reverse=True)
-        self._links.start(self._hand_back(taken[room:]))
-        return taken[:room]
 
     async def _hand_back(self, deliveries: list[Delivery]) -> None:
         try:
@@ -279,13 +331,6 @@ class Intake:
         except BrokerError as error:
             # Their leases run out, and they are taken over all the same.
             telemetry.log.warning("requests.hand_back_failed", error=str(error))
-
-    # -- waking -----------------------------------------------------------------------------------
-
-    def _is_interrupted(self) -> bool:
-        interrupted = self._interrupted.is_set()
-        self._interrupted.clear()
-        return interrupted
 
     def _unblock(self) -> None:
         if not self._reading:

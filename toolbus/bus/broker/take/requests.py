@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
-import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Self
 
@@ -14,15 +14,12 @@ from toolbus.bus.broker import scripts
 from toolbus.bus.broker.keys import Keys
 from toolbus.bus.broker.lease.clock import ServerClock
 from toolbus.bus.broker.reading import integer
-from toolbus.bus.broker.transport.command import fields_of
-from toolbus.bus.broker.transport.transport import Transport
-from toolbus.bus.values.envelope import EntryNumbers, Request, address, decode_request, new_run, numbers_of
+from toolbus.bus.broker.transport.link import Link
+from toolbus.bus.values.envelope import EntryNumbers, Request, address, new_run
 from toolbus.bus.values.results import EnvelopeError
 from toolbus.bus.values.settings import Settings
 
 GROUP = "g"
-
-_is_id = re.compile(rb"\d{1,20}-\d{1,20}").fullmatch
 
 
 class Fence(NamedTuple):
@@ -35,17 +32,14 @@ class Fence(NamedTuple):
     generation: bytes
     counter: bytes
 
-    @property
-    def epoch(self) -> int:
-        """The number of times that the consumer group has been made anew."""
-        try:
-            return integer(self.generation.partition(b".")[0])
-        except EnvelopeError:
-            return 0
 
-
-Found = tuple[bytes, int, list[bytes] | None]
-"""A stream entry: its id, its delivery number, and its fields, flat."""
+@functools.lru_cache(64)
+def epoch_of(generation: bytes) -> int:
+    """Return how many times the consumer group has been made anew."""
+    try:
+        return integer(generation.partition(b".")[0])
+    except EnvelopeError:
+        return 0
 
 
 UNSURE = b"?"
@@ -70,32 +64,6 @@ def entries_of(deliveries: Iterable[Delivery]) -> list[bytes | int]:
 def tell_delivered_again(stream: RequestStream, calls: int) -> None:
     """Log that a group was set back."""
     telemetry.log.error("requests.delivered_again", service=stream.service, calls=calls)
-
-
-class GroupPosition:
-    """The newest entry that is known to have been delivered to anyone.
-
-    The server delivers in the order of ids, so a group that delivers an entry up to here once more was set back. That holds for reads that
-    begin afterwards: what is learned while a read is under way may include the very entries that its answer brings.
-
-    Attributes:
-        newest: the entry's numbers.
-    """
-
-    def __init__(self) -> None:
-        self.newest: EntryNumbers = ()
-
-    def advance(self, entry: bytes) -> None:
-        """Take in that an entry and those before it have been delivered."""
-        self.newest = max(self.newest, numbers_of(entry))
-
-    def had_passed(self, entry: bytes, before: EntryNumbers) -> bool:
-        """Return whether an entry had been delivered before a read that began when ``newest`` was ``before``."""
-        return numbers_of(entry) <= min(before, self.newest)
-
-    def reset(self) -> None:
-        """Forget everything: the group was made anew."""
-        self.newest = ()
 
 
 class BadEntry(Exception):
@@ -166,6 +134,16 @@ class RequestStream:
     Args:
         on_lost: called for a delivery that is no longer this worker's.
         set_aside: called for an entry whose request can't be read.
+
+    Attributes:
+        fence_known: the fence as it was learned last.
+        newest: the numbers of the newest entry that is known to have been delivered to anyone. The server delivers in the order of ids, so
+            a group that delivers an entry up to it once more was set back. That holds for reads that begin afterwards: what is learned
+            while a read is under way may include the very entries that its answer brings.
+        held: the deliveries that are this worker's, by entry.
+        depth: how many requests the stream held, queued and running, when this worker last finished one.
+        leaving: True once its service is withdrawn: nothing more is taken, and what is held is still to be answered.
+        sticky: True when calls of one session go to one worker.
     """
 
     def __init__(
@@ -180,10 +158,13 @@ class RequestStream:
         on_lost: Callable[[Delivery], None],
         set_aside: Callable[[RequestStream, BadEntry], None],
     ) -> None:
+        self.keys = keys
+        self.clock = clock
         self.service = service
         self.queue = queue
         self.consumer = consumer
         self.key = keys.queue(queue)
+        self.key_read = self.key.encode()
         self.fence = keys.fence(queue)
         self.dead_letters = keys.dead_letters(queue)
         self.alone_from = settings.alone_from
@@ -191,24 +172,17 @@ class RequestStream:
         self.cancelled = keys.cancelled(queue)
         self.wake = keys.wake(queue)
         self.fence_known = Fence(b"", b"")
-        self.position = GroupPosition()
+        self.newest: EntryNumbers = ()
         self.held: dict[bytes, Delivery] = {}
-        # How many requests the stream held, queued and running, when this worker last finished one.
         self.depth = 0
-        self.paused = False
-        # True once its service is withdrawn: nothing more is taken, and what is held is still to be answered.
-        self.leaving = False
+        self.paused = self.leaving = self.sticky = False
+        self.most_document = settings.max_request + 1024
+        self.set_aside = set_aside
+        # Tokens of runs: unique without a system call per run, which cost a tenth of a worker's time.
+        self.run_prefix = f"{new_run()}."
+        self.run_numbers = itertools.count()
         self._paused_since = float("-inf")
-        # True when calls of one session go to one worker.
-        self.sticky = False
-        self._keys = keys
-        self._clock = clock
-        self._settings = settings
         self._on_lost = on_lost
-        self._set_aside = set_aside
-        # Unique without a system call per run, which cost a tenth of a worker's time.
-        self._runs_prefix = f"{new_run()}."
-        self._runs = itertools.count()
 
     def pause(self, paused: bool, known: float) -> bool:
         """Take in whether the service was paused at a local monotonic time; True when that is news. What was known earlier says nothing."""
@@ -223,7 +197,7 @@ class RequestStream:
         if generation != self.fence_known.generation and self.fence_known.generation:
             for delivery in [held for held in self.held.values() if held.fence.generation != generation]:
                 self.lose(delivery)
-            self.position.reset()
+            self.newest = ()
         if self.fence_known != (generation, counter):
             self.fence_known = Fence(generation, counter)
 
@@ -238,76 +212,28 @@ class RequestStream:
         if self.held.get(delivery.entry) is delivery:
             del self.held[delivery.entry]
 
-    def deliveries(self, entries: Iterable[Found], fence: Fence) -> list[Delivery]:
-        """Make deliveries from stream entries, held from now on; ``fence`` was known before they were made, or with them.
-
-        Entries whose request can't be read are set aside instead.
-        """
-        made: list[Delivery] = []
-        held, keys, epoch, limit = self.held, self._keys, fence.epoch, self._settings.max_request + 1024
-        offset = self._clock.offset
-        now_ms = (self._clock.monotonic() + offset) * 1000
-        for entry, attempt, fields in entries:
-            document = server = after = b""
-            try:
-                # The order in which publish.lua writes them.
-                if fields is not None and len(fields) == 4 and fields[0] == b"r" and fields[2] == b"d":
-                    document = fields[1]
-                    deadline_ms = integer(fields[3])
-                else:
-                    found = fields_of(fields or ())
-                    document, server, after = found.get(b"r", b""), found.get(b"s", b""), found.get(b"p", b"")
-                    deadline_ms = integer(found[b"d"])
-                request = decode_request(document, limit=limit)
-            except (EnvelopeError, KeyError) as error:
-                reason = "the entry has no deadline" if isinstance(error, KeyError) else str(error)
-                self._set_aside(self, BadEntry(entry, document, reason, attempt, fence))
-                continue
-            if entry in held:
-                # Delivered once more, by a group that was made anew.
-                self.lose(held[entry])
-            delivery = held[entry] = Delivery(
-                request,
-                keys.call(request.id) if request.shared else keys.replies(request.agent) if request.agent else "",
-                entry,
-                epoch,
-                attempt,
-                deadline_ms / 1000 - offset,
-                max(0.0, now_ms - float(entry.partition(b"-")[0])),
-                self._next_run(),
-                queue=self,
-                fence=fence,
-                server=server,
-                after=after if _is_id(after) else b"",
-            )
-            made.append(delivery)
-        return made
-
     def left_ms(self, delivery: Delivery) -> int:
         """Return the milliseconds until a delivery's deadline."""
-        return int(max(0.0, delivery.deadline - self._clock.monotonic()) * 1000)
+        return int(max(0.0, delivery.deadline - self.clock.monotonic()) * 1000)
 
     def pause_key(self, entry: bytes) -> str:
         """Return the key of the note about an entry: when its time is up, and how often it was cut off."""
-        return self._keys.pause(self.queue, entry.decode())
+        return self.keys.pause(self.queue, entry.decode())
 
     def renewable(self, now: float) -> list[Delivery]:
         """Return held deliveries whose deadline has not passed; safe to call from the lease thread."""
         # list() of a dict is one step under the interpreter's lock, so the loop can't change it meanwhile.
         return [delivery for delivery in list(self.held.values()) if delivery.deadline > now]
 
-    def _next_run(self) -> str:
-        return f"{self._runs_prefix}{next(self._runs):x}"
-
-    async def retry(self, link: Transport, delivery: Delivery) -> Delivery | None:
+    async def retry(self, link: Link, delivery: Delivery) -> Delivery | None:
         """Count a further attempt of a held delivery; None when it is no longer ours."""
         attempt = delivery.attempt + 1
         if not await self.count(link, delivery.entry, attempt, delivery.fence) or self.held.get(delivery.entry) is not delivery:
             return None
-        again = self.held[delivery.entry] = delivery.again(attempt, self._next_run())
+        again = self.held[delivery.entry] = delivery.again(attempt, f"{self.run_prefix}{next(self.run_numbers):x}")
         return again
 
-    async def count(self, link: Transport, entry: bytes, attempt: int, fence: Fence) -> bool:
+    async def count(self, link: Link, entry: bytes, attempt: int, fence: Fence) -> bool:
         """Say that an entry is about to run again, for the ``attempt``-th time; False when it is no longer ours."""
         args = (self.consumer, *fence, entry, attempt)
         return bool(await link.execute_script(scripts.COUNT, (self.key, self.fence), args, repeatable=True))

@@ -15,7 +15,7 @@ from toolbus.bus.broker.reading import document, identifier, integer, skip
 from toolbus.bus.broker.recover import Upkeep
 from toolbus.bus.broker.take.intake import Intake
 from toolbus.bus.broker.take.requests import RequestStream
-from toolbus.bus.broker.transport.transport import Transport
+from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.values.results import BrokerError, EnvelopeError
 
 # As many as a worker remembers.
@@ -36,7 +36,7 @@ class WakeChannel:
 
     def __init__(
         self,
-        link: Transport,
+        link: Link,
         clock: ServerClock,
         instance: str,
         streams: Mapping[str, RequestStream],

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any, NamedTuple, Protocol, Self, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Self, TypeVar
 
 from toolbus.bus import telemetry
 from toolbus.bus.broker.reading import shown
@@ -16,6 +16,10 @@ Reply = Any
 """A server's answer: bytes, int, float, None, bool, list, dict, or an error as a value."""
 
 OnReply = Callable[[Reply], None]
+
+
+def unheard(reply: Reply) -> None:
+    """Drop an answer for which nobody waits."""
 
 
 class ReplyError(BrokerError):
@@ -49,7 +53,7 @@ class Command(NamedTuple):
     """A packed command that waits for its answer, which has the ``form``; ``misanswered`` after one that had not."""
 
     packed: bytes
-    on_reply: OnReply | None
+    on_reply: OnReply
     repeatable: bool
     same_server: bool = False
     form: Form = ANYTHING
@@ -57,15 +61,6 @@ class Command(NamedTuple):
 
 
 T = TypeVar("T")
-
-_SCAN_COUNT = 256
-
-
-class Executor(Protocol):
-    """A carrier of commands to the server; a ``Link`` is one."""
-
-    async def execute(self, *args: Any, repeatable: bool = False) -> Reply:
-        """Send a command and wait for its answer."""
 
 
 def info_fields(reply: Reply) -> dict[str, str]:
@@ -77,21 +72,6 @@ def info_fields(reply: Reply) -> dict[str, str]:
 def fields_of(flat: Sequence[T]) -> dict[T, T]:
     """Fields and values that follow each other, as a stream entry has them."""
     return dict(zip(flat[::2], flat[1::2], strict=False))
-
-
-async def scan_hash(link: Executor, key: str) -> AsyncIterator[tuple[bytes, bytes]]:
-    """Fields and values of a hash, in bounded parts that never block the server for long. Some may come twice.
-
-    Raises:
-        BrokerError: the server could not be asked.
-    """
-    cursor: bytes = b"0"
-    while True:
-        cursor, flat = await link.execute("HSCAN", key, cursor, "COUNT", _SCAN_COUNT, repeatable=True)
-        for field in fields_of(flat).items():
-            yield field
-        if cursor == b"0":
-            return
 
 
 # A slot is moved in seconds. One of many large keys takes longer, and what gives up meanwhile is done twice.

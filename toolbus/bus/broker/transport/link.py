@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 from toolbus.bus import telemetry
 from toolbus.bus.broker.access import is_forbidden, is_left_to_others, wanted
 from toolbus.bus.broker.scripts import Script, with_source
-from toolbus.bus.broker.transport.command import ELSEWHERE, SOON, Command, OnReply, Patience, Refused, Reply, ReplyError, node_in
+from toolbus.bus.broker.transport.command import ELSEWHERE, SOON, Command, OnReply, Patience, Refused, Reply, ReplyError, node_in, unheard
 from toolbus.bus.broker.transport.connection import BLOCK, Connector, explain
 from toolbus.bus.broker.transport.discovery import Node
 from toolbus.bus.broker.transport.wire import SUBSCRIBING, Wire, answer, pack
 
-_ASKING = Command(pack(("ASKING",)), None, True)
+_ASKING = Command(pack(("ASKING",)), unheard, True)
 _NOT_HERE = frozenset({"ASK", *ELSEWHERE, *SOON})
 
 
@@ -52,6 +52,7 @@ class RedirectConnection(Wire):
     def connection_lost(self, exc: Exception | None) -> None:
         """Give back what may be repeated; the rest is told."""
         self._transport = None
+        self.connected = False
         written = list(self._unanswered)
         self._unanswered.clear()
         self._answer_lost([command for command in written if not command.repeatable], "the connection was lost")
@@ -73,7 +74,7 @@ class RedirectConnection(Wire):
             self._give_back(self._unsent)
             self._unsent = []
         else:
-            self._flush()
+            self.flush()
 
     def _give_back(self, commands: list[Command]) -> None:
         self._gone()
@@ -233,6 +234,7 @@ class Link(Wire):
         if self._transport is not None:
             self._transport.close()
             self._transport, self._going = None, self._transport
+            self.connected = False
         for redirect in list(self._redirects.values()):
             redirect.close()
         refused = [each.command for each in self._refused]
@@ -262,13 +264,13 @@ class Link(Wire):
     def subscribe(self, channel: str) -> None:
         """Receive a channel's messages through ``on_push``, also after reconnects. RESP3 carries them on this same connection."""
         self._channels.add(channel)
-        self._flush()
+        self.flush()
         self._subscribe(channel)
 
     def unsubscribe(self, channel: str) -> None:
         """Receive a channel's messages no more; the latest may still come."""
         self._channels.discard(channel)
-        self._flush()
+        self.flush()
         self._subscribe(channel, "UNSUBSCRIBE")
 
     def begin_with(self, script: Script, keys: tuple[Any, ...], args: tuple[Any, ...], on_reply: OnReply) -> None:
@@ -280,6 +282,7 @@ class Link(Wire):
     def connection_lost(self, exc: Exception | None) -> None:
         """Keep what may be repeated for the next connection; the rest is told."""
         self._transport = None
+        self.connected = False
         self._disconnected.set()
         self._paused = False
         written = list(self._unanswered)
@@ -352,7 +355,7 @@ class Link(Wire):
         if not self._refused:
             self._held_up = self._repeating = False
             self._unsent[:0] = again
-            self._flush()
+            self.flush()
             return
         commands = [Refused(command) for command in again]
         if self._repeating:
@@ -369,7 +372,7 @@ class Link(Wire):
         if not self._refused:
             self._held_up = self._repeating = False
             self._patience.end()
-            self._flush()
+            self.flush()
             return
         self._repeating = True
         first = self._refused[0]

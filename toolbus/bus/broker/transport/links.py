@@ -9,8 +9,20 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from toolbus.bus import telemetry
+from toolbus.bus.broker.lease.clock import ServerClock
+from toolbus.bus.broker.reading import integer
 from toolbus.bus.broker.scripts import Form, Script
-from toolbus.bus.broker.transport.command import ELSEWHERE, Command, OnReply, Reply, ReplyError, WrongTypeError
+from toolbus.bus.broker.transport.command import (
+    ELSEWHERE,
+    Command,
+    OnReply,
+    Reply,
+    ReplyError,
+    WrongTypeError,
+    fields_of,
+    info_fields,
+    unheard,
+)
 from toolbus.bus.broker.transport.connection import Connector
 from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.broker.transport.mastership import mastership
@@ -164,7 +176,7 @@ class ShortLink(Link):
     def send(
         self,
         args: tuple[Any, ...],
-        on_reply: OnReply | None = None,
+        on_reply: OnReply = unheard,
         *,
         repeatable: bool = False,
         same_server: bool = False,
@@ -175,8 +187,7 @@ class ShortLink(Link):
 
         def answered(reply: Reply) -> None:
             late.cancel()
-            if on_reply is not None:
-                on_reply(reply)
+            on_reply(reply)
 
         super().send(args, answered, repeatable=repeatable, same_server=same_server, form=form)
 
@@ -213,3 +224,87 @@ def _naming(keys: Sequence[object]) -> Iterator[None]:
         if not str(error).startswith("WRONGTYPE"):
             raise
         raise WrongTypeError.naming(keys) from None
+
+
+_SCAN_COUNT = 256
+
+
+async def scan_hash(link: Link, key: str) -> AsyncIterator[tuple[bytes, bytes]]:
+    """Fields and values of a hash, in bounded parts that never block the server for long. Some may come twice.
+
+    Raises:
+        BrokerError: the server could not be asked.
+    """
+    cursor: bytes = b"0"
+    while True:
+        cursor, flat = await link.execute("HSCAN", key, cursor, "COUNT", _SCAN_COUNT, repeatable=True)
+        for field in fields_of(flat).items():
+            yield field
+        if cursor == b"0":
+            return
+
+
+async def tell_time(link: Link, clock: ServerClock) -> None:
+    """Let a clock observe the server's time.
+
+    Raises:
+        BrokerError: the server could not be asked.
+    """
+    asked = clock.monotonic()
+    seconds, micros = await link.execute("TIME", repeatable=True)
+    clock.observe(integer(seconds) * 1000 + integer(micros) / 1000, asked, clock.monotonic())
+
+
+async def is_replica(link: Link) -> bool:
+    """Return whether the server says that it is no master; False when we may not ask.
+
+    Raises:
+        BrokerUnavailable: the connection was lost.
+    """
+    try:
+        role = await link.execute("ROLE", repeatable=True)
+    except ReplyError:
+        return False
+    return replica_by(role)
+
+
+def replica_by(role: Any) -> bool:
+    """Return whether an answer to ``ROLE`` is that of a replica."""
+    return isinstance(role, (list, tuple)) and bool(role) and role[0] in {b"slave", "slave"}
+
+
+async def warn_of_eviction(link: Link, server: str) -> None:
+    """Log when the server may evict keys."""
+    try:
+        info = info_fields(await link.execute("INFO", "memory", repeatable=True))
+    except ReplyError:
+        # Not permitted to look: `toolbus doctor`, run by an operator, is.
+        return
+    policy = info.get("maxmemory_policy", "noeviction")
+    if policy != "noeviction":
+        advice = "an evicted key is a lost call; set maxmemory-policy noeviction"
+        telemetry.log.warning("server.evicts", server=server, policy=policy, advice=advice)
+
+
+def accepted_here(link: Link, accepted_by: bytes) -> bool:
+    """Return whether this server accepted a request, or it makes no difference.
+
+    ``accepted_by`` is the run id of the server that did; empty when it makes no difference.
+    """
+    return not accepted_by or link.server is None or accepted_by == link.server.run_id.encode()
+
+
+async def may_have_forgotten(link: Link) -> bool:
+    """Return whether this server may lack a mark that another one had.
+
+    Raises:
+        BrokerError: the server could not be asked.
+    """
+    # A restart with an append-only file keeps every mark; a restored snapshot or a promoted replica may not.
+    persistence = info_fields(await link.execute("INFO", "persistence", repeatable=True))
+    replication = info_fields(await link.execute("INFO", "replication", repeatable=True))
+    return (
+        persistence.get("aof_enabled") != "1"
+        or replication.get("master_replid2", "").strip("0") != ""
+        or "master_replid2" not in replication
+    )

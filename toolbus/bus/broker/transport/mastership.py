@@ -79,6 +79,7 @@ class Observer(Wire):
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell who waits."""
         self._transport = None
+        self.connected = False
         self._closing = True
         lost = [command for command in (*self._unanswered, *self._unsent) if command is not SUBSCRIBING]
         self._unanswered.clear()
@@ -109,7 +110,12 @@ class Mastership:
     Args:
         links: the connections that are to be to the master.
         on_moved: called when they were dropped because another server is the master.
+
+    Attributes:
+        unquestioned: True when nothing can raise doubts: everything is admitted, always.
     """
+
+    unquestioned = True
 
     def __init__(self, connector: Connector, links: Sequence[Link], on_moved: Callable[[], None]) -> None:
         self._connector = connector
@@ -193,6 +199,8 @@ class BySentinelMastership(Mastership):
     three seconds, and none that it is being replaced, or has been: that is believed of one Sentinel for five seconds, in which the
     others hear of it.
     """
+
+    unquestioned = False
 
     def __init__(
         self,

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import hiredis
@@ -17,7 +19,7 @@ from msgspec import ValidationError, convert
 from toolbus.bus import telemetry
 from toolbus.bus.broker.reading import shown
 from toolbus.bus.broker.scripts import ANYTHING, COMMANDS, PUSHED, Form, Script, fits
-from toolbus.bus.broker.transport.command import Command, OnReply, Reply, ReplyError, WrongAnswerError
+from toolbus.bus.broker.transport.command import Command, OnReply, Reply, ReplyError, WrongAnswerError, unheard
 from toolbus.bus.broker.transport.connection import Connector, ServerInfo
 from toolbus.bus.values.results import BrokerError, BrokerUnavailable, ConfigurationError
 
@@ -25,7 +27,9 @@ from toolbus.bus.values.results import BrokerError, BrokerUnavailable, Configura
 pack: Callable[[tuple[Any, ...]], bytes] = hiredis.pack_command
 """A command as it is written."""
 
-SUBSCRIBING = Command(b"", None, False, form=PUSHED)
+_packed = attrgetter("packed")
+
+SUBSCRIBING = Command(b"", unheard, False, form=PUSHED)
 """Stands among the unanswered for a subscription or its end, whose success comes as a push."""
 
 _SUBSCRIBED = ([b"subscribe"], [b"unsubscribe"])
@@ -50,6 +54,10 @@ class Wire(asyncio.Protocol):
         connector: opens connections.
         on_push: called with each out-of-band message ``[kind, channel, payload]``.
         limit: most bytes that wait to be written; more are refused.
+
+    Attributes:
+        connected: True when commands go out now rather than after a reconnect.
+        server: the server of the newest connection; None before the first.
     """
 
     def __init__(self, connector: Connector, *, on_push: Callable[[list[Any]], None] | None = None, limit: int = 64 * 1024 * 1024) -> None:
@@ -72,12 +80,8 @@ class Wire(asyncio.Protocol):
         self._heard = 0.0
         self._partial = 0
         self._commands = self._writes = 0
+        self.connected = False
         self.server: ServerInfo | None = None
-
-    @property
-    def connected(self) -> bool:
-        """True when commands go out now rather than after a reconnect."""
-        return self._transport is not None
 
     @property
     def silence(self) -> float:
@@ -87,7 +91,7 @@ class Wire(asyncio.Protocol):
     def send(
         self,
         args: tuple[Any, ...],
-        on_reply: OnReply | None = None,
+        on_reply: OnReply = unheard,
         *,
         repeatable: bool = False,
         same_server: bool = False,
@@ -117,42 +121,54 @@ class Wire(asyncio.Protocol):
         self._unsent.append(Command(packed, on_reply, repeatable, same_server, form or COMMANDS.get(args[0], ANYTHING)))
         if not self._flushing:
             self._flushing = True
-            self._loop.call_soon(self._flush)
+            self._loop.call_soon(self.flush)
 
     def run(
         self,
         script: Script,
         keys: tuple[Any, ...],
         args: tuple[Any, ...],
-        on_reply: OnReply | None = None,
+        on_reply: OnReply = unheard,
         *,
         repeatable: bool = False,
         same_server: bool = False,
     ) -> None:
-        """Queue a script."""
+        """Queue a script for the end of this tick."""
         packed = ("EVALSHA", script.sha, len(keys), *keys, *args)
         self.send(packed, on_reply, repeatable=repeatable, same_server=same_server, form=script.form)
 
     def flush(self) -> None:
         """Write what is queued now, and not only at the end of this tick, for those who have gathered a tick's commands already."""
-        self._flush()
+        self._flushing = False
+        if self._transport is None or self._paused or self._held_up or not self._unsent:
+            return
+        unsent = self._unsent
+        if not self._unanswered:
+            self._heard = self._loop.time()
+        self._commands += len(unsent)
+        self._writes += 1
+        self._unanswered.extend(unsent)
+        data = unsent[0].packed if len(unsent) == 1 else b"".join(map(_packed, unsent))
+        self._unsent = []
+        self._unsent_bytes = 0
+        self._transport.write(data)
 
-    async def execute(self, *args: Any, repeatable: bool = False) -> Reply:
-        """Send a command and wait for its answer.
+    def execute(self, *args: Any, repeatable: bool = False) -> Awaitable[Reply]:
+        """Queue a command, and return its answer to be awaited.
 
         Raises:
             ReplyError: the server answered with an error.
             BrokerUnavailable: the connection was lost before it answered.
         """
-        future: asyncio.Future[Reply] = self._loop.create_future()
-        self.send(args, lambda reply: _settle(future, reply), repeatable=repeatable)
-        return await future
+        answered: asyncio.Future[Reply] = self._loop.create_future()
+        self.send(args, partial(_settle, answered), repeatable=repeatable)
+        return answered
 
-    async def execute_script(self, script: Script, keys: tuple[Any, ...], args: tuple[Any, ...], *, repeatable: bool = False) -> Reply:
-        """Run a script and wait for its answer; raises as ``execute`` does."""
-        future: asyncio.Future[Reply] = self._loop.create_future()
-        self.run(script, keys, args, lambda reply: _settle(future, reply), repeatable=repeatable)
-        return await future
+    def execute_script(self, script: Script, keys: tuple[Any, ...], args: tuple[Any, ...], *, repeatable: bool = False) -> Awaitable[Reply]:
+        """Queue a script, and return its answer to be awaited; raises as ``execute`` does."""
+        answered: asyncio.Future[Reply] = self._loop.create_future()
+        self.run(script, keys, args, partial(_settle, answered), repeatable=repeatable)
+        return answered
 
     def abort_if_stalled(self, seconds: float) -> None:
         """Give the connection up when it has owed an answer for so long, or for as long as a large one takes."""
@@ -203,8 +219,10 @@ class Wire(asyncio.Protocol):
             except ValidationError:
                 if self._is_wrong(command, reply):
                     return
-            if command.on_reply is not None:
-                answer(command, reply)
+            try:
+                command.on_reply(reply)
+            except Exception:  # noqa: BLE001 - one callback's bug must not take the other answers with it
+                telemetry.log.exception("link.callback_failed")
 
     def pause_writing(self) -> None:
         """Wait: the system takes no more now."""
@@ -213,7 +231,7 @@ class Wire(asyncio.Protocol):
     def resume_writing(self) -> None:
         """Write what waited."""
         self._paused = False
-        self._flush()
+        self.flush()
 
     def eof_received(self) -> bool:
         """End the connection, since the server has."""
@@ -235,32 +253,18 @@ class Wire(asyncio.Protocol):
         self._heard = self._loop.time()
         self._partial = 0
         self._transport = transport
+        self.connected = True
         transport.set_protocol(self)
         transport.resume_reading()
         if early:
             self.data_received(bytes(early))
-
-    def _flush(self) -> None:
-        self._flushing = False
-        if self._transport is None or self._paused or self._held_up or not self._unsent:
-            return
-        unsent = self._unsent
-        if not self._unanswered:
-            self._heard = self._loop.time()
-        self._commands += len(unsent)
-        self._writes += 1
-        self._unanswered.extend(unsent)
-        data = unsent[0].packed if len(unsent) == 1 else b"".join([command.packed for command in unsent])
-        self._unsent = []
-        self._unsent_bytes = 0
-        self._transport.write(data)
 
     def _put_in(self, *commands: Command) -> None:
         if self._closing:
             self._answer_lost(list(commands), "the connection was closed")
             return
         self._unsent.extend(commands)
-        self._flush()
+        self.flush()
 
     def _put_off(self, command: Command, error: ReplyError) -> bool:
         """Keep a command that was refused for a reason that passes; False when the error is its answer."""
@@ -315,8 +319,6 @@ class Wire(asyncio.Protocol):
 
 def answer(command: Command, reply: Reply) -> None:
     """Pass an answer to the callback that waits for it."""
-    if command.on_reply is None:
-        return
     try:
         command.on_reply(reply)
     except Exception:  # noqa: BLE001 - one callback's bug must not take the other answers with it

@@ -15,8 +15,8 @@ from toolbus.bus.client.tools.groups import ToolGroup, read_group
 from toolbus.bus.client.tools.subscription import Subscription
 from toolbus.bus.client.tools.tool import ChangeKind, Queues, Tool, ToolChange
 from toolbus.bus.client.tools.withholding import FormerTools, Withholding
-from toolbus.bus.schema import mended_document
 from toolbus.bus.schema.casting import summary
+from toolbus.bus.schema.mend import mended_document
 from toolbus.bus.support.safe_text import type_name
 from toolbus.bus.values.descriptors import ServiceDescriptor, is_tool_document, parse_service, parse_tool
 from toolbus.bus.values.naming import key_flaw

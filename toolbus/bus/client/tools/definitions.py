@@ -14,11 +14,20 @@ from toolbus.bus import telemetry
 from toolbus.bus.client.tools.catalogue import Catalogue
 from toolbus.bus.client.tools.groups import ToolGroup
 from toolbus.bus.client.tools.tool import Tool, replaced_names, wire_name
-from toolbus.bus.schema import check_possible, plain_object
-from toolbus.bus.schema.dialects import ANTHROPIC, OPENAI, Dialect, flat, strict
-from toolbus.bus.schema.documents import MOST_STRICT_TOOLS, MOST_UNIONS, unions
-from toolbus.bus.support.collecting import without_collection
+from toolbus.bus.schema.dialects import (
+    ANTHROPIC,
+    MOST_STRICT_TOOLS,
+    MOST_UNIONS,
+    OPENAI,
+    Dialect,
+    check_possible,
+    flat,
+    plain_object,
+    strict,
+    unions,
+)
 from toolbus.bus.support.display import harmless, one_line
+from toolbus.bus.support.lazy import without_collection
 from toolbus.bus.values.descriptors import ToolDescriptor
 from toolbus.bus.values.encoding import encode_json
 from toolbus.bus.values.results import ConfigurationError, DescriptorError

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from toolbus.bus.broker.protocols import RefusedTool, ServiceRecord
 from toolbus.bus.client.tools.catalogue import Catalogue
-from toolbus.bus.schema import check_possible
+from toolbus.bus.schema.dialects import check_possible
 from toolbus.bus.values.results import DescriptorError
 
 

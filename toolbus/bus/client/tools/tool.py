@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from toolbus.bus import schema
 from toolbus.bus.broker.protocols import ServiceRecord
 from toolbus.bus.support.display import harmless
 from toolbus.bus.values.descriptors import ServiceDescriptor, ToolDescriptor
@@ -131,8 +130,10 @@ class Tool:
         """
         preparer = self._preparer
         if preparer is None:
+            from toolbus.bus.schema.validate import preparer_for  # noqa: PLC0415 - it loads the compiler of schemas, which few need
+
             try:
-                preparer = schema.preparer_for(self.descriptor)
+                preparer = preparer_for(self.descriptor)
             except DescriptorError as error:
                 # Publications come from workers of every kind, and reading them compiles no schema.
                 raise ToolError(f"the schema of the tool {self.name!r} is wrong: {error}", code="bad_schema") from None

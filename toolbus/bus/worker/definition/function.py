@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, overload
 
 from toolbus.bus.support.safe_text import is_a
 from toolbus.bus.values import rules
-from toolbus.bus.values.effects import Effect, effect_flaw
+from toolbus.bus.values.descriptors import Effect, effect_flaw
 from toolbus.bus.values.results import ConfigurationError
 from toolbus.bus.worker.definition.service import TOOL, Retry, ToolService
 

@@ -12,8 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from toolbus.bus.schema import describable
-from toolbus.bus.schema.derivation import read_signature
+from toolbus.bus.schema.derivation import describable, read_signature
 from toolbus.bus.support.safe_text import described
 from toolbus.bus.values.results import ConfigurationError
 

@@ -12,7 +12,7 @@ import msgspec
 
 from toolbus.bus.support.safe_text import type_name
 from toolbus.bus.values import rules
-from toolbus.bus.values.effects import Effect, effect_flaw
+from toolbus.bus.values.descriptors import Effect, effect_flaw
 from toolbus.bus.values.results import ConfigurationError
 from toolbus.bus.values.settings import Settings
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from toolbus.bus.schema import derive
+from toolbus.bus.schema.derivation import derive
 from toolbus.bus.values.results import ConfigurationError
 from toolbus.bus.worker.definition.function import FunctionTool, find_tool
 from toolbus.bus.worker.definition.provide import Services, has_factory, injected

@@ -11,11 +11,10 @@ from uuid import UUID
 
 import msgspec
 
-from toolbus.bus.values.encoding import MOST_LEVELS, exact_text, simpler
+from toolbus.bus.values.encoding import MOST_LEVELS, exact_text, is_numbers, simpler
 from toolbus.bus.values.envelope import encode_data
 from toolbus.bus.values.media import media_type_of
 from toolbus.bus.values.results import Blob, Progress, ToolResult
-from toolbus.bus.values.scientific import is_numbers
 
 _RAW = (bytes, bytearray, memoryview)
 _SCALARS = frozenset({str, int, float, bool, type(None), Decimal, UUID})

@@ -10,11 +10,13 @@ from typing import Any
 
 import msgspec
 
-from toolbus.bus import schema, telemetry
-from toolbus.bus.schema import derive, mended, mended_document
+from toolbus.bus import telemetry
 from toolbus.bus.schema.casting import summary
+from toolbus.bus.schema.derivation import derive
+from toolbus.bus.schema.mend import mended, mended_document
 from toolbus.bus.support.safe_text import type_name
 from toolbus.bus.values.descriptors import (
+    Effect,
     Publication,
     ServiceDescriptor,
     ToolDescriptor,
@@ -23,7 +25,6 @@ from toolbus.bus.values.descriptors import (
     parse_service,
     parse_tool,
 )
-from toolbus.bus.values.effects import Effect
 from toolbus.bus.values.envelope import OLDEST, VERSION, Request
 from toolbus.bus.values.results import ConfigurationError, DescriptorError
 from toolbus.bus.values.settings import Settings
@@ -208,7 +209,9 @@ def _invoke_handler(invoke: Callable[..., Any], tool: ToolDescriptor | None, ser
     arity = _arity(invoke, type(service))
     prepare = None
     if tool is not None and (tool.parameters is not None or tool.arguments is not None):
-        prepare = schema.preparer_for(tool).prepare
+        from toolbus.bus.schema.validate import preparer_for  # noqa: PLC0415 - it loads the compiler of schemas, which few need
+
+        prepare = preparer_for(tool).prepare
 
     def start(request: Request) -> Any:
         arguments = request.arguments if prepare is None else prepare(request.arguments)

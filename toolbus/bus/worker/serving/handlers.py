@@ -11,8 +11,7 @@ from typing import Any
 
 from toolbus.bus.broker.protocols import session_of
 from toolbus.bus.values.confirmations import digest_of
-from toolbus.bus.values.descriptors import Publication
-from toolbus.bus.values.effects import Effect
+from toolbus.bus.values.descriptors import Effect, Publication
 from toolbus.bus.values.envelope import Request
 from toolbus.bus.values.results import ErrorInfo, ToolError
 from toolbus.bus.values.settings import Settings

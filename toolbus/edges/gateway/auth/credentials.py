@@ -9,7 +9,7 @@ import msgspec
 
 from toolbus.bus.support.safe_text import type_name
 from toolbus.bus.values.results import ConfigurationError
-from toolbus.bus.values.tokens import Rate, TokenFile, TokenRecord
+from toolbus.bus.values.secrets import Rate, TokenFile, TokenRecord
 from toolbus.edges.gateway.options import Principal
 
 

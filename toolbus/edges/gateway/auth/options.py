@@ -17,7 +17,7 @@ from starlette.requests import HTTPConnection
 from toolbus.bus import telemetry
 from toolbus.bus.client.bus import ToolBus
 from toolbus.bus.values.results import BrokerError, ConfigurationError
-from toolbus.bus.values.tokens import MOST_TOKEN, Rate, TokenRecord, id_of
+from toolbus.bus.values.secrets import MOST_TOKEN, Rate, TokenRecord, id_of
 from toolbus.edges.gateway.auth.credentials import Credential, Refused, Source, accepted, read
 from toolbus.edges.gateway.auth.metadata import Resource
 from toolbus.edges.gateway.bodies import Problem

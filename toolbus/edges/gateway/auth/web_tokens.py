@@ -24,7 +24,7 @@ from joserfc.jws import JWSRegistry
 from toolbus.bus import telemetry
 from toolbus.bus.support.safe_text import reason_of
 from toolbus.bus.values.results import ConfigurationError
-from toolbus.bus.values.tokens import PERMISSIONS, Rate
+from toolbus.bus.values.secrets import PERMISSIONS, Rate
 from toolbus.edges.gateway.auth.credentials import Credential, Refused
 from toolbus.edges.gateway.auth.metadata import SCOPES
 from toolbus.edges.gateway.bodies import Problem

@@ -208,7 +208,7 @@ async def graph(request: Request) -> Response:
 def _graph(catalogue: Catalogue) -> dict[str, Any]:
     try:
         from toolbus.toolkit.live import published  # noqa: PLC0415 - its packages come with an extra
-        from toolbus.toolkit.page import MOST, picture  # noqa: PLC0415
+        from toolbus.toolkit.picture import MOST, picture  # noqa: PLC0415
     except ImportError:
         return {"missing": "pip install 'toolbus[toolkit]'"}
     return picture(published(catalogue), MOST)

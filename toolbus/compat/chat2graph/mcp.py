@@ -1,63 +1,14 @@
-"""``McpConnection``: a connection to an MCP server, with the package ``mcp`` and the transports of ``toolbus mount``."""
+"""``McpService``: an MCP server as a group of tools, with the package ``mcp`` and the transports of ``toolbus mount``."""
 
 from __future__ import annotations
 
 import asyncio
-import importlib
 from contextlib import AsyncExitStack
 from typing import Any
 from urllib.parse import urljoin
 
 from toolbus.bus.support.safe_text import text_of
-from toolbus.compat.chat2graph.core.common.type import McpTransportType
-from toolbus.compat.chat2graph.core.toolkit.tool_config import McpConfig, McpTransportConfig
-from toolbus.compat.chat2graph.core.toolkit.tool_connection import ToolConnection
-from toolbus.edges.mounts.options import Address, Command, Options, environment_for
-
-
-def _find(*places: str) -> Any:
-    """Return the first of some names of the package that its installed version has, or None.
-
-    Raises:
-        ModuleNotFoundError: the package is not installed.
-    """
-    for place in places:
-        module, _, name = place.partition(":")
-        try:
-            return getattr(importlib.import_module(f"mcp.client.{module}"), name)
-        except ModuleNotFoundError as error:
-            if error.name == "mcp":
-                raise ModuleNotFoundError("connections to MCP servers need the package: pip install mcp", name="mcp") from None
-        except AttributeError:
-            continue
-    return None
-
-
-ClientSession = _find("session:ClientSession")
-StdioServerParameters = _find("stdio:StdioServerParameters")
-websocket_client = _find("websocket:websocket_client")
-
-
-def stdio_client(server: Any) -> Any:
-    """Return what starts a server and opens the streams to it, bounded as those of ``toolbus mount``."""
-    from toolbus.edges.mounts.stdio import StderrLog, stdio  # noqa: PLC0415 - only some need it
-
-    command = Command((server.command, *server.args), {**environment_for(), **(server.env or {})}, str(server.cwd or ""))
-    return stdio(command, Options().most_bytes, StderrLog(command.shown), lambda _: None)
-
-
-def sse_client(url: str, headers: dict[str, Any] | None = None, **_: Any) -> Any:
-    """Return what opens the streams to a server that speaks server-sent events."""
-    from toolbus.edges.mounts.http import http  # noqa: PLC0415 - as above
-
-    return http(Address(url, headers or {}, "sse"), Options().most_bytes)
-
-
-def streamablehttp_client(url: str, headers: dict[str, Any] | None = None) -> Any:
-    """Return what opens the streams to a server at an address."""
-    from toolbus.edges.mounts.http import http  # noqa: PLC0415 - as above
-
-    return http(Address(url, headers or {}), Options().most_bytes)
+from toolbus.compat.chat2graph.toolkit import McpConfig, McpTransportConfig, McpTransportType, ToolConnection, ToolGroup
 
 
 class McpConnection(ToolConnection):
@@ -85,11 +36,16 @@ class McpConnection(ToolConnection):
         """Connect, unless it is connected.
 
         Raises:
+            ModuleNotFoundError: the package ``mcp`` is not installed.
             ValueError: there is no such transport, or the installed version of ``mcp`` does not have it.
             RuntimeError: the server can't be reached; says which and why.
         """
         if self._session is not None:
             return
+        try:
+            from mcp.client.session import ClientSession  # noqa: PLC0415 - the package is optional
+        except ModuleNotFoundError:
+            raise ModuleNotFoundError("connections to MCP servers need the package: pip install mcp", name="mcp") from None
         transport = self._transport()
         try:
             streams = await self._exit_stack.enter_async_context(transport())
@@ -131,20 +87,56 @@ class McpConnection(ToolConnection):
 
     def _transport(self) -> Any:
         """Return what opens the streams to the server."""
-        config, kind = self.transport_config, self.transport_config.transport_type
+        from toolbus.edges.mounts.http import http  # noqa: PLC0415 - it needs the package
+        from toolbus.edges.mounts.options import Address, Command, Options, environment_for  # noqa: PLC0415 - as above
+        from toolbus.edges.mounts.stdio import StderrLog, stdio  # noqa: PLC0415 - as above
+
+        config, kind, most = self.transport_config, self.transport_config.transport_type, Options().most_bytes
         if kind is McpTransportType.STDIO:
-            # A server without an environment of its own gets the package's default one.
-            started = StdioServerParameters(command=config.command, args=config.args or [], env=config.env or None)
-            return lambda: stdio_client(started)
+            command = Command((config.command, *(config.args or [])), {**environment_for(), **(config.env or {})})
+            return lambda: stdio(command, most, StderrLog(command.shown), lambda _: None)
         if kind is McpTransportType.SSE:
-            url, timeouts = urljoin(config.url, "sse"), {"timeout": config.timeout, "sse_read_timeout": config.sse_read_timeout}
-            return lambda: sse_client(url=url, headers=config.headers, **timeouts)
+            return lambda: http(Address(urljoin(config.url, "sse"), config.headers, "sse"), most)
         if kind is McpTransportType.STREAMABLE_HTTP:
-            return lambda: streamablehttp_client(
-                urljoin(config.url, "streamable"), **({"headers": config.headers} if config.headers else {})
-            )
-        if kind is McpTransportType.WEBSOCKET and websocket_client is not None:
+            return lambda: http(Address(urljoin(config.url, "streamable"), config.headers), most)
+        if kind is McpTransportType.WEBSOCKET and (websocket_client := _websocket_client()) is not None:
             url = config.url.replace("http", "ws", 1) if config.url.startswith("http") else config.url
             return lambda: websocket_client(urljoin(url, "ws"))
         missing = ": the installed version of mcp does not have it" if isinstance(kind, McpTransportType) else ""
         raise ValueError(f"Unsupported transport type: {getattr(kind, 'value', kind)!r}{missing}")
+
+
+def _websocket_client() -> Any:
+    """Return the package's client for WebSockets, or None: it needs a further package, and not every version has it."""
+    try:
+        from mcp.client.websocket import websocket_client  # type: ignore[import-not-found]  # noqa: PLC0415 - few use it
+    except ModuleNotFoundError:
+        return None
+    return websocket_client
+
+
+class McpService(ToolGroup):
+    """The tools of an MCP server. A subclass may make the connection, or list the tools, itself."""
+
+    def __init__(self, mcp_config: McpConfig) -> None:
+        super().__init__(mcp_config)
+        self._mcp_config = mcp_config
+
+    async def create_connection(self, tool_call_ctx: Any = None) -> ToolConnection:
+        """Return a new open connection; whoever asked for it closes it.
+
+        Raises:
+            ModuleNotFoundError: the package ``mcp`` is not installed.
+            RuntimeError: the server can't be reached.
+        """
+        connection = McpConnection(self._mcp_config)
+        await connection.connect()
+        return connection
+
+    async def list_tools(self) -> list[Any]:
+        """Return the tools that the server lists, over a separate connection."""
+        connection = await self.create_connection()
+        try:
+            return await connection.list_tools()
+        finally:
+            await connection.close()

@@ -1,4 +1,8 @@
-"""``python -m toolbus.compat.tool_agent``: start the platform as that project's program does."""
+"""``python -m toolbus.compat.tool_agent [DIR]``: start the platform as tool_agent's program does, with the same four HTTP interfaces.
+
+It records the tools of ``registry.json``, ``sources.json`` and ``groups.json`` in DIR, and serves ``GET /health``, ``GET /tools``,
+``POST /run_tool`` and ``POST /chat`` on port 8001, with the host of the tools, the service agent and the coding agent behind them.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,9 @@ def words_of(arguments: Sequence[str] | None, here: Path) -> list[str]:
         arguments: of the command line; None for the process's own.
         here: the folder whose files are taken when none is given.
     """
-    parser = argparse.ArgumentParser(prog="python -m toolbus.compat.tool_agent", description=__doc__.partition(": ")[2])
+    parser = argparse.ArgumentParser(
+        prog="python -m toolbus.compat.tool_agent", description="Start the platform as that project's program does."
+    )
     parser.add_argument("folder", nargs="?", type=Path, metavar="DIR", help=f"folder of {', '.join(_FILES)} (the current one)")
     parser.add_argument("--port", type=int, default=GATEWAY_PORT, help=f"port of the HTTP interfaces ({GATEWAY_PORT})")
     parser.add_argument("--data", type=Path, help="folder in which the server keeps its data; in memory without it")

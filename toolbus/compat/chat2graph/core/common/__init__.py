@@ -1,1 +1,0 @@
-"""A package at the path that Chat2Graph uses."""

@@ -1,5 +1,0 @@
-"""``Action``: toolbus's own class has the same fields in the same order."""
-
-from toolbus.toolkit.items import Action
-
-__all__ = ["Action"]

@@ -1,1 +1,0 @@
-"""Parts of an agent, at the paths that TrustGraph uses."""

@@ -1,1 +1,0 @@
-"""Tools of an agent, at the paths that TrustGraph uses."""
