@@ -19,7 +19,7 @@ from msgspec import ValidationError, convert
 from toolbus.bus import telemetry
 from toolbus.bus.broker.reading import shown
 from toolbus.bus.broker.scripts import ANYTHING, COMMANDS, PUSHED, Form, Script, fits
-from toolbus.bus.broker.transport.command import Command, OnReply, Reply, ReplyError, WrongAnswerError, unheard
+from toolbus.bus.broker.transport.command import Command, OnReply, Reply, ReplyError, WrongAnswerError
 from toolbus.bus.broker.transport.connection import Connector, ServerInfo
 from toolbus.bus.values.results import BrokerError, BrokerUnavailable, ConfigurationError
 
@@ -28,6 +28,11 @@ pack: Callable[[tuple[Any, ...]], bytes] = hiredis.pack_command
 """A command as it is written."""
 
 _packed = attrgetter("packed")
+
+
+def unheard(reply: Reply) -> None:
+    """Drop an answer for which nobody waits."""
+
 
 SUBSCRIBING = Command(b"", unheard, False, form=PUSHED)
 """Stands among the unanswered for a subscription or its end, whose success comes as a push."""
