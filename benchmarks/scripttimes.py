@@ -185,9 +185,10 @@ class _Bench:
         self.publish(1)
         found.append(
             times(
-                scripts.PURGE,
+                scripts.BURY,
                 lambda: self._run(scripts.BURY, [self.queue, self.fence, self.queue], ["", "", "", newest[0], *10 * [""]]),
                 prepare=look_up,
+                name="purge",
             )
         )
         self.publish(2 * _BATCH)
