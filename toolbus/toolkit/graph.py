@@ -339,10 +339,14 @@ class Toolkit:
     Vertices are identified by their ids, so names may be equal. A vertex's item is the attribute ``data`` of the networkx node,
     and an edge's score the attribute ``score`` of the networkx edge, so both disappear with their node or edge, however it is
     removed. Not safe for several threads at once.
+
+    Attributes:
+        revision: in the graph of all published presets, the revisions of their learned scores, sorted and separated by commas.
     """
 
     def __init__(self) -> None:
         self._graph: nx.DiGraph[str] = nx.DiGraph()
+        self.revision = ""
 
     # -- reading ----------------------------------------------------------------------------------
 

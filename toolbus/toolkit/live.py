@@ -180,36 +180,24 @@ def for_actions(
     return view
 
 
-class Merged(Toolkit):
-    """The graph of all published presets.
-
-    Attributes:
-        revision: revisions of the learned scores in it, sorted and separated by commas; empty without any.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.revision = ""
+_graphs: WeakKeyDictionary[Catalogue, tuple[int, Toolkit]] = WeakKeyDictionary()
 
 
-_graphs: WeakKeyDictionary[Catalogue, tuple[int, Merged]] = WeakKeyDictionary()
-
-
-def published(catalogue: Catalogue) -> Merged:
+def published(catalogue: Catalogue) -> Toolkit:
     """Return the graph of all published presets, merged in the order of their names: the first one defines what several have.
 
     It is made when it is asked for after a change. A preset that can't be read is left out with a warning.
     """
-    version, graph = _graphs.get(catalogue, (-1, Merged()))
+    version, graph = _graphs.get(catalogue, (-1, Toolkit()))
     if version != catalogue.presets_version:
         graph = merged(catalogue.presets)
         _graphs[catalogue] = (catalogue.presets_version, graph)
     return graph
 
 
-def merged(documents: Mapping[str, bytes]) -> Merged:
+def merged(documents: Mapping[str, bytes]) -> Toolkit:
     """One graph of several presets, see ``published``."""
-    graph, revisions = Merged(), set[str]()
+    graph, revisions = Toolkit(), set[str]()
     for name, found in _read(documents):
         if isinstance(found, ToolkitError):
             telemetry.log.warning("toolkit.left_out", toolkit=name, error=str(found))
@@ -374,8 +362,7 @@ class Walk:
             elif vertex == target or self._is_shown(vertex):
                 shown[vertex] = self._explore if (action, vertex) in view.explored else 1.0
         graph = published(self._tools.catalogue) if self._toolkit is None else self._toolkit
-        revision = graph.revision if isinstance(graph, Merged) else ""
-        return Place(action, target, _first(shown, target), _first(following, ""), revision)
+        return Place(action, target, _first(shown, target), _first(following, ""), graph.revision)
 
     def _current_view(self) -> ActionView:
         return for_actions(

@@ -13,14 +13,13 @@ import msgspec
 
 from toolbus.bus.schema import refusal
 from toolbus.bus.schema.repair import decoded
-from toolbus.bus.schema.work import at_pointer
+from toolbus.bus.schema.work import JSON_TYPES, at_pointer
 
 _INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,18})(?:\.0{1,16})?\Z")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,300})(?:\.[0-9]{1,300})?(?:[eE][+-]?[0-9]{1,3})?\Z")
 _WHOLE = re.compile(r"-?[0-9]+\Z")
 # Floats of this size and above can't represent every whole number.
 _EXACT = 2**53
-JSON_TYPES = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
 _CONTAINERS = {"{": "object", "[": "array"}
 _WORDS = {"true": True, "false": False}
 _BOUNDS = {

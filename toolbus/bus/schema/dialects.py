@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from toolbus.bus.schema.work import at_pointer
+from toolbus.bus.schema.work import JSON_TYPES, at_pointer
 from toolbus.bus.values.results import DescriptorError
 
 _Type = Literal["string", "number", "integer", "boolean", "object", "array", "null"]
@@ -272,7 +272,6 @@ _LEFT_OUT = frozenset(
 _SHAPE = frozenset({"type", "properties", "required", "additionalProperties", "items", "enum", "const", "anyOf", "oneOf", "$ref"})
 # Keywords that the top of a tool's schema may not have, since it must be an object.
 _CHOICES = frozenset({"anyOf", "oneOf", "$ref", "enum", "const"})
-_TYPES = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
 _FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"})
 _MOST_LEVELS = 10
 _MOST_PATTERN = 200
@@ -475,7 +474,7 @@ def _kinds(schema: dict[str, Any]) -> list[str]:
     if not isinstance(kinds, list) or not kinds:
         raise _NotExpressible
     for kind in kinds:
-        if not isinstance(kind, str) or kind not in _TYPES:
+        if not isinstance(kind, str) or kind not in JSON_TYPES:
             raise _NotExpressible
     return list(kinds)
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import msgspec
 
-from toolbus.bus.schema.casting import JSON_TYPES, UNCHANGED, fits, value_in
+from toolbus.bus.schema.casting import UNCHANGED, fits, value_in
 from toolbus.bus.schema.refusal import type_word
-from toolbus.bus.schema.work import objects_in
+from toolbus.bus.schema.work import JSON_TYPES, objects_in
 from toolbus.bus.support.safe_text import type_name
 from toolbus.bus.values.descriptors import TYPE_WORDS
 from toolbus.bus.values.results import DescriptorError

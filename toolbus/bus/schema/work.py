@@ -27,6 +27,7 @@ _MOST_VISITS = 200_000
 _BACKTRACKING = re.compile(r"\(\?<?[=!]|\\[1-9k]")
 _MOST_BACKTRACKING = 50
 
+JSON_TYPES = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 _DEFINITIONS = ("$defs", "definitions")
 _UNEVALUATED = ("unevaluatedProperties", "unevaluatedItems")

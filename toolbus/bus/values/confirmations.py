@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from typing import Any, Literal, Self
 
 import msgspec
 
 from toolbus.bus.support.display import TooMuch, pretty, readable, shortened, visible, visible_lines
+from toolbus.bus.values.descriptors import digest
 from toolbus.bus.values.envelope import encode
 from toolbus.bus.values.results import EnvelopeError, ErrorInfo, ToolError
 
@@ -156,8 +156,7 @@ def digest_of(asker: str, service: str, tool: str, user: str, session: str, ques
         question: the handler's question; empty for a call that has not started.
         arguments: plain JSON values, as they travel.
     """
-    parts = (asker, service, tool, user, session, question, arguments)
-    return hashlib.blake2b(msgspec.json.encode(parts, order="deterministic"), digest_size=32).hexdigest()
+    return digest((asker, service, tool, user, session, question, arguments), 32)
 
 
 def plain(value: Any, *, anything: bool = False) -> tuple[Any, bytes]:

@@ -219,9 +219,9 @@ class Publication(msgspec.Struct, frozen=True, omit_defaults=True):
         return msgspec.structs.replace(self, digest=digest(msgspec.structs.replace(self, owner="", digest="")))
 
 
-def digest(value: object) -> str:
-    """Return a stable digest of a descriptor: 128 bits of BLAKE2b over its canonical JSON, in hexadecimal."""
-    return hashlib.blake2b(msgspec.json.encode(value, order="deterministic"), digest_size=16).hexdigest()
+def digest(value: object, size: int = 16) -> str:
+    """Return a stable digest of a value: so many bytes of BLAKE2b over its canonical JSON, in hexadecimal."""
+    return hashlib.blake2b(msgspec.json.encode(value, order="deterministic"), digest_size=size).hexdigest()
 
 
 def parse_service(document: object) -> ServiceDescriptor:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Annotated, Any, Literal
 
 import msgspec
 
-from toolbus.bus.values.descriptors import ToolDescriptor
+from toolbus.bus.values.descriptors import ToolDescriptor, digest
 from toolbus.bus.values.results import ConfigurationError, DescriptorError
 
 KEY = "pin/"
@@ -19,6 +18,8 @@ LEAST_DIGITS = 16
 """Fewest digits of a digest that name a form: other forms that begin with fewer can be found by trying."""
 
 _MOST_TOLD = 300
+# Bytes.
+_DIGEST = 32
 _Told = Annotated[str, msgspec.Meta(max_length=1_000)]
 
 
@@ -50,7 +51,7 @@ def digest_of(tool: ToolDescriptor) -> str:
     It is of everything that the publisher says of a tool, but for its time limit and the length of its observations: of what a model is
     shown, what it may send, who may call it, and what runs then.
     """
-    return _digest(_pinned(tool))
+    return digest(_pinned(tool), _DIGEST)
 
 
 def check_prefix(digest: str) -> None:
@@ -99,8 +100,4 @@ def _pinned(tool: ToolDescriptor) -> ToolDescriptor:
 
 def _parts(tool: ToolDescriptor) -> dict[str, str]:
     fields: dict[str, Any] = msgspec.to_builtins(_pinned(tool))
-    return {name: _digest(value) for name, value in fields.items()}
-
-
-def _digest(value: object) -> str:
-    return hashlib.blake2b(msgspec.json.encode(value, order="deterministic"), digest_size=32).hexdigest()
+    return {name: digest(value, _DIGEST) for name, value in fields.items()}

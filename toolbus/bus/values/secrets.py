@@ -14,8 +14,8 @@ from typing import Annotated, Literal, get_args
 import msgspec
 
 from toolbus.bus.values.results import ConfigurationError
+from toolbus.bus.values.settings import PREFIX
 
-PREFIX = "TOOLBUS_"
 _WITHIN = re.compile(r"\{((?:env|file):[^{}]+)\}")
 
 
