@@ -12,7 +12,7 @@ from pathlib import Path
 from benchmarks.limits import quantile
 from toolbus import Settings, ToolBus, Worker, tool
 from toolbus.bus.broker.embedded import EmbeddedServer
-from toolbus.bus.worker.definition.function import tool_of
+from toolbus.bus.worker.function import tool_of
 
 CALLS = 2_000
 KILLS = 40

@@ -20,7 +20,7 @@ from toolbus.bus.client.tools.definitions import FORMATS, Format
 from toolbus.bus.client.tools.view import ToolView
 from toolbus.bus.schema.repair import parse
 from toolbus.bus.values.descriptors import Publication, ToolDescriptor
-from toolbus.bus.worker.serving.collect import collect
+from toolbus.bus.worker.collect import collect
 
 MOST_MS = 50.0
 # Memory for more text is slower; a repair that tries things twice grows sixteenfold.

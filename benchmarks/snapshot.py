@@ -33,7 +33,7 @@ from toolbus.bus.broker.registry.registry import Registry
 from toolbus.bus.broker.transport.connection import Connector
 from toolbus.bus.broker.transport.links import ShortLink
 from toolbus.bus.values.descriptors import Publication
-from toolbus.bus.worker.serving.collect import collect
+from toolbus.bus.worker.collect import collect
 
 MEGABYTE = 1024 * 1024
 EMPTY = "empty"

@@ -125,7 +125,7 @@ async def echo_path(text: str) -> str:
     return text
 
 
-MOST_FILES, MOST_CALLS = 24, 131
+MOST_FILES, MOST_CALLS = 18, 126
 
 
 @pytest.mark.anyio

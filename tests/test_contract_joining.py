@@ -12,7 +12,7 @@ from tests.contract import Place
 from tests.servers import eventually
 from toolbus import ToolBus, ToolResult, invocation, tool
 from toolbus.bus.values.events import Text
-from toolbus.bus.worker.slots.slots import Slots
+from toolbus.bus.worker.slots import Slots
 
 pytestmark = pytest.mark.anyio
 

@@ -16,7 +16,7 @@ from toolbus import ToolBus, ToolError, ToolService, Worker, invocation, sync, t
 from toolbus.bus.broker.transport.discovery import OfProcess
 from toolbus.bus.values.envelope import Request
 from toolbus.bus.values.results import ConfigurationError, DescriptorError, RegistrationRefused
-from toolbus.bus.worker.serving.collect import collect
+from toolbus.bus.worker.collect import collect
 
 pytestmark = pytest.mark.anyio
 

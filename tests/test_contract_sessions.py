@@ -183,7 +183,7 @@ async def test_a_drain_ends_every_session_and_failures_stop_nothing(place: Place
 
 async def test_a_clean_up_that_hangs_is_given_up(place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """After its time it is cancelled and logged, and the session can be used anew."""
-    monkeypatch.setattr("toolbus.bus.worker.sessions.service.CLEANUP_WITHIN", 0.2)
+    monkeypatch.setattr("toolbus.bus.worker.sessions.CLEANUP_WITHIN", 0.2)
     notes = Notes()
     notes.slow.add("s1")
     with caplog.at_level(logging.ERROR, logger="toolbus"):

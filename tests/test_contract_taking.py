@@ -14,7 +14,7 @@ import pytest
 from tests.contract import Place
 from tests.servers import eventually
 from toolbus import Retry, ToolBus, ToolError, ToolResult, tool
-from toolbus.bus.worker.definition.function import FunctionTool
+from toolbus.bus.worker.function import FunctionTool
 
 pytestmark = pytest.mark.anyio
 

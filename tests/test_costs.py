@@ -234,7 +234,7 @@ def frozen() -> Iterator[None]:
 async def test_a_call_that_has_ended_leaves_nothing_in_memory(valkey_server: str, namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """After calls end in any way, neither the caller nor the worker holds memory for them."""
     # A cancelled handler is looked at again after some seconds, and pytest keeps every log record.
-    monkeypatch.setattr("toolbus.bus.worker.slots.slots._STOPS_WITHIN", TIMEOUT / 2)
+    monkeypatch.setattr("toolbus.bus.worker.slots._STOPS_WITHIN", TIMEOUT / 2)
     logging.disable()
     place = Place(valkey_server, namespace)
     batches = 2 * CALLS // AT_ONCE

@@ -20,10 +20,10 @@ SOURCES = [path for folder in ("toolbus", "workers") for path in Path(folder).rg
 EITHER = {
     # What a result means to its caller is the same, whoever says it.
     "toolbus/bus/client/executor/observers.py", "toolbus/bus/client/executor/turn.py", "toolbus/bus/middleware/cache.py",
-    "toolbus/edges/mcp/tasks.py", "toolbus/bus/worker/run/run.py", "toolbus/bus/worker/slots/slots.py",
+    "toolbus/edges/mcp/tasks.py", "toolbus/bus/worker/run.py", "toolbus/bus/worker/slots.py",
     "toolbus/compat/trustgraph/client.py",
     # Arguments are not shown in records and statistics, whoever refused them.
-    "toolbus/bus/broker/recent.py", "toolbus/bus/worker/statistics/counts.py",
+    "toolbus/bus/broker/recent.py", "toolbus/bus/worker/statistics.py",
     # Errors that these places have made themselves.
     "toolbus/platform/backends/remote.py", "toolbus/bus/broker/worker_steps.py", "toolbus/bus/client/calls/connection.py",
     "toolbus/bus/client/confirmations.py", "toolbus/edges/gateway/permissions.py", "toolbus/platform/host/pool/member.py",

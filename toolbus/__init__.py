@@ -27,12 +27,11 @@ if TYPE_CHECKING:
     from toolbus.bus.local import ToolRegistry
     from toolbus.bus.values.results import Blob, BrokerError, ConfigurationError, ErrorInfo, Progress, ToolbusError, ToolError, ToolResult
     from toolbus.bus.values.settings import Settings
-    from toolbus.bus.worker.definition.function import tool
-    from toolbus.bus.worker.definition.provide import provide
-    from toolbus.bus.worker.definition.service import Retry, ToolService
-    from toolbus.bus.worker.loading.modules import init_tools
-    from toolbus.bus.worker.run.invocation import Invocation, invocation
-    from toolbus.bus.worker.sessions.session import Session
+    from toolbus.bus.worker.function import tool
+    from toolbus.bus.worker.invocation import Invocation, invocation
+    from toolbus.bus.worker.loading import init_tools
+    from toolbus.bus.worker.provide import provide
+    from toolbus.bus.worker.service import Retry, Session, ToolService
     from toolbus.bus.worker.worker import Worker
 
 __all__ = [
@@ -74,12 +73,11 @@ _HOMES = {
         "ToolResult",
     ),
     "toolbus.bus.values.settings": ("Settings",),
-    "toolbus.bus.worker.definition.service": ("ToolService", "Retry"),
-    "toolbus.bus.worker.definition.function": ("tool",),
-    "toolbus.bus.worker.run.invocation": ("Invocation", "invocation"),
-    "toolbus.bus.worker.loading.modules": ("init_tools",),
-    "toolbus.bus.worker.definition.provide": ("provide",),
-    "toolbus.bus.worker.sessions.session": ("Session",),
+    "toolbus.bus.worker.service": ("ToolService", "Retry", "Session"),
+    "toolbus.bus.worker.function": ("tool",),
+    "toolbus.bus.worker.invocation": ("Invocation", "invocation"),
+    "toolbus.bus.worker.loading": ("init_tools",),
+    "toolbus.bus.worker.provide": ("provide",),
     "toolbus.bus.worker.worker": ("Worker",),
 }
 

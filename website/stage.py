@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from toolbus.bus.telemetry import EVENTS
+from toolbus.bus.telemetry import EVENTS, METRICS
 from website.diagrams import as_table
 
 ROOT = Path(__file__).parents[1]
@@ -20,8 +20,11 @@ _FENCE = re.compile(r"^( *)(`{3,})(\w*)[^\n]*\n(.*?)^\1\2 *$\n?", re.DOTALL | re
 # Code within a sentence comes first, so that what looks like a link in it is none.
 _LINK = re.compile(r"`[^`\n]+`|\]\((?!\w+:)([^)#\s]+)(#[^)\s]*)?\)")
 _LIST_AFTER_TEXT = re.compile(r"^(?![ *|>#-]|\d+\. )([^\n]+)\n(?=(?:[-*]|\d+\.) )", re.MULTILINE)
-# Stands on a page where the site shows the table of log events, which the code declares.
-EVENTS_HERE = "<!-- log events -->"
+# Tables that the code declares, by the comment in whose place the site shows them.
+_TABLES: dict[str, list[tuple[str, ...]]] = {
+    "<!-- log events -->": [("Event", "Meaning"), ("---",) * 2, *((f"`{name}`", about) for name, about in sorted(EVENTS.items()))],
+    "<!-- metrics -->": [("Metric", "Kind", "Unit", "Meaning"), ("---",) * 4, *((f"`{name}`", *about) for name, about in METRICS.items())],
+}
 _INDEX_LINK = re.compile(r"\[([^\]]+)\]\(([^)#\s]+\.md)\)")
 
 Nav = list[dict[str, "str | Nav"]]
@@ -79,8 +82,8 @@ def prepared(text: str, source: Path, page: Path, ref: str) -> str:
         page: the file of ``docs/`` in whose place it is shown.
         ref: see ``stage``.
     """
-    rows = (f"| `{name}` | {meaning} |\n" for name, meaning in sorted(EVENTS.items()))
-    text = text.replace(EVENTS_HERE, f"| Event | Meaning |\n|---|---|\n{''.join(rows)}")
+    for mark, rows in _TABLES.items():
+        text = text.replace(mark, "\n".join(f"| {' | '.join(row)} |" for row in rows))
     parts = []
     end = 0
     for match in _FENCE.finditer(text):

@@ -138,7 +138,7 @@ def test_a_misspelt_variable_is_told(name: str) -> None:
 
 def test_variables_of_services_are_no_mistakes() -> None:
     """Names that installed services read look like no setting."""
-    from toolbus.bus.worker.loading.installed import describe, installed_services
+    from toolbus.bus.worker.loading import describe, installed_services
 
     names = [name for service in installed_services() for name in describe(service).settings]
     assert names

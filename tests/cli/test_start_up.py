@@ -131,7 +131,6 @@ ON_DEMAND = {
     "toolbus.operations.cli.calls",
     "toolbus.bus.middleware.cache",
     "toolbus.bus.schema.validate",
-    "toolbus.bus.worker.isolation.child",
     "toolbus.bus.worker.isolation.fork_server",
     "toolbus.bus.worker.process.health",
     "toolbus.bus.worker.process.probes",

@@ -16,9 +16,8 @@ from toolbus_workers.graph_store import embedded
 from tests.cli.shell import Shell
 from tests.servers import eventually_sync
 from toolbus import ConfigurationError
-from toolbus.bus.worker.loading import installed
-from toolbus.bus.worker.loading.installed import describe, import_installed, installed_service, installed_services
-from toolbus.bus.worker.loading.modules import defined_in
+from toolbus.bus.worker import loading
+from toolbus.bus.worker.loading import defined_in, describe, import_installed, installed_service, installed_services
 
 MINE = '''"""A tool of this project."""
 from toolbus import tool
@@ -102,20 +101,20 @@ def test_a_package_that_cannot_be_read_hides_no_other(source: str, tmp_path: Pat
     """A package with a broken source is listed with the reason, and the other packages are listed as always."""
     (tmp_path / "strange_tools.py").write_bytes(source.encode("utf-8", "surrogateescape"))
     monkeypatch.syspath_prepend(tmp_path)
-    assert "can't be read" in describe(installed.InstalledService("strange", "strange_tools", "strange")).summary
+    assert "can't be read" in describe(loading.InstalledService("strange", "strange_tools", "strange")).summary
 
 
 def test_an_installation_without_our_services_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """`toolbus dev` from an installation whose metadata is old names what is missing and what to do."""
-    monkeypatch.setattr(installed, "installed_services", tuple)
+    monkeypatch.setattr(loading, "installed_services", tuple)
     with pytest.raises(ConfigurationError, match=r"lacks its services calculator, .*install toolbus anew"):
-        installed.examples()
+        loading.examples()
 
 
 def test_a_name_that_two_packages_offer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither is guessed: the error names both modules."""
-    both = tuple(installed.InstalledService("same", f"{place}.same", place) for place in ("one", "two"))
-    monkeypatch.setattr(installed, "installed_services", lambda: both)
+    both = tuple(loading.InstalledService("same", f"{place}.same", place) for place in ("one", "two"))
+    monkeypatch.setattr(loading, "installed_services", lambda: both)
     with pytest.raises(ConfigurationError, match=r"one\.same of one, two\.same of two"):
         installed_service("same")
 

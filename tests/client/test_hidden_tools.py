@@ -12,7 +12,7 @@ from toolbus.bus.client.tools.catalogue import Catalogue
 from toolbus.bus.values.descriptors import Publication, ServiceDescriptor, ToolDescriptor
 from toolbus.bus.values.envelope import Request
 from toolbus.bus.values.results import ToolError, ToolResult
-from toolbus.bus.worker.serving.collect import collect
+from toolbus.bus.worker.collect import collect
 
 pytestmark = pytest.mark.anyio
 

@@ -28,6 +28,7 @@ class Broker:
     agent = "agent"
 
     def __init__(self) -> None:
+        self.requests = self
         self.asked: list[tuple[Request, str, str, float]] = []
         self.answers: list[Callable[[Fate], None]] = []
 

@@ -13,8 +13,7 @@ from tests.compat import chat2graph_app as app
 from tests.compat.chat2graph_groups import Listed
 from tests.contract import Place
 from toolbus.bus.values.results import ConfigurationError
-from toolbus.bus.worker.loading.command_line import load
-from toolbus.bus.worker.loading.modules import defined_in
+from toolbus.bus.worker.loading import defined_in, load
 from toolbus.compat.chat2graph.core.common.type import FunctionCallStatus, McpTransportType, ToolGroupType
 from toolbus.compat.chat2graph.core.sdk.init_server import init_server
 from toolbus.compat.chat2graph.core.sdk.wrapper.toolkit_wrapper import ToolkitWrapper
@@ -133,7 +132,7 @@ def test_a_module_is_collected_again(module: Any) -> None:
     """Loading a file twice serves the same tools, not half of them."""
     loaded = module("twice_toolkit", TOOLKIT)
     from toolbus.bus.values.settings import Settings
-    from toolbus.bus.worker.serving.collect import collect
+    from toolbus.bus.worker.collect import collect
 
     names = [sorted(name for each in collect(loaded, Settings()) for name in each.tools) for _ in range(2)]
     assert names == [["alone", "first", "locked", "second", "shout"]] * 2

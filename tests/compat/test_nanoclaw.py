@@ -281,7 +281,7 @@ def test_ready_made_tools_come_from_the_modules_of_their_names(monkeypatch: pyte
     """A tool that streams text, progress and a result is collected; sets without any installed tool say what to install."""
     from toolbus import Progress
     from toolbus.bus.values.results import ToolResult as BusResult
-    from toolbus.bus.worker.definition.service import ToolService
+    from toolbus.bus.worker.service import ToolService
 
     for name in ("web_search", "fetch_page", "crawl_batch"):
         monkeypatch.setitem(sys.modules, f"toolbus_workers.{name}", None)

@@ -13,7 +13,7 @@ from tests.servers import eventually
 from toolbus import ToolService, tool
 from toolbus.bus.broker import scripts
 from toolbus.bus.broker.keys import Keys
-from toolbus.bus.worker.slots.slots import Slots
+from toolbus.bus.worker.slots import Taking
 
 pytestmark = pytest.mark.anyio
 
@@ -24,22 +24,22 @@ def read_by(client: redis.Redis, consumer: str, queue: str) -> Any:
 
 
 @pytest.fixture
-def in_vain(monkeypatch: pytest.MonkeyPatch) -> list[Slots]:
+def in_vain(monkeypatch: pytest.MonkeyPatch) -> list[Taking]:
     """Grows whenever a worker that has no free slot looks for one."""
-    found: list[Slots] = []
-    free_slots = Slots.free_slots
+    found: list[Taking] = []
+    free_slots = Taking.free_slots
 
-    def counted(slots: Slots) -> int:
-        free = free_slots(slots)
+    def counted(taking: Taking) -> int:
+        free = free_slots(taking)
         if not free:
-            found.append(slots)
+            found.append(taking)
         return free
 
-    monkeypatch.setattr(Slots, "free_slots", counted)
+    monkeypatch.setattr(Taking, "free_slots", counted)
     return found
 
 
-async def test_a_dead_workers_call_is_recovered_by_who_was_busy(place: Place, in_vain: list[Slots]) -> None:
+async def test_a_dead_workers_call_is_recovered_by_who_was_busy(place: Place, in_vain: list[Taking]) -> None:
     """A worker that has no free slot whenever it is time to reap does it when it next has one, ahead of what is queued."""
     begun: list[str] = []
     gate = asyncio.Event()
@@ -95,7 +95,7 @@ async def test_a_service_whose_group_is_missing_does_not_stop_its_siblings(place
     client.close()
 
 
-async def test_a_paused_service_with_returned_calls_does_not_stop_its_siblings(place: Place, in_vain: list[Slots]) -> None:
+async def test_a_paused_service_with_returned_calls_does_not_stop_its_siblings(place: Place, in_vain: list[Taking]) -> None:
     """Calls for a paused service's slots wait for the end of the pause, and the worker goes on with its other services."""
     running, release = asyncio.Event(), asyncio.Event()
 

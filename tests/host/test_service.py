@@ -15,7 +15,7 @@ from tests.servers import eventually
 from toolbus import Blob, Progress, ToolBus
 from toolbus.bus.values.events import Text
 from toolbus.bus.values.results import RegistrationRefused, ToolResult
-from toolbus.bus.worker.definition.service import ToolService
+from toolbus.bus.worker.service import ToolService
 from toolbus.platform.backends.runner import Output
 from toolbus.platform.host.pool import Pool
 from toolbus.platform.host.served import RecordedService

@@ -17,9 +17,9 @@ from toolbus.bus.broker.take.requests import Delivery, Fence, RequestStream
 from toolbus.bus.middleware import Cache
 from toolbus.bus.values.descriptors import ToolDescriptor
 from toolbus.bus.values.envelope import Request
-from toolbus.bus.worker.run.handling import MiddlewareCall
-from toolbus.bus.worker.run.invocation import Invocation
-from toolbus.bus.worker.serving.handlers import Handler
+from toolbus.bus.worker.handlers import Handler
+from toolbus.bus.worker.handling import MiddlewareCall
+from toolbus.bus.worker.invocation import Invocation
 from toolbus.testing.recorder import OwnTallies
 
 pytestmark = pytest.mark.anyio

@@ -11,7 +11,7 @@ from toolbus import Settings, ToolService, tool
 from toolbus.bus.client.tools.catalogue import Catalogue
 from toolbus.bus.schema.casting import summary
 from toolbus.bus.telemetry.logger import FIELDS
-from toolbus.bus.worker.serving.collect import collect
+from toolbus.bus.worker.collect import collect
 
 WRONG = {"type": "dict", "properties": {"a": {"type": "float"}, "b": {"type": "boolean", "enum": ["True", "False"]}}}
 

@@ -24,7 +24,7 @@ import msgspec
 
 from toolbus import Blob, Progress, ToolError, ToolResult, invocation, tool
 from toolbus.bus.values.results import CallCancelled
-from toolbus.bus.worker.isolation.child import Answer
+from toolbus.bus.worker.isolation.fork_server import Answer
 from toolbus.bus.worker.isolation.messages import MESSAGE_HEADER, Message, framed_message
 
 state: list[int] = []
@@ -89,7 +89,7 @@ def end_the_channel(how: str) -> None:
 def say_more_after_the_end(seconds: float = 0.0) -> None:
     """Have this call's end followed, so many seconds later, by another answer with the call's own token."""
     answer = answer_of_this_call()
-    said, channel = answer.say, answer._channel
+    said, channel = answer.send, answer._channel
 
     def say(what: Message) -> None:
         said(what)
@@ -98,7 +98,7 @@ def say_more_after_the_end(seconds: float = 0.0) -> None:
             evil = framed_message(Message("result", text="evil"), answer._token, 2)
             channel.write(evil + framed_message(Message("end"), answer._token, 3))
 
-    answer.say = say  # type: ignore[assignment, method-assign]
+    answer.send = say  # type: ignore[assignment, method-assign]
 
 
 def write_later(payload: bytes, seconds: float) -> None:
@@ -124,7 +124,7 @@ def iso_forge(how: str) -> str:
         write_later(framed_message(Message("result", text="evil"), b"another!", 0) + framed_message(Message("end"), b"another!", 1), 0.5)
     elif how == "thread":
         answer = answer_of_this_call()
-        _thread.start_new_thread(lambda: [time.sleep(0.1), answer.say(Message("end"))], ())
+        _thread.start_new_thread(lambda: [time.sleep(0.1), answer.send(Message("end"))], ())
         time.sleep(0.02)
     elif how in {"shut", "closed"}:
         end_the_channel(how)

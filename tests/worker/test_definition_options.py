@@ -13,9 +13,9 @@ import msgspec
 import pytest
 
 from toolbus import ConfigurationError, Retry, Settings, ToolService, Worker, tool
-from toolbus.bus.worker.definition import function
-from toolbus.bus.worker.definition.function import tool_of
-from toolbus.bus.worker.serving.collect import collect
+from toolbus.bus.worker import function
+from toolbus.bus.worker.collect import collect
+from toolbus.bus.worker.function import tool_of
 
 # Wrong values of each option.
 TOOL: dict[str, list[Any]] = {

@@ -14,7 +14,7 @@ import pytest
 
 from tests.contract import Place
 from toolbus import ConfigurationError, ToolbusError, ToolService, Worker, tool
-from toolbus.bus.worker.definition import function
+from toolbus.bus.worker import function
 from toolbus.compat.trustgraph import DynamicToolService
 from toolbus.compat.trustgraph.service import _Served
 

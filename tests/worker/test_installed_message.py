@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from toolbus.bus.values.results import ConfigurationError
-from toolbus.bus.worker.loading import installed
-from toolbus.bus.worker.loading.installed import InstalledService, import_installed
+from toolbus.bus.worker import loading
+from toolbus.bus.worker.loading import InstalledService, import_installed
 
 
 def test_one_command_installs_what_a_service_needs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -15,7 +15,7 @@ def test_one_command_installs_what_a_service_needs(monkeypatch: pytest.MonkeyPat
     def refuse(name: str) -> None:
         raise ConfigurationError("can't import it: the agent needs httpx: pip install 'toolbus[agent]' (No module named 'httpx')")
 
-    monkeypatch.setattr(installed, "import_module", refuse)
+    monkeypatch.setattr(loading, "import_module", refuse)
     service = InstalledService("coding-agent", "toolbus.platform.coding.service", "toolbus", ("platform",))
     with pytest.raises(ConfigurationError, match="needs httpx") as caught:
         import_installed(service)

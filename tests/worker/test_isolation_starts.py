@@ -118,7 +118,7 @@ async def test_tools_of_a_script_are_found_again(start: Start, tmp_path: Path, v
         (MAIN.replace('if __name__ == "__main__":\n    ', ""), "if __name__ == '__main__'"),
         ('import sys\nif __name__ != "__main__":\n    raise ValueError("not here")\n' + MAIN, "ValueError: not here"),
         (
-            "from toolbus.bus.worker.definition import function\nif __name__ != '__main__':\n    function._by_service.clear()\n" + MAIN,
+            "from toolbus.bus.worker import function\nif __name__ != '__main__':\n    function._by_service.clear()\n" + MAIN,
             "defines no tool",
         ),
     ],

@@ -13,7 +13,7 @@ from tests.contract import Place
 from tests.servers import eventually
 from tests.worker.conftest import Start
 from toolbus import ConfigurationError, ToolBus, ToolService, Worker, init_tools
-from toolbus.bus.worker.definition import function
+from toolbus.bus.worker import function
 
 pytestmark = pytest.mark.anyio
 

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from toolbus.bus.worker.serving.owner import origin_of, owner_of
+from toolbus.bus.worker.collect import origin_of, owner_of
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import pytest
 from tests.contract import Place
 from tests.worker import provided
 from toolbus import ConfigurationError, ToolService, Worker, provide, tool
-from toolbus.bus.worker.definition import function
-from toolbus.bus.worker.definition import provide as provide_module
+from toolbus.bus.worker import function
+from toolbus.bus.worker import provide as provide_module
 from toolbus.testing import InvocationEnvironment
 
 pytestmark = pytest.mark.anyio

@@ -17,7 +17,7 @@ from tests.cli.shell import Shell
 from tests.contract import Place
 from toolbus import ConfigurationError, ToolBus, ToolService, Worker, init_tools, tool
 from toolbus.bus.local import ToolRegistry
-from toolbus.bus.worker.definition import function
+from toolbus.bus.worker import function
 from toolbus.testing import InvocationEnvironment
 
 pytestmark = pytest.mark.anyio

@@ -46,7 +46,7 @@ RELATIVE = "from . import __name__ as package\nfrom .helper import HELPS\n" + TO
 LOAD = """
 import sys
 from toolbus.bus.values.results import ConfigurationError
-from toolbus.bus.worker.loading.command_line import folders, load
+from toolbus.bus.worker.loading import folders, load
 for target in sys.argv[1:]:
     try:
         loaded = load(target)

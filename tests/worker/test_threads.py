@@ -12,9 +12,8 @@ import pytest
 
 from tests.servers import eventually
 from toolbus.bus.values.results import CallCancelled
-from toolbus.bus.worker.run.handling import ThreadIteration
-from toolbus.bus.worker.run.threads import Threads
-from toolbus.bus.worker.serving.handlers import Pace
+from toolbus.bus.worker.handlers import Pace
+from toolbus.bus.worker.handling import ThreadIteration, Threads
 
 pytestmark = pytest.mark.anyio
 

@@ -15,7 +15,7 @@ from tests.workers.pages import answer, local, site
 from tests.workers.test_get_weather import provider, serving
 from tests.workers.test_web_search import Backend
 from toolbus import ToolBus, Worker
-from toolbus.bus.worker.loading.installed import import_installed, installed_services
+from toolbus.bus.worker.loading import import_installed, installed_services
 
 pytestmark = pytest.mark.anyio
 

@@ -12,8 +12,8 @@ from toolbus_workers.graph_store.embedded import EmbeddedGraph, Limits
 from tests.workers.graph_client import KNOWS, PEOPLE, TOOLS, Client, process, serving
 from tests.workers.outcomes import failed
 from toolbus import Settings, ToolBus, ToolError
-from toolbus.bus.worker.definition.provide import Services
-from toolbus.bus.worker.serving.collect import collect
+from toolbus.bus.worker.collect import collect
+from toolbus.bus.worker.provide import Services
 
 pytestmark = pytest.mark.anyio
 

@@ -6,7 +6,7 @@ import pytest
 from toolbus_workers.joke import joke
 
 from toolbus import ToolBus, ToolError, Worker
-from toolbus.bus.worker.loading.installed import examples
+from toolbus.bus.worker.loading import examples
 
 pytestmark = pytest.mark.anyio
 

@@ -11,7 +11,7 @@ from toolbus_workers.fetch_page import FetchPage
 
 from tests.workers.pages import answer, local, names, site
 from toolbus import Settings, ToolBus, Worker
-from toolbus.bus.worker.serving.collect import collect
+from toolbus.bus.worker.collect import collect
 
 pytestmark = pytest.mark.anyio
 

@@ -19,9 +19,9 @@ from toolbus.bus.client.tools.view import ToolView
 from toolbus.bus.values.options import CallOptions
 from toolbus.bus.values.results import ConfigurationError, RegistrationRefused, ToolResult
 from toolbus.bus.values.settings import Settings
-from toolbus.bus.worker.definition.function import held, tool, tool_of
-from toolbus.bus.worker.definition.service import ToolService
-from toolbus.bus.worker.serving.collect import collect
+from toolbus.bus.worker.collect import collect
+from toolbus.bus.worker.function import held, tool, tool_of
+from toolbus.bus.worker.service import ToolService
 from toolbus.bus.worker.worker import Worker
 
 

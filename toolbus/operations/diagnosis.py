@@ -19,8 +19,8 @@ from toolbus.bus.broker.admin import Admin
 from toolbus.bus.client.bus import ToolBus
 from toolbus.bus.values.results import ToolbusError, ToolError, ToolResult
 from toolbus.bus.values.settings import Settings
-from toolbus.bus.worker.definition.service import ToolService
-from toolbus.bus.worker.run.invocation import invocation
+from toolbus.bus.worker.invocation import invocation
+from toolbus.bus.worker.service import ToolService
 from toolbus.bus.worker.worker import Worker
 
 SERVICE = "TOOLBUS_DIAGNOSIS_SERVICE"

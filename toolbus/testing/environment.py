@@ -17,84 +17,71 @@ from toolbus.bus.values.encoding import encode_data
 from toolbus.bus.values.envelope import Request, decode_request, encode_request, new_id, new_run
 from toolbus.bus.values.results import ConfigurationError, EnvelopeError, ErrorInfo, ToolResult
 from toolbus.bus.values.settings import Settings
-from toolbus.bus.worker.definition.function import tool_of
-from toolbus.bus.worker.definition.provide import Services
-from toolbus.bus.worker.definition.service import ToolService
+from toolbus.bus.worker.collect import collect
+from toolbus.bus.worker.function import tool_of
+from toolbus.bus.worker.handlers import Served
+from toolbus.bus.worker.handling import Threads
 from toolbus.bus.worker.isolation.pool import Isolation
-from toolbus.bus.worker.run.run import Run
-from toolbus.bus.worker.run.threads import Threads
-from toolbus.bus.worker.serving.collect import collect
-from toolbus.bus.worker.serving.handlers import Served
-from toolbus.bus.worker.sessions.session import Session, SessionRun
+from toolbus.bus.worker.provide import Services
+from toolbus.bus.worker.run import Run
+from toolbus.bus.worker.service import Session, ToolService
+from toolbus.bus.worker.session_state import SessionState
 from toolbus.testing.recorder import Confirm, Outcome, Recorder
 
 if TYPE_CHECKING:
     from toolbus.bus.broker.take.requests import RequestStream
+    from toolbus.bus.broker.worker import WorkerBroker
 
 # No server has delivered the request.
 _NO_QUEUE, _NO_FENCE = cast("RequestStream", None), Fence(b"", b"")
 
 
+class TriedState(SessionState):
+    """The state of a session in a test: it is written down and read back after each call, and never lost."""
+
+    __slots__ = ()
+
+    def __init__(self, served: Served, session: Session, first: str) -> None:
+        super().__init__(served, session, first)
+        self.token = ""
+
+    async def leave(self, delivery: Delivery, broker: WorkerBroker, *, keep: bool, done: bool) -> bool:
+        """Let the service write the state down, and read it back."""
+        if keep:
+            saved = json.loads(encode_data(await self._served.save_session(self._session, self.value)))
+            self.value = await self._served.load_session(self._session, saved)
+        return True
+
+
 class TriedSessions:
-    """The sessions of one service's calls, which last until the environment is closed."""
+    """The sessions of one service's calls, which last until the environment is closed.
+
+    Attributes:
+        states: of every session that was opened.
+    """
 
     def __init__(self, served: Served) -> None:
         self._served = served
-        self._first: dict[Session, str] = {}
-        self._values: dict[Session, Any] = {}
+        self._made: set[Session] = set()
         self._lock = asyncio.Lock()
+        self.states: dict[Session, TriedState] = {}
 
-    def start(self, run: SessionRun) -> asyncio.Task[None]:
-        """Start a call within its session."""
+    async def execute(self, run: Run) -> None:
+        """Run a call within its session."""
         request = run.delivery.request
         pair = session_of(request)
         if pair is not None:
-            self._first.setdefault(Session(*pair), request.id)
-        return asyncio.get_running_loop().create_task(self._execute(run, None if pair is None else Session(*pair)))
-
-    async def _execute(self, run: SessionRun, session: Session | None) -> None:
-        if session is not None and self._served.opens_sessions:
+            session = Session(*pair)
+            run.session = state = self.states.setdefault(session, TriedState(self._served, session, request.id))
             try:
                 async with self._lock:
-                    if session not in self._values:
-                        self._values[session] = await self._served.open_session(session, dict(run.delivery.request.initial or {}))
+                    if session not in self._made:
+                        state.value = await self._served.open_session(session, dict(request.initial or {}))
+                        self._made.add(session)
             except Exception as error:  # noqa: BLE001 - the service's own code
                 run.stop(run.error_info(error))
                 return
         await run.execute()
-
-    def opened_by(self, request: Request) -> bool:
-        """Return whether a call is the one that opened its session."""
-        pair = session_of(request)
-        return pair is not None and self._first.get(Session(*pair)) == request.id
-
-    def token(self, request: Request) -> str:
-        """Return nothing: no state is ever lost here."""
-        return ""
-
-    def value(self, request: Request) -> Any:
-        """Return the state of a call's session, as its service made it."""
-        pair = session_of(request)
-        return None if pair is None else self._values.get(Session(*pair))
-
-    def enter(self, delivery: Delivery) -> None:
-        """Do nothing: no call is run again here."""
-
-    def forget(self, delivery: Delivery) -> None:
-        """Do nothing: no snapshot is kept here."""
-
-    async def leave(self, delivery: Delivery, *, keep: bool, done: bool) -> bool:
-        """Let the service write the state down, and read it back."""
-        pair = session_of(delivery.request)
-        if pair is not None and keep:
-            session = Session(*pair)
-            saved = json.loads(encode_data(await self._served.save_session(session, self._values.get(session))))
-            self._values[session] = await self._served.load_session(session, saved)
-        return True
-
-    def states(self) -> list[tuple[Session, Any]]:
-        """Return every session that was opened, with its state."""
-        return [(session, self._values.get(session)) for session in self._first]
 
 
 _THREADS = 32
@@ -153,6 +140,7 @@ class InvocationEnvironment:
         self._middleware = checked(middleware)
         self._services = Services(provide)
         self._served: dict[object, Served] = {}
+        self._sessions: dict[object, TriedSessions] = {}
         self._isolations: dict[object, Isolation] = {}
         self._runs: set[Run] = set()
         self._threads: Threads | None = None
@@ -163,10 +151,12 @@ class InvocationEnvironment:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        served, self._served = list(self._served.values()), {}
+        served, self._served = self._served, {}
+        sessions, self._sessions = self._sessions, {}
         errors: list[Exception] = []
-        for each in served:
-            for session, state in (*(each.sessions.states() if isinstance(each.sessions, TriedSessions) else ()), (None, None)):
+        for key, each in served.items():
+            opened = sessions[key].states.items() if key in sessions else ()
+            for session, state in (*((session, found.value) for session, found in opened), (None, None)):
                 try:
                     await each.cleanup(session, state)
                 except Exception as problem:  # noqa: BLE001 - one failing clean-up must not stop the others; all are raised below
@@ -206,10 +196,11 @@ class InvocationEnvironment:
         recorder = Recorder(self.settings, self._threads, self._isolations[_key(owner)], self._middleware, self._answers, self._confirm)
         delivery = Delivery(request, "test", b"", 0, self.attempt, time.monotonic() + request.timeout, 0.0, new_run(), _NO_QUEUE, _NO_FENCE)
         loop = asyncio.get_running_loop()
-        run = Run(recorder, loop, delivery, served, served.handler(request))
-        run.task = task = loop.create_task(run.execute()) if served.sessions is None else served.sessions.start(run)
+        run = Run(recorder.context, loop, delivery, served, served.handler(request))
+        sessions = self._sessions.get(_key(owner))
+        run.task = task = loop.create_task(run.execute() if sessions is None else sessions.execute(run))
         self._runs.add(run)
-        recorder.extended(run)
+        recorder.arm(run)
         try:
             await asyncio.wait([task])
         except asyncio.CancelledError:
@@ -257,7 +248,7 @@ class InvocationEnvironment:
                     raise
                 self._isolations[_key(owner)] = isolation
                 if served.has_sessions:
-                    served.sessions = TriedSessions(served)
+                    self._sessions[_key(owner)] = TriedSessions(served)
                 self._served[_key(owner)] = served
             return served
 

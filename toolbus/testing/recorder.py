@@ -20,12 +20,12 @@ from toolbus.bus.values.events import Event, Finished, Text
 from toolbus.bus.values.options import CallOptions, merged
 from toolbus.bus.values.results import Blob, EnvelopeError, ErrorInfo, Progress, ToolError, ToolResult
 from toolbus.bus.values.settings import Settings
+from toolbus.bus.worker.handling import Threads
+from toolbus.bus.worker.invocation import Caller
 from toolbus.bus.worker.isolation.pool import Isolation
-from toolbus.bus.worker.run.invocation import Caller
-from toolbus.bus.worker.run.outcome import result_of
-from toolbus.bus.worker.run.reasons import ContextRun
-from toolbus.bus.worker.run.threads import Threads
-from toolbus.bus.worker.statistics.sampling import Sampling
+from toolbus.bus.worker.outcome import result_of
+from toolbus.bus.worker.run import Run, RunContext
+from toolbus.bus.worker.statistics import Sampling
 
 if TYPE_CHECKING:
     from toolbus.bus.broker.limits import Tallies
@@ -125,14 +125,22 @@ class Recorder:
         answers: Mapping[str, object],
         confirm: Confirm,
     ) -> None:
-        self.settings = settings
-        self.threads = threads
-        self.isolation = isolation
-        self.middleware = middleware
-        self.clock = time.monotonic
-        self.sampling = Sampling(self.note, enabled=False)
-        self.most_gathered = settings.max_frame // 2
-        self.broker = cast("WorkerBroker", self)
+        self.context = RunContext(
+            broker=cast("WorkerBroker", self),
+            settings=settings,
+            threads=threads,
+            isolation=isolation,
+            middleware=middleware,
+            most_gathered=settings.max_frame // 2,
+            clock=time.monotonic,
+            sampling=Sampling(self.note, enabled=False),
+            caller=self.caller,
+            # There are no slots, and no other attempt.
+            ended=lambda run: None,
+            stopped=lambda run: None,
+            extended=self.arm,
+            try_again=lambda run, error: False,
+        )
         self.instance = INSTANCE
         self.tallies = cast("Tallies", OwnTallies())
         self.congested = False
@@ -155,13 +163,7 @@ class Recorder:
     def note(self, delivery: Delivery, ending: Ending) -> None:
         """Do nothing: there are no operators to tell."""
 
-    def ended(self, run: ContextRun) -> None:
-        """Do nothing: there are no slots to free."""
-
-    def stopped(self, run: ContextRun) -> None:
-        """Do nothing: no slot has to know that a run was told to stop."""
-
-    def extended(self, run: ContextRun) -> None:
+    def arm(self, run: Run) -> None:
         """Start the timer for a run's deadline; also called for the first deadline."""
         self.disarm()
         loop = asyncio.get_running_loop()
@@ -171,10 +173,6 @@ class Recorder:
         """Stop the timer when the run has ended."""
         if self._timer is not None:
             self._timer.cancel()
-
-    def try_again(self, run: ContextRun, error: ErrorInfo) -> bool:
-        """Refuse another attempt, so that every failure is the outcome."""
-        return False
 
     async def caller(self) -> Caller:
         """Return the object that answers nested calls."""
@@ -215,6 +213,9 @@ class Recorder:
     def before_sending(self, pack: Callable[[], None]) -> None:
         """Send the frames in the next turn of the event loop."""
         asyncio.get_running_loop().call_soon(pack)
+
+    def forget_session(self, delivery: Delivery) -> None:
+        """Do nothing: no snapshot is kept here."""
 
     async def room(self) -> None:
         """Return at once, since there is always room."""

@@ -12,8 +12,8 @@ from typing import Any, Literal, Self, TypeVar
 from toolbus.bus.schema.derivation import Derived, derive, read_signature
 from toolbus.bus.support.safe_text import type_name
 from toolbus.bus.values.results import DescriptorError, ToolkitError
-from toolbus.bus.worker.definition.objects import ToolObject
-from toolbus.bus.worker.definition.provide import Services, injected
+from toolbus.bus.worker.function import ToolObject
+from toolbus.bus.worker.provide import Services, injected
 
 T = TypeVar("T")
 

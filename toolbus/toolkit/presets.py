@@ -20,8 +20,7 @@ from toolbus.bus.support.lazy import without_collection
 from toolbus.bus.support.safe_text import type_name
 from toolbus.bus.values.naming import SERVICE_ID
 from toolbus.bus.values.results import ConfigurationError, ToolkitError
-from toolbus.bus.worker.loading.installed import find_installed
-from toolbus.bus.worker.loading.modules import import_module
+from toolbus.bus.worker.loading import find_installed, import_module
 from toolbus.toolkit.graph import Action, Item, Tool, ToolGroup, Toolkit, edge_kind
 from toolbus.toolkit.learning.evidence import Edge, ScoreFile
 from toolbus.toolkit.service import ToolkitService, add_chain

@@ -13,9 +13,9 @@ from toolbus.bus.client.tools.view import ToolView
 from toolbus.bus.support.safe_text import type_name
 from toolbus.bus.values.results import ToolkitError
 from toolbus.bus.values.settings import Settings
-from toolbus.bus.worker.definition.objects import ToolObject
-from toolbus.bus.worker.definition.service import ToolService
-from toolbus.bus.worker.serving.collect import collect
+from toolbus.bus.worker.collect import collect
+from toolbus.bus.worker.function import ToolObject
+from toolbus.bus.worker.service import ToolService
 from toolbus.toolkit.graph import (
     Action,
     Item,

@@ -17,11 +17,11 @@ from toolbus.bus.broker.protocols import Beginning, Ending, Note
 from toolbus.bus.broker.take.requests import Delivery, Fence
 from toolbus.bus.values.confirmations import ConfirmationAnswer, ConfirmationRequest
 from toolbus.bus.values.envelope import Frame, Request, decode_frames, join_frames
+from toolbus.bus.worker.collect import collect
+from toolbus.bus.worker.invocation import Caller
 from toolbus.bus.worker.isolation.pool import Isolation
-from toolbus.bus.worker.run.invocation import NestedBus
-from toolbus.bus.worker.run.run import Run
-from toolbus.bus.worker.serving.collect import collect
-from toolbus.bus.worker.slots.slots import Slots
+from toolbus.bus.worker.run import Run
+from toolbus.bus.worker.slots import Slots
 from toolbus.testing.recorder import OwnTallies
 
 NOW = 1000.0
@@ -227,13 +227,28 @@ class Bench:
         served = {each.id: each for each in collect(list(tools), self.settings)}
         self.service = next(iter(served))
         isolation = Isolation(self.settings, [])
-        nested = NestedBus(lambda: pytest.fail("no handler here calls a tool"))
-        self.slots = Slots(self.settings, served, middleware, self.broker, isolation, nested, clock=self.loop.time)  # type: ignore[arg-type]
+        self.nested_ended: list[tuple[str, str]] = []
+        self.slots = Slots(
+            self.settings,
+            served,
+            middleware,
+            self.broker,
+            isolation,
+            self._caller,
+            self._close_nested,
+            clock=self.loop.time,  # type: ignore[arg-type]
+        )
         for each in served.values():
             self.slots.sessions.open(each)
         self.broker.slots = self.slots
         self._serving: asyncio.Task[None] | None = None
         self._numbers = itertools.count(1)
+
+    async def _caller(self) -> Caller:
+        pytest.fail("no handler here calls a tool")
+
+    async def _close_nested(self, user: str, session: str) -> None:
+        self.nested_ended.append((user, session))
 
     def delivery(self, tool: str, arguments: dict[str, Any] | None = None, **changes: Any) -> Delivery:
         """A delivery of a call of a tool of the first service, ten seconds before its deadline."""

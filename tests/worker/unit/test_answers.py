@@ -155,7 +155,7 @@ async def test_the_logged_time_is_the_handlers(gate: asyncio.Event) -> None:
     bench = Bench(hold)
     held = await bench.begin("hold")
     await asyncio.sleep(2)
-    assert bench.loop.time() - held._started == pytest.approx(2.0)
+    assert bench.loop.time() - held.began == pytest.approx(2.0)
     gate.set()
     await bench.settle()
 
@@ -193,7 +193,7 @@ async def test_a_bug_in_answering_still_answers(monkeypatch: pytest.MonkeyPatch,
     def broken(self: object, error: BaseException) -> ErrorInfo:
         raise KeyError("bug")
 
-    monkeypatch.setattr("toolbus.bus.worker.run.run.Run.error_info", broken)
+    monkeypatch.setattr("toolbus.bus.worker.run.Run.error_info", broken)
     end = await bench.run("fail", {"kind": "crash"})
     assert end.frame.error == ErrorInfo("tool_error", "ValueError", "what the handler raised can't be told", origin="tool")
     assert [line.split()[0] for line in lines(caplog)] == ["run.bug", "call.failed"]

@@ -15,7 +15,7 @@ from tests.servers import eventually
 from tests.worker.unit.fakes import NOW, Bench, echo, hold
 from toolbus import ErrorInfo, ToolResult, tool
 from toolbus.bus.middleware.chain import Next, ToolCall
-from toolbus.bus.worker.run.reasons import RunState
+from toolbus.bus.worker.transitions import RunState
 
 pytestmark = pytest.mark.anyio
 

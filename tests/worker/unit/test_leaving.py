@@ -11,8 +11,8 @@ import pytest
 from tests.worker.unit.fakes import Bench, flaky, hold, lines, pay, stubborn
 from toolbus import tool
 from toolbus.bus.values.results import BrokerUnavailable, ToolbusError
-from toolbus.bus.worker.run.reasons import RunState
-from toolbus.bus.worker.slots.taking import hand_back, sign_off
+from toolbus.bus.worker.slots import hand_back, sign_off
+from toolbus.bus.worker.transitions import RunState
 
 pytestmark = pytest.mark.anyio
 

@@ -11,7 +11,7 @@ from tests.servers import eventually
 from tests.worker.unit.fakes import Bench, echo, hold, pay
 from toolbus import ErrorInfo, ToolResult, tool
 from toolbus.bus.middleware import Next, ToolCall
-from toolbus.bus.worker.run.reasons import RunState
+from toolbus.bus.worker.transitions import RunState
 
 pytestmark = pytest.mark.anyio
 

@@ -12,7 +12,7 @@ from tests.worker.unit.fakes import Bench, echo, frame_of
 from toolbus import Blob, ErrorInfo, ToolError, ToolResult
 from toolbus.bus.values.envelope import Request
 from toolbus.bus.values.results import CallCancelled, EnvelopeError, ErrorType
-from toolbus.bus.worker.run.outcome import HandlerExit, encodable, error_of, other_revision, refusal, result_of, said, without_exits
+from toolbus.bus.worker.outcome import HandlerExit, encodable, error_of, other_revision, refusal, result_of, said, without_exits
 
 pytestmark = pytest.mark.anyio
 

@@ -19,8 +19,8 @@ from tests.worker.unit.fakes import Bench, echo, lines, pay
 from toolbus import ErrorInfo, Retry, ToolError, ToolResult, tool
 from toolbus.bus import telemetry
 from toolbus.bus.broker.take.requests import Delivery
-from toolbus.bus.worker.run.outcome import ENDS, End, report_end
-from toolbus.bus.worker.run.run import Run
+from toolbus.bus.worker.outcome import ENDS, End, report_end
+from toolbus.bus.worker.run import Run
 
 pytestmark = pytest.mark.anyio
 

@@ -11,10 +11,9 @@ import pytest
 from tests.servers import eventually
 from toolbus.bus.support.deadlines import Deadlines
 from toolbus.bus.values.results import ConfigurationError, ToolbusError
-from toolbus.bus.worker.run import invocation as nested
-from toolbus.bus.worker.sessions.service import OpenSessions
-from toolbus.bus.worker.sessions.session import Session
-from toolbus.bus.worker.sessions.worker import WorkerSessions
+from toolbus.bus.worker.service import Session
+from toolbus.bus.worker.sessions import OpenSessions, WorkerSessions
+from toolbus.bus.worker.worker import NestedBus
 
 pytestmark = pytest.mark.anyio
 
@@ -26,7 +25,6 @@ class Worker:
         loop = asyncio.get_running_loop()
         self.deadlines = Deadlines(loop)
         self.clock = loop.time
-        self.settings = SimpleNamespace(lease=0.1)
         self.broker = SimpleNamespace(release_session=lambda *which, lost: None)
         self.cleaned: list[Session | None] = []
         self.failure: Exception | None = None
@@ -35,9 +33,6 @@ class Worker:
     async def cleanup(self, session: Session | None, state: object = None) -> None:
         """Take note."""
         self.cleaned.append(session)
-
-    def empty_line(self, service: str, user: str, session: str, *, moved: bool) -> None:
-        """Have no call that waits."""
 
     async def close_nested(self, user: str, session: str) -> None:
         """Fail as the test says."""
@@ -49,7 +44,7 @@ class Worker:
         """The sessions of a service."""
         states = {"sticky": sticky, "opens_sessions": False, "restores_sessions": False, "session_lost": "error"}
         served = SimpleNamespace(id="s", session_idle=idle, max_sessions=most, cleanup=self.cleanup, **states)
-        return OpenSessions(cast("Any", served), cast("Any", self))
+        return OpenSessions(cast("Any", served), cast("Any", self.broker), self.deadlines, self.clock, lease=0.1)
 
 
 class Run:
@@ -104,7 +99,7 @@ async def test_a_session_whose_nested_calls_can_not_be_told_is_logged(failure: E
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: unhandled.append(context))
     worker = Worker()
     worker.failure = failure
-    sessions = WorkerSessions(cast("Any", worker))
+    sessions = WorkerSessions(lambda served: worker.sessions(), lambda line, moved: None, worker.close_nested)
     sessions.closed("s", "u", "x")
     await eventually(lambda: "session.untold" in caplog.text)
     await sessions.aclose()
@@ -133,7 +128,7 @@ async def test_sessions_end_quietly_while_the_nested_bus_closes() -> None:
                 raise ConfigurationError("the bus is not open")
 
     made = Bus()
-    bus = nested.NestedBus(lambda: made)
+    bus = NestedBus(lambda: cast("Any", made))
     await bus.get()
     assert made.open_
     await bus.close_session("u", "s")

@@ -86,15 +86,9 @@ async def test_handlers_that_can_not_be_stopped_make_a_worker_leave(caplog: pyte
 async def test_sessions_of_nested_calls_end_with_the_session() -> None:
     """The bus for nested calls is told the user and the session."""
     bench = Bench(hold)
-    ended: list[tuple[str, str]] = []
-
-    async def close_session(user: str, session: str) -> None:
-        ended.append((user, session))
-
-    bench.slots.nested.close_session = close_session  # type: ignore[method-assign]
     bench.slots.sessions.closed("other", "u", "s")
     await bench.settle()
-    assert ended == [("u", "s")]
+    assert bench.nested_ended == [("u", "s")]
 
 
 async def test_less_than_half_of_the_slots_may_be_stuck(gate: asyncio.Event) -> None:

@@ -11,15 +11,13 @@ import pytest
 
 from tests.worker.unit.fakes import Bench
 from toolbus import tool
-from toolbus.bus.worker.run import reasons
-from toolbus.bus.worker.run.reasons import NEXT as AFTER_RUN
-from toolbus.bus.worker.run.reasons import TRANSITIONS as RUN
-from toolbus.bus.worker.run.reasons import RunState
-from toolbus.bus.worker.run.run import Run
-from toolbus.bus.worker.slots.taking import NEXT as AFTER_TAKING
-from toolbus.bus.worker.slots.taking import TRANSITIONS as TAKING
-from toolbus.bus.worker.slots.taking import TakingState
-from toolbus.bus.worker.transitions import BadTransitionError, by_state
+from toolbus.bus.worker import outcome
+from toolbus.bus.worker.run import Run
+from toolbus.bus.worker.transitions import NEXT_OF_RUN as AFTER_RUN
+from toolbus.bus.worker.transitions import NEXT_OF_TAKING as AFTER_TAKING
+from toolbus.bus.worker.transitions import RUN_TRANSITIONS as RUN
+from toolbus.bus.worker.transitions import TAKING_TRANSITIONS as TAKING
+from toolbus.bus.worker.transitions import BadTransitionError, RunState, TakingState, by_state
 
 pytestmark = pytest.mark.anyio
 
@@ -60,7 +58,7 @@ async def test_a_move_that_is_not_in_the_table_is_an_error() -> None:
     bench = Bench(noop)
     delivery = bench.delivery("noop")
     served = bench.slots._served["unit_states"]
-    run = Run(bench.slots, bench.loop, delivery, served, served.handler(delivery.request), state=RunState.ANSWERED)
+    run = Run(bench.slots.run_context, bench.loop, delivery, served, served.handler(delivery.request), state=RunState.ANSWERED)
     with pytest.raises(BadTransitionError, match=r"^RunState: ANSWERED is not followed by RUNNING$"):
         await run.execute()
     assert run.state is RunState.ANSWERED
@@ -94,7 +92,7 @@ async def test_a_move_that_is_not_in_the_table_is_an_error() -> None:
 )
 def test_a_run_ends_as_its_state_says(state: RunState, once: bool, kinds: tuple[tuple[str, str] | None, ...]) -> None:
     """Work that may have taken effect has an unknown outcome; what was only marked is safe to call again."""
-    errors = [reasons.deadline_passed(state, 2.0), reasons.given_up(state, "cancelled", once=once), reasons.worker_stopped(state)]
+    errors = [outcome.deadline_passed(state, 2.0), outcome.given_up(state, "cancelled", once=once), outcome.worker_stopped(state)]
     assert [None if error is None else (error.type, error.code) for error in errors] == [*kinds]
     for error in errors:
         assert error is None or error.message

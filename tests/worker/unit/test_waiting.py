@@ -6,7 +6,7 @@ import pytest
 
 from tests.worker.unit.fakes import Bench, echo
 from toolbus.bus.broker.take.requests import Delivery
-from toolbus.bus.worker.slots.lines import Waiting
+from toolbus.bus.worker.lines import Waiting
 
 pytestmark = pytest.mark.anyio
 

@@ -35,7 +35,7 @@ from toolbus.bus.values.results import (
     ErrorInfo,
     ToolError,
 )
-from toolbus.bus.worker.run.invocation import Invocation
+from toolbus.bus.worker.invocation import Invocation
 
 MOST = 100
 """Most entries of one answer."""

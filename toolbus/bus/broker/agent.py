@@ -17,12 +17,12 @@ from toolbus.bus.broker.keys import Keys, session_digest
 from toolbus.bus.broker.lease.clock import ServerClock
 from toolbus.bus.broker.limits import Tallies
 from toolbus.bus.broker.opening import NotOpen, open_patiently
-from toolbus.bus.broker.protocols import AgentListener, Fate, ItemChange, Sender
-from toolbus.bus.broker.publish import Publish
+from toolbus.bus.broker.protocols import AgentListener, ItemChange
+from toolbus.bus.broker.publish import Requests
 from toolbus.bus.broker.routes import Routes
 from toolbus.bus.broker.tokens import Tokens
 from toolbus.bus.broker.transport.connection import Connector
-from toolbus.bus.values.envelope import Request, new_id
+from toolbus.bus.values.envelope import new_id
 from toolbus.bus.values.results import BrokerError, BrokerUnavailable
 from toolbus.bus.values.settings import Settings
 
@@ -35,20 +35,21 @@ _CLOSING = 2.0
 
 
 class AgentBroker:
-    """The caller's side of a broker."""
+    """The caller's side of a broker.
+
+    Attributes:
+        agent: the agent id of this process, fresh at each start.
+        requests: publishes requests, cancels them and forgets them; there is none before ``open``.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._keys = Keys(settings.namespace)
         self._connector = Connector.of(settings)
-        self._agent = new_id()
+        self.agent = new_id()
         self._clock = ServerClock(settings.lease)
         self._steps = cast("AgentSteps", NotOpen())
-
-    @property
-    def agent(self) -> str:
-        """The agent id of this process, fresh at each start."""
-        return self._agent
+        self.requests = cast("Requests", NotOpen())
 
     @property
     def tallies(self) -> Tallies:
@@ -107,7 +108,8 @@ class AgentBroker:
         """
 
         async def start() -> None:
-            self._steps = AgentSteps(self._settings, self._connector, self._keys, self._agent, self._clock, listener)
+            self._steps = AgentSteps(self._settings, self._connector, self._keys, self.agent, self._clock, listener)
+            self.requests = self._steps.requests
             await self._steps.start()
 
         await open_patiently(start, self._connector, self._settings.connect_timeout, otherwise=self._settings.timeout)
@@ -120,56 +122,11 @@ class AgentBroker:
         steps.confirmations.close()
         try:
             async with asyncio.timeout(_CLOSING):
-                await steps.link.execute("DEL", steps.reader.key, self._keys.flushes(self._agent))
+                await steps.link.execute("DEL", steps.reader.key, self._keys.flushes(self.agent))
         except (TimeoutError, BrokerError) as error:
             # Both keys have a TTL, so nothing stays behind for long.
             telemetry.log.warning("agent.close_incomplete", error=str(error) or "the server did not answer")
         await steps.links.leave()
-
-    # -- calling ----------------------------------------------------------------------------------
-
-    def publish(self, request: Request, queue: str, limit: int, deadline: float, sender: Sender) -> None:
-        """Publish at the end of this tick, together with everything else published in it.
-
-        While the server can't be reached it waits here, until ``deadline`` (local monotonic seconds).
-
-        Raises:
-            EnvelopeError: the request can't be encoded, or is too large.
-        """
-        document = self._steps.encode(request, limit=self._settings.max_request)
-        session = session_digest(request.user, request.session) if request.ordered else ""
-        if request.shared:
-            if session:
-                # What was published before it in this tick goes first.
-                self._steps.publisher.flush()
-            self._steps.shared.publish(request, queue, limit, deadline, document, sender, session)
-            return
-        self._steps.publisher.publish(Publish(request.id, queue, limit, deadline, document, sender, request.effect == "once", session))
-
-    def cancel(
-        self,
-        request: Request,
-        queue: str,
-        entry: str,
-        on_fate: Callable[[Fate], None] | None = None,
-        *,
-        waited: float = 0.0,
-        why: str = "cancelled",
-    ) -> None:
-        """Remove a queued call, or tell the worker that runs it. Returns at once; ``on_fate`` hears what was found.
-
-        ``waited`` are the seconds by which its deadline is later than its timeout says, ``why`` is the type of the error with which it
-        ended for its caller.
-        """
-        if request.shared:
-            self._steps.shared.cancel(request, queue, entry, on_fate, waited, why)
-            return
-        self._steps.publisher.cancel(request.id, queue, entry, int((request.timeout + waited) * 1000), on_fate, why)
-
-    def forget(self, request: Request) -> None:
-        """Stop listening for a call that has ended."""
-        if request.shared:
-            self._steps.shared.forget(request.id)
 
     # -- sessions ---------------------------------------------------------------------------------
 
@@ -193,7 +150,7 @@ class AgentBroker:
         Raises:
             BrokerError: the server can't be reached.
         """
-        await self._tell(queues, f"left {self._agent}")
+        await self._tell(queues, f"left {self.agent}")
 
     async def _tell(self, queues: Collection[str], message: str) -> None:
         link = self._steps.link

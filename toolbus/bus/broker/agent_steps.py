@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -21,7 +21,7 @@ from toolbus.bus.broker.lease.clock import ServerClock
 from toolbus.bus.broker.limits import Tallies, days_back
 from toolbus.bus.broker.protocols import AgentListener
 from toolbus.bus.broker.protocols.documents import CHAT, MOST_BYTES, MOST_RESULTS, ChatWindow, Messenger, TaskFrames, TaskRecord
-from toolbus.bus.broker.publish import Publisher, SharedCalls
+from toolbus.bus.broker.publish import Publisher, Requests, SharedCalls
 from toolbus.bus.broker.reading import document, skip
 from toolbus.bus.broker.recover import KeyRepair
 from toolbus.bus.broker.registry.follower import RegistryFollower
@@ -219,8 +219,6 @@ class AgentSteps:
         self._agent = agent
         self._clock = clock
         self._sweeps = True
-        # Encodes requests in the namespace's version.
-        self.encode: Callable[..., bytes] = encode_request
         # Connections.
         self.links = Links(
             connector,
@@ -247,6 +245,7 @@ class AgentSteps:
         # Publish.
         self.publisher = Publisher(link, keys, agent, mastership)
         self.shared = SharedCalls(link, keys, agent, settings.retention, self._wake_reader, mastership)
+        self.requests = Requests(self.publisher, self.shared, settings.max_request)
         self.chats = Chats(link, keys, self.conversations)
         self.tasks = Tasks(link, keys, settings, self.shared)
         mastership.when_admitted(self.publisher.flush)
@@ -335,7 +334,7 @@ class AgentSteps:
 
     def _write_in(self, version: NamespaceVersion) -> None:
         written = min(version.written, VERSION)
-        self.encode = encode_request if written == FIRST else functools.partial(_encode_as, written)
+        self.requests.encode = encode_request if written == FIRST else functools.partial(_encode_as, written)
 
     def _next_reconcile(self) -> float:
         return self._clock.monotonic() + _RECONCILE * random.uniform(0.8, 1.2)  # noqa: S311 - jitter

@@ -438,7 +438,8 @@ class Outbox:
         self._failing.since = None
         self._accepted()
         generation, counter, lost, gone, stream.depth = reply
-        stream.fence_is(generation, counter)
+        if stream.fence_known != (generation, counter):
+            stream.fence_is(generation, counter)
         gone_elsewhere = _within(lost, len(batch))
         self.lost += len(gone_elsewhere)
         self.calls_finished += len(batch) - len(gone_elsewhere)
@@ -513,12 +514,15 @@ class Endings:
         """Wait until it is known whose the sessions of all ended runs are."""
         await self._settled.wait()
 
-    def finish(self, delivery: Delivery, frame: bytes, *, frees: bool) -> None:
+    def finish(self, delivery: Delivery, frame: bytes, *, frees: bool = False) -> None:
         """Send the last frame and remove the request, if it is still ours, and its session is.
 
-        ``frees`` when the answer is not kept for later callers with the same idempotency key.
+        ``frees`` when the call failed and this run did nothing that must not happen twice: then the answer is not kept for later callers
+        with the same idempotency key, unless an earlier attempt began ``once`` work.
         """
-        if delivery.queue.sticky and self._ownership.doubts(delivery):
+        if not (frees or delivery.noted or delivery.queue.sticky):
+            self._outbox.finish(delivery, frame)
+        elif delivery.queue.sticky and self._ownership.doubts(delivery):
             self._start(self._finish_doubtful(delivery, frame, frees))
         else:
             self._finish(delivery, frame, frees)

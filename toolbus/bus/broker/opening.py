@@ -55,6 +55,14 @@ class NotOpen:
     def __getattr__(self, name: str) -> NoReturn:
         raise BrokerUnavailable("the broker is not open")
 
+    def __call__(self, *_args: object, **_named: object) -> NoReturn:
+        """Refuse the call.
+
+        Raises:
+            BrokerUnavailable: always.
+        """
+        raise BrokerUnavailable("the broker is not open")
+
 
 # A worker that only beats looks alive. Its callers learn otherwise when it leaves, after so many leases and seconds without success.
 _LEASES, _SECONDS = 3, 30.0

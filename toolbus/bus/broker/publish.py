@@ -15,14 +15,14 @@ import msgspec
 
 from toolbus.bus import telemetry
 from toolbus.bus.broker import scripts
-from toolbus.bus.broker.keys import Keys
+from toolbus.bus.broker.keys import Keys, session_digest
 from toolbus.bus.broker.protocols import Fate, Sender, Verdict
 from toolbus.bus.broker.protocols.agent import ended_for_another, readdressed
 from toolbus.bus.broker.reading import identifier, integer, shown, skip, text
 from toolbus.bus.broker.transport.command import Reply, ReplyError, WrongAnswerError
 from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.broker.transport.mastership import Mastership
-from toolbus.bus.values.envelope import Frame, Request, share_digest, work_digest
+from toolbus.bus.values.envelope import Frame, Request, encode_request, share_digest, work_digest
 from toolbus.bus.values.results import BrokerError, BrokerUnavailable, EnvelopeError
 
 MEMO_TTL = 600
@@ -458,3 +458,56 @@ class SharedCalls:
         followed.newcomers.append(call)
         self._stream_of[call] = stream
         self._wake()
+
+
+class Requests:
+    """The requests of one agent: published at once, or, with an idempotency key, shared with the other callers of the key.
+
+    Args:
+        most: bytes of a request's document.
+
+    Attributes:
+        encode: encodes a request in the namespace's version.
+    """
+
+    def __init__(self, publisher: Publisher, shared: SharedCalls, most: int) -> None:
+        self._publisher = publisher
+        self._shared = shared
+        self._most = most
+        self.encode: Callable[..., bytes] = encode_request
+
+    def publish(self, request: Request, queue: str, limit: int, deadline: float, sender: Sender) -> None:
+        """Publish at the end of this tick, together with everything else published in it.
+
+        While the server can't be reached it waits here, until ``deadline`` (local monotonic seconds).
+
+        Raises:
+            EnvelopeError: the request can't be encoded, or is too large.
+        """
+        document = self.encode(request, limit=self._most)
+        session = session_digest(request.user, request.session) if request.ordered else ""
+        if request.shared:
+            if session:
+                # What was published before it in this tick goes first.
+                self._publisher.flush()
+            self._shared.publish(request, queue, limit, deadline, document, sender, session)
+            return
+        self._publisher.publish(Publish(request.id, queue, limit, deadline, document, sender, request.effect == "once", session))
+
+    def cancel(
+        self, request: Request, queue: str, entry: str, on_fate: OnFate | None = None, *, waited: float = 0.0, why: str = "cancelled"
+    ) -> None:
+        """Remove a queued call, or tell the worker that runs it. Returns at once; ``on_fate`` hears what was found.
+
+        ``waited`` are the seconds by which its deadline is later than its timeout says, ``why`` is the type of the error with which it
+        ended for its caller.
+        """
+        if request.shared:
+            self._shared.cancel(request, queue, entry, on_fate, waited, why)
+            return
+        self._publisher.cancel(request.id, queue, entry, int((request.timeout + waited) * 1000), on_fate, why)
+
+    def forget(self, request: Request) -> None:
+        """Stop listening for a call that has ended."""
+        if request.shared:
+            self._shared.forget(request.id)

@@ -36,20 +36,25 @@ _CLOSING = 5.0
 
 
 class WorkerBroker:
-    """The worker's side of a broker whose deliveries are of class ``D``; it is given none but its own."""
+    """The worker's side of a broker; it is given none but its own deliveries.
+
+    Attributes:
+        instance: the instance id of this process start, which is also its consumer name.
+        take: waits up to about two seconds for at most so many deliveries, see ``Intake.take``.
+        interrupt: makes a waiting ``take`` return now, see ``Intake.interrupt``.
+        finish: sends the last frame of a delivery and removes the request, see ``Endings.finish``.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._keys = Keys(settings.namespace)
         self._connector = Connector.of(settings)
-        self._instance = new_instance()
+        self.instance = new_instance()
         self._clock = ServerClock(settings.lease)
         self._steps = cast("WorkerSteps", NotOpen())
-
-    @property
-    def instance(self) -> WorkerId:
-        """The instance id of this process start, which is also its consumer name."""
-        return self._instance
+        self.take: Callable[[int], Awaitable[list[Delivery]]] = NotOpen()
+        self.interrupt: Callable[[], None] = NotOpen()
+        self.finish: Callable[..., None] = NotOpen()
 
     @property
     def tallies(self) -> Tallies:
@@ -81,7 +86,8 @@ class WorkerBroker:
         """
 
         async def start() -> None:
-            self._steps = WorkerSteps(self._settings, self._connector, self._keys, self._instance, self._clock, listener)
+            steps = self._steps = WorkerSteps(self._settings, self._connector, self._keys, self.instance, self._clock, listener)
+            self.take, self.interrupt, self.finish = steps.intake.take, steps.intake.interrupt, steps.endings.finish
             await self._steps.start()
 
         await open_patiently(start, self._connector, self._settings.connect_timeout, otherwise=math.inf)
@@ -106,7 +112,7 @@ class WorkerBroker:
 
     async def _retire(self, stream: RequestStream) -> None:
         keys = (stream.key, stream.fence, stream.cancelled, self._keys.instances(stream.service), self._keys.live)
-        await self._steps.link.execute_script(scripts.RETIRE, keys, (self._instance, stream.service), repeatable=True)
+        await self._steps.link.execute_script(scripts.RETIRE, keys, (self.instance, stream.service), repeatable=True)
 
     # -- registering ------------------------------------------------------------------------------
 
@@ -248,14 +254,6 @@ class WorkerBroker:
 
     # -- taking -----------------------------------------------------------------------------------
 
-    async def take(self, slots: int) -> list[Delivery]:
-        """Wait up to about two seconds for at most ``slots`` deliveries."""
-        return await self._steps.intake.take(slots)
-
-    def interrupt(self) -> None:
-        """Make a waiting ``take`` return now. Cancelling it instead could orphan what was just delivered."""
-        self._steps.intake.interrupt()
-
     async def recover(self) -> None:
         """Look now for what dead workers left, rather than at the next turn; returns when it has been heard of."""
         await self._steps.upkeep.recover()
@@ -355,17 +353,6 @@ class WorkerBroker:
     async def room(self) -> None:
         """Wait until frames leave again."""
         await self._steps.outbox.room()
-
-    def finish(self, delivery: Delivery, frame: bytes, *, frees: bool = False) -> None:
-        """Send the last frame and remove the request, if it is still ours.
-
-        ``frees`` when the call failed and this run did nothing that must not happen twice: then the answer is not kept for later callers
-        with the same idempotency key, unless an earlier attempt began ``once`` work.
-        """
-        if frees or delivery.noted or delivery.queue.sticky:
-            self._steps.endings.finish(delivery, frame, frees=frees)
-        else:
-            self._steps.outbox.finish(delivery, frame)
 
     def bury(self, delivery: Delivery, reason: str, error: str, frame: bytes) -> None:
         """Set the request aside as a dead letter and send the last frame.

@@ -207,7 +207,8 @@ class Tasks:
                 heard.set_result(fate)
 
         left = record.created + record.kept - time.time()
-        self._dispatcher.check().broker.cancel(request, record.queue, record.entry, on_fate, waited=max(0.0, left - record.timeout))
+        requests, waited = self._dispatcher.check().broker.requests, max(0.0, left - record.timeout)
+        requests.cancel(request, record.queue, record.entry, on_fate, waited=waited)
         async with self._patience():
             fate = await heard
             changed = msgspec.structs.replace(record, cancelled=time.time(), removed=record.removed or fate == "removed")

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from toolbus.bus.support.lazy import lazily
 from toolbus.bus.telemetry.events import EVENTS, NAME
 from toolbus.bus.telemetry.metrics import METRICS, count, record_call, record_run
-from toolbus.bus.telemetry.output import LogFormat, flush_logging, logs
-from toolbus.bus.telemetry.providers import active, metering, providers
+from toolbus.bus.telemetry.output import LogFormat, flush_logging
+from toolbus.bus.telemetry.providers import active, logs, metering, providers
 from toolbus.bus.telemetry.spans import CallSpan, HandlerSpan, continued, handler_span, start_call_span
 
 if TYPE_CHECKING:

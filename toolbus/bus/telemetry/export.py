@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from toolbus.bus.telemetry.events import NAME
 from toolbus.bus.telemetry.logger import log
-from toolbus.bus.telemetry.output import FIELDS, logger
-from toolbus.bus.telemetry.providers import active, metering
+from toolbus.bus.telemetry.output import FIELDS
+from toolbus.bus.telemetry.providers import active, logger, metering
 from toolbus.bus.values.results import ConfigurationError
 
 if TYPE_CHECKING:

@@ -20,19 +20,14 @@ from toolbus.bus.support.safe_text import is_printable, traceback_of
 from toolbus.bus.telemetry.events import EVENTS, NAME
 from toolbus.bus.telemetry.output import (
     FIELDS,
-    LEVELS,
     ExcInfo,
     JsonLine,
     LineHandler,
     LogFormat,
     TextLine,
-    application_logs,
-    logger,
-    logs,
-    ours,
     word,
 )
-from toolbus.bus.telemetry.providers import current_span
+from toolbus.bus.telemetry.providers import LEVELS, application_logs, current_span, logger, logs, ours
 
 ABOUT: Mapping[str, tuple[str, ...]] = {
     "confirmation.unreadable": ("id", "error"),

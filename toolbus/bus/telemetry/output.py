@@ -8,7 +8,6 @@ import json
 import logging
 import math
 import os
-import sys
 import threading
 import time
 from collections import deque
@@ -22,7 +21,7 @@ import msgspec
 from toolbus.bus.support import safe_text
 from toolbus.bus.support.display import visible
 from toolbus.bus.support.safe_text import traceback_of
-from toolbus.bus.telemetry.events import NAME
+from toolbus.bus.telemetry.providers import logger
 
 MAX_VALUE = 8_000
 """Most characters of one field's value in a line."""
@@ -167,28 +166,6 @@ MAX_WAITING = 1 << 22
 _PERIOD = 0.02
 # Seconds for which the end of the program, or a fork, waits for a stream that takes nothing.
 _PATIENCE = 2.0
-
-
-logger = logging.getLogger(NAME)
-"""The logger of all events; its handlers are the application's choice."""
-
-logger.addHandler(logging.NullHandler())
-
-LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
-"""The standard library's number of each method of a logger."""
-
-ours: list[bool] = []
-"""Not empty when the configuration of structlog in this process is ours."""
-
-
-def application_logs() -> bool:
-    """Return whether the application has configured structlog, and gets the events there."""
-    return not ours and "structlog" in sys.modules and bool(sys.modules["structlog"].is_configured())
-
-
-def logs(level: int) -> bool:
-    """Return whether a level (``logging.DEBUG``, …) is logged; cheap enough for the hot path."""
-    return logger.isEnabledFor(level) or application_logs()
 
 
 class LineHandler(logging.Handler):

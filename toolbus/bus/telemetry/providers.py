@@ -1,7 +1,8 @@
-"""OpenTelemetry's providers: whether spans and metrics are exported, and through what."""
+"""Tell whether events are logged and spans and metrics exported, and through what: the application decides."""
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,28 @@ from toolbus.bus.telemetry.events import NAME
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
     from opentelemetry.trace import Tracer, TracerProvider
+
+logger = logging.getLogger(NAME)
+"""The logger of all events; its handlers are the application's choice."""
+
+logger.addHandler(logging.NullHandler())
+
+LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
+"""The standard library's number of each method of a logger."""
+
+ours: list[bool] = []
+"""Not empty when the configuration of structlog in this process is ours."""
+
+
+def application_logs() -> bool:
+    """Return whether the application has configured structlog, and gets the events there."""
+    return not ours and "structlog" in sys.modules and bool(sys.modules["structlog"].is_configured())
+
+
+def logs(level: int) -> bool:
+    """Return whether a level (``logging.DEBUG``, …) is logged; cheap enough for the hot path."""
+    return logger.isEnabledFor(level) or application_logs()
+
 
 _tracer_provider: TracerProvider | None = None
 _meter_provider: MeterProvider | None = None

@@ -13,8 +13,8 @@ import msgspec
 
 from toolbus.bus.support.safe_text import described, is_a, type_name
 from toolbus.bus.values.results import ConfigurationError, ToolkitError
-from toolbus.bus.worker.definition.objects import ToolObject
-from toolbus.bus.worker.loading.modules import MissingModuleError, import_module
+from toolbus.bus.worker.function import ToolObject
+from toolbus.bus.worker.loading import MissingModuleError, import_module
 from toolbus.compat.chat2graph.mcp import McpService
 from toolbus.compat.chat2graph.toolkit import (
     McpConfig,

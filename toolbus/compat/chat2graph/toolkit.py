@@ -18,9 +18,9 @@ import networkx as nx
 
 from toolbus.bus import telemetry
 from toolbus.bus.values.results import ToolkitError
-from toolbus.bus.worker.definition.objects import ToolObject
-from toolbus.bus.worker.definition.provide import provide
-from toolbus.bus.worker.run.invocation import invocation
+from toolbus.bus.worker.function import ToolObject
+from toolbus.bus.worker.invocation import invocation
+from toolbus.bus.worker.provide import provide
 from toolbus.compat.facade import finished
 from toolbus.toolkit.graph import Action, Edge, Item, check_score
 from toolbus.toolkit.graph import Tool as GraphTool

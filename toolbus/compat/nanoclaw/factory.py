@@ -13,8 +13,8 @@ from toolbus.bus.client.bus import ToolBus
 from toolbus.bus.values.results import ConfigurationError
 from toolbus.bus.values.results import ToolResult as BusResult
 from toolbus.bus.values.settings import Settings
-from toolbus.bus.worker.definition import function as functions
-from toolbus.bus.worker.serving.collect import collect
+from toolbus.bus.worker import function as functions
+from toolbus.bus.worker.collect import collect
 from toolbus.bus.worker.worker import Worker
 from toolbus.compat.facade import finished
 from toolbus.compat.nanoclaw.builtin import city_weather, data_tools, file_tools

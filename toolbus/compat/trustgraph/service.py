@@ -20,11 +20,11 @@ from toolbus.bus.schema.documents import unique
 from toolbus.bus.values.descriptors import Effect
 from toolbus.bus.values.results import BrokerUnavailable, ToolbusError, ToolError, ToolResult
 from toolbus.bus.values.settings import Settings
-from toolbus.bus.worker.definition.service import Retry, ToolService
+from toolbus.bus.worker.collect import owner_of
+from toolbus.bus.worker.invocation import invocation
+from toolbus.bus.worker.outcome import HandlerExit, error_of, said, without_exits
 from toolbus.bus.worker.process.event_loop import run_loop
-from toolbus.bus.worker.run.invocation import invocation
-from toolbus.bus.worker.run.outcome import HandlerExit, error_of, said, without_exits
-from toolbus.bus.worker.serving.owner import owner_of
+from toolbus.bus.worker.service import Retry, ToolService
 from toolbus.bus.worker.worker import Worker
 from toolbus.compat.trustgraph.messages import (
     DEFAULT_USER,

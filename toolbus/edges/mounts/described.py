@@ -12,7 +12,7 @@ from toolbus.bus import telemetry
 from toolbus.bus.schema.mend import mended_document
 from toolbus.bus.values.descriptors import ServiceDescriptor, check_types, parse_tool
 from toolbus.bus.values.results import DescriptorError, ToolResult
-from toolbus.bus.worker.run.invocation import Invocation
+from toolbus.bus.worker.invocation import Invocation
 from toolbus.edges.mounts.options import Options, bus_name
 
 _MOST_DESCRIPTION = 16_384

@@ -11,8 +11,8 @@ from toolbus.bus import telemetry
 from toolbus.bus.middleware.chain import Middleware
 from toolbus.bus.values.results import ToolbusError, ToolError, ToolResult
 from toolbus.bus.values.settings import Settings
-from toolbus.bus.worker.definition.service import ToolService
-from toolbus.bus.worker.run.invocation import invocation
+from toolbus.bus.worker.invocation import invocation
+from toolbus.bus.worker.service import ToolService
 from toolbus.bus.worker.worker import Worker
 from toolbus.edges.mounts.described import Described, Run
 from toolbus.edges.mounts.options import Options, check_name

@@ -15,8 +15,8 @@ from mcp_types import Tool
 
 from toolbus.bus.support.display import harmless
 from toolbus.bus.values.results import ConfigurationError, ToolError, ToolResult
-from toolbus.bus.worker.definition.service import Retry
-from toolbus.bus.worker.run.invocation import Invocation
+from toolbus.bus.worker.invocation import Invocation
+from toolbus.bus.worker.service import Retry
 from toolbus.edges.mounts.answers import bad_answer, contents_of, error_of, is_over, messages_of, result_of
 from toolbus.edges.mounts.connection import Listing, ServerConnection, pages
 from toolbus.edges.mounts.described import Described, Run

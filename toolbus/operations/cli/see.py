@@ -222,7 +222,7 @@ def workers_command(output: Output) -> None:
       toolbus see workers
       toolbus worker calculator text
     """
-    from toolbus.bus.worker.loading.installed import describe, installed_services
+    from toolbus.bus.worker.loading import describe, installed_services
 
     found = [(service, describe(service)) for service in installed_services()]
     fields = ("name", "target", "requirement")

@@ -75,7 +75,7 @@ def worker_command(
       toolbus worker mytools
       toolbus worker jokes.py --middleware limits.py:middleware
     """
-    from toolbus.bus.worker.loading.command_line import folders
+    from toolbus.bus.worker.loading import folders
     from toolbus.bus.worker.process.event_loop import run_loop
 
     if health_file is not None and processes.most > 1:
@@ -107,13 +107,12 @@ async def _work(
     report_load: bool,
 ) -> int:
     from toolbus.bus import telemetry
-    from toolbus.bus.worker.loading import installed
-    from toolbus.bus.worker.loading.command_line import load
+    from toolbus.bus.worker import loading
     from toolbus.bus.worker.process.autoscaler import load_reports
     from toolbus.bus.worker.worker import Worker
     from toolbus.edges.mounts.mount import mounted
 
-    served = [*(installed.examples() if examples else ()), *map(_mounting, map(load, targets))]
+    served = [*(loading.examples() if examples else ()), *map(_mounting, map(loading.load, targets))]
     end_with(lifeline, settings)
     async with mounted(served) as serve_with:
         worker = Worker(served, settings=settings, middleware=_middleware(around))
@@ -141,7 +140,7 @@ def _mounting(target: object) -> object:
 
 
 def _middleware(places: tuple[str, ...]) -> list[Any]:
-    from toolbus.bus.worker.loading.command_line import load
+    from toolbus.bus.worker.loading import load
 
     found: list[Any] = []
     for place in places:

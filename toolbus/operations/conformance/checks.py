@@ -9,8 +9,8 @@ from typing import Generic, Protocol, TypeVar
 import msgspec
 
 from toolbus.bus.values.results import BrokerError
-from toolbus.bus.worker.definition.function import tool
-from toolbus.bus.worker.definition.service import ToolService
+from toolbus.bus.worker.function import tool
+from toolbus.bus.worker.service import ToolService
 
 T = TypeVar("T")
 

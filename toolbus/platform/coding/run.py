@@ -19,8 +19,8 @@ from toolbus.bus.client.executor.executor import ToolExecutor
 from toolbus.bus.middleware.chain import Middleware
 from toolbus.bus.values.results import ConfigurationError, ConversationBusy, ConversationError, EndpointError, ToolError, ToolResult
 from toolbus.bus.values.settings import Settings
-from toolbus.bus.worker.definition.function import held
-from toolbus.bus.worker.definition.service import ToolService
+from toolbus.bus.worker.function import held
+from toolbus.bus.worker.service import ToolService
 from toolbus.bus.worker.worker import Worker
 from toolbus.platform.coding.guard import Guard, Outcome
 from toolbus.platform.coding.options import CodingOptions, Deployment

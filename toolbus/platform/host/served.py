@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from toolbus.bus import telemetry
 from toolbus.bus.support.safe_text import described
 from toolbus.bus.values.results import Blob, Progress, ToolbusError, ToolError, ToolResult
-from toolbus.bus.worker.definition.service import ToolService
-from toolbus.bus.worker.run.invocation import invocation
+from toolbus.bus.worker.invocation import invocation
+from toolbus.bus.worker.service import ToolService
 from toolbus.bus.worker.worker import Worker
 from toolbus.platform.backends.runner import Line, Output
 from toolbus.platform.host.pool import Pool

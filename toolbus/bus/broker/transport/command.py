@@ -18,10 +18,6 @@ Reply = Any
 OnReply = Callable[[Reply], None]
 
 
-def unheard(reply: Reply) -> None:
-    """Drop an answer for which nobody waits."""
-
-
 class ReplyError(BrokerError):
     """An error reply of the server; its text starts with the server's error code."""
 

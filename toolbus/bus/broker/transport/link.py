@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 from toolbus.bus import telemetry
 from toolbus.bus.broker.access import is_forbidden, is_left_to_others, wanted
 from toolbus.bus.broker.scripts import Script, with_source
-from toolbus.bus.broker.transport.command import ELSEWHERE, SOON, Command, OnReply, Patience, Refused, Reply, ReplyError, node_in, unheard
+from toolbus.bus.broker.transport.command import ELSEWHERE, SOON, Command, OnReply, Patience, Refused, Reply, ReplyError, node_in
 from toolbus.bus.broker.transport.connection import BLOCK, Connector, explain
 from toolbus.bus.broker.transport.discovery import Node
-from toolbus.bus.broker.transport.wire import SUBSCRIBING, Wire, answer, pack
+from toolbus.bus.broker.transport.wire import SUBSCRIBING, Wire, answer, pack, unheard
 
 _ASKING = Command(pack(("ASKING",)), unheard, True)
 _NOT_HERE = frozenset({"ASK", *ELSEWHERE, *SOON})

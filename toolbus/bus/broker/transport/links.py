@@ -22,11 +22,11 @@ from toolbus.bus.broker.transport.command import (
     WrongTypeError,
     fields_of,
     info_fields,
-    unheard,
 )
 from toolbus.bus.broker.transport.connection import Connector
 from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.broker.transport.mastership import mastership
+from toolbus.bus.broker.transport.wire import unheard
 from toolbus.bus.telemetry.background import keep_running
 from toolbus.bus.values.results import BrokerUnavailable, ToolbusError
 

@@ -20,7 +20,7 @@ from toolbus.bus import telemetry
 from toolbus.bus.broker.forms import ANYTHING, COMMANDS, PUSHED, Form, fits
 from toolbus.bus.broker.reading import shown
 from toolbus.bus.broker.scripts import Script
-from toolbus.bus.broker.transport.command import Command, OnReply, Reply, ReplyError, WrongAnswerError, unheard
+from toolbus.bus.broker.transport.command import Command, OnReply, Reply, ReplyError, WrongAnswerError
 from toolbus.bus.broker.transport.connection import Connector, ServerInfo
 from toolbus.bus.values.results import BrokerError, BrokerUnavailable, ConfigurationError
 
@@ -29,6 +29,11 @@ pack: Callable[[tuple[Any, ...]], bytes] = hiredis.pack_command
 """A command as it is written."""
 
 _packed = attrgetter("packed")
+
+
+def unheard(reply: Reply) -> None:
+    """Drop an answer for which nobody waits."""
+
 
 SUBSCRIBING = Command(b"", unheard, False, form=PUSHED)
 """Stands among the unanswered for a subscription or its end, whose success comes as a push."""

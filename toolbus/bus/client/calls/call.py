@@ -108,6 +108,8 @@ class Call(msgspec.Struct, eq=False):
     _events: EventBuffer | None = None
     _skip: int = 0
     _launched: bool = False
+    # True when the call has its result.
+    done: bool = False
     # The host sets these.
     request: Request | None = None
     queue: str = ""
@@ -132,11 +134,6 @@ class Call(msgspec.Struct, eq=False):
     grant: Grant | None = None
 
     # -- for callers ------------------------------------------------------------------------------
-
-    @property
-    def done(self) -> bool:
-        """True when the call has its result."""
-        return self._result is not None
 
     async def __aenter__(self) -> Self:
         await self._launch()
@@ -382,6 +379,7 @@ class Call(msgspec.Struct, eq=False):
 
     def _end(self, result: ToolResult) -> None:
         self._result = result
+        self.done = True
         self._host.forget(self)
         if self._events is not None:
             self._events.wake()

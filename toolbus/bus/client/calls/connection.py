@@ -311,7 +311,7 @@ def inquire(call: Call, error: ErrorInfo, connection: BusConnection) -> None:
 
     connection.deadlines.add(time.monotonic() + (_INQUIRY if once else _MOMENT), (call.id, "inquiry"), lambda: end(error))
     if call.request is not None and connection.is_open:
-        connection.broker.cancel(call.request, call.queue, call.entry, heard, waited=call.waited_in_all, why=error.type)
+        connection.broker.requests.cancel(call.request, call.queue, call.entry, heard, waited=call.waited_in_all, why=error.type)
 
 
 def unfinished_of(call: Call, error: ErrorInfo, connection: BusConnection | None) -> ErrorInfo:

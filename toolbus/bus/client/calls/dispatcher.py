@@ -194,7 +194,7 @@ class Dispatcher:
         if call in self._waiting:
             self._connection.catalogue.wake()
         if call.entry and call.request is not None and self._connection.is_open:
-            self._connection.broker.cancel(call.request, call.queue, call.entry, waited=call.waited_in_all, why=why)
+            self._connection.broker.requests.cancel(call.request, call.queue, call.entry, waited=call.waited_in_all, why=why)
 
     def inquire(self, call: Call, error: ErrorInfo) -> None:
         """End a call when it is known whether a worker took it, and after a moment in any case."""
@@ -213,7 +213,7 @@ class Dispatcher:
         if call.state and call.request is not None:
             self._used.learn(call.request.user, call.request.session, call.queue, call.state)
         if call.request is not None and call.request.shared and connection.is_open:
-            connection.broker.forget(call.request)
+            connection.broker.requests.forget(call.request)
         connection.deadlines.remove(call.slot, call.id)
         if call.idle_slot or call.gap_slot:
             connection.timers.remove(call)
@@ -268,7 +268,7 @@ class Dispatcher:
             return problem
         try:
             given = call.arguments or _NOTHING
-            prepared = tool.prepare(given)
+            prepared = (tool.preparer or tool).prepare(given)
             if prepared is not given:
                 call.arguments = prepared
         except ToolError as error:
@@ -321,7 +321,7 @@ class Dispatcher:
         call.queue = found.queue
         limit = found.queue_limit or self.settings.queue_limit
         try:
-            connection.broker.publish(request, call.queue, limit, now + request.timeout, call)
+            connection.broker.requests.publish(request, call.queue, limit, now + request.timeout, call)
         except EnvelopeError as error:
             return ErrorInfo("invalid_arguments", error.code, str(error))
         self._calls[call.id] = call

@@ -87,6 +87,7 @@ class MiddlewareCall(Call, eq=False):
     def _end(self, result: ToolResult) -> None:
         # The inner calls are counted and traced, and this one is not.
         self._result = result
+        self.done = True
         if self._events is not None:
             self._events.wake()
         if not self._done.done():

@@ -49,17 +49,19 @@ class Tool:
         available: whether a live worker serves it, or its service starts one on demand.
         owner: who published it; ``operator`` for static descriptors.
         digest: of the publication it came with.
+        resolution: the target of its calls.
+        preparer: checks and casts arguments; None before the first call, since compiling a schema takes its time.
     """
 
-    __slots__ = ("_preparer", "_resolution", "available", "descriptor", "digest", "owner", "service_descriptor")
+    __slots__ = ("available", "descriptor", "digest", "owner", "preparer", "resolution", "service_descriptor")
 
     descriptor: ToolDescriptor
     service_descriptor: ServiceDescriptor | None
     available: bool
     owner: str
     digest: str
-    _preparer: Preparer | None
-    _resolution: Resolution | None
+    resolution: Resolution
+    preparer: Preparer | None
 
     def __init__(self, descriptor: ToolDescriptor, service: ServiceDescriptor | None, *, available: bool, owner: str, digest: str) -> None:
         write = object.__setattr__
@@ -68,8 +70,13 @@ class Tool:
         write(self, "available", available)
         write(self, "owner", owner)
         write(self, "digest", digest)
-        write(self, "_preparer", None)
-        write(self, "_resolution", None)
+        write(self, "preparer", None)
+        # An operator's descriptor may stand for another service, which takes from the queue that it names.
+        served = service or ServiceDescriptor(descriptor.service)
+        sticky = served.sticky_sessions
+        ordered = sticky and descriptor.sequential is not False
+        place = (served.id, served.queue, served.queue_limit)
+        write(self, "resolution", Resolution(*place, descriptor.config, descriptor.effect, descriptor.timeout, digest, sticky, ordered))
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"a Tool is immutable; {name!r} can't be set")
@@ -128,7 +135,7 @@ class Tool:
         Raises:
             ToolError: ``invalid_arguments``, naming the place; ``tool_error`` (``bad_schema``) when the tool's own schema is impossible.
         """
-        preparer = self._preparer
+        preparer = self.preparer
         if preparer is None:
             from toolbus.bus.schema.validate import preparer_for  # noqa: PLC0415 - it loads the compiler of schemas, which few need
 
@@ -137,23 +144,8 @@ class Tool:
             except DescriptorError as error:
                 # Publications come from workers of every kind, and reading them compiles no schema.
                 raise ToolError(f"the schema of the tool {self.name!r} is wrong: {error}", code="bad_schema") from None
-            object.__setattr__(self, "_preparer", preparer)
+            object.__setattr__(self, "preparer", preparer)
         return preparer.prepare(arguments, changes)
-
-    @property
-    def resolution(self) -> Resolution:
-        """The target of its calls, made at the first one."""
-        found = self._resolution
-        if found is None:
-            about = self.descriptor
-            # An operator's descriptor may stand for another service, which takes from the queue that it names.
-            served = self.service_descriptor or ServiceDescriptor(about.service)
-            sticky = served.sticky_sessions
-            ordered = sticky and about.sequential is not False
-            place = (served.id, served.queue, served.queue_limit)
-            found = Resolution(*place, about.config, about.effect, about.timeout, self.digest, sticky, ordered)
-            object.__setattr__(self, "_resolution", found)
-        return found
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Tool) and self._identity() == other._identity()

@@ -8,37 +8,72 @@ whatever way, the connection ends: it kills them all and ends too. When it is go
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import contextvars
 import gc
+import importlib
+import inspect
 import os
 import selectors
 import signal
 import socket
 import sys
+import threading
 import time
 import traceback
 from collections import deque
-from typing import NoReturn
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NoReturn, Unpack
 
 import msgspec
 
-from toolbus.bus.support.safe_text import described, is_a, reason_of
-from toolbus.bus.values.results import ToolbusError
+from toolbus.bus.schema.derivation import derive
+from toolbus.bus.support.safe_text import described, is_a, reason_of, traceback_of
+from toolbus.bus.values.confirmations import CONFIRM_TIMEOUT, ConfirmationAnswer
+from toolbus.bus.values.encoding import whole_text
+from toolbus.bus.values.envelope import Request, decode_request, encode, encode_data
+from toolbus.bus.values.options import CallOptions
+from toolbus.bus.values.results import (
+    Blob,
+    CallCancelled,
+    ConfigurationError,
+    EnvelopeError,
+    ErrorInfo,
+    Progress,
+    ToolbusError,
+    ToolError,
+    ToolResult,
+)
 from toolbus.bus.worker import isolation
-from toolbus.bus.worker.isolation import child as children
+from toolbus.bus.worker.function import FunctionTool, find_tool
+from toolbus.bus.worker.invocation import Caller, Invocation, enter
 from toolbus.bus.worker.isolation.messages import (
+    JOB_HEADER,
     LINUX,
+    MAIN,
+    Job,
+    Message,
     Order,
     Report,
     Setup,
+    Target,
+    address_space,
     adopt_orphans,
+    decode_job,
+    die_with_parent,
+    framed_message,
     leave_signals_to_worker,
     native_threads,
     offspring,
 )
-from toolbus.bus.worker.isolation.targets import ChildTool, find
-from toolbus.bus.worker.loading.modules import ask
+from toolbus.bus.worker.loading import ask
+from toolbus.bus.worker.outcome import checked, encodable, error_of, pieces_of, result_of
+from toolbus.bus.worker.provide import Services, has_factory, injected
 
+# The name under which another process imports the main module, so that its `if __name__ == "__main__":` does not run.
+_MAIN_AGAIN = "__mp_main__"
 _FRESH = "from toolbus.bus.worker.isolation.fork_server import fresh_child; fresh_child({descriptor}, {parent})"
 _SETUP = "TOOLBUS_ISOLATION_SETUP"
 
@@ -120,7 +155,7 @@ class ForkServer:
             # Neither the fork server's signals nor other children's calls are this one's business.
             for descriptor in (*self._wakes, *self._channels):
                 os.close(descriptor)
-            children.main(channel, self._found, parent)
+            run_child(channel, self._found, parent)
         except BaseException:  # noqa: BLE001 - a child never returns into the fork server
             traceback.print_exc()
         finally:
@@ -205,7 +240,7 @@ def main(descriptor: int) -> NoReturn:
 def fresh_child(descriptor: int, parent: int) -> NoReturn:
     """Run a child that is a fresh interpreter."""
     isolation.inside = True
-    children.main(descriptor, _prepare(os.environ.pop(_SETUP).encode()), parent)
+    run_child(descriptor, _prepare(os.environ.pop(_SETUP).encode()), parent)
 
 
 def _prepare(document: bytes) -> tuple[ChildTool, ...]:
@@ -230,3 +265,314 @@ def _kill_group(pid: int) -> None:
     for kill in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             kill(pid, signal.SIGKILL)
+
+
+# -- the tools of children -------------------------------------------------------------------------
+
+
+class ChildTool:
+    """A tool as a child runs it."""
+
+    def __init__(self, made: FunctionTool) -> None:
+        self.function: Callable[..., Any] = made.function
+        self._services = Services()
+        derived = derive(made.function, parameters=made.parameters, injected=injected(made.parameters, made.function, self._services))
+        self._bind = derived.bind
+        self._spared = derived.spared
+        self._given = {name: type_ for name, type_ in derived.injected.items() if self._services.provides(type_)}
+        for name, type_ in derived.injected.items():
+            if not has_factory(type_) if name in self._given else name not in self._spared:
+                raise ConfigurationError(f"{made.origin} needs {type_.__qualname__} in each child: provide a function that makes one")
+        self._made: dict[str, Any] | None = None if self._given else {}
+
+    def arguments(self, given: Mapping[str, Any], runner: asyncio.Runner) -> dict[str, Any]:
+        """Return the handler's keyword arguments; the first time, its services are made, which then live as long as the child.
+
+        Raises:
+            ToolError: they do not fit.
+            ConfigurationError: a service can't be made.
+        """
+        bound = self._bind(given)
+        if self._made is None:
+            self._made = runner.run(self._make())
+        return {**bound, **self._spared, **self._made}
+
+    async def _make(self) -> dict[str, Any]:
+        return {name: await self._services.make(type_) for name, type_ in self._given.items()}
+
+
+def find(targets: Iterable[Target]) -> tuple[ChildTool, ...]:
+    """Import the tools' modules and find the tools.
+
+    Raises:
+        ConfigurationError: a tool is not there.
+    """
+    found: list[ChildTool] = []
+    for target in targets:
+        module = _MAIN_AGAIN if target.module == MAIN else target.module
+        importlib.import_module(module)
+        made = find_tool(module, target.qualname, target.name)
+        if made is None:
+            raise ConfigurationError(f"importing {target.module} afresh defines no tool {target.name!r} at {target.qualname}")
+        found.append(ChildTool(made))
+    return tuple(found)
+
+
+# -- children, which run one call after another of those that come through their channels ----------
+
+_CUT = 4_000
+_MOVES = frozenset({"os.chdir", "os.putenv", "os.unsetenv"})
+
+
+class Channel:
+    """The blocking side of the socket between a child and its worker."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.write = connection.sendall
+        self._jobs = connection.makefile("rb")
+
+    def next_job(self) -> Job | None:
+        """Wait for the next call; return None when there will be no more."""
+        header = self._jobs.read(JOB_HEADER.size)
+        if len(header) < JOB_HEADER.size:
+            return None
+        size: int = JOB_HEADER.unpack(header)[0]
+        payload = self._jobs.read(size)
+        return decode_job(payload) if len(payload) == size else None
+
+
+class Answer:
+    """The messages of one call, each with the call's token and its number; several threads may send.
+
+    What comes after the end, of a thread that the call left behind, is dropped: the channel is another call's by then.
+
+    Attributes:
+        blobs: how many blobs were sent.
+    """
+
+    def __init__(self, channel: Channel, token: bytes) -> None:
+        self._channel = channel
+        self._token = token
+        self.blobs = 0
+        self._sent = 0
+        self._ended = False
+        self._lock = threading.Lock()
+
+    def send(self, message: Message) -> None:
+        """Send a message, unless the call has ended."""
+        with self._lock:
+            if not self._ended:
+                self._ended = message.kind == "end"
+                self._channel.write(framed_message(message, self._token, self._sent))
+                self._sent += 1
+                self.blobs += len(message.blobs)
+
+
+class _ChildInvocation(Invocation):
+    """The handler's view of its call in a child. It is never cancelled: the child is killed instead."""
+
+    __slots__ = ("_answer",)
+
+    def __init__(self, answer: Answer, loop: asyncio.AbstractEventLoop, request: Request, job: Job) -> None:
+        super().__init__(loop, request, attempt=job.attempt, deadline=job.deadline)
+        self._answer = answer
+
+    def progress(self, done: float, total: float | None = None, message: str = "") -> None:
+        self._answer.send(Message("progress", progress=Progress(done, total, message)))
+
+    async def call(self, tool: str, arguments: Mapping[str, Any] | None = None, **options: Unpack[CallOptions]) -> ToolResult:
+        raise _no_calls(tool)
+
+    def call_sync(self, tool: str, arguments: Mapping[str, Any] | None = None, **options: Unpack[CallOptions]) -> ToolResult:
+        raise _no_calls(tool)
+
+    async def caller(self) -> Caller:
+        raise _no_calls("")
+
+    async def confirm(self, question: str, data: Any = None, *, timeout: float = CONFIRM_TIMEOUT) -> ConfirmationAnswer:
+        raise _no_questions()
+
+    def confirm_sync(self, question: str, data: Any = None, *, timeout: float = CONFIRM_TIMEOUT) -> ConfirmationAnswer:
+        raise _no_questions()
+
+
+def run_child(descriptor: int, found: tuple[ChildTool, ...], parent: int) -> NoReturn:
+    """Serve calls until the worker has no more of them; ends the process."""
+    die_with_parent(parent)
+    leave_signals_to_worker()
+    os.set_inheritable(descriptor, False)
+    adopt_orphans()
+    channel, surroundings = Channel(socket.socket(fileno=descriptor)), _Environment()
+    with asyncio.Runner() as runner:
+        while True:
+            job = channel.next_job()
+            if job is None:
+                os._exit(0)
+            before, answer = _Before(surroundings), Answer(channel, job.token)
+            # Context variables that a handler sets are its call's alone.
+            end = contextvars.copy_context().run(_run, found[job.target], job, answer, runner, before)
+            if job.memory:
+                address_space(0)
+            for stream in (sys.stdout, sys.stderr):
+                if stream is not None:
+                    stream.flush()
+            answer.send(Message("end", error=end.error, crashed=end.crashed, fit=end.fit and before.nothing_left(runner)))
+
+
+class _Environment:
+    """The folder and the environment, which each call must find as they were.
+
+    Reading the whole environment takes as long as a call, so that is done only when a call may have changed it.
+    """
+
+    def __init__(self) -> None:
+        self._touched = True
+        self._were: tuple[str, dict[str, str]] = "", {}
+        sys.addaudithook(self._audit)
+
+    def look(self) -> None:
+        """Take note of what is there now."""
+        if self._touched:
+            self._were = self._are()
+            self._touched = False
+
+    def are_kept(self) -> bool:
+        """Return whether they are as they were."""
+        return not self._touched or self._are() == self._were
+
+    def _audit(self, event: str, _: object) -> None:
+        if event in _MOVES:
+            self._touched = True
+
+    @staticmethod
+    def _are() -> tuple[str, dict[str, str]]:
+        try:
+            folder = str(Path.cwd())
+        except OSError:
+            folder = ""
+        return folder, dict(os.environ)
+
+
+class _Before:
+    """Everything that was there before a handler ran, its services' own threads and tasks among it."""
+
+    def __init__(self, surroundings: _Environment) -> None:
+        self._threads = _threads()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._surroundings = surroundings
+
+    def look(self, runner: asyncio.Runner) -> None:
+        """Take note of what is there now."""
+        self._threads = _threads()
+        self._tasks = asyncio.all_tasks(runner.get_loop())
+        self._surroundings.look()
+
+    def nothing_left(self, runner: asyncio.Runner) -> bool:
+        """Return whether nothing of the call still runs, while folder and environment are as they were."""
+        left = asyncio.all_tasks(runner.get_loop()) - self._tasks
+        return _threads() <= self._threads and not left and not _offspring() and self._surroundings.are_kept()
+
+
+def _run(found: ChildTool, job: Job, answer: Answer, runner: asyncio.Runner, before: _Before) -> Message:
+    """Run one call; return its last message."""
+    try:
+        request = decode_request(job.request, limit=len(job.request))
+        view = _ChildInvocation(answer, runner.get_loop(), request, job)
+        enter(lambda: view)
+        arguments = found.arguments(request.arguments, runner)
+        before.look(runner)
+        if job.memory:
+            address_space(job.memory)
+        value = found.function(**arguments)
+        if inspect.isawaitable(value) or hasattr(value, "__aiter__"):
+            runner.run(_consume_async(value, answer), context=contextvars.copy_context())
+        else:
+            _consume(value, answer)
+    except MemoryError as error:
+        if not job.memory:
+            return _crash(error)
+        address_space(0)
+        message = f"the tool needs more memory than its limit of {job.memory} bytes; ask for less at once"
+        return Message("end", error=_encoded(ErrorInfo("tool_error", "memory_limit", message)), fit=False)
+    except (ToolError, EnvelopeError, CallCancelled, SystemExit) as error:
+        return Message("end", error=_encoded(error_of(error)))
+    except BaseException as error:  # noqa: BLE001 - whatever a handler raises is contained and becomes its answer
+        return _crash(error)
+    return Message("end")
+
+
+def _crash(error: BaseException) -> Message:
+    said = traceback_of(error)
+    return Message("end", error=_encoded(error_of(error)), crashed=whole_text(said[-_CUT:]))
+
+
+def _consume(value: Any, answer: Answer) -> None:
+    if isinstance(value, Iterator):
+        for item in value:
+            _send_item(item, answer)
+    else:
+        answer.send(_result(result_of(value)))
+
+
+async def _consume_async(value: Any, answer: Answer) -> None:
+    if inspect.isawaitable(value):
+        value = await value
+    if hasattr(value, "__aiter__"):
+        async for item in value:
+            _send_item(item, answer)
+    else:
+        _consume(value, answer)
+
+
+def _send_item(item: object, answer: Answer) -> None:
+    for piece in pieces_of(item, answer.blobs):
+        if isinstance(piece, str):
+            answer.send(Message("text", text=whole_text(piece)))
+        elif isinstance(piece, Progress):
+            answer.send(Message("progress", progress=piece))
+        elif isinstance(piece, Blob):
+            answer.send(Message("blob", blobs=(piece,)))
+        elif isinstance(piece, ToolResult):
+            answer.send(_result(checked(piece, answer.blobs)))
+
+
+def _result(result: ToolResult) -> Message:
+    return Message(
+        "result",
+        text=None if result.output is None else whole_text(result.output),
+        data=None if result.data is None else encode_data(result.data),
+        blobs=result.content,
+        error=None if result.error is None else _encoded(result.error),
+        success=result.success,
+    )
+
+
+def _encoded(error: ErrorInfo) -> bytes:
+    return encode(encodable(error))
+
+
+def _no_calls(tool: str) -> ToolError:
+    message = (
+        f"a tool with isolation='process' can't call other tools ({tool!r}); leave the isolation out, or let the agent make both calls"
+    )
+    return ToolError(message, code="no_nested_calls")
+
+
+def _no_questions() -> ToolError:
+    message = "a tool with isolation='process' can't ask a person; declare confirm=True, or leave the isolation out"
+    return ToolError(message, code="no_questions")
+
+
+def _threads() -> int:
+    """Return how many threads run Python, those that ``threading`` does not know of and those that have not come so far yet among them."""
+    return max(threading.active_count(), len(sys._current_frames()))
+
+
+def _offspring() -> bool:
+    """Return whether processes that the call started still run."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return False
+    return True

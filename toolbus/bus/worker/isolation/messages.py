@@ -27,6 +27,9 @@ MESSAGE_HEADER = struct.Struct(">I8sQ")
 SLACK = 1 << 20
 
 
+MAIN = "__main__"
+
+
 class Target(msgspec.Struct, frozen=True):
     """A tool as another process finds it again: where its function is defined, and what it is called."""
 

@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -18,12 +18,151 @@ from toolbus.bus.support.safe_text import reason_of
 from toolbus.bus.values.envelope import Request, encode
 from toolbus.bus.values.results import CallRefused, ConfigurationError, ErrorInfo, ToolError
 from toolbus.bus.values.settings import Settings
-from toolbus.bus.worker.definition.function import FunctionTool
+from toolbus.bus.worker.function import FunctionTool
 from toolbus.bus.worker.isolation import messages
-from toolbus.bus.worker.isolation.child_process import ChildDeviated, ChildLost, ChildProcess, item_of, read
-from toolbus.bus.worker.isolation.messages import SLACK, Job, Order, Report, Setup
-from toolbus.bus.worker.isolation.targets import MAIN, target_of
-from toolbus.bus.worker.loading.modules import places_asked
+from toolbus.bus.worker.isolation.messages import MAIN, MESSAGE_HEADER, SLACK, Job, Message, Order, Report, Setup, Target
+from toolbus.bus.worker.loading import places_asked
+
+# Messages of the call before that are passed over.
+_MOST_LATE = 64
+# Bytes that are read from a child at once.
+_AT_ONCE = 262_144
+
+T = TypeVar("T")
+
+
+class ChildLost(Exception):
+    """A child ended."""
+
+
+class ChildDeviated(Exception):
+    """A child sent what is not of its call, or what can't be decoded; the text says which."""
+
+
+class ChildProcess:
+    """One process that runs one call at a time.
+
+    Its messages carry the token of their call and a number. Nothing is read ahead of a call's end, so that what is left is seen.
+
+    Attributes:
+        late: messages of an earlier call that came during a later one; such a child gets no further call.
+    """
+
+    def __init__(self, number: int, connection: socket.socket, died: asyncio.Future[Report]) -> None:
+        self.number = number
+        self.died = died
+        self.calls = 0
+        self.used = 0.0
+        self._connection = connection
+        self._received = bytearray()
+        self._token = self._before = b""
+        self._next_number = self.late = 0
+
+    async def send(self, job: Job) -> None:
+        """Send it a call.
+
+        Raises:
+            ChildLost: it has ended.
+        """
+        self.calls += 1
+        self._before, self._token, self._next_number = self._token, job.token, 0
+        try:
+            await asyncio.get_running_loop().sock_sendall(self._connection, messages.framed_job(job))
+        except OSError as error:
+            raise ChildLost from error
+
+    async def receive(self, most: int) -> Message:
+        """Receive its next message.
+
+        Args:
+            most: bytes that a message may have.
+
+        Raises:
+            ToolError: that is more than ``most`` bytes.
+            ChildLost: it has ended.
+            ChildDeviated: that is not of its call, or can't be read.
+        """
+        size, token, number = MESSAGE_HEADER.unpack(await self._take(MESSAGE_HEADER.size))
+        while token == self._before and size <= most and self.late < _MOST_LATE:
+            # The call before this one went on after its end; this call's own answer follows.
+            self.late += 1
+            await self._take(size)
+            size, token, number = MESSAGE_HEADER.unpack(await self._take(MESSAGE_HEADER.size))
+        if token != self._token:
+            raise ChildDeviated("something that is not of its call")
+        if number != self._next_number:
+            raise ChildDeviated(f"message {number} instead of {self._next_number}")
+        self._next_number += 1
+        if size > most:
+            raise ToolError(f"the output is over the limit of {most - SLACK} bytes (TOOLBUS_MAX_OUTPUT)", code="output_limit")
+        try:
+            return messages.decode_message(await self._take(size))
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise ChildDeviated("something that can't be read") from error
+
+    def is_quiet(self) -> bool:
+        """Return whether it sends nothing, as it should between two calls; what it sent before is in the channel by now."""
+        if self._received:
+            return False
+        try:
+            self._connection.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
+
+    def no_more(self) -> None:
+        """Receive nothing more than it has sent, even if something of it still holds its end open."""
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RD)
+
+    def close(self) -> None:
+        """Close the channel, on which nothing may be receiving or sending."""
+        self._connection.close()
+
+    async def _take(self, size: int) -> bytes:
+        received, loop = self._received, asyncio.get_running_loop()
+        while len(received) < size:
+            try:
+                part = await loop.sock_recv(self._connection, _AT_ONCE)
+            except OSError as error:
+                raise ChildLost from error
+            if not part:
+                raise ChildLost
+            received += part
+        taken = bytes(received[:size])
+        del received[:size]
+        return taken
+
+
+def item_of(message: Message) -> Any:
+    """Return what a handler yielded, or its result.
+
+    Raises:
+        ChildDeviated: the message does not carry what its kind says.
+    """
+    if message.kind == "text" and message.text is not None:
+        return message.text
+    if message.kind == "progress" and message.progress is not None:
+        return message.progress
+    if message.kind == "blob" and message.blobs:
+        return message.blobs[0]
+    if message.kind != "result":
+        raise ChildDeviated(f"a {message.kind} without any")
+    return decoded(messages.result_of, message)
+
+
+def decoded(of: Callable[[Message], T], message: Message) -> T:
+    """Decode what a message carries as JSON.
+
+    Raises:
+        ChildDeviated: it can't be decoded.
+    """
+    try:
+        return of(message)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ChildDeviated("something that can't be read") from error
 
 
 class HandlerCrashed(Exception):
@@ -34,17 +173,15 @@ class HandlerCrashed(Exception):
         self.info = info
 
 
-def deviation(made: FunctionTool, said: str, *, once: bool) -> ToolError:
-    """Return the failure of a call whose child broke the protocol; with ``once`` its outcome is unknown."""
-    message = f"the process of the tool {made.name!r} said {said}, and was ended"
+def died(message: str, *, once: bool) -> ToolError:
+    """Return the failure of a call whose child has ended; with ``once`` its outcome is unknown."""
     if once:
         return ToolError(f"{message}; it may or may not have taken effect", type="outcome_unknown", code="process_died")
     return ToolError(message, code="process_died")
 
 
-def death(report: Report | None, made: FunctionTool, *, once: bool) -> ToolError:
-    """Return the failure of a call whose child has died; with ``once`` its outcome is unknown."""
-    report = report or Report("died")
+def death(report: Report, made: FunctionTool, *, once: bool) -> ToolError:
+    """Return the failure of a call whose child has died as reported."""
     if report.error:
         return no_process(report.error)
     status = report.status
@@ -58,10 +195,7 @@ def death(report: Report | None, made: FunctionTool, *, once: bool) -> ToolError
         why = ", most likely by the system for want of memory"
     elif made.memory_limit:
         why = f", perhaps at its memory limit of {made.memory_limit} bytes"
-    message = f"the process of the tool {how}{why}"
-    if once:
-        return ToolError(f"{message}; it may or may not have taken effect", type="outcome_unknown", code="process_died")
-    return ToolError(message, code="process_died")
+    return died(f"the process of the tool {how}{why}", once=once)
 
 
 def no_process(why: str) -> ToolError:
@@ -213,7 +347,7 @@ class Isolation:
             self._idle.remove(child)
             child.close()
         else:
-            # What it said before it died comes first.
+            # The messages that it sent before it died come first.
             asyncio.get_running_loop().call_later(1.0, child.no_more)
 
     # -- calls ------------------------------------------------------------------------------------
@@ -242,23 +376,23 @@ class Isolation:
                 await begin()
             fit = False
             await child.send(job)
-            while (said := await child.hear(self._most)).kind != "end":
-                yield item_of(said)
-            fit = said.fit and not child.late and child.is_quiet()
-            error = read(messages.error_of, said)
+            while (message := await child.receive(self._most)).kind != "end":
+                yield item_of(message)
+            fit = message.fit and not child.late and child.is_quiet()
+            error = decoded(messages.error_of, message)
             if error is not None:
-                if said.crashed:
-                    raise HandlerCrashed(error, said.crashed)
+                if message.crashed:
+                    raise HandlerCrashed(error, message.crashed)
                 raise (CallRefused if error.origin == "bus" else ToolError)(error)
         except ChildDeviated as error:
             telemetry.log.error("isolation.child_deviated", tool=made.name, id=request.id, said=str(error))
-            raise deviation(made, str(error), once=begin is not None) from None
+            raise died(f"the process of the tool {made.name!r} said {error}, and was ended", once=begin is not None) from None
         except ChildLost:
             self._kill(child)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_DIES_WITHIN):
                     await asyncio.shield(child.died)
-            raise death(child.died.result() if child.died.done() else None, made, once=begin is not None) from None
+            raise death(child.died.result() if child.died.done() else Report("died"), made, once=begin is not None) from None
         finally:
             if fit and child.calls < _MOST_CALLS and not child.died.done():
                 self._keep(child)
@@ -362,3 +496,17 @@ def _check_ready(line: bytes) -> None:
     news = msgspec.json.decode(line, type=Report) if line else Report("refused", error="the process ended while it imported them")
     if news.kind == "refused":
         raise ConfigurationError(f"the isolated tools can't be imported in another process: {news.error}")
+
+
+def target_of(made: FunctionTool) -> Target:
+    """Return how another process finds a tool again.
+
+    Raises:
+        ConfigurationError: it could not.
+    """
+    where = f"the tool {made.name!r} ({made.origin}) has isolation='process'"
+    if "<" in made.qualname:
+        raise ConfigurationError(f"{where}, so another process must find it: define it at the top of a module, not in a function")
+    if made.module == MAIN and getattr(sys.modules.get(MAIN), "__file__", None) is None:
+        raise ConfigurationError(f"{where}, so another process must find it: define it in a file, not in a console or notebook")
+    return Target(made.module, made.qualname, made.name)

@@ -14,7 +14,7 @@ from toolbus.bus import telemetry
 from toolbus.bus.outbound import Answer, Guard, decoded, failure
 from toolbus.bus.values.results import Blob, ConfigurationError, ToolError, ToolResult
 from toolbus.bus.values.secrets import Secret
-from toolbus.bus.worker.run.invocation import Invocation
+from toolbus.bus.worker.invocation import Invocation
 from toolbus.edges.mounts.described import Described
 from toolbus.edges.mounts.mount import Mount
 from toolbus.edges.mounts.openapi.operations import Document, Flawed, Operation, operations

@@ -1,20 +1,35 @@
-"""``toolbus.invocation()``: a running call's view of itself."""
+"""``toolbus.invocation()``: a running call's view of itself, and the questions that it asks a person."""
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import contextvars
+import contextlib
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping
 from contextvars import ContextVar
-from typing import Any, Protocol, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack
 
-from toolbus.bus import telemetry
-from toolbus.bus.values.confirmations import CONFIRM_TIMEOUT, ConfirmationAnswer
-from toolbus.bus.values.envelope import Request
+from toolbus.bus.broker.protocols import Note
+from toolbus.bus.values.confirmations import (
+    CONFIRM_TIMEOUT,
+    MOST_QUESTION,
+    ConfirmationAnswer,
+    ConfirmationRequest,
+    denied,
+    digest_of,
+    plain,
+    shown,
+)
+from toolbus.bus.values.envelope import Confirm, Request, new_run
 from toolbus.bus.values.options import CallOptions, seconds
-from toolbus.bus.values.results import BrokerUnavailable, CallCancelled, ErrorInfo, Progress, ToolResult
+from toolbus.bus.values.results import BrokerError, CallCancelled, CallRefused, ErrorInfo, ToolError, ToolResult, deadline_exceeded
+from toolbus.bus.values.settings import Settings
+
+if TYPE_CHECKING:
+    from toolbus.bus.broker.take.requests import Delivery
+    from toolbus.bus.broker.worker import WorkerBroker
 
 T = TypeVar("T")
 
@@ -26,38 +41,7 @@ class Caller(Protocol):
         """Call a tool and wait for its result."""
 
 
-class InvokedRun(Protocol):
-    """The run that an invocation is the handler's view of.
-
-    Attributes:
-        stopped: why the caller no longer waits for the call, or None.
-    """
-
-    stopped: ErrorInfo | None
-
-    @property
-    def invocation(self) -> Invocation:
-        """The one invocation of this run."""
-
-    @property
-    def session_is_new(self) -> bool:
-        """True if this call opened its session at this worker."""
-
-    @property
-    def session_state(self) -> Any:
-        """The state of this call's session, as its service made it."""
-
-    def emit(self, item: Progress) -> None:
-        """Send progress to the caller; event loop only."""
-
-    async def caller(self) -> Caller:
-        """Return the bus for nested calls, opened at first use."""
-
-    async def confirm(self, question: str, data: Any, timeout: float) -> ConfirmationAnswer:
-        """Ask a person."""
-
-
-class Invocation:
+class Invocation(ABC):
     """One running call.
 
     Attributes:
@@ -65,10 +49,9 @@ class Invocation:
         deadline: monotonic seconds (``time.monotonic()``) at which the caller gives up; later when a person was asked.
     """
 
-    __slots__ = ("_loop", "_nested", "_request", "_run", "attempt", "deadline")
+    __slots__ = ("_loop", "_nested", "_request", "attempt", "deadline")
 
-    def __init__(self, run: InvokedRun, loop: asyncio.AbstractEventLoop, request: Request, *, attempt: int, deadline: float) -> None:
-        self._run = run
+    def __init__(self, loop: asyncio.AbstractEventLoop, request: Request, *, attempt: int, deadline: float) -> None:
         self._loop = loop
         self._request = request
         self._nested: set[concurrent.futures.Future[Any]] | None = None
@@ -103,7 +86,7 @@ class Invocation:
     @property
     def session_is_new(self) -> bool:
         """True if this call opened its session at this worker, which has no state of it yet; for services that have sessions."""
-        return self._run.session_is_new
+        return False
 
     @property
     def state(self) -> Any:
@@ -112,7 +95,7 @@ class Invocation:
         Raises:
             ToolError: the call names neither a session nor a user, and so has no state.
         """
-        return self._run.session_state
+        return None
 
     @property
     def idempotency_key(self) -> str:
@@ -132,7 +115,7 @@ class Invocation:
     @property
     def cancelled(self) -> bool:
         """True once the caller no longer waits for this call."""
-        return self._run.stopped is not None
+        return self._stopped() is not None
 
     def check_cancelled(self) -> None:
         """Stop here when the caller no longer waits; for handlers that run in a thread.
@@ -140,16 +123,12 @@ class Invocation:
         Raises:
             CallCancelled: the call was cancelled, lost its lease or passed its deadline.
         """
-        if self._run.stopped is not None:
-            raise CallCancelled(str(self._run.stopped))
+        if self._stopped() is not None:
+            raise CallCancelled(str(self._stopped()))
 
+    @abstractmethod
     def progress(self, done: float, total: float | None = None, message: str = "") -> None:
         """Tell the caller how far the call has come; from the event loop or a thread."""
-        item = Progress(done, total, message)
-        if _in_loop(self._loop):
-            self._run.emit(item)
-        else:
-            self._loop.call_soon_threadsafe(self._run.emit, item)
 
     async def call(self, tool: str, arguments: Mapping[str, Any] | None = None, **options: Unpack[CallOptions]) -> ToolResult:
         """Call another tool on behalf of the same user and session.
@@ -161,15 +140,15 @@ class Invocation:
         options.setdefault("session", self.session)
         asked = options.get("timeout")
         options["timeout"] = max(0.001, self.remaining if asked is None else min(seconds(asked, "timeout"), self.remaining))
-        caller = await self._run.caller()
+        caller = await self.caller()
         return await caller.call(tool, arguments, **options)
 
+    @abstractmethod
     async def caller(self) -> Caller:
         """Return the bus on which nested calls are made, a ``ToolBus``, for more than calls; it is the worker's, and stays open.
 
         Calls that are made on it directly go on when this one ends.
         """
-        return await self._run.caller()
 
     def call_sync(self, tool: str, arguments: Mapping[str, Any] | None = None, **options: Unpack[CallOptions]) -> ToolResult:
         """``call`` for handlers that run in a thread.
@@ -180,6 +159,7 @@ class Invocation:
         """
         return self._wait_for(self.call(tool, arguments, **options), "call")
 
+    @abstractmethod
     async def confirm(self, question: str, data: Any = None, *, timeout: float = CONFIRM_TIMEOUT) -> ConfirmationAnswer:
         """Wait until a person allows what ``question`` says, which ``data`` may show in detail; returns who did, and a note.
 
@@ -195,8 +175,6 @@ class Invocation:
             ToolError: ``forbidden`` when it is denied, ``deadline_exceeded`` when there is no answer; let it pass, and the call ends so.
             ConfigurationError: ``timeout`` is no time.
         """
-        self.check_cancelled()
-        return await self._run.confirm(question, data, timeout)
 
     def confirm_sync(self, question: str, data: Any = None, *, timeout: float = CONFIRM_TIMEOUT) -> ConfirmationAnswer:
         """``confirm`` for handlers that run in a thread.
@@ -209,10 +187,10 @@ class Invocation:
 
     def _wait_for(self, work: Coroutine[Any, Any, T], name: str) -> T:
         """Run a coroutine in the event loop, and wait for it in this thread."""
-        if _in_loop(self._loop):
+        if self._is_in_loop():
             work.close()
             raise RuntimeError(f"{name}_sync() would block the event loop; use `await invocation().{name}(...)`")
-        if self._run.stopped is not None:
+        if self._stopped() is not None:
             work.close()
             self.check_cancelled()
         if self._nested is None:
@@ -220,13 +198,23 @@ class Invocation:
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         self._nested.add(future)
         try:
-            if self._run.stopped is not None:
+            if self._stopped() is not None:
                 future.cancel()
             return future.result()
         except concurrent.futures.CancelledError:
-            raise CallCancelled(str(self._run.stopped or f"the nested {name} was cancelled")) from None
+            raise CallCancelled(str(self._stopped() or f"the nested {name} was cancelled")) from None
         finally:
             self._nested.discard(future)
+
+    def _stopped(self) -> ErrorInfo | None:
+        """Return why the caller no longer waits for this call, or None."""
+        return None
+
+    def _is_in_loop(self) -> bool:
+        try:
+            return asyncio.get_running_loop() is self._loop
+        except RuntimeError:
+            return False
 
     def cancel_nested(self) -> None:
         """Cancel the nested calls of handlers in threads; for the worker."""
@@ -234,10 +222,10 @@ class Invocation:
             future.cancel()
 
 
-_current: ContextVar[InvokedRun] = ContextVar("toolbus_invocation")
+_current: ContextVar[Callable[[], Invocation]] = ContextVar("toolbus_invocation")
 
 enter = _current.set
-"""Make a run the current one of this context; for the worker. Its invocation is made when a handler asks for it."""
+"""Say how the invocation of this context is found, for the worker; it is made when a handler asks for it."""
 
 
 def invocation() -> Invocation:
@@ -247,77 +235,115 @@ def invocation() -> Invocation:
         RuntimeError: no call is running here.
     """
     try:
-        run = _current.get()
+        current = _current.get()
     except LookupError:
         raise RuntimeError("invocation() is only available while a tool runs") from None
-    return run.invocation
+    return current()
 
 
-def _in_loop(loop: asyncio.AbstractEventLoop) -> bool:
-    try:
-        return asyncio.get_running_loop() is loop
-    except RuntimeError:
-        return False
-
-
-_RETRY_FIRST, _RETRY_MOST = 0.05, 1.0
-
-
-class Bus(Caller, Protocol):
-    """The part of a ``ToolBus`` that handlers use to call other tools."""
-
-    async def open(self) -> None:
-        """Connect."""
-
-    async def aclose(self) -> None:
-        """Disconnect."""
-
-    async def end_session(self, user: str, session: str) -> None:
-        """End a session at every worker."""
-
-
-class NestedBus:
-    """One bus for all nested calls of a worker.
+class Questions:
+    """The questions of one run, one at a time.
 
     Args:
-        make: makes a bus that is not open yet; it may take tenths of a second.
+        delivery: of the run whose handler asks.
+        owner: of the tool.
+        broker: where a question waits for its answer.
+        settings: for how long all of them together may wait, and how much data one may show.
+        clock: returns monotonic seconds.
+        tell: tells the caller that its call waits, or does so no longer.
+        extend: sets a later deadline of the call, in monotonic seconds.
     """
 
-    def __init__(self, make: Callable[[], Bus]) -> None:
-        self._make = make
-        # The bus outlives the call that opens it: what it starts is not to see that call's context variables.
-        self._context = contextvars.copy_context()
-        self._lock = asyncio.Lock()
-        self._bus: Bus | None = None
+    def __init__(
+        self,
+        delivery: Delivery,
+        owner: str,
+        broker: WorkerBroker,
+        settings: Settings,
+        clock: Callable[[], float],
+        tell: Callable[[Confirm], None],
+        extend: Callable[[float], None],
+    ) -> None:
+        self._delivery = delivery
+        self._owner = owner
+        self._broker = broker
+        self._left = settings.max_timeout
+        self._limit = settings.max_request
+        self._clock = clock
+        self._tell = tell
+        self._extend = extend
+        self._one = asyncio.Lock()
 
-    async def get(self) -> Bus:
-        """Return the open bus. While the server can't be reached it is tried again, for as long as the call that asks may run.
+    async def ask(self, question: str, data: Any, timeout: float) -> ConfirmationAnswer:
+        """Ask, and wait for the answer.
 
         Raises:
-            BrokerError: the server refuses the connection.
+            ToolError: ``forbidden`` when it is no, ``deadline_exceeded`` when there is none, ``overloaded`` or ``unavailable`` when
+                the server could not be reached.
+            ToolError: ``invalid_arguments`` when question or data are too long to be shown.
+            EnvelopeError: JSON can't express the data.
+            ConfigurationError: ``timeout`` is no time.
         """
-        async with self._lock:
-            delay = _RETRY_FIRST
-            while self._bus is None:
-                bus = await asyncio.to_thread(self._make)
-                try:
-                    await asyncio.create_task(bus.open(), context=self._context.copy())
-                except BrokerUnavailable as error:
-                    telemetry.log.warning("nested.unavailable", error=str(error), retry_in=delay)
-                    await asyncio.sleep(delay)
-                    delay = min(2 * delay, _RETRY_MOST)
-                else:
-                    self._bus = bus
-            return self._bus
+        timeout = seconds(timeout, "timeout")
+        request = self._request(question, data)
+        async with self._one:
+            most = min(timeout, self._left)
+            answer = await self._asked(request, most) if most > 0 else None
+        if answer is None:
+            raise CallRefused(deadline_exceeded(f"nobody answered within {most:g} s: {question}", "unconfirmed"))
+        if not answer.allowed:
+            raise CallRefused(denied(repr(question), answer.reason, answer.by))
+        return answer
 
-    async def close_session(self, user: str, session: str) -> None:
-        """End a session that handlers' calls were made in."""
-        if self._bus is not None:
-            await self._bus.end_session(user, session)
+    async def _asked(self, request: ConfirmationRequest, most: float) -> ConfirmationAnswer | None:
+        delivery, since = self._delivery, self._clock()
+        deadline = delivery.deadline
+        answer: ConfirmationAnswer | None = None
+        asked = False
 
-    async def aclose(self) -> None:
-        """Close the bus, if a handler ever needed it."""
-        # While it closes, nothing more can be asked of it.
-        bus, self._bus = self._bus, None
-        if bus is not None:
-            await bus.aclose()
+        def opened() -> None:
+            # Not before: a person may answer the request as soon as the caller shows it.
+            nonlocal asked
+            asked = True
+            self._tell(Confirm(request.id, request.question, since + most - self._clock()))
+
+        self._extend(deadline + most)
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(most):
+                    await self._broker.extend(delivery, Note(deadline, since, since + most))
+                left = since + most - self._clock()
+                answer = await self._broker.ask(delivery, request, left, opened) if left > 0 else None
+        except BrokerError as error:
+            raise CallRefused(ErrorInfo("unavailable", "unconfirmed", f"nobody could be asked: {error}", retryable=True)) from None
+        finally:
+            took = min(self._clock() - since, most)
+            self._left -= took
+            self._extend(deadline + took)
+            if asked:
+                self._tell(Confirm(request.id, allowed=None if answer is None else answer.allowed))
+        with contextlib.suppress(BrokerError):
+            # Without it the next run has a little more time than it should.
+            await self._broker.extend(delivery, Note(delivery.deadline))
+        return answer
+
+    def _request(self, question: str, data: Any) -> ConfirmationRequest:
+        if len(question) > MOST_QUESTION:
+            # The end of it may be what matters.
+            message = f"a question has at most {MOST_QUESTION:,} characters, not {len(question):,}; the rest belongs in its data"
+            raise ToolError(message, type="invalid_arguments", code="unreadable")
+        call = self._delivery.request
+        value, document = plain(data, anything=True)
+        return ConfirmationRequest(
+            new_run(),
+            call.id,
+            call.tool,
+            question,
+            asker="worker",
+            service=call.service,
+            owner=self._owner,
+            user=call.user,
+            session=call.session,
+            digest=digest_of("worker", call.service, call.tool, call.user, call.session, question, value),
+            **({} if data is None else shown(value, document, self._limit)),
+        ).bounded()

@@ -1,49 +1,62 @@
-"""``Slots``: what a worker runs."""
+"""``Slots``: what a worker takes and runs."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import contextvars
+import functools
+import os
+import platform
+import socket
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from toolbus.bus import telemetry
-from toolbus.bus.broker.statistics.answers import InstanceAnswer
+from toolbus.bus.broker.statistics.answers import MOST_CALLS, InstanceAnswer, RunningCall, ServedService
 from toolbus.bus.middleware.chain import Middleware
 from toolbus.bus.support.deadlines import Deadlines
+from toolbus.bus.support.display import shortened
+from toolbus.bus.support.safe_text import reason_of
 from toolbus.bus.telemetry.background import keep_running
 from toolbus.bus.values.envelope import NOT_TAKEN
-from toolbus.bus.values.results import ErrorInfo, ToolbusError, ToolError, deadline_exceeded
+from toolbus.bus.values.results import BrokerError, ErrorInfo, ToolbusError, ToolError, deadline_exceeded
 from toolbus.bus.values.settings import Settings
+from toolbus.bus.worker.handlers import Served
+from toolbus.bus.worker.handling import Threads
+from toolbus.bus.worker.invocation import Caller
 from toolbus.bus.worker.isolation.pool import Isolation
-from toolbus.bus.worker.run import reasons
-from toolbus.bus.worker.run.invocation import Caller, NestedBus
-from toolbus.bus.worker.run.outcome import End, other_revision, refusal, report_buried, report_end
-from toolbus.bus.worker.run.reasons import ContextRun, RunState
-from toolbus.bus.worker.run.run import Run
-from toolbus.bus.worker.run.threads import Threads
-from toolbus.bus.worker.serving.handlers import Served
-from toolbus.bus.worker.sessions.worker import WorkerSessions
-from toolbus.bus.worker.slots.lines import Early, Lines, Waiting
-from toolbus.bus.worker.slots.taking import Retries, Taking, give_up, hand_back, hand_over, sign_off
-from toolbus.bus.worker.statistics.answer import answer_of
-from toolbus.bus.worker.statistics.sampling import Sampling
+from toolbus.bus.worker.lines import Early, Lines, Waiting
+from toolbus.bus.worker.outcome import End, given_up_waiting, other_revision, refusal, report_buried, report_end
+from toolbus.bus.worker.run import Run, RunContext
+from toolbus.bus.worker.sessions import OpenSessions, WorkerSessions
+from toolbus.bus.worker.statistics import Sampling
+from toolbus.bus.worker.transitions import NEXT_OF_TAKING, BadTransitionError, RunState, TakingState
 
 if TYPE_CHECKING:
     from toolbus.bus.broker.take.requests import Delivery
     from toolbus.bus.broker.worker import WorkerBroker
 
+T = TypeVar("T")
+
 _MOST_GATHERED = 16_384
+# Seconds in which a run that was abandoned, or a suspect after its deadline, may still clean up.
 _CANCEL_GRACE = 1.0
 # A handler that is told to stop and still runs after so many seconds counts as stuck.
 _STOPS_WITHIN = 5.0
+# Seconds until an attempt is counted again that the server did not take.
+_AGAIN_AFTER = 1.0
+# Seconds between two looks at what a service that is withdrawn still holds.
+_LOOK_AGAIN = 0.02
+# Characters of a name among the calls that run.
+_MOST_NAME = 256
 _ENDED = RunState.ENDED
 
 
 class Slots:
-    """Runs deliveries, as many at once as there are slots: the ``RunContext`` of its runs, the broker's ``WorkerListener``.
+    """Runs deliveries, as many at once as there are slots: the broker's ``WorkerListener``.
 
     Made when a worker opens, in its event loop; ``serve`` then runs until ``stop`` and the end of what was running.
 
@@ -51,11 +64,15 @@ class Slots:
         settings: the worker's.
         served: the services by id.
         middleware: around every handler.
-        broker, isolation, nested: the worker's own, which opens and closes them.
+        broker, isolation: the worker's own, which opens and closes them.
+        caller: returns the bus for nested calls, opened when a handler first makes one.
+        close_nested: ends a session, of a user, that nested calls were made in.
         clock: returns monotonic seconds, as the event loop's ``time`` does.
 
     Attributes:
-        sessions, deadlines, threads, sampling: what runs share beside them.
+        sessions: the open ones of all services.
+        sampling: takes in which attempts have ended.
+        run_context: what its runs share.
         free: how many slots are free.
         started, finished: how many runs began, and ended.
         overgrown: set when half of the slots are held by handlers that can't be stopped.
@@ -68,25 +85,21 @@ class Slots:
         middleware: tuple[Middleware, ...],
         broker: WorkerBroker,
         isolation: Isolation,
-        nested: NestedBus,
+        caller: Callable[[], Awaitable[Caller]],
+        close_nested: Callable[[str, str], Awaitable[None]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.settings = settings
-        self.middleware = middleware
         self.broker = broker
         self.isolation = isolation
         self.clock = clock
         self.sampling = Sampling(broker.note, enabled=settings.recent != "off")
-        # Half of what a frame may hold: the piece that fills it comes on top.
-        self.most_gathered = min(_MOST_GATHERED, settings.max_frame // 2)
         self._served = served
         self._loop = asyncio.get_running_loop()
         # What starts a run is often the end of another one, whose context variables are another caller's.
         self._context = contextvars.copy_context()
         self.deadlines = Deadlines(self._loop)
         self.threads = Threads(settings.concurrency)
-        self.sessions = WorkerSessions(self)
-        self.nested = nested
         self._runs: dict[str, Run] = {}
         self._unwatched: list[Run] = []
         self._early = Early()
@@ -94,15 +107,36 @@ class Slots:
         self._alone_from = settings.alone_from
         self._failure: ToolbusError | None = None
         self._handing_back: set[asyncio.Task[None]] = set()
+        self._counting: set[asyncio.Task[None]] = set()
         # Services that are being withdrawn.
         self._leaving: set[str] = set()
         self._wake = asyncio.Event()
         self._waiting = Waiting()
-        self._taking = Taking(self, broker, self._waiting, self._wake, settings.lease, clock)
+        self._taking = Taking(self, self._waiting, self._wake)
+        # Of the listener's methods these are the taking's own.
+        self.free_slots, self.flexible, self.on_left_over = self._taking.free_slots, self._taking.flexible, self._taking.make_room
         self._lines = Lines(
             broker, self._waiting, self.deadlines, clock, start=self.start_due, refuse=self._refuse, hand_back=self._hand_back
         )
-        self._retries = Retries(self._waiting, broker, self.deadlines, settings.max_deliveries, clock, self._run_again, self._lines.lose)
+        self.sessions = WorkerSessions(
+            lambda served: OpenSessions(served, broker, self.deadlines, clock, settings.lease), self._lines.empty, close_nested
+        )
+        self.run_context = RunContext(
+            broker=broker,
+            settings=settings,
+            threads=self.threads,
+            isolation=isolation,
+            middleware=middleware,
+            # Half of what a frame may hold: the piece that fills it comes on top.
+            most_gathered=min(_MOST_GATHERED, settings.max_frame // 2),
+            clock=clock,
+            sampling=self.sampling,
+            caller=caller,
+            ended=self._ended,
+            stopped=self._run_stopped,
+            extended=self._extended,
+            try_again=self._try_again,
+        )
         self.overgrown = asyncio.Event()
         self.started = self.finished = 0
 
@@ -158,14 +192,17 @@ class Slots:
     async def withdraw(self, service: str) -> None:
         """Let the calls of a service end within the grace period, and give those that wait, or run on, to other workers."""
         self._leaving.add(service)
-
-        def ended() -> bool:
-            # The end of all services waits for these calls, too; what was just taken, or is just answered, is held without running.
-            return self._taking.stopped or not (self._runs_of(service) or self.broker.held(service))
-
-        await give_up(self.broker, self._waiting, service, ended, self.settings.grace)
-        if self._taking.stopped:
-            return
+        until = self.clock() + self.settings.grace
+        while True:
+            # A call that fails meanwhile waits for its next attempt.
+            await hand_back(self.broker, self._waiting.clear_service(service))
+            if self._taking.stopped:
+                # The end of all services waits for these calls, too.
+                return
+            # What was just taken, or is just answered, is held without running.
+            if not (self._runs_of(service) or self.broker.held(service)) or self.clock() >= until:
+                break
+            await asyncio.sleep(_LOOK_AGAIN)
         await hand_back(self.broker, [run.delivery for run in self._runs_of(service) if run.interrupt()])
         if runs := self._runs_of(service):
             await asyncio.wait([run.abandon() for run in runs], timeout=_CANCEL_GRACE)
@@ -230,7 +267,7 @@ class Slots:
 
     async def _hand_over(self, delivery: Delivery, served: Served, error: ErrorInfo) -> None:
         """Give a delivery to a worker of the revision that its caller knows; answer it if there is none."""
-        if await hand_over(self.broker, delivery):
+        if await _given_away(self.broker.hand_over(delivery)):
             if delivery.request.ordered:
                 self._lines.lose(delivery)
         else:
@@ -254,7 +291,7 @@ class Slots:
         if self._early.extended:
             delivery.deadline = max(delivery.deadline, self._early.extended.pop(request.id, 0.0))
         if request.id in self._early.cancelled:
-            error = reasons.given_up_waiting(self._early.cancelled[request.id])
+            error = given_up_waiting(self._early.cancelled[request.id])
         elif tries > self.settings.max_deliveries:
             self._bury(delivery)
             return
@@ -274,7 +311,7 @@ class Slots:
             self._waiting.suspects.append(delivery)
             self._taking.suspect_arrived()
             return
-        run = Run(self, self._loop, delivery, served, handler)
+        run = Run(self.run_context, self._loop, delivery, served, handler)
         delivery.begun = True
         self._runs[delivery.run] = run
         self.free -= 1
@@ -284,10 +321,11 @@ class Slots:
         self._unwatched.append(run)
         # The worker itself is these tasks' group: it counts them in and out and waits for them when it drains.
         # A TaskGroup's own bookkeeping cost 8 % of a worker's time.
-        if served.sessions is None:
+        sessions = self.sessions.services.get(request.service)
+        if sessions is None:
             run.task = self._loop.create_task(run.execute(), context=self._context.copy())
         else:
-            run.task = self._context.copy().run(served.sessions.start, run)
+            run.task = self._context.copy().run(sessions.start, run)
 
     def watch_deadlines(self) -> None:
         """Give a deadline to each run that was started and has not ended. After one step most have: 4 % of the worker's time."""
@@ -307,13 +345,47 @@ class Slots:
                 self.start(waiting.ready.popleft())
             self.watch_deadlines()
 
+    def _try_again(self, run: Run, error: ErrorInfo) -> bool:
+        """Keep the request of a failed run for another attempt; return False when there is to be none."""
+        delivery, policy = run.delivery, run.handler.retry
+        if policy is None or not policy.allows(delivery.tries, self.settings.max_deliveries):
+            return False
+        return self._keep(delivery, policy.after(delivery.tries, error.retry_after))
+
+    def _keep(self, delivery: Delivery, seconds: float) -> bool:
+        """Keep a failed request for so long; return False when its time is up by then."""
+        at = self.clock() + seconds
+        if at >= delivery.deadline:
+            return False
+        self._waiting.add_retry(delivery)
+        self.deadlines.add(at, ("retry", delivery.run), lambda: self._count_attempt(delivery.run))
+        return True
+
+    def _count_attempt(self, run: str) -> None:
+        delivery = self._waiting.pop_retry(run)
+        if delivery is not None:
+            task = self._loop.create_task(self._run_again(delivery))
+            self._counting.add(task)
+            task.add_done_callback(self._counting.discard)
+
     async def _run_again(self, delivery: Delivery) -> None:
-        if delivery.request.ordered:
-            self._lines.run_again(delivery)
-        if self._taking.stopped or delivery.request.service in self._leaving:
-            await hand_back(self.broker, [delivery])
+        """Have the server count the next attempt of a failed request, and start it."""
+        try:
+            again = await self.broker.retry(delivery)
+        except BrokerError as error:
+            telemetry.log.warning("retry.failed", id=delivery.request.id, error=str(error))
+            if self._keep(delivery, _AGAIN_AFTER):
+                return
+            again = None
+        if again is None:
+            self._lines.lose(delivery)
             return
-        self._waiting.due.append(delivery)
+        if again.request.ordered:
+            self._lines.run_again(again)
+        if self._taking.stopped or again.request.service in self._leaving:
+            await hand_back(self.broker, [again])
+            return
+        self._waiting.due.append(again)
         self.start_due()
 
     def _report(self, end: End, delivery: Delivery, error: ErrorInfo | None = None) -> None:
@@ -338,9 +410,9 @@ class Slots:
         if delivery.request.ordered:
             self._lines.leave(delivery)
 
-    # -- RunContext -------------------------------------------------------------------------------
+    # -- for the runs -----------------------------------------------------------------------------
 
-    def ended(self, run: ContextRun) -> None:
+    def _ended(self, run: Run) -> None:
         """Free a run's slot."""
         key = run.delivery.run
         if run.slot:
@@ -354,14 +426,14 @@ class Slots:
         if self._waiting.due or self._waiting.ready:
             self.start_due()
 
-    def extended(self, run: ContextRun) -> None:
+    def _extended(self, run: Run) -> None:
         """Move the timer of a run whose deadline has changed."""
         if run.slot and run.state is not _ENDED:
             key = run.delivery.run
             self.deadlines.remove(run.slot, key)
             run.slot = self.deadlines.add(run.delivery.deadline, key, run.expire)
 
-    def stopped(self, run: ContextRun) -> None:
+    def _run_stopped(self, run: Run) -> None:
         """Look some seconds later whether the handler has stopped."""
         self._wake.set()
         self.deadlines.add(self.clock() + _STOPS_WITHIN, ("stopped", run.delivery.run), self._count_stuck)
@@ -372,32 +444,34 @@ class Slots:
             telemetry.log.error("worker.stuck", runs=stuck, concurrency=self.settings.concurrency)
             self.overgrown.set()
 
-    def try_again(self, run: ContextRun, error: ErrorInfo) -> bool:
-        """Keep the request of a failed run for another attempt; return False when there is to be none."""
-        return self._retries.keep(run.delivery, run.handler.retry, error)
-
-    async def caller(self) -> Caller:
-        """Return the bus for nested calls, opened when a handler first makes one."""
-        return await self.nested.get()
-
-    async def close_nested(self, user: str, session: str) -> None:
-        """End a session that handlers' nested calls were made in."""
-        await self.nested.close_session(user, session)
-
-    def empty_line(self, service: str, user: str, session: str, *, moved: bool) -> None:
-        """Let go of the calls that wait in a session: another worker has it, or else it was closed."""
-        self._lines.empty((service, user, session), moved=moved)
-
     # -- WorkerListener ---------------------------------------------------------------------------
 
     def answer(self) -> InstanceAnswer:
-        """Return the statistics of this worker."""
-        slots, waiting = self.settings.concurrency, len(self._waiting)
-        return answer_of(self._served, self._runs.values(), slots=slots, waiting=waiting, sessions=self.sessions.opened())
-
-    def free_slots(self) -> int:
-        """Return how many more deliveries can run now."""
-        return self._taking.free_slots()
+        """Return the statistics of this worker, to which its broker adds the rest."""
+        held = list(self._runs.values())
+        # A handler that was told to stop and still runs is not counted: its attempt has ended.
+        running = Counter(id(run.handler) for run in held if run.state < RunState.ANSWERED)
+        opened = self.sessions.opened()
+        served = self._served.values()
+        counts = [(each.id, tool, handler.counts, running[id(handler)]) for each in served for tool, handler in each.handlers()]
+        counts += [(each.id, "", each.unknown, 0) for each in served]
+        return InstanceAnswer(
+            instance="",
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            version=_version(),
+            python=platform.python_version(),
+            slots=self.settings.concurrency,
+            running=len(held),
+            waiting=len(self._waiting),
+            services=tuple(
+                ServedService(each.id, each.publication.service.queue, each.publication.digest, sessions=len(opened.get(each.id, ())))
+                for each in served
+            ),
+            tools=tuple(filter(None, (of_tool.statistics(service, tool, now) for service, tool, of_tool, now in counts))),
+            sessions=tuple(each for found in opened.values() for each in found),
+            calls=tuple(map(_running, held[:MOST_CALLS])),
+        )
 
     def idle(self) -> bool:
         """Return whether nothing runs but handlers that can't be stopped."""
@@ -406,14 +480,6 @@ class Slots:
     def busy(self) -> bool:
         """Return whether anything runs or waits here."""
         return len(self._waiting) > 0 or not self.idle()
-
-    def flexible(self) -> bool:
-        """Return whether it could make room for a delivery that must run alone."""
-        return self._taking.flexible()
-
-    def on_left_over(self) -> None:
-        """Make room for a delivery that must run alone."""
-        self._taking.make_room()
 
     def on_recovered(self, deliveries: Sequence[Delivery]) -> None:
         """Run deliveries taken over from dead workers."""
@@ -438,7 +504,7 @@ class Slots:
             # A caller whose time is up cancels, too; a handler that cleans up after its deadline is not to be cancelled out of that.
             if not run.stuck:
                 run.cancel(why)
-        self._refuse_all(waiting, reasons.given_up_waiting(why))
+        self._refuse_all(waiting, given_up_waiting(why))
         if not running and not waiting:
             self._early.cancel(call, why)
 
@@ -476,3 +542,216 @@ class Slots:
         for delivery in waiting:
             self._waiting.remove(delivery)
             self._refuse(delivery, error)
+
+
+def _running(run: Run) -> RunningCall:
+    """Return a run as others see it, but with the worker's own monotonic time."""
+    request = run.delivery.request
+    tool, service, user, session = (shortened(each, _MOST_NAME) for each in (request.tool, request.service, request.user, request.session))
+    stopped = run.state >= RunState.ANSWERED
+    return RunningCall(request.id, tool, service, user, session, "", run.delivery.attempt, run.began, stopped)
+
+
+@functools.cache
+def _version() -> str:
+    # It takes as long to load as a third of a worker's start.
+    import importlib.metadata  # noqa: PLC0415
+
+    try:
+        return importlib.metadata.version("toolbus")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
+
+
+_READY, _POLLING, _FULL, _STOPPED = TakingState.READY, TakingState.POLLING, TakingState.FULL, TakingState.STOPPED
+_MAKING_ROOM, _CLEARING, _ALONE = TakingState.MAKING_ROOM, TakingState.CLEARING, TakingState.ALONE
+
+# Leases for which a worker takes nothing so that a request can run alone, and for which it then takes requests again at least.
+_ROOM_WITHIN = 5
+
+
+class Taking:
+    """Takes requests while slots are free; makes room for what must run alone, and runs it alone.
+
+    Args:
+        slots: where requests run.
+        waiting: what the worker holds and does not run yet.
+        wake: set whenever a run has ended or something else has changed.
+
+    Attributes:
+        state: what it does now.
+    """
+
+    def __init__(self, slots: Slots, waiting: Waiting, wake: asyncio.Event) -> None:
+        self.state = _READY
+        self._slots = slots
+        self._broker = slots.broker
+        self._clock = slots.clock
+        self._limit = _ROOM_WITHIN * slots.settings.lease
+        self._waiting = waiting
+        self._wake = wake
+        # Another worker needs an idle one, also while this one does something else first.
+        self._room_wanted = False
+        self._room_again = 0.0
+
+    def _move(self, state: TakingState) -> None:
+        if state not in NEXT_OF_TAKING[self.state]:
+            raise BadTransitionError(self.state, state)
+        self.state = state
+
+    def _settle(self) -> None:
+        """Look what to do next, unless it was stopped."""
+        if self.state is not _STOPPED and self.state is not _READY:
+            self._move(_READY)
+
+    # -- for the slots ----------------------------------------------------------------------------
+
+    @property
+    def stopped(self) -> bool:
+        """True once the worker takes nothing more."""
+        return self.state is _STOPPED
+
+    @property
+    def starts_due(self) -> bool:
+        """True if requests that wait only for a slot may start: not beside a suspect, nor before one."""
+        return not (self.state is _STOPPED or self.state is _ALONE or self._waiting.suspects)
+
+    def stop(self) -> None:
+        """Take nothing more."""
+        if self.state is not _STOPPED:
+            self._move(_STOPPED)
+        self._interrupt()
+
+    def slot_taken(self) -> None:
+        """Take note that a delivery took the last free slot: waiting for requests without one would take some in vain."""
+        if self.state is _POLLING:
+            self._broker.interrupt()
+
+    def suspect_arrived(self) -> None:
+        """Take note that a suspect waits here."""
+        self._interrupt()
+
+    def free_slots(self) -> int:
+        """Return how many more deliveries can run now."""
+        if self.state >= _ALONE or self._room_wanted or self._waiting.suspects:
+            return 0
+        return self._slots.free
+
+    def flexible(self) -> bool:
+        """Return whether it could make room for what must run alone: not when it does, nor just after it did and other calls still ran."""
+        return not self._room_wanted and self._clock() > self._room_again
+
+    def make_room(self) -> None:
+        """Take nothing, from the next turn on, until nothing runs."""
+        self._room_wanted = True
+        self._interrupt()
+
+    def _interrupt(self) -> None:
+        self._broker.interrupt()
+        self._wake.set()
+
+    # -- the loop ---------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Take until it is stopped.
+
+        Raises:
+            ToolbusError: the broker can't go on.
+        """
+        self._settle()
+        while self.state is not _STOPPED:
+            if self._waiting.suspects:
+                await self._run_suspect()
+            elif self._room_wanted:
+                await self._make_room()
+            elif self._slots.free < 1:
+                await self._wait_for_slot()
+            else:
+                self._move(_POLLING)
+                try:
+                    taken = await self._broker.take(self._slots.free)
+                finally:
+                    self._settle()
+                self._slots.start_all(taken)
+                # What ends at once is answered before the next request is asked for.
+                await asyncio.sleep(0)
+                self._slots.watch_deadlines()
+
+    async def _wait_for_slot(self) -> None:
+        self._move(_FULL)
+        self._wake.clear()
+        try:
+            await self._wake.wait()
+        finally:
+            self._settle()
+
+    async def _make_room(self) -> None:
+        """Let what runs end, so that a request that must run alone finds a place; for a bounded time, since other calls wait too."""
+        self._move(_MAKING_ROOM)
+        try:
+            await self._until_idle(self._clock() + self._limit)
+        finally:
+            self._settle()
+        self._room_wanted = False
+        if self._slots.busy():
+            self._room_again = self._clock() + self._limit
+        await self._broker.recover()
+        while self._waiting.suspects and self.state is not _STOPPED:
+            # Other requests may wait to run alone; they were left where they were.
+            await self._run_suspect()
+            await self._broker.recover()
+
+    async def _run_suspect(self) -> None:
+        """Run a request that may have killed its workers while nothing else runs here, so that it takes nothing with it."""
+        self._move(_CLEARING)
+        try:
+            await self._until_idle(self._waiting.suspects[0].deadline)
+            if self.state is not _STOPPED and self._waiting.suspects:
+                delivery = self._waiting.suspects.popleft()
+                telemetry.log.info("call.alone", id=delivery.request.id, tool=delivery.request.tool, attempt=delivery.attempt)
+                self._move(_ALONE)
+                self._slots.start(delivery, alone=True)
+                self._slots.watch_deadlines()
+                await self._until_idle(delivery.deadline + _CANCEL_GRACE)
+        finally:
+            self._settle()
+        self._slots.start_due()
+
+    async def _until_idle(self, until: float) -> None:
+        """Wait until nothing runs but handlers that can't be stopped, at most until a (monotonic) time."""
+        while self.state is not _STOPPED and (left := until - self._clock()) > 0 and not self._slots.idle():
+            self._wake.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await self._wake.wait()
+
+
+# Seconds that a leaving worker waits for each of the server's answers.
+_ANSWERS_WITHIN = 3.0
+
+
+async def sign_off(broker: WorkerBroker) -> None:
+    """Leave the registry, so that a worker that takes nothing more is not listed as live. A failure is logged."""
+    try:
+        async with asyncio.timeout(_ANSWERS_WITHIN):
+            await broker.unregister()
+    except Exception as error:  # noqa: BLE001 - the worker leaves whatever the server says
+        reason = "the server did not answer" if isinstance(error, TimeoutError) else reason_of(error)
+        telemetry.log.warning("worker.unregister_failed", error=reason)
+
+
+async def hand_back(broker: WorkerBroker, deliveries: Sequence[Delivery]) -> None:
+    """Give deliveries to other workers. A failure is logged: their leases expire, and other workers claim them all the same."""
+    if deliveries:
+        telemetry.log.info("worker.handed_back", calls=len(deliveries))
+        await _given_away(broker.hand_back(deliveries))
+
+
+async def _given_away(step: Awaitable[T]) -> T | None:
+    """Wait until the server has taken something from this worker; return None when it did not, and log why."""
+    try:
+        async with asyncio.timeout(_ANSWERS_WITHIN):
+            return await step
+    except (BrokerError, TimeoutError) as error:
+        telemetry.log.warning("worker.hand_back_failed", error=str(error) or "the server did not answer")
+        return None

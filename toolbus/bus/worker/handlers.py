@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -15,12 +14,11 @@ from toolbus.bus.values.descriptors import Effect, Publication
 from toolbus.bus.values.envelope import Request
 from toolbus.bus.values.results import ErrorInfo, ToolError
 from toolbus.bus.values.settings import Settings
-from toolbus.bus.worker.definition.function import FunctionTool
-from toolbus.bus.worker.definition.provide import Services
-from toolbus.bus.worker.definition.service import Retry, ToolService, overrides
-from toolbus.bus.worker.run.invocation import invocation
-from toolbus.bus.worker.sessions.session import Session, SessionBook
-from toolbus.bus.worker.statistics.counts import ToolCounts
+from toolbus.bus.worker.function import FunctionTool
+from toolbus.bus.worker.invocation import invocation
+from toolbus.bus.worker.provide import Services
+from toolbus.bus.worker.service import Retry, Session, ToolService, overrides
+from toolbus.bus.worker.statistics import ToolCounts
 
 _UNKNOWN = 1.0
 
@@ -125,7 +123,6 @@ class Served:
 
     Attributes:
         origin: the file of its code, when its owner is named after that alone.
-        sessions: the open ones, while a worker serves a service that has any.
         session_idle, max_sessions: what the service says of them.
         sticky: the calls of each session are at one worker, and it has a state that may be lost.
         opens_sessions, restores_sessions: the service makes the states, and keeps snapshots of them.
@@ -134,21 +131,21 @@ class Served:
     """
 
     def __init__(
-        self, publication: Publication, handlers: Mapping[str, Handler], untyped: Handler | None, service: ToolService | None
+        self, publication: Publication, handlers: Mapping[str, Handler], untyped: Handler | None = None, service: ToolService | None = None
     ) -> None:
         self.publication = publication
         self.origin = ""
         self._handlers = handlers
         self._untyped = untyped
-        self._service = service
-        self.sessions: SessionBook | None = None
+        # Functions are served as if by a service that adds nothing.
+        self._service = service = service or ToolService()
         self.unknown = ToolCounts()
-        self._cleans_sessions = service is not None and _positional(service.cleanup) > 0
-        self.session_idle = math.inf if service is None else service.session_idle
-        self.max_sessions = 0 if service is None else service.max_sessions
+        self._cleans_sessions = _positional(service.cleanup) > 0
+        self.session_idle = service.session_idle
+        self.max_sessions = service.max_sessions
         self.sticky = publication.service.sticky_sessions
-        self.opens_sessions = service is not None and overrides(type(service), "open_session")
-        self.session_lost = (service.session_lost if service is not None else "") or ("error" if self.opens_sessions else "restart")
+        self.opens_sessions = overrides(type(service), "open_session")
+        self.session_lost = service.session_lost or ("error" if self.opens_sessions else "restart")
         self.restores_sessions = self.session_lost == "restore"
 
     @property
@@ -238,9 +235,8 @@ class Served:
 
     async def startup(self, settings: Settings) -> None:
         """Run the service's own preparation."""
-        if self._service is not None:
-            self._service.worker_settings = settings
-            await _await(self._service.startup())
+        self._service.worker_settings = settings
+        await _await(self._service.startup())
 
     @property
     def has_sessions(self) -> bool:
@@ -249,29 +245,26 @@ class Served:
 
     async def open_session(self, session: Session, initial: dict[str, Any]) -> Any:
         """Return the state of a session, as the service makes it."""
-        if self._service is None or not self.opens_sessions:
+        if not self.opens_sessions:
             return None
         opens: Callable[..., Any] = self._service.open_session
         return await _called(opens, *(session, initial)[: _positional(opens)])
 
     async def save_session(self, session: Session, state: Any) -> Any:
         """Return a snapshot of a state."""
-        return None if self._service is None else await _called(self._service.save_session, session, state)
+        return await _called(self._service.save_session, session, state)
 
     async def load_session(self, session: Session, saved: Any) -> Any:
         """Return the state of a snapshot."""
-        return None if self._service is None else await _called(self._service.load_session, session, saved)
+        return await _called(self._service.load_session, session, saved)
 
     async def cleanup(self, session: Session | None = None, state: Any = None) -> None:
         """Run the service's own clean-up: after a session if it wants that, or with None after everything."""
-        if self._service is None:
-            return
-        if not self._cleans_sessions:
-            if session is None:
-                await _await(self._service.cleanup())
-            return
         clean: Callable[..., Any] = self._service.cleanup
-        await _called(clean, *(session, state)[: _positional(clean)])
+        if self._cleans_sessions:
+            await _called(clean, *(session, state)[: _positional(clean)])
+        elif session is None:
+            await _await(clean())
 
 
 def _positional(function: Callable[..., Any]) -> int:
@@ -291,5 +284,5 @@ async def _called(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 async def _await(value: Any) -> None:
-    if asyncio.iscoroutine(value) or inspect.isawaitable(value):
+    if inspect.isawaitable(value):
         await value

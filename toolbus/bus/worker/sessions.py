@@ -1,27 +1,28 @@
-"""The open sessions of one service in a worker."""
+"""The open sessions of a worker, service by service."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import math
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
 from toolbus.bus import telemetry
 from toolbus.bus.broker.protocols import session_of
 from toolbus.bus.broker.statistics.answers import OpenSession
 from toolbus.bus.support.deadlines import Deadlines
 from toolbus.bus.values.envelope import EntryNumbers, Request, numbers_of
-from toolbus.bus.values.results import ErrorInfo
-from toolbus.bus.values.settings import Settings
-from toolbus.bus.worker.run.outcome import without_exits
-from toolbus.bus.worker.serving.handlers import Served
-from toolbus.bus.worker.sessions.session import Session, SessionRun
-from toolbus.bus.worker.sessions.state import SessionState, lost
+from toolbus.bus.values.results import ErrorInfo, ToolbusError
+from toolbus.bus.worker.handlers import Served
+from toolbus.bus.worker.lines import LineName
+from toolbus.bus.worker.outcome import without_exits
+from toolbus.bus.worker.run import Run
+from toolbus.bus.worker.service import Session
+from toolbus.bus.worker.session_state import SessionState, lost
+from toolbus.bus.worker.transitions import RunState
 
 if TYPE_CHECKING:
-    from toolbus.bus.broker.take.requests import Delivery
     from toolbus.bus.broker.worker import WorkerBroker
 
 # Seconds that one clean-up may take, and that calls of a closed session may take to stop.
@@ -41,32 +42,16 @@ _OUTLIVES = 2
 _CLOSED = ErrorInfo("cancelled", "session_closed", "the session was closed, maybe by another agent, while the call ran")
 
 
-class SessionContext(Protocol):
-    """The part of a worker that its sessions use."""
-
-    broker: WorkerBroker
-    deadlines: Deadlines
-    clock: Callable[[], float]
-    settings: Settings
-
-    def empty_line(self, service: str, user: str, session: str, *, moved: bool) -> None:
-        """Let go of the calls that wait in a session: another worker has it, or else it was closed."""
-
-    async def close_nested(self, user: str, session: str) -> None:
-        """End a session that handlers' nested calls were made in."""
-
-
 class _Open:
     """One open session: its calls, the callers that use it, and once it ends, the calls that wait for its end."""
 
-    __slots__ = ("agents", "alone", "closed", "first", "runs", "slot", "state", "used", "waiting")
+    __slots__ = ("agents", "alone", "closed", "runs", "slot", "state", "used", "waiting")
 
-    def __init__(self, first: Request, now: float, state: SessionState) -> None:
+    def __init__(self, now: float, state: SessionState) -> None:
         self.state = state
-        self.first = first.id
         self.agents: set[str] | None = set()
-        self.runs: set[SessionRun] = set()
-        self.waiting: set[SessionRun] = set()
+        self.runs: set[Run] = set()
+        self.waiting: set[Run] = set()
         self.used = now
         # Since when no caller uses it.
         self.alone = math.inf
@@ -74,8 +59,9 @@ class _Open:
         self.slot = 0
         self.closed: asyncio.Event | None = None
 
-    def enter(self, run: SessionRun) -> None:
-        """Count a call in."""
+    def enter(self, run: Run) -> None:
+        """Count a call in, and give it the state."""
+        run.session = self.state
         agent = run.delivery.request.agent
         if agent and self.agents is not None:
             self.agents.add(agent)
@@ -95,13 +81,23 @@ class _Open:
 
 
 class OpenSessions:
-    """The open sessions of one service in this worker."""
+    """The open sessions of one service in this worker.
 
-    def __init__(self, served: Served, context: SessionContext) -> None:
+    Args:
+        served: the service.
+        broker: knows which worker has which session, and keeps snapshots.
+        deadlines: says when it is time to look at a session.
+        clock: returns monotonic seconds.
+        lease: seconds.
+    """
+
+    def __init__(self, served: Served, broker: WorkerBroker, deadlines: Deadlines, clock: Callable[[], float], lease: float) -> None:
         self._served = served
-        self._context = context
+        self._broker = broker
+        self._deadlines = deadlines
+        self._clock = clock
         self._loop = asyncio.get_running_loop()
-        self._outlives = _OUTLIVES * context.settings.lease
+        self._outlives = _OUTLIVES * lease
         self._open: dict[Session, _Open] = {}
         self._ending: set[asyncio.Task[None]] = set()
         self._turns = asyncio.Semaphore(_MOST_CLEANUPS)
@@ -112,13 +108,13 @@ class OpenSessions:
 
     def opened(self) -> list[OpenSession]:
         """Return the open sessions, those used last first; some hundred at most."""
-        now, service = self._context.clock(), self._served.id
+        now, service = self._clock(), self._served.id
         newest = itertools.islice(reversed(self._open.items()), _MOST_TOLD)
         return [OpenSession(service, *session, len(each.runs), max(0.0, now - each.used)) for session, each in newest]
 
     # -- calls ------------------------------------------------------------------------------------
 
-    def start(self, run: SessionRun) -> asyncio.Task[None]:
+    def start(self, run: Run) -> asyncio.Task[None]:
         """Start a call in its session, which opens with its first one; one whose session is ending waits for the end."""
         request = run.delivery.request
         pair = session_of(request)
@@ -137,55 +133,18 @@ class OpenSessions:
         task.add_done_callback(lambda _: self._left(session, run))
         return task
 
-    def opened_by(self, request: Request) -> bool:
-        """Return whether a running call is the one that opened its session here."""
-        pair = session_of(request)
-        found = self._open.get(Session(*pair)) if pair is not None else None
-        return found is not None and found.first == request.id
-
     def inherit(self, session: Session, upto: EntryNumbers) -> None:
         """Take in that an earlier state of a session was lost; calls up to this entry may have been meant for it."""
         if len(self._inherited) >= _MOST_INHERITED:
             del self._inherited[next(iter(self._inherited))]
         self._inherited[session] = upto
 
-    def token(self, request: Request) -> str:
-        """Return the token of the state of a running call's session; empty when no state is kept."""
-        found = self._of(request) if self._served.sticky else None
-        return "" if found is None else found.state.token
-
-    def value(self, request: Request) -> Any:
-        """Return the state of a running call's session, as its service made it."""
-        found = self._of(request)
-        return None if found is None else found.state.value
-
-    def enter(self, delivery: Delivery) -> None:
-        """Take note that a call's handler may change the state of its session from now on."""
-        found = self._of(delivery.request)
-        if found is not None:
-            found.state.enter(delivery)
-
-    async def leave(self, delivery: Delivery, *, keep: bool, done: bool) -> bool:
-        """Take note that a call's handler changes the state no more; keep a snapshot, for a call that is ``done`` or is tried again."""
-        found = self._of(delivery.request)
-        return found is None or await found.state.leave(delivery, self._context.broker, keep=keep, done=done)
-
-    def forget(self, delivery: Delivery) -> None:
-        """Forget the snapshot of a delivery's session, because it is out of date."""
-        found = self._of(delivery.request)
-        if found is not None:
-            found.state.forget(delivery, self._context.broker)
-
-    def _of(self, request: Request) -> _Open | None:
-        pair = session_of(request)
-        return None if pair is None else self._open.get(Session(*pair))
-
-    async def _execute(self, session: Session, run: SessionRun, closed: asyncio.Event | None) -> None:
+    async def _execute(self, session: Session, run: Run, closed: asyncio.Event | None) -> None:
         if closed is not None:
             await closed.wait()
         found = self._open.get(session)
         if found is not None and self._served.sticky:
-            if not await self._context.broker.holds_session(run.delivery):
+            if not await self._broker.holds_session(run.delivery):
                 run.stop(None)
                 return
             # Another worker may have had the session while this process was paused, so the state that is here is out of date.
@@ -193,36 +152,36 @@ class OpenSessions:
             error = lost(session, again=run.delivery.attempt > 1) if stale else await self._begun(found, run)
             if error is not None:
                 # Another call opens the session.
-                found.first = ""
+                found.state.first = ""
                 run.stop(error)
                 return
-            found.first = found.first or run.delivery.request.id
+            found.state.first = found.state.first or run.delivery.request.id
             run.restarted = self._served.sticky and found.state.is_lost_for(run.delivery)
         await run.execute()
 
-    async def _begun(self, found: _Open, run: SessionRun) -> ErrorInfo | None:
+    async def _begun(self, found: _Open, run: Run) -> ErrorInfo | None:
         """Begin the state of a session if no call did; return why a call does not run."""
         try:
-            return await without_exits(found.state.begin(run.delivery, self._context.broker))
+            return await without_exits(found.state.begin(run.delivery, self._broker))
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            if run.abandoned or not run.unbegun or (task is not None and task.cancelling()):
+            if run.abandoned or run.state is not RunState.CREATED or (task is not None and task.cancelling()):
                 raise
             return ErrorInfo("tool_error", "CancelledError", "opening the session was cancelled from within")
         except Exception as error:  # noqa: BLE001 - the service's own code
             telemetry.log.exception("session.unopened", service=self._served.id, id=run.delivery.request.id)
             return run.error_info(error)
 
-    def _left(self, session: Session, run: SessionRun) -> None:
+    def _left(self, session: Session, run: Run) -> None:
         found = self._open.get(session)
         if found is not None:
             found.runs.discard(run)
             found.waiting.discard(run)
-            found.used = self._context.clock()
+            found.used = self._clock()
 
     def _begin(self, session: Session, first: Request, inherited: EntryNumbers = ()) -> _Open:
         inherited = max(inherited, self._inherited.pop(session, ()))
-        found = _Open(first, self._context.clock(), SessionState(self._served, session, inherited))
+        found = _Open(self._clock(), SessionState(self._served, session, first.id, inherited))
         self._look_later(session, found)
         return found
 
@@ -247,7 +206,7 @@ class OpenSessions:
     def left(self, agents: set[str]) -> None:
         """Let the sessions that no other caller uses, now that these are gone, end soon."""
         for session, found in self._open.items():
-            if found.leave(agents, self._context.clock()) and found.closed is None:
+            if found.leave(agents, self._clock()) and found.closed is None:
                 self._look_no_more(found)
                 self._look_later(session, found)
 
@@ -294,12 +253,12 @@ class OpenSessions:
         del self._open[session]
         wanted = reason == "closed"
         if not found.waiting:
-            self._context.broker.release_session(self._served.id, *session, lost=not wanted and found.state.is_begun)
+            self._broker.release_session(self._served.id, *session, lost=not wanted and found.state.is_begun)
             return
         runs = sorted(found.waiting, key=lambda run: numbers_of(run.delivery.entry))
         if wanted and self._served.restores_sessions:
             # Their session is another one than that which its callers ended.
-            found.state.forget(runs[0].delivery, self._context.broker)
+            self._broker.forget_session(runs[0].delivery)
         upto = () if wanted else numbers_of(runs[-1].delivery.entry)
         anew = self._open[session] = self._begin(session, runs[0].delivery.request, upto)
         for run in runs:
@@ -315,22 +274,114 @@ class OpenSessions:
         # Sessions share few moments, since each moment costs memory until it has passed.
         step = min(self._served.session_idle, self._outlives) / _MOMENTS
         when = math.ceil(self._end_of(found)[1] / step) * step
-        found.slot = self._context.deadlines.add(when, (self, id(found)), lambda: self._look(session, found))
+        found.slot = self._deadlines.add(when, (self, id(found)), lambda: self._look(session, found))
 
     def _look_no_more(self, found: _Open) -> None:
-        self._context.deadlines.remove(found.slot, (self, id(found)))
+        self._deadlines.remove(found.slot, (self, id(found)))
 
     def _look(self, session: Session, found: _Open) -> None:
         if self._open.get(session) is not found or found.closed is not None:
             return
         reason, due = self._end_of(found)
-        if due <= self._context.clock():
+        if due <= self._clock():
             self.end(session, reason)
         else:
             self._look_later(session, found)
 
     def _end_of(self, found: _Open) -> tuple[str, float]:
         """Return why and when a session ends if no call comes."""
-        used = self._context.clock() if found.runs else found.used
+        used = self._clock() if found.runs else found.used
         idle, left = used + self._served.session_idle, max(used, found.alone) + self._outlives
         return ("idle", idle) if idle <= left else ("left", left)
+
+
+class WorkerSessions:
+    """The open sessions of a worker, by service: the broker's ``SessionListener``.
+
+    Args:
+        make: makes the sessions of one service.
+        empty_line: lets go of the calls that wait in a session: another worker has it (``moved``), or else it was closed.
+        close_nested: ends a session, of a user, that handlers' nested calls were made in.
+
+    Attributes:
+        services: the open sessions of each service that has any.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[Served], OpenSessions],
+        empty_line: Callable[[LineName, bool], None],
+        close_nested: Callable[[str, str], Awaitable[None]],
+    ) -> None:
+        self._make = make
+        self._empty_line = empty_line
+        self._close_nested = close_nested
+        self.services: dict[str, OpenSessions] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def open(self, served: Served) -> None:
+        """Keep the sessions of a service that wants it."""
+        if served.has_sessions:
+            self.services[served.id] = self._make(served)
+
+    async def close(self, served: Served) -> None:
+        """End every session of one service, and keep no more of it."""
+        found = self.services.pop(served.id, None)
+        if found is not None:
+            await found.aclose()
+
+    async def aclose(self) -> None:
+        """End every session of every service, side by side."""
+        await asyncio.gather(*(each.aclose() for each in self.services.values()))
+        for task in self._closing:
+            task.cancel()
+
+    def __len__(self) -> int:
+        return sum(map(len, self.services.values()))
+
+    def opened(self) -> dict[str, list[OpenSession]]:
+        """Return the open sessions by service, those used last first."""
+        return {service: each.opened() for service, each in self.services.items()}
+
+    # -- SessionListener --------------------------------------------------------------------------
+
+    def closed(self, service: str, user: str, session: str) -> None:
+        """End a session that its caller closed."""
+        self._empty_line((service, user, session), False)
+        if service in self.services:
+            self.services[service].end(Session(user, session), "closed", stop=True)
+        # What handlers called in it ends too.
+        task = asyncio.get_running_loop().create_task(self._end_nested(user, session))
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    async def _end_nested(self, user: str, session: str) -> None:
+        try:
+            await self._close_nested(user, session)
+        except ToolbusError as error:
+            telemetry.log.warning("session.untold", error=str(error))
+
+    def left(self, service: str, agent: str) -> None:
+        """Let the sessions that only a leaving caller used end soon."""
+        if service in self.services:
+            self.services[service].left({agent})
+
+    def moved(self, service: str, user: str, session: str) -> None:
+        """End a session that another worker has, or had."""
+        self._empty_line((service, user, session), True)
+        if service in self.services:
+            self.services[service].end(Session(user, session), "moved")
+
+    def inherited(self, service: str, user: str, session: str, upto: tuple[int, ...]) -> None:
+        """Take in that a session is this worker's whose state was lost, which calls up to an entry can't know."""
+        if service in self.services:
+            self.services[service].inherit(Session(user, session), upto)
+
+    def agents(self) -> set[str]:
+        """Return the callers that use open sessions."""
+        return set().union(*(each.agents() for each in self.services.values()))
+
+    def gone(self, agents: set[str]) -> None:
+        """Let the sessions that only dead callers used end soon."""
+        for each in self.services.values():
+            each.left(agents)

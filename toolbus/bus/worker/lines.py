@@ -1,4 +1,4 @@
-"""The calls of sticky sessions, which run one after another in the order in which they were published."""
+"""The deliveries that wait in a worker: for a slot, for an earlier call of their session, for their next attempt."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import bisect
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from toolbus.bus import telemetry
 from toolbus.bus.support.deadlines import Deadlines
@@ -220,7 +220,7 @@ class Lines:
             line.floor, line.checked = (), b""
         self.leave(delivery)
 
-    def empty(self, name: LineName, *, moved: bool) -> None:
+    def empty(self, name: LineName, moved: bool) -> None:
         """Let go of the calls that wait in a session: another worker has it, or else it was closed."""
         line = self._lines.get(name)
         waiting = [] if line is None else [each for _, each in line.waiting if each.run in self._waiting.lined]
@@ -331,12 +331,15 @@ class Early:
 
     def cancel(self, call: str, why: str = "cancelled") -> None:
         """Remember that a call must not start."""
-        if len(self.cancelled) >= _MOST:
-            del self.cancelled[next(iter(self.cancelled))]
+        _make_room(self.cancelled)
         self.cancelled.setdefault(call, why)
 
     def extend(self, call: str, deadline: float) -> None:
         """Remember the time of a call that joined another one."""
-        if len(self.extended) >= _MOST:
-            del self.extended[next(iter(self.extended))]
+        _make_room(self.extended)
         self.extended[call] = deadline
+
+
+def _make_room(known: dict[str, Any]) -> None:
+    if len(known) >= _MOST:
+        del known[next(iter(known))]

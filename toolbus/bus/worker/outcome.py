@@ -3,35 +3,42 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import logging
 import re
 from bisect import bisect_left
-from collections.abc import Awaitable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
+from collections.abc import Awaitable, Iterable, Iterator, Mapping
+from decimal import Decimal
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from uuid import UUID
 
 import msgspec
 
 from toolbus.bus import telemetry
-from toolbus.bus.broker.protocols import Ending, Outcome
+from toolbus.bus.broker.protocols import Beginning, Ending, Outcome
 from toolbus.bus.support.display import shortened
 from toolbus.bus.support.safe_text import is_a, reason_of, type_name
 from toolbus.bus.values.descriptors import Publication
-from toolbus.bus.values.encoding import exact_text, whole_text
-from toolbus.bus.values.envelope import Frame, Request, encode, encode_data
+from toolbus.bus.values.encoding import MOST_LEVELS, exact_text, is_numbers, simpler, whole_text
+from toolbus.bus.values.envelope import NOT_BEGUN, NOT_TAKEN, Frame, Request, encode, encode_data, late_code, waited_for
+from toolbus.bus.values.media import media_type_of
 from toolbus.bus.values.results import (
     ERROR_TYPES,
     Blob,
+    BrokerError,
     CallCancelled,
     CallRefused,
     EnvelopeError,
     ErrorInfo,
     Origin,
+    Progress,
     ToolError,
     ToolResult,
+    deadline_exceeded,
 )
-from toolbus.bus.worker.run.attachments import blob_of, detached
-from toolbus.bus.worker.statistics.counts import SECONDS, ToolCounts
-from toolbus.bus.worker.statistics.sampling import Sampling
+from toolbus.bus.worker.statistics import SECONDS, Sampling, ToolCounts
+from toolbus.bus.worker.transitions import RunState
 
 if TYPE_CHECKING:
     from toolbus.bus.broker.take.requests import Delivery
@@ -44,8 +51,6 @@ _MOST_MESSAGE = 8_000
 _MOST_CODE = 200
 # Characters of an error's message in a log line.
 _MOST_LOGGED = 400
-# Bytes of data that it takes less time to encode once more, for the frame, than to wrap.
-_MOST_ENCODED_TWICE = 400
 # Seconds until which a caller may be told to wait.
 _MOST_AFTER = 1e9
 
@@ -148,6 +153,102 @@ def _bad_result(rule: str, value: object) -> ToolError:
     return ToolError(f"the tool's ToolResult can't be sent: {rule}, not {type_name(value)}", code="bad_result")
 
 
+# Bytes within a value become blobs, since base64 within a text is of no use to a model.
+_RAW = (bytes, bytearray, memoryview)
+_SCALARS = frozenset({str, int, float, bool, type(None), Decimal, UUID})
+_PLAIN = _SCALARS | {datetime.datetime, datetime.date, datetime.time, datetime.timedelta}
+_HOLDERS = frozenset({dict, list, tuple})
+_KNOWN = _PLAIN | _HOLDERS
+# Levels of objects and lists that most values have at most.
+_USUAL_LEVELS = 8
+_BLOB = frozenset(Blob.__struct_fields__)
+
+
+def blob_of(data: bytes | bytearray | memoryview) -> Blob:
+    """Return bytes as a blob, with the media type that they say."""
+    plain = bytes(memoryview(data))
+    return Blob(media_type_of(plain), plain)
+
+
+def pieces_of(item: object, sent: int) -> Iterator[object]:
+    """Yield what an item of a stream is told as: texts, blobs, ``Progress`` and ``ToolResult``; nothing for None.
+
+    Args:
+        item: what the handler yielded.
+        sent: how many blobs the caller was sent before.
+
+    Raises:
+        EnvelopeError: it can't be expressed in JSON.
+    """
+    if isinstance(item, (Blob, Progress, ToolResult)):
+        yield item
+    elif isinstance(item, str):
+        yield exact_text(item)
+    elif isinstance(item, _RAW):
+        yield blob_of(item)
+    elif item is not None:
+        value, blobs = detached(item, sent)
+        yield encode_data(value).decode()
+        yield from blobs
+
+
+def detached(value: Any, first: int = 0) -> tuple[Any, tuple[Blob, ...]]:
+    """Return a value and its blobs: bytes and blobs in it become ``{"attachment", "media_type", "bytes"}``.
+
+    A value that can't be encoded is returned as it is; the encoder says why.
+
+    Args:
+        first: the number of the first attachment, which is its place in the content of the call's result.
+    """
+    if _is_plain(value):
+        return value, ()
+    blobs: list[Blob] = []
+    try:
+        plain = msgspec.to_builtins(value, builtin_types=_RAW, enc_hook=simpler)
+        made = plain if _is_plain(plain) else _without(plain, blobs, first)
+    except Exception:  # noqa: BLE001 - a class of a user's may raise anything when it is asked for its value
+        return value, ()
+    return (made, tuple(blobs)) if blobs else (value, ())
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether there can be no bytes in it: nothing but plain values in objects and lists."""
+    level: list[Any] = [value]
+    if type(value) not in _HOLDERS:
+        return type(value) in _PLAIN or is_numbers(value)
+    for depth in range(MOST_LEVELS):
+        # All of a level at once: one by one, large results took several times as long.
+        kinds = set(map(type, _parts(level)))
+        if kinds <= _PLAIN:
+            return True
+        if not kinds <= _KNOWN:
+            return False
+        level = [part for part in _parts(level) if type(part) in _HOLDERS]
+        if depth >= _USUAL_LEVELS:
+            # Each once, or what contains itself twice would grow without end.
+            level = list({id(part): part for part in level}.values())
+    return True
+
+
+def _parts(level: list[Any]) -> Iterable[Any]:
+    return chain.from_iterable([part.values() if type(part) is dict else part for part in level])
+
+
+def _without(part: Any, blobs: list[Blob], first: int) -> Any:
+    if isinstance(part, dict):
+        if part.keys() == _BLOB and isinstance(part["data"], _RAW) and isinstance(part["media_type"], str):
+            return _attachment(Blob(part["media_type"], bytes(memoryview(part["data"]))), blobs, first)
+        return {key: _without(each, blobs, first) for key, each in part.items()}
+    if isinstance(part, (list, tuple)):
+        return [_without(each, blobs, first) for each in part]
+    return _attachment(blob_of(part), blobs, first) if isinstance(part, _RAW) else part
+
+
+def _attachment(blob: Blob, blobs: list[Blob], first: int) -> dict[str, Any]:
+    blobs.append(blob)
+    return {"attachment": first + len(blobs) - 1, "media_type": blob.media_type, "bytes": len(blob.data)}
+
+
 def error_of(error: BaseException) -> ErrorInfo:
     """Return what a handler raised, as a value that every caller can read.
 
@@ -235,54 +336,88 @@ def is_retryable(error: BaseException, info: ErrorInfo) -> bool:
     return error.error.retryable if is_a(error, ToolError) else is_crash(error, info)
 
 
-class PieceStream(Protocol):
-    """The part of a stream that sends what one frame can't hold."""
+# -- errors of runs that are not their handlers' own ---------------------------------------------------
 
-    has_text: bool
+_UNKNOWN: dict[Beginning, str] = {
+    "began": "an earlier attempt began and its worker is gone; it may or may not have taken effect",
+    "unsure": "the server was replaced or restored after it took the call and may have forgotten that it ran",
+}
+_UNCONFIRMED = "too few replicas of the server have confirmed the call in time, so it did not run"
+_MAYBE = "it may or may not have taken effect"
+_GIVEN_UP = {"cancelled": "cancelled by the caller", "deadline_exceeded": "its caller's time was up"}
 
-    def send_blob(self, blob: Blob) -> None:
-        """Send a file."""
-
-    def send_pieces(self, kind: Any, text: str) -> None:
-        """Send a text in pieces."""
-
-
-class AnsweredRun(Protocol):
-    """The part of a run that its last frame uses."""
-
-    def open_stream(self) -> PieceStream:
-        """Return what sends pieces."""
-
-    def frame(self, kind: Any, error: ErrorInfo | None = None) -> Frame:
-        """Make the next frame."""
+MOVED = ErrorInfo("cancelled", message="the call moved to another worker")
+LEAVING = ErrorInfo("cancelled", message="the worker is going away")
+GIVEN_UP = ErrorInfo("cancelled", message="the middleware around the handler gave it up")
 
 
-def last_frame(run: AnsweredRun, result: ToolResult, error: ErrorInfo | None, limit: int) -> bytes:
-    """Return the frame that ends a call, after sending the files of its result, and texts and data over the ``limit`` in bytes."""
-    for blob in result.content:
-        run.open_stream().send_blob(blob)
-    output, data = result.output, result.data
-    if output is not None and len(output) * 4 > limit and len(output.encode("utf-8", "replace")) > limit:
-        stream = run.open_stream()
-        stream.send_pieces("output" if stream.has_text else "text", output)
-        output = None
-    if data is not None:
-        document = encode_data(data)
-        if len(document) > limit:
-            run.open_stream().send_pieces("data", document.decode())
-            data = None
-        elif len(document) > _MOST_ENCODED_TWICE:
-            data = msgspec.Raw(document)
-    frame = run.frame("end", error)
-    frame.response = output
-    frame.data = data
-    try:
-        return encode(frame)
-    except EnvelopeError:
-        # The one thing left that UTF-8 may not express.
-        frame.response = output and whole_text(output)
-        return encode(frame)
+def deadline_passed(state: RunState, timeout: float, queued_ms: float = 0.0) -> ErrorInfo:
+    """Return the error of a run that did not end within ``timeout`` seconds, of which it had waited ``queued_ms`` milliseconds."""
+    message = f"the tool did not finish within {timeout:g} s{waited_for(queued_ms)}"
+    if state is RunState.ENTERED:
+        return ErrorInfo("outcome_unknown", "deadline_exceeded", f"{message}; {_MAYBE}")
+    return deadline_exceeded(message, late_code(timeout, queued_ms))
 
+
+def given_up(state: RunState, why: str, timeout: float = 0.0, queued_ms: float = 0.0, *, once: bool) -> ErrorInfo:
+    """Return the error of a run that its caller gave up; it says whether ``once`` work can have had its effect.
+
+    Args:
+        state: how far the run has come.
+        why: the type of the error with which the call ended at its caller.
+        timeout, queued_ms: seconds that the call had, and milliseconds of them that it had waited for a worker.
+        once: whether it is ``once`` work.
+    """
+    message = _GIVEN_UP.get(why, f"its caller gave it up ({why})")
+    if state is RunState.ENTERED:
+        return ErrorInfo("outcome_unknown", why, f"{message} while the tool ran; {_MAYBE}")
+    if why == "deadline_exceeded":
+        return deadline_exceeded(f"{message} before the tool had finished{waited_for(queued_ms)}", late_code(timeout, queued_ms))
+    if once:
+        return ErrorInfo("cancelled", NOT_BEGUN, f"{message} before the tool began")
+    return ErrorInfo("cancelled", "" if why == "cancelled" else why, message)
+
+
+def given_up_waiting(why: str) -> ErrorInfo:
+    """Return the error of a request that its caller gave up before it ran."""
+    message = f"{_GIVEN_UP.get(why, f'its caller gave it up ({why})')} before the tool began"
+    return deadline_exceeded(message, NOT_TAKEN) if why == "deadline_exceeded" else ErrorInfo("cancelled", NOT_BEGUN, message)
+
+
+def worker_stopped(state: RunState) -> ErrorInfo | None:
+    """Return the error of a run whose worker leaves; None when another worker may run the request."""
+    if state is RunState.ENTERED:
+        return ErrorInfo("outcome_unknown", "worker_stopped", f"the worker was stopped while the tool ran; {_MAYBE}")
+    if state is RunState.MARKED:
+        # The next worker would find the mark, and could not know that the handler was never called.
+        return ErrorInfo("unavailable", "worker_stopped", "the worker was stopped before the tool began", retryable=True)
+    return None
+
+
+def no_session(request: Request) -> CallRefused:
+    """Return the failure of a handler that asks for the state of a session, in a call that names none."""
+    step = "call it in one, with bus.session() or bus.bind(session=…)"
+    message = f"{request.tool!r} keeps a state for each session, and this call names none: {step}"
+    return CallRefused(message, type="invalid_arguments", code="no_session")
+
+
+def unmarked(error: BrokerError, attempt: int) -> CallRefused:
+    """Return the failure of ``once`` work of which the server did not take the mark: this attempt did not begin."""
+    if attempt == 1:
+        message = f"the tool did not begin, since the server did not take the note of it: {error}"
+        return CallRefused(message, type="unavailable", code=NOT_BEGUN, retryable=True)
+    message = f"an earlier attempt may have begun, and the server did not say: {error}"
+    return CallRefused(message, type="outcome_unknown")
+
+
+def not_begun(beginning: Beginning) -> CallRefused:
+    """Return the failure of ``once`` work that must not begin."""
+    if beginning == "unconfirmed":
+        return CallRefused(_UNCONFIRMED, type="unavailable", code="not_replicated", retryable=True)
+    return CallRefused(_UNKNOWN[beginning], type="outcome_unknown")
+
+
+# -- ends ---------------------------------------------------------------------------------------------
 
 End = Literal["finished", "failed", "retried", "dead", "cancelled", "handed_back", "lost", "refused", "withdrawn", "buried"]
 """How an attempt ends at a worker; its error says why.
@@ -351,29 +486,25 @@ def report_end(
     kind = ENDS[end]
     elapsed = now - began if began else 0.0
     if counts is not None:
-        _count(kind, counts, delivery, elapsed, error)
+        if kind.counted == "ended":
+            counts.buckets[bisect_left(SECONDS, elapsed)] += 1
+            counts.seconds += elapsed
+            if error is not None:
+                counts.fail(error, delivery.request.id)
+        elif kind.counted == "cancelled":
+            counts.cancelled += 1
+        elif error is not None:
+            counts.refuse(error, delivery.request.id)
     if kind.outcome == "succeeded":
         if now >= sampling.due:
-            sampling.tell_success(delivery, began, first, now)
+            sampling.note_success(delivery, began, first, now)
     elif kind.outcome:
-        sampling.tell(delivery, Ending(kind.outcome, began, first, now, error))
+        sampling.note(delivery, Ending(kind.outcome, began, first, now, error))
     if began and telemetry.metering():
         reason = end if error is None and end != "finished" else "" if error is None else error.type
         telemetry.record_run(delivery.request.service, elapsed, delivery.queued_ms / 1000, frames, reason)
     if end != "finished" or telemetry.logs(logging.INFO):
         _log(kind, delivery, elapsed, error, exception)
-
-
-def _count(kind: EndKind, counts: ToolCounts, delivery: Delivery, elapsed: float, error: ErrorInfo | None) -> None:
-    if kind.counted == "ended":
-        counts.buckets[bisect_left(SECONDS, elapsed)] += 1
-        counts.seconds += elapsed
-        if error is not None:
-            counts.fail(error, delivery.request.id)
-    elif kind.counted == "cancelled":
-        counts.cancelled += 1
-    elif error is not None:
-        counts.refuse(error, delivery.request.id)
 
 
 def _log(kind: EndKind, delivery: Delivery, elapsed: float, error: ErrorInfo | None, exception: BaseException | None) -> None:
@@ -388,7 +519,7 @@ def _log(kind: EndKind, delivery: Delivery, elapsed: float, error: ErrorInfo | N
     if error is not None:
         # A refusal of arguments quotes them, and logs hold no arguments.
         message = "" if error.type == "invalid_arguments" else shortened(error.message, _MOST_LOGGED)
-        told = {"error": error.type, "code": error.code, **({"message": message} if message else {}), **fields}
+        failure = {"error": error.type, "code": error.code, **({"message": message} if message else {}), **fields}
     if error is None:
         if kind.event == "call.finished":
             telemetry.log.info("call.finished", **fields)
@@ -397,10 +528,10 @@ def _log(kind: EndKind, delivery: Delivery, elapsed: float, error: ErrorInfo | N
         else:
             telemetry.log.info("call.handed_back", **fields)
     elif kind.event == "call.cancelled":
-        telemetry.log.info("call.cancelled", **told)
+        telemetry.log.info("call.cancelled", **failure)
     elif exception is None or is_a(exception, EnvelopeError):
         # The traceback of a result that can't be sent has no line of the handler.
-        telemetry.log.warning("call.failed", **told)
+        telemetry.log.warning("call.failed", **failure)
     else:
         telemetry.log.error("call.crashed", error=error.code, exc_info=exception, **fields)
 

@@ -6,7 +6,7 @@ import dis
 import inspect
 import random
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 
@@ -15,9 +15,6 @@ from toolbus.bus.values import rules
 from toolbus.bus.values.descriptors import Effect, effect_flaw
 from toolbus.bus.values.results import ConfigurationError
 from toolbus.bus.values.settings import Settings
-
-if TYPE_CHECKING:
-    from toolbus.bus.worker.sessions.session import Session
 
 _RULES = {
     "attempts": rules.whole("a whole number above 0", 1),
@@ -60,6 +57,18 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True):
         backoff = min(self.most, self.delay * 2.0 ** min(attempt - 1, 30))
         spread: float = backoff * (1 - self.jitter * random.random())  # noqa: S311 - jitter, not a secret
         return max(spread, retry_after or 0.0)
+
+
+class Session(NamedTuple):
+    """A session of one user. It equals the tuple ``(user, id)``, so that users with equal ids stay apart in a dict.
+
+    Attributes:
+        user: the tenant.
+        id: what ``bus.bind(session=…)`` said; empty for calls without a session, which share the user's own.
+    """
+
+    user: str
+    id: str
 
 
 class ToolService:

@@ -13,9 +13,9 @@ from toolbus.bus.support.safe_text import reason_of
 from toolbus.bus.values.encoding import encode_data
 from toolbus.bus.values.envelope import NEW_STATE, SESSION_LOST, EntryNumbers, new_run, numbers_of
 from toolbus.bus.values.results import BrokerError, ErrorInfo
-from toolbus.bus.worker.run.outcome import without_exits
-from toolbus.bus.worker.serving.handlers import Served
-from toolbus.bus.worker.sessions.session import Session
+from toolbus.bus.worker.handlers import Served
+from toolbus.bus.worker.outcome import without_exits
+from toolbus.bus.worker.service import Session
 
 if TYPE_CHECKING:
     from toolbus.bus.broker.take.requests import Delivery
@@ -35,16 +35,18 @@ class SessionState:
     Args:
         served: the service.
         session: whose state it is.
+        first: the id of the call that opens the session.
         inherited: the last call that can't know of this state, when another one was lost; empty when none was.
 
     Attributes:
+        first: the id of the call that opened the session here; empty when it did not begin.
         token: tells this state from those before and after it; callers send the one that they know.
         value: what ``open_session`` or ``load_session`` returned.
     """
 
-    __slots__ = ("_begun", "_changing", "_entered", "_lock", "_served", "_session", "inherited", "token", "value")
+    __slots__ = ("_begun", "_changing", "_entered", "_lock", "_served", "_session", "first", "inherited", "token", "value")
 
-    def __init__(self, served: Served, session: Session, inherited: EntryNumbers = ()) -> None:
+    def __init__(self, served: Served, session: Session, first: str, inherited: EntryNumbers = ()) -> None:
         self._served = served
         self._session = session
         self._lock = asyncio.Lock()
@@ -52,6 +54,7 @@ class SessionState:
         # Runs whose handlers may be changing the state now, and how many there ever were.
         self._changing: set[str] = set()
         self._entered = 0
+        self.first = first
         self.inherited = inherited
         self.token = new_run()
         self.value: Any = None
@@ -116,7 +119,7 @@ class SessionState:
     async def _snapshot(self, delivery: Delivery, broker: WorkerBroker) -> Snapshot | None:
         if delivery.request.state == NEW_STATE:
             # Nobody had the session when its caller closed it, so that its snapshot is still there.
-            self.forget(delivery, broker)
+            broker.forget_session(delivery)
             return None
         snapshot = await broker.load_session(delivery)
         if snapshot is None:
@@ -131,7 +134,7 @@ class SessionState:
             telemetry.log.exception("session.unrestored", service=self._served.id, user=self._session.user, session=self._session.id)
             self.inherited = max(self.inherited, numbers_of(delivery.entry))
             # The loss is told now, so that state must not come back later.
-            self.forget(delivery, broker)
+            broker.forget_session(delivery)
             return None
         return snapshot
 
@@ -157,10 +160,6 @@ class SessionState:
         if keep and self._begun and (delivery.request.ordered or not self._changing):
             return await self._save(delivery, broker, delivery.request.id if done else "")
         return True
-
-    def forget(self, delivery: Delivery, broker: WorkerBroker) -> None:
-        """Forget the last snapshot: it is out of date, so a later loss of the state is told."""
-        broker.forget_session(delivery)
 
     async def _save(self, delivery: Delivery, broker: WorkerBroker, call: str) -> bool:
         if not self._served.restores_sessions:

@@ -1,4 +1,4 @@
-"""``@tool``: functions that are tools."""
+"""``@tool``: functions that are tools, and tools that are objects, such as those of a toolkit graph."""
 
 from __future__ import annotations
 
@@ -6,16 +6,19 @@ import difflib
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from enum import Enum
 from pathlib import Path
 from types import MethodType
-from typing import Any, Literal, NamedTuple, TypeVar, overload
+from typing import Any, Literal, NamedTuple, TypeGuard, TypeVar, overload
 
-from toolbus.bus.support.safe_text import is_a
+import msgspec
+
+from toolbus.bus.support.safe_text import is_a, reason_of, type_name
 from toolbus.bus.values import rules
 from toolbus.bus.values.descriptors import Effect, effect_flaw
 from toolbus.bus.values.results import ConfigurationError
-from toolbus.bus.worker.definition.service import TOOL, Retry, ToolService
+from toolbus.bus.worker.service import TOOL, Retry, ToolService
 
 F = TypeVar("F", bound=Callable[..., Any])
 Isolation = Literal["", "process"]
@@ -36,93 +39,57 @@ class Home(NamedTuple):
     in_class: bool = False
 
 
-class FunctionTool:
-    """A function and what was said about it at its definition.
+class FunctionTool(msgspec.Struct, eq=False, kw_only=True):
+    """A function and the options of ``@tool`` at its definition, as ``defined_as`` makes it; those below, see ``tool``.
 
     Attributes:
         function: the function itself, unchanged; or a partial, or an object that can be called.
-        name: the tool's name.
         module: the module that it belongs to, which may have the function from elsewhere.
         loading: see ``Home``.
         qualname: of the function, or of the object's class.
-        service: id of the service it belongs to; empty for what a class's body registers.
         origin: where the function, or the object's class, is defined, which tells a redefinition from a clash.
+        service: id of the service it belongs to; empty for what a class's body registers.
     """
 
-    __slots__ = (
-        "cache", "category", "confirm", "description", "effect", "function", "groups", "isolation", "loading", "memory_limit", "module",
-        "name", "origin", "output_limit", "output_schema", "parameters", "qualname", "retry", "sequential", "service", "state", "task",
-        "tenants", "timeout",
-    )  # fmt: skip
+    function: Callable[..., Any]
+    module: str
+    loading: object
+    qualname: str
+    origin: str
+    name: str
+    service: str
+    description: str | None = None
+    parameters: Mapping[str, Any] | None = None
+    category: str = "general"
+    groups: tuple[str, ...] = ()
+    effect: Effect = ""
+    timeout: float = 0.0
+    output_limit: int = 0
+    confirm: bool = False
+    tenants: tuple[str, ...] = ()
+    retry: Retry | None = None
+    cache: bool | None = None
+    sequential: bool | None = None
+    isolation: Isolation = ""
+    memory_limit: int = 0
+    task: Task = None
+    output_schema: Mapping[str, Any] | None = None
+    state: bool = False
 
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        home: Home | None = None,
-        *,
-        name: str | None,
-        description: str | None,
-        parameters: Mapping[str, Any] | None,
-        category: str,
-        groups: Collection[str],
-        service: str | None,
-        effect: Effect,
-        timeout: float,
-        output_limit: int,
-        confirm: bool,
-        tenants: Collection[str],
-        retry: Retry | None,
-        cache: bool | None,
-        sequential: bool | None,
-        isolation: Isolation,
-        memory_limit: int,
-        task: Task,
-        output_schema: Mapping[str, Any] | None,
-        state: bool,
-    ) -> None:
-        module, self.qualname = _defined(function)
-        home = home or Home(module)
-        self.module, self.loading = home.module, home.loading
-        said = {
-            "name": name, "description": description, "parameters": parameters, "category": category, "groups": groups,
-            "service": service, "effect": effect, "timeout": timeout, "output_limit": output_limit, "confirm": confirm,
-            "tenants": tenants, "retry": retry, "cache": cache, "sequential": sequential, "isolation": isolation,
-            "memory_limit": memory_limit, "task": task, "output_schema": output_schema, "state": state,
-        }  # fmt: skip
-        rules.check(said, TOOL, f"the tool {self.qualname!r} of {self.module}")
-        flaw = effect_flaw(effect)
+    def check(self) -> None:
+        """Refuse options that do not go together.
+
+        Raises:
+            ConfigurationError: says which, and of which tool.
+        """
+        flaw = effect_flaw(self.effect)
         if flaw:
             raise ConfigurationError(f"the tool {self.qualname!r} of {self.module}: {flaw}")
-        if retry is not None and effect == "once":
-            raise ConfigurationError(f"the tool {self.qualname!r} has the effect 'once', which rules out retry=...")
-        if cache and effect == "once":
-            raise ConfigurationError(f"the tool {self.qualname!r} has the effect 'once', which rules out cache=True")
-        self.function = function
-        self.name: str = name or str(getattr(function, "__name__", ""))
+        for option, given in (("retry=...", self.retry is not None), ("cache=True", self.cache)):
+            if given and self.effect == "once":
+                raise ConfigurationError(f"the tool {self.qualname!r} has the effect 'once', which rules out {option}")
         if self.name in {"", "<lambda>"}:
             raise ConfigurationError(f"{self.module}.{self.qualname} has no name of its own: give it one, tool('name')(…)")
-        self.description = description
-        self.parameters = parameters
-        self.category = category
-        self.groups = rules.names(groups)
-        self.effect: Effect = effect
-        self.timeout = timeout
-        self.output_limit = output_limit
-        self.confirm = confirm
-        self.tenants = rules.names(tenants)
-        self.retry = retry
-        self.cache = cache
-        self.sequential = sequential
-        self.origin = f"{module}.{self.qualname}"
-        self.isolation = isolation
-        self.memory_limit = memory_limit
-        self.task = task
-        self.output_schema = output_schema
-        self.state = state
-        self.service = "" if home.in_class else service or service_name(self.module)
-        self._check_isolation()
-
-    def _check_isolation(self) -> None:
         where = f"the tool {self.name!r} ({self.origin})"
         if self.isolation not in {"", "process"}:
             raise ConfigurationError(f"{where} has the isolation {self.isolation!r}; there is 'process', or none")
@@ -305,14 +272,31 @@ def held(method: Callable[..., Any], made: FunctionTool | None = None) -> Callab
     return holder
 
 
-def defined_as(function: Callable[..., Any], home: Home | None = None, **said: Any) -> FunctionTool:
+def defined_as(function: Callable[..., Any], home: Home | None = None, **options: Any) -> FunctionTool:
     """Return a definition with options of ``@tool``, which no table has yet; without a home it belongs where the function is defined.
 
     Raises:
         ConfigurationError: it can't be a tool.
     """
-    options = {name: option.default for name, option in inspect.signature(tool).parameters.items() if name in TOOL and name != "replace"}
-    return FunctionTool(function, home, **{**options, **said})
+    module, qualname = _defined(function)
+    home = home or Home(module)
+    rules.check(options, TOOL, f"the tool {qualname!r} of {home.module}")
+    made = FunctionTool(
+        **{
+            **options,
+            "function": function,
+            "module": home.module,
+            "loading": home.loading,
+            "qualname": qualname,
+            "origin": f"{module}.{qualname}",
+            "name": options.get("name") or str(getattr(function, "__name__", "")),
+            "service": "" if home.in_class else options.get("service") or service_name(home.module),
+            "groups": rules.names(options.get("groups", ())),
+            "tenants": rules.names(options.get("tenants", ())),
+        }
+    )
+    made.check()
+    return made
 
 
 def tools_of_service(service: str) -> list[FunctionTool]:
@@ -418,3 +402,99 @@ def _defined(function: Any) -> tuple[str, str]:
         function = function.func
     named = function if hasattr(function, "__qualname__") else type(function)
     return getattr(named, "__module__", None) or type(function).__module__, named.__qualname__
+
+
+# -- tools that are objects ---------------------------------------------------------------------------
+
+# Clients, locks and the like do not tell two tools apart.
+_DATA = (str, int, float, bytes, type(None), list, tuple, dict, set, frozenset, Path, Enum)
+
+METHOD = "__toolbus_tools__"
+"""The name of the method by which an object names the tools that it stands for."""
+
+
+class ToolObject(msgspec.Struct, frozen=True):
+    """A tool that an object stands for.
+
+    Attributes:
+        name, description: for models; the function's docstring when the description is empty.
+        parameters: JSON Schema of the arguments; None to derive it from the function.
+        function: what runs.
+        owner: the object itself.
+    """
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any] | None
+    function: Callable[..., Any]
+    owner: object
+
+    def is_like(self, other: ToolObject) -> bool:
+        """Return whether both run the same: one function, or a method of objects of one class that hold equal data."""
+        mine, others = _function_and_data(self.function), _function_and_data(other.function)
+        try:
+            return bool(mine == others)
+        except Exception:  # noqa: BLE001 - comparing runs code of the user's values
+            return False
+
+
+def tools_held(value: object) -> list[ToolObject] | None:
+    """Return the tools that an object stands for; None when it stands for none, of which the object is not asked."""
+    return list(getattr(value, METHOD)()) if METHOD in _names(type(value)) else None
+
+
+def is_tool_class(value: object) -> TypeGuard[type[Any]]:
+    """Return whether the objects of a class stand for tools."""
+    return is_a(value, type) and METHOD in _names(value)
+
+
+def made_tools(cls: type[Any]) -> Iterable[ToolObject]:
+    """Return the tools of a new object of a class.
+
+    Raises:
+        ConfigurationError: it can't be made without arguments.
+    """
+    try:
+        return list(cls().__toolbus_tools__())
+    except Exception as error:  # noqa: BLE001 - the user's class
+        message = f"{cls.__qualname__} can't be made without arguments ({reason_of(error)}): make an object of it in the module"
+        raise ConfigurationError(message) from None
+
+
+def functions_of(found: Iterable[ToolObject]) -> list[Callable[..., Any]]:
+    """Register tools of objects, so that a worker can serve them, and return their functions.
+
+    Raises:
+        ConfigurationError: two different ones have the same name, or one can't be a tool.
+    """
+    by_name: dict[str, ToolObject] = {}
+    for each in found:
+        known = by_name.setdefault(each.name, each)
+        if known is not each and not known.is_like(each):
+            raise ConfigurationError(f"two different tools are named {each.name!r}, and names on a bus are unique: rename one of them")
+    return [_registered(each) for each in by_name.values()]
+
+
+def _registered(found: ToolObject) -> Callable[..., Any]:
+    function = found.function
+    if not callable(function):
+        raise ConfigurationError(f"the function of the tool {found.name!r} is a {type_name(function)}, which can't be called")
+    # One function may be several tools.
+    held: Callable[..., Any] = functools.partial(function)
+    description = inspect.cleandoc(found.description) or None
+    register(defined_as(held, name=found.name, description=description, parameters=found.parameters), replace=True)
+    return held
+
+
+def _function_and_data(function: Callable[..., Any]) -> tuple[object, ...]:
+    held = getattr(function, "__self__", None)
+    kept = getattr(held, "__dict__", {}).items()
+    return (
+        getattr(function, "__func__", function),
+        type(held),
+        {key: value for key, value in kept if key != "_id" and isinstance(value, _DATA)},
+    )
+
+
+def _names(cls: type[Any]) -> set[str]:
+    return {name for each in type.__getattribute__(cls, "__mro__") for name in type.__getattribute__(each, "__dict__") if name == METHOD}

@@ -1,1 +1,0 @@
-"""Find services by the names on a command line."""

@@ -1,1 +1,0 @@
-"""One run of a handler, from its delivery to its last frame."""

@@ -1,1 +1,0 @@
-"""Sessions that a worker has open."""

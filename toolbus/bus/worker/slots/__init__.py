@@ -1,1 +1,0 @@
-"""The slots of a worker: which request runs next, and where."""

@@ -1,1 +1,0 @@
-"""Counts of what a worker has run, for those who ask, and for the record of recent calls."""
