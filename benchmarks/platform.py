@@ -27,8 +27,8 @@ from benchmarks.gateway import Process
 from toolbus import Settings, ToolBus
 from toolbus.bus.broker.admin import Admin
 from toolbus.bus.broker.embedded import EmbeddedServer
-from toolbus.platform.backends.http.calls import Endpoint, HttpCalls
-from toolbus.platform.backends.remote import ApiSender
+from toolbus.platform.backends.api import ApiSender
+from toolbus.platform.backends.http import Endpoint, HttpCalls
 from toolbus.platform.host.host import make_runner
 from toolbus.platform.records import RecordedTool, Running, ToolMeta, ToolSource
 from toolbus.platform.store import Records

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from tests.backends.served import PROGRAM
+from toolbus.bus.values.results import Blob, Progress
 from toolbus.platform.backends.runner import Instance, Output, Runner
 from toolbus.platform.records import RecordedTool, Running, ToolMeta, ToolSource
 
@@ -25,18 +26,15 @@ class Heard:
         self.told: list[tuple[float, float | None, str]] = []
         self.on_text: Callable[[], None] = lambda: None
 
-    async def text(self, piece: str) -> None:
+    async def __call__(self, item: str | Blob | Progress) -> None:
         """Keep a piece."""
-        self.pieces.append(piece)
-        self.on_text()
-
-    async def blob(self, media_type: str, data: bytes) -> None:
-        """Keep a file."""
-        self.blobs.append((media_type, data))
-
-    async def progress(self, done: float, total: float | None = None, message: str = "") -> None:
-        """Keep how far it is."""
-        self.told.append((done, total, message))
+        if isinstance(item, str):
+            self.pieces.append(item)
+            self.on_text()
+        elif isinstance(item, Blob):
+            self.blobs.append((item.media_type, item.data))
+        else:
+            self.told.append((item.done, item.total, item.message))
 
 
 class Place:

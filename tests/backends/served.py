@@ -83,7 +83,7 @@ class Handler(BaseHTTPRequestHandler):
         self.answer(PNG, None)
 
     def do_events(self):
-        progress = b'event: progress\ndata: {"done": 1, "total": 2, "message": "half"}\n\n'
+        progress = b'event: progress\ndata: {"done": "soon"}\n\nevent: progress\ndata: {"done": 1, "total": 2, "message": "half"}\n\n'
         ends = b'event: end\ndata: {"pages": 2}\n\n'
         self.chunks("text/event-stream", [progress, b"data: one \n\n", b'data: {"text": "two"}\n\n', b": ping\n\n", ends])
 

@@ -11,8 +11,9 @@ import pytest
 from tests.backends.places import Place
 from toolbus.bus.outbound import Guard
 from toolbus.bus.values.results import DescriptorError, ToolError
-from toolbus.platform.backends.http.answers import Request
-from toolbus.platform.backends.remote import ApiSender, RemoteRunner, _Resolver
+from toolbus.platform.backends.api import ApiSender, Resolver
+from toolbus.platform.backends.connections import Request
+from toolbus.platform.backends.remote import RemoteRunner
 from toolbus.platform.backends.runner import CannotStart
 from toolbus.platform.checks import AUTH, check_source
 from toolbus.platform.records import ToolSource
@@ -63,7 +64,7 @@ async def test_no_form_of_a_private_address_is_called(field: str | tuple[str, st
 @pytest.mark.parametrize("host", ["127.0.0.1", "169.254.169.254", "[::1]", "[::ffff:127.0.0.1]", "[64:ff9b::7f00:1]"])
 async def test_numbers_are_checked_when_connecting(host: str) -> None:
     """An address for which no resolver is asked is checked before it is connected to."""
-    resolver = _Resolver((), Guard())
+    resolver = Resolver((), Guard())
     sender = ApiSender(f"http://{host}:9", resolver, resolver.check)
     with pytest.raises(ToolError) as raised:
         await sender.send(Request("GET", "/", None), {})

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from tests.backends import busybox
-from tests.backends.test_docker import Nothing
+from tests.backends.test_docker import nothing
 from toolbus.platform.backends.docker import make_runner
 from toolbus.platform.files import read_folder
 from toolbus.platform.records import RecordedTool
@@ -36,7 +36,7 @@ async def test_the_example_counts_words(namespace: str) -> None:
     runner = await make_runner(namespace)
     instance = await runner.start(tool, source, lambda _: None)
     try:
-        answer = await instance.call({"text": "to be or not to be", "most": 1}, Nothing())
+        answer = await instance.call({"text": "to be or not to be", "most": 1}, nothing)
         assert answer.data == {"words": 6, "most": [["to", 2]]}
         assert not await instance.health()
     finally:

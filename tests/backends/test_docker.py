@@ -16,9 +16,10 @@ import pytest
 from tests.backends import busybox
 from tests.backends.busybox import docker, source
 from tests.servers import eventually
+from toolbus.bus.values.results import Blob, Progress
 from toolbus.platform.backends.containers import labels_of
-from toolbus.platform.backends.docker import DockerInstance, DockerRunner, make_runner
-from toolbus.platform.backends.runner import CannotStart
+from toolbus.platform.backends.docker import DockerRunner, make_runner
+from toolbus.platform.backends.runner import CannotStart, Instance
 from toolbus.platform.records import RecordedTool, ToolMeta
 
 # A daemon that others use, too, takes its time for each of its commands.
@@ -28,14 +29,8 @@ TOOL = RecordedTool(meta=ToolMeta(tool_id="echo"))
 DEAD = "0:0:0"
 
 
-class Nothing:
-    """An ``Output`` that hears nothing."""
-
-    async def text(self, piece: str) -> None: ...
-
-    async def blob(self, media_type: str, data: bytes) -> None: ...
-
-    async def progress(self, done: float, total: float | None = None, message: str = "") -> None: ...
+async def nothing(item: str | Blob | Progress) -> None:
+    """Take in what is streamed."""
 
 
 @pytest.fixture
@@ -52,7 +47,7 @@ def left(host: str) -> list[str]:
     return docker("ps", "--all", "--quiet", "--filter", f"label=toolbus.host={host}").split()
 
 
-async def start(runner: DockerRunner, lines: list[str] | None = None, **changes: Any) -> DockerInstance:
+async def start(runner: DockerRunner, lines: list[str] | None = None, **changes: Any) -> Instance:
     return await runner.start(TOOL, source(**changes), (lines if lines is not None else []).append)
 
 
@@ -60,7 +55,7 @@ async def test_a_container_is_called_and_removed(runner: DockerRunner, namespace
     """It answers, is well, carries its host's labels, and is gone once it is stopped."""
     lines: list[str] = []
     instance = await start(runner, lines)
-    assert (await instance.call({"a": 1}, Nothing())).data == {"a": 1}
+    assert (await instance.call({"a": 1}, nothing)).data == {"a": 1}
     assert not await instance.health()
     assert instance.pid > 0
     assert instance.port > 0
@@ -186,7 +181,7 @@ async def test_an_image_is_built_from_its_folder(runner: DockerRunner, tmp_path:
             lines: list[str] = []
             instance = await start(runner, lines, **fields)
             # busybox does not say what a page without a suffix is.
-            assert (await instance.call({}, Nothing())).observation == f'{{"page": {page}}}'
+            assert (await instance.call({}, nothing)).observation == f'{{"page": {page}}}'
             assert any("building the image" in line for line in lines) is builds
             await instance.stop(0)
         (tmp_path / "Dockerfile").write_text(f"FROM {busybox.IMAGE}\nCOPY nothing /x\n")

@@ -11,7 +11,7 @@ import pytest
 
 from tests.backends.places import Heard
 from toolbus.bus.values.results import ToolError
-from toolbus.platform.backends.http.calls import Endpoint, HttpCalls
+from toolbus.platform.backends.http import Endpoint, HttpCalls
 
 pytestmark = pytest.mark.anyio
 

@@ -8,8 +8,8 @@ import pytest
 
 from tests.backends.places import Heard, Place, call
 from toolbus.bus.values.results import ToolError, ToolResult
-from toolbus.platform.backends import local as programs
-from toolbus.platform.backends.http.calls import HttpCalls
+from toolbus.platform.backends import instances as programs
+from toolbus.platform.backends.http import HttpCalls
 
 pytestmark = pytest.mark.anyio
 
@@ -30,7 +30,7 @@ BODIES = {
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give a slow machine all the time that it needs to tell of a death."""
-    monkeypatch.setattr(programs, "HttpCalls", lambda *given, **more: HttpCalls(*given, **more, told_within=60.0))
+    monkeypatch.setattr(programs, "HttpCalls", lambda *given, **more: HttpCalls(*given, **{**more, "told_within": 60.0}))
 
 
 @pytest.mark.usefixtures("patient")

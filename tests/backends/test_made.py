@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from toolbus.platform.backends.made import MadeFolder, made_elsewhere, remove_unused
+from toolbus.platform.backends.local import MadeFolder, made_elsewhere, remove_unused
 
 
 @pytest.fixture

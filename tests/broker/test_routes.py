@@ -8,8 +8,8 @@ import pytest
 from tests.contract import Place
 from tests.servers import eventually
 from toolbus.bus.broker.routes import MOST_LINE, MOST_LINES, Routes
-from toolbus.platform.coding.repair import tool_routes
 from toolbus.platform.records import ToolRoute
+from toolbus.platform.states import tool_routes
 
 pytestmark = pytest.mark.anyio
 

@@ -18,8 +18,8 @@ from tests.servers import eventually
 from toolbus import ToolBus
 from toolbus.bus.broker.protocols import Creation
 from toolbus.bus.values.results import ToolbusError
-from toolbus.platform.coding.repair import tool_routes
 from toolbus.platform.records import RecordedTool, ToolRoute
+from toolbus.platform.states import tool_routes
 from toolbus.platform.store import Records
 
 # Generous: two cores may be shared with much else.

@@ -10,8 +10,8 @@ import pytest
 
 from toolbus import ToolBus
 from toolbus.bus.values.settings import Settings
-from toolbus.platform.coding.copies import NOTES, Forms
 from toolbus.platform.coding.options import deployment_of
+from toolbus.platform.coding.registering import NOTES, Forms
 from toolbus.platform.coding.service import Leftovers
 from toolbus.platform.records import RecordedTool, ToolMeta, ToolSource
 from toolbus.platform.store import Records

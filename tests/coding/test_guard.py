@@ -9,7 +9,7 @@ import pytest
 
 from toolbus.bus.middleware.chain import ToolCall
 from toolbus.bus.values.results import ToolResult
-from toolbus.platform.coding.guard import Guard
+from toolbus.platform.coding.jobs import Guard
 from toolbus.testing.recorder import OwnTallies
 
 pytestmark = pytest.mark.anyio

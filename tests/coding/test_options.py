@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from toolbus.bus.values.results import ConfigurationError
-from toolbus.platform.coding.options import CodingOptions, deployment_of
+from toolbus.platform.coding.options import CodingOptions, Prices, deployment_of
 from toolbus.platform.coding.service import SETTINGS
-from toolbus.platform.coding.spending import Prices
 
 
 def test_the_environment_sets_every_option() -> None:

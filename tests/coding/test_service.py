@@ -18,7 +18,7 @@ from tests.contract import Place
 from tests.records.made import recorded
 from tests.servers import eventually
 from toolbus import ToolBus
-from toolbus.platform.coding.trial import tried
+from toolbus.platform.coding.registering import tried
 from toolbus.platform.documents import digest_of_folder
 from toolbus.platform.review import rights_of
 from toolbus.platform.store import Records

@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Self
 
 from tests.worker.unit.fakes import VirtualLoop
-from toolbus.bus.values.results import ToolResult
-from toolbus.platform.backends.runner import CannotStart, Line, Output
+from toolbus.bus.values.results import Blob, Progress, ToolResult
+from toolbus.platform.backends.runner import CannotStart, Instance, Line, Output, Runner
 from toolbus.platform.host.pool import Pool
 from toolbus.platform.records import RecordedTool, Running, ToolMeta, ToolRoute, ToolSource
 
@@ -21,7 +21,7 @@ async def echo(instance: FakeInstance, arguments: dict[str, Any], output: Output
     return ToolResult.ok({"arguments": arguments, "instance": instance.pid})
 
 
-class FakeInstance:
+class FakeInstance(Instance):
     """An instance that answers as its runner's script says; ``die`` ends it."""
 
     def __init__(self, runner: FakeRunner, source: ToolSource, pid: int) -> None:
@@ -71,7 +71,7 @@ class FakeInstance:
         self.stopped = True
 
 
-class FakeRunner:
+class FakeRunner(Runner):
     """Starts instances after ``delay`` seconds; ``flaws`` are the errors of the next starts, empty for one that works."""
 
     def __init__(self, *, delay: float = 1.0, answer: Answer = echo, stopping: float = 0.0) -> None:
@@ -109,12 +109,6 @@ class FakeRunner:
         finally:
             self.starting -= 1
 
-    async def clean(self) -> list[str]:
-        return []
-
-    async def aclose(self) -> None:
-        return
-
 
 class Heard:
     """Remembers what a call was told."""
@@ -123,14 +117,11 @@ class Heard:
         self.texts: list[str] = []
         self.news: list[str] = []
 
-    async def text(self, piece: str) -> None:
-        self.texts.append(piece)
-
-    async def blob(self, media_type: str, data: bytes) -> None:
-        self.texts.append(media_type)
-
-    async def progress(self, done: float, total: float | None = None, message: str = "") -> None:
-        self.news.append(message)
+    async def __call__(self, item: str | Blob | Progress) -> None:
+        if isinstance(item, Progress):
+            self.news.append(item.message)
+        else:
+            self.texts.append(item if isinstance(item, str) else item.media_type)
 
 
 class Scene:

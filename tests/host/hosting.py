@@ -14,9 +14,9 @@ from tests.host.fakes import FakeRunner
 from tests.servers import eventually
 from toolbus import ToolBus
 from toolbus.bus.broker.admin import Admin
-from toolbus.platform.coding.repair import tool_routes
 from toolbus.platform.host.host import Host
 from toolbus.platform.records import RECORD_KEY, RecordedTool, Running, ToolMeta, ToolRoute, ToolSource
+from toolbus.platform.states import tool_routes
 from toolbus.platform.store import Records
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from toolbus.platform.host.leases import found_in
+from toolbus.platform.host.host import found_in
 from toolbus.platform.records import ToolSource
 
 

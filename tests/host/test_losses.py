@@ -20,7 +20,7 @@ def dying(times: int, *, said: str = "", reached: bool = True) -> Any:
         if left[0]:
             left[0] -= 1
             if said:
-                await output.text(said)
+                await output(said)
             instance.die("exit status 139")
             if reached:
                 raise ToolError("the connection ended", code=CONNECTION_LOST)

@@ -17,8 +17,7 @@ from toolbus.bus.values.events import Text
 from toolbus.bus.values.results import RegistrationRefused, ToolResult
 from toolbus.bus.worker.service import ToolService
 from toolbus.platform.backends.runner import Output
-from toolbus.platform.host.pool import Pool
-from toolbus.platform.host.served import RecordedService
+from toolbus.platform.host.pool import Pool, RecordedService
 from toolbus.platform.records import RecordedTool, Running, ToolMeta, ToolSource
 
 pytestmark = pytest.mark.anyio
@@ -88,10 +87,9 @@ async def test_a_call_is_told_of_the_start_and_streams(place: Place) -> None:
 
     async def answer(instance: FakeInstance, arguments: dict[str, Any], output: Output) -> ToolResult:
         for number in range(100):
-            await output.text(f"{number},")
-        await output.progress(1, 2, "half")
-        await output.progress(float("nan"))
-        await output.blob("image/png", b"\x89PNG")
+            await output(f"{number},")
+        await output(Progress(1, 2, "half"))
+        await output(Blob("image/png", b"\x89PNG"))
         return ToolResult(output=None, data={"done": True})
 
     async with served(place, FakeRunner(delay=0.1, answer=answer)) as (bus, _), bus.stream("image_stitcher", {"count": 1}) as call:
@@ -131,7 +129,7 @@ async def test_a_cancellation_reaches_the_program(place: Place) -> None:
     async def answer(instance: FakeInstance, arguments: dict[str, Any], output: Output) -> ToolResult:
         try:
             while True:
-                await output.text("more")
+                await output("more")
                 await asyncio.sleep(0)
         finally:
             ended.set()

@@ -53,7 +53,7 @@ class ChanceRunner(FakeRunner):
         self.runs[number] += 1
         chance = self.chance
         if chance.random() < 0.1:
-            await output.text("some")
+            await output("some")
         await asyncio.sleep(chance.choice([0.0, 0.01, 1.0]))
         what = chance.random()
         if what < self.dies:

@@ -18,7 +18,7 @@ from toolbus.bus.broker.admin import Admin
 from toolbus.bus.broker.protocols.documents import Renewed
 from toolbus.bus.broker.routes import Routes
 from toolbus.bus.values.results import BrokerUnavailable, ToolbusError
-from toolbus.platform.host.leases import HostLease
+from toolbus.platform.host.host import HostLease
 from toolbus.platform.records import ToolRoute
 
 pytestmark = pytest.mark.anyio

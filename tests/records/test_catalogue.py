@@ -16,8 +16,7 @@ from toolbus.bus.broker.admin import Admin
 from toolbus.bus.client.tools.groups import ToolGroup
 from toolbus.bus.values.results import ConfigurationError
 from toolbus.bus.values.settings import Settings
-from toolbus.platform.catalogue.configured import CatalogueSync, catalogue_at
-from toolbus.platform.catalogue.synchronise import CatalogueUnavailable, Item, match_group, match_tool, synchronise
+from toolbus.platform.catalogue import CatalogueSync, CatalogueUnavailable, Item, catalogue_at, match_group, match_tool, synchronise
 from toolbus.platform.records import ToolMeta
 from toolbus.platform.store import Records
 

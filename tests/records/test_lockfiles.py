@@ -9,11 +9,10 @@ import pytest
 from tests.records.made import recorded
 from toolbus.bus.values.results import ConfigurationError, ToolError
 from toolbus.platform.backends.runner import CannotStart
-from toolbus.platform.coding.copies import Copy
-from toolbus.platform.coding.workspace.files import Folder, WorkspaceOptions
-from toolbus.platform.documents import digest_of_folder
-from toolbus.platform.host.leases import check_code
-from toolbus.platform.lockfiles import check_locked
+from toolbus.platform.coding.files import Folder, WorkspaceOptions
+from toolbus.platform.coding.registering import Copy
+from toolbus.platform.documents import check_locked, digest_of_folder
+from toolbus.platform.host.host import check_code
 from toolbus.platform.records import ToolSource
 from toolbus.platform.review import reviewed, with_files
 

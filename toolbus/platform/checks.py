@@ -19,7 +19,9 @@ from toolbus.bus.values.results import DescriptorError
 from toolbus.platform.records import BackendRuntime, RecordedTool, Running, ToolMeta, ToolSource
 from toolbus.platform.search import descriptor_of
 
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+"""The name of an environment variable."""
+
 _SECRET_NAME = re.compile(
     r"secret|token|passw|pwd|credential|authorization|cookie|session[-_]?id|(?:api|access|private|signing|auth)[-_]?key|(?:^|[-_])(?:key|auth)$",
     re.IGNORECASE,
@@ -87,7 +89,7 @@ def check_variable(name: str, path: str) -> None:
     Raises:
         DescriptorError: it is none.
     """
-    if _VARIABLE.fullmatch(name) is None:
+    if VARIABLE.fullmatch(name) is None:
         raise wrong(name, "the name of a variable: letters, digits and '_'", path)
 
 
@@ -197,10 +199,15 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 _PLACEHOLDER = re.compile(r"\{[^{}/\s]{1,128}\}")
 _PORTS = re.compile(r"([0-9]{1,5}):([0-9]{1,5})(?:/(?:tcp|udp))?")
-_IMAGE = re.compile(r"[a-z0-9][A-Za-z0-9._/:@-]{0,255}")
-_MEMORY = re.compile(r"[0-9]{1,12}[bkmgBKMG]?")
-_NETWORK = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
-_GPUS = re.compile(r"[A-Za-z0-9\"=,._:-]{1,200}")
+
+FORMS: Mapping[str, tuple[re.Pattern[str], str]] = {
+    "image": (re.compile(r"[a-z0-9][a-z0-9._/:@-]{0,254}", re.IGNORECASE), "an image's name, like registry/name:tag"),
+    "gpus": (re.compile(r"all|[0-9]{1,10}|device=[A-Za-z0-9,_-]{1,200}"), "all, a number, or device=0,1"),
+    "memory": (re.compile(r"[1-9][0-9]{0,11}[bkmg]?", re.IGNORECASE), "a number with b, k, m or g, like 512m"),
+    "network": (re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}"), "bridge, host, or a network's name"),
+}
+"""The forms of a container's fields, and how they are told of."""
+
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}")
 _MOST_WITHIN = 3_600.0
 _MOST_TEXT = 4_096
@@ -210,8 +217,13 @@ _HOSTS_OWN = ("/proc", "/sys", "/dev", "/boot", "/etc", "/run", "/var/run", "/ro
 _TOO_WIDE = frozenset({"/", "/var", "/var/lib", "/home"})
 # Fields of ``auth`` that are no secrets.
 _OPEN = frozenset({"type", "in", "name", "token_url", "scope"})
-# Fields that say nothing of other types.
+# Fields that say nothing of a source of the type.
 _CONTAINERS = ("image", "ports", "mounts", "gpus")
+_FOREIGN: Mapping[str, tuple[str, ...]] = {
+    "local": (*_CONTAINERS, "url", "auth"),
+    "docker": ("url", "auth"),
+    "remote": (*_CONTAINERS, "host_dir", "command", "env"),
+}
 
 
 def check_source(source: ToolSource, path: str) -> None:
@@ -224,14 +236,16 @@ def check_source(source: ToolSource, path: str) -> None:
         DescriptorError: a field is wrong; ``path`` names it.
     """
     _OF_TYPES[source.type](source, path)
+    for name in _FOREIGN[source.type]:
+        if getattr(source, name):
+            raise DescriptorError(f"a {source.type} source has no {name}", path=f"{path}.{name}")
     _check_endpoint(source, path)
     _check_ready(source, path)
     check_number(source.internal_port, 0, 65_535, f"{path}.internal_port")
     check_number(source.cpus, 0, 10_000, f"{path}.cpus")
-    if source.memory and _MEMORY.fullmatch(source.memory) is None:
-        raise wrong(source.memory, "an amount of memory such as 512m", f"{path}.memory")
-    if source.network and _NETWORK.fullmatch(source.network) is None:
-        raise wrong(source.network, "bridge, host, or the name of a network", f"{path}.network")
+    for name, (form, wanted) in FORMS.items():
+        if (value := getattr(source, name)) and form.fullmatch(value) is None:
+            raise wrong(value, wanted, f"{path}.{name}")
     for index, label in enumerate(source.hosts):
         check_id(label, f"{path}.hosts[{index}]")
     for index, word in enumerate(source.command):
@@ -250,14 +264,11 @@ def _local(source: ToolSource, path: str) -> None:
     if not source.host_dir:
         raise DescriptorError("a local source needs the folder of its project", path=f"{path}.host_dir")
     check_folder(source.host_dir, f"{path}.host_dir")
-    _only(source, path, (*_CONTAINERS, "url", "auth"))
 
 
 def _docker(source: ToolSource, path: str) -> None:
     if not source.image and not source.host_dir:
         raise DescriptorError("a docker source needs an image, or the folder of its build files (host_dir)", path=f"{path}.image")
-    if source.image and _IMAGE.fullmatch(source.image) is None:
-        raise wrong(source.image, "the name of an image", f"{path}.image")
     check_folder(source.host_dir, f"{path}.host_dir")
     for index, pair in enumerate(source.ports):
         found = _PORTS.fullmatch(pair)
@@ -265,16 +276,12 @@ def _docker(source: ToolSource, path: str) -> None:
             raise wrong(pair, "host:container, two ports", f"{path}.ports[{index}]")
     for index, mount in enumerate(source.mounts):
         _check_mount(mount, f"{path}.mounts[{index}]")
-    if source.gpus and _GPUS.fullmatch(source.gpus) is None:
-        raise wrong(source.gpus, "what `docker run --gpus` takes", f"{path}.gpus")
-    _only(source, path, ("url", "auth"))
 
 
 def _remote(source: ToolSource, path: str) -> None:
     base, endpoint = source.api
     check_url(base, f"{path}.{'url' if endpoint == source.endpoint_path else 'endpoint_path'}")
     check_auth(source.auth, f"{path}.auth")
-    _only(source, path, (*_CONTAINERS, "host_dir", "command", "env"))
 
 
 def check_auth(auth: Mapping[str, str], path: str) -> None:
@@ -305,12 +312,6 @@ def check_auth(auth: Mapping[str, str], path: str) -> None:
 
 
 _OF_TYPES: Mapping[str, Callable[[ToolSource, str], None]] = {"local": _local, "docker": _docker, "remote": _remote}
-
-
-def _only(source: ToolSource, path: str, others: tuple[str, ...]) -> None:
-    for name in others:
-        if getattr(source, name):
-            raise DescriptorError(f"a {source.type} source has no {name}", path=f"{path}.{name}")
 
 
 def _check_mount(mount: str, path: str) -> None:
@@ -359,7 +360,8 @@ def _check_fields(fields: Mapping[str, str], path: str, is_name: Callable[[str],
 
 _DIGEST = re.compile(r"[0-9a-f]{0,128}")
 _MOST_NAME = 200
-_MOST_DESCRIPTION = 20_000
+# Most characters of the texts of tools, groups and runtimes.
+_TEXTS = {"name": _MOST_NAME, "category": _MOST_NAME, "description": 20_000, "usage_example": 20_000}
 _MOST_SECONDS = 30 * 86_400.0
 _MOST_SOURCES = 16
 # Least and most of each number of ``Running``.
@@ -405,9 +407,7 @@ def check_meta(meta: ToolMeta, path: str) -> None:
         DescriptorError: a field is wrong; ``path`` names it.
     """
     check_id(meta.tool_id, f"{path}.tool_id")
-    for name in ("name", "category"):
-        check_text(getattr(meta, name), f"{path}.{name}", _MOST_NAME)
-    check_text(meta.description, f"{path}.description", _MOST_DESCRIPTION)
+    _check_texts(meta, path)
     if meta.backend_runtime:
         check_id(meta.backend_runtime, f"{path}.backend_runtime")
     for index, group in enumerate(meta.group_ids):
@@ -428,10 +428,7 @@ def check_group(group: ToolGroup) -> ToolGroup:
     """
     if GROUP_ID.match(group.group_id) is None:
         raise wrong(group.group_id, "1 to 64 letters, digits, '_', '.' and '-', and not '.' or '..'", "$.group_id")
-    for name in ("name", "category"):
-        check_text(getattr(group, name), f"$.{name}", _MOST_NAME)
-    for name in ("description", "usage_example"):
-        check_text(getattr(group, name), f"$.{name}", _MOST_DESCRIPTION)
+    _check_texts(group, "$")
     for index, tool in enumerate(group.tool_ids):
         if TOOL_NAME.match(tool) is None:
             raise wrong(tool, "the name of a tool: 1 to 128 characters without spaces, slashes or braces", f"$.tool_ids[{index}]")
@@ -448,9 +445,13 @@ def check_runtime(runtime: BackendRuntime) -> BackendRuntime:
         DescriptorError: a field is wrong; ``path`` names it.
     """
     check_id(runtime.backend_runtime, "$.backend_runtime")
-    check_text(runtime.name, "$.name", _MOST_NAME)
-    check_text(runtime.description, "$.description", _MOST_DESCRIPTION)
+    _check_texts(runtime, "$")
     return runtime
+
+
+def _check_texts(record: ToolMeta | ToolGroup | BackendRuntime, path: str) -> None:
+    for name, most in _TEXTS.items():
+        check_text(getattr(record, name, ""), f"{path}.{name}", most)
 
 
 def _check_running(running: Running) -> None:

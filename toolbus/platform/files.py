@@ -331,7 +331,7 @@ def write_folder(folder: Path, records: Snapshot) -> list[str]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for file, (by_id, word) in documents.items():
-            _replace(folder / file, _document(folder, file, by_id, word))
+            replace_file(folder / file, _document(folder, file, by_id, word))
     except OSError as error:
         raise ConfigurationError(f"can't write to {str(folder)!r}: {error.strerror or error}") from None
     return list(documents)
@@ -417,13 +417,13 @@ def _joined(by_id: Mapping[str, Any], kept: Mapping[str, bytes], indent: bytes, 
     return first + b"\n" + b",\n".join(lines) + b"\n" + indent * (depth - 1) + last
 
 
-def _replace(path: Path, document: bytes) -> None:
+def replace_file(path: Path, document: bytes, mode: int = 0o644) -> None:
     """Write a file beside its place, and put it there at once, so that nobody reads half of it."""
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(document)
-        Path(name).chmod(0o644)
+        Path(name).chmod(mode)
         Path(name).replace(path)
     except BaseException:
         with contextlib.suppress(OSError):

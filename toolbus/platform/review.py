@@ -146,8 +146,11 @@ def unpinned_code(tool: RecordedTool) -> str:
 
 def with_files(review: Review, tool: RecordedTool) -> Review:
     """Add the files of the code to a review; a note says when they are not here, or not what was recorded."""
-    from toolbus.platform.documents import digest_of_folder, files_of  # noqa: PLC0415 - few reviews are of code
-    from toolbus.platform.lockfiles import check_locked  # noqa: PLC0415 - few reviews are of code
+    from toolbus.platform.documents import (  # noqa: PLC0415 - few reviews are of code
+        check_locked,
+        digest_of_folder,
+        files_of,
+    )
 
     folder = folder_of(tool)
     if folder is None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from toolbus.bus import telemetry
 from toolbus.bus.broker.protocols import CreationOverview
 from toolbus.bus.broker.protocols.documents import Creation
 from toolbus.bus.support.display import shortened
@@ -16,21 +17,12 @@ from toolbus.platform.records import RecordedTool, State, ToolRoute
 from toolbus.platform.store import Snapshot
 
 if TYPE_CHECKING:
-    from toolbus.bus.broker.agent_steps import Chats
-    from toolbus.bus.broker.creations import Creations
+    from toolbus.bus.broker.admin import Admin
     from toolbus.bus.broker.routes import Routes
+    from toolbus.bus.client.bus import ToolBus
 
 # With several hosts, the state that says most about whether the next call is answered.
 _RANK: Mapping[State, int] = {"running": 0, "starting": 1, "stopped": 2, "failed": 3}
-_decoder = msgspec.json.Decoder(ToolRoute)
-
-
-class HasRoutes(Protocol):
-    """An operator's connection or a bus."""
-
-    @property
-    def routes(self) -> Routes:
-        """The routes of hosts."""
 
 
 class ToolState(msgspec.Struct, frozen=True):
@@ -60,29 +52,40 @@ class ToolState(msgspec.Struct, frozen=True):
     last_error: str = ""
 
 
-async def states_of(of: HasRoutes, tools: Mapping[str, RecordedTool]) -> dict[str, ToolState]:
+_routes = msgspec.json.Decoder(ToolRoute)
+
+
+async def tool_routes(routes: Routes) -> list[ToolRoute]:
+    """Return where each recorded tool runs, at every live host, by tool and host; ``bus.routes`` and ``admin.routes`` have them.
+
+    What can't be read is left out, and told.
+
+    Raises:
+        BrokerError: the server could not be asked.
+    """
+    found: list[ToolRoute] = []
+    for host, documents in (await routes.all()).items():
+        for tool, document in documents.items():
+            try:
+                found.append(msgspec.structs.replace(_routes.decode(document), tool_id=tool, host=host))
+            except (msgspec.DecodeError, ValueError, RecursionError) as error:
+                telemetry.log.warning("value.unreadable", key=f"routes:{host} {tool}", error=str(error), advice="delete it")
+    return sorted(found, key=lambda route: (route.tool_id, route.host))
+
+
+async def states_of(of: Admin | ToolBus, tools: Mapping[str, RecordedTool]) -> dict[str, ToolState]:
     """Return the state of each of these tools, by id.
 
     Raises:
         BrokerError: the server could not be asked.
     """
     by_tool: dict[str, list[ToolRoute]] = {}
-    for host, documents in (await of.routes.all()).items():
-        for tool, document in documents.items():
-            if tool in tools and (route := _read(host, tool, document)) is not None:
-                by_tool.setdefault(tool, []).append(route)
-    return {name: _state(tool, by_tool.get(name, ())) for name, tool in tools.items()}
+    for route in await tool_routes(of.routes):
+        by_tool.setdefault(route.tool_id, []).append(route)
+    return {name: _state(tool, by_tool.get(name, [])) for name, tool in tools.items()}
 
 
-def _read(host: str, tool: str, document: bytes) -> ToolRoute | None:
-    """Return a route; None for one that no host of this release wrote."""
-    try:
-        return msgspec.structs.replace(_decoder.decode(document), tool_id=tool, host=host)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-
-
-def _state(tool: RecordedTool, routes: list[ToolRoute] | tuple[()]) -> ToolState:
+def _state(tool: RecordedTool, routes: list[ToolRoute]) -> ToolState:
     if not routes:
         return ToolState(tool.tool_id)
     best = min(routes, key=lambda route: (_RANK[route.state], route.host))
@@ -90,7 +93,7 @@ def _state(tool: RecordedTool, routes: list[ToolRoute] | tuple[()]) -> ToolState
     return ToolState(
         tool.tool_id,
         best.state,
-        tuple(sorted(route.host for route in routes)),
+        tuple(route.host for route in routes),
         best.host,
         best.pid,
         best.port,
@@ -108,19 +111,7 @@ _MOST_WINDOWS = 200
 _MOST_SPEC = 1_000
 
 
-class System(Protocol):
-    """An operator's connection or a bus."""
-
-    @property
-    def creations(self) -> Creations:
-        """The tasks of coding agents."""
-
-    @property
-    def chats(self) -> Chats:
-        """The chats with the service agent."""
-
-
-async def get_system_status(of: System, records: Snapshot) -> dict[str, Any]:
+async def get_system_status(of: Admin | ToolBus, records: Snapshot) -> dict[str, Any]:
     """Return the state of the platform.
 
     Args:

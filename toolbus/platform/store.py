@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -31,25 +31,6 @@ _TRIES = 8
 _HEARD = 2.0
 # Documents that one script writes.
 _AT_ONCE = 50
-
-
-class Items(Protocol):
-    """The registry's items; an operator's connection and a bus have them.
-
-    Attributes:
-        decides: whether pins are among them.
-    """
-
-    decides: bool
-
-    async def items(self) -> Mapping[str, bytes]:
-        """Return the platform's items by key, and pins for those who decide."""
-
-    async def replace(self, changes: Sequence[ItemChange]) -> str:
-        """Change items at once, if all are what was expected; return the key of one that is another, and then nothing has changed."""
-
-    async def newer(self) -> None:
-        """Wait until ``items`` may return something newer."""
 
 
 class Refused(msgspec.Struct, frozen=True):
@@ -144,7 +125,7 @@ class Records:
     """
 
     def __init__(self, of: Admin | ToolBus) -> None:
-        self._items: Items = _OfBus(of) if isinstance(of, ToolBus) else _OfAdmin(of)
+        self._items = _OfBus(of) if isinstance(of, ToolBus) else _OfAdmin(of)
         self._reader = Reader()
 
     async def all(self) -> Snapshot:
@@ -162,8 +143,7 @@ class Records:
             DescriptorError: what is stored can't be used.
             BrokerError: the server could not be asked.
         """
-        found = await self._record(f"{RECORD_KEY}{tool_id}")
-        return found if isinstance(found, RecordedTool) else None
+        return await self._tool(f"{RECORD_KEY}{tool_id}")
 
     async def pending(self, tool_id: str) -> RecordedTool | None:
         """Return the record of a tool that waits for approval, or None.
@@ -172,8 +152,7 @@ class Records:
             DescriptorError: what is stored can't be used.
             BrokerError: the server could not be asked.
         """
-        found = await self._record(f"{PENDING_KEY}{tool_id}")
-        return found if isinstance(found, RecordedTool) else None
+        return await self._tool(f"{PENDING_KEY}{tool_id}")
 
     async def put(self, record: Record, *, pending: bool = False) -> None:
         """Store a record, in place of one with the same id.
@@ -260,9 +239,7 @@ class Records:
         waiting, approved, pin = f"{PENDING_KEY}{tool_id}", f"{RECORD_KEY}{tool_id}", f"{pins.KEY}{tool_id}"
 
         def changes(items: Mapping[str, bytes]) -> tuple[list[ItemChange], RecordedTool]:
-            document = items.get(waiting)
-            if document is None:
-                raise ConfigurationError(f"no tool {tool_id!r} waits for approval")
+            document = _waiting(items, tool_id)
             tool = read(waiting, document)
             assert isinstance(tool, RecordedTool)  # noqa: S101 - its key says so
             found = digest_of(tool)
@@ -286,9 +263,7 @@ class Records:
         waiting = f"{PENDING_KEY}{tool_id}"
 
         def changes(items: Mapping[str, bytes]) -> tuple[list[ItemChange], RecordedTool | None]:
-            document = items.get(waiting)
-            if document is None:
-                raise ConfigurationError(f"no tool {tool_id!r} waits for approval")
+            document = _waiting(items, tool_id)
             try:
                 tool = read(waiting, document)
             except DescriptorError:
@@ -330,9 +305,10 @@ class Records:
 
         await self._change(made)
 
-    async def _record(self, key: str) -> Record | None:
+    async def _tool(self, key: str) -> RecordedTool | None:
         document = (await self._items.items()).get(key)
-        return None if document is None else read(key, document)
+        found = None if document is None else read(key, document)
+        return found if isinstance(found, RecordedTool) else None
 
     async def _change(self, changes: Callable[[Mapping[str, bytes]], tuple[list[ItemChange], T]]) -> T:
         """Make changes of what is stored now; again when somebody else was quicker."""
@@ -346,6 +322,12 @@ class Records:
         raise Conflict(f"{other} is changed by others all the time; try again")
 
 
+def _waiting(items: Mapping[str, bytes], tool_id: str) -> bytes:
+    if (document := items.get(f"{PENDING_KEY}{tool_id}")) is None:
+        raise ConfigurationError(f"no tool {tool_id!r} waits for approval")
+    return document
+
+
 def _stored(documents: Mapping[str, bytes], items: Mapping[str, bytes]) -> tuple[list[ItemChange], dict[str, str]]:
     """Return the changes that store documents, and what each of them is."""
     differing = {key: document for key, document in documents.items() if items.get(key) != document}
@@ -354,15 +336,19 @@ def _stored(documents: Mapping[str, bytes], items: Mapping[str, bytes]) -> tuple
 
 
 class _OfAdmin:
+    """The registry's items as an operator changes them; ``decides`` says that pins are among them."""
+
     decides = True
 
     def __init__(self, admin: Admin) -> None:
         self._admin = admin
 
     async def items(self) -> Mapping[str, bytes]:
+        """Return the items by key."""
         return {key: document for key, document in (await self._admin.items()).items() if is_platform_key(key) or key.startswith(pins.KEY)}
 
     async def replace(self, changes: Sequence[ItemChange]) -> str:
+        """Change items at once, if all are what was expected; return the key of one that is another, and then nothing has changed."""
         return await self._admin.replace(changes)
 
     async def newer(self) -> None:
@@ -370,18 +356,23 @@ class _OfAdmin:
 
 
 class _OfBus:
+    """The platform's items that a bus has heard of."""
+
     decides = False
 
     def __init__(self, bus: ToolBus) -> None:
         self._bus = bus
 
     async def items(self) -> Mapping[str, bytes]:
+        """Return the items by key."""
         return self._bus.tools.catalogue.documents.by_key
 
     async def replace(self, changes: Sequence[ItemChange]) -> str:
+        """Change items at once, if all are what was expected; return the key of one that is another, and then nothing has changed."""
         return await self._bus.replace(changes)
 
     async def newer(self) -> None:
+        """Wait until ``items`` may return something newer."""
         catalogue = self._bus.tools.catalogue
         seen = catalogue.documents.version
         with contextlib.suppress(TimeoutError):

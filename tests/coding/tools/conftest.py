@@ -10,7 +10,7 @@ import pytest
 from tests.coding.workspace.places import needs_namespaces, workspace
 from toolbus.bus.local import ToolRegistry
 from toolbus.platform.coding.run import TaskTools
-from toolbus.platform.coding.workspace.workspace import Workspace
+from toolbus.platform.coding.workspace import Workspace
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from toolbus.bus.local import ToolRegistry
-from toolbus.platform.coding.workspace.workspace import Workspace
+from toolbus.platform.coding.workspace import Workspace
 
 pytestmark = pytest.mark.anyio
 

@@ -9,8 +9,8 @@ from subprocess import run
 
 import pytest
 
-from toolbus.platform.coding.workspace.files import WorkspaceOptions
-from toolbus.platform.coding.workspace.workspace import Workspace
+from toolbus.platform.coding.files import WorkspaceOptions
+from toolbus.platform.coding.workspace import Workspace
 
 
 def workspace(folder: Path, task: str = "create_00000001", **options: object) -> Workspace:

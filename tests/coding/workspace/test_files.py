@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from toolbus.bus.values.results import ToolError
-from toolbus.platform.coding.workspace.files import Folder, WorkspaceOptions, usage
+from toolbus.platform.coding.files import Folder, WorkspaceOptions, usage
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from toolbus.platform.coding.workspace.programs import Output, Unread
+from toolbus.platform.coding.workspace import Output, Unread
 
 
 def test_the_beginning_and_the_end_are_kept() -> None:

@@ -15,8 +15,7 @@ import pytest
 from tests.coding.workspace.places import needs_namespaces, workspace
 from tests.servers import eventually
 from toolbus.bus.values.results import ConfigurationError, ToolError
-from toolbus.platform.coding.workspace.programs import Finished
-from toolbus.platform.coding.workspace.workspace import Workspace
+from toolbus.platform.coding.workspace import Finished, Workspace
 
 pytestmark = pytest.mark.anyio
 
@@ -253,7 +252,7 @@ async def test_programs_end_with_a_killed_worker(tmp_path: Path) -> None:
     needs_namespaces()
     code = f"""
 import asyncio
-from toolbus.platform.coding.workspace.workspace import Workspace
+from toolbus.platform.coding.workspace import Workspace
 async def main():
     async with Workspace({str(tmp_path)!r}, "create_1") as place:
         await (await place.start(["/bin/sh", "-c", "setsid sleep 987655 & sleep 987655"])).finished()
@@ -277,7 +276,7 @@ async def test_a_machine_that_can_confine_nothing_runs_nothing(tmp_path: Path, m
     """Without namespaces no command runs, and the model is told what an operator can do."""
     hampered = tmp_path / "launcher.py"
     hampered.write_text("import os, sys, json\nos.write(1, b'Operation not permitted\\n')\nos._exit(125)\n")
-    monkeypatch.setattr("toolbus.platform.coding.workspace.workspace.LAUNCHER", str(hampered))
+    monkeypatch.setattr("toolbus.platform.coding.workspace.LAUNCHER", str(hampered))
     async with workspace(tmp_path) as place:
         with pytest.raises(ToolError, match=r"can be run|lets no command be confined \(Operation not permitted\)") as raised:
             await place.run(["true"])

@@ -267,7 +267,7 @@ class Slots:
 
     async def _hand_over(self, delivery: Delivery, served: Served, error: ErrorInfo) -> None:
         """Give a delivery to a worker of the revision that its caller knows; answer it if there is none."""
-        if await _given_away(self.broker.hand_over(delivery)):
+        if await _handed_over(self.broker.hand_over(delivery)):
             if delivery.request.ordered:
                 self._lines.lose(delivery)
         else:
@@ -744,10 +744,10 @@ async def hand_back(broker: WorkerBroker, deliveries: Sequence[Delivery]) -> Non
     """Give deliveries to other workers. A failure is logged: their leases expire, and other workers claim them all the same."""
     if deliveries:
         telemetry.log.info("worker.handed_back", calls=len(deliveries))
-        await _given_away(broker.hand_back(deliveries))
+        await _handed_over(broker.hand_back(deliveries))
 
 
-async def _given_away(step: Awaitable[T]) -> T | None:
+async def _handed_over(step: Awaitable[T]) -> T | None:
     """Wait until the server has taken something from this worker; return None when it did not, and log why."""
     try:
         async with asyncio.timeout(_ANSWERS_WITHIN):

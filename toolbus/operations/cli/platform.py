@@ -170,8 +170,7 @@ async def sync_after(admin: Admin) -> None:
     import os
 
     from toolbus.bus.values.results import ToolbusError
-    from toolbus.platform.catalogue.configured import configured
-    from toolbus.platform.catalogue.synchronise import synchronise
+    from toolbus.platform.catalogue import configured, synchronise
     from toolbus.platform.store import Records
 
     try:
@@ -201,8 +200,7 @@ def sync_command(
     Example:
       toolbus platform sync https://toolhub.example/api
     """
-    from toolbus.platform.catalogue.configured import catalogue_at
-    from toolbus.platform.catalogue.synchronise import synchronise
+    from toolbus.platform.catalogue import catalogue_at, synchronise
     from toolbus.platform.store import Records
 
     catalogue = catalogue_at(place, token)

@@ -22,6 +22,7 @@ from toolbus.bus.values.secrets import harmless, value_of
 from toolbus.platform.backends import marks, program
 from toolbus.platform.backends.marks import LOOPBACK
 from toolbus.platform.backends.runner import CannotStart, Line
+from toolbus.platform.checks import FORMS, VARIABLE
 from toolbus.platform.documents import digest_of_folder
 from toolbus.platform.records import ToolSource
 
@@ -192,11 +193,6 @@ async def _end(process: asyncio.subprocess.Process) -> None:
         await asyncio.shield(asyncio.ensure_future(process.wait()))
 
 
-_IMAGE = re.compile(r"[a-z0-9][a-z0-9._/:@-]{0,254}", re.IGNORECASE)
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_NETWORK = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
-_MEMORY = re.compile(r"[1-9][0-9]*[bkmg]?", re.IGNORECASE)
-_GPUS = re.compile(r"all|[0-9]+|device=[A-Za-z0-9,_-]+")
 _PORT = re.compile(r"([0-9]{0,5}):([0-9]{1,5})(/tcp|/udp)?")
 _MOST_PROCESSES = 4096
 
@@ -282,15 +278,15 @@ def create_words(
     for label, value in labels.items():
         words += ["--label", f"{label}={value}"]
     if source.network:
-        words += ["--network", _fitting(_NETWORK, source.network, "network", "bridge, host, or a network's name")]
+        words += ["--network", _fitting("network", source.network)]
     for pair in ports.published:
         words += ["--publish", pair]
     for each in source.mounts:
         words += ["--mount", _mount(each, source.host_dir)]
     if source.gpus:
-        words += ["--gpus", _fitting(_GPUS, source.gpus, "gpus", "all, a number, or device=0,1")]
+        words += ["--gpus", _fitting("gpus", source.gpus)]
     if source.memory:
-        memory = _fitting(_MEMORY, source.memory, "memory", "a number with b, k, m or g, like 512m")
+        memory = _fitting("memory", source.memory)
         words += ["--memory", memory, "--memory-swap", memory]
     if source.cpus < 0:
         raise CannotStart(f"cpus is {source.cpus:g}: give a number above 0, like 1.5", permanent=True)
@@ -312,12 +308,13 @@ def image_of(source: ToolSource, tool_id: str) -> str:
     """
     if not source.image and source.host_dir:
         return f"toolbus/{re.sub(r'[^a-z0-9]+', '-', tool_id.lower()).strip('-') or 'tool'}:latest"
-    return _fitting(_IMAGE, source.image, "image", "an image's name, like registry/name:tag")
+    return _fitting("image", source.image)
 
 
 def _variables(source: ToolSource) -> dict[str, str]:
     for name in source.env:
-        _fitting(_VARIABLE, name, "env", "letters, digits and _")
+        if not VARIABLE.fullmatch(name):
+            raise CannotStart(f"env is {name[:80]!r}: give letters, digits and _", permanent=True)
     try:
         return {name: value_of(value) for name, value in source.env.items()}
     except ConfigurationError as error:
@@ -389,8 +386,9 @@ def _socket_in(path: Path) -> Path | None:
     return None
 
 
-def _fitting(pattern: re.Pattern[str], value: str, field: str, wanted: str) -> str:
-    if not pattern.fullmatch(value):
+def _fitting(field: str, value: str) -> str:
+    form, wanted = FORMS[field]
+    if not form.fullmatch(value):
         raise CannotStart(f"{field} is {value[:80]!r}: give {wanted}", permanent=True)
     return value
 
@@ -469,6 +467,146 @@ def _inspected(folder: str) -> tuple[Path, str]:
             except ConfigurationError as error:
                 raise CannotStart(f"its image can't be built: {error}", permanent=True) from None
     raise CannotStart(f"its folder {folder!r} has no Dockerfile on this host: write one, or change host_dir", permanent=True)
+
+
+_IN_USE = ("port is already allocated", "address already in use")
+# Times that a container is followed again when the daemon has let go of it.
+_MOST_FOLLOWS = 20
+
+
+class Container:
+    """One container; ``started`` makes it run.
+
+    Args:
+        cli: by which it is controlled.
+        name: of the container.
+        line: takes in each line of its output.
+    """
+
+    def __init__(self, cli: ContainerCli, name: str, line: Line) -> None:
+        self.cli = cli
+        self.name = name
+        self.pid = 0
+        self._ending = ""
+        self._is_removed = False
+        self._line = line
+        self._output: program.Program | None = None
+        self._life: asyncio.Task[None] | None = None
+        self._wanted: list[tuple[str, asyncio.Event]] = []
+
+    async def start(self) -> None:
+        """Start it, and follow its output.
+
+        Raises:
+            CannotStart: the system can't start any program.
+        """
+        # Attached from the start on, so that no line is lost.
+        words = [self.cli.path, "start", "--attach", self.name]
+        self._output = await program.start(words, Path("/"), self.cli.environment(), self._take)
+        self._life = asyncio.create_task(self._follow(self._output), name="toolbus-container")
+
+    async def ended(self) -> None:
+        """Wait until it has ended."""
+        if self._life is not None:
+            await asyncio.wait((self._life,))
+
+    @property
+    def last_words(self) -> str:
+        """The last lines that it has written, in one."""
+        return self._output.last_words if self._output else ""
+
+    @property
+    def is_ended(self) -> bool:
+        """True once it has ended."""
+        return self._life is None or self._life.done()
+
+    async def state(self) -> dict[str, Any]:
+        """Return its state as the daemon tells it; empty when it is gone.
+
+        Raises:
+            CliFailed: the daemon does not answer.
+        """
+        found = await self.cli.inspect(self.name)
+        state: dict[str, Any] = found[0].get("State") or {} if found else {}
+        self.pid = int(state.get("Pid") or 0) if state.get("Running") else self.pid
+        return state
+
+    async def is_cut_off(self) -> bool:
+        """Return whether it runs in no network, so that nobody can reach its ports."""
+        try:
+            found = await self.cli.inspect(self.name)
+        except CliFailed:
+            return False
+        networks: dict[str, Any] = (found[0].get("NetworkSettings") or {}).get("Networks") or {} if found else {}
+        return bool(networks) and not any((each or {}).get("NetworkID") for each in networks.values())
+
+    async def wrote(self, text: str) -> None:
+        """Wait until it writes a line with this text."""
+        event = asyncio.Event()
+        self._wanted.append((text, event))
+        await event.wait()
+
+    @property
+    def ending(self) -> str:
+        """Say why it does not run, in one line."""
+        return self._ending or "it has ended"
+
+    async def stop(self, within: float) -> None:
+        """End it: ask first, kill it after ``within`` seconds; then remove it, if the daemon answers, and stop following it."""
+        if self._is_removed:
+            return
+        self._is_removed = True
+        if within > 0 and not self.is_ended:
+            with contextlib.suppress(CliFailed):
+                await self.cli.run("kill", "--signal", "TERM", self.name)
+            if self._life is not None:
+                await asyncio.wait((self._life,), timeout=within)
+        try:
+            with contextlib.suppress(CliFailed):
+                await self.cli.run("rm", "--force", "--volumes", self.name)
+        finally:
+            if self._output is not None:
+                await self._output.kill()
+            if self._life is not None:
+                self._life.cancel()
+                await asyncio.wait((self._life,))
+
+    def _take(self, text: str) -> None:
+        for wanted, event in self._wanted:
+            if wanted in text:
+                event.set()
+        self._line(text)
+
+    async def _follow(self, output: program.Program) -> None:
+        for _ in range(_MOST_FOLLOWS):
+            await output.ended()
+            try:
+                state = await self.state()
+            except CliFailed as error:
+                self._ending = str(error)
+                return
+            if not state.get("Running"):
+                self._ending = _ending(state, output)
+                return
+            # The daemon was restarted, and the container has survived that.
+            words = [self.cli.path, "attach", "--no-stdin", "--sig-proxy=false", self.name]
+            self._output = output = await program.start(words, Path("/"), self.cli.environment(), self._take)
+        self._ending = "its output can't be followed any more"
+
+
+def _ending(state: Mapping[str, Any], output: program.Program) -> str:
+    """Return why a container has ended, in one line."""
+    said = output.last_words
+    if state.get("OOMKilled"):
+        how = "it was killed because it used more memory than it may"
+    elif not state:
+        how = "it was removed"
+    elif error := str(state.get("Error") or ""):
+        taken = any(each in (error + said).lower() for each in _IN_USE)
+        how = "its port is in use: end what uses it, or change the source's ports" if taken else f"it can't be started: {error[:300]}"
+    else:
+        how = f"it ended with exit code {state.get('ExitCode', 0)}"
+    return f"{how}: {said}" if said and not state.get("Error") else how
 
 
 HOST, TOOL, PROCESS, MACHINE = "toolbus.host", "toolbus.tool", "toolbus.process", "toolbus.machine"

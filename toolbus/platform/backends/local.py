@@ -4,100 +4,201 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import os
-from collections.abc import Mapping, Sequence
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
 
 from toolbus.bus import telemetry
-from toolbus.bus.values.results import ConfigurationError, ToolResult
+from toolbus.bus.values.results import ConfigurationError
 from toolbus.bus.values.secrets import harmless, value_of
 from toolbus.platform.backends import marks, program
 from toolbus.platform.backends.confinement import Confinement, base_python, bound
-from toolbus.platform.backends.http.calls import Endpoint, HttpCalls
+from toolbus.platform.backends.http import HttpCalls
+from toolbus.platform.backends.instances import ProgramInstance, Readiness, calls_of, held, until_ready
 from toolbus.platform.backends.keeper import descendants
-from toolbus.platform.backends.made import MadeFolder, made_elsewhere, remove_unused
-from toolbus.platform.backends.marks import LOOPBACK, Listening, Ports, listening
+from toolbus.platform.backends.marks import LOOPBACK, Ports, listening
 from toolbus.platform.backends.program import Program
-from toolbus.platform.backends.runner import CannotStart, Line, Output
+from toolbus.platform.backends.runner import CannotStart, Line, Runner
 from toolbus.platform.records import RecordedTool, ToolSource
 
-_FIRST, _MOST = 0.02, 0.25
-_CONNECT = 2.0
-_HEALTHY_WITHIN = 5.0
+MOST_UNUSED = 64
+"""Most folders that no program uses; those that were used last stay."""
+UNUSED_FOR = 30 * 86_400.0
+"""Seconds for which a folder stays that no program uses."""
+
+_DIGEST = re.compile(r"[0-9a-f]{16,128}")
+_USED, _LOCK, _REMOVED = "used", "lock", ".removed-"
+# Others hold the lock for a few system calls.
+_LOCKED_WITHIN, _LOOK_AGAIN = 10.0, 0.02
 
 
-class Readiness:
-    """Says when a program is ready.
+class MadeFolder:
+    """The folder of what was made of one digest's code; nobody removes it until ``release``, or until this process ends.
 
     Args:
-        source: says how readiness is known: ``port``, ``path:/health`` or ``log:TEXT``.
-        port: of the program.
-        relayed: whether the host passes on connections, so that it has the port, and takes them once the program listens.
+        own: the folder.
+        used: descriptor of the file in it by whose lock others see that it is used.
 
     Attributes:
-        taken: another process listens on its port.
-        everywhere: it listens on all addresses of the machine; known when it is ready.
+        variables: lead the environment and the byte code of the code there.
     """
 
-    def __init__(self, source: ToolSource, port: int, *, relayed: bool = False) -> None:
-        self._kind, _, self._what = source.ready.partition(":")
-        self._port = port
-        self._relayed = relayed
-        self.taken = self.everywhere = False
+    def __init__(self, own: Path, used: int) -> None:
+        self._used = used
+        self.variables = {"UV_PROJECT_ENVIRONMENT": str(own / "venv"), "PYTHONPYCACHEPREFIX": str(own / "pycache")}
 
-    @property
-    def wanted(self) -> str:
-        """Name what it waits for, in words."""
-        if self._kind == "path":
-            return f"GET {self._what} was not answered well"
-        if self._kind == "log":
-            return f"no line with {self._what!r} was written"
-        return f"nothing listens on port {self._port}"
+    def release(self) -> None:
+        """Let it be removed when it has not been used for long."""
+        used, self._used = self._used, -1
+        if used >= 0:
+            with contextlib.suppress(OSError):
+                os.utime(used)
+            os.close(used)
 
-    async def wait(self, running: Program, calls: HttpCalls) -> None:
-        """Wait until the program is ready; for ever, if it never is."""
-        if self._kind == "log":
-            await running.wrote(self._what)
-            if not self._relayed:
-                self.everywhere = (await self._listening(running)).everywhere
-                return
-        pause = _FIRST
-        while True:
-            if (
-                await self._connects()
-                and await self._is_own(running)
-                and not (self._kind == "path" and await calls.get(self._what, _CONNECT))
-            ):
-                return
-            await asyncio.sleep(pause)
-            pause = min(pause * 1.5, _MOST)
 
-    async def health(self, calls: HttpCalls) -> str:
-        """Return why a program that runs is not well; empty when it is."""
-        if self._kind == "path":
-            return await calls.get(self._what, _HEALTHY_WITHIN)
-        return "" if await self._connects() else f"nothing listens on its port {self._port}"
+def made_elsewhere(folder: Path, digest: str) -> MadeFolder:
+    """Return a folder for the environment and the byte code of a folder's code, which only this user may enter.
 
-    async def _connects(self) -> bool:
-        with contextlib.suppress(OSError, TimeoutError):
-            async with asyncio.timeout(_CONNECT):
-                _, writer = await asyncio.open_connection(LOOPBACK, self._port)
-            writer.close()
-            return True
+    A digest leaves ``.venv``, ``__pycache__`` and ``*.pyc`` out, so they may hold what nobody approved.
+
+    Raises:
+        CannotStart: the host can't write its cache, or the folder has byte code that Python would read as a module.
+    """
+    for path, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if name not in {".venv", "__pycache__"}]
+        for name in files:
+            if name.endswith(".pyc"):
+                raise CannotStart(f"{Path(path, name)} is byte code that no approval covers, and Python could run it; remove it")
+    cache = _cache()
+    own = cache / digest
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        cache.chmod(0o700)
+        if not own.exists():
+            # Each new revision has a folder of its own, also at a host that runs for years.
+            remove_unused()
+        with _changing(cache):
+            own.mkdir(exist_ok=True)
+            own.chmod(0o700)
+            return MadeFolder(own, _begin_use(own))
+    except OSError as error:
+        raise CannotStart(
+            f"the host can't write its cache {str(own)!r} ({error.strerror}); set XDG_CACHE_HOME to a folder of its own"
+        ) from None
+
+
+def _begin_use(own: Path) -> int:
+    used = os.open(own / _USED, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        # Only a removal locks it otherwise, and none is under way.
+        fcntl.flock(used, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        os.utime(used)
+    except OSError:
+        os.close(used)
+        raise
+    return used
+
+
+def remove_unused(*, most: int = MOST_UNUSED, seconds: float = UNUSED_FOR) -> list[str]:
+    """Remove folders that no program of any host uses, if they were not used for long, or too many others were used since.
+
+    Returns:
+        A line for each.
+    """
+    cache = _cache()
+    try:
+        with _changing(cache):
+            names = _put_aside(cache, most, time.time() - seconds)
+        # Those of a process that was killed while it removed them, too.
+        for each in cache.glob(f"{_REMOVED}*"):
+            shutil.rmtree(each, ignore_errors=True)
+    except OSError:
+        # There is none, or it is not this user's to look after.
+        return []
+    return [f"what was made of the code {name[:12]}… was used no more, and is removed" for name in names]
+
+
+def _put_aside(cache: Path, most: int, before: float) -> list[str]:
+    """Rename folders that are to be removed, which takes as long as one system call each; return their names."""
+    found = sorted(((_used_at(each), each) for each in cache.iterdir() if _DIGEST.fullmatch(each.name) and each.is_dir()), reverse=True)
+    removed = []
+    for position, (used_at, each) in enumerate(found):
+        if (position >= most or used_at < before) and not _is_used(each):
+            each.rename(cache / f"{_REMOVED}{secrets.token_hex(8)}")
+            removed.append(each.name)
+    return removed
+
+
+def _used_at(own: Path) -> float:
+    with contextlib.suppress(OSError):
+        return (own / _USED).stat().st_mtime
+    return own.stat().st_mtime
+
+
+def _is_used(own: Path) -> bool:
+    try:
+        used = os.open(own / _USED, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        # Of a toolbus that took no lock.
         return False
+    try:
+        fcntl.flock(used, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(used)
+    return False
 
-    async def _is_own(self, running: Program) -> bool:
+
+@contextlib.contextmanager
+def _changing(cache: Path) -> Iterator[None]:
+    """Hold the lock under which folders begin to be used or are put aside.
+
+    Raises:
+        OSError: it can't be had.
+    """
+    lock = os.open(cache / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    until = time.monotonic() + _LOCKED_WITHIN
+    try:
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(_LOOK_AGAIN)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "toolbus" / "programs"
+
+
+class _AtItsPort(Readiness[Program]):
+    """Says when a program is ready that has the port itself, and sees who listens there.
+
+    Attributes:
+        taken: another process does.
+        everywhere: it does on all addresses of the machine; known when it is ready.
+    """
+
+    taken = everywhere = False
+
+    async def is_own(self, running: Program) -> bool:
         """Return whether it is the program that listens; true where the system does not say."""
-        if self._relayed:
-            return True
-        found = await self._listening(running)
+        found = await asyncio.to_thread(lambda: listening(self.port, [running.pid, *descendants(running.pid)]))
         self.taken = found.known and found.anyone and not found.ours
         self.everywhere = found.everywhere
         return not self.taken
-
-    async def _listening(self, running: Program) -> Listening:
-        return await asyncio.to_thread(lambda: listening(self._port, [running.pid, *descendants(running.pid)]))
 
 
 # Another process may take a port between its choice and the program's start.
@@ -107,51 +208,7 @@ _IN_USE = ("address already in use", "errno 98", "errno 48", "eaddrinuse", "only
 _OF_UV = ("UV_CACHE_DIR", "UV_OFFLINE", "UV_PYTHON", "UV_PYTHON_INSTALL_DIR", "UV_LINK_MODE", "XDG_CACHE_HOME", "XDG_DATA_HOME")
 
 
-class LocalInstance:
-    """One running program."""
-
-    def __init__(
-        self, running: program.Program, port: int, ports: Ports, calls: HttpCalls, readiness: Readiness, made: MadeFolder | None
-    ) -> None:
-        self._program = running
-        self._made = made
-        self._ports = ports
-        self._calls = calls
-        self._readiness = readiness
-        self.pid = running.pid
-        self.port = port
-
-    async def call(self, arguments: dict[str, Any], output: Output, *, user: str = "", deadline: float = 0.0) -> ToolResult:
-        """Run one call."""
-        return await self._calls.call(arguments, output, user=user, deadline=deadline)
-
-    async def health(self, *, answered: bool = False) -> str:
-        """Return why it is not well."""
-        if self._program.code is not None:
-            return self._program.ending
-        return await (self._calls.answers(_HEALTHY_WITHIN) if answered else self._readiness.health(self._calls))
-
-    async def unfinished(self) -> int:
-        """Return how many calls it goes on with although their connections were closed."""
-        return await self._calls.unfinished()
-
-    async def ended(self) -> str:
-        """Wait until it has ended by itself."""
-        await self._program.ended()
-        return self._program.ending
-
-    async def stop(self, within: float) -> None:
-        """End it with everything that it started."""
-        try:
-            await self._program.stop(within)
-        finally:
-            self._ports.give_back(self.port)
-            if self._made is not None:
-                self._made.release()
-            await self._calls.aclose()
-
-
-class LocalRunner:
+class LocalRunner(Runner):
     """Starts local programs.
 
     Args:
@@ -166,33 +223,21 @@ class LocalRunner:
         # Tools of which the log says that others can reach their programs.
         self._exposed: set[str] = set()
 
-    async def start(self, tool: RecordedTool, source: ToolSource, line: Line) -> LocalInstance:
+    async def start(self, tool: RecordedTool, source: ToolSource, line: Line) -> ProgramInstance[Program]:
         """Start a program, and return when it is ready."""
         folder = _folder(source)
         environment = _environment(source)
-        if not tool.code:
-            return await self._start_at_a_port(tool, source, folder, environment, line, None)
-        made = await _made(folder, tool.code)
-        try:
-            return await self._start_at_a_port(tool, source, folder, {**environment, **made.variables}, line, made)
-        except BaseException:
-            made.release()
-            raise
-
-    async def _start_at_a_port(
-        self, tool: RecordedTool, source: ToolSource, folder: Path, environment: Mapping[str, str], line: Line, made: MadeFolder | None
-    ) -> LocalInstance:
-        for left in reversed(range(_MOST_TRIES)):
-            port = self._ports.take()
-            try:
-                return await self._start(tool, source, folder, environment, port, line, made)
-            except _PortTaken as error:
-                self._ports.give_back(port)
-                if not left:
-                    raise CannotStart(f"{error}; after {_MOST_TRIES} tries") from None
-            except BaseException:
-                self._ports.give_back(port)
-                raise
+        async with held() as release:
+            if tool.code:
+                made = await _made(folder, tool.code)
+                release.callback(made.release)
+                environment |= made.variables
+            for remaining in reversed(range(_MOST_TRIES)):
+                try:
+                    return await self._start(tool, source, folder, environment, line, release)
+                except _PortTaken as error:
+                    if not remaining:
+                        raise CannotStart(f"{error}; after {_MOST_TRIES} tries") from None
         raise AssertionError
 
     async def clean(self) -> list[str]:
@@ -204,46 +249,35 @@ class LocalRunner:
         self._confinement.close()
 
     async def _start(
-        self,
-        tool: RecordedTool,
-        source: ToolSource,
-        folder: Path,
-        environment: Mapping[str, str],
-        port: int,
-        line: Line,
-        made: MadeFolder | None,
-    ) -> LocalInstance:
-        environment = {**environment, "PORT": str(port)}
-        confined = await self._confinement.applies(tool)
-        readiness = Readiness(source, port, relayed=confined and source.network != "host")
-        if confined:
-            running = await self._start_confined(tool, source, folder, environment, port, line)
-        else:
-            running = await program.start(_words(source, folder, port, is_approved=bool(tool.code)), folder, environment, line)
-        endpoint = Endpoint(
-            base=f"http://{LOOPBACK}:{port}",
-            method=source.http_method.upper(),
-            path=source.endpoint_path,
-            shown=tool.tool_id,
-            streams=tool.meta.stream_support,
-            once=tool.running.effect == "once",
-            tells_user=True,
-        )
-        calls = HttpCalls(endpoint, ended=running.ended)
-        try:
-            await _ready(running, readiness, calls, source)
-        except BaseException:
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.shield(asyncio.ensure_future(running.kill()))
-            await calls.aclose()
-            raise
-        if readiness.everywhere:
+        self, tool: RecordedTool, source: ToolSource, folder: Path, environment: Mapping[str, str], line: Line, release: AsyncExitStack
+    ) -> ProgramInstance[Program]:
+        """Start it at a port, which is given back with the rest of what it has."""
+        async with held() as own:
+            port = self._ports.take()
+            own.callback(self._ports.give_back, port)
+            environment = {**environment, "PORT": str(port)}
+            if confined := await self._confinement.applies(tool):
+                running = await self._start_confined(tool, source, folder, environment, port, line)
+            else:
+                running = await program.start(_words(source, folder, port, is_approved=bool(tool.code)), folder, environment, line)
+            calls = calls_of(tool, source, port, running)
+            own.push_async_callback(calls.aclose)
+            relayed = confined and source.network != "host"
+            readiness = Readiness[Program](source, port, relayed=True) if relayed else _AtItsPort(source, port)
+            try:
+                await _ready(running, readiness, calls, source)
+            except BaseException:
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.shield(asyncio.ensure_future(running.kill()))
+                raise
+            release.push_async_callback(own.aclose)
+        if isinstance(readiness, _AtItsPort) and readiness.everywhere:
             self._tell_exposed(tool.tool_id, port, line)
-        return LocalInstance(running, port, self._ports, calls, readiness, made)
+        return ProgramInstance(running, calls, readiness, release)
 
     async def _start_confined(
         self, tool: RecordedTool, source: ToolSource, folder: Path, environment: Mapping[str, str], port: int, line: Line
-    ) -> program.Program:
+    ) -> Program:
         """Start a program that a model wrote; what it needs is installed before, since it may not reach the network itself."""
         venv = Path(environment.get("UV_PROJECT_ENVIRONMENT") or folder / ".venv")
         words = _words(source, folder, port, is_approved=bool(tool.code))
@@ -306,30 +340,17 @@ class _PortTaken(CannotStart):
     """The port was taken meanwhile."""
 
 
-async def _ready(running: program.Program, readiness: Readiness, calls: HttpCalls, source: ToolSource) -> None:
+async def _ready(running: Program, readiness: Readiness[Program], calls: HttpCalls, source: ToolSource) -> None:
     """Wait until a program is ready.
 
     Raises:
         CannotStart: it ended before, or is not ready in time.
     """
-    waiting = asyncio.create_task(readiness.wait(running, calls))
-    ending = asyncio.create_task(running.ended())
-    try:
-        async with asyncio.timeout(source.ready_within):
-            await asyncio.wait((waiting, ending), return_when=asyncio.FIRST_COMPLETED)
-    except TimeoutError:
-        said = f"; it last wrote: {running.last_words}" if running.last_words else "; it wrote nothing"
-        raise CannotStart(f"it was not ready within {source.ready_within:g} s ({readiness.wanted}){said}") from None
-    finally:
-        for task in (waiting, ending):
-            task.cancel()
-        await asyncio.gather(waiting, ending, return_exceptions=True)
-    if not waiting.cancelled() and waiting.exception() is None:
+    if await until_ready("it", running, readiness, calls, source.ready_within):
         return
-    if readiness.taken or any(each in running.last_words.lower() for each in _IN_USE):
+    taken = isinstance(readiness, _AtItsPort) and readiness.taken
+    if taken or any(each in running.last_words.lower() for each in _IN_USE):
         raise _PortTaken(f"its port was taken by another process: {running.last_words}")
-    if running.code is None:
-        raise CannotStart(f"it can't be seen whether it is ready: {waiting.exception()}")
     raise CannotStart(running.ending)
 
 

@@ -13,6 +13,7 @@ import socket
 import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -165,7 +166,7 @@ class Listening(msgspec.Struct, frozen=True):
 def listening(port: int, processes: Collection[int]) -> Listening:
     """Return who listens on a port, and whether it is one of these processes."""
     try:
-        found = dict(_sockets(port))
+        found = {each.inode: each.address for each in tcp_sockets(port) if each.state == _LISTENS}
     except OSError:
         return Listening(False)
     ours = _sockets_of(processes) & found.keys() if found else set()
@@ -173,8 +174,21 @@ def listening(port: int, processes: Collection[int]) -> Listening:
     return Listening(True, anyone=bool(found), ours=bool(ours), everywhere=everywhere)
 
 
-def _sockets(port: int) -> Iterator[tuple[str, str]]:
-    """Yield the inode and the address of each socket that listens on a port."""
+class TcpSocket(NamedTuple):
+    """A socket of this machine, as the kernel lists it."""
+
+    address: str
+    other_port: int
+    state: str
+    inode: str
+
+
+def tcp_sockets(port: int) -> Iterator[TcpSocket]:
+    """Yield the sockets at a port of this machine.
+
+    Raises:
+        OSError: the system does not say.
+    """
     wanted = f"{port:04X}"
     for number, name in enumerate(("tcp", "tcp6")):
         try:
@@ -184,10 +198,10 @@ def _sockets(port: int) -> Iterator[tuple[str, str]]:
                 raise
             continue
         for line in lines:
-            fields = line.split()
-            address, _, found = fields[1].rpartition(":")
-            if found == wanted and fields[3] == _LISTENS:
-                yield fields[9], address
+            _, local, other, state, *_ = fields = line.split()
+            address, _, found = local.rpartition(":")
+            if found == wanted:
+                yield TcpSocket(address, int(other.rpartition(":")[2], 16), state, fields[9])
 
 
 def _sockets_of(processes: Collection[int]) -> set[str]:

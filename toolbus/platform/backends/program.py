@@ -53,6 +53,11 @@ class Program:
         return " / ".join(self._last)
 
     @property
+    def is_ended(self) -> bool:
+        """True once it has ended."""
+        return self.code is not None
+
+    @property
     def ending(self) -> str:
         """Say why it does not run, in one line."""
         if self._reason:

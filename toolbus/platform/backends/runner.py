@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from typing import Any
 
-from toolbus.bus.values.results import ToolbusError, ToolResult
+from toolbus.bus.values.results import Blob, Progress, ToolbusError, ToolResult
 from toolbus.platform.records import RecordedTool, ToolSource
 
 Line = Callable[[str], None]
 """Takes in one line of a program's output, without its end; must return at once."""
 
+Output = Callable[[str | Blob | Progress], Awaitable[None]]
+"""Takes in what a program answers while it works: text, files, and how far it is; a program that answers too fast waits for it."""
 
 NOT_REACHED = "not_reached"
 """The code of a call that did not reach its program."""
@@ -31,35 +35,24 @@ class CannotStart(ToolbusError):
         super().__init__(message)
 
 
-class Output(Protocol):
-    """Takes in what a program answers while it works."""
-
-    async def text(self, piece: str) -> None:
-        """Pass on a piece of text."""
-
-    async def blob(self, media_type: str, data: bytes) -> None:
-        """Pass on a file."""
-
-    async def progress(self, done: float, total: float | None = None, message: str = "") -> None:
-        """Pass on how far it is."""
-
-
-class Instance(Protocol):
+class Instance(ABC):
     """One running instance of a tool.
 
     Attributes:
         pid, port: of its program as seen from the host; 0 where there is none.
     """
 
-    pid: int
-    port: int
+    pid = 0
+    port = 0
 
+    @abstractmethod
     async def call(self, arguments: dict[str, Any], output: Output, *, user: str = "", deadline: float = 0.0) -> ToolResult:
         """Run one call; cancelling it closes its connection.
 
         Args:
             arguments: are the JSON body.
-            output: hears what is streamed.
+            output: takes what is streamed.
+            user: on whose behalf it runs.
             deadline: when the call ends in any case, in the loop's time; 0 for never.
 
         Raises:
@@ -67,6 +60,7 @@ class Instance(Protocol):
                 that it can't have run, and ``code`` is ``CONNECTION_LOST`` when it ended before its answer was complete.
         """
 
+    @abstractmethod
     async def health(self, *, answered: bool = False) -> str:
         """Return why it is not well in one line; empty when it is.
 
@@ -76,17 +70,22 @@ class Instance(Protocol):
 
     async def unfinished(self) -> int:
         """Return how many calls it goes on with although their connections were closed; 0 where that can't be known."""
+        return 0
 
     async def ended(self) -> str:
         """Wait until it has ended by itself, and return why; never returns for one that can't."""
+        await asyncio.Event().wait()
+        raise AssertionError
 
+    @abstractmethod
     async def stop(self, within: float) -> None:
         """End it with everything that it started: ask first, and kill it after ``within`` seconds. Twice is once."""
 
 
-class Runner(Protocol):
+class Runner(ABC):
     """Starts the instances of one kind of source."""
 
+    @abstractmethod
     async def start(self, tool: RecordedTool, source: ToolSource, line: Line) -> Instance:
         """Start an instance, and return it when it is ready; cancelling it leaves nothing behind.
 
@@ -96,10 +95,8 @@ class Runner(Protocol):
 
     async def clean(self) -> list[str]:
         """End what hosts of this machine left that are dead; return a line for each."""
+        return []
 
     async def aclose(self) -> None:
         """Close what is shared by the instances, which have been stopped before."""
-
-
-MakeRunner = Callable[[str], Awaitable[Runner]]
-"""Makes a runner for the host with this id."""
+        return

@@ -10,9 +10,9 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from toolbus.agent import OPENAI
 from toolbus.bus.values.results import ConfigurationError
-from toolbus.platform.coding.spending import Prices
-from toolbus.platform.coding.workspace.files import Network, WorkspaceOptions
+from toolbus.platform.coding.files import Network, WorkspaceOptions
 
 PREFIX = "TOOLBUS_CODING_"
 
@@ -69,6 +69,62 @@ class CodingOptions(msgspec.Struct, frozen=True, kw_only=True):
     def workspace(self) -> WorkspaceOptions:
         """The options of a task's workspace."""
         return WorkspaceOptions(network=self.network, confined=self.confined, docker=self.docker)
+
+
+class Prices(msgspec.Struct, frozen=True):
+    """Prices of models for a million tokens, of the request and of the answer, in any currency."""
+
+    of: dict[str, tuple[float, float]] = {}
+
+    @classmethod
+    def read(cls, text: str) -> Prices:
+        """Return the prices that a text like ``gpt-5=1.25/10, gpt-5-mini=0.25/2`` names; ``*`` stands for all other models.
+
+        Raises:
+            ConfigurationError: it names none.
+        """
+        found: dict[str, tuple[float, float]] = {}
+        for part in filter(None, (each.strip() for each in text.split(","))):
+            model, _, said = part.rpartition("=")
+            asked, _, answered = said.partition("/")
+            try:
+                prices = float(asked), float(answered or asked)
+            except ValueError:
+                prices = (-1.0, -1.0)
+            if not model.strip() or not all(0 <= price < 1e6 for price in prices):
+                raise ConfigurationError(f"TOOLBUS_MODEL_PRICES: {part!r} is no model=price/price, like gpt-5=1.25/10")
+            found[model.strip()] = prices
+        return cls(found)
+
+    def price(self, model: str, prompt: int, completion: int) -> int:
+        """Return the price of so many tokens, in millionths; 0 for a model without a price."""
+        asked, answered = self.of.get(model) or self.of.get("*") or (0.0, 0.0)
+        return round(prompt * asked + completion * answered)
+
+
+class Model(msgspec.Struct, frozen=True):
+    """The endpoint and the model of a coding agent."""
+
+    base_url: str
+    api_key: str
+    name: str
+
+    @classmethod
+    def of_environment(cls) -> Model:
+        """Return the one that the environment names.
+
+        Raises:
+            ConfigurationError: a variable is missing.
+        """
+        key, name = (os.environ.get(each, "").strip() for each in ("OPENAI_API_KEY", "OPENAI_MODEL"))
+        if not key:
+            raise ConfigurationError(
+                "the coding agent needs a model: set OPENAI_API_KEY to your endpoint's key (any word for one that needs none), and "
+                "OPENAI_BASE_URL unless it is OpenAI"
+            )
+        if not name:
+            raise ConfigurationError("which model? set OPENAI_MODEL")
+        return cls(os.environ.get("OPENAI_BASE_URL") or OPENAI, key, name)
 
 
 class Deployment(msgspec.Struct, frozen=True):

@@ -1,9 +1,17 @@
-"""``Registrar``: record what tasks made, once it has been seen to answer."""
+"""``Registrar``: record what tasks made, once it was started as it will be served, and answered; copies of its code for hosts."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+import hashlib
+import random
+import secrets
+import shutil
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -13,17 +21,352 @@ from toolbus.bus.broker.protocols import Creation
 from toolbus.bus.client.bus import ToolBus
 from toolbus.bus.schema.validate import Validator
 from toolbus.bus.support.safe_text import text_of
-from toolbus.bus.values.results import ConfigurationError, DescriptorError, ToolError, ToolResult
+from toolbus.bus.values.results import Blob, ConfigurationError, DescriptorError, Progress, ToolError, ToolResult
+from toolbus.bus.values.settings import Settings
+from toolbus.bus.values.urls import redact
+from toolbus.platform.backends.containers import ContainerCli
+from toolbus.platform.backends.docker import make_runner
+from toolbus.platform.backends.runner import CannotStart
 from toolbus.platform.checks import check_recorded
-from toolbus.platform.coding.copies import LAST, Copy, Forms, bring_code, digest_in
+from toolbus.platform.coding.files import Folder
+from toolbus.platform.coding.jobs import Job
 from toolbus.platform.coding.options import Deployment
-from toolbus.platform.coding.spending import Job
-from toolbus.platform.coding.trial import tried, tried_container
-from toolbus.platform.coding.workspace.workspace import Workspace
-from toolbus.platform.documents import digest_of
+from toolbus.platform.coding.workspace import Program, Workspace
+from toolbus.platform.documents import MOST_BYTES, check_locked, digest_of, digest_of_folder, files_of
 from toolbus.platform.records import Example, RecordedTool, Running, ToolMeta, ToolSource
 from toolbus.platform.review import CONFINED_MEMORY
 from toolbus.platform.store import Conflict, Records, Snapshot
+
+STAGING = ".new"
+"""Folder below that of the tools where copies stand until they have their names."""
+
+LAST = ("pyproject.toml", "Dockerfile")
+"""Files of a project that are brought last, so that one of them tells that all are there."""
+
+# Digits of a digest that name a folder.
+_DIGITS = 16
+
+
+class Copy:
+    """The code of a project, copied to a folder of its own beside the tools until ``place`` gives it its name.
+
+    Args:
+        files: of the workspace.
+        project: its folder there.
+        tools: folder of all tools.
+        locked: whether the project must name all that it depends on; a container's image holds that itself.
+
+    Attributes:
+        digest: of the code.
+        folder: that it stands in until ``place``.
+
+    Raises:
+        ToolError: the project has something that is no code, too much of it, or depends on code that can change.
+    """
+
+    def __init__(self, files: Folder, project: str, tools: Path, *, locked: bool = True) -> None:
+        self._tools = tools
+        self.folder = tools / STAGING / secrets.token_hex(8)
+        try:
+            self.folder.mkdir(parents=True)
+            self._copy(files, project)
+            self.digest = digest_of_folder(self.folder)
+            if locked:
+                check_locked(self.folder)
+        except OSError as error:
+            self.discard()
+            message = f"the folder of tools {str(tools)!r} can't be written at the coding agent: {error.strerror}"
+            raise ToolError(message, type="unavailable", code="no_tools_folder") from None
+        except ConfigurationError as error:
+            self.discard()
+            raise ToolError(str(error).replace(str(self.folder), project), type="invalid_arguments", code="bad_project") from None
+        except BaseException:
+            self.discard()
+            raise
+
+    def place(self, tool_id: str) -> Path:
+        """Give it its name among the forms of a tool, and return the folder."""
+        place = self._tools / tool_id / self.digest[:_DIGITS]
+        place.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self.folder.rename(place)
+        except OSError:
+            # It is there already, or what is there has been changed.
+            if not place.is_dir() or digest_of_folder(place) == self.digest:
+                return place
+            shutil.rmtree(place)
+            self.folder.rename(place)
+        return place
+
+    def discard(self) -> None:
+        """Remove it, unless it has its name."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _copy(self, files: Folder, project: str) -> None:
+        left = MOST_BYTES
+        for name in files_of(files.folder(project)):
+            data, size = files.read(f"{project}/{name}", left + 1)
+            left -= size
+            if left < 0:
+                raise ConfigurationError(f"the project has more than {MOST_BYTES:,} bytes")
+            path = self.folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+            path.chmod(0o755 if Path(files.path, project, name).stat(follow_symlinks=False).st_mode & 0o100 else 0o644)
+        # Hosts that are the superuser run it as another user.
+        for each in (self.folder, *filter(Path.is_dir, self.folder.rglob("*"))):
+            each.chmod(0o755)
+
+
+def digest_in(files: Folder, project: str) -> str:
+    """Return the digest of a project's code as it is in the workspace now."""
+    return digest_of_folder(files.folder(project))
+
+
+def bring_code(folder: str, files: Folder, project: str) -> int:
+    """Copy the code of a tool into a workspace; return the number of its files.
+
+    Raises:
+        ConfigurationError: the folder can't be read as code.
+        ToolError: the workspace has no room.
+        OSError: a file can't be read.
+    """
+    names = files_of(folder)
+    for name in sorted(names, key=LAST.__contains__):
+        files.write(f"{project}/{name}", Path(folder, name).read_bytes())
+    return len(names)
+
+
+NOTES = ".forms"
+"""Folder below that of the tools: for each deployment, a file for each form that it has made."""
+
+# Programs of a former revision may run, and records that were exported may come back, for so many seconds.
+_KEPT = 14 * 86_400.0
+_NAMED, _UNNAMED = "", "unnamed"
+
+
+class Forms:
+    """The forms that one namespace of one server has made; what others made in the same folder is never touched.
+
+    Args:
+        tools: folder of the tools, with a folder ``<tool>/<digest>`` for each form.
+        settings: name the server and the namespace.
+    """
+
+    def __init__(self, tools: Path, settings: Settings) -> None:
+        self._tools = tools
+        whose = f"{redact(settings.url)} {settings.namespace}".encode()
+        self._notes = tools / NOTES / hashlib.blake2b(whose, digest_size=8).hexdigest()
+
+    def note(self, form: Path) -> None:
+        """Note that a form is this deployment's; one without a note is kept for good."""
+        note = self._notes / form.relative_to(self._tools)
+        with contextlib.suppress(OSError):
+            note.parent.mkdir(parents=True, exist_ok=True)
+            note.write_text(_NAMED)
+
+    def clean(self, found: Snapshot) -> None:
+        """Remove forms that no record, approved or pending, has named for two weeks."""
+        records = msgspec.json.encode([*found.tools.values(), *found.pending.values()])
+        # One that can't be read may name any form of its tool.
+        unknown = {each.key.partition("/")[2] for each in found.refused}
+        for note in list(self._notes.glob("*/*")):
+            tool, digest = note.parent.name, note.name
+            # Another process may clean at the same time.
+            with contextlib.suppress(OSError):
+                if tool in unknown or digest.encode() in records:
+                    note.write_text(_NAMED)
+                elif note.read_text() != _UNNAMED:
+                    note.write_text(_UNNAMED)
+                elif time.time() - note.stat().st_mtime > _KEPT:
+                    note.unlink()
+                    self._remove(tool, digest)
+
+    def _remove(self, tool: str, digest: str) -> None:
+        # The same code may be another deployment's, too.
+        if not any((self._tools / NOTES).glob(f"*/{tool}/{digest}")):
+            shutil.rmtree(self._tools / tool / digest, ignore_errors=True)
+
+
+_PORTS = (20_000, 29_999)
+# Seconds that the program has to answer at its port, and then for each call.
+_READY = 60.0
+_CALL = 120.0
+_MARGIN = 10.0
+_LAST = 0.5
+_MOST_ANSWER = 20_000
+_MOST_KEPT = 2_000
+_MOST_SHOWN = 1_500
+_MOST_LINES = 100
+_MARK = "toolbus-answer "
+# It runs beside the program, since nothing else reaches the network of a workspace.
+_CLIENT = f"""
+import json, sys, time, urllib.error, urllib.request
+url, method, body, ready, within = sys.argv[1:]
+def told(**said):
+    print({_MARK!r} + json.dumps(said), flush=True)
+    sys.exit()
+def answered(status, answer):
+    kind = answer.headers.get("content-type", "")
+    told(status=status, kind=kind, text=answer.read({_MOST_ANSWER}).decode("utf-8", "replace"))
+until = time.monotonic() + float(ready)
+opener = urllib.request.build_opener(urllib.request.ProxyHandler({{}}))
+while True:
+    request = urllib.request.Request(url, body.encode(), {{"content-type": "application/json"}}, method=method)
+    try:
+        with opener.open(request, timeout=float(within)) as answer:
+            answered(answer.status, answer)
+    except urllib.error.HTTPError as error:
+        answered(error.code, error)
+    except urllib.error.URLError as error:
+        if not isinstance(error.reason, ConnectionRefusedError) or time.monotonic() > until:
+            told(status=0, kind="", text=str(error.reason))
+    except OSError as error:
+        told(status=0, kind="", text=str(error))
+    time.sleep(0.05)
+"""
+
+
+class _Said(msgspec.Struct):
+    """Hold what the client tells of an answer; status 0 when there is none."""
+
+    status: int
+    kind: str
+    text: str
+
+
+async def tried(
+    workspace: Workspace, project: str, path: str, examples: Sequence[Mapping[str, Any]], *, network: bool = False
+) -> list[Example]:
+    """Start a project and call it with each of these arguments; return them with its answers.
+
+    Args:
+        workspace: of the task.
+        project: its folder there.
+        path: of the endpoint.
+        examples: arguments.
+        network: whether it reaches the network that the workspace may have; otherwise none, as when it is served.
+
+    Raises:
+        ToolError: it does not start, or an answer is no success; the text has what it printed.
+    """
+    port = random.randint(*_PORTS)  # noqa: S311 - it has to differ from that of its last run, which may linger
+    program = await workspace.start(["python", "main.py", "--port", str(port)], folder=project, network=network)
+    try:
+        found = []
+        for arguments in examples:
+            said = await _called(workspace, program, project, f"http://127.0.0.1:{port}{path}", arguments, network=network)
+            if not 200 <= said.status < 300:
+                raise _failed(
+                    program, f"the call with {_short(arguments)} was answered with status {said.status}: {said.text[:_MOST_SHOWN]}"
+                )
+            if not said.text.strip():
+                raise _failed(program, f"the call with {_short(arguments)} was answered with nothing")
+            if "json" in said.kind and not _is_json(said.text):
+                raise _failed(program, f"the call with {_short(arguments)} was answered as JSON that is none: {said.text[:_MOST_SHOWN]}")
+            found.append(Example(params=dict(arguments), output=said.text[:_MOST_KEPT]))
+        return found
+    finally:
+        await program.end()
+
+
+async def tried_container(tool: RecordedTool, source: ToolSource, examples: Sequence[Mapping[str, Any]]) -> list[Example]:
+    """Build and start a tool's container as a host does, and call it with each of these arguments; return them with its answers.
+
+    Args:
+        tool: its record.
+        source: its container; the image is removed afterwards.
+        examples: arguments.
+
+    Raises:
+        ToolError: it can't be built, does not start, or an answer is no success; the text has what it printed.
+    """
+    printed = deque[str](maxlen=_MOST_LINES)
+    runner = await make_runner(f"trial-{tool.made_by}")
+    try:
+        instance = await runner.start(tool, source, printed.append)
+        try:
+            found = []
+            for arguments in examples:
+                streamed = ""
+
+                async def take(item: str | Blob | Progress) -> None:
+                    nonlocal streamed
+                    if not isinstance(item, Progress):
+                        piece = item if isinstance(item, str) else f"[{item.media_type}, {len(item.data):,} bytes]"
+                        streamed = (streamed + piece)[:_MOST_ANSWER]
+
+                async with asyncio.timeout(_CALL):
+                    result = await instance.call(dict(arguments), take)
+                text = streamed + (result.output or ("" if result.data is None else msgspec.json.encode(result.data).decode()))
+                if not text.strip():
+                    raise ToolError(f"the call with {_short(arguments)} was answered with nothing")
+                found.append(Example(params=dict(arguments), output=text[:_MOST_KEPT]))
+            return found
+        finally:
+            await instance.stop(_MARGIN)
+    except (CannotStart, ToolError, TimeoutError) as error:
+        why = f"it did not answer within {_CALL:g} s" if isinstance(error, TimeoutError) else str(error)
+        raise _refused(why, "\n".join(printed)[-_MOST_SHOWN:]) from None
+    finally:
+        with contextlib.suppress(CannotStart):
+            await ContainerCli.found().run("rmi", "--force", source.image)
+        await runner.aclose()
+
+
+async def _called(workspace: Workspace, program: Program, project: str, url: str, arguments: Mapping[str, Any], *, network: bool) -> _Said:
+    words = ["python", "-I", "-c", _CLIENT, url, "POST", msgspec.json.encode(arguments).decode(), str(_READY), str(_CALL)]
+    client = await workspace.start(words, folder=project, seconds=_READY + _CALL + _MARGIN, network=network)
+    ends = [asyncio.ensure_future(each.finished()) for each in (client, program)]
+    try:
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        if not ends[0].done():
+            # Nobody will answer any more; an answer that is on its way arrives at once.
+            await asyncio.wait(ends[:1], timeout=_LAST)
+            await client.end()
+        finished = await ends[0]
+    finally:
+        for each in ends:
+            each.cancel()
+        await asyncio.gather(*ends, return_exceptions=True)
+        await client.end()
+    line = next((line for line in finished.output.splitlines() if line.startswith(_MARK)), "")
+    try:
+        said = msgspec.json.decode(line.removeprefix(_MARK), type=_Said)
+    except msgspec.DecodeError:
+        if not program.running:
+            raise _failed(program, "it ended before it answered") from None
+        why = finished.reason or finished.output[-_MOST_SHOWN:] or "no answer"
+        raise _failed(program, f"it was not answered in time ({why})") from None
+    if not said.status:
+        ended = "" if program.running else "; it has ended"
+        raise _failed(program, f"it does not answer at its port{ended} ({said.text})")
+    return said
+
+
+def _failed(program: Program, why: str) -> ToolError:
+    return _refused(why, program.unread.take().strip()[-_MOST_SHOWN:])
+
+
+def _refused(why: str, printed: str) -> ToolError:
+    told = f"; it printed:\n{printed}" if printed else "; it printed nothing"
+    return ToolError(f"the tool is not registered: {why}{told}", code="trial_failed")
+
+
+def _is_json(text: str) -> bool:
+    if len(text) >= _MOST_KEPT:
+        return True
+    try:
+        msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return False
+    return True
+
+
+def _short(arguments: Mapping[str, Any]) -> str:
+    text = msgspec.json.encode(arguments).decode()
+    return text if len(text) < 200 else f"{text[:200]}…"
+
 
 _MOST_EXAMPLES = 10
 # A rate of calls is shown to models as a class; see toolbus.effects.

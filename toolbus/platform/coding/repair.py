@@ -6,7 +6,6 @@ import asyncio
 import datetime
 import time
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -18,10 +17,8 @@ from toolbus.bus.client.bus import ToolBus
 from toolbus.bus.values.results import BrokerError, ConfigurationError, ToolError
 from toolbus.platform.coding.options import CodingOptions
 from toolbus.platform.records import RecordedTool, ToolRoute
+from toolbus.platform.states import tool_routes
 from toolbus.platform.store import Records
-
-if TYPE_CHECKING:
-    from toolbus.bus.broker.routes import Routes
 
 # Errors that say something of the tool, not of its caller.
 _ITS_OWN = {"tool_error", "unavailable", "deadline_exceeded", "outcome_unknown"}
@@ -65,27 +62,6 @@ def told(failed: Sequence[RecentCall]) -> tuple[str, ...]:
         for call in failed
     )
     return tuple(lines)[:_MOST_TOLD]
-
-
-_routes = msgspec.json.Decoder(ToolRoute)
-
-
-async def tool_routes(routes: Routes) -> list[ToolRoute]:
-    """Return where each recorded tool runs, at every live host, by tool and host; ``bus.routes`` and ``admin.routes`` have them.
-
-    What can't be read is left out, and told.
-
-    Raises:
-        BrokerError: the server could not be asked.
-    """
-    found: list[ToolRoute] = []
-    for host, documents in (await routes.all()).items():
-        for tool, document in documents.items():
-            try:
-                found.append(msgspec.structs.replace(_routes.decode(document), tool_id=tool, host=host))
-            except (msgspec.DecodeError, ValueError, RecursionError) as error:
-                telemetry.log.warning("value.unreadable", key=f"routes:{host} {tool}", error=str(error), advice="delete it")
-    return sorted(found, key=lambda route: (route.tool_id, route.host))
 
 
 _RECENT = 1_000

@@ -3,88 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import msgspec
 
-from toolbus.agent import OPENAI, Agent, AgentEvent, Answer, ModelText, Retrying
+from toolbus.agent import Agent, AgentEvent, Answer, ModelText, Retrying
 from toolbus.bus.client.bus import ToolBus
 from toolbus.bus.client.executor.executor import ToolExecutor
 from toolbus.bus.middleware.chain import Middleware
-from toolbus.bus.values.results import ConfigurationError, ConversationBusy, ConversationError, EndpointError, ToolError, ToolResult
+from toolbus.bus.values.results import ConversationBusy, ConversationError, EndpointError
 from toolbus.bus.values.settings import Settings
 from toolbus.bus.worker.function import held
 from toolbus.bus.worker.service import ToolService
 from toolbus.bus.worker.worker import Worker
-from toolbus.platform.coding.guard import Guard, Outcome
-from toolbus.platform.coding.options import CodingOptions, Deployment
+from toolbus.platform.coding.jobs import Guard, Job, MeteredEndpoint, Outcome, OverBudget
+from toolbus.platform.coding.options import CodingOptions, Deployment, Model
 from toolbus.platform.coding.registering import Registrar
-from toolbus.platform.coding.spending import Job, MeteredEndpoint, OverBudget
-from toolbus.platform.coding.tools import ContainerTools, ProjectTools
-from toolbus.platform.coding.workspace.workspace import Workspace
-
-_MOST_READ = 4 << 20
-_MOST_LINES = 2_000
-_MOST_CHARACTERS = 60_000
-
-Lines = Annotated[int, msgspec.Meta(ge=1, le=_MOST_LINES)]
-
-
-class FileTools:
-    """The tools ``write_file`` and ``read_file``."""
-
-    def __init__(self, workspace: Workspace) -> None:
-        self._files = workspace.files
-
-    async def write_file(self, path: str, content: str, mode: Literal["overwrite", "append"] = "overwrite") -> ToolResult:
-        """Write a text file in the workspace; the folders on its way are made.
-
-        Args:
-            path: relative to the workspace, like stitcher/main.py
-            content: the text
-            mode: overwrite writes the whole file anew, append adds to its end
-        """
-        try:
-            data = content.encode()
-        except UnicodeEncodeError:
-            raise ToolError(
-                "the content holds half of a character (a lone surrogate): leave it out", type="invalid_arguments", code="bad_text"
-            ) from None
-        size = await asyncio.to_thread(self._files.write, path, data, append=mode == "append")
-        return ToolResult.ok({"path": path, "bytes": size}, output=f"{path} has {size:,} bytes now")
-
-    async def read_file(self, path: str, first_line: Annotated[int, msgspec.Meta(ge=1)] = 1, lines: Lines = 500) -> ToolResult:
-        """Read lines of a text file in the workspace.
-
-        Args:
-            path: relative to the workspace
-            first_line: the first line wanted, from 1
-            lines: how many are wanted
-        """
-        data, size = await asyncio.to_thread(self._files.read, path, _MOST_READ)
-        if b"\0" in data[:8_000]:
-            raise ToolError(f"{path!r} is no text file: it has {size:,} bytes, among them zeros", code="no_text")
-        whole = data.decode("utf-8", "replace").splitlines(keepends=True)
-        text = "".join(whole[first_line - 1 : first_line - 1 + lines])
-        last = min(first_line - 1 + lines, len(whole))
-        if len(text) > _MOST_CHARACTERS:
-            text = text[:_MOST_CHARACTERS]
-            last = first_line - 1 + len(text.splitlines())
-            text += "\n[… the rest is left out: ask for fewer lines …]"
-        elif not text:
-            text = f"[it has {len(whole)} lines, so none from {first_line} on]" if whole else "[it is empty]"
-        elif last < len(whole):
-            text += f"[… lines {last + 1} to {len(whole)} follow …]"
-        elif len(data) < size:
-            text += f"\n[… the file has {size:,} bytes; only the first {_MOST_READ:,} can be read …]"
-        return ToolResult.ok({"path": path, "bytes": size, "first_line": first_line, "last_line": last, "lines": len(whole)}, output=text)
-
+from toolbus.platform.coding.tools import TaskTools
+from toolbus.platform.coding.workspace import Workspace
 
 # Results that a task's model has seen are of no other task's concern.
 _SESSION = "task"
@@ -146,27 +87,6 @@ def system(options: CodingOptions) -> str:
     return _SYSTEM.format(network=_NETWORKS[options.network], requests=options.requests, minutes=options.seconds / 60)
 
 
-class TaskTools:
-    """The tools of one task.
-
-    Args:
-        workspace: the task's; it must be open while they run, and its end removes the task's containers.
-
-    Attributes:
-        functions: the tools by name, typed and with docstrings, to be registered as they are. What a function raises is a ``ToolError``.
-    """
-
-    def __init__(self, workspace: Workspace) -> None:
-        files, projects, containers = FileTools(workspace), ProjectTools(workspace), ContainerTools(workspace)
-        workspace.at_end(containers.aclose)
-        functions = (
-            *(files.write_file, files.read_file),
-            *(projects.create_uv_project, projects.uv_add_dependency, projects.run_in_uv),
-            *(containers.create_docker_env, containers.run_in_docker, containers.rebuild_docker_ports, containers.destroy_docker_env),
-        )
-        self.functions: dict[str, Callable[..., Any]] = {each.__name__: each for each in functions}
-
-
 CONVERSATIONS = "coding/"
 """Begins the ids of the conversations of tasks."""
 
@@ -181,31 +101,6 @@ _ENDED = {
     "full": "the conversation is over the bound of what is kept",
     "length": "the model's answer was cut off by the endpoint",
 }
-
-
-class Model(msgspec.Struct, frozen=True):
-    """The endpoint and the model of a coding agent."""
-
-    base_url: str
-    api_key: str
-    name: str
-
-    @classmethod
-    def of_environment(cls) -> Model:
-        """Return the one that the environment names.
-
-        Raises:
-            ConfigurationError: a variable is missing.
-        """
-        key, name = (os.environ.get(each, "").strip() for each in ("OPENAI_API_KEY", "OPENAI_MODEL"))
-        if not key:
-            raise ConfigurationError(
-                "the coding agent needs a model: set OPENAI_API_KEY to your endpoint's key (any word for one that needs none), and "
-                "OPENAI_BASE_URL unless it is OpenAI"
-            )
-        if not name:
-            raise ConfigurationError("which model? set OPENAI_MODEL")
-        return cls(os.environ.get("OPENAI_BASE_URL") or OPENAI, key, name)
 
 
 class TaskRuns:
@@ -258,7 +153,7 @@ class TaskRuns:
             seconds = options.workspace.seconds + _MARGIN
             guard = Guard(job, folder / "marks")
             async with (
-                self._endpoint(job, guard) as endpoint,
+                MeteredEndpoint(self._model, self._deployment, job, guard) as endpoint,
                 toolbox(functions, guard, model=self._model.name, seconds=seconds) as executor,
             ):
                 born = await asyncio.to_thread(_born, folder)
@@ -271,20 +166,6 @@ class TaskRuns:
                     answer = await agent.ask(NUDGE, told.event, idempotency_key="nudge")
                     told.end()
                 return answer
-
-    def _endpoint(self, job: Job, guard: Guard) -> MeteredEndpoint:
-        options, model = self._deployment.options, self._model
-        return MeteredEndpoint(
-            model.base_url,
-            model.api_key,
-            model=model.name,
-            prices=self._deployment.prices,
-            spent=job.creation.spent,
-            most_tokens=options.tokens,
-            most_price=round(options.price * 1e6),
-            tell=job.spent,
-            looping=lambda: guard.looping,
-        )
 
     def _agent(self, endpoint: MeteredEndpoint, executor: ToolExecutor, conversation: str) -> Agent:
         options = self._deployment.options

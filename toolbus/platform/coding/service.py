@@ -21,13 +21,12 @@ from toolbus.bus.broker.protocols import Creation
 from toolbus.bus.client.bus import ToolBus
 from toolbus.bus.telemetry.background import keep_running
 from toolbus.bus.values.results import ConfigurationError, ToolError
-from toolbus.platform.catalogue.configured import hook_of
-from toolbus.platform.coding.copies import STAGING, Forms
-from toolbus.platform.coding.guard import Puller
-from toolbus.platform.coding.options import Deployment, deployment_of
-from toolbus.platform.coding.registering import Registrar
+from toolbus.platform.catalogue import hook_of
+from toolbus.platform.coding.jobs import Puller
+from toolbus.platform.coding.options import Deployment, Model, deployment_of
+from toolbus.platform.coding.registering import STAGING, Forms, Registrar
 from toolbus.platform.coding.repair import Repairs
-from toolbus.platform.coding.run import Model, TaskRuns
+from toolbus.platform.coding.run import TaskRuns
 from toolbus.platform.store import Records
 
 if TYPE_CHECKING:

@@ -6,8 +6,7 @@ import asyncio
 import contextlib
 import re
 import secrets
-import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from typing import Annotated, Any, Literal
 
 import anyio
@@ -15,11 +14,10 @@ import msgspec
 
 from toolbus.bus.values.results import ToolError, ToolResult
 from toolbus.platform.backends.containers import RIGHTS, CliFailed, ContainerCli, Images, labels_of_task
-from toolbus.platform.backends.marks import LOOPBACK
+from toolbus.platform.backends.marks import LOOPBACK, Ports
 from toolbus.platform.backends.runner import CannotStart
-from toolbus.platform.coding.workspace.files import WorkspaceOptions
-from toolbus.platform.coding.workspace.programs import MOST_PRINTED, REASONS, Finished, Program, start_plain
-from toolbus.platform.coding.workspace.workspace import Workspace
+from toolbus.platform.coding.files import WorkspaceOptions
+from toolbus.platform.coding.workspace import MOST_PRINTED, REASONS, Finished, Program, Workspace, start_plain
 
 _INSIDE = "/workspace"
 _MARK = "TOOLBUS_RUN"
@@ -53,8 +51,9 @@ class Environment(msgspec.Struct, frozen=True):
     ports: tuple[tuple[int, int], ...] = ()
     own_image: str = ""
 
-    def told(self) -> dict[str, Any]:
-        """Return what a model is told of it."""
+    @property
+    def shown(self) -> dict[str, Any]:
+        """The part of it that a model sees."""
         return {"name": self.name, "image": self.image, "ports": {str(inside): outside for outside, inside in self.ports}}
 
 
@@ -133,8 +132,8 @@ class Environments:
             self._made[name] = made
             return made
 
-    async def run(self, name: str, command: str) -> ContainerProgram:
-        """Start a command in a container.
+    async def run(self, name: str, command: str, seconds: float = 0.0) -> ContainerProgram:
+        """Start a command in a container; it is ended after so many seconds, if any are named.
 
         Raises:
             CannotStart: docker is away.
@@ -145,6 +144,8 @@ class Environments:
         words = [cli.path, "exec", "--workdir", _INSIDE, "--env", f"{_MARK}={mark}", made.container, "/bin/sh", "-c", command]
         program = await start_plain(words, cli.environment(), self._options.output, ContainerProgram)
         program.cli, program.container, program.mark = cli, made.container, mark
+        if seconds:
+            program.limit(min(seconds, self._options.seconds))
         return program
 
     async def rebuild(self, name: str, ports: tuple[tuple[int, int], ...]) -> Environment:
@@ -235,14 +236,8 @@ class Environments:
 
 def _chosen(ports: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
     """Return the pairs with a free port where none was named."""
-    return tuple((outside or _free(), inside) for outside, inside in ports)
-
-
-def _free() -> int:
-    with socket.socket() as tried:
-        tried.bind((LOOPBACK, 0))
-        port: int = tried.getsockname()[1]
-    return port
+    free = Ports()
+    return tuple((outside or free.take(), inside) for outside, inside in ports)
 
 
 # Seconds that a program in the background has to end by itself when it is stopped.
@@ -289,7 +284,7 @@ class Background:
         if program.running:
             return ToolResult.ok({"handle": handle, "running": True}, output=program.unread.take() + "\n[it runs]")
         finished = await program.finished()
-        data = {"handle": handle, "running": False, **told(finished)}
+        data = {"handle": handle, "running": False, **_summary(finished)}
         return ToolResult.ok(data, output=f"{program.unread.take()}\n[{ending(finished, self._options)}]")
 
     async def stop(self, handle: str) -> ToolResult:
@@ -309,20 +304,7 @@ class Background:
         return program
 
 
-async def streamed(program: Program, options: WorkspaceOptions) -> AsyncIterator[str | ToolResult]:
-    """Yield a program's output as it comes, then how it ended.
-
-    Raises:
-        ToolError: the machine lets no program be confined.
-    """
-    async for piece in program.pieces():
-        yield piece
-    finished = await program.finished()
-    yield f"{program.rest}\n[{ending(finished, options)}]"
-    yield ToolResult.ok(told(finished))
-
-
-def told(finished: Finished) -> dict[str, Any]:
+def _summary(finished: Finished) -> dict[str, Any]:
     """Return how a program ended, as data."""
     return {"status": finished.status, "ended": finished.reason, "seconds": round(finished.seconds, 3)}
 
@@ -346,16 +328,146 @@ _NAME = re.compile(r"[a-z0-9](?:[a-z0-9_-]{0,38}[a-z0-9])?")
 _IMAGE = re.compile(r"[a-z0-9][a-z0-9._/:@-]{0,254}", re.IGNORECASE)
 _PORT = re.compile(r"(?:([0-9]{1,5}):)?([0-9]{1,5})")
 _MOST_PORTS = 20
+_PROJECT = re.compile(r"[A-Za-z](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9])?")
+# A requirement: a name with extras, versions and markers. It is no option, no URL and no path, which would fetch from anywhere.
+_REQUIREMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(?:\[[A-Za-z0-9._,\s-]+\])?[^@/\\]{0,200}")
+_MOST_REQUIREMENTS = 50
+_MOST_READ = 4 << 20
+_MOST_LINES = 2_000
+_MOST_CHARACTERS = 60_000
+
+Lines = Annotated[int, msgspec.Meta(ge=1, le=_MOST_LINES)]
+Mode = Literal["foreground", "background", "read", "stop"]
+
+_TOOLS = (
+    *("write_file", "read_file", "create_uv_project", "uv_add_dependency", "run_in_uv"),
+    *("create_docker_env", "run_in_docker", "rebuild_docker_ports", "destroy_docker_env"),
+)
 
 
-class ContainerTools:
-    """The tools ``create_docker_env``, ``run_in_docker``, ``rebuild_docker_ports`` and ``destroy_docker_env``."""
+class TaskTools:
+    """The tools of one task.
+
+    Args:
+        workspace: the task's; it must be open while they run, and its end removes the task's containers.
+
+    Attributes:
+        functions: the tools by name, typed and with docstrings, to be registered as they are. What a function raises is a ``ToolError``.
+    """
 
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace
+        self._files = workspace.files
         self._options = workspace.options
         self._environments = Environments(workspace)
-        self._background = Background(workspace.options)
+        self._in_uv, self._in_docker = Background(workspace.options), Background(workspace.options)
+        workspace.at_end(self._environments.aclose)
+        self.functions: dict[str, Callable[..., Any]] = {name: getattr(self, name) for name in _TOOLS}
+
+    # -- files ------------------------------------------------------------------------------------
+
+    async def write_file(self, path: str, content: str, mode: Literal["overwrite", "append"] = "overwrite") -> ToolResult:
+        """Write a text file in the workspace; the folders on its way are made.
+
+        Args:
+            path: relative to the workspace, like stitcher/main.py
+            content: the text
+            mode: overwrite writes the whole file anew, append adds to its end
+        """
+        try:
+            data = content.encode()
+        except UnicodeEncodeError:
+            raise ToolError(
+                "the content holds half of a character (a lone surrogate): leave it out", type="invalid_arguments", code="bad_text"
+            ) from None
+        size = await asyncio.to_thread(self._files.write, path, data, append=mode == "append")
+        return ToolResult.ok({"path": path, "bytes": size}, output=f"{path} has {size:,} bytes now")
+
+    async def read_file(self, path: str, first_line: Annotated[int, msgspec.Meta(ge=1)] = 1, lines: Lines = 500) -> ToolResult:
+        """Read lines of a text file in the workspace.
+
+        Args:
+            path: relative to the workspace
+            first_line: the first line wanted, from 1
+            lines: how many are wanted
+        """
+        data, size = await asyncio.to_thread(self._files.read, path, _MOST_READ)
+        if b"\0" in data[:8_000]:
+            raise ToolError(f"{path!r} is no text file: it has {size:,} bytes, among them zeros", code="no_text")
+        whole = data.decode("utf-8", "replace").splitlines(keepends=True)
+        text = "".join(whole[first_line - 1 : first_line - 1 + lines])
+        last = min(first_line - 1 + lines, len(whole))
+        if len(text) > _MOST_CHARACTERS:
+            text = text[:_MOST_CHARACTERS]
+            last = first_line - 1 + len(text.splitlines())
+            text += "\n[… the rest is left out: ask for fewer lines …]"
+        elif not text:
+            text = f"[it has {len(whole)} lines, so none from {first_line} on]" if whole else "[it is empty]"
+        elif last < len(whole):
+            text += f"[… lines {last + 1} to {len(whole)} follow …]"
+        elif len(data) < size:
+            text += f"\n[… the file has {size:,} bytes; only the first {_MOST_READ:,} can be read …]"
+        return ToolResult.ok({"path": path, "bytes": size, "first_line": first_line, "last_line": last, "lines": len(whole)}, output=text)
+
+    # -- uv projects ------------------------------------------------------------------------------
+
+    async def create_uv_project(self, name: str, dependencies: tuple[str, ...] = ()) -> ToolResult:
+        """Make a uv project in a folder of the workspace, with a virtual environment.
+
+        Args:
+            name: of the project and its folder; letters, digits, - and _
+            dependencies: packages that it needs, like pillow>=11
+        """
+        if not _PROJECT.fullmatch(name):
+            raise _wrong(f"{name[:80]!r} is no project's name: begin with a letter, use letters, digits, - and _, at most 63", "bad_name")
+        if await asyncio.to_thread(self._files.has, f"{name}/pyproject.toml"):
+            raise _wrong(f"there is a project {name!r} already: use it, or choose another name", "exists")
+        _check_requirements(dependencies)
+        await asyncio.to_thread(self._files.make, name)
+        await self._uv(["init", "--bare", "--no-workspace", "--no-readme", "--vcs", "none", "--name", name.lower()], name)
+        await self._uv(["venv", "--allow-existing", "--no-project"], name)
+        if dependencies:
+            await self._uv(["add", "--no-install-project", "--", *dependencies], name)
+        needs = f" with {', '.join(dependencies)}" if dependencies else ""
+        return ToolResult.ok({"project": name}, output=f"made the project {name}{needs}; its files are in the folder {name}")
+
+    async def uv_add_dependency(self, project: str, packages: tuple[str, ...]) -> ToolResult:
+        """Add packages to a project, and install them.
+
+        Args:
+            project: its folder
+            packages: like pillow>=11; from the package index, as wheels
+        """
+        await self._check_project(project)
+        if not packages:
+            raise _wrong("name at least one package", "no_packages")
+        _check_requirements(packages)
+        finished = await self._uv(["add", "--no-install-project", "--", *packages], project)
+        return ToolResult.ok({"project": project, "packages": packages}, output=finished.output.strip() or "nothing changed")
+
+    async def run_in_uv(
+        self, project: str = "", command: str = "", mode: Mode = "foreground", handle: str = "", seconds: Seconds = 120.0
+    ) -> AsyncIterator[str | ToolResult]:
+        """Run a shell command in a project's folder with its virtual environment, like: python main.py --port 8123.
+
+        Args:
+            project: its folder
+            command: the command line
+            mode: foreground waits for the end; background returns a handle; read returns what is new of its output; stop ends it
+            handle: of a program in the background, for read and stop
+            seconds: that it may run in the foreground
+        """
+        if mode in {"foreground", "background"}:
+            await self._check_project(project)
+
+        async def start(seconds: float) -> Program:
+            return await self._workspace.start(["/bin/sh", "-c", command], folder=project, seconds=seconds)
+
+        async with contextlib.aclosing(self._run(self._in_uv, start, command, mode, handle, seconds)) as pieces:
+            async for each in pieces:
+                yield each
+
+    # -- containers -------------------------------------------------------------------------------
 
     async def create_docker_env(self, name: str, image: str = "", folder: str = "", ports: tuple[str, ...] = ()) -> ToolResult:
         """Start a container that stays until it is destroyed. The workspace is its folder /workspace, where commands begin.
@@ -375,22 +487,15 @@ class ContainerTools:
         pairs = self._pairs(ports)
         path = ""
         if folder:
-            path = await asyncio.to_thread(self._workspace.files.folder, folder)
-            if not await asyncio.to_thread(self._workspace.files.has, f"{folder}/Dockerfile"):
+            path = await asyncio.to_thread(self._files.folder, folder)
+            if not await asyncio.to_thread(self._files.has, f"{folder}/Dockerfile"):
                 raise ToolError(f"there is no {folder}/Dockerfile in the workspace: write it first", type="not_found", code="no_file")
-        try:
+        with _docker_errors():
             made = await self._environments.create(name, image, path, pairs)
-        except CannotStart as error:
-            raise _failed(error) from None
-        return ToolResult.ok(made.told(), output=f"the environment {name} runs{_mapped(made)}")
+        return ToolResult.ok(made.shown, output=f"the environment {name} runs{_mapped(made)}")
 
     async def run_in_docker(
-        self,
-        name: str,
-        command: str = "",
-        mode: Literal["foreground", "background", "read", "stop"] = "foreground",
-        handle: str = "",
-        seconds: Seconds = 120.0,
+        self, name: str, command: str = "", mode: Mode = "foreground", handle: str = "", seconds: Seconds = 120.0
     ) -> AsyncIterator[str | ToolResult]:
         """Run a shell command in a container made by create_docker_env.
 
@@ -401,27 +506,14 @@ class ContainerTools:
             handle: of a program in the background, for read and stop
             seconds: that it may run in the foreground
         """
-        if mode in {"read", "stop"}:
-            yield await (self._background.read(handle) if mode == "read" else self._background.stop(handle))
-            return
-        if not command.strip() or "\0" in command:
-            raise _wrong("give the command that is to run, like: python main.py", "no_command")
-        if mode == "background":
-            self._background.check()
-        try:
-            running = await self._environments.run(name, command)
-        except CannotStart as error:
-            raise _failed(error) from None
-        if mode == "background":
-            new = self._background.add(running)
-            yield ToolResult.ok({"handle": new, "running": True}, output=f"it runs in the background; its handle is {new}")
-            return
-        running.limit(min(seconds, self._options.seconds))
-        try:
-            async for each in streamed(running, self._options):
+
+        async def start(seconds: float) -> Program:
+            with _docker_errors():
+                return await self._environments.run(name, command, seconds)
+
+        async with contextlib.aclosing(self._run(self._in_docker, start, command, mode, handle, seconds)) as pieces:
+            async for each in pieces:
                 yield each
-        finally:
-            await running.end()
 
     async def rebuild_docker_ports(self, name: str, ports: tuple[str, ...]) -> ToolResult:
         """Make a container anew with other ports; its files stay, its programs end.
@@ -431,11 +523,9 @@ class ContainerTools:
             ports: of the container to map, like 8000, or 8080:8000 for a certain port of the host
         """
         pairs = self._pairs(ports)
-        try:
+        with _docker_errors():
             made = await self._environments.rebuild(name, pairs)
-        except CannotStart as error:
-            raise _failed(error) from None
-        return ToolResult.ok(made.told(), output=f"the environment {name} was made anew{_mapped(made)}; its programs have ended")
+        return ToolResult.ok(made.shown, output=f"the environment {name} was made anew{_mapped(made)}; its programs have ended")
 
     async def destroy_docker_env(self, name: str) -> ToolResult:
         """End and remove a container with its programs and files; those in /workspace stay.
@@ -443,15 +533,57 @@ class ContainerTools:
         Args:
             name: of the environment
         """
-        try:
+        with _docker_errors():
             await self._environments.destroy(name)
-        except CannotStart as error:
-            raise _failed(error) from None
         return ToolResult.ok({"name": name}, output=f"the environment {name} is removed")
 
-    async def aclose(self) -> None:
-        """Remove all containers of the task."""
-        await self._environments.aclose()
+    # -- what they share --------------------------------------------------------------------------
+
+    async def _run(
+        self,
+        background: Background,
+        start: Callable[[float], Awaitable[Program]],
+        command: str,
+        mode: Mode,
+        handle: str,
+        seconds: float,
+    ) -> AsyncGenerator[str | ToolResult, None]:
+        """Run a command in one of the modes; ``start`` takes the seconds that it may run, 0 for as long as any."""
+        if mode in {"read", "stop"}:
+            yield await (background.read(handle) if mode == "read" else background.stop(handle))
+            return
+        if not command.strip() or "\0" in command:
+            raise _wrong("give the command that is to run, like: python main.py", "no_command")
+        if mode == "background":
+            background.check()
+            new = background.add(await start(0.0))
+            yield ToolResult.ok({"handle": new, "running": True}, output=f"it runs in the background; its handle is {new}")
+            return
+        program = await start(seconds)
+        try:
+            async for piece in program.pieces():
+                yield piece
+            finished = await program.finished()
+            yield f"{program.rest}\n[{ending(finished, self._options)}]"
+            yield ToolResult.ok(_summary(finished))
+        finally:
+            await program.end()
+
+    async def _check_project(self, project: str) -> None:
+        if not await asyncio.to_thread(self._files.has, f"{project}/pyproject.toml"):
+            raise ToolError(f"there is no project {project[:80]!r}: make it with create_uv_project", type="not_found", code="no_project")
+
+    async def _uv(self, words: list[str], project: str) -> Finished:
+        finished = await self._workspace.run_uv(words, folder=project)
+        if finished.status or finished.reason:
+            offline = ""
+            if self._options.network == "none":
+                offline = (
+                    " (this deployment gives no network, so only packages that are in uv's cache can be added: use Python's own library)"
+                )
+            text = finished.output.strip()[-2_000:] or finished.reason
+            raise ToolError(f"uv {words[0]} failed{offline}: {text}", code="uv_failed")
+        return finished
 
     def _pairs(self, ports: tuple[str, ...]) -> tuple[tuple[int, int], ...]:
         if ports and self._options.network != "all":
@@ -476,127 +608,25 @@ def _mapped(made: Environment) -> str:
     return "".join(f"; its port {inside} is 127.0.0.1:{outside}" for outside, inside in made.ports)
 
 
-def _failed(error: CannotStart) -> ToolError:
-    if isinstance(error, CliFailed) and not error.away:
-        return ToolError(str(error), code="docker_failed")
-    return ToolError(str(error), type="unavailable", code="no_docker")
-
-
-def _wrong(message: str, code: str) -> ToolError:
-    return ToolError(message, type="invalid_arguments", code=code)
-
-
-_PROJECTS_NAME = re.compile(r"[A-Za-z](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9])?")
-# A requirement: a name with extras, versions and markers. It is no option, no URL and no path, which would fetch from anywhere.
-_REQUIREMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(?:\[[A-Za-z0-9._,\s-]+\])?[^@/\\]{0,200}")
-_MOST_REQUIREMENTS = 50
-
-
-class ProjectTools:
-    """The tools ``create_uv_project``, ``uv_add_dependency`` and ``run_in_uv``."""
-
-    def __init__(self, workspace: Workspace) -> None:
-        self._workspace = workspace
-        self._options = workspace.options
-        self._background = Background(workspace.options)
-
-    async def create_uv_project(self, name: str, dependencies: tuple[str, ...] = ()) -> ToolResult:
-        """Make a uv project in a folder of the workspace, with a virtual environment.
-
-        Args:
-            name: of the project and its folder; letters, digits, - and _
-            dependencies: packages that it needs, like pillow>=11
-        """
-        if not _PROJECTS_NAME.fullmatch(name):
-            raise _projects_wrong(
-                f"{name[:80]!r} is no project's name: begin with a letter, use letters, digits, - and _, at most 63", "bad_name"
-            )
-        files = self._workspace.files
-        if await asyncio.to_thread(files.has, f"{name}/pyproject.toml"):
-            raise _projects_wrong(f"there is a project {name!r} already: use it, or choose another name", "exists")
-        _check_requirements(dependencies)
-        await asyncio.to_thread(files.make, name)
-        await self._uv(["init", "--bare", "--no-workspace", "--no-readme", "--vcs", "none", "--name", name.lower()], name)
-        await self._uv(["venv", "--allow-existing", "--no-project"], name)
-        if dependencies:
-            await self._uv(["add", "--no-install-project", "--", *dependencies], name)
-        needs = f" with {', '.join(dependencies)}" if dependencies else ""
-        return ToolResult.ok({"project": name}, output=f"made the project {name}{needs}; its files are in the folder {name}")
-
-    async def uv_add_dependency(self, project: str, packages: tuple[str, ...]) -> ToolResult:
-        """Add packages to a project, and install them.
-
-        Args:
-            project: its folder
-            packages: like pillow>=11; from the package index, as wheels
-        """
-        await self._check(project)
-        if not packages:
-            raise _projects_wrong("name at least one package", "no_packages")
-        _check_requirements(packages)
-        finished = await self._uv(["add", "--no-install-project", "--", *packages], project)
-        return ToolResult.ok({"project": project, "packages": packages}, output=finished.output.strip() or "nothing changed")
-
-    async def run_in_uv(
-        self,
-        project: str = "",
-        command: str = "",
-        mode: Literal["foreground", "background", "read", "stop"] = "foreground",
-        handle: str = "",
-        seconds: Seconds = 120.0,
-    ) -> AsyncIterator[str | ToolResult]:
-        """Run a shell command in a project's folder with its virtual environment, like: python main.py --port 8123.
-
-        Args:
-            project: its folder
-            command: the command line
-            mode: foreground waits for the end; background returns a handle; read returns what is new of its output; stop ends it
-            handle: of a program in the background, for read and stop
-            seconds: that it may run in the foreground
-        """
-        if mode in {"read", "stop"}:
-            yield await (self._background.read(handle) if mode == "read" else self._background.stop(handle))
-            return
-        await self._check(project)
-        if not command.strip() or "\0" in command:
-            raise _projects_wrong("give the command that is to run, like: python main.py", "no_command")
-        words = ["/bin/sh", "-c", command]
-        if mode == "background":
-            self._background.check()
-            running = await self._workspace.start(words, folder=project)
-            new = self._background.add(running)
-            text = f"it runs in the background; its handle is {new}"
-            yield ToolResult.ok({"handle": new, "running": True}, output=text)
-            return
-        async with self._workspace.program(words, folder=project, seconds=seconds) as program:
-            async for each in streamed(program, self._options):
-                yield each
-
-    async def _check(self, project: str) -> None:
-        if not await asyncio.to_thread(self._workspace.files.has, f"{project}/pyproject.toml"):
-            raise ToolError(f"there is no project {project[:80]!r}: make it with create_uv_project", type="not_found", code="no_project")
-
-    async def _uv(self, words: list[str], project: str) -> Finished:
-        finished = await self._workspace.run_uv(words, folder=project)
-        if finished.status or finished.reason:
-            offline = ""
-            if self._options.network == "none":
-                offline = (
-                    " (this deployment gives no network, so only packages that are in uv's cache can be added: use Python's own library)"
-                )
-            text = finished.output.strip()[-2_000:] or finished.reason
-            raise ToolError(f"uv {words[0]} failed{offline}: {text}", code="uv_failed")
-        return finished
+@contextlib.contextmanager
+def _docker_errors() -> Iterator[None]:
+    """Turn what docker can't do into errors for a model."""
+    try:
+        yield
+    except CannotStart as error:
+        if isinstance(error, CliFailed) and not error.away:
+            raise ToolError(str(error), code="docker_failed") from None
+        raise ToolError(str(error), type="unavailable", code="no_docker") from None
 
 
 def _check_requirements(packages: tuple[str, ...]) -> None:
     if len(packages) > _MOST_REQUIREMENTS:
-        raise _projects_wrong(f"these are {len(packages)} packages; add at most {_MOST_REQUIREMENTS} at once", "too_many_packages")
+        raise _wrong(f"these are {len(packages)} packages; add at most {_MOST_REQUIREMENTS} at once", "too_many_packages")
     for each in packages:
         if not _REQUIREMENT.fullmatch(each):
             message = f"{each[:80]!r} is no requirement: give a package's name and versions, like pillow>=11; URLs and paths are not taken"
-            raise _projects_wrong(message, "bad_package")
+            raise _wrong(message, "bad_package")
 
 
-def _projects_wrong(message: str, code: str) -> ToolError:
+def _wrong(message: str, code: str) -> ToolError:
     return ToolError(message, type="invalid_arguments", code=code)

@@ -1,4 +1,4 @@
-"""``Guard``: around each call of a task's tools: what was interrupted is not run twice, and what is repeated forever is refused."""
+"""``Job``: a task that this process runs: claimed, told of, guarded, metered and ended."""
 
 from __future__ import annotations
 
@@ -6,22 +6,182 @@ import asyncio
 import contextlib
 import hashlib
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from toolbus.agent import ChatEndpoint, EndpointError
+from toolbus.agent.reply import Reply
 from toolbus.bus import telemetry
-from toolbus.bus.broker.protocols import CreationStatus
+from toolbus.bus.broker.protocols import ClaimedCreation, CreationStatus, Spent
+from toolbus.bus.broker.protocols.documents import MOST_LINE, MOST_LINES
 from toolbus.bus.middleware.chain import Next, ToolCall
 from toolbus.bus.support.safe_text import reason_of
 from toolbus.bus.telemetry.background import keep_running
 from toolbus.bus.values.results import BrokerError, ErrorInfo, ToolbusError, ToolResult
-from toolbus.platform.coding.spending import Job, end
+from toolbus.platform.coding.options import Deployment, Model
 
 if TYPE_CHECKING:
     from toolbus.bus.broker.creations import Creations
+
+# A token of a text has about so many characters, where the endpoint does not count them.
+_CHARACTERS = 4
+_MOST_TOKENS = 2**40
+
+
+class OverBudget(EndpointError):
+    """A task has cost as much as it may."""
+
+
+class MeteredEndpoint(ChatEndpoint):
+    """An endpoint that counts tokens and prices of one task, and answers no more when the task has had enough.
+
+    Args:
+        model: the endpoint and the model.
+        deployment: says what a task may cost, and the models' prices.
+        job: the task, which is told of the cost.
+        guard: says whether the task goes round in a loop.
+    """
+
+    def __init__(self, model: Model, deployment: Deployment, job: Job, guard: Guard) -> None:
+        super().__init__(model.base_url, model.api_key)
+        self._model = model.name
+        self._options, self._prices = deployment.options, deployment.prices
+        self._job = job
+        self._guard = guard
+        self._spent = job.creation.spent
+
+    async def complete(self, body: Mapping[str, Any], on_text: Callable[[str], object] = lambda text: None) -> Reply:
+        """Return one chat completion.
+
+        Raises:
+            OverBudget: the task has cost as much as it may, or goes round in a loop.
+            EndpointError: there is no complete answer.
+        """
+        before, options = self._spent, self._options
+        if self._guard.looping:
+            raise OverBudget(self._guard.looping)
+        if before.tokens >= options.tokens:
+            raise OverBudget(f"the task has used {before.tokens:,} tokens, and may use {options.tokens:,}")
+        if options.price and before.price >= round(options.price * 1e6):
+            raise OverBudget(f"the task has cost {before.price / 1e6:.2f}, and may cost {options.price:.2f}")
+        reply = await super().complete({**body, "stream_options": {"include_usage": True}}, on_text)
+        prompt, completion = _tokens(body, reply)
+        price = before.price + self._prices.price(self._model, prompt, completion)
+        self._spent = Spent(before.prompt_tokens + prompt, before.completion_tokens + completion, price)
+        self._job.spent(self._spent)
+        return reply
+
+
+def _tokens(body: Mapping[str, Any], reply: Reply) -> tuple[int, int]:
+    """Return the tokens of a request and of its answer, as the endpoint counted them or about."""
+    usage = reply.usage if isinstance(reply.usage, Mapping) else {}
+    counted = [usage.get(name) for name in ("prompt_tokens", "completion_tokens")]
+    said = len(msgspec.json.encode(body)), len(msgspec.json.encode(reply.message()))
+    prompt, completion = (
+        count if type(count) is int and 0 <= count < _MOST_TOKENS else about // _CHARACTERS
+        for count, about in zip(counted, said, strict=True)
+    )
+    return prompt, completion
+
+
+# The lease is renewed so often.
+_RENEWALS = 3
+_MOST_WAITING = MOST_LINES
+
+
+class Job:
+    """A task that this process runs.
+
+    Attributes:
+        creation: the task as it was claimed.
+        cancelled: whether somebody asked for its end.
+        lost: whether another process runs it now.
+    """
+
+    def __init__(self, creations: Creations, claimed: ClaimedCreation) -> None:
+        self._creations = creations
+        self._claimed = claimed
+        self.creation = claimed.creation
+        self._first = claimed.creation.lines
+        self._lines: list[str] = []
+        self._progress: str | None = None
+        self._spent: Spent | None = None
+        self._news = asyncio.Event()
+        self.cancelled = False
+        self.lost = False
+
+    def log(self, line: str) -> None:
+        """Add a line to the task's log. Returns at once; beyond some hundred that wait, the oldest are dropped."""
+        for each in (line.splitlines() or [""])[:_MOST_WAITING]:
+            self._lines.append(each[:MOST_LINE])
+        while len(self._lines) > _MOST_WAITING:
+            del self._lines[0]
+            self._first += 1
+        self._news.set()
+
+    def progress(self, text: str) -> None:
+        """Tell what it does now. Returns at once."""
+        self._progress = " ".join(text.split())[:MOST_LINE]
+        self._news.set()
+
+    def spent(self, spent: Spent) -> None:
+        """Tell its whole cost. Returns at once."""
+        self._spent = spent
+        self._news.set()
+
+    async def keep(self) -> None:
+        """Write what is told and renew the lease, until the task is cancelled or lost.
+
+        Raises:
+            BrokerError: the server refuses.
+        """
+        while not (self.cancelled or self.lost):
+            await self.write()
+            if self.cancelled or self.lost:
+                return
+            await self._wait()
+
+    async def write(self) -> None:
+        """Write what was told until now, and renew the lease.
+
+        Raises:
+            BrokerError: the server refuses.
+        """
+        self._news.clear()
+        first, lines = self._first, tuple(self._lines)
+        answer = await self._creations.write(self._claimed, first=first, lines=lines, progress=self._progress, spent=self._spent)
+        self.cancelled = answer == "cancel"
+        self.lost = answer == "lost"
+        # The oldest may have been dropped meanwhile.
+        written = max(0, first + len(lines) - self._first)
+        del self._lines[:written]
+        self._first += written
+
+    async def end(self, status: CreationStatus, result: str, delay: float = 0.0) -> bool:
+        """End it, and return whether that was written: a task that can't be ended goes on elsewhere when its lease ends."""
+        try:
+            await self.write()
+            return await self._creations.end(self._claimed, status, result, delay=delay)
+        except BrokerError as error:
+            telemetry.log.warning("creation.not_ended", id=self.creation.id, error=str(error))
+            return False
+
+    async def _wait(self) -> None:
+        """Wait until there is something to tell, something changes, or it is time to renew."""
+        seen = self._creations.changes
+        changed = asyncio.ensure_future(self._creations.wait(self._creations.lease / _RENEWALS, seen))
+        news = asyncio.ensure_future(self._news.wait())
+        try:
+            await asyncio.wait((changed, news), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in (changed, news):
+                each.cancel()
+        # What is told in one moment goes together.
+        await asyncio.sleep(0.02)
+
 
 # The same calls with the same answers may be made so often in a row.
 _REPEATS = 5
@@ -203,13 +363,13 @@ class Puller:
         try:
             outcome = await self._outcome(job)
         except asyncio.CancelledError:
-            await asyncio.shield(end(job, self._creations, "queued", ""))
+            await asyncio.shield(job.end("queued", ""))
             telemetry.log.info("creation.given_back", id=id)
             raise
         if outcome is None:
             telemetry.log.warning("creation.lost", id=id)
             return
-        written = await end(job, self._creations, outcome.status, outcome.result, outcome.delay)
+        written = await job.end(outcome.status, outcome.result, outcome.delay)
         telemetry.log.info("creation.ended", id=id, status=outcome.status)
         if written and outcome.status != "queued":
             await self._forget(id)

@@ -1,6 +1,6 @@
 """``Connections``: requests to a program of this machine over connections that are kept.
 
-A call through a host costs little beside a client library's, of which the quickest takes four times as long as the parser alone.
+With a client library a host runs a third fewer calls: docs/adr/0040 has the measurement.
 """
 
 from __future__ import annotations
@@ -9,35 +9,131 @@ import asyncio
 import re
 import zlib
 from collections import deque
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping
-from pathlib import Path
-from typing import cast
-from urllib.parse import urlsplit
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import Any, cast
+from urllib.parse import quote, urlsplit
 
 import httptools
+import msgspec
 
-from toolbus.platform.backends.http.answers import Broken, Nonsense, NotReached, Request, TooLong, Unfit
+from toolbus.bus.values.encoding import encode_json
+from toolbus.bus.values.results import ToolError
+from toolbus.platform.backends.marks import tcp_sockets
 
-_NET = Path("/proc/net")
+_IN_PATH = re.compile(r"\{([^{}]+)\}")
+_MOST_URL = 16_384
+_WITHOUT_BODY = frozenset({"GET", "HEAD", "DELETE"})
+
+
+class Request(msgspec.Struct, frozen=True):
+    """One request; ``url`` is everything after the address, quoted."""
+
+    method: str
+    url: str
+    body: bytes | None
+
+
+def request_of(method: str, path: str, arguments: Mapping[str, Any], query: Mapping[str, str]) -> Request:
+    """Return the request of a call.
+
+    Args:
+        method: of HTTP.
+        path: of the endpoint, with ``{name}`` where an argument belongs.
+        arguments: of the call; those that are not in the path are the JSON body, or the query where there is no body.
+        query: what is added to the query.
+
+    Raises:
+        ToolError: an argument can't be sent where it must go.
+    """
+    left = dict(arguments)
+
+    def filled(found: re.Match[str]) -> str:
+        name = found[1]
+        if name not in arguments:
+            raise _unfit(name, "is needed in the path")
+        left.pop(name, None)
+        return _in_path(name, arguments[name])
+
+    url = _IN_PATH.sub(filled, path)
+    pairs = [f"{quote(name, safe='')}={quote(value, safe='')}" for name, value in query.items()]
+    body = None
+    if method in _WITHOUT_BODY:
+        pairs += [pair for name, value in left.items() for pair in _in_query(name, value)]
+    else:
+        body = _encoded(left)
+    if pairs:
+        url += ("&" if "?" in url else "?") + "&".join(pairs)
+    if len(url) > _MOST_URL:
+        raise _unfit("the address", f"would have more than {_MOST_URL:,} characters")
+    return Request(method, url, body)
+
+
+def _in_path(name: str, value: Any) -> str:
+    if isinstance(value, (dict, list)):
+        raise _unfit(name, "is a list or an object, which a path can't hold")
+    text = quote(_plain(value), safe="")
+    # Dots would name another path, and so does nothing at all.
+    if text in {"", ".", ".."}:
+        raise _unfit(name, "can't be empty or dots in a path")
+    return text
+
+
+def _in_query(name: str, value: Any) -> list[str]:
+    values = value if isinstance(value, list) else [value]
+    return [f"{quote(name, safe='')}={quote(_field(each), safe='')}" for each in values if each is not None]
+
+
+def _field(value: Any) -> str:
+    return _encoded(value).decode() if isinstance(value, (dict, list)) else _plain(value)
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return "" if value is None else str(value)
+
+
+def _encoded(value: Any) -> bytes:
+    try:
+        return encode_json(value)
+    except (TypeError, ValueError, msgspec.MsgspecError) as error:
+        raise _unfit("the arguments", f"can't be sent as JSON: {error}") from None
+
+
+def _unfit(argument: str, reason: str) -> ToolError:
+    return ToolError(f"{argument}: {reason}", type="invalid_arguments", code="unfit")
+
+
+class NotReached(Exception):
+    """There is no connection, so that nothing was sent."""
+
+
+class Broken(Exception):
+    """The connection was lost after the request may have arrived."""
+
+
+class BadAnswer(Exception):
+    """An answer is none, or is not what it says."""
+
+
+class TooLong(Exception):
+    """An answer has more bytes than are read; the message is how many."""
+
+
+class Unfit(Exception):
+    """The request can't be sent."""
+
+
 # The kernel's number of CLOSE_WAIT. A program that answers nevertheless is refused, and its connection leaves this state.
 _HELD = "08"
 
 
-def half_closed(port: int, others: Collection[int]) -> frozenset[int]:
+def half_closed(port: int, others: frozenset[int]) -> frozenset[int]:
     """Return those of the other sides' ports to which a program at ``port`` holds on; none where the system does not say."""
-    here, wanted = f"{port:04X}", {f"{each:04X}": each for each in others}
-    found: set[int] = set()
-    for name in ("tcp", "tcp6"):
-        try:
-            lines = (_NET / name).read_text().splitlines()[1:]
-        except OSError:
-            continue
-        for line in lines:
-            _, local, remote, state, *_ = line.split()
-            other = remote.rpartition(":")[2]
-            if state == _HELD and local.rpartition(":")[2] == here and other in wanted:
-                found.add(wanted[other])
-    return frozenset(found)
+    try:
+        return others & {each.other_port for each in tcp_sockets(port) if each.state == _HELD}
+    except OSError:
+        return frozenset()
 
 
 _CONNECT = 10.0
@@ -65,15 +161,15 @@ class Connections:
         parts = urlsplit(base)
         self._host, self._port = parts.hostname or "", parts.port or 80
         self._netloc = parts.netloc
-        self._idle: deque[_Connection] = deque()
-        self._all: set[_Connection] = set()
+        self._idle: deque[KeptConnection] = deque()
+        self._all: set[KeptConnection] = set()
         # Local ports of connections that were closed before their answers were complete.
         self._given_up: set[int] = set()
         self.closed = False
 
-    async def send(self, request: Request, headers: Mapping[str, str]) -> _Connection:
+    async def send(self, request: Request, headers: Mapping[str, str]) -> KeptConnection:
         """Send a request, and return its answer."""
-        data = _encoded(request, headers, self._netloc)
+        data = _written(request, headers, self._netloc)
         connection = self._kept() or await self._connected()
         try:
             await connection.send(data, is_head=request.method == "HEAD")
@@ -100,7 +196,7 @@ class Connections:
         """Take note that a connection is closed before its answer is complete."""
         self._given_up.add(port)
 
-    def free(self, connection: _Connection) -> None:
+    def free(self, connection: KeptConnection) -> None:
         """Keep a connection for the next request."""
         if self.closed:
             connection.abort()
@@ -110,11 +206,11 @@ class Connections:
             self._idle.popleft().abort()
         self._idle.append(connection)
 
-    def forget(self, connection: _Connection) -> None:
+    def forget(self, connection: KeptConnection) -> None:
         """Leave out a connection that was closed."""
         self._all.discard(connection)
 
-    def _kept(self) -> _Connection | None:
+    def _kept(self) -> KeptConnection | None:
         oldest = asyncio.get_running_loop().time() - _KEPT
         while self._idle:
             # The last one is the least likely to be closed by the program.
@@ -124,11 +220,11 @@ class Connections:
             connection.abort()
         return None
 
-    async def _connected(self) -> _Connection:
+    async def _connected(self) -> KeptConnection:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(_CONNECT):
-                _, connection = await loop.create_connection(lambda: _Connection(self, loop), self._host, self._port)
+                _, connection = await loop.create_connection(lambda: KeptConnection(self, loop), self._host, self._port)
         except TimeoutError:
             raise NotReached("it did not take the connection in time") from None
         except OSError as error:
@@ -140,8 +236,10 @@ class Connections:
         return connection
 
 
-class _Connection(asyncio.Protocol):
+class KeptConnection(asyncio.Protocol):
     """One connection, with the answer to its last request."""
+
+    _is_head = _has_headers = _is_complete = _can_stay = _is_paused = False
 
     def __init__(self, owner: Connections, loop: asyncio.AbstractEventLoop) -> None:
         self._owner = owner
@@ -150,16 +248,8 @@ class _Connection(asyncio.Protocol):
         self._parser: httptools.HttpResponseParser | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._error: Exception | None = None
-        self.status = 0
-        self.headers: dict[str, str] = {}
-        self._pieces: deque[bytes] = deque()
-        # Bytes of the body that wait to be read, and of everything before it.
-        self._waiting = self._head = 0
-        # Bytes of the answer, and of those since the last byte of its body: chunk heads, their extensions, and trailers.
-        self._received = self._around = 0
-        self._is_head = self._has_headers = self._is_complete = self._can_stay = self._is_paused = False
         self.usable_since = float("-inf")
-        self.ended_with_connection = False
+        self._begin(is_head=False)
 
     # The answer.
 
@@ -180,7 +270,7 @@ class _Connection(asyncio.Protocol):
         if coding in {"gzip", "deflate"}:
             unzip = zlib.decompressobj(zlib.MAX_WBITS | 32)
         elif coding not in {"", "identity"}:
-            raise Nonsense(f"it is compressed with {coding[:30]!r}, which was not asked for")
+            raise BadAnswer(f"it is compressed with {coding[:30]!r}, which was not asked for")
         while True:
             while self._pieces:
                 piece = self._pieces.popleft()
@@ -195,7 +285,7 @@ class _Connection(asyncio.Protocol):
                     yield text
             if self._is_complete:
                 if unzip is not None and not unzip.eof:
-                    raise Nonsense("it is not compressed as it says")
+                    raise BadAnswer("it is not compressed as it says")
                 return
             await self._more()
 
@@ -219,8 +309,12 @@ class _Connection(asyncio.Protocol):
         transport.abort()
 
     def _begin(self, *, is_head: bool) -> None:
-        self.status, self.headers, self._pieces = 0, {}, deque()
-        self._waiting = self._head = 0
+        self.status = 0
+        self.headers: dict[str, str] = {}
+        self._pieces: deque[bytes] = deque()
+        # Bytes of the body that wait to be read.
+        self._waiting = 0
+        # Bytes of the answer, and of those since the last byte of its body: headers, chunk heads, their extensions, and trailers.
         self._received = self._around = 0
         self._is_head, self.ended_with_connection = is_head, False
         self._has_headers = self._is_complete = self._can_stay = self._is_paused = False
@@ -230,7 +324,7 @@ class _Connection(asyncio.Protocol):
 
         Raises:
             Broken: the connection was lost.
-            Nonsense: it was no HTTP.
+            BadAnswer: it was no HTTP.
         """
         if self._error is not None:
             raise self._error
@@ -257,38 +351,35 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Take in bytes."""
-        if self._parser is None or self._is_complete:
-            # Nothing was asked for.
-            self._fail(Nonsense("more was sent than was asked for"))
-            self.abort()
-            return
-        if not self._has_headers:
-            self._head += len(data)
-        self._received += len(data)
-        self._around += len(data)
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self._fail(Nonsense("another protocol was offered"))
-            self.abort()
-            return
-        except httptools.HttpParserError as error:
-            self._fail(Nonsense(f"it is not HTTP ({str(error)[:100]})"))
-            self.abort()
-            return
-        if not self._has_headers and self._head > _MOST_HEADERS:
-            self._fail(Nonsense(f"its headers have more than {_MOST_HEADERS:,} bytes, or are not HTTP"))
-            self.abort()
-            return
-        if not self._is_complete and self._has_headers and (self._received > _MOST_RECEIVED or self._around > _MOST_HEADERS):
-            around = self._around > _MOST_HEADERS
-            self._fail(TooLong(f"{_MOST_HEADERS:,} bytes around its body" if around else f"{_MOST_RECEIVED:,} bytes"))
+        error = self._flaw_with(data)
+        if error is not None:
+            self._fail(error)
             self.abort()
             return
         if self._waiting > _MOST_WAITING and not self._is_paused and self._transport is not None and not self._is_complete:
             self._is_paused = True
             self._transport.pause_reading()
         self._wake()
+
+    def _flaw_with(self, data: bytes) -> Exception | None:
+        """Parse bytes; return why they end the connection, if they do."""
+        if self._parser is None or self._is_complete:
+            return BadAnswer("more was sent than was asked for")
+        self._received += len(data)
+        self._around += len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            return BadAnswer("another protocol was offered")
+        except httptools.HttpParserError as error:
+            return BadAnswer(f"it is not HTTP ({str(error)[:100]})")
+        if self._is_complete:
+            return None
+        if self._around > _MOST_HEADERS:
+            if not self._has_headers:
+                return BadAnswer(f"its headers have more than {_MOST_HEADERS:,} bytes, or are not HTTP")
+            return TooLong(f"{_MOST_HEADERS:,} bytes around its body")
+        return TooLong(f"{_MOST_RECEIVED:,} bytes") if self._received > _MOST_RECEIVED else None
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Take in that the connection is closed."""
@@ -342,22 +433,22 @@ def _unzipped(unzip: zlib._Decompress, piece: bytes) -> Iterator[bytes]:
     """Yield the text of a piece, a part at a time.
 
     Raises:
-        Nonsense: it is not compressed, or comes after the end.
+        BadAnswer: it is not compressed, or comes after the end.
     """
     while piece:
         # What follows the end would be gathered, and copied with each piece.
         if unzip.eof:
-            raise Nonsense("more follows what it compressed")
+            raise BadAnswer("more follows what it compressed")
         try:
             text = unzip.decompress(piece, _MOST_UNZIPPED)
         except zlib.error:
-            raise Nonsense("it is not compressed as it says") from None
+            raise BadAnswer("it is not compressed as it says") from None
         piece = unzip.unconsumed_tail or unzip.unused_data
         if text:
             yield text
 
 
-def _encoded(request: Request, headers: Mapping[str, str], netloc: str) -> bytes:
+def _written(request: Request, headers: Mapping[str, str], netloc: str) -> bytes:
     """Return a request as it is sent.
 
     Raises:

@@ -1,36 +1,203 @@
-"""``HttpCalls``: the calls of one endpoint, whatever runs behind it."""
+"""``HttpCalls``: call programs and APIs over HTTP: requests from arguments, and results from answers, at once or piece by piece."""
 
 from __future__ import annotations
 
 import asyncio
+import codecs
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from toolbus.bus.outbound import Answer
-from toolbus.bus.values.results import ConfigurationError, ToolbusError, ToolError, ToolResult, deadline_exceeded
-from toolbus.platform.backends.http.answers import (
-    EVENTS,
-    MOST_BYTES,
+from toolbus.bus.outbound import Answer, EventReader, SentEvent, decoded, failure
+from toolbus.bus.support.display import harmless
+from toolbus.bus.values.media import UNKNOWN, media_type_of
+from toolbus.bus.values.results import Blob, ConfigurationError, Progress, ToolbusError, ToolError, ToolResult, deadline_exceeded
+from toolbus.platform.backends.connections import (
+    BadAnswer,
     Broken,
-    Gathered,
-    Nonsense,
+    Connections,
+    KeptConnection,
     NotReached,
-    Received,
     Request,
-    Sender,
-    Streamed,
     TooLong,
     Unfit,
-    refusal,
     request_of,
-    result_of,
-    too_long,
 )
-from toolbus.platform.backends.http.connections import Connections
 from toolbus.platform.backends.runner import Output
+
+if TYPE_CHECKING:
+    from toolbus.platform.backends.api import ApiAnswer, ApiSender
+
+    Sender = Connections | ApiSender
+    Received = KeptConnection | ApiAnswer
+
+EVENTS = "text/event-stream"
+
+MOST_BYTES = 67_108_864
+"""Most bytes of an answer."""
+
+# Bytes of an error's body that are kept for programs.
+_MOST_DETAILS = 16_384
+_MOST_MESSAGE = 1_000
+
+
+def result_of(request: str, answer: Answer) -> ToolResult:
+    """Return the result of a complete answer: JSON as data, text as output, anything else as a blob.
+
+    Args:
+        request: the request in words, for errors.
+        answer: to it.
+
+    Raises:
+        ToolError: it has an error status, or is not what it says.
+    """
+    if not 200 <= answer.status < 300:
+        raise refusal(request, answer)
+    if not answer.body:
+        return ToolResult(output="")
+    if answer.is_json:
+        data = _json(answer.body, request)
+        return ToolResult(data=data, output=data if isinstance(data, str) else None)
+    if answer.is_text:
+        return ToolResult(output=answer.text)
+    if not answer.media_type:
+        return _guessed(answer)
+    return ToolResult(output="", content=(Blob(answer.media_type, answer.body),))
+
+
+def refusal(request: str, answer: Answer) -> ToolError:
+    """Return the error that an error status means, with the program's own message."""
+    error = failure(request, answer)
+    if place := answer.headers.get("location", "") if 300 <= answer.status < 400 else "":
+        message = f"{request} was redirected to {harmless(place)[:300]}, which is not followed; record that address if it is right"
+        error = msgspec.structs.replace(error, message=message)
+    details = decoded(answer.body) if answer.is_json and len(answer.body) <= _MOST_DETAILS else None
+    return ToolError(msgspec.structs.replace(error, details=details))
+
+
+def bad_answer(request: str, reason: str) -> ToolError:
+    """Return the error of an answer that is none."""
+    return ToolError(f"{request} was answered with nonsense: {reason}", code="bad_answer")
+
+
+def too_long(request: str, amount: str = f"{MOST_BYTES:,} bytes") -> ToolError:
+    """Return the error of an answer that is not read to its end."""
+    return ToolError(f"the answer to {request} has more than {amount}, so it was not read; ask for less", code="too_long")
+
+
+class Streamed:
+    """Passes on an answer while it comes.
+
+    Args:
+        request: the request in words, for errors.
+        answer: its status and headers.
+        output: takes the text, and what else comes.
+
+    Attributes:
+        is_open: whether it is a stream of events, of which none said that it is the last.
+    """
+
+    def __init__(self, request: str, answer: Answer, output: Output) -> None:
+        self._request = request
+        self._answer = answer
+        self._output = output
+        self._data: Any = None
+        self.is_open = answer.media_type == EVENTS
+
+    async def read(self, chunks: AsyncIterator[bytes]) -> ToolResult:
+        """Read to the end, and return the result, of which the text was passed on.
+
+        Raises:
+            ToolError: the program says that it failed, or its stream is none.
+        """
+        await (self._read_events(chunks) if self._answer.media_type == EVENTS else self._read_text(chunks))
+        return ToolResult(data=self._data)
+
+    async def _read_text(self, chunks: AsyncIterator[bytes]) -> None:
+        decoder = codecs.getincrementaldecoder(self._answer.charset)("replace")
+        async for chunk in chunks:
+            if text := decoder.decode(chunk):
+                await self._output(text)
+        if text := decoder.decode(b"", final=True):
+            await self._output(text)
+
+    async def _read_events(self, chunks: AsyncIterator[bytes]) -> None:
+        reader = EventReader(MOST_BYTES)
+        try:
+            async for chunk in chunks:
+                for event in reader.feed(chunk):
+                    if not await self._take(event):
+                        self.is_open = False
+                        return
+            for event in reader.end():
+                self.is_open = await self._take(event) and self.is_open
+        except ValueError as error:
+            raise bad_answer(self._request, str(error)) from None
+
+    async def _take(self, event: SentEvent) -> bool:
+        """Pass on an event; return whether others may follow."""
+        value = _value(event.data)
+        fields = value if isinstance(value, dict) else {}
+        match event.name:
+            case "progress":
+                # What is no progress is left out: it is for people only.
+                with contextlib.suppress(TypeError):
+                    await self._output(Progress(fields.get("done", 0), fields.get("total"), fields.get("message", "")))
+            case "blob":
+                await self._output(self._blob(fields))
+            case "error":
+                raise ToolError(_message(fields, event.data), code="program")
+            case "result" | "end":
+                self._data = value if value is not None else event.data or None
+                return False
+            case "" | "message" | "text":
+                if event.data.strip() == "[DONE]":
+                    return False
+                text = fields.get("text", value)
+                await self._output(text if isinstance(text, str) else event.data)
+            case _:
+                # Events of other names are the program's own.
+                pass
+        return True
+
+    def _blob(self, fields: dict[str, Any]) -> Blob:
+        try:
+            return msgspec.convert(fields, Blob)
+        except (msgspec.ValidationError, TypeError):
+            raise bad_answer(self._request, "its event 'blob' has no media_type with data in base64") from None
+
+
+def _message(fields: dict[str, Any], data: str) -> str:
+    found = next((fields[name] for name in ("message", "error", "detail") if isinstance(fields.get(name), str)), data)
+    return found if len(found) <= _MOST_MESSAGE else f"{found[: _MOST_MESSAGE - 1]}…"
+
+
+def _json(body: bytes, request: str) -> Any:
+    try:
+        return msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise bad_answer(request, f"it says that it is JSON, and is not ({str(error)[:100]})") from None
+
+
+def _value(text: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+
+
+def _guessed(answer: Answer) -> ToolResult:
+    """Return the result of an answer that does not say what it is."""
+    kind = media_type_of(answer.body)
+    if kind != UNKNOWN:
+        return ToolResult(output="", content=(Blob(kind, answer.body),))
+    try:
+        return ToolResult(output=answer.body.decode())
+    except UnicodeDecodeError:
+        return ToolResult(output="", content=(Blob(UNKNOWN, answer.body),))
+
 
 # Bytes of an error's body that are read.
 _MOST_REFUSAL = 65_536
@@ -81,7 +248,12 @@ class HttpCalls:
     """
 
     def __init__(
-        self, endpoint: Endpoint, sender: Sender | None = None, *, ended: Ended | None = None, told_within: float = TOLD_WITHIN
+        self,
+        endpoint: Endpoint,
+        sender: Sender | None = None,
+        *,
+        ended: Ended | None = None,
+        told_within: float = TOLD_WITHIN,
     ) -> None:
         self._endpoint = endpoint
         self._sender = sender or Connections(endpoint.base)
@@ -134,7 +306,7 @@ class HttpCalls:
                 received = await self._sender.send(request, self._endpoint.headers())
         except TimeoutError:
             return f"{shown} was not answered within {within:g} s"
-        except (Broken, Nonsense, NotReached, TooLong, Unfit, ToolbusError) as error:
+        except (Broken, BadAnswer, NotReached, TooLong, Unfit, ToolbusError) as error:
             return f"{shown} was not answered: {error}"
         received.close()
         return received.status
@@ -166,7 +338,7 @@ class HttpCalls:
             raise ToolError(f"the request can't be sent: {error}", type="invalid_arguments", code="unfit") from None
         except TooLong as error:
             raise too_long(shown, str(error)) from None
-        except Nonsense as error:
+        except BadAnswer as error:
             raise self._lost(f"answered with nonsense: {error}", "bad_answer") from None
         except Broken as error:
             raise self._lost(f"closed the connection before its answer was complete ({error})", "connection_lost") from None
@@ -176,12 +348,16 @@ class HttpCalls:
         if not 200 <= answer.status < 300:
             raise refusal(shown, msgspec.structs.replace(answer, body=await _start(received)))
         if answer.media_type == EVENTS or (self._endpoint.streams and _is_streamed_text(answer)):
-            gathered = None if self._endpoint.streams else Gathered(output)
-            streamed = Streamed(shown, answer, gathered or output)
+            pieces: list[str] = []
+
+            async def gather(item: str | Blob | Progress) -> None:
+                await output(item) if not isinstance(item, str) else pieces.append(item)
+
+            streamed = Streamed(shown, answer, output if self._endpoint.streams else gather)
             result = await streamed.read(self._whole(received, shown))
             if streamed.is_open and received.ended_with_connection:
                 raise Broken("its stream has neither an event 'result' nor 'end'")
-            return result if gathered is None else msgspec.structs.replace(result, output=gathered.all)
+            return result if self._endpoint.streams else msgspec.structs.replace(result, output="".join(pieces))
         body = b"".join([chunk async for chunk in self._whole(received, shown)])
         return result_of(shown, Answer(answer.status, answer.headers, body))
 
@@ -192,7 +368,11 @@ class HttpCalls:
             Broken: the program died.
             ToolError: it is too long.
         """
-        async for chunk in _chunks(received, shown):
+        total = 0
+        async for chunk in received.chunks():
+            total += len(chunk)
+            if total > MOST_BYTES:
+                raise too_long(shown)
             yield chunk
         if self._ended is None or not received.ended_with_connection:
             return
@@ -213,20 +393,6 @@ class HttpCalls:
 
 def _is_streamed_text(answer: Answer) -> bool:
     return answer.is_text and "content-length" not in answer.headers
-
-
-async def _chunks(received: Received, shown: str) -> AsyncIterator[bytes]:
-    """Yield a body as it comes.
-
-    Raises:
-        ToolError: it is too long.
-    """
-    total = 0
-    async for chunk in received.chunks():
-        total += len(chunk)
-        if total > MOST_BYTES:
-            raise too_long(shown)
-        yield chunk
 
 
 async def _start(received: Received) -> bytes:

@@ -1,1 +1,0 @@
-"""Recorded tools in an external catalogue: match its items with tools and groups, and keep the links on both sides."""
