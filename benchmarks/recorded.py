@@ -18,7 +18,8 @@ from toolbus import Settings, ToolBus
 from toolbus.bus.broker.admin import Admin
 from toolbus.bus.broker.embedded import EmbeddedServer
 from toolbus.bus.client.tools.groups import ToolGroup
-from toolbus.edges.gateway.options import Principal, Supply
+from toolbus.edges.gateway.options import Principal
+from toolbus.edges.gateway.supply import Supply
 from toolbus.platform.records import RecordedTool, ToolMeta, ToolRoute, ToolSource
 from toolbus.platform.states import get_system_status, states_of
 from toolbus.platform.store import Records

@@ -18,7 +18,7 @@ from toolbus.bus.broker.admin import Admin
 from toolbus.bus.broker.keys import Keys
 from toolbus.bus.broker.recent import MOST_RECORDS, RecentCall
 from toolbus.bus.broker.statistics.answers import BUCKETS, MOST_CALLS, InstanceAnswer, RunningCall, ToolStatistics
-from toolbus.bus.watch.assembly import running_calls
+from toolbus.bus.watch.watch import running_calls
 from toolbus.bus.worker.service import Retry
 
 pytestmark = pytest.mark.anyio

@@ -18,8 +18,8 @@ from toolbus.bus.client.executor.observers import EventBus, Watch
 from toolbus.bus.client.executor.turn import Turn
 from toolbus.bus.client.tools.view import ToolView
 from toolbus.bus.client.views import BusView, ServiceView
-from toolbus.sync.confirmations import SharedConfirmations
-from toolbus.sync.views import Tallies as SyncTallies
+from toolbus.sync.bus import SharedConfirmations
+from toolbus.sync.bus import Tallies as SyncTallies
 
 # For the parts of the client alone, and no user's.
 # fmt: off

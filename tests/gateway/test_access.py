@@ -122,7 +122,7 @@ def test_what_would_let_anybody_in_is_refused(own_site: Site, words: tuple[str, 
 
 async def test_mcp_without_its_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     """The answer is no bare 404."""
-    monkeypatch.setattr("toolbus.edges.gateway.mcp.find_spec", lambda name: None)
+    monkeypatch.setattr("toolbus.edges.gateway.app.find_spec", lambda name: None)
     async with ToolBus("memory://") as bus, client_of(bus) as client:
         answer = await client.post("/mcp", json={})
         assert (answer.status_code, answer.json()["title"]) == (501, "not_installed")

@@ -15,10 +15,9 @@ from starlette.routing import Route
 from toolbus.bus.client.tools.tool import Tool
 from toolbus.bus.values.descriptors import ToolDescriptor
 from toolbus.bus.values.results import ERROR_KINDS, ErrorInfo
-from toolbus.edges.gateway.app import ROUTES
+from toolbus.edges.gateway.app import OPERATIONS, ROUTES
 from toolbus.edges.gateway.bodies import Problem
-from toolbus.edges.gateway.gateway import document, located
-from toolbus.edges.gateway.openapi_paths import PATHS
+from toolbus.edges.gateway.openapi import document, located
 
 pytestmark = pytest.mark.anyio
 
@@ -101,7 +100,7 @@ def tool(name: str, parameters: dict[str, Any]) -> Tool:
 @pytest.mark.parametrize("name", ["a/b", "a b", "a{b}", "é", "..", "a%2Fb", "a~1b", "a_20_b"])
 def test_any_name_of_a_tool_makes_a_valid_path_and_component(name: str) -> None:
     """Different names never share one."""
-    made = document([tool(name, {"type": "object"}), tool("a_2f_b", {"type": "object"})], 60.0)
+    made = document(OPERATIONS, [tool(name, {"type": "object"}), tool("a_2f_b", {"type": "object"})], 60.0)
     [key] = [each for each in made["components"]["schemas"] if each.startswith("tool.") and each != "tool.a_2f_b"] or ["tool.a_2f_b"]
     assert key.isascii()
     assert key.replace(".", "").replace("-", "").replace("_", "").isalnum()
@@ -118,7 +117,8 @@ def test_every_route_is_described() -> None:
         and route.path not in {"/", "/mcp", "/openapi.json"}
         for method in (route.methods or set()) - {"HEAD"}
     }
-    described = {(path, method) for path, operations in PATHS.items() for method in operations} | {("/v1/tools/{name}/invoke", "post")}
+    paths = document(OPERATIONS, [], 60.0)["paths"]
+    described = {(path, method) for path, operations in paths.items() for method in operations} | {("/v1/tools/{name}/invoke", "post")}
     assert routes == described
 
 
@@ -135,7 +135,7 @@ def test_references_within_a_schema_lead_to_its_place() -> None:
         "properties": {"$ref": {"$ref": "#/$defs/node"}, "plain": {"const": {"$ref": "#/$defs/node"}}},
         "$defs": {"node": {"type": "object", "properties": {"next": {"$ref": "#"}}}},
     }
-    made = document([tool("t", schema)], 60.0)
+    made = document(OPERATIONS, [tool("t", schema)], 60.0)
     found = made["components"]["schemas"]["tool.t"]
     assert found["properties"]["$ref"] == {"$ref": "#/components/schemas/tool.t/$defs/node"}
     assert found["properties"]["plain"] == {"const": {"$ref": "#/$defs/node"}}

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from toolbus.bus.values.events import Event, Finished, Reset, Started, Text
 from toolbus.bus.values.results import Blob, Progress, ToolResult
-from toolbus.edges.gateway.positions import Position, Replay, read_id
+from toolbus.edges.gateway.calls import Position, Replay, read_id
 
 KINDS = st.one_of(
     st.text(min_size=1, max_size=5).map(Text),

@@ -61,7 +61,7 @@ async def gateway(namespace: str, issuer: Issuer, clock: Clock, *, within: float
         ToolBus("memory://", namespace=namespace) as bus,
     ):
         keys = KeyStore(f"{address}/keys", clock=clock, within=within)
-        async with client_of(bus, BearerAuthenticator(bus, [WebTokens(keys, mapped)])) as client:
+        async with client_of(bus, BearerAuthenticator(bus, [WebTokens(keys, mapped).credential])) as client:
             yield client
         issuer.held.set()
         await keys.aclose()

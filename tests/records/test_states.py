@@ -15,7 +15,8 @@ from toolbus import ToolBus
 from toolbus.bus.broker.admin import Admin
 from toolbus.bus.broker.protocols.documents import CHAT, Messenger
 from toolbus.bus.values.settings import Settings
-from toolbus.edges.gateway.options import Principal, Supply
+from toolbus.edges.gateway.options import Principal
+from toolbus.edges.gateway.supply import Supply
 from toolbus.platform.records import BackendRuntime, State, ToolRoute
 from toolbus.platform.states import get_system_status, states_of
 from toolbus.platform.store import LiveRecords, Records

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from toolbus.bus.broker.statistics.answers import BOUNDS, BUCKETS, InstanceAnswer, ToolStatistics, quantile
-from toolbus.bus.watch.assembly import Activity
+from toolbus.bus.watch.watch import Activity
 
 
 def answers(uptime: float, **tools: tuple[int, int]) -> Mapping[str, InstanceAnswer]:

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from queue import SimpleQueue
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, Union
 from weakref import WeakKeyDictionary
 
 from toolbus.bus.client.executor.executor import ToolExecutor
@@ -17,6 +17,9 @@ from toolbus.bus.client.executor.observers import Observer, ToolEvent
 from toolbus.bus.client.executor.toolcalls import ModelCall, Observation, Place
 from toolbus.bus.values.envelope import new_id
 from toolbus.bus.values.results import ConfigurationError, ToolResult
+
+if TYPE_CHECKING:
+    from toolbus.sync import ToolExecutor as SynchronousExecutor
 
 T = TypeVar("T")
 
@@ -27,15 +30,8 @@ _NOT_RUNNING = "the event loop of the bus does not run; keep it running while to
 _CLOSED = "the bus was closed while the call ran"
 
 
-class SynchronousExecutor(Protocol):
-    """The executor of a ``toolbus.sync.ToolBus``."""
-
-    @property
-    def asynchronous(self) -> ToolExecutor:
-        """The executor that it uses."""
-
-
-AnyExecutor = ToolExecutor | SynchronousExecutor
+AnyExecutor = Union[ToolExecutor, "SynchronousExecutor"]
+"""The executor of a bus, or of a ``toolbus.sync.ToolBus``."""
 
 
 def executor_of(executor: AnyExecutor) -> ToolExecutor:

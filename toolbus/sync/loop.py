@@ -1,22 +1,23 @@
-"""The event loop of a synchronous bus, and the ways in which other threads wait for what runs in it."""
+"""The event loop of a synchronous bus, and the methods by which other threads use the objects that live in it."""
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import threading
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import CancelledError, Future
 from contextlib import AbstractAsyncContextManager, suppress
-from types import TracebackType
-from typing import Any, Self, TypeVar, overload
+from functools import partial, wraps
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
 from anyio.from_thread import BlockingPortal
 
-from toolbus.bus.client.calls.call import Call as AsyncCall
-from toolbus.bus.values.events import Event
-from toolbus.bus.values.results import ConfigurationError, ToolResult
+from toolbus.bus.values.results import ConfigurationError
 
+A = TypeVar("A")
+P = ParamSpec("P")
 T = TypeVar("T")
 
 NOT_OPEN = "the bus is not open: use `with ToolBus(...) as bus`, or `bus.open()`"
@@ -45,6 +46,10 @@ class Loop:
         """
         if self._process != os.getpid():
             raise ConfigurationError("this bus was opened before a fork; open one of its own in each process")
+
+    def itself(self) -> Loop:
+        """Return this loop, for what belongs to it and to none that runs later."""
+        return self
 
     @property
     def is_here(self) -> bool:
@@ -179,44 +184,79 @@ FindLoop = Callable[[], Loop]
 """Returns the event loop of a bus, and raises ``ConfigurationError`` while it is not open."""
 
 
-class Call:
-    """One call, read synchronously; see ``toolbus.Call``."""
+class Mirror(Generic[A]):
+    """An object of the event loop for other threads; its class has ``waiting``, ``following`` and ``making`` methods of the object's own.
 
-    def __init__(self, loop: Loop, make: Callable[[], AsyncCall]) -> None:
+    Attributes:
+        asynchronous: the object of the event loop.
+    """
+
+    def __init__(self, loop: FindLoop, asynchronous: A) -> None:
         self._loop = loop
-        # A call belongs to the event loop, so it is made there.
-        self._call: AsyncCall = loop.run(make)
+        self.asynchronous = asynchronous
 
-    @property
-    def id(self) -> str:
-        """The call's correlation id."""
-        return self._call.id
 
-    @property
-    def done(self) -> bool:
-        """True when the call has its result."""
-        return self._call.done
+M = TypeVar("M", bound=Mirror[Any])
 
-    def __enter__(self) -> Self:
-        self._loop.run(self._call.__aenter__)
-        return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.cancel()
+class Reading(Generic[T]):
+    """An attribute of an asynchronous object that any thread may read, also when the bus is closed."""
 
-    def __iter__(self) -> Iterator[str]:
-        yield from self._loop.each(self._call)
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
 
-    def events(self) -> Iterator[Event]:
-        """Yield everything that happens, in order; the last event is ``Finished``."""
-        yield from self._loop.each(self._call.events())
+    @overload
+    def __get__(self, mirror: None, owner: type) -> Self: ...
+    @overload
+    def __get__(self, mirror: Mirror[Any], owner: type) -> T: ...
+    def __get__(self, mirror: Mirror[Any] | None, owner: type) -> Any:
+        return self if mirror is None else getattr(mirror.asynchronous, self._name)
 
-    def result(self) -> ToolResult:
-        """Wait for the result; unread events are dropped."""
-        return self._loop.run(self._call.result)
 
-    def cancel(self) -> None:
-        """End the call now; the handler is told."""
-        # Closing the bus ended its calls, so there is nothing to ask of a closed one.
-        if not self._call.done:
-            self._loop.run(self._call.cancel)
+@overload
+def waiting(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[Mirror[Any], P], T]: ...
+@overload
+def waiting(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Mirror[Any], P], T]: ...
+def waiting(method: Callable[..., Any]) -> Any:
+    """Return a method that runs an asynchronous object's one in the event loop, and waits for what it returns."""
+
+    def wait(self: Mirror[Any], /, *args: Any, **options: Any) -> Any:
+        return self._loop().run(_called(self, method, args, options))
+
+    return _like(method, wait)
+
+
+def following(
+    method: Callable[Concatenate[Any, P], AsyncIterator[T]], *, lasting: bool = False
+) -> Callable[Concatenate[Mirror[Any], P], Iterator[T]]:
+    """Return a method that yields what an asynchronous object's one yields, see ``Loop.each``."""
+
+    def follow(self: Mirror[Any], /, *args: Any, **options: Any) -> Iterator[Any]:
+        yield from self._loop().each(_called(self, method, args, options)(), lasting=lasting)
+
+    made: Callable[Concatenate[Mirror[Any], P], Iterator[T]] = _like(method, follow)
+    return made
+
+
+def making(kind: type[M], method: Callable[Concatenate[Any, P], object]) -> Callable[Concatenate[Mirror[Any], P], M]:
+    """Return a method that makes an object in the event loop, to which it belongs from then on; ``kind`` is its class for other threads."""
+
+    def make(self: Mirror[Any], /, *args: Any, **options: Any) -> Any:
+        loop = self._loop()
+        return kind(loop.itself, loop.run(_called(self, method, args, options)))
+
+    made: Callable[Concatenate[Mirror[Any], P], M] = _like(method, make)
+    return made
+
+
+def _called(mirror: Mirror[Any], method: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Callable[[], Any]:
+    # By its name, since a bus has the methods of its views.
+    return partial(getattr(mirror.asynchronous, method.__name__), *args, **options)
+
+
+def _like(method: Callable[..., Any], own: Callable[..., Any]) -> Any:
+    """Return a function with the name, the docstring and the parameters of a method."""
+    made: Any = wraps(method)(own)
+    signature = inspect.signature(method)
+    made.__signature__ = signature.replace(return_annotation=str(signature.return_annotation).replace("AsyncIterator", "Iterator"))
+    return made

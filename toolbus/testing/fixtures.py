@@ -7,9 +7,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Protocol
 
 import pytest
 
@@ -23,13 +22,8 @@ from toolbus.bus.worker.worker import Worker
 _GRACE = 5.0
 
 
-class Serving(Protocol):
-    """The type of the fixture ``toolbus_bus``."""
-
-    def __call__(
-        self, *services: object, url: str = "memory://", settings: Settings | None = None, middleware: Sequence[Middleware] = ()
-    ) -> AbstractAsyncContextManager[ToolBus]:
-        """Serve services, ``@tool`` functions or modules within an ``async with``, and return an open bus with their tools."""
+Serving = Callable[..., AbstractAsyncContextManager[ToolBus]]
+"""The type of the fixture ``toolbus_bus``, which is called with services, and with ``url``, ``settings`` and ``middleware``."""
 
 
 @pytest.fixture(scope="session")

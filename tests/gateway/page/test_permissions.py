@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import cast
 
 import httpx
 import pytest
@@ -11,15 +10,14 @@ from starlette.routing import Route
 
 from tests.gateway.page.serving import Tokens, gateway
 from toolbus import ToolBus
+from toolbus.edges.gateway.operations import routes_of
 from toolbus.edges.gateway.options import Permission, Principal
 from toolbus.edges.gateway.page import board as stream
-from toolbus.edges.gateway.page import files
-from toolbus.edges.gateway.page.routes import ROUTES
+from toolbus.edges.gateway.page.routes import OPERATIONS
 
 pytestmark = pytest.mark.anyio
 
-OPEN = {route.path for route in files.ROUTES}
-ASKING = [cast("Route", route) for route in ROUTES if cast("Route", route).path not in OPEN]
+ASKING = routes_of(OPERATIONS)
 CHANGING = [route for route in ASKING if "POST" in (route.methods or ())]
 READING = [route for route in ASKING if route not in CHANGING]
 NEEDED: dict[str, set[Permission]] = {"/ui/events": {"call", "observe"}, "/ui/tools/{name}": {"call", "observe"}}

@@ -3,35 +3,359 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
-from collections import deque
-from collections.abc import Awaitable
+from collections import defaultdict, deque
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from itertools import zip_longest
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
+
+import msgspec
 
 from toolbus.bus.broker.admin import Admin
+from toolbus.bus.broker.dead_letters import DeadLetter
 from toolbus.bus.broker.protocols import ServiceRecord
 from toolbus.bus.broker.recent import RecentCall
-from toolbus.bus.broker.statistics.asking import Statistics
+from toolbus.bus.broker.statistics.answers import InstanceAnswer, LastError, RunningCall, ToolStatistics, added, quantile
+from toolbus.bus.broker.statistics.asking import Statistics, merged
 from toolbus.bus.broker.transport.command import ReplyError
+from toolbus.bus.support.display import shortened
 from toolbus.bus.values.confirmations import ConfirmationRequest
+from toolbus.bus.values.descriptors import ToolDescriptor
 from toolbus.bus.values.results import BrokerError, EnvelopeError
 from toolbus.bus.values.settings import Settings
-from toolbus.bus.watch.assembly import (
-    Activity,
-    ToolViews,
-    dead_letter_view,
-    instance_views,
-    running_calls,
-    service_views,
-    session_views,
-)
-from toolbus.bus.watch.views import DeadLetterView, PinView, Snapshot
+from toolbus.bus.watch.views import DeadLetterView, InstanceView, PinView, ServiceView, SessionView, Snapshot, ToolView
 
 if TYPE_CHECKING:
     from toolbus.bus.broker.admin import ServiceOverview
 
 T = TypeVar("T")
+
+Source = tuple[str, str, str]
+"""An instance, a service and a tool."""
+
+Counted = Mapping[Source, ToolStatistics]
+
+
+class Ended(msgspec.Struct, frozen=True, gc=False):
+    """Attempts that ended: all, those that failed, and the latencies of those that were not cancelled."""
+
+    count: int = 0
+    failures: int = 0
+    buckets: Sequence[int] = ()
+
+
+class Rates(msgspec.Struct, frozen=True):
+    """The speed and the latencies of calls."""
+
+    calls_per_s: float = 0.0
+    failures_per_s: float = 0.0
+    p50_ms: float | None = None
+    p99_ms: float | None = None
+
+
+def counted(answers: Iterable[InstanceAnswer]) -> dict[Source, ToolStatistics]:
+    """Return the counts of each tool at each worker."""
+    return {(each.instance, tool.service, tool.tool): tool for each in answers for tool in each.tools}
+
+
+def ended(tool: ToolStatistics) -> Ended:
+    """Return what a tool at a worker has ended."""
+    return Ended(sum(tool.buckets) + tool.cancelled, sum(tool.failed.values()), tool.buckets)
+
+
+def total(parts: Iterable[Ended]) -> Ended:
+    """Return the sum of what ended in several places."""
+    found = list(parts)
+    if len(found) == 1:
+        return found[0]
+    return Ended(sum(each.count for each in found), sum(each.failures for each in found), added(each.buckets for each in found))
+
+
+def since(now: Counted, before: Mapping[str, Counted]) -> dict[Source, Ended]:
+    """Return what ended since the earlier counts, where anything did.
+
+    Args:
+        now: the present counts.
+        before: earlier ones for each worker; what other workers ended is not counted.
+    """
+    found: dict[Source, Ended] = {}
+    for source, tool in now.items():
+        counts = before.get(source[0])
+        if counts is None:
+            continue
+        old = counts.get(source)
+        # Most tools are quiet.
+        if tool == old:
+            continue
+        difference = _difference(ended(tool), Ended() if old is None else ended(old))
+        if difference.count:
+            found[source] = difference
+    return found
+
+
+def _difference(new: Ended, old: Ended) -> Ended:
+    # An instance id is of one process, whose counts only grow; anything else is a stranger's.
+    if new.count < old.count:
+        return new
+    buckets = [max(0, now - was) for now, was in zip_longest(new.buckets, old.buckets, fillvalue=0)]
+    return Ended(new.count - old.count, max(0, new.failures - old.failures), buckets)
+
+
+def rates(recent: Ended, everything: Ended, window: float) -> Rates:
+    """Return rates over ``window`` seconds, and the latencies of what ended in them, or else of everything."""
+    buckets = recent.buckets if any(recent.buckets) else everything.buckets
+    calls_per_s, failures_per_s = (round(each / window, 2) if window > 0 else 0.0 for each in (recent.count, recent.failures))
+    return Rates(calls_per_s, failures_per_s, quantile(buckets, 0.5), quantile(buckets, 0.99))
+
+
+def newest_error(tools: Iterable[ToolStatistics]) -> LastError | None:
+    """Return the newest of the last failures."""
+    errors = [tool.last_error for tool in tools if tool.last_error is not None]
+    return max(errors, key=lambda error: error.at, default=None)
+
+
+G = TypeVar("G", str, tuple[str, str])
+
+
+class _Sample(NamedTuple):
+    at: float
+    instances: frozenset[str]
+    tools: dict[Source, ToolStatistics]
+
+
+class Speed(NamedTuple):
+    """Attempts that a service has ended since its workers started, and how fast it is now."""
+
+    ended: Ended
+    rates: Rates
+
+
+class Activity:
+    """Takes in what workers answered, one time after the other.
+
+    Args:
+        most: seconds over which rates are computed.
+
+    Attributes:
+        window: the seconds over which they were computed now; 0 when there is only one answer.
+        tools: the counts of each tool, one from each worker.
+        recent: what ended of each tool within the window.
+    """
+
+    def __init__(self, most: float) -> None:
+        self._most = most
+        self._samples: deque[_Sample] = deque()
+        self._quiet: dict[str, Speed] = {}
+        self._parts: Mapping[str, list[ToolStatistics]] = {}
+        self._recent: Mapping[str, list[Ended]] = {}
+        self._instances: Mapping[str, list[Ended]] = {}
+        self.window = 0.0
+        self.tools: Mapping[tuple[str, str], list[ToolStatistics]] = {}
+        self.recent: Mapping[tuple[str, str], list[Ended]] = {}
+
+    def take_in(self, answers: Mapping[str, InstanceAnswer], now: float | None = None) -> None:
+        """Take in the present answers, by instance."""
+        sample = _Sample(time.monotonic() if now is None else now, frozenset(answers), counted(answers.values()))
+        samples = self._samples
+        if samples and samples[-1].instances != sample.instances:
+            self._quiet.clear()
+        # One sample stays that is as old as the window.
+        while len(samples) > 1 and samples[1].at <= sample.at - self._most:
+            samples.popleft()
+        earlier = list(samples)
+        samples.append(sample)
+        self.window = sample.at - samples[0].at
+        before: dict[str, Counted] = {}
+        for each in earlier:
+            for instance in each.instances:
+                before.setdefault(instance, each.tools)
+        for instance, answer in answers.items():
+            # A worker that was silent, and began before the window, would look as if it had done everything just now.
+            if instance not in before and answer.uptime <= self.window:
+                before[instance] = {}
+        self._group(sample.tools, since(sample.tools, before) if earlier else {})
+
+    def service(self, service: str) -> Speed:
+        """Return the speed of a service."""
+        recent = self._recent.get(service)
+        if recent is None and service in self._quiet:
+            return self._quiet[service]
+        everything = total(map(ended, self._parts.get(service, ())))
+        found = Speed(everything, rates(total(recent or ()), everything, self.window))
+        if recent is None:
+            self._quiet[service] = found
+        return found
+
+    def instance(self, instance: str) -> float:
+        """Return how many attempts a second a worker ends."""
+        recent = self._instances.get(instance, ())
+        return round(sum(each.count for each in recent) / self.window, 2) if self.window else 0.0
+
+    def tool(self, service: str, tool: str) -> Rates:
+        """Return the speed of a tool."""
+        everything = total(map(ended, self.tools.get((service, tool), ())))
+        return rates(total(self.recent.get((service, tool), ())), everything, self.window)
+
+    def _group(self, tools: Mapping[Source, ToolStatistics], recent: Mapping[Source, Ended]) -> None:
+        parts: dict[str, list[ToolStatistics]] = defaultdict(list)
+        by_tool: dict[tuple[str, str], list[ToolStatistics]] = defaultdict(list)
+        for (_, service, tool), each in tools.items():
+            parts[service].append(each)
+            by_tool[service, tool].append(each)
+        self._parts, self.tools = dict(parts), dict(by_tool)
+        self._recent = _grouped((service, each) for (_, service, _), each in recent.items())
+        self._instances = _grouped((instance, each) for (instance, _, _), each in recent.items())
+        self.recent = _grouped(((service, tool), each) for (_, service, tool), each in recent.items())
+        for service in self._recent:
+            self._quiet.pop(service, None)
+
+
+def _grouped(found: Iterable[tuple[G, Ended]]) -> dict[G, list[Ended]]:
+    groups: dict[G, list[Ended]] = defaultdict(list)
+    for group, each in found:
+        groups[group].append(each)
+    return dict(groups)
+
+
+_MOST_DESCRIPTION = 300
+
+
+def service_views(overviews: Iterable[ServiceOverview], activity: Activity) -> tuple[ServiceView, ...]:
+    """Return the services by id."""
+    found = []
+    for each in overviews:
+        publication = each.publication
+        everything, speed = activity.service(publication.service.id)
+        found.append(
+            ServiceView(
+                id=publication.service.id,
+                owner=publication.owner,
+                digest=publication.digest,
+                live=each.live,
+                paused=each.paused,
+                workers=each.workers,
+                queued=max(0, each.queued),
+                running=max(0, each.running),
+                dead=each.dead,
+                tools=len(publication.tools),
+                calls=everything.count,
+                **msgspec.structs.asdict(speed),
+            )
+        )
+    return tuple(found)
+
+
+def instance_views(statistics: Statistics, activity: Activity) -> tuple[InstanceView, ...]:
+    """Return the workers by id, also those that did not answer."""
+    silent = [InstanceView(id=instance, services=services) for instance, services in statistics.silent.items()]
+    return tuple(sorted([*silent, *(_instance(each, activity) for each in statistics.answers.values())], key=lambda view: view.id))
+
+
+def _instance(answer: InstanceAnswer, activity: Activity) -> InstanceView:
+    return InstanceView(
+        id=answer.instance,
+        answered=True,
+        host=answer.host,
+        pid=answer.pid,
+        version=answer.version,
+        python=answer.python,
+        started=answer.started,
+        uptime=round(answer.uptime, 1),
+        services=tuple(sorted(each.id for each in answer.services)),
+        slots=answer.slots,
+        running=answer.running,
+        waiting=answer.waiting,
+        calls=sum(tool.started - tool.running for tool in answer.tools),
+        failures=sum(sum(tool.failed.values()) for tool in answer.tools if tool.failed),
+        cancelled=sum(tool.cancelled for tool in answer.tools),
+        retaken=sum(tool.retaken for tool in answer.tools),
+        calls_per_s=activity.instance(answer.instance),
+        commands=answer.commands,
+        connects=answer.connects,
+    )
+
+
+class ToolViews:
+    """Makes the views of tools, and keeps those of the tools that are quiet."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[str, str], tuple[list[ToolStatistics], ToolDescriptor | None, ToolView]] = {}
+
+    def make(self, overviews: Iterable[ServiceOverview], activity: Activity) -> tuple[ToolView, ...]:
+        """Return the tools that are published, and those that workers count, by service and name."""
+        described = {(each.publication.service.id, tool.name): tool for each in overviews for tool in each.publication.tools}
+        kept, self._kept = self._kept, {}
+        for name in sorted({*activity.tools, *described}):
+            counts, descriptor = activity.tools.get(name, []), described.get(name)
+            old = kept.get(name)
+            if old is not None and name not in activity.recent and old[1] is descriptor and old[0] == counts and not old[2].calls_per_s:
+                self._kept[name] = old
+            else:
+                self._kept[name] = counts, descriptor, _tool(*name, counts, activity, descriptor)
+        return tuple(view for _, _, view in self._kept.values())
+
+
+def _tool(service: str, name: str, counts: list[ToolStatistics], activity: Activity, descriptor: ToolDescriptor | None) -> ToolView:
+    speed = activity.tool(service, name)
+    failed = merged(each.failed for each in counts)
+    timed = sum(sum(each.buckets) for each in counts)
+    return ToolView(
+        service=service,
+        name=name,
+        effect="" if descriptor is None else descriptor.effect,
+        description="" if descriptor is None else shortened(descriptor.description, _MOST_DESCRIPTION),
+        started=sum(each.started for each in counts),
+        succeeded=sum(each.succeeded for each in counts),
+        failed=failed,
+        failures=sum(failed.values()),
+        cancelled=sum(each.cancelled for each in counts),
+        retaken=sum(each.retaken for each in counts),
+        refused=sum(sum(each.refused.values()) for each in counts),
+        running=sum(each.running for each in counts),
+        mean_ms=round(sum(each.total_ms for each in counts) / timed, 3) if timed else None,
+        **msgspec.structs.asdict(speed),
+        last_error=newest_error(counts),
+    )
+
+
+def session_views(answers: Iterable[InstanceAnswer]) -> tuple[SessionView, ...]:
+    """Return the open sessions, those used last first."""
+    found = [
+        SessionView(
+            service=each.service,
+            user=each.user,
+            session=each.session,
+            instance=answer.instance,
+            running=each.running,
+            idle=round(each.idle, 1),
+        )
+        for answer in answers
+        for each in answer.sessions
+    ]
+    return tuple(sorted(found, key=lambda view: view.idle))
+
+
+def running_calls(answers: Iterable[InstanceAnswer]) -> list[RunningCall]:
+    """Return the calls that run, the longest first and those that wait to begin last."""
+    found = [msgspec.structs.replace(each, instance=answer.instance) for answer in answers for each in answer.calls]
+    return sorted(found, key=lambda each: each.since or math.inf)
+
+
+def dead_letter_view(letter: DeadLetter) -> DeadLetterView:
+    """Return a dead letter for people."""
+    request = letter.request
+    return DeadLetterView(
+        id=letter.id,
+        queue=letter.queue,
+        at=letter.at,
+        **({} if request is None else {"call": request.id, "tool": request.tool, "service": request.service, "user": request.user}),
+        reason=letter.reason,
+        attempts=letter.attempts,
+        error=letter.error,
+    )
+
 
 WINDOW = 10.0
 """Seconds over which rates are computed."""

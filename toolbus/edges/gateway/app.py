@@ -1,37 +1,163 @@
-"""Put the gateway's routes together into one ASGI application."""
+"""The table of all operations of the gateway, and its ASGI application."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.routing import BaseRoute
+from starlette.requests import HTTPConnection
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import Receive, Scope, Send
 
-from toolbus.bus.values.results import BrokerError
-from toolbus.edges.gateway import chat, groups, mcp, metrics, run, tool_calls, tools
-from toolbus.edges.gateway import gateway as openapi
-from toolbus.edges.gateway.auth import metadata
+from toolbus.bus.client.tools.tool import Tool
+from toolbus.bus.values.encoding import encode_data
+from toolbus.bus.values.results import BrokerError, ToolResult
+from toolbus.edges.gateway import calls, metrics, tool_calls, tools
+from toolbus.edges.gateway.auth import credentials
 from toolbus.edges.gateway.bodies import Problem, on_broker_error, on_bug, on_http_exception, on_problem
-from toolbus.edges.gateway.gateway import Gateway
-from toolbus.edges.gateway.page import routes as page
+from toolbus.edges.gateway.gateway import Gateway, gateway_of
+from toolbus.edges.gateway.openapi import document
+from toolbus.edges.gateway.operations import Admitted, Operation, routes_of
+from toolbus.edges.gateway.options import Everyone, Principal
+from toolbus.edges.gateway.page import board, files, routes
 
-# Each part of the gateway has its routes in a module of its own.
-ROUTES: list[BaseRoute] = [
-    *run.ROUTES,
-    *chat.ROUTES,
-    *groups.ROUTES,
-    *tools.ROUTES,
-    *metrics.ROUTES,
-    *openapi.ROUTES,
-    *tool_calls.ROUTES,
-    *metadata.ROUTES,
-    *mcp.ROUTES,
-    *page.ROUTES,
+if TYPE_CHECKING:
+    from toolbus.edges.mcp.http import LazyEndpoint
+
+_MESSAGE = Annotated[
+    Any,
+    msgspec.Meta(
+        description='A model\'s message as its provider gave it, or {"message": …} with options beside it.',
+        extra_json_schema={"type": ["object", "array"]},
+    ),
 ]
+
+
+async def openapi(asked: Admitted[None]) -> Response:
+    """Answer the document of what the sender may see."""
+    tools = asked.principal.sees(asked.gateway.bus)
+    documents: Documents = asked.request.app.state.documents
+    return Response(documents.of(tools.catalogue.version, asked.principal, tools), media_type="application/json")
+
+
+OPERATIONS = (
+    Operation("POST", "/run_tool", calls.run_tool, body=calls.RunTool, summary="Call a tool", answers=ToolResult, calls=True),
+    # The document has it for each tool.
+    Operation("POST", "/v1/tools/{name:path}/invoke", calls.invoke, body=dict[str, Any], answers=ToolResult, calls=True),
+    Operation("POST", "/chat", calls.chat, body=calls.Chat, summary="Talk to the chat service", answers=calls.ChatAnswer, calls=True),
+    Operation(
+        "POST",
+        "/v1/tool_calls",
+        tool_calls.tool_calls,
+        body=_MESSAGE,
+        summary="Run the tool calls of a model's message",
+        answers=tool_calls.Answers,
+        calls=True,
+    ),
+    Operation("GET", "/v1/groups", tools.groups, summary="List groups", answers=tools.Groups),
+    Operation("GET", "/v1/groups/{id:path}", tools.group, summary="Describe a group", answers=tools.Group, problems=(404,)),
+    Operation(
+        "PUT",
+        "/v1/groups/{id:path}",
+        tools.put_group,
+        may=("operate",),
+        body=tools.NewGroup,
+        summary="Store a group",
+        answers=tools.Group,
+        statuses=(200, 201),
+        problems=(503,),
+    ),
+    Operation(
+        "DELETE",
+        "/v1/groups/{id:path}",
+        tools.delete_group,
+        may=("operate",),
+        summary="Delete a group",
+        statuses=(204,),
+        problems=(404, 422, 503),
+    ),
+    Operation("GET", "/tools", tools.everything, summary="All runtimes, groups and tools", answers=tools.Platform),
+    Operation(
+        "GET",
+        "/v1/tools",
+        tools.search_tools,
+        query=tools.Search,
+        summary="Find tools; with `format`, list their definitions for a model",
+        answers=tools.Tools | list[dict[str, Any]],
+        headers={"Link": "The next page of definitions."},
+    ),
+    Operation("GET", "/v1/tools/{name:path}", tools.describe_tool, summary="Describe a tool", answers=tools.Tool, problems=(404,)),
+    Operation("GET", "/health", metrics.health, may=(), summary="Whether the gateway lives", answers=dict[str, str]),
+    Operation("GET", "/ready", metrics.ready, may=(), summary="Whether it can do its work", answers=dict[str, str], problems=(503,)),
+    Operation("GET", "/metrics", metrics.metrics, may=("observe",), summary="Metrics for Prometheus", answers=str, media_type="text/plain"),
+    Operation("GET", "/openapi.json", openapi),
+    *(Operation("GET", f"{credentials.PATH}{path}", credentials.metadata, may=()) for path in credentials.RESOURCES),
+    *routes.OPERATIONS,
+)
+"""Everything that a gateway answers but the files of its page, and MCP clients; its routes and its OpenAPI document come from here."""
+
+
+class _Mcp:
+    """Hands the requests of MCP clients to the application of their gateway, made with the first one, if the extra is installed."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if find_spec("mcp") is None:
+            raise Problem(501, "not_installed", "this gateway speaks no MCP, since its extra is not installed: pip install 'toolbus[mcp]'")
+        state = scope["app"].state
+        if not hasattr(state, "mcp"):
+            state.mcp = _mcp_application(gateway_of(HTTPConnection(scope)))
+        await state.mcp(scope, receive, send)
+
+
+def _mcp_application(gateway: Gateway) -> LazyEndpoint:
+    from toolbus.edges.mcp.http import LazyEndpoint, McpEndpoint  # noqa: PLC0415 - most gateways start without an MCP client
+
+    loopback = isinstance(gateway.authenticator, Everyone)
+    return LazyEndpoint(lambda: McpEndpoint(gateway.bus, gateway.admitted, loopback=loopback), gateway.stopping)
+
+
+# An endpoint that is no function takes every method.
+ROUTES: list[BaseRoute] = [*routes_of(OPERATIONS), Route("/mcp", _Mcp()), *files.ROUTES]
+
+_MOST_KEPT = 64
+
+
+class Documents:
+    """The OpenAPI documents that were made since the last change of the catalogue, by what their readers may see.
+
+    Args:
+        max_timeout: the longest time of a call, in seconds.
+    """
+
+    def __init__(self, max_timeout: float) -> None:
+        self._max_timeout = max_timeout
+        self._kept: OrderedDict[Hashable, tuple[int, bytes]] = OrderedDict()
+
+    def of(self, version: int, principal: Principal, tools: Mapping[str, Tool]) -> bytes:
+        """Return the document for a principal, as JSON."""
+        key = principal.sight
+        found = self._kept.get(key)
+        if found is None or found[0] != version:
+            found = self._kept[key] = (
+                version,
+                encode_data(document(OPERATIONS, [tool for tool in tools.values() if tool.available], self._max_timeout)),
+            )
+            if len(self._kept) > _MOST_KEPT:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(key)
+        return found[1]
 
 
 def application(gateway: Gateway) -> Starlette:
     """Return the ASGI application of a gateway, whose bus is open while it runs."""
     handlers = {Problem: on_problem, HTTPException: on_http_exception, BrokerError: on_broker_error, Exception: on_bug}
-    app = Starlette(routes=ROUTES, exception_handlers=handlers, lifespan=page.lifespan)
+    app = Starlette(routes=ROUTES, exception_handlers=handlers, lifespan=board.lifespan)
     app.state.gateway = gateway
+    app.state.documents = Documents(gateway.settings.max_timeout)
     return app

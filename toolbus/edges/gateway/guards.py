@@ -105,24 +105,6 @@ class Guards:
 class _Guarded:
     """One request."""
 
-    __slots__ = (
-        "_deadline",
-        "_encoding",
-        "_hosts",
-        "_length",
-        "_options",
-        "_origins",
-        "_receive",
-        "_scope",
-        "_seen",
-        "_send",
-        "_whole",
-        "host",
-        "id",
-        "origin",
-        "wants",
-    )
-
     def __init__(self, scope: Scope, receive: Receive, send: Send, options: GuardOptions, origins: Collection[bytes]) -> None:
         self._scope, self._receive, self._send = scope, receive, send
         self._options, self._origins = options, origins

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from toolbus.bus.telemetry.metrics import MEDIA_TYPE, Exposition
 from toolbus.edges.gateway.bodies import Problem, answer
-from toolbus.edges.gateway.gateway import BUCKETS, Gateway, Measures, check_query, gateway_of
+from toolbus.edges.gateway.gateway import BUCKETS, Gateway, Measures
+from toolbus.edges.gateway.operations import Admitted
 
 if TYPE_CHECKING:
     from toolbus.bus.broker.admin import ServiceOverview
@@ -25,16 +24,14 @@ _OF_SERVICES = {
 }
 
 
-async def health(request: Request) -> Response:
+async def health(asked: Admitted[None]) -> Response:
     """Answer that the process lives."""
-    check_query(request)
     return answer({"status": "ok"})
 
 
-async def ready(request: Request) -> Response:
+async def ready(asked: Admitted[None]) -> Response:
     """Answer that requests can be served, or 503: the server is away, or the gateway stops."""
-    check_query(request)
-    gateway = gateway_of(request)
+    gateway = asked.gateway
     if gateway.stopping.is_set():
         raise Problem(503, "unavailable", "the gateway is stopping", {"Retry-After": "1"}, code="stopping", retryable=True)
     if not gateway.connected or not await gateway.answers():
@@ -43,11 +40,9 @@ async def ready(request: Request) -> Response:
     return answer({"status": "ready"})
 
 
-async def metrics(request: Request) -> Response:
+async def metrics(asked: Admitted[None]) -> Response:
     """Answer the metrics of this gateway, and the queues of the namespace."""
-    gateway = gateway_of(request)
-    await gateway.admitted(request, "observe")
-    return Response(await metrics_of(gateway), media_type=MEDIA_TYPE)
+    return Response(await metrics_of(asked.gateway), media_type=MEDIA_TYPE)
 
 
 async def metrics_of(gateway: Gateway) -> str:
@@ -80,9 +75,6 @@ def _add_services(made: Exposition, services: Sequence[ServiceOverview]) -> None
             for state, field in parts:
                 labels = {"messaging_destination_name": service.publication.service.id, "state": state}
                 made.add(name, int(getattr(service, field)), labels)
-
-
-ROUTES = [Route("/health", health), Route("/ready", ready), Route("/metrics", metrics)]
 
 
 class ProbedGateway:

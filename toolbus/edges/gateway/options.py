@@ -1,27 +1,15 @@
-"""The options of a gateway."""
+"""Senders of requests, as a gateway knows them, and the options of a gateway."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Mapping
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import msgspec
 from starlette.requests import HTTPConnection
 
 from toolbus.bus.client.bus import ToolBus
-from toolbus.bus.client.tools.definitions import description_of
-from toolbus.bus.client.tools.groups import groups_of, memberships, runtime_of
-from toolbus.bus.client.tools.tool import Tool
 from toolbus.bus.client.tools.view import ToolView
 from toolbus.bus.client.views import BusView
-from toolbus.bus.support.display import harmless
-from toolbus.bus.values.results import BrokerError
-from toolbus.platform.records import RecordedTool
-from toolbus.platform.search import groups_of as groups_of_record
-from toolbus.platform.search import runtime_of as runtime_of_record
-from toolbus.platform.states import ToolState, states_of
-from toolbus.platform.store import LiveRecords, Snapshot
 
 Permission = Literal["call", "observe", "operate"]
 """``call``: list tools and call them. ``observe``: read what operators read. ``operate``: change what operators change."""
@@ -43,6 +31,11 @@ class Principal(msgspec.Struct, frozen=True):
     groups: frozenset[str] | None = None
     tools: frozenset[str] | None = None
     may: frozenset[Permission] = frozenset({"call"})
+
+    @property
+    def sight(self) -> tuple[str, frozenset[str] | None, frozenset[str] | None]:
+        """The fields that decide on the tools that it sees: principals with the same one see the same."""
+        return self.user, self.groups, self.tools
 
     def view(self, bus: ToolBus) -> BusView:
         """Return the bus as this principal's user."""
@@ -91,94 +84,3 @@ class GatewayOptions(msgspec.Struct, frozen=True, kw_only=True):
     resume: float = 10.0
     buffer: float = 128.0
     outage: float = 2.0
-
-
-class Supply:
-    """Answers what tools there are: those that are served now, and recorded ones that no host serves at the moment."""
-
-    def __init__(self, bus: ToolBus) -> None:
-        self._bus = bus
-        self._live: LiveRecords | None = None
-
-    async def of(self, principal: Principal) -> dict[str, Any]:
-        """Return all runtimes, groups and tools that a principal may see."""
-        if self._live is None:
-            self._live = LiveRecords(self._bus)
-        records = self._live.snapshot()
-        states = await self._states(records)
-        served = dict(principal.sees(self._bus))
-        groups = groups_of(self._bus.tools.catalogue.groups, served)
-        of = memberships(groups)
-        tools = {name: _served(tool, of.get(name, []), records.tools.get(name), states.get(name)) for name, tool in served.items()}
-        for name, record in records.tools.items():
-            if name not in tools and self._is_idle(name) and _may_see(principal, record, records):
-                tools[name] = _idle(record, groups_of_record(record, records.groups), states.get(name))
-        listed = [tools[name] for name in sorted(tools)]
-        seen = {name for name in records.runtimes if principal.groups is None and principal.tools is None}
-        return {"backend_runtimes": _runtimes(listed, records, seen), "groups": list(groups.values()), "tools": listed}
-
-    def _is_idle(self, name: str) -> bool:
-        """Return whether no service has a recorded tool's name: a tool that is served and not seen is not for this principal."""
-        catalogue = self._bus.tools.catalogue
-        return name not in catalogue.tools and name not in catalogue.services and not catalogue.withholding.refuses(name)
-
-    async def _states(self, records: Snapshot) -> Mapping[str, ToolState]:
-        """Return the states of recorded tools; none while the server is away, since the tools are known all the same."""
-        if not records.tools:
-            return {}
-        try:
-            return await states_of(self._bus, records.tools)
-        except BrokerError:
-            return {}
-
-
-def _may_see(principal: Principal, record: RecordedTool, records: Snapshot) -> bool:
-    if principal.tools is not None and record.tool_id not in principal.tools:
-        return False
-    return principal.groups is None or not principal.groups.isdisjoint(groups_of_record(record, records.groups))
-
-
-def _served(tool: Tool, groups: list[str], record: RecordedTool | None, state: ToolState | None) -> dict[str, Any]:
-    output = tool.descriptor.extensions.get("output_schema")
-    # A worker may serve a tool of this name, too.
-    own = record if record is not None and tool.service == record.tool_id else None
-    available = "running" if tool.available else "stopped"
-    return {
-        "tool_id": tool.name,
-        "name": tool.name if own is None else own.meta.name or tool.name,
-        "description": description_of(tool),
-        "category": tool.category,
-        "backend_runtime": runtime_of(tool),
-        "group_ids": groups,
-        "tool_slug_ids": [] if own is None else list(own.meta.tool_slug_ids),
-        "input_schema": tool.parameters,
-        "output_schema": output if isinstance(output, dict) else {},
-        "stream_support": own is None or own.meta.stream_support,
-        "status": "active" if own is None else own.meta.status,
-        "state": available if own is None or state is None else state.state,
-    }
-
-
-def _idle(record: RecordedTool, groups: list[str], state: ToolState | None) -> dict[str, Any]:
-    meta = record.meta
-    return {
-        "tool_id": meta.tool_id,
-        "name": meta.name or meta.tool_id,
-        "description": harmless(meta.description),
-        "category": meta.category,
-        "backend_runtime": runtime_of_record(record),
-        "group_ids": groups,
-        "tool_slug_ids": list(meta.tool_slug_ids),
-        "input_schema": meta.input_schema or {"type": "object"},
-        "output_schema": meta.output_schema,
-        "stream_support": meta.stream_support,
-        "status": meta.status,
-        "state": "stopped" if state is None else state.state,
-    }
-
-
-def _runtimes(tools: list[dict[str, Any]], records: Snapshot, recorded: Collection[str]) -> list[dict[str, Any]]:
-    """Return the runtimes of tools, and recorded ones without any."""
-    counts = Counter(each["backend_runtime"] for each in tools)
-    names = {name: runtime.name or name for name, runtime in records.runtimes.items()}
-    return [{"backend_runtime": each, "name": names.get(each, each), "tool_count": counts[each]} for each in sorted({*counts, *recorded})]

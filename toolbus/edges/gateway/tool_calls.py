@@ -3,30 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
-from starlette.routing import Route
 
 from toolbus.bus.broker.reading import document, skip
 from toolbus.bus.client.executor.executor import ToolExecutor
-from toolbus.bus.client.executor.observers import Confirming, Requested, ToolEvent
+from toolbus.bus.client.executor.observers import ATTACHMENTS, LIMIT, Confirming, Requested, ToolEvent
 from toolbus.bus.client.executor.references import Kept, kept_of, references
 from toolbus.bus.client.executor.toolcalls import ModelCall, said
+from toolbus.bus.client.executor.toolcalls import tool_calls as calls_in
 from toolbus.bus.support.safe_text import type_name
+from toolbus.bus.values import events
+from toolbus.bus.values.confirmations import CONFIRM_TIMEOUT
 from toolbus.bus.values.encoding import encode_json
-from toolbus.bus.values.events import Answered, Asked, Finished, Text
-from toolbus.bus.values.results import BrokerError, ConfigurationError, EnvelopeError, ToolError, ToolResult
-from toolbus.edges.gateway.bodies import Problem, answer
-from toolbus.edges.gateway.gateway import Gateway, gateway_of
+from toolbus.bus.values.events import Asked, Finished, Text
+from toolbus.bus.values.results import BrokerError, ConfigurationError, EnvelopeError, ErrorInfo, ToolError, ToolResult
+from toolbus.edges.gateway.bodies import EVENTS, Problem, answer, call_options, line, wants_events
+from toolbus.edges.gateway.calls import COMMENT, named_event
+from toolbus.edges.gateway.gateway import Gateway
 from toolbus.edges.gateway.guards import unless_disconnected
+from toolbus.edges.gateway.operations import Admitted
 from toolbus.edges.gateway.options import Principal
-from toolbus.edges.gateway.streaming import COMMENT, named_event
-from toolbus.edges.gateway.turn_requests import TurnOptions, TurnRequest, turn_request
 
 HEARTBEAT = 15.0
 """Seconds without an event after which a comment is sent, so that no proxy takes the connection for dead."""
@@ -52,7 +54,7 @@ def of_call(told: ToolEvent) -> bytes:
             return event("confirm", {**about, **asked, "arguments": confirmation.arguments})
         case Asked(ident, question, timeout):
             return event("confirm", {**about, "confirmation": ident, "question": question, "timeout": timeout})
-        case Answered(ident, allowed):
+        case events.Answered(ident, allowed):
             return event("answered", {**about, "confirmation": ident, "allowed": allowed})
         case Finished(result):
             return event("end", {**about, "success": result.success, "error": result.error})
@@ -60,14 +62,14 @@ def of_call(told: ToolEvent) -> bytes:
             return event(type_name(other).lower(), {**about, **msgspec.structs.asdict(other)})
 
 
-async def with_heartbeats(events: AsyncGenerator[bytes, None], every: float = HEARTBEAT) -> AsyncIterator[bytes]:
-    """Yield the events, and a comment whenever none came for a while; leaving early ends what makes them."""
+async def with_heartbeats(source: AsyncGenerator[bytes, None], every: float = HEARTBEAT) -> AsyncIterator[bytes]:
+    """Yield the events of a source, and a comment whenever none came for a while; leaving early ends the source."""
     waiting: asyncio.Queue[bytes | None] = asyncio.Queue(_MOST_WAITING)
 
     # One task makes all of them, because a task group belongs to the task that entered it.
     async def make() -> None:
-        async with aclosing(events):
-            async for found in events:
+        async with aclosing(source):
+            async for found in source:
                 await waiting.put(found)
         await waiting.put(None)
 
@@ -154,18 +156,126 @@ def _encoded(call: str, tool: str, result: ToolResult) -> bytes:
     return made if len(made) <= _MOST_DOCUMENT else msgspec.json.encode(_Shared(call, tool, None, _TOO_LARGE))
 
 
+MOST_CALLS = 256
+"""Most calls of one message."""
+
+MOST_METADATA = 16_384
+"""Most bytes of the metadata, as JSON."""
+
+# A message of a provider has one of these; a wrapped one does not.
+_OF_MESSAGES = frozenset({"role", "choices", "tool_calls", "output", "content", "name", "function"})
+
+
+class TurnOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The options that a client may give; see ``bus.executor``."""
+
+    session: str = ""
+    timeout: float | None = None
+    idle_timeout: float | None = None
+    wait: float | bool | None = None
+    idempotency_key: str | None = None
+    metadata: dict[str, str] | None = None
+    initial: dict[str, Any] | None = None
+    concurrent: bool = True
+    sequential: tuple[str, ...] = ()
+    output_limit: int = LIMIT
+    attachment_limit: int = ATTACHMENTS
+    confirm_timeout: float = CONFIRM_TIMEOUT
+    confirm_anywhere: bool | None = None
+
+    def of_the_executor(self) -> dict[str, Any]:
+        """Return what ``executor`` takes, without what was not given."""
+        given = msgspec.structs.asdict(self)
+        del given["concurrent"]
+        return {name: value for name, value in given.items() if value is not None and (name != "session" or value)}
+
+
+class TurnRequest(msgspec.Struct, frozen=True):
+    """The calls of a message and their options."""
+
+    calls: list[ModelCall]
+    options: TurnOptions
+
+
+def turn_request(request: Request, message: Any, longest: float) -> TurnRequest:
+    """Return what a request asks for.
+
+    The body is a model's message as its provider gave it, with options in headers; or ``{"message": …}`` with the options beside it.
+
+    Args:
+        request: its headers are read.
+        message: its body.
+        longest: the most seconds of a call.
+
+    Raises:
+        Problem: the body holds no message, or an option is wrong.
+    """
+    found = message
+    given: dict[str, Any] = {}
+    if isinstance(found, Mapping) and "message" in found and not _OF_MESSAGES & found.keys():
+        given = {name: value for name, value in found.items() if name != "message"}
+        found = found["message"]
+    if "user" in given:
+        raise Problem(422, "invalid_options", "the user is whom the token names; a body can't choose one")
+    if found is None:
+        raise Problem(422, "invalid_message", "the body is null, which is no message of a model")
+    try:
+        calls = calls_in(found)
+        options = msgspec.convert({**call_options(request), **given}, TurnOptions)
+    except ConfigurationError as error:
+        raise Problem(422, "invalid_message", str(error)) from None
+    except msgspec.ValidationError as error:
+        raise Problem(422, "invalid_options", f"{error}; there are: {', '.join(TurnOptions.__struct_fields__)}") from None
+    if len(calls) > MOST_CALLS:
+        raise Problem(422, "invalid_message", f"a message has at most {MOST_CALLS} calls, not {len(calls):,}")
+    _check(options, longest)
+    return TurnRequest(calls, options)
+
+
+def _check(options: TurnOptions, longest: float) -> None:
+    """Check options of the body as if they stood in headers.
+
+    Raises:
+        Problem: 422.
+    """
+    for name, text in (("session", options.session), ("idempotency_key", options.idempotency_key)):
+        # No session and the empty one are the same; an empty key is a mistake.
+        if text or (text is not None and name != "session"):
+            line(name, text)
+    if options.timeout is not None and not 0 < options.timeout <= longest:
+        detail = f"timeout is a number of seconds above 0 and at most {longest:g} (TOOLBUS_MAX_TIMEOUT), not {options.timeout:g}"
+        raise Problem(422, "invalid_options", detail)
+    if options.metadata is not None and len(msgspec.json.encode(options.metadata)) > MOST_METADATA:
+        raise Problem(422, "invalid_options", f"metadata has more than {MOST_METADATA:,} bytes")
+
+
+class Answered(msgspec.Struct, frozen=True):
+    """The end of one call of a message."""
+
+    id: str
+    name: str
+    success: bool
+    error: ErrorInfo | None
+    changes: tuple[str, ...]
+
+
+class Answers(msgspec.Struct, frozen=True):
+    """The messages that answer a model's message, and the ends of its calls."""
+
+    messages: list[dict[str, Any]]
+    calls: list[Answered]
+
+
 _STREAM = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
-async def tool_calls(request: Request) -> Response:
-    """Answer ``{"messages": […], "calls": […]}``, or the same as the last of the server-sent events."""
-    gateway = gateway_of(request)
-    principal = await gateway.admitted(request)
-    asked = await turn_request(request)
-    executor = _executor(gateway, principal, asked.options)
-    if "text/event-stream" in request.headers.get("accept", ""):
-        return StreamingResponse(with_heartbeats(_streamed(executor, asked)), 200, _STREAM, "text/event-stream")
-    return answer(await unless_disconnected(request, _answered(executor, asked)))
+async def tool_calls(asked: Admitted[Any]) -> Response:
+    """Answer the messages and the ends of the calls, or the same as the last of the server-sent events."""
+    wanted = turn_request(asked.request, asked.body, asked.gateway.settings.max_timeout)
+    executor = _executor(asked.gateway, asked.principal, wanted.options)
+    if wants_events(asked.request):
+        return StreamingResponse(with_heartbeats(_streamed(executor, wanted)), 200, _STREAM, EVENTS)
+    return answer(await unless_disconnected(asked.request, _answered(executor, wanted)))
 
 
 def _executor(gateway: Gateway, principal: Principal, options: TurnOptions) -> ToolExecutor:
@@ -178,15 +288,13 @@ def _executor(gateway: Gateway, principal: Principal, options: TurnOptions) -> T
         raise Problem(422, "invalid_options", str(error)) from None
 
 
-async def _answered(executor: ToolExecutor, asked: TurnRequest) -> dict[str, Any]:
+async def _answered(executor: ToolExecutor, asked: TurnRequest) -> Answers:
     try:
         await recall(executor, asked.calls)
         async with executor.turn(asked.calls, concurrent=asked.options.concurrent) as turn:
             results = await turn.results()
             messages = await turn.messages()
         await share(executor, asked.calls, results)
-    except BrokerError as error:
-        raise Problem(503, "unavailable", str(error), {"Retry-After": "1"}) from None
     except ConfigurationError as error:
         raise Problem(422, "invalid_options", str(error)) from None
     return _document(messages, asked.calls, results)
@@ -209,12 +317,8 @@ async def _streamed(executor: ToolExecutor, asked: TurnRequest) -> AsyncGenerato
         yield event("messages", _document(messages, asked.calls, results))
 
 
-def _document(messages: list[dict[str, Any]], calls: Sequence[ModelCall], results: Sequence[ToolResult]) -> dict[str, Any]:
-    told = [
-        {"id": call.id, "name": call.name, "success": result.success, "error": result.error, "changes": result.meta.changes}
-        for call, result in zip(calls, results, strict=True)
+def _document(messages: list[dict[str, Any]], calls: Sequence[ModelCall], results: Sequence[ToolResult]) -> Answers:
+    ends = [
+        Answered(call.id, call.name, result.success, result.error, result.meta.changes) for call, result in zip(calls, results, strict=True)
     ]
-    return {"messages": messages, "calls": told}
-
-
-ROUTES = [Route("/v1/tool_calls", tool_calls, methods=["POST"])]
+    return Answers(messages, ends)

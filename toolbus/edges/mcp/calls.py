@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 from mcp.shared.exceptions import MCPError
-from mcp_types import INTERNAL_ERROR, INVALID_PARAMS, CallToolRequestParams
+from mcp_types import INVALID_PARAMS, CallToolRequestParams
 
 from toolbus.bus.client.bus import ToolBus
 from toolbus.bus.client.calls.call import Call
@@ -21,9 +21,20 @@ from toolbus.bus.support.display import visible
 from toolbus.bus.values.confirmations import CONFIRM_TIMEOUT, ConfirmationRequest
 from toolbus.bus.values.envelope import new_run
 from toolbus.bus.values.events import Answered, Asked, Event, Reset, Text
-from toolbus.bus.values.results import BrokerError, ConfigurationError, Progress, ToolError
-from toolbus.edges.mcp.client import Caller, CallerOf, Client, Context
-from toolbus.edges.mcp.content import OpenQuestions, allowed, asked_by_client, content_of, failure_of, form
+from toolbus.bus.values.results import Progress, ToolError
+from toolbus.edges.gateway.options import Principal
+from toolbus.edges.mcp.client import (
+    CallerOf,
+    Client,
+    Context,
+    OpenQuestions,
+    allowed,
+    asked_by_client,
+    content_of,
+    failure_of,
+    form,
+    reached,
+)
 from toolbus.edges.mcp.tasks import created
 
 # Characters of a message, and messages that wait; a client that reads slowly gets the latest.
@@ -191,19 +202,17 @@ class ToolCalls:
         """
         caller = self._caller_of(context)
         client = Client.of(context)
-        try:
+        with reached("the tools"):
             tool = _found(self._bus, caller, params.name)
             if client.modern and params.request_state is not None and params.request_state.startswith(_TASK):
                 return await self._resume(context, caller, client, tool, params)
             return await self._call(context, caller, client, tool, params)
-        except (BrokerError, ConfigurationError, TimeoutError) as error:
-            raise MCPError(INTERNAL_ERROR, f"the tools can't be reached now: {error}") from None
 
-    def tool(self, caller: Caller, name: str) -> Tool | None:
+    def tool(self, caller: Principal, name: str) -> Tool | None:
         """Return a tool that a caller sees, or None."""
         return caller.sees(self._bus).by_wire_name(name)
 
-    def plain(self, caller: Caller, tool: Tool, arguments: dict[str, Any]) -> Call:
+    def plain(self, caller: Principal, tool: Tool, arguments: dict[str, Any]) -> Call:
         """Return a call that needs no confirmation and whose result is all that is wanted.
 
         Raises:
@@ -212,7 +221,7 @@ class ToolCalls:
         """
         return caller.view(self._bus).stream(tool.name, tool.prepare(arguments))
 
-    async def _call(self, context: Context, caller: Caller, client: Client, tool: Tool, params: CallToolRequestParams) -> dict[str, Any]:
+    async def _call(self, context: Context, caller: Principal, client: Client, tool: Tool, params: CallToolRequestParams) -> dict[str, Any]:
         try:
             arguments = tool.prepare(params.arguments or {})
             grant = Grant(tool)
@@ -240,7 +249,7 @@ class ToolCalls:
             return content_of(await call.result(), tool, modern=client.modern)
 
     async def _durable(
-        self, context: Context, caller: Caller, client: Client, tool: Tool, arguments: dict[str, Any], grant: Grant, after: float | None
+        self, context: Context, caller: Principal, client: Client, tool: Tool, arguments: dict[str, Any], grant: Grant, after: float | None
     ) -> dict[str, Any]:
         """Call a tool so that the call can go on without this request: as a task, or while the user is asked."""
         tasks = self._bus.tasks
@@ -260,7 +269,9 @@ class ToolCalls:
             "requestState": f"{_TASK}{task.id} 1",
         }
 
-    async def _resume(self, context: Context, caller: Caller, client: Client, tool: Tool, params: CallToolRequestParams) -> dict[str, Any]:
+    async def _resume(
+        self, context: Context, caller: Principal, client: Client, tool: Tool, params: CallToolRequestParams
+    ) -> dict[str, Any]:
         """Go on with a call whose handler had asked the client's user."""
         tasks = self._bus.tasks
         name, _, number = str(params.request_state).removeprefix(_TASK).partition(" ")
@@ -286,7 +297,7 @@ class ToolCalls:
 
     # -- confirmations before a call --------------------------------------------------------------
 
-    def _confirmation(self, tool: Tool, arguments: dict[str, Any], caller: Caller) -> Confirmation:
+    def _confirmation(self, tool: Tool, arguments: dict[str, Any], caller: Principal) -> Confirmation:
         limit = self._bus.settings.max_request
         return Confirmation(new_run(), "", tool, arguments, user=caller.user, session="", timeout=CONFIRM_TIMEOUT, limit=limit)
 
@@ -308,7 +319,7 @@ class ToolCalls:
             raise ToolError(refused)
 
 
-def _found(bus: ToolBus, caller: Caller, name: str) -> Tool:
+def _found(bus: ToolBus, caller: Principal, name: str) -> Tool:
     """Return a tool that the caller sees.
 
     Raises:

@@ -1,19 +1,37 @@
-"""Tell what the client of a request can do."""
+"""Tell what the client of a request can do, and put results and questions into the form that it takes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol, cast
+import base64
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, cast
 
 import msgspec
 from mcp.server.context import ServerRequestContext
-from mcp.shared.exceptions import MCPError
-from mcp_types import CLIENT_CAPABILITIES_META_KEY, METHOD_NOT_FOUND, MISSING_REQUIRED_CLIENT_CAPABILITY
+from mcp.shared.exceptions import MCPError, NoBackChannelError
+from mcp_types import CLIENT_CAPABILITIES_META_KEY, INTERNAL_ERROR, METHOD_NOT_FOUND, MISSING_REQUIRED_CLIENT_CAPABILITY, ElicitResult
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
+from toolbus.bus import telemetry
 from toolbus.bus.client.bus import ToolBus
-from toolbus.bus.client.tools.view import ToolView
-from toolbus.bus.client.views import BusView
+from toolbus.bus.client.executor.observers import observe
+from toolbus.bus.client.tools.definitions import output_schema
+from toolbus.bus.client.tools.tool import Tool
+from toolbus.bus.schema.validate import Validator
+from toolbus.bus.support.display import shortened
+from toolbus.bus.values.confirmations import ConfirmationAnswer, ConfirmationRequest
+from toolbus.bus.values.results import (
+    Blob,
+    BrokerError,
+    ConfigurationError,
+    ConfirmationClosed,
+    DescriptorError,
+    ErrorInfo,
+    ToolError,
+    ToolResult,
+)
+from toolbus.edges.gateway.options import Principal
 
 SCOPE_KEY = "toolbus.caller"
 """The key of the caller in an HTTP request's ASGI scope."""
@@ -21,58 +39,31 @@ SCOPE_KEY = "toolbus.caller"
 Context = ServerRequestContext[Any, Any]
 
 
-class Caller(Protocol):
-    """The sender of a request, as authenticated; the gateway's ``Principal`` is one."""
-
-    @property
-    def name(self) -> str:
-        """The name for logs, and for people who ask who answered."""
-
-    @property
-    def user(self) -> str:
-        """The bus's user."""
-
-    def view(self, bus: ToolBus) -> BusView:
-        """Return the bus as this caller's user."""
-
-    def sees(self, bus: ToolBus) -> ToolView:
-        """Return the tools that this caller may see and call."""
-
-
-class LocalCaller(msgspec.Struct, frozen=True):
-    """The one caller of a server on stdio: who started the process.
-
-    Attributes:
-        user: the bus's user.
-        groups, tools: the tools that are served; None for all.
-    """
-
-    name: str = "stdio"
-    user: str = ""
-    groups: frozenset[str] | None = None
-    tools: frozenset[str] | None = None
-
-    def view(self, bus: ToolBus) -> BusView:
-        """Return the bus as this caller's user."""
-        return bus.bind(user=self.user)
-
-    def sees(self, bus: ToolBus) -> ToolView:
-        """Return the tools that this caller may see and call."""
-        return bus.tools.filter(user=self.user, groups=self.groups, names=self.tools)
-
-
-CallerOf = Callable[[Context], Caller]
+CallerOf = Callable[[Context], Principal]
 """Returns who sent the request of a context."""
 
 
-def caller_of_request(context: Context) -> Caller:
+def caller_of_request(context: Context) -> Principal:
     """Return who sent an HTTP request, as the gateway found out."""
     request: Any = context.request
-    return cast("Caller", request.scope[SCOPE_KEY])
+    return cast("Principal", request.scope[SCOPE_KEY])
 
 
 TASKS = "io.modelcontextprotocol/tasks"
 """The identifier of the tasks extension."""
+
+
+@contextmanager
+def reached(what: str = "the server") -> Iterator[None]:
+    """Turn what is raised when the bus can't be used into the answer to a request.
+
+    Raises:
+        MCPError: the bus can't be used now.
+    """
+    try:
+        yield
+    except (BrokerError, ConfigurationError, TimeoutError) as error:
+        raise MCPError(INTERNAL_ERROR, f"{what} can't be reached now: {error}") from None
 
 
 class Client(msgspec.Struct, frozen=True):
@@ -126,3 +117,197 @@ def _part(value: object, name: str) -> Mapping[str, Any] | None:
 def _asks_in_forms(elicitation: Mapping[str, Any] | None) -> bool:
     # Without a mode it is forms, as before there were others.
     return elicitation is not None and (not elicitation or "form" in elicitation)
+
+
+ERROR_KEY = "toolbus/error"
+"""The key of a failure's type, code and details in a result's ``_meta``."""
+
+# Clients cut what is too long for their model; a tool may say a limit of its own.
+_WHOLE = 1_000_000_000
+_TEXTS = ("text/", "application/json", "application/xml")
+
+
+def content_of(result: ToolResult, tool: Tool | None, *, modern: bool) -> dict[str, Any]:
+    """Return a ``CallToolResult`` as JSON.
+
+    Args:
+        result: the end of the call.
+        tool: what was called; None when it is gone.
+        modern: the client is of revision 2026-07-28 or later, where structured content may be any value.
+    """
+    result = _checked(result, tool)
+    content = [
+        *_texts(result, tool),
+        *(block_of(each, f"toolbus:///results/{result.meta.id or 'call'}/{at}") for at, each in enumerate(result.content)),
+    ]
+    found: dict[str, Any] = {"resultType": "complete", "content": content}
+    if result.error is not None:
+        found["isError"] = True
+        found["_meta"] = {ERROR_KEY: msgspec.to_builtins(result.error)}
+        return found
+    data = _structured(result, tool)
+    if data is not None and (modern or isinstance(data, dict)):
+        found["structuredContent"] = data
+    return found
+
+
+def failure_of(error: ErrorInfo, tool: Tool) -> dict[str, Any]:
+    """Return a ``CallToolResult`` of a call that failed before it was published."""
+    return content_of(ToolResult.fail(error), tool, modern=True)
+
+
+def _texts(result: ToolResult, tool: Tool | None) -> list[dict[str, Any]]:
+    if result.content and result.error is None and not result.observation:
+        return []
+    said = observe(msgspec.structs.replace(result, content=()), tool, limit=_WHOLE)
+    return [{"type": "text", "text": said}]
+
+
+def block_of(blob: Blob, uri: str) -> dict[str, Any]:
+    """Return an image, a sound or a file as a block of content."""
+    kind = blob.media_type or "application/octet-stream"
+    family = kind.partition("/")[0]
+    if family in {"image", "audio"}:
+        return {"type": family, "data": base64.b64encode(blob.data).decode(), "mimeType": kind}
+    resource: dict[str, Any] = {"uri": uri, "mimeType": kind}
+    text = _text_of(blob) if kind.startswith(_TEXTS) else None
+    if text is None:
+        resource["blob"] = base64.b64encode(blob.data).decode()
+    else:
+        resource["text"] = text
+    return {"type": "resource", "resource": resource}
+
+
+def _text_of(blob: Blob) -> str | None:
+    try:
+        return blob.data.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+# -- structured content -----------------------------------------------------------------------------
+
+_MOST_VALIDATORS = 5_000
+_validators: dict[str, tuple[Tool, Validator | None]] = {}
+
+
+def _structured(result: ToolResult, tool: Tool | None) -> Any:
+    if tool is not None and result.data is None and output_schema(tool.descriptor) is not None:
+        # The schema may be that of a text.
+        return result.output
+    return result.data
+
+
+def _checked(result: ToolResult, tool: Tool | None) -> ToolResult:
+    """Return the result, or the failure that data of another form than the tool promises is."""
+    validator = _validator(tool) if tool is not None and result.error is None else None
+    if tool is None or validator is None:
+        return result
+    try:
+        validator.check({"data": _structured(result, tool)})
+    except ToolError as error:
+        message = f"what {tool.name!r} returned does not fit its output schema: {error.error.message}"
+        return msgspec.structs.replace(result, success=False, data=None, error=ErrorInfo("tool_error", "bad_data", message))
+    return result
+
+
+def _validator(tool: Tool) -> Validator | None:
+    """Return what checks the tool's data, made when it is first needed, or None."""
+    schema = output_schema(tool.descriptor)
+    if schema is None:
+        return None
+    known = _validators.get(tool.name)
+    if known is None or known[0] is not tool:
+        if len(_validators) >= _MOST_VALIDATORS:
+            _validators.clear()
+        known = _validators[tool.name] = (tool, _compiled(schema))
+    return known[1]
+
+
+def _compiled(schema: dict[str, Any]) -> Validator | None:
+    # References begin at the root, and arguments are objects.
+    inner = {name: value for name, value in schema.items() if name != "$defs"}
+    whole = {"type": "object", "properties": {"data": inner}, "required": ["data"], "$defs": schema.get("$defs", {})}
+    try:
+        return Validator(whole)
+    except DescriptorError:
+        return None
+
+
+_MOST_MESSAGE = 20_000
+_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"allow": {"type": "boolean", "title": "Allow", "description": "Whether this may happen."}},
+    "required": ["allow"],
+}
+
+
+def form(text: str) -> dict[str, Any]:
+    """Return the request for a form that asks whether something may happen."""
+    params = {"mode": "form", "message": shortened(text, _MOST_MESSAGE), "requestedSchema": _SCHEMA}
+    return {"method": "elicitation/create", "params": params}
+
+
+def allowed(answer: object) -> bool | None:
+    """Return what the user answered: None for what is no answer to the form. A form that was dismissed is a no."""
+    if isinstance(answer, ElicitResult):
+        answer = answer.model_dump(by_alias=True)
+    action = answer.get("action") if isinstance(answer, Mapping) else None
+    if action in {"decline", "cancel"}:
+        return False
+    if action != "accept" or not isinstance(answer, Mapping):
+        return None
+    content = answer.get("content")
+    said = content.get("allow") if isinstance(content, Mapping) else None
+    return said if isinstance(said, bool) else None
+
+
+async def asked_by_client(context: Context, text: str) -> bool | None:
+    """Ask the user of a client that is connected; None when the client can't. What is no answer to the form allows nothing."""
+    try:
+        return allowed(await context.session.elicit_form(shortened(text, _MOST_MESSAGE), _SCHEMA, context.request_id)) is True
+    except (MCPError, NoBackChannelError, ValueError) as error:
+        # Others may answer meanwhile, so the call goes on.
+        telemetry.log.warning("mcp.elicitation_failed", error=str(error))
+        return None
+
+
+class OpenQuestions:
+    """The questions of running handlers that wait for a person."""
+
+    def __init__(self, bus: ToolBus, caller: Principal) -> None:
+        self._bus = bus
+        self._caller = caller
+
+    async def open(self, id: str) -> ConfirmationRequest | None:
+        """Return a question of a call of this caller's user, or None when it waits no longer."""
+        try:
+            request = await self._bus.confirmations.get(id)
+        except (ConfirmationClosed, BrokerError):
+            return None
+        return request if request.user == self._caller.user else None
+
+    async def answer(self, request: ConfirmationRequest, *, allow: bool) -> None:
+        """Answer a question; of several answers the first one counts."""
+        answer = ConfirmationAnswer(allow, "" if allow else "the client's user did not allow it", self._caller.name, request.digest)
+        try:
+            await self._bus.confirmations.answer(request.id, answer)
+        except ConfirmationClosed as error:
+            telemetry.log.info("mcp.answer_too_late", id=request.id, error=str(error))
+
+    async def take(self, responses: Mapping[str, Any] | None, call: str) -> frozenset[str]:
+        """Take in a client's answers to the questions of one call; return the questions that are answered now.
+
+        Answers to what was never asked, or is answered, are ignored.
+
+        Raises:
+            BrokerError: the server can't be reached.
+        """
+        taken: set[str] = set()
+        for name, response in (responses or {}).items():
+            said = allowed(response)
+            request = await self.open(name) if said is not None else None
+            if request is not None and said is not None and request.call == call:
+                await self.answer(request, allow=said)
+                taken.add(name)
+        return frozenset(taken)

@@ -36,9 +36,9 @@ from toolbus.bus.client.calls.call import Call
 from toolbus.bus.client.tools.tool import Tool
 from toolbus.bus.values.encoding import encode_data, encode_json
 from toolbus.bus.values.results import BrokerError, ConfigurationError, ToolError
+from toolbus.edges.gateway.options import Principal
 from toolbus.edges.mcp.calls import ToolCalls
-from toolbus.edges.mcp.client import SCOPE_KEY, TASKS, Caller, CallerOf, Context, caller_of_request
-from toolbus.edges.mcp.content import content_of, failure_of
+from toolbus.edges.mcp.client import SCOPE_KEY, TASKS, CallerOf, Context, caller_of_request, content_of, failure_of
 from toolbus.edges.mcp.listing import ListChanges, ListWatch, Subscriptions, page_of
 from toolbus.edges.mcp.tasks import TaskMethods, TaskParams, UpdateParams
 
@@ -85,7 +85,7 @@ class QuickCalls:
         self._limit = limit
         self._with_headers: dict[str, tuple[Tool, bool]] = {}
 
-    async def answer(self, caller: Caller, scope: Scope, receive: Receive, send: Send) -> list[Message] | None:
+    async def answer(self, caller: Principal, scope: Scope, receive: Receive, send: Send) -> list[Message] | None:
         """Answer a request, or return what of it was read so that somebody else does; None when it was answered."""
         name = _name_of(scope)
         if name is None or telemetry.active():
@@ -305,7 +305,7 @@ MOST_BODY = 1_048_576
 
 _LOOPBACK = ["127.0.0.1", "localhost", "[::1]"]
 
-Admit = Callable[[HTTPConnection], Awaitable[Caller]]
+Admit = Callable[[HTTPConnection], Awaitable[Principal]]
 """Returns who sent a request, or raises what the application answers."""
 
 
@@ -428,7 +428,7 @@ class LazyEndpoint:
                 ready.set_exception(error)
 
 
-async def serve_stdio(bus: ToolBus, caller: Caller) -> None:
+async def serve_stdio(bus: ToolBus, caller: Principal) -> None:
     """Serve until standard input ends."""
     server = BusServer(bus, lambda _: caller)
     async with stdio_server() as (read, write):

@@ -16,8 +16,7 @@ from mcp_types import INTERNAL_ERROR, INVALID_PARAMS, SubscriptionsListenRequest
 
 from toolbus.bus.client.bus import ToolBus
 from toolbus.bus.client.tools.view import ToolView
-from toolbus.bus.values.results import BrokerError
-from toolbus.edges.mcp.client import CallerOf, Client, Context
+from toolbus.edges.mcp.client import CallerOf, Client, Context, reached
 from toolbus.edges.mcp.tasks import TaskMethods, TaskNews
 
 PAGE = 250
@@ -173,9 +172,8 @@ class Subscriptions:
             Client.of(context).must_have_tasks("subscriptions/listen with taskIds")
         self._open += 1
         try:
-            return await self._serve(context, bool(wanted.tools_list_changed), ids)
-        except BrokerError as error:
-            raise MCPError(INTERNAL_ERROR, f"the server can't be reached now: {error}") from None
+            with reached():
+                return await self._serve(context, bool(wanted.tools_list_changed), ids)
         finally:
             self._open -= 1
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from mcp.shared.exceptions import MCPError
 from mcp.shared.inbound import MCP_NAME_HEADER, decode_header_value
-from mcp_types import HEADER_MISMATCH, INTERNAL_ERROR, INVALID_PARAMS, RequestParams
+from mcp_types import HEADER_MISMATCH, INVALID_PARAMS, RequestParams
 from pydantic import Field
 
 from toolbus.bus.client.bus import ToolBus
@@ -20,9 +20,9 @@ from toolbus.bus.client.tools.tool import Tool
 from toolbus.bus.support.display import shortened
 from toolbus.bus.values.confirmations import ConfirmationRequest
 from toolbus.bus.values.events import Reset, Text
-from toolbus.bus.values.results import BrokerError, ConfigurationError
-from toolbus.edges.mcp.client import Caller, CallerOf, Client, Context
-from toolbus.edges.mcp.content import OpenQuestions, content_of, form
+from toolbus.bus.values.results import BrokerError
+from toolbus.edges.gateway.options import Principal
+from toolbus.edges.mcp.client import CallerOf, Client, Context, OpenQuestions, content_of, form, reached
 
 TEXT_KEY = "toolbus/text"
 """The key of a task's text in its ``_meta``: ``{"from": offset, "text": …}``; offsets are in characters."""
@@ -98,9 +98,6 @@ def _time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-_AWAY = "the server can't be reached now"
-
-
 class TaskParams(RequestParams):
     """The parameters of ``tasks/get`` and ``tasks/cancel``."""
 
@@ -127,12 +124,10 @@ class TaskMethods:
             MCPError: there is no such task, or the client has no tasks.
         """
         caller, client = self._admitted(context, params)
-        try:
+        with reached():
             task = await self.find(params.task_id, caller)
             state = await self._state(task)
             return await self.document(task, state, caller, elicits=client.elicits, start=_start(context))
-        except (BrokerError, ConfigurationError) as error:
-            raise MCPError(INTERNAL_ERROR, f"{_AWAY}: {error}") from None
 
     async def update(self, context: Context, params: UpdateParams) -> dict[str, Any]:
         """Take in answers of the client's user.
@@ -141,11 +136,9 @@ class TaskMethods:
             MCPError: as ``get``.
         """
         caller, _ = self._admitted(context, params)
-        try:
+        with reached():
             task = await self.find(params.task_id, caller)
             await OpenQuestions(self._bus, caller).take(params.input_responses, task.record.call)
-        except (BrokerError, ConfigurationError) as error:
-            raise MCPError(INTERNAL_ERROR, f"{_AWAY}: {error}") from None
         return {"resultType": "complete"}
 
     async def cancel(self, context: Context, params: TaskParams) -> dict[str, Any]:
@@ -155,16 +148,14 @@ class TaskMethods:
             MCPError: as ``get``.
         """
         caller, _ = self._admitted(context, params)
-        try:
+        with reached():
             task = await self.find(params.task_id, caller)
             await self._bus.tasks.cancel(task)
-        except (BrokerError, ConfigurationError, TimeoutError) as error:
-            raise MCPError(INTERNAL_ERROR, f"{_AWAY}: {error}") from None
         return {"resultType": "complete"}
 
     # -- for subscriptions too --------------------------------------------------------------------
 
-    async def find(self, id: str, caller: Caller) -> Task:
+    async def find(self, id: str, caller: Principal) -> Task:
         """Return a task of this caller's user.
 
         Raises:
@@ -176,7 +167,7 @@ class TaskMethods:
             raise MCPError(INVALID_PARAMS, "there is no such task: it has expired, or there never was one")
         return task
 
-    async def document(self, task: Task, state: TaskState, caller: Caller, *, elicits: bool, start: int | None) -> dict[str, Any]:
+    async def document(self, task: Task, state: TaskState, caller: Principal, *, elicits: bool, start: int | None) -> dict[str, Any]:
         """Return what is known of a task, with what its handler asks now."""
         asked = state.question
         question = None if asked is None else await OpenQuestions(self._bus, caller).open(asked.id)
@@ -189,7 +180,7 @@ class TaskMethods:
             raise MCPError(INVALID_PARAMS, "the task has expired: its result is not kept any more")
         return state
 
-    def _admitted(self, context: Context, params: TaskParams) -> tuple[Caller, Client]:
+    def _admitted(self, context: Context, params: TaskParams) -> tuple[Principal, Client]:
         client = Client.of(context)
         client.must_have_tasks(context.method)
         if context.request is not None and decode_header_value(context.request.headers.get(MCP_NAME_HEADER, "")) != params.task_id:
@@ -217,7 +208,7 @@ _GATHERING = 0.05
 class TaskNews:
     """Sends ``notifications/tasks`` for one task: what is known at first, and then each change until its end."""
 
-    def __init__(self, bus: ToolBus, methods: TaskMethods, task: Task, caller: Caller, *, elicits: bool) -> None:
+    def __init__(self, bus: ToolBus, methods: TaskMethods, task: Task, caller: Principal, *, elicits: bool) -> None:
         self._bus = bus
         self._methods = methods
         self._task = task

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -11,17 +10,19 @@ from fastmcp.server.context import Context
 from fastmcp.server.dependencies import get_context
 from fastmcp.server.providers import Provider
 from fastmcp.tools.base import Tool, ToolResult
-from mcp_types import AudioContent, BlobResourceContents, EmbeddedResource, ImageContent, TextContent, ToolAnnotations
-from pydantic import PrivateAttr
+from mcp_types import ContentBlock, TextContent, ToolAnnotations
+from pydantic import PrivateAttr, TypeAdapter
 
 from toolbus.bus.client.bus import ToolBus
 from toolbus.bus.client.tools.view import ToolView
 from toolbus.bus.values import results
 from toolbus.bus.values.events import Text
-from toolbus.bus.values.results import Blob, Progress
+from toolbus.bus.values.results import Progress
 from toolbus.bus.values.settings import Settings
+from toolbus.edges.mcp.client import block_of
 
 _MOST_TEXT = 1_000
+_BLOCK: TypeAdapter[ContentBlock] = TypeAdapter(ContentBlock)
 
 
 class BusProvider(Provider):
@@ -78,6 +79,31 @@ class BusProvider(Provider):
         return self._user if isinstance(self._user, str) else self._user(get_context())
 
 
+class _BusTool(Tool):
+    """A tool of the bus, as one caller may call it."""
+
+    _bus: Any = PrivateAttr(default=None)
+    _target: str = PrivateAttr(default="")
+    _options: dict[str, Any] = PrivateAttr(default_factory=dict)
+
+    async def run(self, arguments: dict[str, Any]) -> ToolResult:
+        """Call the tool on the bus, and tell its text and progress as progress while it runs."""
+        context, pieces, counted = get_context(), 0, False
+        async with self._bus.stream(self._target, arguments, **self._options) as call:
+            async for event in call.events():
+                if isinstance(event, Progress):
+                    counted = True
+                    await context.report_progress(event.done, event.total, event.message or None)
+                elif isinstance(event, Text) and not counted:
+                    pieces += 1
+                    await context.report_progress(pieces, message=event.text[:_MOST_TEXT])
+            result: results.ToolResult = await call.result()
+        blocks = [_BLOCK.validate_python(block_of(each, "blob://result")) for each in result.content]
+        content = [TextContent(type="text", text=result.observation), *blocks]
+        data = result.data
+        return ToolResult(content, data if data is None or isinstance(data, dict) else {"result": data}, is_error=not result.success)
+
+
 def _tool(definition: dict[str, Any], bus: ToolBus, view: ToolView, user: str) -> Tool:
     made = _BusTool(
         name=definition["name"],
@@ -86,47 +112,5 @@ def _tool(definition: dict[str, Any], bus: ToolBus, view: ToolView, user: str) -
         annotations=ToolAnnotations.model_validate(definition["annotations"]) if "annotations" in definition else None,
     )
     known = view.by_wire_name(made.name)
-    made._call = _Call(bus, made.name if known is None else known.name, user)
+    made._bus, made._target, made._options = bus, made.name if known is None else known.name, {"user": user} if user else {}
     return made
-
-
-class _Call:
-    """The way in which a tool is called."""
-
-    def __init__(self, bus: ToolBus, name: str, user: str) -> None:
-        self._bus = bus
-        self._name = name
-        self._options: dict[str, Any] = {"user": user} if user else {}
-
-    async def __call__(self, arguments: dict[str, Any]) -> results.ToolResult:
-        context, pieces, counted = get_context(), 0, False
-        async with self._bus.stream(self._name, arguments, **self._options) as call:
-            async for event in call.events():
-                if isinstance(event, Progress):
-                    counted = True
-                    await context.report_progress(event.done, event.total, event.message or None)
-                elif isinstance(event, Text) and not counted:
-                    pieces += 1
-                    await context.report_progress(pieces, message=event.text[:_MOST_TEXT])
-            return await call.result()
-
-
-class _BusTool(Tool):
-    _call: Any = PrivateAttr(default=None)
-
-    async def run(self, arguments: dict[str, Any]) -> ToolResult:
-        """Call the tool on the bus."""
-        result: results.ToolResult = await self._call(arguments)
-        content: list[Any] = [TextContent(type="text", text=result.observation), *map(_content, result.content)]
-        data = result.data
-        return ToolResult(content, data if data is None or isinstance(data, dict) else {"result": data}, is_error=not result.success)
-
-
-def _content(blob: Blob) -> Any:
-    data, kind = base64.b64encode(blob.data).decode(), blob.media_type.partition("/")[0]
-    if kind == "image":
-        return ImageContent(type="image", data=data, mime_type=blob.media_type)
-    if kind == "audio":
-        return AudioContent(type="audio", data=data, mime_type=blob.media_type)
-    contents = BlobResourceContents(uri="blob://result", blob=data, mime_type=blob.media_type)
-    return EmbeddedResource(type="resource", resource=contents)

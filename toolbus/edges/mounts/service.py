@@ -6,7 +6,7 @@ import asyncio
 import functools
 import math
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Self
 
@@ -19,8 +19,7 @@ from toolbus.bus.worker.invocation import Invocation
 from toolbus.bus.worker.service import Retry
 from toolbus.edges.mounts.answers import bad_answer, contents_of, error_of, is_over, messages_of, result_of
 from toolbus.edges.mounts.connection import Listing, ServerConnection, pages
-from toolbus.edges.mounts.described import Described, Run
-from toolbus.edges.mounts.mount import Mount, is_server
+from toolbus.edges.mounts.mount import Described, Mount, Run, is_server
 from toolbus.edges.mounts.options import InProcess, Options, Target, words_of
 
 # Progress that is passed on at once, and per second after that.
@@ -130,16 +129,12 @@ class Extras:
 
     async def list_resources(self, _: dict[str, Any], call: Invocation) -> ToolResult:
         """List resources and templates."""
-        found: list[dict[str, Any]] = []
         async with self._session.calling(call, "read") as client:
-            async for page in pages(lambda cursor: client.list_resources(cursor=cursor, cache_mode="bypass")):
-                found += [_named(each, uri=each.uri, mime_type=each.mime_type) for each in page.resources]
-                if len(found) >= _MOST_LISTED:
-                    break
-            async for page in pages(lambda cursor: client.list_resource_templates(cursor=cursor, cache_mode="bypass")):
-                found += [_named(each, uri_template=each.uri_template, mime_type=each.mime_type) for each in page.resource_templates]
-                if len(found) >= 2 * _MOST_LISTED:
-                    break
+            found = [_named(each, uri=each.uri, mime_type=each.mime_type) async for each in _listed(client.list_resources, "resources")]
+            found += [
+                _named(each, uri_template=each.uri_template, mime_type=each.mime_type)
+                async for each in _listed(client.list_resource_templates, "resource_templates")
+            ]
         return ToolResult.ok({"resources": found})
 
     async def read_resource(self, arguments: dict[str, Any], call: Invocation) -> ToolResult:
@@ -149,12 +144,11 @@ class Extras:
 
     async def list_prompts(self, _: dict[str, Any], call: Invocation) -> ToolResult:
         """List prompts with their arguments."""
-        found: list[dict[str, Any]] = []
         async with self._session.calling(call, "read") as client:
-            async for page in pages(lambda cursor: client.list_prompts(cursor=cursor, cache_mode="bypass")):
-                found += [_named(each, arguments=[_argument(one) for one in each.arguments or ()]) for each in page.prompts]
-                if len(found) >= _MOST_LISTED:
-                    break
+            found = [
+                _named(each, arguments=[_argument(one) for one in each.arguments or ()])
+                async for each in _listed(client.list_prompts, "prompts")
+            ]
         return ToolResult.ok({"prompts": found})
 
     async def get_prompt(self, arguments: dict[str, Any], call: Invocation) -> ToolResult:
@@ -165,6 +159,17 @@ class Extras:
         texts = {name: value if isinstance(value, str) else str(value) for name, value in given.items()}
         async with self._session.calling(call, "read") as client:
             return messages_of(await client.get_prompt(arguments["name"], texts))
+
+
+async def _listed(ask: Callable[..., Awaitable[Any]], field: str) -> AsyncIterator[Any]:
+    """Yield what is in a field of the pages of a list, which are read until there is enough."""
+    count = 0
+    async for page in pages(lambda cursor: ask(cursor=cursor, cache_mode="bypass")):
+        for each in getattr(page, field):
+            yield each
+        count += len(getattr(page, field))
+        if count >= _MOST_LISTED:
+            return
 
 
 def _named(each: Any, **more: Any) -> dict[str, Any]:

@@ -61,7 +61,7 @@ async def _try(settings: Settings) -> list[Finding]:
 
 async def _examine(settings: Settings) -> list[Finding]:
     from toolbus.bus.broker.admin import Admin
-    from toolbus.bus.client.tools.review import catalogue_of
+    from toolbus.bus.client.tools.catalogue import catalogue_of
     from toolbus.bus.values.urls import redact
     from toolbus.operations.cli.secure import pending, refused, title
     from toolbus.platform.store import Reader

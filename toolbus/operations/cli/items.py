@@ -153,7 +153,7 @@ async def rm_command(
 
 def _consequences(key: str, document: bytes, services: Services, items: Items) -> list[str]:
     """Return what a person should know of a document that is about to be stored; fail when agents could not use it."""
-    from toolbus.bus.client.tools.review import catalogue_of, unusable
+    from toolbus.bus.client.tools.catalogue import catalogue_of, unusable
 
     before, after = catalogue_of((services, items)), catalogue_of((services, {**items, key: document}))
     known = {(tool.name, tool.service) for tool in unusable(before)}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import click
 import msgspec
 
-from toolbus.bus.client.tools.review import unusable
+from toolbus.bus.client.tools.catalogue import unusable
 from toolbus.bus.support.display import one_line, visible
 from toolbus.operations.cli.command import JSON, Output, command, digest, group, option
 from toolbus.operations.cli.common import namespace_of, with_admin

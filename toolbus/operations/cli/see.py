@@ -85,7 +85,7 @@ def services_command(output: Output) -> None:
     Example:
       toolbus see services --output json
     """
-    from toolbus.bus.client.tools.review import catalogue_of
+    from toolbus.bus.client.tools.catalogue import catalogue_of
     from toolbus.operations.cli.secure import refused as refused_of
     from toolbus.operations.cli.secure import title
 
@@ -140,7 +140,7 @@ def describe_command(name: str) -> None:
     Example:
       toolbus see describe calculator
     """
-    from toolbus.bus.client.tools.review import unusable
+    from toolbus.bus.client.tools.catalogue import unusable
 
     catalogue = _catalogue()
     if name in catalogue.tools:
@@ -175,7 +175,7 @@ def settings_command(output: Output) -> None:
 
 def _catalogue() -> Catalogue:
     """Return the tools as an agent has them, by reading the registry alone: whoever watches may not open a reply stream."""
-    from toolbus.bus.client.tools.review import catalogue_of
+    from toolbus.bus.client.tools.catalogue import catalogue_of
 
     required = settings_of().require_approval
 
@@ -292,8 +292,8 @@ def _statistics_document(found: Statistics, service: str | None) -> dict[str, An
 
 
 def _show_tools(found: Statistics, service: str | None) -> None:
-    from toolbus.bus.watch.assembly import Activity, ToolViews
     from toolbus.bus.watch.tables import TABLES, milliseconds
+    from toolbus.bus.watch.watch import Activity, ToolViews
 
     activity = Activity(0.0)
     activity.take_in(found.answers)
@@ -319,8 +319,8 @@ def _show_tools(found: Statistics, service: str | None) -> None:
 
 
 def _show_workers(found: Statistics) -> None:
-    from toolbus.bus.watch.assembly import Activity, instance_views
     from toolbus.bus.watch.tables import seconds
+    from toolbus.bus.watch.watch import Activity, instance_views
 
     activity = Activity(0.0)
     activity.take_in(found.answers)
@@ -440,7 +440,7 @@ def calls_command(
 
     async def main(admin: Admin) -> None:
         if running:
-            from toolbus.bus.watch.assembly import running_calls
+            from toolbus.bus.watch.watch import running_calls
 
             statistics = await admin.statistics(service or "")
             _print_running(chosen(running_calls(statistics.answers.values()))[:limit], statistics, output)

@@ -160,10 +160,10 @@ def mcp_command(user: User, groups: Groups, names: Names) -> None:
     if find_spec("mcp") is None:
         fail("MCP needs its SDK: pip install 'toolbus[mcp]'")
     from toolbus import ToolBus
-    from toolbus.edges.mcp.client import LocalCaller
+    from toolbus.edges.gateway.options import Principal
     from toolbus.edges.mcp.http import serve_stdio
 
-    caller = LocalCaller(user=user, groups=frozenset(groups) or None, tools=frozenset(names) or None)
+    caller = Principal("stdio", user=user, groups=frozenset(groups) or None, tools=frozenset(names) or None)
 
     async def main() -> None:
         async with ToolBus(settings=settings) as bus:

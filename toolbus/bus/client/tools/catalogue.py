@@ -12,10 +12,10 @@ import msgspec
 from toolbus.bus import telemetry
 from toolbus.bus.broker.protocols import ALL_TOOLS, RefusedTool, ServiceRecord
 from toolbus.bus.client.tools.groups import ToolGroup, read_group
-from toolbus.bus.client.tools.subscription import Subscription
-from toolbus.bus.client.tools.tool import ChangeKind, Queues, Tool, ToolChange
+from toolbus.bus.client.tools.tool import ChangeKind, Queues, Subscription, Tool, ToolChange
 from toolbus.bus.client.tools.withholding import FormerTools, Withholding
 from toolbus.bus.schema.casting import summary
+from toolbus.bus.schema.dialects import check_possible
 from toolbus.bus.schema.mend import mended_document
 from toolbus.bus.support.safe_text import type_name
 from toolbus.bus.values.descriptors import ServiceDescriptor, is_tool_document, parse_service, parse_tool
@@ -379,3 +379,23 @@ class Catalogue:
 def _check_name(found: str, expected: str) -> None:
     if found != expected:
         raise DescriptorError(f"the descriptor names {found!r}, its key {expected!r}")
+
+
+def unusable(catalogue: Catalogue) -> list[RefusedTool]:
+    """Return what agents leave out, and the tools that they know and can't call, sorted."""
+    found: list[RefusedTool] = []
+    for tool in catalogue.tools.values():
+        try:
+            check_possible(tool.descriptor.schema or {})
+        except DescriptorError as error:
+            found.append(RefusedTool(tool.name, tool.service, str(error)))
+    return sorted([*catalogue.refused(), *found])
+
+
+def catalogue_of(
+    snapshot: tuple[Mapping[str, ServiceRecord | RefusedTool], Mapping[str, bytes | RefusedTool]], *, require_approval: bool = False
+) -> Catalogue:
+    """Return a catalogue as an agent has it that loads this snapshot of services and static documents."""
+    catalogue = Catalogue(require_approval=require_approval)
+    catalogue.on_registry(*snapshot)
+    return catalogue

@@ -9,8 +9,7 @@ import msgspec
 
 from toolbus.bus.client.tools.catalogue import Catalogue
 from toolbus.bus.client.tools.definitions import Definitions, Format
-from toolbus.bus.client.tools.subscription import Subscription
-from toolbus.bus.client.tools.tool import Tool, ToolChange, is_replaced
+from toolbus.bus.client.tools.tool import Subscription, Tool, ToolChange, is_replaced
 
 
 class Accepting(Protocol):

@@ -1,15 +1,20 @@
-"""Describe what a source of credentials says of a token."""
+"""Describe what sources say of tokens, and tell clients which authorization server gives them (RFC 9728)."""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import msgspec
+from starlette.requests import HTTPConnection
+from starlette.responses import Response
 
 from toolbus.bus.support.safe_text import type_name
 from toolbus.bus.values.results import ConfigurationError
 from toolbus.bus.values.secrets import Rate, TokenFile, TokenRecord
+from toolbus.edges.gateway.bodies import answer
+from toolbus.edges.gateway.operations import Admitted
 from toolbus.edges.gateway.options import Principal
 
 
@@ -24,19 +29,11 @@ class Credential(msgspec.Struct, frozen=True):
     rate: Rate | None = None
 
 
-class Source(Protocol):
-    """Knows tokens of one kind."""
+Source = Callable[[str], Awaitable[Credential | None]]
+"""Returns whom a token stands for; None when it has another form or is not known, and the next source is asked.
 
-    def takes(self, token: str) -> bool:
-        """Return whether a token has the form of this source's."""
-
-    async def credential(self, token: str) -> Credential | None:
-        """Return whom a token of this form stands for; None when the source does not know it, and the next one is asked.
-
-        Raises:
-            Refused: it is known and not accepted (any more).
-            Problem: 503, the source can't say now.
-        """
+It raises ``Refused`` when the token is known and not accepted (any more), and a ``Problem``, 503, when it can't say now.
+"""
 
 
 def accepted(record: TokenRecord, token: str, now: float) -> Credential:
@@ -49,11 +46,6 @@ def accepted(record: TokenRecord, token: str, now: float) -> Credential:
         raise Refused("the token is not known")
     if record.has_expired(now):
         raise Refused("the token has expired")
-    return _of_record(record)
-
-
-def _of_record(record: TokenRecord) -> Credential:
-    """Return the credential that a record describes."""
     principal = Principal(
         name=record.name,
         user=record.user,
@@ -91,3 +83,51 @@ def read(path: Path) -> dict[str, TokenRecord]:
     if len(records) != len(found.tokens):
         raise ConfigurationError(f"{path} has two tokens of one id")
     return records
+
+
+PATH = "/.well-known/oauth-protected-resource"
+RESOURCES = ("", "/mcp")
+"""The paths of the resources that have metadata: the gateway, and its MCP endpoint."""
+
+SCOPES = ("toolbus:call", "toolbus:observe", "toolbus:operate")
+
+
+class Resource(msgspec.Struct, frozen=True):
+    """The gateway as an OAuth resource.
+
+    Attributes:
+        url: the gateway's URL as clients see it; by default what each request names.
+        issuers: authorization servers whose tokens it accepts.
+    """
+
+    url: str = ""
+    issuers: tuple[str, ...] = ()
+
+    def base(self, connection: HTTPConnection) -> str:
+        """Return the URL of the gateway as a client sees it, without a slash at its end."""
+        found = self.url or f"{connection.url.scheme}://{connection.url.netloc}"
+        # A host of a client's own making must not end the quoted string of a header.
+        return found.rstrip("/").replace('"', "").replace("\\", "")
+
+    def metadata_url(self, connection: HTTPConnection) -> str:
+        """Return the URL of the metadata of the resource that a request asked for."""
+        path = connection.url.path
+        resource = next((each for each in RESOURCES if each and (path == each or path.startswith(f"{each}/"))), "")
+        return f"{self.base(connection)}{PATH}{resource}"
+
+
+async def metadata(asked: Admitted[None]) -> Response:
+    """Answer the metadata of one resource, which anybody may read."""
+    request = asked.request
+    found = getattr(asked.gateway.authenticator, "resource", None)
+    resource = found if isinstance(found, Resource) else Resource()
+    document: dict[str, Any] = {
+        "resource": f"{resource.base(request)}{request.url.path.removeprefix(PATH)}",
+        "resource_name": "toolbus",
+        "bearer_methods_supported": ["header"],
+        "scopes_supported": list(SCOPES),
+    }
+    if resource.issuers:
+        document["authorization_servers"] = list(resource.issuers)
+    # A Host header that a client made up must not reach others out of a cache.
+    return answer(document, headers={"Cache-Control": "public, max-age=300" if resource.url else "no-store"})

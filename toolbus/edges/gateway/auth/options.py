@@ -18,8 +18,7 @@ from toolbus.bus import telemetry
 from toolbus.bus.client.bus import ToolBus
 from toolbus.bus.values.results import BrokerError, ConfigurationError
 from toolbus.bus.values.secrets import MOST_TOKEN, Rate, TokenRecord, id_of
-from toolbus.edges.gateway.auth.credentials import Credential, Refused, Source, accepted, read
-from toolbus.edges.gateway.auth.metadata import Resource
+from toolbus.edges.gateway.auth.credentials import Credential, Refused, Resource, Source, accepted, read
 from toolbus.edges.gateway.bodies import Problem
 from toolbus.edges.gateway.options import Principal
 
@@ -61,10 +60,9 @@ class BearerAuthenticator:
 
     async def _found(self, token: str) -> Credential:
         for source in self._sources:
-            if source.takes(token):
-                found = await source.credential(token)
-                if found is not None:
-                    return found
+            found = await source(token)
+            if found is not None:
+                return found
         raise Refused("the token is not known")
 
     def _token(self, connection: HTTPConnection) -> str:
@@ -104,7 +102,7 @@ _LOOK_EVERY = 1.0
 
 
 class FileTokens:
-    """A ``Source`` of the tokens in a file.
+    """Knows the tokens in a file.
 
     A changed file counts within a second. One that can't be read any more leaves the tokens as they were; one that is gone, none.
 
@@ -119,10 +117,6 @@ class FileTokens:
         self._seen = _stamp(path)
         self._records: Mapping[str, TokenRecord] = read(path)
         self._looked = clock()
-
-    def takes(self, token: str) -> bool:
-        """Return whether a token has the form of toolbus's own."""
-        return id_of(token) is not None
 
     async def credential(self, token: str) -> Credential | None:
         """Return whom a token of the file stands for."""
@@ -165,7 +159,7 @@ _MOST_KEPT = 10_000
 
 
 class SharedTokens:
-    """A ``Source`` of the tokens of a namespace."""
+    """Knows the tokens of a namespace."""
 
     def __init__(self, bus: ToolBus, *, clock: Callable[[], float] = time.monotonic, now: Callable[[], float] = time.time) -> None:
         self._bus = bus
@@ -173,13 +167,10 @@ class SharedTokens:
         self._now = now
         self._kept: OrderedDict[str, tuple[float, TokenRecord | None]] = OrderedDict()
 
-    def takes(self, token: str) -> bool:
-        """Return whether a token has the form of toolbus's own."""
-        return id_of(token) is not None
-
     async def credential(self, token: str) -> Credential | None:
         """Return whom a token of the namespace stands for."""
-        record = await self._record(id_of(token) or "")
+        known = id_of(token)
+        record = None if known is None else await self._record(known)
         return None if record is None else accepted(record, token, self._now())
 
     async def _record(self, id: str) -> TokenRecord | None:
@@ -243,9 +234,9 @@ def authenticator_of(bus: ToolBus, options: AuthOptions) -> BearerAuthenticator 
     rate = Rate.parse(options.rate) if options.rate else None
     sources: list[Source] = []
     if options.tokens:
-        sources.append(FileTokens(Path(options.tokens)))
+        sources.append(FileTokens(Path(options.tokens)).credential)
     if options.shared_tokens:
-        sources.append(SharedTokens(bus))
+        sources.append(SharedTokens(bus).credential)
     if options.keys:
         sources.append(_web_tokens(options))
     issuers = (options.issuer,) if options.keys else ()
@@ -264,4 +255,4 @@ def _web_tokens(options: AuthOptions) -> Source:
         tools=options.tools_claim,
         permissions=options.permissions_claim,
     )
-    return WebTokens(KeyStore(options.keys), claims)
+    return WebTokens(KeyStore(options.keys), claims).credential

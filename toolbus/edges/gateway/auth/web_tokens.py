@@ -25,8 +25,7 @@ from toolbus.bus import telemetry
 from toolbus.bus.support.safe_text import reason_of
 from toolbus.bus.values.results import ConfigurationError
 from toolbus.bus.values.secrets import PERMISSIONS, Rate
-from toolbus.edges.gateway.auth.credentials import Credential, Refused
-from toolbus.edges.gateway.auth.metadata import SCOPES
+from toolbus.edges.gateway.auth.credentials import SCOPES, Credential, Refused
 from toolbus.edges.gateway.bodies import Problem
 from toolbus.edges.gateway.options import Permission, Principal
 
@@ -281,7 +280,7 @@ _TYPES = (None, "jwt", "at+jwt", "application/at+jwt")
 
 
 class WebTokens:
-    """A ``Source`` of JSON Web Tokens.
+    """Knows JSON Web Tokens.
 
     Args:
         keys: of the authorization server.
@@ -297,12 +296,10 @@ class WebTokens:
         self._registry = JWSRegistry(algorithms=list(ALGORITHMS), strict_check_header=False)
         self._verified: OrderedDict[bytes, tuple[float, int, dict[str, Any]]] = OrderedDict()
 
-    def takes(self, token: str) -> bool:
-        """Return whether a token has three parts."""
-        return token.count(".") == 2 and len(token) <= _MOST_TOKEN
-
     async def credential(self, token: str) -> Credential | None:
-        """Return whom a token describes."""
+        """Return whom a token describes; None for one that has not three parts."""
+        if token.count(".") != 2 or len(token) > _MOST_TOKEN:
+            return None
         claims = await self._verified_claims(token)
         return Credential(self._claims.principal(claims, self._now()), self._rate)
 

@@ -6,14 +6,14 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Hashable, Iterable, Iterator
 from importlib.metadata import version
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
+from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
-from starlette.routing import Route
 
 from toolbus.bus.client.bus import ToolBus
 from toolbus.bus.client.tools.tool import Tool
@@ -21,11 +21,13 @@ from toolbus.bus.client.tools.view import ToolView
 from toolbus.bus.telemetry.background import keep_running
 from toolbus.bus.values.results import ToolbusError
 from toolbus.bus.watch.views import Snapshot
-from toolbus.edges.gateway.bodies import Problem
-from toolbus.edges.gateway.gateway import gateway_of
+from toolbus.bus.watch.watch import Watch
+from toolbus.edges.gateway.bodies import EVENTS, Problem
+from toolbus.edges.gateway.calls import COMMENT, named_event
+from toolbus.edges.gateway.gateway import Gateway, gateway_of
+from toolbus.edges.gateway.operations import Admitted
 from toolbus.edges.gateway.options import Principal
 from toolbus.edges.gateway.page.rows import CatalogueRow, Sections, catalogue_row, changes, sections_of
-from toolbus.edges.gateway.streaming import COMMENT, named_event
 
 Sample = tuple[float, int, int, float, float, float | None, float | None, int, int, int, int]
 """at, queued, running, calls/s, failures/s, p50, p99, workers, live services, dead letters, confirmations."""
@@ -82,15 +84,6 @@ def sample_of(snapshot: Snapshot) -> Sample:
     )
 
 
-AudienceKey = tuple[str, frozenset[str] | None, frozenset[str] | None]
-"""Principals with the same user, groups and tools see the same."""
-
-
-def audience_key(principal: Principal) -> AudienceKey:
-    """Return what decides on the tools that a principal sees."""
-    return principal.user, principal.groups, principal.tools
-
-
 class Audience:
     """The rows of the tools that one kind of principal sees."""
 
@@ -128,17 +121,6 @@ UNWATCHED = 15.0
 _CATALOGUE = 0.2
 _MOST_PENDING = 4_194_304
 _encode = msgspec.json.Encoder().encode
-
-
-class Sampler(Protocol):
-    """Takes snapshots of a namespace."""
-
-    async def sample(self) -> Snapshot:
-        """Return the state of the namespace now.
-
-        Raises:
-            ToolbusError: it can't be read.
-        """
 
 
 def event(name: str, document: Any) -> bytes:
@@ -208,14 +190,14 @@ class Board:
         closed: whether pages are to leave.
     """
 
-    def __init__(self, bus: ToolBus, sampler: Sampler) -> None:
+    def __init__(self, bus: ToolBus, sampler: Watch) -> None:
         self._bus = bus
         self._sampler = sampler
         self._sections: Sections = {}
         self._problems: list[str] = []
         self._silent: tuple[str, ...] = ()
         self._at = time.time()
-        self._audiences: dict[AudienceKey, Audience] = {}
+        self._audiences: dict[Hashable, Audience] = {}
         self._watchers: set[Watcher] = set()
         self._looked = asyncio.Event()
         self.history = History()
@@ -244,7 +226,7 @@ class Board:
     @contextlib.contextmanager
     def watched(self, principal: Principal) -> Iterator[Watcher]:
         """Yield a ``Watcher`` that gets every change within the ``with``."""
-        key = audience_key(principal)
+        key = principal.sight
         audience = self._audiences.get(key)
         if audience is None:
             audience = self._audiences[key] = Audience(self._bus, principal)
@@ -351,13 +333,12 @@ RECHECK = 30.0
 _HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no", "X-Content-Type-Options": "nosniff"}
 
 
-async def events(request: Request) -> Response:
+async def events(asked: Admitted[None]) -> Response:
     """Answer a stream of a ``snapshot`` and the ``change`` events that follow it."""
-    principal = await gateway_of(request).admitted(request, "call", "observe")
-    board: Board | None = getattr(request.app.state, "board", None)
+    board: Board | None = getattr(asked.request.app.state, "board", None)
     if board is None:
         raise Problem(503, "unavailable", "this application was started without its lifespan, which keeps the page up to date")
-    return StreamingResponse(_told(request, board, principal), 200, _HEADERS, "text/event-stream")
+    return StreamingResponse(_told(asked.request, board, asked.principal), 200, _HEADERS, EVENTS)
 
 
 async def _told(request: Request, board: Board, principal: Principal) -> AsyncIterator[bytes]:
@@ -380,4 +361,25 @@ async def _holds(request: Request, principal: Principal) -> bool:
         return False
 
 
-ROUTES = [Route("/ui/events", events)]
+RECENT = 300
+"""Recent attempts of calls that the page shows."""
+
+
+@contextlib.asynccontextmanager
+async def lifespan(app: Starlette) -> AsyncIterator[None]:
+    """Keep the page's board up to date while the application runs."""
+    gateway: Gateway = app.state.gateway
+    async with Watch(gateway.settings, calls=RECENT) as watch:
+        app.state.board = Board(gateway.bus, watch)
+        closing = asyncio.create_task(_close(gateway, app.state.board))
+        try:
+            async with app.state.board.running():
+                yield
+        finally:
+            closing.cancel()
+
+
+async def _close(gateway: Gateway, board: Board) -> None:
+    """Let the pages go when the gateway is told to stop; it would wait for them otherwise."""
+    await gateway.draining.wait()
+    board.close()

@@ -1,42 +1,281 @@
-"""Put the routes of the page together, and keep its board running."""
+"""Answer what the page asks: what it shows when somebody opens it, and what an operator does on it."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
 
-from starlette.applications import Starlette
-from starlette.routing import BaseRoute
+import msgspec
+from starlette.responses import Response
 
-from toolbus.bus.watch.watch import Watch
+from toolbus.bus import telemetry
+from toolbus.bus.broker.access import is_forbidden
+from toolbus.bus.broker.admin import Admin
+from toolbus.bus.broker.pins import PinnedTool
+from toolbus.bus.client.tools.catalogue import Catalogue
+from toolbus.bus.support.display import one_line
+from toolbus.bus.values.confirmations import ConfirmationAnswer
+from toolbus.bus.values.results import BrokerError, ConfigurationError, ConfirmationClosed
+from toolbus.edges.gateway.bodies import Problem, answer
 from toolbus.edges.gateway.gateway import Gateway
-from toolbus.edges.gateway.page import board as stream
-from toolbus.edges.gateway.page import changing, files, pins
-from toolbus.edges.gateway.page import rows as reading
-from toolbus.edges.gateway.page.board import Board
+from toolbus.edges.gateway.operations import Admitted, Operation
+from toolbus.edges.gateway.options import Permission, Principal
+from toolbus.edges.gateway.page.board import events
+from toolbus.edges.gateway.tools import Tool
+from toolbus.platform.review import Review, reviewed
+from toolbus.platform.store import Records
 
-RECENT = 300
-"""Recent attempts of calls that the page shows."""
-
-ROUTES: list[BaseRoute] = [*files.ROUTES, *stream.ROUTES, *changing.ROUTES, *reading.ROUTES, *pins.ROUTES]
-
-
-@contextlib.asynccontextmanager
-async def lifespan(app: Starlette) -> AsyncIterator[None]:
-    """Keep the page's board up to date while the application runs."""
-    gateway: Gateway = app.state.gateway
-    async with Watch(gateway.settings, calls=RECENT) as watch:
-        app.state.board = Board(gateway.bus, watch)
-        closing = asyncio.create_task(_close(gateway, app.state.board))
-        try:
-            async with app.state.board.running():
-                yield
-        finally:
-            closing.cancel()
+_MOST_SHOWN = 65_536
+_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 
-async def _close(gateway: Gateway, board: Board) -> None:
-    """Let the pages go when the gateway is told to stop; it would wait for them otherwise."""
-    await gateway.draining.wait()
-    board.close()
+def shown(document: Any) -> Response:
+    """Return a JSON answer that no cache keeps."""
+    return answer(document, headers=_HEADERS)
+
+
+async def tool(asked: Admitted[None]) -> Response:
+    """Answer everything that is known of a tool that the principal sees."""
+    found = asked.principal.sees(asked.gateway.bus).get(asked.request.path_params["name"])
+    if found is None:
+        raise Problem(404, "not_found", "there is no such tool, or not for you")
+    about = found.descriptor
+    shown_as = {"description": about.description[:_MOST_SHOWN], "owner": found.owner, "digest": found.digest}
+    return shown(msgspec.structs.asdict(Tool.of(found, about.groups)) | shown_as)
+
+
+async def dead_letter(asked: Admitted[None]) -> Response:
+    """Answer a dead letter with its request."""
+    try:
+        async with Admin(asked.gateway.settings) as admin:
+            found = await admin.dead_letters.get(asked.request.path_params["queue"], asked.request.path_params["id"])
+    except ConfigurationError as error:
+        raise Problem(404, "not_found", str(error)) from None
+    # A request that can't be read is shown as text, as far as possible.
+    document: Any = found.document[:_MOST_SHOWN].decode("utf-8", "backslashreplace") if found.request is None else found.request
+    return shown(
+        {
+            "id": found.id,
+            "queue": found.queue,
+            "reason": found.reason,
+            "attempts": found.attempts,
+            "error": found.error,
+            "request": document,
+        }
+    )
+
+
+async def confirmation(asked: Admitted[None]) -> Response:
+    """Answer a request that waits for a person, with all of its arguments."""
+    try:
+        found = await asked.gateway.bus.confirmations.get(asked.request.path_params["id"])
+        return shown(found.visible())
+    except ConfirmationClosed as error:
+        raise Problem(404, "not_found", str(error)) from None
+
+
+async def graph(asked: Admitted[None]) -> Response:
+    """Answer the published toolkit graph as the page draws it."""
+    # Laying out a large graph takes a while, and the event loop has streams to serve.
+    return shown(await asyncio.to_thread(_graph, asked.gateway.bus.tools.catalogue))
+
+
+def _graph(catalogue: Catalogue) -> dict[str, Any]:
+    try:
+        from toolbus.toolkit.live import published  # noqa: PLC0415 - its packages come with an extra
+        from toolbus.toolkit.picture import MOST, picture  # noqa: PLC0415
+    except ImportError:
+        return {"missing": "pip install 'toolbus[toolkit]'"}
+    return picture(published(catalogue), MOST)
+
+
+_NO_ROLE = (
+    "the server does not let this gateway do that: its user needs the role approver for approvals, and operator for the rest;"
+    " `toolbus secure acl gateway approver` prints the rights"
+)
+
+
+class Letter(msgspec.Struct, forbid_unknown_fields=True):
+    """A dead letter: its queue and id."""
+
+    queue: str
+    id: str
+
+
+class Answer(msgspec.Struct, forbid_unknown_fields=True):
+    """An answer to a request that waits for a person; ``digest`` is that of the request as it was shown."""
+
+    id: str
+    allowed: bool
+    reason: str = ""
+    digest: str = ""
+
+
+class Service(msgspec.Struct, forbid_unknown_fields=True):
+    """A service."""
+
+    service: str
+
+
+async def redrive(asked: Admitted[Letter]) -> Response:
+    """Run a dead letter again as a new call."""
+    letter = asked.body
+    async with operating(asked.gateway) as admin:
+        limit = await admin.queue_limit(letter.queue)
+        call = await admin.dead_letters.redrive(letter.queue, letter.id, limit=limit)
+    log_action("redrive", asked.principal, f"{letter.queue} {letter.id}")
+    return shown({"call": call})
+
+
+async def drop(asked: Admitted[Letter]) -> Response:
+    """Delete a dead letter."""
+    letter = asked.body
+    async with operating(asked.gateway) as admin:
+        await admin.dead_letters.drop(letter.queue, letter.id)
+    log_action("drop", asked.principal, f"{letter.queue} {letter.id}")
+    return shown({})
+
+
+async def settle(asked: Admitted[Answer]) -> Response:
+    """Allow or deny a call that waits for a person."""
+    given = asked.body
+    try:
+        said = ConfirmationAnswer(given.allowed, given.reason, asked.principal.name, given.digest)
+        await asked.gateway.bus.confirmations.answer(given.id, said)
+    except ConfirmationClosed as error:
+        raise Problem(409, "conflict", str(error)) from None
+    log_action("allow" if given.allowed else "deny", asked.principal, given.id)
+    return shown({})
+
+
+async def pause(asked: Admitted[Service]) -> Response:
+    """Make the workers of a service stop taking requests."""
+    given = asked.body
+    if given.service not in asked.gateway.bus.services:
+        raise Problem(404, "not_found", "there is no such service")
+    async with operating(asked.gateway) as admin:
+        await admin.pause(given.service)
+    log_action("pause", asked.principal, given.service)
+    return shown({})
+
+
+async def resume(asked: Admitted[Service]) -> Response:
+    """Let the workers of a paused service take requests again."""
+    given = asked.body
+    async with operating(asked.gateway) as admin:
+        lifted = await admin.resume(given.service)
+    log_action("resume", asked.principal, given.service)
+    return shown({"lifted": lifted})
+
+
+@asynccontextmanager
+async def operating(gateway: Gateway) -> AsyncIterator[Admin]:
+    """Connect as an operator within the ``async with``.
+
+    Raises:
+        Problem: 403, this gateway's user lacks a role; 409, what is asked for can't be done.
+        BrokerError: the server can't be reached.
+    """
+    try:
+        async with Admin(gateway.settings) as admin:
+            yield admin
+    except ConfigurationError as error:
+        raise Problem(409, "conflict", str(error)) from None
+    except BrokerError as error:
+        if is_forbidden(error):
+            raise Problem(403, "forbidden", _NO_ROLE) from None
+        raise
+
+
+def log_action(action: str, principal: Principal, what: str) -> None:
+    """Log what somebody changed on the page."""
+    telemetry.log.info("page.operated", action=action, by=principal.name, on=what)
+
+
+_MOST_VALUE = 200
+
+
+class Decision(msgspec.Struct, forbid_unknown_fields=True):
+    """A decision about a tool.
+
+    Attributes:
+        digest: of the form that was shown.
+        pending: whether it is about a recorded tool that waits for approval.
+    """
+
+    name: str
+    digest: str = ""
+    reason: str = ""
+    pending: bool = False
+
+
+async def pins(asked: Admitted[None]) -> Response:
+    """Answer every tool with the decision about it."""
+    async with operating(asked.gateway) as admin:
+        records = await Records(admin).all()
+        waiting = [_waiting(reviewed(tool, records.tools.get(name))) for name, tool in records.pending.items()]
+        return shown([*waiting, *(_document(each) for each in await admin.pins.all())])
+
+
+async def approve(asked: Admitted[Decision]) -> Response:
+    """Approve a tool in the form that was shown."""
+    given = asked.body
+    async with operating(asked.gateway) as admin:
+        if given.pending:
+            # Without a digest, it could be another form than the one that was shown.
+            tool = await Records(admin).approve(given.name, digest=given.digest or "none", by=asked.principal.name, reason=given.reason)
+            found = _waiting(reviewed(tool, tool)) | {"state": "approved"}
+        else:
+            found = _document(await admin.pins.approve(given.name, by=asked.principal.name, reason=given.reason, digest=given.digest))
+    log_action("approve", asked.principal, given.name)
+    return shown(found)
+
+
+async def reject(asked: Admitted[Decision]) -> Response:
+    """Withhold a tool in every form; of a recorded tool that waits, remove what waits."""
+    given = asked.body
+    async with operating(asked.gateway) as admin:
+        if given.pending:
+            await Records(admin).reject(given.name, digest=given.digest or "none")
+            found: dict[str, Any] = {"name": given.name, "state": "rejected"}
+        else:
+            found = _document(await admin.pins.reject(given.name, by=asked.principal.name, reason=given.reason))
+    log_action("reject", asked.principal, given.name)
+    return shown(found)
+
+
+def _waiting(review: Review) -> dict[str, Any]:
+    """Return a recorded tool that waits for approval, in the form of the others."""
+    said = [f"rights: {review.rights}", *(f"{each.field}: {one_line(_text(each.after), _MOST_VALUE)}" for each in review.changes)]
+    tool = PinnedTool(review.tool_id, "unpinned", review.tool_id, review.digest, changes=tuple(said), by=review.made_by)
+    return {**_document(tool), "state": "pending"}
+
+
+def _text(value: object) -> str:
+    return "(gone)" if value is None else value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+def _document(tool: PinnedTool) -> dict[str, Any]:
+    return msgspec.structs.asdict(tool)
+
+
+_READERS: tuple[Permission, ...] = ("call", "observe")
+
+OPERATIONS = (
+    Operation("GET", "/ui/events", events, may=_READERS),
+    Operation("POST", "/ui/dead/redrive", redrive, may=("operate",), body=Letter, own_page=True),
+    Operation("POST", "/ui/dead/drop", drop, may=("operate",), body=Letter, own_page=True),
+    Operation("POST", "/ui/confirmations/answer", settle, may=("operate",), body=Answer, own_page=True),
+    Operation("POST", "/ui/services/pause", pause, may=("operate",), body=Service, own_page=True),
+    Operation("POST", "/ui/services/resume", resume, may=("operate",), body=Service, own_page=True),
+    Operation("GET", "/ui/tools/{name}", tool, may=_READERS),
+    Operation("GET", "/ui/dead/{queue:path}/{id}", dead_letter, may=("observe",)),
+    Operation("GET", "/ui/confirmations/{id}", confirmation, may=("observe",)),
+    Operation("GET", "/ui/graph", graph, may=("observe",)),
+    Operation("GET", "/ui/pins", pins, may=("observe",)),
+    Operation("POST", "/ui/pins/approve", approve, may=("operate",), body=Decision, own_page=True),
+    Operation("POST", "/ui/pins/reject", reject, may=("operate",), body=Decision, own_page=True),
+)
+"""The operations of the page; those that change something are for its own requests alone."""

@@ -15,8 +15,7 @@ from toolbus.bus.outbound import Answer, Guard, decoded, failure
 from toolbus.bus.values.results import Blob, ConfigurationError, ToolError, ToolResult
 from toolbus.bus.values.secrets import Secret
 from toolbus.bus.worker.invocation import Invocation
-from toolbus.edges.mounts.described import Described
-from toolbus.edges.mounts.mount import Mount
+from toolbus.edges.mounts.mount import Described, Mount
 from toolbus.edges.mounts.openapi.operations import Document, Flawed, Operation, operations
 from toolbus.edges.mounts.openapi.requests import Sent, Web, is_address, read_document, request_of
 from toolbus.edges.mounts.options import Options, check_address
