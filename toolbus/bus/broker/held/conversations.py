@@ -1,24 +1,24 @@
-"""Keep the conversations of agents, each continued by one process at a time."""
+"""Keep the conversations of agents, each continued by one process at a time; chats are those with the service agent."""
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Self, TypedDict
 
 import msgspec
 
 from toolbus.bus import telemetry
-from toolbus.bus.broker import scripts
+from toolbus.bus.broker.held.document import Change, HeldDocuments, Listing, Shape
 from toolbus.bus.broker.keys import Keys, session_digest
-from toolbus.bus.broker.protocols.documents import ConversationInfo, StoredRecord
+from toolbus.bus.broker.protocols.documents import CHAT, ChatWindow, ConversationInfo, Messenger, StoredRecord
 from toolbus.bus.broker.reading import MOST_TEXT, document, identifier, integer, skip, text
 from toolbus.bus.broker.transport.command import ReplyError
 from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.support.display import visible
 from toolbus.bus.values.encoding import whole_text
-from toolbus.bus.values.envelope import new_id
+from toolbus.bus.values.envelope import encode, new_id
 from toolbus.bus.values.results import (
     BrokerError,
     BrokerUnavailable,
@@ -93,33 +93,6 @@ class Elsewhere(msgspec.Struct, frozen=True):
     left: float
 
 
-class ConversationSteps(Protocol):
-    """The atomic steps on one conversation; each raises ``BrokerError`` when the server refuses.
-
-    Attributes:
-        lease: seconds for which a process holds a conversation without a renewal.
-        patience: seconds for which a process waits for a conversation in all, also for the server.
-    """
-
-    lease: float
-    patience: float
-
-    async def begin(self, name: Name, token: str) -> Begun | Elsewhere:
-        """Hold a conversation, unless another token does."""
-
-    async def records(self, name: Name, first: int, following: int) -> list[StoredRecord]:
-        """Return the records with these numbers; raises ConversationError when they can't be read."""
-
-    async def append(self, name: Name, token: str, number: int, documents: list[bytes], keep: int) -> int | None:
-        """Append documents whose first has this number; None when the token does not hold it, else the number of the next record."""
-
-    async def renew(self, name: Name, token: str) -> bool:
-        """Extend the lease; False when the token does not hold it."""
-
-    def release(self, name: Name, token: str) -> None:
-        """End the lease. Returns at once."""
-
-
 class HeldConversation:
     """A conversation that this process alone continues, for ``async with``.
 
@@ -133,7 +106,7 @@ class HeldConversation:
         now: seconds since 1970 by the server's clock, when it was entered.
     """
 
-    def __init__(self, steps: ConversationSteps, name: Name) -> None:
+    def __init__(self, steps: Conversations, name: Name) -> None:
         self._steps = steps
         self._name = name
         self._token = new_id()
@@ -247,16 +220,31 @@ _PAGE = 32
 _MOST_RECORD = MOST_BYTES + 1024
 _MOST_MS = 253_402_300_799_999
 _names = msgspec.json.Decoder(tuple[str, str])
+_SHAPE = Shape("holder", "next", "m:", MOST_RECORDS, timed=True)
+
+
+class _Use(TypedDict):
+    lease: int
+    ttl: int
+    stamps: tuple[str, ...]
+    listings: tuple[Listing, ...]
 
 
 class Conversations:
-    """The conversations of a namespace."""
+    """The conversations of a namespace.
+
+    Attributes:
+        lease: seconds for which a process holds a conversation without a renewal.
+        patience: seconds for which a process waits for a conversation in all, also for the server.
+    """
 
     def __init__(self, link: Link, keys: Keys, settings: Settings) -> None:
         self._link = link
         self._keys = keys
-        self._ttl = int(settings.conversation_ttl * 1000)
+        self._documents = HeldDocuments(link, _SHAPE)
         self.lease = min(settings.lease, _LONGEST_LEASE)
+        self._lease_ms = int(self.lease * 1000)
+        self._ttl = max(int(settings.conversation_ttl * 1000), 2 * self._lease_ms)
         self.patience = settings.timeout + self.lease
 
     def hold(self, user: str, id: str) -> HeldConversation:
@@ -311,30 +299,42 @@ class Conversations:
             BrokerError: the server could not be asked.
         """
         name = name_of(user, id)
-        word, *left = await self._link.execute_script(
-            scripts.REMOVE, (self._key(name), self._keys.conversations), (_digest(name), int(force)), repeatable=True
-        )
-        if word == b"held":
-            raise busy(name, integer(left[0]) / 1000)
-        return bool(word == b"removed")
+        change = Change(by="anyone" if force else "next", ttl=0, listings=(Listing(self._keys.conversations),))
+        found = await self._documents.settle(self._key(name), _digest(name), change)
+        if found.word == b"held":
+            raise busy(name, (found.first - found.now) / 1000)
+        return found.kept
 
-    # -- ConversationSteps ------------------------------------------------------------------------
+    # -- the steps of a held one ------------------------------------------------------------------
 
     async def begin(self, name: Name, token: str) -> Begun | Elsewhere:
-        """Hold a conversation, unless another token does."""
-        args = (token, *self._times(), _document(name), _digest(name), MOST_LISTED)
-        word, *rest = await self._link.execute_script(scripts.HOLD, (self._key(name), self._keys.conversations), args, repeatable=True)
-        if word == b"held":
-            return Elsewhere(text(rest[0]), integer(rest[1]) / 1000)
-        if word == b"damaged":
+        """Hold a conversation, unless another token does.
+
+        Raises:
+            ConversationError: it can't be read.
+            BrokerError: the server refuses, as for the other steps.
+        """
+        ident = _document(name)
+        change = Change(
+            token=token,
+            by="next",
+            expected={"name": ident},
+            begins={"name": ident, "born": token, "first": 0, "next": 0},
+            told=("born",),
+            **self._used(),
+        )
+        found = await self._documents.write(self._key(name), _digest(name), change)
+        if found.word == b"held":
+            return Elsewhere(str(found.first), (found.first - found.now) / 1000)
+        if not found.kept:
             raise damaged(name, "nothing of toolbus writes what stands there")
         try:
-            return Begun(identifier(rest[0]), integer(rest[1]), integer(rest[2]), integer(rest[3]) / 1000)
+            return Begun(identifier(found.told[0]), found.first, found.next, found.now / 1000)
         except EnvelopeError as error:
             raise damaged(name, str(error)) from None
 
     async def records(self, name: Name, first: int, following: int) -> list[StoredRecord]:
-        """Return the records with these numbers."""
+        """Return the records with these numbers; raises ConversationError when they can't be read."""
         if following - first > 2 * MOST_RECORDS:
             raise damaged(name, f"it claims {following - first} records")
         found: list[StoredRecord] = []
@@ -350,30 +350,35 @@ class Conversations:
         return found
 
     async def append(self, name: Name, token: str, number: int, documents: list[bytes], keep: int) -> int | None:
-        """Append documents whose first has this number."""
-        args = (token, *self._times(), _digest(name), number, keep, MOST_RECORDS, *documents)
-        word, *rest = await self._link.execute_script(scripts.APPEND, (self._key(name), self._keys.conversations), args, repeatable=True)
-        if word == b"lost":
-            return None
-        return integer(rest[0]) if rest else number + len(documents)
+        """Append documents whose first has this number; None when the token does not hold it, else the number of the next record."""
+        change = Change(token=token, records=documents, number=number, keep=keep, **self._used())
+        found = await self._documents.write(self._key(name), _digest(name), change)
+        if found.word == b"behind":
+            return found.next
+        return number + len(documents) if found.kept else None
 
     async def renew(self, name: Name, token: str) -> bool:
         """Extend the lease; False when the token does not hold it."""
-        args = (token, *self._times(), _digest(name))
-        return bool(await self._link.execute_script(scripts.RENEW_HOLD, (self._key(name), self._keys.conversations), args, repeatable=True))
+        change = Change(token=token, lease=self._lease_ms, ttl=self._ttl)
+        return (await self._documents.settle(self._key(name), _digest(name), change)).kept
 
     def release(self, name: Name, token: str) -> None:
-        """End the lease; if that fails, it ends by itself."""
-        args = (token, 0, self._ttl, _digest(name))
-        self._link.run(scripts.RENEW_HOLD, (self._key(name), self._keys.conversations), args, repeatable=True)
+        """End the lease; if that fails, it ends by itself. One to which nothing was written goes. Returns at once."""
+        listing = Listing(self._keys.conversations)
+        for change in (
+            Change(token=token, ttl=0, expected={"next": 0}, listings=(listing,)),
+            Change(token=token, lease=0, ttl=self._ttl),
+        ):
+            self._documents.settle_soon(self._key(name), _digest(name), change)
 
     # -- inside -----------------------------------------------------------------------------------
 
     def _key(self, name: Name) -> str:
         return self._keys.conversation(_digest(name))
 
-    def _times(self) -> tuple[int, int]:
-        return int(self.lease * 1000), self._ttl
+    def _used(self) -> _Use:
+        listing = Listing(self._keys.conversations, self._ttl, most=MOST_LISTED)
+        return {"lease": self._lease_ms, "ttl": self._ttl, "stamps": ("used",), "listings": (listing,)}
 
     async def _info(self, member: bytes, now: int) -> ConversationInfo | None:
         """Return one of the listed conversations; None when nothing that can be read stands there: others are asked about, too."""
@@ -415,3 +420,52 @@ def _record(number: int, value: object) -> StoredRecord:
         raise EnvelopeError(f"its record {number} has {len(value)} bytes")
     at, _, said = value.partition(b" ")
     return StoredRecord(number, integer(at, most=_MOST_MS) / 1000, said)
+
+
+_messengers = msgspec.json.Decoder(Messenger)
+
+
+class Chats:
+    """The chats of a namespace."""
+
+    def __init__(self, link: Link, keys: Keys, conversations: Conversations) -> None:
+        self._link = link
+        self._key = keys.messenger
+        self._conversations = conversations
+
+    async def windows(self, limit: int) -> list[ChatWindow]:
+        """Return the chats, those that are used latest first, of the latest so many conversations.
+
+        Raises:
+            BrokerError: the server could not be asked.
+        """
+        messenger = await self.messenger()
+        shown = frozenset() if messenger is None else frozenset(messenger.windows)
+        return [
+            ChatWindow(chat_id, each.user, each.id, each.used_at, chat_id in shown)
+            for each in await self._conversations.newest(limit)
+            if each.id.startswith(CHAT) and (chat_id := each.id.removeprefix(CHAT))
+        ]
+
+    async def messenger(self) -> Messenger | None:
+        """Return the messenger's connector that told of itself last; None when none lives.
+
+        Raises:
+            BrokerError: the server could not be asked.
+        """
+        said = await self._link.execute("GET", self._key, repeatable=True)
+        if said is None:
+            return None
+        try:
+            return document(said, _messengers)
+        except EnvelopeError as error:
+            skip(self._key, str(error))
+            return None
+
+    async def tell(self, messenger: Messenger, seconds: float) -> None:
+        """Tell of a messenger's connector, which lives for so many seconds from now.
+
+        Raises:
+            BrokerError: the server refuses.
+        """
+        await self._link.execute("SET", self._key, encode(messenger), "PX", max(1, int(seconds * 1000)), repeatable=True)

@@ -67,7 +67,7 @@ class Routes:
         asked = list(claims)
         words = [word for pair in changed for word in pair]
         args = (host, int(lease * 1000), len(changed), *words, *gone)
-        known, held = await self._link.execute_script(scripts.RENEW_ROUTES, self._keys_of(host, asked), args, repeatable=True)
+        known, held = await self._link.execute_script(scripts.ROUTES, self._keys_of(host, asked), args, repeatable=True)
         return Renewed(known, frozenset(tool for tool, mine in zip(asked, held, strict=True) if mine))
 
     async def release(self, host: HostId, claims: Collection[str]) -> None:
@@ -76,7 +76,7 @@ class Routes:
         Raises:
             BrokerError: the server could not be told.
         """
-        await self._link.execute_script(scripts.RELEASE, self._keys_of(host, claims), (host, 0), repeatable=True)
+        await self._link.execute_script(scripts.ROUTES, self._keys_of(host, claims), (host, "", 0), repeatable=True)
 
     async def leave(self, host: HostId, claims: Collection[str]) -> None:
         """Forget a host, and release its claims.
@@ -84,7 +84,7 @@ class Routes:
         Raises:
             BrokerError: the server could not be told.
         """
-        await self._link.execute_script(scripts.RELEASE, self._keys_of(host, claims), (host, 1), repeatable=True)
+        await self._link.execute_script(scripts.ROUTES, self._keys_of(host, claims), (host, 0, 0), repeatable=True)
 
     async def retire(self, host: HostId) -> None:
         """Forget a host that is known to be dead, and release the tools that it served alone."""
@@ -108,9 +108,9 @@ class Routes:
         Raises:
             BrokerError: the server could not be told.
         """
-        cut = [whole_text(line[:MOST_LINE]) for line in lines[-MOST_LINES:]]
-        args = (host, MOST_LINES, int(OUTPUT_KEPT * 1000), *cut)
-        await self._link.execute_script(scripts.OUTPUT, (self._keys.output(tool),), args)
+        words = [word for line in lines[-MOST_LINES:] for word in ("h", host, "l", whole_text(line[:MOST_LINE]))]
+        args = (MOST_LINES, int(OUTPUT_KEPT * 1000), 4, *words)
+        await self._link.execute_script(scripts.APPEND, (self._keys.output(tool),), args)
 
     async def output(self, tool: str, most: int = 50) -> list[OutputLine]:
         """Return the latest lines of a tool's programs, the oldest first.

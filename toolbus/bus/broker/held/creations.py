@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import msgspec
 
-from toolbus.bus.broker import scripts
+from toolbus.bus.broker.held.document import Change, HeldDocuments, Listing, Shape, Value
 from toolbus.bus.broker.keys import Keys
 from toolbus.bus.broker.protocols.documents import (
     KEPT,
@@ -164,7 +164,9 @@ class Creations:
     def __init__(self, link: Link, keys: Keys, settings: Settings) -> None:
         self._link = link
         self._keys = keys
+        self._documents = HeldDocuments(link, Shape("claim", "lines", "l:", MOST_LINES, gaps=True))
         self.lease = min(settings.lease, _LONGEST_LEASE)
+        self._lease_ms = int(self.lease * 1000)
         self.changes = 0
         self._follows = False
         self._changed: set[asyncio.Event] = set()
@@ -180,19 +182,30 @@ class Creations:
             BrokerError: the server refuses.
         """
         spec, token = submitted(spec, by, key, about)
-        bounds = (_UNTOUCHED, MOST_OPEN, self._keys.creations_told)
+        values: dict[str, Value] = {"token": token, "spec": spec, "by": by, "about": about, "status": "queued"}
+        listings = (Listing(self._keys.creations_queued, 0, _UNTOUCHED), Listing(self._keys.creations_running))
         for ident in ids_of(token, keyed=bool(key)):
-            keys = (self._keys.creation(ident), self._keys.creations_queued, self._keys.creations_running)
-            word, *rest = await self._link.execute_script(scripts.SUBMIT, keys, (ident, token, spec, by, about, *bounds), repeatable=True)
-            if word == b"other":
-                raise refused_key(key)
-            if word == b"full":
-                raise refused(integer(rest[0]))
-            if word != b"taken":
+            change = Change(
+                by="new",
+                ttl=_UNTOUCHED,
+                values=values,
+                stamps=("created",),
+                told=("token", "spec", "about"),
+                listings=listings,
+                room=MOST_OPEN,
+                tells=self._message("queued", ident),
+            )
+            found = await self._documents.write(self._keys.creation(ident), ident, change)
+            if found.word == b"full":
+                raise refused(found.first)
+            if found.kept:
                 break
-        found = await self.get(ident)
+            if found.told[0] == token.encode():
+                if found.told[1:] != [spec.encode(), about.encode()]:
+                    raise refused_key(key)
+                break
         # It may have been deleted by now; it was queued all the same.
-        return found or Creation(id=ident, status="queued", spec=spec, by=by, about=about)
+        return await self.get(ident) or Creation(id=ident, status="queued", spec=spec, by=by, about=about)
 
     async def get(self, id: str) -> Creation | None:
         """Return a task with its log; None when there is none.
@@ -238,9 +251,17 @@ class Creations:
         """
         if not is_ident(id):
             return None
-        args = (id, int(KEPT * 1000), MOST_ENDED, self._keys.creations_told)
-        word = await self._link.execute_script(scripts.STOP_CREATION, self._keys_of(id), args, repeatable=True)
-        found = await self._read(id) if word != b"none" else None
+        while (found := await self._read(id)) is not None and found.open:
+            # One that is begun, ends or is given back meanwhile is looked at again.
+            change = (
+                self._end(id, "cancelled", "")
+                if found.status == "queued"
+                else Change(values={"cancel": 1}, tells=self._message("cancel", id))
+            )
+            change = msgspec.structs.replace(change, by="anyone", expected={"status": found.status})
+            if (await self._documents.settle(self._keys.creation(id), id, change)).word != b"other":
+                found = await self._read(id)
+                break
         return None if found is None else found.status
 
     # -- those who run them -----------------------------------------------------------------------
@@ -258,13 +279,9 @@ class Creations:
             except EnvelopeError as error:
                 skip(self._keys.creations_queued, error, field=member)
                 continue
-            token = new_id()
-            args = (ident, token, worker, self._lease_ms, _UNTOUCHED, _MOST_ATTEMPTS, _GIVEN_UP, int(KEPT * 1000), MOST_ENDED)
-            keys = self._keys_of(ident)
-            [word] = await self._link.execute_script(scripts.CLAIM, keys, (*args, self._keys.creations_told), repeatable=True)
-            found = await self._read(ident) if word == b"yours" else None
-            if found is not None:
-                return ClaimedCreation(found, token)
+            claimed = await self._take(ident, worker)
+            if claimed is not None:
+                return claimed
         return None
 
     async def write(
@@ -288,16 +305,26 @@ class Creations:
         Raises:
             BrokerError: the server refuses.
         """
-        pairs: list[str | int] = []
+        values: dict[str, Value] = {}
         if progress is not None:
-            pairs += ("progress", whole_text(progress)[:MOST_LINE])
+            values["progress"] = whole_text(progress)[:MOST_LINE]
         if spent is not None:
-            pairs += ("prompt_tokens", spent.prompt_tokens, "completion_tokens", spent.completion_tokens, "price", spent.price)
-        said = [whole_text(line)[:MOST_LINE] for line in lines[-MOST_LINES:]]
-        head = (claimed.id, claimed.token, self._lease_ms, _UNTOUCHED, MOST_LINES, first + len(lines) - len(said), len(pairs) // 2)
-        keys = self._keys.creation(claimed.id), self._keys.creations_running
-        word = await self._link.execute_script(scripts.WRITE_CREATION, keys, (*head, *pairs, *said), repeatable=True)
-        return "kept" if word == b"kept" else "cancel" if word == b"cancel" else "lost"
+            values |= msgspec.structs.asdict(spent)
+        number = first + max(0, len(lines) - MOST_LINES)
+        change = Change(
+            token=claimed.token,
+            expected={"status": "running"},
+            values=values,
+            told=("cancel",),
+            records=[whole_text(line)[:MOST_LINE] for line in lines[-MOST_LINES:]],
+            number=number,
+            keep=max(0, first + len(lines) - MOST_LINES),
+            lease=self._lease_ms,
+            ttl=_UNTOUCHED,
+            listings=(Listing(self._keys.creations_running, self._lease_ms, _UNTOUCHED),),
+        )
+        found = await self._documents.write(self._keys.creation(claimed.id), claimed.id, change)
+        return "lost" if not found.kept else "cancel" if found.told == [b"1"] else "kept"
 
     async def end(self, claimed: ClaimedCreation, status: CreationStatus, result: str = "", *, delay: float = 0.0) -> bool:
         """End a task, or, as ``queued``, let another process go on with it after ``delay`` seconds; False when it is another process's.
@@ -305,10 +332,16 @@ class Creations:
         Raises:
             BrokerError: the server refuses.
         """
-        bounds = (int(KEPT * 1000), MOST_ENDED, self._keys.creations_told, math.ceil(delay * 1000))
-        said = whole_text(result).encode()[:MOST_SPEC].decode("utf-8", "ignore")
-        args = (claimed.id, claimed.token, status, said, *bounds)
-        return bool(await self._link.execute_script(scripts.END_CREATION, self._keys_of(claimed.id), args, repeatable=True))
+        if status == "queued":
+            listings = Listing(self._keys.creations_queued, math.ceil(delay * 1000), _UNTOUCHED), Listing(self._keys.creations_running)
+            # An attempt that was given back is none: only those count whose process died.
+            values: dict[str, Value] = {"status": status, "attempts": max(0, claimed.creation.attempts - 1)}
+            change = Change(lease=0, ttl=_UNTOUCHED, values=values, listings=listings, tells=self._message(status, claimed.id))
+        else:
+            change = self._end(claimed.id, status, whole_text(result).encode()[:MOST_SPEC].decode("utf-8", "ignore"))
+        change = msgspec.structs.replace(change, token=claimed.token, expected={"status": "running"}, told=("status",))
+        found = await self._documents.settle(self._keys.creation(claimed.id), claimed.id, change)
+        return found.kept or (found.word == b"other" and found.told == [status.encode()])
 
     # -- waiting ----------------------------------------------------------------------------------
 
@@ -344,13 +377,60 @@ class Creations:
 
     # -- inside -----------------------------------------------------------------------------------
 
-    @property
-    def _lease_ms(self) -> int:
-        return int(self.lease * 1000)
+    def _message(self, word: str, id: str) -> tuple[str, str]:
+        return self._keys.creations_told, f"{word} {id}"
 
-    def _keys_of(self, id: str) -> tuple[str, str, str, str]:
-        keys = self._keys
-        return keys.creation(id), keys.creations_queued, keys.creations_running, keys.creations_ended
+    def _end(self, id: str, status: CreationStatus, result: str) -> Change:
+        """Return the end of a task; it is in one of the sets in any case."""
+        kept, keys = int(KEPT * 1000), self._keys
+        return Change(
+            lease=0,
+            ttl=kept,
+            values={"status": status, "result": result, "progress": ""},
+            stamps=("ended",),
+            listings=(Listing(keys.creations_ended, 0, kept, MOST_ENDED), Listing(keys.creations_queued), Listing(keys.creations_running)),
+            tells=self._message("ended", id),
+        )
+
+    async def _take(self, id: str, worker: str) -> ClaimedCreation | None:
+        """Begin a task, or go on with it; None when another process runs it, or nobody can any more."""
+        key, keys = self._keys.creation(id), self._keys
+        found, holder = None, b""
+        try:
+            *values, last = await self._link.execute("HMGET", key, *FIELDS, "claim", repeatable=True)
+            found, holder = creation_of(id, values), last or b""
+        except EnvelopeError as error:
+            skip(key, error)
+        except ReplyError as error:
+            if not str(error).startswith("WRONGTYPE"):
+                raise
+        if found is None or not found.open:
+            # Nobody can run it, so that it hides no other.
+            listings = Listing(keys.creations_queued), Listing(keys.creations_running)
+            change = Change(by="anyone", expected={} if found is None else {"status": found.status}, listings=listings)
+            await self._documents.settle(key, id, change)
+            return None
+        token = new_id()
+        expected: dict[str, Value] = {"status": found.status, "claim": holder}
+        if found.cancelled or found.attempts >= _MOST_ATTEMPTS:
+            change = self._end(id, "cancelled", "") if found.cancelled else self._end(id, "failed", _GIVEN_UP)
+            await self._documents.settle(key, id, msgspec.structs.replace(change, token=token, by="next", expected=expected))
+            return None
+        change = Change(
+            token=token,
+            by="next",
+            expected=expected,
+            values={"status": "running", "worker": worker, "attempts": found.attempts + 1},
+            stamps=() if found.started else ("started",),
+            lease=self._lease_ms,
+            ttl=_UNTOUCHED,
+            listings=(Listing(keys.creations_running, self._lease_ms, _UNTOUCHED), Listing(keys.creations_queued)),
+            tells=self._message("running", id),
+        )
+        if not (await self._documents.write(key, id, change)).kept:
+            return None
+        taken = await self._read(id)
+        return None if taken is None else ClaimedCreation(taken, token)
 
     async def _candidates(self) -> list[bytes]:
         """Return the tasks that a process may run now: those whose process may have died, and then the oldest queued ones."""
