@@ -116,7 +116,7 @@ class Queue:
         # Publications that this transaction does not include are answered after it.
         overview, entries, _ = await link.execute("EXEC")
         self.finished += sum(value.count(_END) for _, fields in entries for value in fields[1::2])
-        self.queued, self.running = overview[0], overview[1]
+        self.queued, self.running = overview[0][0], overview[0][1]
         self.checks += 1
         self.wrong += self.queued + self.running != self.known
 

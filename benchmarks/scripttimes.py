@@ -183,7 +183,14 @@ class _Bench:
             )
         )
         self.publish(1)
-        found.append(times(scripts.PURGE, lambda: self._run(scripts.PURGE, [self.queue], [newest[0], "", ""]), prepare=look_up))
+        found.append(
+            times(
+                scripts.BURY,
+                lambda: self._run(scripts.BURY, [self.queue, self.fence, self.queue], ["", "", "", newest[0], *10 * [""]]),
+                prepare=look_up,
+                name="purge",
+            )
+        )
         self.publish(2 * _BATCH)
         held()
         found += [

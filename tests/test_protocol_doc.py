@@ -214,12 +214,13 @@ def ask_by_hand(server: Server) -> list[Any]:
             last, told = entry, fields.get(b"c")
     assert told.decode() == identity
     answer = server.run("ask", keys, *arguments)
-    assert server.run("withdraw", keys, identity, channel) == answer[1]
+    back = ("", "", 0, 10_000, 1000, channel)
+    assert server.run("ask", keys, identity, *back) == answer
     server.redis.delete(replies)
     other = [f"confirm:{identity}x", "confirms"]
     for _ in range(2):
         assert server.run("ask", other, f"{identity}x", *arguments[1:]) == [b"open"]
-    assert server.run("withdraw", other, f"{identity}x", channel) is None
+    assert server.run("ask", other, f"{identity}x", *back) == [b"closed"]
     assert server.redis.zcard(f"{server.prefix}confirms") == 0
     return list(answer)
 

@@ -12,13 +12,13 @@ from typing import Any
 
 from toolbus import ToolBus
 from toolbus.agent import Agent, ChatEndpoint
-from toolbus.bus.broker import conversations
+from toolbus.bus.broker.held import conversations
 from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.client.executor.observers import ToolEvent
 from toolbus.bus.values.events import Finished, Started, Text
 
 # The scripts that an agent takes its steps by; others are sent by the clock.
-SCRIPTS = {"conversations/hold", "conversations/append", "publish/share"}
+SCRIPTS = {"held/write", "publish/share"}
 # A killed process holds its conversation for so many seconds.
 LEASE = 0.5
 
@@ -54,8 +54,11 @@ def watch(steps: Steps) -> None:
     run, complete = Link.run, ChatEndpoint.complete
 
     def counted(self: Link, script: Any, keys: Any, args: Any, on_reply: Any = None, **options: Any) -> None:
+        # A held document is taken by the next process, and then written by its holder.
+        name = f"{script.name} by {args[4]}" if script.name == "held/write" else script.name
+
         def answered(reply: Any) -> None:
-            steps.take(f"{script.name} answered")
+            steps.take(f"{name} answered")
             if on_reply is not None:
                 on_reply(reply)
 
@@ -64,7 +67,7 @@ def watch(steps: Steps) -> None:
             return
         run(self, script, keys, args, answered, **options)
         self.flush()
-        steps.take(f"{script.name} sent")
+        steps.take(f"{name} sent")
 
     async def asked(self: ChatEndpoint, body: Any, on_text: Any = None) -> Any:
         steps.take("model to be asked")

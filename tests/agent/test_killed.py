@@ -20,7 +20,7 @@ from tests.forking import ForkServer
 from tests.servers import eventually
 from toolbus import Settings, ToolBus, Worker, tool
 from toolbus.agent import Agent, Answer, ChatEndpoint
-from toolbus.bus.broker import conversations
+from toolbus.bus.broker.held import conversations
 
 pytestmark = pytest.mark.anyio
 
@@ -32,7 +32,7 @@ AT_ONCE = 3
 # The steps are dealt out to so many tests, which can run side by side.
 PARTS = 4
 # A process that was killed at such a step may have been answered by the model, and not have kept that.
-UNKEPT = ("model to be asked", "model answered", "conversations/append sent")
+UNKEPT = ("model to be asked", "model answered", "held/write by holder sent")
 
 
 class Tools:
@@ -179,7 +179,7 @@ async def test_killed_at_each_step(
         # Every call has its beginning, its publication and its end among the steps, and every record its own.
         assert sum(step.startswith("Finished") for step in steps) == COUNT
         assert sum(step.startswith("publish/share sent") for step in steps) == COUNT
-        assert sum(step.startswith("conversations/append sent") for step in steps) == 1 + len(TURNS) + COUNT + 1
+        assert sum(step.startswith("held/write by holder sent") for step in steps) == 1 + len(TURNS) + COUNT + 1
         answer = await task.finish(bus, chat, "undisturbed")
         assert (answer.text, answer.turns, answer.calls, answer.failed) == ("all done", len(TURNS) + 1, COUNT, 1)
         assert tools.ran.total() == COUNT

@@ -14,7 +14,7 @@ from toolbus.bus.broker.access import ROLES, SCRIPTS, wanted, with_roles
 from toolbus.bus.broker.admin import Admin
 from toolbus.bus.broker.keys import Keys
 from toolbus.bus.broker.transport.wire import pack
-from toolbus.operations.cli.tokens import acl_command
+from toolbus.operations.cli.secure import acl_command
 
 _KEYS = Keys("walled")
 
@@ -114,6 +114,9 @@ _FORBIDDEN: dict[str, tuple[tuple[str, ...], ...]] = {
 }  # fmt: skip
 
 
+# Families of keys that scripts of several features are given.
+_USED = {family for role in ROLES.values() for families in role.uses.values() for family in families.split()}
+
 # Families of keys that no script touches.
 _OF_COMMANDS = {
     family
@@ -134,8 +137,8 @@ def test_every_script_is_in_the_table() -> None:
     """A new script must say what it touches, and some role must run it."""
     assert {script.name for script in scripts.ALL} == set(SCRIPTS)
     assert {script for name, role in ROLES.items() if name != "operator" for script in role.scripts} >= set(SCRIPTS) - {
-        "dead_letters/purge", "dead_letters/redrive", "registry/transfer",
-    }  # fmt: skip
+        "dead_letters/redrive"
+    }
 
 
 def test_every_key_of_the_protocol_is_some_roles() -> None:
@@ -175,7 +178,9 @@ _WRITING = (
 def test_the_guide_says_what_each_role_can_do(users: Users, namespace: str, server: str) -> None:
     """The table of the guide is what the server allows to a user of the role who sends commands by hand, family of keys by family."""
     page = (Path(__file__).parents[2] / "docs/how-to/roles.md").read_text("utf-8")
-    families = sorted({key for each in SCRIPTS.values() for key in f"{each.given} {each.reads} {each.writes}".split()} | _OF_COMMANDS)
+    families = sorted(
+        {key for each in SCRIPTS.values() for key in f"{each.given} {each.reads} {each.writes}".split()} | _OF_COMMANDS | _USED
+    )
     keys = Keys(namespace)
     whole = {key.removeprefix(keys.prefix) for key in keys.shared_by_all()}
     with redis.Redis.from_url(server, decode_responses=True) as client:
@@ -250,7 +255,7 @@ async def test_an_operator_looks_after_everything(users: Users) -> None:
 @pytest.mark.anyio
 async def test_a_missing_right_is_named(users: Users) -> None:
     """The error says which role has the right, which script or command lacks which keys, and how to print the rights."""
-    needed = "the script confirmations/pause needs reading and writing reg:paused"
+    needed = "the script registry/pause needs reading and writing reg:paused"
     said = rf"^ERR .*the role worker, platform or operator; {needed}.*`toolbus secure acl`"
     async with Admin(users.settings("monitor")) as admin:
         with pytest.raises(Exception, match=said):
@@ -262,9 +267,9 @@ async def test_a_missing_right_is_named(users: Users) -> None:
     [
         (("HSCAN", _KEYS.services, "0"), "agent, worker, nested, platform, approver, messenger, gateway, monitor or operator"),
         (("HSET", _KEYS.tokens, "id", "x"), "operator"),
-        (("EVALSHA", scripts.OVERVIEWS.sha, "1", _KEYS.queue("s")), "gateway, monitor or operator"),
-        (("EVALSHA", scripts.ITEM.sha, "2", _KEYS.services, _KEYS.recorded, "x"), "approver or operator"),
-        (("EVALSHA", scripts.ITEM.sha, "2", _KEYS.services, _KEYS.groups, "x"), "approver, gateway or operator"),
+        (("EVALSHA", scripts.OVERVIEW.sha, "1", _KEYS.queue("s")), "gateway, monitor or operator"),
+        (("EVALSHA", scripts.CHANGE.sha, "2", _KEYS.services, _KEYS.recorded, "x"), "approver or operator"),
+        (("EVALSHA", scripts.CHANGE.sha, "2", _KEYS.services, _KEYS.groups, "x"), "approver, gateway or operator"),
     ],
 )
 def test_the_roles_with_a_right_are_named(command: tuple[str, ...], needed: str) -> None:

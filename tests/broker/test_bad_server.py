@@ -217,7 +217,7 @@ async def test_an_operator_does_not_wait_for_ever(server: Server, monkeypatch: p
     for ask in (
         lambda short: short.execute("GET", "key"),
         lambda short: short.execute_script(scripts.PAUSE, ("key",), (), repeatable=True),
-        lambda short: Replication(short, 0, 1.0).run(scripts.ITEM, ("key",), ()),
+        lambda short: Replication(short, 0, 1.0).run(scripts.CHANGE, ("key",), ()),
     ):
         short = ShortLink(Connector(server.url))
         await short.connect()

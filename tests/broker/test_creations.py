@@ -13,9 +13,9 @@ import pytest
 from tests.contract import Place
 from tests.servers import eventually
 from toolbus import ToolBus
-from toolbus.bus.broker import creations as module
 from toolbus.bus.broker.admin import Admin
-from toolbus.bus.broker.creations import Creations
+from toolbus.bus.broker.held import creations as module
+from toolbus.bus.broker.held.creations import Creations
 from toolbus.bus.broker.keys import Keys
 from toolbus.bus.broker.protocols import Spent
 from toolbus.bus.broker.protocols.documents import MOST_LINES, MOST_SPEC

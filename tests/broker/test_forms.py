@@ -11,8 +11,8 @@ import pytest
 import toolbus.bus.broker
 from tests.broker.serving import Server, linked, server
 from tests.servers import eventually
-from toolbus.bus.broker import forms, scripts
-from toolbus.bus.broker.forms import fits
+from toolbus.bus.broker import scripts
+from toolbus.bus.broker.scripts import COMMANDS, fits
 from toolbus.bus.broker.transport.command import ReplyError, WrongAnswerError
 from toolbus.bus.broker.transport.link import Link
 
@@ -39,7 +39,7 @@ WRONG: dict[str, tuple[bytes, Any]] = {
 """Replies as they go over the wire, with what the parser makes of them."""
 
 SCRIPTS = {script.name: script for script in scripts.ALL}
-FORMS = {**forms.SCRIPTS, **forms.COMMANDS}
+FORMS = {**{script.name: script.form for script in scripts.ALL}, **COMMANDS}
 CASES = [(name, wrong) for name, form in FORMS.items() for wrong, (_, parsed) in WRONG.items() if not fits(parsed, form)]
 ANSWERED_BY_PUSH = {"SUBSCRIBE"}
 # The lease thread asks by itself.
@@ -52,8 +52,10 @@ def test_every_script_and_every_command_has_a_form() -> None:
     """The table has whatever the sources send, and each form refuses nearly everything."""
     source = "".join(path.read_text() for path in Path(toolbus.bus.broker.__file__).parent.rglob("*.py"))
     sent = set(re.findall(r'(?:execute|send|pack|command = )\s*\(*\s*"([A-Z]{3,})"', source))
-    assert sent - OF_OTHERS - ANSWERED_BY_PUSH - OF_THE_LEASE_THREAD == set(forms.COMMANDS)
-    assert {script.name for script in scripts.ALL} == set(forms.SCRIPTS)
+    assert sent - OF_OTHERS - ANSWERED_BY_PUSH - OF_THE_LEASE_THREAD == set(COMMANDS)
+    folder = Path(toolbus.bus.broker.__file__).parent / "lua"
+    files = {path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.lua")}
+    assert {script.name for script in scripts.ALL} == {name for name in files if "/_" not in name}
     refused = {name: sum(case == name for case, _ in CASES) for name in FORMS}
     assert min(refused.values()) >= 7, refused
 
@@ -66,13 +68,13 @@ def test_no_script_drops_what_it_unpacks(name: str) -> None:
 
 def test_the_right_types_fit() -> None:
     """Each alternative of a form is accepted; so is anything where there is no form."""
-    finish = forms.SCRIPTS["finish/finish"]
+    finish = scripts.FINISH.form
     assert fits([b"1.a", b"5"], finish)
     assert fits([b"1.a", b"5", [1], [b"key"], 3], finish)
     assert not fits([b"1.a", b"5", [1]], finish)
-    assert fits({b"key": [[b"1-0", [b"r", b"x"]], [b"2-0", None]]}, forms.COMMANDS["XREADGROUP"])
-    assert all(fits(parsed, forms.ANYTHING) for _, parsed in WRONG.values())
-    assert not any(fits(parsed, forms.PUSHED) for _, parsed in WRONG.values())
+    assert fits({b"key": [[b"1-0", [b"r", b"x"]], [b"2-0", None]]}, COMMANDS["XREADGROUP"])
+    assert all(fits(parsed, scripts.ANYTHING) for _, parsed in WRONG.values())
+    assert not any(fits(parsed, scripts.PUSHED) for _, parsed in WRONG.values())
 
 
 def send(link: Link, name: str, answers: list[Any], *, repeatable: bool) -> None:

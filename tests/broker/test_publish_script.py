@@ -37,9 +37,9 @@ class Publishing:
 
     def leave(self, caller: str, call: str, *, once: int = 0) -> bytes:
         """Stop waiting for a shared call."""
-        keys = (self.keys.shared("key"), self.queue, self.keys.cancelled("pool"))
-        args = (caller, call, "0-1", 5_000, "wake", self.keys.prefix, once)
-        answer: bytes = self.redis.eval(scripts.LEAVE.source, 3, *keys, *args)
+        keys = (self.queue, self.keys.cancelled("pool"), self.keys.shared("key"))
+        args = ("0-1", call, 5_000, "wake", "cancelled", caller, self.keys.prefix, once)
+        answer: bytes = self.redis.eval(scripts.CANCEL.source, 3, *keys, *args)
         return answer
 
     def cancel(self, entry: str) -> bytes:
@@ -207,8 +207,8 @@ def test_workers_hear_why_a_call_is_over(publishing: Publishing, shared: bool, w
         heard.subscribe("wake")
         heard.get_message(timeout=1)
         if shared:
-            of_call = (keys.shared("key"), publishing.queue, keys.cancelled("pool"))
-            redis.eval(scripts.LEAVE.source, 3, *of_call, "call", "call", "0-1", 5_000, "wake", keys.prefix, 0, *([why] if why else []))
+            of_call = (publishing.queue, keys.cancelled("pool"), keys.shared("key"))
+            redis.eval(scripts.CANCEL.source, 3, *of_call, "0-1", "call", 5_000, "wake", why or "cancelled", "call", keys.prefix, 0)
         else:
             redis.eval(
                 scripts.CANCEL.source, 2, publishing.queue, keys.cancelled("pool"), entry, "call", 5_000, "wake", *([why] if why else [])

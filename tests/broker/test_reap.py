@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -217,7 +217,7 @@ def test_the_overview_does_not_count_a_worker_whose_lease_ends_too_far_ahead(poo
     pool.redis.hset(pool.fence, mapping={"l:mine": LEASE_MS, "l:other": LEASE_MS})
     ends = {"pool/mine": int(time.time() * 1000) + LEASE_MS, "pool/other": int(time.time() * 1000) + 3_600_000}
     pool.redis.zadd(pool.live, ends)
-    answer: Any = pool.redis.eval(scripts.OVERVIEW.source, len(keys), *keys, "pool")
+    [answer] = cast("Any", pool.redis.eval(scripts.OVERVIEW.source, len(keys), *keys, "pool"))
     assert answer[4] == 1
     assert pool.redis.zscore(pool.live, "pool/other") == ends["pool/other"]
 

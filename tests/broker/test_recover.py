@@ -349,10 +349,10 @@ async def test_the_sessions_of_dead_callers_end_some_at_a_time(recovery: Recover
 async def test_a_leaving_worker_lets_others_take_what_waits_for_it(recovery: Recovery) -> None:
     """Part by part, until a part is not full."""
     bench, left = recovery.bench, [256, 256, 3]
-    bench.link.answers["pass_on"] = lambda keys, args: left.pop(0)
+    bench.link.answers["hand_back"] = lambda keys, args: left.pop(0)
     await pass_on(bench.as_link, [bench.stream])
     assert left == []
-    assert bench.link.args("pass_on")[0] == ("mine", bench.stream.wake, "pool", 256)
+    assert bench.link.args("hand_back")[0] == ("mine", "", "", bench.stream.wake, "pool", "", 256, "")
 
 
 async def test_hand_back_gives_what_is_held_under_the_known_fence(recovery: Recovery) -> None:

@@ -55,8 +55,8 @@ class Registry:
         keys, services, now = self.keys, [member.partition("/")[0] for member in members], self.now()
         own = [key for name in services for key in (keys.instances(name), keys.queue(name), keys.fence(name), keys.cancelled(name))]
         tables = (keys.services, keys.names, keys.meta, keys.items, keys.live, keys.log, *own)
-        common = (keys.prefix, "out", 60_000, COOLDOWN, now, 9_000, 3_600_000)
-        dropped: Any = self.redis.eval(scripts.SWEEP.source, len(tables), *tables, *common, *members)
+        common, looks = (keys.prefix, "out", 60_000, COOLDOWN), ("ended", now, 9_000, 3_600_000)
+        dropped: Any = self.redis.eval(scripts.UNREGISTER.source, len(tables), *tables, *common, *members, *looks)
         return int(dropped)
 
     def now(self) -> int:
@@ -268,7 +268,9 @@ def test_a_document_takes_a_name_that_is_held_for_no_service(registry: Registry,
     def put(*holders: str) -> Any:
         held = (keys.instances(holder) for holder in holders)
         tables = (keys.services, keys.names, keys.meta, keys.items, keys.live, keys.log, keys.items, *held)
-        return registry.redis.eval(scripts.ITEM.source, len(tables), *tables, keys.prefix, "put", 60_000, COOLDOWN, key, "{}", "")
+        return registry.redis.eval(
+            scripts.CHANGE.source, len(tables), *tables, keys.prefix, "put", 60_000, COOLDOWN, "", 1, 1, key, "*", "{}"
+        )
 
     for table, name in ((keys.services, "nosuch"), (keys.instances("nosuch"), "owner")):
         registry.redis.hset(table, name, "-{}")

@@ -199,14 +199,14 @@ async def test_a_sweep_names_what_seems_dead_and_distrusts_another_clock(registe
         bench.clock.observe(bench.times.now * 1000, bench.times.now, bench.times.now)
         bench.times.now += SETTINGS.lease / 4
     bench.clock.observe(bench.times.now * 1000, bench.times.now, bench.times.now)
-    bench.link.answers |= {"ZRANGE": lambda keys, args: [b"pool/dead" if args[1] == "-inf" else b"pool/endless"], "sweep": answer}
+    bench.link.answers |= {"ZRANGE": lambda keys, args: [b"pool/dead" if args[1] == "-inf" else b"pool/endless"], "unregister": answer}
     await registering.registry.sweep(bench.clock)
     now = int(bench.clock.server_ms())
     far = now + 7_200_000
     ranges = [(KEYS.live, "-inf", f"({now}", "BYSCORE", "LIMIT", 0, 64), (KEYS.live, f"({far}", "+inf", "BYSCORE", "LIMIT", 0, 64)]
     assert bench.link.args("ZRANGE") == ranges[: 1 if answer < 0 else 2]
-    swept = [args[4:] for args in bench.link.args("sweep")]
-    assert swept == [(now, 6_000, 3_600_000, member) for member in (b"pool/dead", b"pool/endless")][: 1 if answer < 0 else 2]
+    swept = [args[4:] for args in bench.link.args("unregister")]
+    assert swept == [(member, "ended", now, 6_000, 3_600_000) for member in (b"pool/dead", b"pool/endless")][: 1 if answer < 0 else 2]
     assert bench.clock.trusted is trusted
 
 
@@ -217,7 +217,7 @@ async def test_a_sweep_goes_on_after_members_that_stay(registering: Registering,
     bench = registering.bench
     full = [b"x%d/y" % number for number in range(64)]
     bench.link.answers |= {"ZRANGE": lambda keys, args: full if (args[1] == "-inf") == (kind == "ended") else [], "HGET": None}
-    bench.link.answers["sweep"] = lambda keys, args: answer if len(args) > 7 else 0
+    bench.link.answers["unregister"] = lambda keys, args: answer if len(args) > 8 else 0
 
     async def after() -> int:
         bench.link.seen.clear()
@@ -235,24 +235,24 @@ async def test_a_member_whose_sweep_fails_keeps_no_other(registering: Registerin
     bench = registering.bench
     members = [b"good/1", b"bad/2", b"good/3"]
     bench.link.answers |= {"ZRANGE": lambda keys, args: members, "HGET": None}
-    bench.link.answers["sweep"] = lambda keys, args: ReplyError("ERR damaged") if b"bad/2" in args else len(args) - 7
+    bench.link.answers["unregister"] = lambda keys, args: ReplyError("ERR damaged") if b"bad/2" in args else len(args) - 8
     with pytest.raises(ReplyError, match="damaged"):
         await registering.registry.sweep(bench.clock)
-    assert [args[7:] for args in bench.link.args("sweep")] == [tuple(members), *((member,) for member in members)] * 2
-    bench.link.answers["sweep"] = BrokerUnavailable("gone")
+    assert [args[4:-4] for args in bench.link.args("unregister")] == [tuple(members), *((member,) for member in members)] * 2
+    bench.link.answers["unregister"] = BrokerUnavailable("gone")
     with pytest.raises(BrokerUnavailable):
         await registering.registry.sweep(bench.clock)
-    assert len(bench.link.args("sweep")) == 9
+    assert len(bench.link.args("unregister")) == 9
 
 
 async def test_a_table_of_a_wrong_type_does_not_stop_a_sweep(registering: Registering) -> None:
     """It is repaired, and its service is taken for one on its own queue; other errors are passed on."""
     bench = registering.bench
-    bench.link.answers |= {"ZRANGE": lambda keys, args: [b"pool/dead"] if args[1] == "-inf" else [], "sweep": 1, "mend": []}
+    bench.link.answers |= {"ZRANGE": lambda keys, args: [b"pool/dead"] if args[1] == "-inf" else [], "unregister": 1, "mend": []}
     bench.link.answers["HGET"] = ReplyError("WRONGTYPE no hash")
     await registering.registry.sweep(bench.clock)
     assert bench.link.keys("mend") == [(KEYS.instances("pool").encode(),)]
-    assert KEYS.queue("pool").encode() in bench.link.keys("sweep")[0]
+    assert KEYS.queue("pool").encode() in bench.link.keys("unregister")[0]
     bench.link.answers["HGET"] = ReplyError("NOPERM")
     with pytest.raises(ReplyError, match="NOPERM"):
         await registering.registry.sweep(bench.clock)
@@ -261,15 +261,15 @@ async def test_a_table_of_a_wrong_type_does_not_stop_a_sweep(registering: Regist
 async def test_items_are_put_and_deleted_by_their_owners(registering: Registering) -> None:
     """A refusal says whose the name is, and what to do."""
     bench = registering.bench
-    bench.link.answers["item"] = lambda keys, args: [b"ok", 1]
+    bench.link.answers["change"] = lambda keys, args: [b"ok", 1]
     await registering.registry.put_item("tool/x", b"{}", "owner")
-    assert bench.link.args("item")[0][4:] == ("tool/x", b"{}", "owner")
+    assert bench.link.args("change")[0][4:] == ("owner", 1, 1, "tool/x", "*", b"{}")
     assert await registering.registry.delete_item("tool/x")
-    assert bench.link.args("item")[1][4:] == ("tool/x", "", "")
-    bench.link.answers["item"] = lambda keys, args: [b"ok", 0]
+    assert bench.link.args("change")[1][4:] == ("", 1, 1, "tool/x", "*", "")
+    bench.link.answers["change"] = lambda keys, args: [b"ok", 0]
     assert not await registering.registry.delete_item("tool/x")
     bench.link.answers["HMGET"] = [None]
-    bench.link.answers["item"] = lambda keys, args: [b"refused", b"another"]
+    bench.link.answers["change"] = lambda keys, args: [b"refused", b"another"]
     with pytest.raises(RegistrationRefused, match="published by 'another'"):
         await registering.registry.put_item("tool/x", b"{}")
     with pytest.raises(RegistrationRefused, match="belongs to 'another'"):

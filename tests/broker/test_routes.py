@@ -7,7 +7,7 @@ import pytest
 
 from tests.contract import Place
 from tests.servers import eventually
-from toolbus.bus.broker.routes import MOST_LINE, MOST_LINES, Routes
+from toolbus.bus.broker.held.routes import MOST_LINE, MOST_LINES, Routes
 from toolbus.platform.records import ToolRoute
 from toolbus.platform.states import tool_routes
 

@@ -227,15 +227,15 @@ def test_a_caller_leaves_the_call_that_runs_for_it(effect: str, once: int) -> No
     """By its key, so that the last caller's leaving cancels it; the workers hear of it on the service's channel."""
     calling, fates = Calling(), []
     calling.publish([b"joined", b"1-1", b"first"], effect=effect)
-    calling.link.answers["leave"] = b"signalled"
+    calling.link.answers["cancel"] = b"signalled"
     sent = request(b"1-0", idempotency_key="key", shared=True, effect=effect)
     calling.calls.cancel(sent, "pool", "1-1", fates.append, 5.0)
     calling.calls.forget("call-1-0")
     calling.calls.cancel(sent, "pool", "", None, -60.0, "deadline_exceeded")
-    assert calling.link.keys("leave")[0] == (KEYS.shared(share_digest(sent)), KEYS.queue("pool"), KEYS.cancelled("pool"))
-    assert calling.link.args("leave") == [
-        ("call-1-0", "first", "1-1", 35_000, KEYS.wake("pool"), KEYS.prefix, once, "cancelled"),
-        ("call-1-0", "call-1-0", "0-1", 1, KEYS.wake("pool"), KEYS.prefix, once, "deadline_exceeded"),
+    assert calling.link.keys("cancel")[0] == (KEYS.queue("pool"), KEYS.cancelled("pool"), KEYS.shared(share_digest(sent)))
+    assert calling.link.args("cancel") == [
+        ("1-1", "first", 35_000, KEYS.wake("pool"), "cancelled", "call-1-0", KEYS.prefix, once),
+        ("0-1", "call-1-0", 1, KEYS.wake("pool"), "deadline_exceeded", "call-1-0", KEYS.prefix, once),
     ]
     assert fates == ["signalled"]
     assert calling.calls.positions() == []

@@ -79,9 +79,9 @@ def test_a_process_ends_in_order_when_its_parent_and_the_server_are_gone(shell: 
         )  # fmt: skip
         try:
             line.started()
-            while not line.told.serving:
+            while not line.state.serving:
                 assert select.select([line], [], [], _WITHIN)[0]
-                assert not line.read().refused, line.told
+                assert not line.read().refused, line.state
                 assert process.poll() is None
             server.kill()
             line.__exit__(None, None, None)
@@ -99,10 +99,10 @@ def test_a_process_whose_end_is_stuck_is_ended(tmp_path: Path, stuck: str) -> No
     program = tmp_path / "program.py"
     program.write_text(
         f"import asyncio, sys, time\n"
-        f"from toolbus.bus.worker.process.lifeline import Told, tell, watch_lifeline\n"
+        f"from toolbus.bus.worker.process.lifeline import ChildState, report_state, watch_lifeline\n"
         f"async def main():\n"
         f"    watch_lifeline(int(sys.argv[1]), lambda: None, 0.1, margin=0.1)\n"
-        f"    tell(int(sys.argv[1]), Told(serving=True))\n"
+        f"    report_state(int(sys.argv[1]), ChildState(serving=True))\n"
         f"    {stuck}\n"
         f"asyncio.run(main())\n"
     )

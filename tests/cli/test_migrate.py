@@ -10,7 +10,7 @@ import redis
 from tests.cli.shell import Shell
 from toolbus.bus.broker.keys import Keys
 from toolbus.bus.broker.versions import NamespaceVersion, SpokenBy
-from toolbus.operations.cli import doctor
+from toolbus.operations.cli import see
 
 ECHO = """
 from toolbus import tool
@@ -112,7 +112,7 @@ def test_doctor_says_what_keeps_a_namespace_back(
     """The next step is in the line."""
     monkeypatch.setattr("toolbus.bus.values.envelope.VERSION", 2)
     monkeypatch.setattr("toolbus.bus.broker.versions.VERSION", 2)
-    found = doctor._protocol(namespace, workers)
+    found = see._protocol(namespace, workers)
     assert found.state == "warn"
     assert found.found.endswith(advice)
 

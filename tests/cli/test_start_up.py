@@ -133,8 +133,6 @@ ON_DEMAND = {
     "toolbus.bus.schema.validate",
     "toolbus.bus.worker.isolation.fork_server",
     "toolbus.bus.worker.process.health",
-    "toolbus.bus.worker.process.probes",
-    "toolbus.bus.worker.process.report",
     "toolbus.bus.worker.process.supervisor",
     "tomllib",
 }

@@ -10,7 +10,7 @@ from tests.client.executing import chat, find_docs, info
 from tests.contract import Place
 from tests.gateway.running import client_of
 from toolbus import ToolBus
-from toolbus.bus.broker.agent_steps import SessionResults
+from toolbus.bus.broker.held.tasks import SessionResults
 from toolbus.bus.broker.keys import Keys, session_digest
 from toolbus.bus.broker.protocols.documents import MOST_BYTES, MOST_RESULTS
 

@@ -14,7 +14,7 @@ from tests.conformance.planted_worker import FAULTS
 from toolbus.bus.broker import scripts
 from toolbus.operations.conformance.agent_checks import AGENT
 from toolbus.operations.conformance.checks import LEVELS, Outcome
-from toolbus.operations.conformance.running import try_agent, try_worker
+from toolbus.operations.conformance.scene import AgentScene, WorkerScene, run_checks
 from toolbus.operations.conformance.worker_checks import WORKER
 
 HERE = Path(__file__).parent
@@ -37,7 +37,13 @@ def broken(outcomes: list[Outcome]) -> dict[str, str]:
 
 def of_worker(command: list[str], level: int, *only: str) -> dict[str, str]:
     """Return the problems of a worker."""
-    return broken(asyncio.run(try_worker(command, level, only, lambda _: None)))
+    chosen = WORKER.chosen(level, only)
+    return broken(asyncio.run(run_checks(WorkerScene, chosen, command, lambda _: None, first_decides=not only)))
+
+
+def of_agent(command: list[str], level: int) -> list[Outcome]:
+    """Return the outcomes of an agent."""
+    return asyncio.run(run_checks(AgentScene, AGENT.chosen(level), command, lambda _: None))
 
 
 def planted(fault: str, folder: Path) -> list[str]:
@@ -61,7 +67,7 @@ def test_the_worker_of_toolbus_keeps_every_level() -> None:
 @pytest.mark.slow
 def test_the_agent_of_toolbus_keeps_every_level() -> None:
     """toolbus's own agent keeps the protocol up to the highest level that agents have."""
-    found = asyncio.run(try_agent([sys.executable, "-m", "toolbus.operations.conformance.agent"], max(LEVELS), (), lambda _: None))
+    found = of_agent([sys.executable, "-m", "toolbus.operations.conformance.agent"], max(LEVELS))
     assert len(found) == len(AGENT.checks)
     assert broken(found) == {}
 
@@ -75,7 +81,7 @@ def test_the_worker_in_node_keeps_level_1() -> None:
 @pytest.mark.slow
 def test_the_agent_in_node_keeps_level_1() -> None:
     """The example of an agent in Node.js keeps levels 0 and 1."""
-    assert broken(asyncio.run(try_agent(with_node("agent.mjs"), 1, (), lambda _: None))) == {}
+    assert broken(of_agent(with_node("agent.mjs"), 1)) == {}
 
 
 @pytest.mark.slow

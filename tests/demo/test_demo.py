@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from toolbus.operations.demo.agent import STREAMS, UNARY_CALLS
-from toolbus.operations.demo.conductor import evaluate
+from toolbus.operations.demo import STREAMS, UNARY_CALLS, evaluate
 
 GOOD: dict[str, dict[str, Any]] = {
     "discovered": {"tools": ["a", "b", "c", "d", "e"]},

@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import msgspec
 import pytest
 import redis
 from redis.crc import key_slot
@@ -13,6 +14,7 @@ from redis.crc import key_slot
 from tests.topologies import Cluster
 from toolbus.bus.broker import scripts
 from toolbus.bus.broker.embedded import HOST
+from toolbus.bus.broker.held.document import Change, Listing, Shape, packed
 from toolbus.bus.broker.keys import Keys
 
 LATER = 10_000_000_000
@@ -101,8 +103,7 @@ class Scene:
         queue, fence, cancelled, wake = keys.queue("pool"), keys.fence("pool"), keys.cancelled("pool"), keys.wake("pool")
         instances, record, letters = keys.instances("pool"), keys.shared("digest"), keys.dead_letters("pool")
         one, two, request = keys.replies("a1"), keys.replies("a2"), keys.confirmation("r1")
-        sets, kept_tasks = (keys.creations_queued, keys.creations_running, keys.creations_ended), (60_000, 100, keys.creations_told)
-        mark, conversation = keys.started("c1"), (keys.conversation("cd"), keys.conversations)
+        mark = keys.started("c1")
         owners = (keys.session("pool", "one"), keys.session("pool", "two"))
         kept = (queue, fence, owners[0], keys.snapshot("pool", "one"))
         tables = (keys.services, keys.names, keys.meta, keys.items, keys.live, keys.log)
@@ -111,16 +112,16 @@ class Scene:
         known = ("mine", "0.x", 5)
         last = (("HDEL", instances, "i:dead"), ("HDEL", keys.names, "t:tool"))
         share = (record, queue, keys.call("c3")), ("c3", "d", "a1", 100, 60_000, "{}", 1000, "", keys.prefix)
-        leave = (record, queue, cancelled), ("c2", "c1", "1-0", 60_000, wake, keys.prefix, 0)
-        ended = (*common, now, LATER, LATER, "pool/dead")
+        leave = (queue, cancelled, record), ("1-0", "c1", 60_000, wake, "cancelled", "c2", keys.prefix, 0)
+        ended = (*common, "pool/dead", "ended", now, LATER, LATER)
         return [
             Run(scripts.PUBLISH, (keys.flushes("a1"), queue), (0, 1000, "", 2, 100, 60_000, "{}")),
             Run(scripts.CANCEL, (queue, cancelled), ("1-0", "c1", 60_000, wake)),
             Run(scripts.CANCEL, (queue, cancelled), ("6-0", "c1", 60_000, wake)),
             Run(scripts.SHARE, *share),
             Run(scripts.SHARE, *share, (("DEL", keys.call("c1")),)),
-            Run(scripts.LEAVE, *leave),
-            Run(scripts.LEAVE, *leave, (("HDEL", record, "c:c1"), ("HSET", record, "entry", "1-0"))),
+            Run(scripts.CANCEL, *leave),
+            Run(scripts.CANCEL, *leave, (("HDEL", record, "c:c1"), ("HSET", record, "entry", "1-0"))),
             Run(scripts.SEND, (keys.live,), (one, "[]", two, "[]")),
             Run(scripts.FINISH, (queue, fence), (*known, 2, "1-0", "2-0", one, "[]", two, "[]")),
             Run(
@@ -156,7 +157,7 @@ class Scene:
                 ("mine", "pool", "0.x", 1000, 1000, wake, 6, "1-0", 1, 0, 7, "2-0", 1, 1),
             ),
             Run(scripts.DISOWN, owners, ("mine",)),
-            Run(scripts.PASS_ON, (queue,), ("mine", wake, "pool", 10)),
+            Run(scripts.HAND_BACK, (queue, fence), ("mine", "", "", wake, "pool", "", 10, "")),
             Run(scripts.REGISTER, service, (*common, "pool", "mine", "owner", "dg2", "{}", 1000, "new", 0, "pool", 0, "tool")),
             Run(
                 scripts.REGISTER,
@@ -166,66 +167,100 @@ class Scene:
             ),
             Run(scripts.UNREGISTER, service, (*common, "pool/mine")),
             Run(scripts.UNREGISTER, service, (*common, "pool/mine"), last),
-            Run(scripts.SWEEP, service, ended),
-            Run(scripts.SWEEP, service, ended, (("HDEL", instances, "i:mine"), ("ZREM", keys.live, "pool/mine"))),
+            Run(scripts.UNREGISTER, service, ended),
+            Run(scripts.UNREGISTER, service, ended, (("HDEL", instances, "i:mine"), ("ZREM", keys.live, "pool/mine"))),
             Run(scripts.BEAT, (keys.live, keys.paused, keys.pulse, queue, fence), (1000, 60_000, "pool/mine")),
-            Run(scripts.ITEM, (*tables, keys.items), (*common, "toolkit/x", "", "")),
-            Run(scripts.REPLACE, (*tables, keys.pending, keys.recorded), (*common, 1, "pending/x", "", "{}", 2, "recorded/x", "{}", "{ }")),
-            Run(scripts.ITEM, (*tables, keys.items), (*common, "toolkit/y", "{}", "owner")),
-            Run(scripts.TRANSFER, tables, (*common, "tool-service/pool"), (("HDEL", keys.names, "t:tool"),)),
+            Run(scripts.CHANGE, (*tables, keys.items), (*common, "", 1, 1, "toolkit/x", "*", "")),
+            Run(
+                scripts.CHANGE,
+                (*tables, keys.pending, keys.recorded),
+                (*common, "", 2, 1, "pending/x", "=", "{}", 2, "recorded/x", "={}", "{ }"),
+            ),
+            Run(scripts.CHANGE, (*tables, keys.items), (*common, "owner", 1, 1, "toolkit/y", "*", "{}")),
+            Run(
+                scripts.CHANGE,
+                (*tables, keys.items),
+                (*common, "", 1, 1, "tool-service/pool", "!", ""),
+                (("HDEL", keys.names, "t:tool"),),
+            ),
             Run(scripts.OVERVIEW, (queue, letters, keys.paused, instances, keys.live, fence), ("pool",)),
             Run(
-                scripts.OVERVIEWS,
+                scripts.OVERVIEW,
                 2 * (queue, letters, keys.paused, instances, keys.live, fence),
                 ("pool", "pool"),
             ),
-            Run(scripts.NOTE, (keys.recent,), (100, 60_000, "{}")),
-            Run(scripts.TELL, (keys.answers("q1"),), (60_000, "{}", 100)),
-            Run(scripts.RENEW_ROUTES, (keys.hosts, keys.routes("h1"), keys.single("one")), ("h1", 2_000, 1, "one", "{}", "two")),
-            Run(scripts.RELEASE, (keys.hosts, keys.routes("h1"), keys.single("one")), ("h1", 1)),
-            Run(scripts.OUTPUT, (keys.output("one"),), ("h1", 100, 60_000, "a line")),
-            Run(scripts.KEEP, (keys.results("d1"),), (60_000, 64, 1_000_000, "{}")),
-            Run(scripts.PURGE, (queue,), ("6-0", one, "[]")),
-            Run(scripts.SPEND, (keys.rate("u"),), (10, 1000)),
-            Run(scripts.QUOTA, (keys.quota("u"),), (10, 100_000)),
-            Run(scripts.USAGE, (keys.usage("today"),), (60_000, 100, '["",""]', '["u","t"]', 1, 0, 5, 5)),
+            Run(scripts.APPEND, (keys.recent,), (100, 60_000, 2, "c", "{}")),
+            Run(scripts.APPEND, (keys.answers("q1"),), (100, 60_000, 2, "a", "{}")),
+            Run(scripts.ROUTES, (keys.hosts, keys.routes("h1"), keys.single("one")), ("h1", 2_000, 1, "one", "{}", "two")),
+            Run(scripts.ROUTES, (keys.hosts, keys.routes("h1"), keys.single("one")), ("h1", 0, 0)),
+            Run(scripts.ROUTES, (keys.hosts, keys.routes("h1"), keys.single("one")), ("h1", "", 0)),
+            Run(scripts.APPEND, (keys.output("one"),), (100, 60_000, 4, "h", "h1", "l", "a line")),
+            Run(scripts.APPEND, (keys.results("d1"),), (64, 60_000, 0, 1_000_000, "{}")),
+            Run(scripts.PAUSE, (keys.paused,), ("pool", 1000)),
+            Run(scripts.BURY, (queue, fence, letters), ("", "", "", "6-0", *6 * ("",), one, "[]", "", "")),
+            Run(scripts.COUNT_USES, (keys.rate("u"),), ("rate", 10, 1000)),
+            Run(scripts.COUNT_USES, (keys.quota("u"),), ("quota", 10, 100_000)),
+            Run(scripts.COUNT_USES, (keys.usage("today"),), ("usage", 100, 60_000, '["",""]', '["u","t"]', 1, 0, 5, 5)),
             Run(scripts.ASK, (request, keys.confirmations), ("r1", "{}", "agent a1", 60_000, 60_000, 100, keys.confirmed)),
             Run(scripts.ANSWER, (request, keys.confirmations), ("r1", "yes", "token", keys.prefix, 1000, keys.confirmed)),
-            Run(scripts.WITHDRAW, (request, keys.confirmations), ("r1", keys.confirmed)),
+            Run(scripts.ASK, (request, keys.confirmations), ("r1", "", "", 0, 60_000, 100, keys.confirmed)),
             Run(scripts.EXTEND, (keys.pause("pool", "3-0"), keys.started("c1")), ("1 0 0", 1000, 1000)),
             Run(scripts.LISTEN, (one,), (1000,)),
-            Run(scripts.PAUSE, (keys.paused,), ("pool", 1000)),
             Run(scripts.MEND, (queue, fence, keys.live, keys.paused), ("stream", "string", "zset", "string")),
-            Run(scripts.HOLD, conversation, ("token", 1000, 60_000, '["u","c"]', "cd", 100)),
-            Run(
-                scripts.APPEND,
-                conversation,
-                ("me", 1000, 60_000, "cd", 2, 1, 100, "{}"),
-                (("HSET", keys.conversation("cd"), "holder", "me"),),
-            ),
-            Run(scripts.RENEW_HOLD, conversation, ("me", 1000, 60_000, "cd"), (("HSET", keys.conversation("cd"), "holder", "me"),)),
-            Run(
-                scripts.RENEW_HOLD,
-                conversation,
-                ("me", 0, 60_000, "cd"),
-                (("HSET", keys.conversation("cd"), "holder", "me", "next", 0),),
-            ),
-            Run(scripts.REMOVE, conversation, ("cd", 1)),
-            Run(scripts.SUBMIT, (keys.creation("n"), *sets[:2]), ("n", "t", "s", "", "", 60_000, 100, keys.creations_told)),
-            Run(scripts.CLAIM, (keys.creation("w"), *sets), ("w", "me", "host", 1000, 60_000, 10, "", *kept_tasks)),
-            Run(scripts.CLAIM, (keys.creation("r"), *sets), ("r", "me", "host", 1000, 60_000, 10, "", *kept_tasks)),
-            Run(scripts.WRITE_CREATION, (keys.creation("r"), sets[1]), ("r", "mine", 1000, 60_000, 5, 0, 1, "price", 5, "a line")),
-            Run(scripts.END_CREATION, (keys.creation("r"), *sets), ("r", "mine", "done", "", *kept_tasks, 0)),
-            Run(scripts.END_CREATION, (keys.creation("r"), *sets), ("r", "mine", "queued", "", *kept_tasks, 5)),
-            Run(scripts.STOP_CREATION, (keys.creation("w"), *sets), ("w", *kept_tasks)),
-            Run(scripts.STOP_CREATION, (keys.creation("r"), *sets), ("r", *kept_tasks)),
+            *self._held(),
             Run(scripts.RESCUE, (queue,), ("", 1, "wake", "pool")),
             Run(scripts.LINE, (queue, keys.order("pool")), ("one", "6-0", "1-0")),
             Run(scripts.SAVE, kept, (*known, "1-0", 1, 1, "t", "c1", "{}", 60_000)),
-            Run(scripts.FORGET, kept, (*known, "1-0", 1, 0, 60_000)),
+            Run(scripts.SAVE, kept, (*known, "1-0", 1, 0, "", "", "", 60_000)),
             Run(scripts.LOAD, kept[3:], (1000, 64)),
-            Run(scripts.ELSEWHERE, (queue, keys.order("pool"), fence, keys.live), ("other", "pool", "one")),
+            Run(scripts.LINE, (queue, keys.order("pool"), fence, keys.live), ("one", "", "", "other", "pool")),
         ]
+
+    def _held(self) -> list[Run]:
+        """The changes of held documents."""
+        keys = self.keys
+        conversation, listing = (keys.conversation("cd"), "cd"), Listing(keys.conversations, 60_000, most=100)
+        held = (("HSET", keys.conversation("cd"), "holder", "me"),)
+        conversations, tasks = Shape("holder", "next", "m:", 100, timed=True), Shape("claim", "lines", "l:", 5, gaps=True)
+        queued, running = Listing(keys.creations_queued, 0, 60_000), Listing(keys.creations_running, 1000, 60_000)
+        off = Listing(keys.creations_queued), Listing(keys.creations_running)
+        waits, runs = (keys.creation("w"), "w"), (keys.creation("r"), "r")
+        told = {"tells": (keys.creations_told, "ended w")}
+        used = {"lease": 1000, "ttl": 60_000, "stamps": ("used",), "listings": (listing,)}
+        end = Change(by="anyone", lease=0, ttl=60_000, values={"status": "done"}, stamps=("ended",), **told)
+        ended = msgspec.structs.replace(end, listings=(Listing(keys.creations_ended, 0, 60_000, 100), *off))
+        begins = {"name": '["u","c"]', "born": "me", "first": 0, "next": 0}
+        take = Change(token="me", by="next", lease=1000, ttl=60_000, listings=(running, off[0]), **told)
+        made: list[tuple[scripts.Script, Shape, tuple[str, str], Change, tuple[tuple[Any, ...], ...]]] = [
+            (scripts.WRITE, conversations, conversation, Change(token="me", by="next", begins=begins, told=("born",), **used), ()),
+            (scripts.WRITE, conversations, (keys.conversation("new"), "new"), Change(token="me", by="next", begins=begins, **used), ()),
+            (scripts.WRITE, conversations, conversation, Change(token="me", records=("{}",), number=2, keep=1, **used), held),
+            (scripts.SETTLE, conversations, conversation, Change(token="me", lease=1000, ttl=60_000), held),
+            (scripts.SETTLE, conversations, conversation, Change(token="me", lease=0, ttl=60_000), held),
+            (scripts.SETTLE, conversations, conversation, Change(by="anyone", ttl=0, listings=(Listing(keys.conversations),)), ()),
+            (scripts.SETTLE, conversations, (keys.conversation("none"), "cd"), Change(by="anyone", ttl=0, listings=(listing,)), ()),
+            (
+                scripts.WRITE,
+                tasks,
+                (keys.creation("n"), "n"),
+                Change(by="new", ttl=60_000, values={"token": "t"}, listings=(queued, off[1]), room=100, **told),
+                (),
+            ),
+            (scripts.WRITE, tasks, waits, take, ()),
+            (scripts.WRITE, tasks, runs, take, ()),
+            (
+                scripts.WRITE,
+                tasks,
+                runs,
+                Change(token="mine", values={"price": 5}, records=("a line",), lease=1000, ttl=60_000, listings=(running,)),
+                (),
+            ),
+            (scripts.SETTLE, tasks, runs, msgspec.structs.replace(ended, by="holder", token="mine"), ()),
+            (scripts.SETTLE, tasks, runs, Change(token="mine", lease=0, ttl=60_000, listings=(queued, off[1]), **told), ()),
+            (scripts.SETTLE, tasks, waits, ended, ()),
+            (scripts.SETTLE, tasks, runs, Change(by="anyone", values={"cancel": 1}, **told), ()),
+        ]
+        return [Run(script, *packed(shape, *place, change), before) for script, shape, place, change, before in made]
 
 
 RUNS = len(Scene("x").runs(0))

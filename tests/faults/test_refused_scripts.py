@@ -33,21 +33,19 @@ REFUSALS = (
     "WRONGTYPE Operation against a key holding the wrong kind of value",
 )
 # Scripts that these calls do not meet: those of other parts, and those for workers that die, are full, or leave calls behind.
-OTHER_PARTS = {"confirmations", "conversations", "creations", "dead_letters", "limits", "routes", "statistics", "results"}
+OTHER_PARTS = {"confirmations", "dead_letters", "held", "limits"}
 NOT_MET = {
     *(each for each in scripts.ALL if each.name.partition("/")[0] in OTHER_PARTS),
     *(
         scripts.FINISH_EACH,
         scripts.RENEW,
-        scripts.LEAVE,
-        scripts.SWEEP,
         scripts.BEAT,
         scripts.RESCUE,
         scripts.HAND_BACK,
         scripts.HAND_OVER,
         scripts.TAKE,
     ),
-    *(scripts.ITEM, scripts.REPLACE, scripts.TRANSFER, scripts.OVERVIEW, scripts.OVERVIEWS, scripts.FORGET, scripts.ELSEWHERE),
+    *(scripts.CHANGE, scripts.OVERVIEW, scripts.PAUSE),
 }
 # Without these no worker and no agent begins, which is told where it is started.
 AT_START = {scripts.REGISTER, scripts.LISTEN, scripts.MEND}

@@ -382,8 +382,9 @@ def test_what_waits_for_a_worker_counts_as_queued_and_is_purged(pool: Pool) -> N
     entry = pool.take("bob")
     pool.own("bob", entry)
     keys = overview_keys(pool.keys, "pool", "pool")
-    assert pool.client.eval(scripts.OVERVIEW.source, len(keys), *keys, "pool")[:2] == [1, 1]
-    assert pool.client.eval(scripts.PURGE.source, 1, pool.queue, entry, "", "") == 1
+    assert pool.client.eval(scripts.OVERVIEW.source, len(keys), *keys, "pool")[0][:2] == [1, 1]
+    purge = (pool.queue, pool.fence, pool.keys.dead_letters("pool"), "", "", "", entry, *7 * [""], "", "")
+    assert pool.client.eval(scripts.BURY.source, 3, *purge) == 1
     running = pool.pending()
     assert running == [("ann", 1)]
     assert pool.client.xlen(pool.queue) == 1
@@ -400,7 +401,8 @@ def test_a_worker_that_leaves_passes_on_what_waits_for_it(pool: Pool) -> None:
     """It is anybody's then, still the same attempt, and the leaver's consumers go."""
     pool.own("ann", pool.take("ann"))
     pool.own("bob", pool.take("bob"))
-    assert pool.client.eval(scripts.PASS_ON.source, 1, pool.queue, "ann", pool.keys.wake("pool"), "pool", 256) == 1
+    words = ("ann", "", "", pool.keys.wake("pool"), "pool", "", 256, "")
+    assert pool.client.eval(scripts.HAND_BACK.source, 2, pool.queue, pool.fence, *words) == 1
     assert pool.reap("bob", handed_back_only=True) == [1]
     pool.client.xack(pool.queue, "g", *[each["message_id"] for each in pool.client.xpending_range(pool.queue, "g", "-", "+", 10)])
     keys = (pool.queue, pool.fence, pool.keys.cancelled("pool"), pool.keys.instances("pool"), pool.keys.live)

@@ -24,10 +24,9 @@ pytestmark = pytest.mark.anyio
 # What a canary makes its processes ask, but for what its lease thread asks. `tests/broker/test_forms.py` has all.
 REACHED = (
     "CLIENT", "DEL", "EXISTS", "HGET", "HMGET", "HSCAN", "INFO", "PING", "TIME", "XADD", "XRANGE", "XREAD", "XREADGROUP", "XREVRANGE",
-    "XTRIM", "ZRANGE", "finish/finish", "finish/finish_each", "limits/quota", "limits/spend", "publish/cancel", "publish/leave",
-    "publish/listen", "publish/publish", "publish/share", "recover/mend", "recover/reap", "recover/rescue", "registry/overviews",
-    "recent/note", "statistics/tell",
-    "registry/sweep", "take/start",
+    "XTRIM", "ZRANGE", "finish/finish", "finish/finish_each", "limits/count", "publish/cancel",
+    "publish/listen", "publish/publish", "publish/share", "recover/mend", "recover/reap", "recover/rescue", "registry/overview",
+    "registry/unregister", "streams/append", "take/start",
 )  # fmt: skip
 
 

@@ -273,7 +273,7 @@ async def test_options_without_keys_are_refused(namespace: str) -> None:
 
 def test_a_file_of_others_rights_keeps_them(tmp_path: Path) -> None:
     """A file of tokens that is replaced has the rights of the one before."""
-    from toolbus.operations.cli.tokens import _write
+    from toolbus.operations.cli.secure import _write_tokens as _write
 
     path = tmp_path / "tokens.json"
     _write(path, [])

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.servers import eventually
+from toolbus.bus.values.settings import Settings
 from toolbus.bus.worker.process.lifeline import Lifeline
 from toolbus.bus.worker.process.supervisor import Supervisor
 
@@ -24,7 +25,7 @@ import asyncio, sys
 from pathlib import Path
 from toolbus import ToolBus, Worker, tool
 from toolbus.bus.worker.process.lifeline import end_process
-from toolbus.bus.worker.process.lifeline import Told, tell, watch_lifeline
+from toolbus.bus.worker.process.lifeline import ChildState, report_state, watch_lifeline
 
 line, folder = int(sys.argv[1]), Path(sys.argv[2])
 
@@ -42,7 +43,7 @@ async def main():
         calls = []
         def opened():
             calls.append(asyncio.create_task(bus.call("slow", wait=True)))
-            tell(line, Told(serving=True))
+            report_state(line, ChildState(serving=True))
         await Worker([slow], url="memory://", namespace="ending").run(opened, lambda: (folder / "draining").touch())
 
 asyncio.run(main())
@@ -95,13 +96,11 @@ async def test_the_end_of_the_parent_is_no_second_signal(tmp_path: Path, twice: 
 async def test_a_child_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reload that waits for a child's drain, and then the end of everything, are one signal for the child."""
     served = asyncio.Event()
-    supervisor = Supervisor(
-        [sys.executable, "-c", CHILD, str(tmp_path)], os.environ, processes=1, grace=60.0, retire=pytest.fail, complain=pytest.fail,
-        on_serving=served.set,
-    )  # fmt: skip
-    running = asyncio.create_task(supervisor.supervise())
+    supervisor = Supervisor([sys.executable, "-c", CHILD, str(tmp_path)], os.environ, Settings.load({}, grace=60.0), complain=pytest.fail)
+    monkeypatch.setattr(supervisor, "retire", pytest.fail)
+    running = asyncio.create_task(supervisor.supervise(served.set))
     await asyncio.wait_for(served.wait(), _WITHIN)
-    [child] = supervisor._children.values()
+    [child] = supervisor.children.values()
     reloading = asyncio.create_task(supervisor._end(child))
     await eventually((tmp_path / "signal1").exists, timeout=_WITHIN)
     supervisor.stop()

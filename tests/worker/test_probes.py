@@ -12,15 +12,15 @@ import pytest
 from tests.servers import eventually
 from toolbus.bus.broker.statistics.answers import ToolStatistics
 from toolbus.bus.telemetry.metrics import EXPOSED, Exposition
-from toolbus.bus.worker.process.autoscaler import Bounds
-from toolbus.bus.worker.process.lifeline import Told
-from toolbus.bus.worker.process.probes import ProbedChildren, probes
-from toolbus.bus.worker.process.report import ProcessCounts, Report, worker_metrics
+from toolbus.bus.values.settings import Settings
+from toolbus.bus.worker.process.health import Probed, ProbedChildren, ProcessCounts, Report, probes, worker_metrics
+from toolbus.bus.worker.process.lifeline import Bounds, ChildState
+from toolbus.bus.worker.process.supervisor import Child, Supervisor
 
 pytestmark = pytest.mark.anyio
 
 
-class Process:
+class Process(Probed):
     """A process that says what it is told to."""
 
     def __init__(self, *, started: bool = True, ready: bool = True, calls: int = 0) -> None:
@@ -40,6 +40,19 @@ class Process:
     async def metrics(self) -> str:
         """Return its metrics."""
         return worker_metrics(await self.report())
+
+
+def served(supervisor: Supervisor, slot: int, port: int) -> None:
+    """Have a process of a slot serve, whose probes are at a port."""
+    child = supervisor.children.setdefault(slot, Child(slot))
+    child.starts += 1
+    child.state = ChildState(serving=True, probes=port)
+    supervisor.served = True
+
+
+def supervisor_of(processes: int) -> Supervisor:
+    """Return a supervisor that starts nothing."""
+    return Supervisor([], {}, Settings.load({}), complain=pytest.fail, processes=Bounds(processes, processes))
 
 
 async def ask(port: int, path: str, method: str = "GET") -> tuple[int, str]:
@@ -123,30 +136,30 @@ def test_every_metric_of_a_worker_is_in_the_table() -> None:
 
 async def test_several_processes_are_told_as_one_and_counters_never_fall() -> None:
     """Counts are sums; those of a process that has ended stay, and what it had running does not."""
-    children = ProbedChildren(Bounds(2, 2))
+    children = ProbedChildren(supervisor := supervisor_of(2))
     assert (children.started, await children.ready()) == (False, False)
     async with contextlib.AsyncExitStack() as stack:
         ports = [await stack.enter_async_context(probes(Process(calls=calls), "127.0.0.1", 0)) for calls in (3, 4)]
         for slot, port in enumerate(ports):
-            children.serving(slot, Told(serving=True, probes=port))
+            served(supervisor, slot, port)
         name, labels = "toolbus_worker_attempts_total", '{messaging_destination_name="s",gen_ai_tool_name="t"}'
         both = values_of(await children.metrics())
         assert (both[name + labels], both["toolbus_worker_processes_ready"], both["toolbus_worker_running"]) == (7, 2, 2)
-        children.ended(0)
-        children.restarting()
+        supervisor.children[0].end(0.0)
+        supervisor.restarts += 1
         one = values_of(await children.metrics())
         assert (one[name + labels], one["toolbus_worker_processes_ready"], one["toolbus_worker_running"]) == (7, 1, 1)
         assert (one["toolbus_worker_restarts_total"], one["toolbus_worker_processes"]) == (1, 2)
         assert await children.ready()
-        children.serving(0, Told(serving=True, probes=ports[0]))
+        served(supervisor, 0, ports[0])
         assert values_of(await children.metrics())[name + labels] == 10
 
 
 async def test_a_process_that_does_not_answer_is_not_ready() -> None:
     """Its counts stay what they were."""
-    children = ProbedChildren(Bounds(1, 1))
+    children = ProbedChildren(supervisor := supervisor_of(1))
     async with probes(Process(calls=3), "127.0.0.1", 0) as port:
-        children.serving(0, Told(serving=True, probes=port))
+        served(supervisor, 0, port)
         assert await children.ready()
     found: Any = msgspec.to_builtins(await children.report())
     assert (found["healthy"], found["ready"], found["tools"][0]["started"]) == (False, 0, 3)

@@ -9,7 +9,7 @@ import msgspec
 
 from toolbus.agent.reply import Reply, spoken
 from toolbus.bus import telemetry
-from toolbus.bus.broker.conversations import MOST_BYTES, MOST_RECORDS
+from toolbus.bus.broker.held.conversations import MOST_BYTES, MOST_RECORDS
 from toolbus.bus.client.executor.observers import LIMIT, shortened
 from toolbus.bus.client.executor.toolcalls import ModelCall
 from toolbus.bus.client.tools.tool import Tool
@@ -18,7 +18,7 @@ from toolbus.bus.values.envelope import encode
 from toolbus.bus.values.results import ConfigurationError, ConversationError, EndpointError, EnvelopeError, ErrorInfo, ToolResult
 
 if TYPE_CHECKING:
-    from toolbus.bus.broker.conversations import HeldConversation
+    from toolbus.bus.broker.held.conversations import HeldConversation
 
 Reason = Literal["answered", "length", "turns", "time", "full"]
 

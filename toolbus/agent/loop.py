@@ -27,7 +27,7 @@ from toolbus.agent.history import (
     with_instruction,
 )
 from toolbus.agent.reply import Reply, valid_name
-from toolbus.bus.broker.conversations import name_to_hold
+from toolbus.bus.broker.held.conversations import name_to_hold
 from toolbus.bus.client.executor.executor import ToolExecutor
 from toolbus.bus.client.executor.observers import ToolEvent
 from toolbus.bus.client.executor.toolcalls import ModelCall
@@ -36,7 +36,7 @@ from toolbus.bus.values.events import Finished
 from toolbus.bus.values.results import ConfigurationError, EndpointError, ErrorInfo, ToolResult
 
 if TYPE_CHECKING:
-    from toolbus.bus.broker.conversations import Conversations
+    from toolbus.bus.broker.held.conversations import Conversations
     from toolbus.toolkit.live import Walk
 
 SYSTEM = (

@@ -18,7 +18,7 @@ from toolbus.platform.store import Snapshot
 
 if TYPE_CHECKING:
     from toolbus.bus.broker.admin import Admin
-    from toolbus.bus.broker.routes import Routes
+    from toolbus.bus.broker.held.routes import Routes
     from toolbus.bus.client.bus import ToolBus
 
 # With several hosts, the state that says most about whether the next call is answered.

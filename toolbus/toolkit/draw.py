@@ -124,16 +124,19 @@ class _Lettering:
 
 def draw(graph: Toolkit, title: str = "", *, format: Literal["svg", "png"] = "svg", most: int = MOST) -> bytes:
     """Return the picture as SVG, whose text stays text, or as PNG; the same graph gives the same bytes."""
-    written = io.BytesIO()
     stand_ins = _stand_ins(graph, title) if format == "svg" else {}
+    content = rendered(_picture(graph, title, show=False, most=most, stand_ins=stand_ins), format)
+    return content.decode().translate({ord(each): shown for shown, each in stand_ins.items()}).encode() if stand_ins else content
+
+
+def rendered(figure: Figure, format: Literal["svg", "png"], **options: Any) -> bytes:
+    """Return a figure as SVG, whose text stays text, or as PNG; the same figure gives the same bytes."""
+    written = io.BytesIO()
     with mpl.rc_context({"svg.hashsalt": "toolbus", "svg.fonttype": "none"}):
-        metadata = {"Date": None} if format == "svg" else {"Software": None}
-        _picture(graph, title, show=False, most=most, stand_ins=stand_ins).savefig(written, format=format, metadata=metadata)
-    if format == "png":
-        return written.getvalue()
-    text = written.getvalue().decode().translate({ord(stand_in): each for each, stand_in in stand_ins.items()})
-    # matplotlib leaves spaces at the ends of lines.
-    return b"".join(line.rstrip() + b"\n" for line in text.encode().splitlines())
+        figure.savefig(written, format=format, metadata={"Date": None} if format == "svg" else {"Software": None}, **options)
+    content = written.getvalue()
+    # matplotlib leaves spaces at the ends of lines of an SVG.
+    return content if format == "png" else b"".join(line.rstrip() + b"\n" for line in content.splitlines())
 
 
 def _stand_ins(graph: Toolkit, title: str) -> dict[str, str]:

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from toolbus.bus.worker.process.autoscaler import Autoscaler, Bounds, Rules
-from toolbus.bus.worker.process.lifeline import Told
-from toolbus.bus.worker.process.load import EVERY, Load
+from toolbus.bus.worker.process.lifeline import EVERY, Bounds, Load
+from toolbus.bus.worker.process.supervisor import Child, Rules, Scaling, resize
 
 RULES = Rules(fall=5.0)
 
@@ -19,33 +18,41 @@ class Processes:
 
     def __init__(self, bounds: Bounds) -> None:
         self.now = 0.0
-        self.slots: frozenset[int] = frozenset()
+        self.children: dict[int, Child] = {}
+        self.scaling = Scaling(bounds, RULES)
         self.next = 0
-        self.scaler = Autoscaler(bounds, RULES, lambda: self.now)
         for _ in range(bounds.least):
             self.add()
 
+    @property
+    def wanted(self) -> list[Child]:
+        """The children that are to stay."""
+        return [*self.children.values()]
+
+    @property
+    def slots(self) -> set[int]:
+        """Their slots."""
+        return {*self.children}
+
     def add(self) -> None:
         """Start a child."""
-        self.slots |= {self.next}
-        self.scaler.resized(self.slots)
-        self.scaler.serving(self.next, Told(serving=True))
+        child = self.children[self.next] = Child(self.next)
+        child.serve(self.now)
         self.next += 1
 
     def dismiss(self, slot: int) -> None:
         """Let a child go."""
-        self.slots -= {slot}
-        self.scaler.resized(self.slots)
+        del self.children[slot]
 
     def run(self, turns: int, loads: dict[int, Load] | Load | None) -> None:
         """Let time pass, with the same reports again and again."""
         for _ in range(turns):
             self.now += EVERY
-            for slot in self.slots:
-                load = loads.get(slot) if isinstance(loads, dict) else loads
-                if load is not None:
-                    self.scaler.reported(slot, load)
-            self.scaler.step(self)
+            for child in self.wanted:
+                load = loads.get(child.slot) if isinstance(loads, dict) else loads
+                if load is not None and child.awaited is None:
+                    child.load, child.reported = load, self.now
+            resize(self, self.scaling, self.now)
 
 
 def told(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
@@ -78,10 +85,7 @@ def test_a_silent_process_counts_as_one_that_is_held() -> None:
 def test_the_least_busy_process_without_sessions_goes() -> None:
     """Sessions stay with their process, however little it does."""
     processes = Processes(Bounds(3, 3))
-    processes.scaler = Autoscaler(Bounds(1, 3), RULES, lambda: processes.now)
-    processes.scaler.resized(processes.slots)
-    for slot in processes.slots:
-        processes.scaler.serving(slot, Told(serving=True))
+    processes.scaling = Scaling(Bounds(1, 3), RULES)
     processes.run(40, {0: Load(sessions=2), 1: Load(slots=10, running=2), 2: Load(slots=10, running=1)})
     assert processes.slots == {0}
     processes.run(40, {0: Load(sessions=1)})
@@ -99,7 +103,7 @@ def test_processes_with_sessions_all_stay() -> None:
 def test_a_process_that_starts_again_puts_decisions_off_for_a_while() -> None:
     """Ten seconds; then the others decide alone."""
     processes = Processes(Bounds(4, 8))
-    processes.scaler.ended(0)
+    processes.children[0].end(processes.now)
     processes.run(19, Load(full=1.0))
     assert len(processes.slots) == 4
     processes.run(4, Load(full=1.0))

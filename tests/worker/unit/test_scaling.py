@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolbus.bus.worker.process.autoscaler import RULES, Bounds, Scaling, backlog_of
-from toolbus.bus.worker.process.load import EVERY, TICK, Load, LoadMeter
+from toolbus.bus.worker.process.lifeline import EVERY, TICK, Bounds, Load, LoadMeter
+from toolbus.bus.worker.process.supervisor import RULES, Scaling, backlog_of
 
 SHARE = st.floats(0, 1)
 LOADS = st.builds(

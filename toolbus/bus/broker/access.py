@@ -11,95 +11,13 @@ import msgspec
 from toolbus.bus.broker import scripts
 from toolbus.bus.broker.keys import Keys
 from toolbus.bus.broker.reading import shown
+from toolbus.bus.broker.scripts import Touched
 
+SCRIPTS: Mapping[str, Touched] = MappingProxyType({each.name: each.touched for each in scripts.ALL})
+"""The keys of each script; those without any are given keys of the role that runs them."""
 
-class Touched(msgspec.Struct, frozen=True):
-    """The keys that a script or command touches, as names of families (``q`` is ``q:…``), separated by spaces.
-
-    Attributes:
-        given: keys that a script is given: the server wants reading and writing for these.
-        reads, writes: keys that are read, or written.
-        tells: channels that it publishes to.
-    """
-
-    given: str = ""
-    reads: str = ""
-    writes: str = ""
-    tells: str = ""
-
-
-_REGISTRY = "reg:services reg:names reg:meta reg:items live log"
-WRITES_DOCUMENTS = frozenset({"registry/item", "registry/replace"})
-"""Scripts that are given tables of documents, too, by what they write."""
-_SERVICES = "reg:s q fence cancelled"
-
-SCRIPTS: Mapping[str, Touched] = MappingProxyType(
-    {
-        "publish/publish": Touched("q pub order"),
-        "publish/cancel": Touched("q cancelled", tells="wake"),
-        "publish/share": Touched("key q call order", tells="wake"),
-        "publish/leave": Touched("key q cancelled", reads="rsp", tells="wake"),
-        "publish/listen": Touched("rsp"),
-        "finish/send": Touched("live", writes="rsp call"),
-        "finish/finish": Touched("q fence", writes="rsp call"),
-        "finish/finish_each": Touched("q fence key started", writes="rsp call"),
-        "lease/beat": Touched("q fence live pulse reg:paused"),
-        "lease/renew": Touched("q fence"),
-        "recover/reap": Touched("q fence live pulse", reads="pause"),
-        "recover/rescue": Touched("q", tells="wake"),
-        "recover/hand_back": Touched("q fence pause", tells="wake"),
-        "recover/hand_over": Touched("q fence live reg:s", tells="wake"),
-        "recover/outlive": Touched(reads="q fence live reg:s"),
-        "recover/retire": Touched("q fence cancelled reg:s live"),
-        "recover/mend": Touched(),
-        "take/start": Touched("q fence started"),
-        "take/count": Touched("q fence"),
-        "take/take": Touched("q"),
-        "dead_letters/bury": Touched("q fence dlq key started", writes="rsp call"),
-        "dead_letters/redrive": Touched("dlq q"),
-        "dead_letters/purge": Touched("q key started", writes="rsp call"),
-        "sessions/own": Touched("q fence live pulse reg:s sess", tells="wake"),
-        "sessions/disown": Touched("sess snap"),
-        "recover/pass_on": Touched("q", tells="wake"),
-        "sessions/line": Touched("q order"),
-        "sessions/save": Touched("q fence sess snap"),
-        "sessions/forget": Touched("q fence sess snap"),
-        "sessions/load": Touched("snap"),
-        "sessions/elsewhere": Touched("q order fence live"),
-        "registry/register": Touched(f"{_REGISTRY} {_SERVICES}"),
-        "registry/unregister": Touched(f"{_REGISTRY} {_SERVICES}"),
-        "registry/sweep": Touched(f"{_REGISTRY} {_SERVICES}"),
-        "registry/item": Touched(f"{_REGISTRY} reg:s"),
-        "registry/replace": Touched(_REGISTRY),
-        "registry/transfer": Touched(f"{_REGISTRY} reg:s"),
-        "registry/overview": Touched("q dlq reg:paused reg:s live fence"),
-        "registry/overviews": Touched("q dlq reg:paused reg:s live fence"),
-        "results/keep": Touched("results"),
-        "limits/spend": Touched("rate"),
-        "limits/quota": Touched("quota"),
-        "limits/usage": Touched("usage"),
-        "confirmations/ask": Touched("confirm confirms", tells="confirmed"),
-        "confirmations/answer": Touched("confirm confirms", writes="rsp", tells="confirmed wake"),
-        "confirmations/withdraw": Touched("confirm confirms", tells="confirmed"),
-        "confirmations/extend": Touched("pause started call key"),
-        "confirmations/pause": Touched("reg:paused"),
-        "conversations/hold": Touched("conv convs"),
-        "conversations/append": Touched("conv convs"),
-        "conversations/renew": Touched("conv convs"),
-        "conversations/remove": Touched("conv convs"),
-        "recent/note": Touched("recent"),
-        "statistics/tell": Touched("stats"),
-        "routes/renew": Touched("hosts routes single"),
-        "routes/release": Touched("hosts routes single"),
-        "routes/output": Touched("output"),
-        "creations/submit": Touched("creation creations:queued creations:running", tells="creations"),
-        "creations/claim": Touched("creation creations:queued creations:running creations:ended", tells="creations"),
-        "creations/write": Touched("creation creations:running", tells="creations"),
-        "creations/end": Touched("creation creations:queued creations:running creations:ended", tells="creations"),
-        "creations/stop": Touched("creation creations:queued creations:running creations:ended", tells="creations"),
-    }
-)
-"""The keys of each script. ``recover/mend`` is given keys of the role that runs it."""
+WRITES_DOCUMENTS = scripts.CHANGE.name
+"""The script that is given tables of documents, too, by what it writes."""
 
 
 class Role(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,6 +31,7 @@ class Role(msgspec.Struct, frozen=True, kw_only=True):
         hears: channels that it subscribes to.
         never: commands that its scripts do without.
         tables: tables of the registry's documents that it writes.
+        uses: keys that it gives to scripts which several features share, by script.
         checks: it sends what every process of toolbus sends: the checks of the server, and the question for its role.
         sources: whether it may bring scripts to the server; else it runs those that others have loaded.
     """
@@ -124,6 +43,7 @@ class Role(msgspec.Struct, frozen=True, kw_only=True):
     hears: str = ""
     never: frozenset[str] = frozenset()
     tables: str = ""
+    uses: Mapping[str, str] = MappingProxyType({})
     checks: bool = True
     sources: bool = True
 
@@ -135,7 +55,7 @@ _READ_REGISTRY = {
     "hmget": Touched(reads=f"reg:names reg:s {_APART} format"),
     "xrevrange": Touched(reads="log"),
 }
-_CALL = ("publish/publish", "publish/cancel", "publish/share", "publish/leave", "publish/listen", "recover/mend")
+_CALL = ("publish/publish", "publish/cancel", "publish/share", "publish/listen", "recover/mend")
 _CALL_DIRECTLY = {
     **_READ_REGISTRY,
     "xread": Touched(reads="rsp log call"),
@@ -144,9 +64,7 @@ _CALL_DIRECTLY = {
     "del": Touched(writes="rsp pub"),
     "publish": Touched(tells="wake"),
 }
-_ASK = ("confirmations/ask", "confirmations/withdraw")
 _READ_CONFIRMATIONS = {"zrange": Touched(reads="confirms"), "hget": Touched(reads="confirm"), "hmget": Touched(reads="confirm")}
-_LIMITS = ("limits/spend", "limits/quota", "limits/usage")
 _STATISTICS = {
     "publish": Touched(tells="wake:"),
     "zrange": Touched(reads="live"),
@@ -181,10 +99,8 @@ _AGENT_COMMANDS = _together(
         "xrange": Touched(reads="call"),
     },
 )
-_AGENT_SCRIPTS = (
-    *_CALL, *_ASK, "confirmations/answer", "results/keep",
-    "conversations/hold", "conversations/append", "conversations/renew", "conversations/remove",
-)  # fmt: skip
+_AGENT_SCRIPTS = (*_CALL, "confirmations/ask", "confirmations/answer", "held/write", "held/settle", "streams/append")
+_AGENT_USES = MappingProxyType({"held/write": "conv convs", "held/settle": "conv convs", "streams/append": "results"})
 # A session's end removes its snapshot, and nothing else of an agent's may touch snapshots.
 _FORGET_SNAPSHOTS = MappingProxyType({"del": "snap"})
 
@@ -201,10 +117,10 @@ _WORKER_SCRIPTS = (
     "finish/send", "finish/finish", "finish/finish_each", "lease/beat", "lease/renew",
     "recover/reap", "recover/rescue", "recover/hand_back", "recover/hand_over", "recover/outlive", "recover/retire", "recover/mend",
     "take/start", "take/count", "take/take", "dead_letters/bury",
-    "sessions/own", "sessions/disown", "recover/pass_on", "sessions/line", "sessions/save", "sessions/forget",
-    "sessions/load", "sessions/elsewhere", "registry/register", "registry/unregister", "registry/sweep",
-    *_ASK, "confirmations/extend", "confirmations/pause", *_LIMITS, "recent/note", "statistics/tell",
+    "sessions/own", "sessions/disown", "sessions/line", "sessions/save", "sessions/load", "registry/register", "registry/unregister",
+    "confirmations/ask", "confirmations/extend", "registry/pause", "limits/count", "streams/append",
 )  # fmt: skip
+_TASKS = "creation creations:queued creations:running creations:ended"
 _WORKER_COMMANDS = _together(
     _READ_REGISTRY,
     {
@@ -230,12 +146,14 @@ ROLES: Mapping[str, Role] = MappingProxyType(
             commands=_AGENT_COMMANDS,
             alone=_FORGET_SNAPSHOTS,
             hears="confirmed",
+            uses=_AGENT_USES,
         ),
         "worker": Role(
             about="serves tools",
             scripts=_WORKER_SCRIPTS,
             commands=_WORKER_COMMANDS,
             hears="wake confirmed",
+            uses=MappingProxyType({"streams/append": "recent stats"}),
         ),
         "nested": Role(
             about="calls other tools from handlers; belongs to a worker's user, beside the role worker",
@@ -246,24 +164,24 @@ ROLES: Mapping[str, Role] = MappingProxyType(
         ),
         "platform": Role(
             about="the tool platform: hosts, the coding agent, and the service agent",
-            scripts=(
-                *_WORKER_SCRIPTS, *_AGENT_SCRIPTS, "registry/replace", "routes/renew", "routes/release", "routes/output",
-                "creations/submit", "creations/claim", "creations/write", "creations/end", "creations/stop",
-            ),
+            scripts=(*_WORKER_SCRIPTS, *_AGENT_SCRIPTS, "registry/change", "held/routes"),
             commands=_together(
                 _WORKER_COMMANDS,
                 _AGENT_COMMANDS,
                 _READ_PLATFORM,
                 # The calls that a tool failed, for its repair.
-                {"xrevrange": Touched(reads="recent")},
+                {"xrevrange": Touched(reads="recent"), "publish": Touched(tells="creations")},
             ),
             hears="wake confirmed creations",
+            uses=MappingProxyType(
+                {"streams/append": "recent stats output results", **dict.fromkeys(("held/write", "held/settle"), f"conv convs {_TASKS}")}
+            ),
             # What an agent made waits there for a person.
             tables="reg:pending",
         ),
         "approver": Role(
             about="records tools and decides about them; beside gateway for its page, beside platform for --auto-approve and catalogues",
-            scripts=("registry/item", "registry/replace"),
+            scripts=("registry/change",),
             commands=_together(_READ_REGISTRY),
             tables=_APART,
         ),
@@ -273,10 +191,11 @@ ROLES: Mapping[str, Role] = MappingProxyType(
             commands=_together(_AGENT_COMMANDS, {"get": Touched(reads="messenger"), "set": Touched(writes="messenger")}),
             alone=_FORGET_SNAPSHOTS,
             hears="confirmed",
+            uses=_AGENT_USES,
         ),
         "gateway": Role(
             about="serves tools over HTTP and MCP, keeps groups and tokens, watches",
-            scripts=(*_AGENT_SCRIPTS, *_LIMITS, "registry/item", "registry/sweep", "registry/overview", "registry/overviews"),
+            scripts=(*_AGENT_SCRIPTS, "limits/count", "registry/change", "registry/unregister", "registry/overview"),
             commands=_together(
                 _AGENT_COMMANDS,
                 _STATISTICS,
@@ -286,6 +205,7 @@ ROLES: Mapping[str, Role] = MappingProxyType(
             alone=_FORGET_SNAPSHOTS,
             hears="confirmed",
             tables="reg:groups",
+            uses=_AGENT_USES,
         ),
         "operator": Role(
             about="looks after everything, by `toolbus` on the command line",
@@ -302,6 +222,7 @@ ROLES: Mapping[str, Role] = MappingProxyType(
                     "scan": Touched(),
                     "script|flush": Touched(),
                     "script|kill": Touched(),
+                    "publish": Touched(tells="creations"),
                     "srem": Touched(writes="reg:paused"),
                     "xdel": Touched(writes="dlq"),
                     "xlen": Touched(reads="q"),
@@ -312,10 +233,13 @@ ROLES: Mapping[str, Role] = MappingProxyType(
             ),
             hears="confirmed",
             tables=f"reg:items {_APART}",
+            uses=MappingProxyType(
+                {"streams/append": "recent stats output results", **dict.fromkeys(("held/write", "held/settle"), f"conv convs {_TASKS}")}
+            ),
         ),
         "monitor": Role(
             about="watches services, workers, queues and recent calls, and changes nothing",
-            scripts=("registry/overview", "registry/overviews"),
+            scripts=("registry/overview",),
             commands=_together(
                 {command: touched for command, touched in _READ_REGISTRY.items() if command != "xrevrange"},
                 {
@@ -349,7 +273,7 @@ _CALLED = re.compile(r"redis\.p?call\('([A-Z]+)'(?:, '([A-Z]+)')?")
 _PARTED = frozenset({"XGROUP", "XINFO"})
 _GLOB = re.compile(r"([\\*?\[\]])")
 # Commands that a script passes on to a function of its own.
-_CHOSEN = {script: frozenset({"hkeys", "xlen", "sismember", "zscore"}) for script in ("registry/overview", "registry/overviews")}
+_CHOSEN = {"registry/overview": frozenset({"hkeys", "xlen", "sismember", "zscore"})}
 # Every connection begins with these. Of CLIENT only what is sent: its tracking tells the names of all keys of the server.
 _CONNECTION = ("+@connection", "-@admin", "-@dangerous", "-client", "+client|id", "+client|setname", "+client|getname")
 # Scripts whose source the user brings; who may, can stop the server with one, and fill its memory.
@@ -399,7 +323,8 @@ def rights(roles: Iterable[str], namespace: str) -> Rights:
     found = [ROLES[name] for name in names]
     touched = [SCRIPTS[script] for role in found for script in role.scripts]
     touched += [each for role in found for each in role.commands.values()]
-    given = {family for each in touched for family in each.given.split()} | {family for role in found for family in role.tables.split()}
+    given = {family for each in touched for family in each.given.split()}
+    given |= {family for role in found for families in (role.tables, *role.uses.values()) for family in families.split()}
     reads = {family for each in touched for family in each.reads.split()} - given
     writes = {family for each in touched for family in each.writes.split()} - given
     given |= reads & writes
@@ -443,7 +368,7 @@ def _escaped(text: str) -> str:
 
 
 # Scripts that roles may lack: others run them, too.
-_LEFT_TO_OTHERS = frozenset({"registry/sweep"})
+_LEFT_TO_OTHERS = frozenset({"registry/unregister"})
 # Keys that an error names, and words of a command that are looked at.
 _MOST_KEYS = 4
 _MOST_WORDS = 64
@@ -466,7 +391,7 @@ def wanted(packed: bytes) -> str:
     roles = _joined(_roles_for(script, words))
     role = f"{_NEEDS}{roles}; " if roles else ""
     if script:
-        table = " and the table of what it writes" if script in WRITES_DOCUMENTS else ""
+        table = " and the table of what it writes" if script == WRITES_DOCUMENTS else ""
         touched = _told(SCRIPTS[script]) or f"reading and writing {', '.join(map(shown, _keys(words)[:_MOST_KEYS])) or 'its keys'}"
         return f"{role}the script {script} needs {touched}{table}, and the commands {' '.join(sorted(commands_of(script)))}"
     name = words[0].decode(errors="replace").lower() if words else ""
@@ -515,15 +440,21 @@ def _roles_for(script: str, words: Sequence[bytes]) -> list[str]:
 
 
 def _may_write(role: Role, script: str, families: Sequence[str]) -> bool:
-    """Return whether a script that writes documents is given none that is another role's."""
+    """Return whether a script that several features share is given no key that is another role's."""
+    if script in role.uses:
+        return _are_among(families, role.uses[script].split())
     others = {family for each in ROLES.values() for family in each.tables.split()} - {"reg:items", *role.tables.split()}
-    return script not in WRITES_DOCUMENTS or others.isdisjoint(families)
+    return script != WRITES_DOCUMENTS or others.isdisjoint(families)
 
 
 def _may_send(role: Role, command: str, families: Sequence[str]) -> bool:
     touched = role.commands.get(command, Touched())
     known = f"{touched.given} {touched.reads} {touched.writes} {touched.tells} {role.alone.get(command, '')}".split()
-    return bool(families) and all(any(each == family or each.startswith(f"{family}:") for family in known) for each in families)
+    return bool(families) and _are_among(families, known)
+
+
+def _are_among(families: Sequence[str], known: Sequence[str]) -> bool:
+    return all(any(each == family or each.startswith(f"{family}:") for family in known) for each in families)
 
 
 def _joined(names: Sequence[str]) -> str:

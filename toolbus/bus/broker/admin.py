@@ -10,11 +10,12 @@ from typing import NamedTuple, Self, cast
 
 from toolbus.bus.broker import scripts
 from toolbus.bus.broker.access import ROLES, is_forbidden, mark
-from toolbus.bus.broker.agent_steps import Chats
 from toolbus.bus.broker.confirmations import Confirmations
-from toolbus.bus.broker.conversations import Conversations
-from toolbus.bus.broker.creations import Creations
 from toolbus.bus.broker.dead_letters import DeadLetters
+from toolbus.bus.broker.held.conversations import Chats, Conversations
+from toolbus.bus.broker.held.creations import Creations
+from toolbus.bus.broker.held.routes import Routes
+from toolbus.bus.broker.held.tokens import Tokens
 from toolbus.bus.broker.keys import Keys
 from toolbus.bus.broker.limits import Tallies
 from toolbus.bus.broker.opening import NotOpen
@@ -26,9 +27,7 @@ from toolbus.bus.broker.recent import RecentCall, after, newest
 from toolbus.bus.broker.registry.follower import read_items, read_services
 from toolbus.bus.broker.registry.publications import read_record
 from toolbus.bus.broker.registry.registry import TTL, Registry
-from toolbus.bus.broker.routes import Routes
 from toolbus.bus.broker.statistics.asking import PATIENCE, Statistics, ask
-from toolbus.bus.broker.tokens import Tokens
 from toolbus.bus.broker.transport.command import ReplyError, fields_of, info_fields
 from toolbus.bus.broker.transport.connection import Connector, ServerInfo
 from toolbus.bus.broker.transport.link import Link
@@ -337,7 +336,7 @@ class Admin:
     async def _overviews(self, records: Sequence[ServiceRecord]) -> list[ServiceOverview]:
         services = [each.publication.service for each in records]
         keys = tuple(key for each in services for key in overview_keys(self._keys, each.id, each.queue))
-        found = await self._link.execute_script(scripts.OVERVIEWS, keys, tuple(each.id for each in services))
+        found = await self._link.execute_script(scripts.OVERVIEW, keys, tuple(each.id for each in services))
         return [
             ServiceOverview(each.publication, each.live and workers > 0, workers, queued, running, dead, bool(paused))
             for each, (queued, running, dead, paused, workers) in zip(records, found, strict=True)
@@ -373,12 +372,14 @@ class Admin:
             error = ErrorInfo("cancelled", "purged", "an operator purged the queue before the call ran")
             replies = self._keys.replies(agent)
             frames = join_frames([encode(Frame(call, new_run(), kind="end", end_of_stream=True, error=error))])
-        keys: tuple[str, ...] = (stream,)
+        # The fence and the dead letters are not looked at.
+        keys: tuple[str, ...] = (stream, stream, stream)
         request = self._shared(document)
         if request is not None:
             replies = self._keys.call(request.id)
-            keys = (stream, self._keys.shared(share_digest(request)), self._keys.started(request.id))
-        return int(await self._link.execute_script(scripts.PURGE, keys, (entry, replies, frames, call)))
+            keys = (*keys, self._keys.shared(share_digest(request)), self._keys.started(request.id))
+        args = ("", "", "", entry, "", "", "", "", "", "", replies, frames, call, "")
+        return int(await self._link.execute_script(scripts.BURY, keys, args))
 
     def _shared(self, document: bytes) -> Request | None:
         """Return the request of a call that carries an idempotency key."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import random
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -14,190 +13,27 @@ from toolbus.bus import telemetry
 from toolbus.bus.broker import scripts
 from toolbus.bus.broker.access import is_forbidden
 from toolbus.bus.broker.confirmations import Confirmations
-from toolbus.bus.broker.conversations import Conversations
-from toolbus.bus.broker.creations import Creations
-from toolbus.bus.broker.keys import Keys, session_digest
+from toolbus.bus.broker.held.conversations import Chats, Conversations
+from toolbus.bus.broker.held.creations import Creations
+from toolbus.bus.broker.held.routes import Routes
+from toolbus.bus.broker.held.tasks import SessionResults, Tasks
+from toolbus.bus.broker.held.tokens import Tokens
+from toolbus.bus.broker.keys import Keys
 from toolbus.bus.broker.lease.clock import ServerClock
 from toolbus.bus.broker.limits import Tallies, days_back
 from toolbus.bus.broker.protocols import AgentListener
-from toolbus.bus.broker.protocols.documents import CHAT, MOST_BYTES, MOST_RESULTS, ChatWindow, Messenger, TaskFrames, TaskRecord
 from toolbus.bus.broker.publish import Publisher, Requests, SharedCalls
-from toolbus.bus.broker.reading import document, skip
 from toolbus.bus.broker.recover import KeyRepair
 from toolbus.bus.broker.registry.follower import RegistryFollower
 from toolbus.bus.broker.registry.registry import Registry
 from toolbus.bus.broker.replies import ReplyReader
-from toolbus.bus.broker.routes import Routes
-from toolbus.bus.broker.tokens import Tokens
-from toolbus.bus.broker.transport.command import ReplyError
 from toolbus.bus.broker.transport.connection import Connector
-from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.broker.transport.links import Links, is_replica, tell_time
 from toolbus.bus.broker.transport.mastership import Replication
 from toolbus.bus.broker.versions import FIRST, NamespaceVersion, read_version
-from toolbus.bus.values.envelope import VERSION, Frame, Request, decode_frames, encode, encode_request, entry_limit, is_ident
-from toolbus.bus.values.results import BrokerError, EnvelopeError
+from toolbus.bus.values.envelope import VERSION, Request, encode_request
+from toolbus.bus.values.results import BrokerError
 from toolbus.bus.values.settings import Settings
-
-# Entries of one read; a call's stream is read to its end in several.
-_COUNT = 256
-
-_records = msgspec.json.Decoder(TaskRecord)
-
-
-class Tasks:
-    """The records of tasks, and the frames of their calls."""
-
-    def __init__(self, link: Link, keys: Keys, settings: Settings, shared: SharedCalls) -> None:
-        self._link = link
-        self._keys = keys
-        self._limit = entry_limit(settings.max_frame)
-        self._shared = shared
-
-    async def put(self, user: str, id: str, record: TaskRecord) -> None:
-        """Keep a record, or replace it while it is kept.
-
-        Raises:
-            BrokerError: the server can't be reached.
-        """
-        key = self._keys.task(session_digest(user, id))
-        ttl = ("XX", "KEEPTTL") if record.cancelled else ("PX", max(1, int(record.kept * 1000)))
-        await self._link.execute("SET", key, encode(record), *ttl, repeatable=True)
-
-    async def get(self, user: str, id: str) -> TaskRecord | None:
-        """Return the record of a user's task; None when there is none, or it is another user's.
-
-        Raises:
-            BrokerError: the server can't be reached.
-        """
-        key = self._keys.task(session_digest(user, id))
-        said = await self._link.execute("GET", key, repeatable=True)
-        if said is None:
-            return None
-        try:
-            record = document(said, _records)
-        except EnvelopeError as error:
-            skip(key, str(error))
-            return None
-        # Keys are made of it.
-        return record if is_ident(record.call) else None
-
-    async def frames(self, call: str) -> TaskFrames | None:
-        """Return the frames of a shared call so far; None when they are not kept any more.
-
-        Raises:
-            BrokerError: the server can't be reached.
-        """
-        key, start, last = self._keys.call(call), "-", b""
-        frames: list[Frame] = []
-        while True:
-            entries = await self._link.execute("XRANGE", key, start, "+", "COUNT", _COUNT, repeatable=True)
-            for entry, flat in entries:
-                last = entry
-                if len(flat) >= 2 and flat[0] == b"f":
-                    found, problems = decode_frames(flat[1], limit=self._limit)
-                    frames += [frame for frame in found if frame.id == call]
-                    if problems:
-                        telemetry.log.error("frame.malformed", frames=len(problems), error=problems[0])
-            if len(entries) < _COUNT:
-                break
-            start = f"({last.decode()}"
-        if not last:
-            return None
-        return TaskFrames(frames, int(last.partition(b"-")[0]) / 1000)
-
-    def follow(self, call: str, reader: str) -> None:
-        """Hand the frames of a shared call to the listener, from the first, as those of the call ``reader``; ``forget`` ends it."""
-        self._shared.follow(reader, call)
-
-
-_messengers = msgspec.json.Decoder(Messenger)
-
-
-class Chats:
-    """The chats of a namespace."""
-
-    def __init__(self, link: Link, keys: Keys, conversations: Conversations) -> None:
-        self._link = link
-        self._key = keys.messenger
-        self._conversations = conversations
-
-    async def windows(self, limit: int) -> list[ChatWindow]:
-        """Return the chats, those that are used latest first, of the latest so many conversations.
-
-        Raises:
-            BrokerError: the server could not be asked.
-        """
-        return await windows_of(self._conversations, await self.messenger(), limit)
-
-    async def messenger(self) -> Messenger | None:
-        """Return the messenger's connector that told of itself last; None when none lives.
-
-        Raises:
-            BrokerError: the server could not be asked.
-        """
-        said = await self._link.execute("GET", self._key, repeatable=True)
-        if said is None:
-            return None
-        try:
-            return document(said, _messengers)
-        except EnvelopeError as error:
-            skip(self._key, str(error))
-            return None
-
-    async def tell(self, messenger: Messenger, seconds: float) -> None:
-        """Tell of a messenger's connector, which lives for so many seconds from now.
-
-        Raises:
-            BrokerError: the server refuses.
-        """
-        await self._link.execute("SET", self._key, encode(messenger), "PX", max(1, int(seconds * 1000)), repeatable=True)
-
-
-async def windows_of(conversations: Conversations, messenger: Messenger | None, limit: int) -> list[ChatWindow]:
-    """Return the chats among the latest conversations."""
-    shown = frozenset() if messenger is None else frozenset(messenger.windows)
-    return [
-        ChatWindow(chat_id, each.user, each.id, each.used_at, chat_id in shown)
-        for each in await conversations.newest(limit)
-        if each.id.startswith(CHAT) and (chat_id := each.id.removeprefix(CHAT))
-    ]
-
-
-class SessionResults:
-    """The results of sessions' calls, as documents; those of a session that was not used for the retention time are gone."""
-
-    def __init__(self, link: Link, keys: Keys, settings: Settings) -> None:
-        self._link = link
-        self._keys = keys
-        self._ttl = int(settings.retention * 1000)
-
-    async def read(self, user: str, session: str) -> list[bytes]:
-        """Return what is kept of a session, the oldest first.
-
-        Raises:
-            BrokerError: the server could not be asked.
-        """
-        key = self._keys.results(session_digest(user, session))
-        try:
-            found: list[bytes] = await self._link.execute("LRANGE", key, -MOST_RESULTS, -1, repeatable=True)
-        except ReplyError as error:
-            skip(key, str(error))
-            return []
-        return found
-
-    async def keep(self, user: str, session: str, documents: Sequence[bytes]) -> None:
-        """Keep documents of a session; the oldest ones beyond the bounds go. It never raises: the log tells of a server that takes none."""
-        if not documents:
-            return
-        key = self._keys.results(session_digest(user, session))
-        args = (self._ttl, MOST_RESULTS, MOST_BYTES, *documents)
-        try:
-            # Twice the same result is one for readers, who take the latest of each call.
-            await self._link.execute_script(scripts.KEEP, (key,), args, repeatable=True)
-        except BrokerError as error:
-            telemetry.log.warning("results.unkept", user=user, session=session, error=str(error))
-
 
 _RECONCILE = 60.0
 # The registry is swept in every third turn, once a lease.

@@ -119,7 +119,7 @@ class Confirmations:
             answer = await self._withdrawn(request.id)
             return None if answer is None else answer.to(request)
         except BaseException:
-            self._link.run(scripts.WITHDRAW, self._keys_of(request.id), (request.id, self._keys.confirmed), repeatable=True)
+            self._link.run(scripts.ASK, self._keys_of(request.id), self._asked(request.id), repeatable=True)
             raise
         finally:
             del self._asking[request.id]
@@ -147,7 +147,7 @@ class Confirmations:
 
     async def _put(self, id: str, said: tuple[bytes, str], until: float, address: str) -> ConfirmationAnswer | None:
         left = max(1, int((until - time.monotonic()) * 1000))
-        args = (id, said[0], address, left, int(self._hold * 1000), MOST_OPEN, self._keys.confirmed, said[1])
+        args = self._asked(id, said, address, left)
         word, *rest = await self._link.execute_script(scripts.ASK, self._keys_of(id), args, repeatable=True)
         if word == b"full":
             message = f"{rest[0]} confirmation requests wait for an answer and there is room for no more"
@@ -155,13 +155,16 @@ class Confirmations:
         return _answer(rest[0]) if word == b"answered" else None
 
     async def _withdrawn(self, id: str) -> ConfirmationAnswer | None:
-        args = (id, self._keys.confirmed)
         try:
             async with asyncio.timeout(_WITHDRAWING):
-                answer = await self._link.execute_script(scripts.WITHDRAW, self._keys_of(id), args, repeatable=True)
+                word, *rest = await self._link.execute_script(scripts.ASK, self._keys_of(id), self._asked(id), repeatable=True)
         except (TimeoutError, BrokerError):
             return None
-        return None if answer is None else _answer(answer)
+        return _answer(rest[0]) if word == b"answered" else None
+
+    def _asked(self, id: str, said: tuple[bytes, str] = (b"", ""), address: str = "", left: int = 0) -> tuple[Any, ...]:
+        """Return the arguments that keep a request open for ``left`` milliseconds, or take it back when none are left."""
+        return id, said[0], address, left, int(self._hold * 1000), MOST_OPEN, self._keys.confirmed, said[1]
 
     # -- answering --------------------------------------------------------------------------------
 

@@ -42,11 +42,11 @@ class Tallies:
         Raises:
             BrokerError: the server refuses, or the connection was closed for good.
         """
-        return await self._count(scripts.SPEND, self._keys.rate(_digest(name)), limit, period)
+        return await self._count("rate", self._keys.rate(_digest(name)), limit, period)
 
     async def use(self, name: str, limit: int, period: float) -> float:
         """Count one use against a quota, which starts anew in each period of the server's clock; returns and raises as ``spend``."""
-        return await self._count(scripts.QUOTA, self._keys.quota(_digest(name)), limit, period)
+        return await self._count("quota", self._keys.quota(_digest(name)), limit, period)
 
     def count(self, user: str, tool: str, *, ms: float, size: int, failed: bool) -> None:
         """Add a call to today's usage; what is counted in one tick goes as one command."""
@@ -76,15 +76,15 @@ class Tallies:
                     found.setdefault(f"[{pair}", [0, 0, 0, 0])[_COUNTS.index(name)] += amount
         return rows(found)
 
-    async def _count(self, script: scripts.Script, key: str, limit: int, period: float) -> float:
-        wait = await self._link.execute_script(script, (key,), (limit, math.ceil(period * 1000)), repeatable=True)
+    async def _count(self, kind: str, key: str, limit: int, period: float) -> float:
+        wait = await self._link.execute_script(scripts.COUNT_USES, (key,), (kind, limit, math.ceil(period * 1000)), repeatable=True)
         return integer(wait) / 1000
 
     def _send(self) -> None:
         waiting, self._waiting = self._waiting, {}
         args = [part for pair, counts in waiting.items() for part in (pair, *counts)]
         key = self._keys.usage(next(iter(days_back(1))))
-        self._link.run(scripts.USAGE, (key,), (_TTL, MOST_PAIRS, OTHERS, *args), _sent, repeatable=True)
+        self._link.run(scripts.COUNT_USES, (key,), ("usage", MOST_PAIRS, _TTL, OTHERS, *args), _sent, repeatable=True)
 
 
 _pairs = msgspec.json.Decoder(tuple[str, str])

@@ -392,10 +392,10 @@ class SharedCalls:
 
         stream = self._stream_of.get(request.id)
         runs = self.followed[stream].call if stream is not None else request.id
-        keys = (self._keys.shared(share_digest(request)), self._keys.queue(queue), self._keys.cancelled(queue))
+        keys = (self._keys.queue(queue), self._keys.cancelled(queue), self._keys.shared(share_digest(request)))
         left = max(1, int((request.timeout + waited) * 1000))
-        args = (request.id, runs, entry or "0-1", left, self._keys.wake(queue), self._keys.prefix, int(request.effect == "once"), why)
-        self._link.run(scripts.LEAVE, keys, args, done, repeatable=True)
+        args = (entry or "0-1", runs, left, self._keys.wake(queue), why, request.id, self._keys.prefix, int(request.effect == "once"))
+        self._link.run(scripts.CANCEL, keys, args, done, repeatable=True)
 
     def forget(self, call: str) -> None:
         """Stop reading for a caller whose call has ended."""

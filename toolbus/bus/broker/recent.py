@@ -236,7 +236,8 @@ class RecentWriter:
     def _write(self) -> None:
         documents, self._waiting = self._waiting, []
         if documents and self._link.connected:
-            self._link.run(scripts.NOTE, (self._key,), (MOST_RECORDS, _KEPT_MS, *documents), self._written)
+            words = (word for each in documents for word in (b"c", each))
+            self._link.run(scripts.APPEND, (self._key,), (MOST_RECORDS, _KEPT_MS, 2, *words), self._written)
 
     def _written(self, reply: Reply) -> None:
         if not isinstance(reply, BrokerError):

@@ -176,8 +176,8 @@ async def pass_on(link: Link, streams: Sequence[RequestStream]) -> None:
     for stream in streams:
         passed = _MOST_AT_ONCE
         while passed == _MOST_AT_ONCE:
-            args = (stream.consumer, stream.wake, stream.service, _MOST_AT_ONCE)
-            passed = await link.execute_script(scripts.PASS_ON, (stream.key,), args, repeatable=True)
+            args = (stream.consumer, "", "", stream.wake, stream.service, "", _MOST_AT_ONCE, "")
+            passed = await link.execute_script(scripts.HAND_BACK, (stream.key, stream.fence), args, repeatable=True)
 
 
 async def outlive(link: Link, keys: Keys, stream: RequestStream, registration: WorkerRegistration) -> None:

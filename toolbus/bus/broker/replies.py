@@ -283,7 +283,7 @@ def constants(settings: Settings) -> list[Constant]:
         Constant("version", VERSION, "", "the newest version of the protocol that this release speaks: `v` of a request"),
         Constant("oldest_version", OLDEST, "", "the oldest one that it reads"),
         Constant("lease", settings.lease, "s", "argument of `beat.lua` and `register.lua`; renewed three times in it (setting)"),
-        Constant("longest_lease", LONGEST_LEASE, "s", "that any process of a namespace may have; argument of `sweep.lua`"),
+        Constant("longest_lease", LONGEST_LEASE, "s", "that any process of a namespace may have; argument of `unregister.lua`"),
         Constant("max_deliveries", settings.max_deliveries, "", "attempts of a request; beyond them it is a dead letter (setting)"),
         Constant("alone_from", settings.alone_from, "", "attempt from which a request runs alone; argument of `reap.lua`"),
         Constant("cooldown", settings.cooldown, "s", "for which a name stays its owner's after its last worker left (setting)"),

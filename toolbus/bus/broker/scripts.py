@@ -1,27 +1,82 @@
-"""The Lua scripts: one per atomic step, with shared parts put in where a script includes them."""
+"""The Lua scripts, one per atomic step, and the forms of the server's answers to them and to commands."""
 
 from __future__ import annotations
 
 import hashlib
 import pkgutil
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Any, Literal
 
 import msgspec
 
-from toolbus.bus.broker import forms
-
 _INCLUDE = re.compile(r"^-- include ([\w/]+)$", re.MULTILINE)
+
+Form = type[msgspec.Struct]
+"""A form, against which ``msgspec.convert((reply,), form)`` checks an answer without a call of Python code; its name is for people."""
+
+_OTHERS: dict[Form, Form] = {}
+
+Flat = list[bytes]
+Entries = list[tuple[bytes, Flat | None]]
+Found = dict[bytes, Entries] | None
+Some = Annotated[Flat, msgspec.Meta(min_length=1)]
+
+
+def fits(reply: object, form: Form) -> bool:
+    """Return whether an answer has a form, or one of its alternatives."""
+    wanted: Form | None = form
+    while wanted is not None:
+        try:
+            msgspec.convert((reply,), wanted)
+        except msgspec.ValidationError:
+            wanted = _OTHERS.get(wanted)
+        else:
+            return True
+    return False
+
+
+def _form(name: str, kind: Any) -> Form:
+    """Return the form of a type; of a list of types, the first is the usual one."""
+    usual, *others = kind if isinstance(kind, list) else [kind]
+    made = msgspec.defstruct(name, [("answer", usual)], array_like=True)
+    if others:
+        _OTHERS[made] = _form(name, others)
+    return made
+
+
+class Touched(msgspec.Struct, frozen=True):
+    """The keys that a script or command touches, as names of families (``q`` is ``q:…``), separated by spaces.
+
+    Attributes:
+        given: keys that a script is given: the server wants reading and writing for these.
+        reads, writes: keys that are read, or written.
+        tells: channels that it publishes to.
+    """
+
+    given: str = ""
+    reads: str = ""
+    writes: str = ""
+    tells: str = ""
 
 
 class Script:
-    """A script's source, the digest under which the server caches it, and the form of its answer."""
+    """A script's source, the digest under which the server caches it, the form of its answer, and the keys that it touches.
 
-    __slots__ = ("form", "name", "sha", "source")
+    Args:
+        name: its folder and name.
+        answer: the type of its answer; of a list of types, the first is the usual one.
+        touched: see ``Touched``. Scripts without any are given keys of the role that runs them.
+    """
 
-    def __init__(self, name: str) -> None:
+    __slots__ = ("form", "name", "sha", "source", "touched")
+
+    def __init__(self, name: str, answer: Any, **touched: str) -> None:
         self.name = name
-        self.form = forms.SCRIPTS[name]
+        self.form = _form(name.rpartition("/")[2], answer)
+        self.touched = Touched(**touched)
         self.source = _INCLUDE.sub(lambda found: _read(found[1]), _read(name))
         self.sha = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
 
@@ -37,78 +92,66 @@ def _read(name: str) -> str:
     return found.decode()
 
 
-PUBLISH = Script("publish/publish")
-CANCEL = Script("publish/cancel")
-SHARE = Script("publish/share")
-LEAVE = Script("publish/leave")
-SEND = Script("finish/send")
-FINISH = Script("finish/finish")
-FINISH_EACH = Script("finish/finish_each")
-RENEW = Script("lease/renew")
-REAP = Script("recover/reap")
-START = Script("take/start")
-BURY = Script("dead_letters/bury")
-REDRIVE = Script("dead_letters/redrive")
-COUNT = Script("take/count")
-HAND_BACK = Script("recover/hand_back")
-HAND_OVER = Script("recover/hand_over")
-OUTLIVE = Script("recover/outlive")
-RETIRE = Script("recover/retire")
-OWN = Script("sessions/own")
-DISOWN = Script("sessions/disown")
-PASS_ON = Script("recover/pass_on")
-LINE = Script("sessions/line")
-SAVE = Script("sessions/save")
-FORGET = Script("sessions/forget")
-LOAD = Script("sessions/load")
-ELSEWHERE = Script("sessions/elsewhere")
-REGISTER = Script("registry/register")
-UNREGISTER = Script("registry/unregister")
-SWEEP = Script("registry/sweep")
-BEAT = Script("lease/beat")
-ITEM = Script("registry/item")
-REPLACE = Script("registry/replace")
-TRANSFER = Script("registry/transfer")
-OVERVIEW = Script("registry/overview")
-OVERVIEWS = Script("registry/overviews")
-PURGE = Script("dead_letters/purge")
-SPEND = Script("limits/spend")
-QUOTA = Script("limits/quota")
-USAGE = Script("limits/usage")
-ASK = Script("confirmations/ask")
-ANSWER = Script("confirmations/answer")
-WITHDRAW = Script("confirmations/withdraw")
-EXTEND = Script("confirmations/extend")
-LISTEN = Script("publish/listen")
-PAUSE = Script("confirmations/pause")
-TAKE = Script("take/take")
-MEND = Script("recover/mend")
-RESCUE = Script("recover/rescue")
-HOLD = Script("conversations/hold")
-APPEND = Script("conversations/append")
-RENEW_HOLD = Script("conversations/renew")
-REMOVE = Script("conversations/remove")
-NOTE = Script("recent/note")
-TELL = Script("statistics/tell")
-KEEP = Script("results/keep")
-RENEW_ROUTES = Script("routes/renew")
-RELEASE = Script("routes/release")
-OUTPUT = Script("routes/output")
-SUBMIT = Script("creations/submit")
-CLAIM = Script("creations/claim")
-WRITE_CREATION = Script("creations/write")
-END_CREATION = Script("creations/end")
-STOP_CREATION = Script("creations/stop")
+_REGISTRY = "reg:services reg:names reg:meta reg:items live log"
+_SERVICES = f"{_REGISTRY} reg:s q fence cancelled"
+_Change = tuple[bytes, int, int, int, list[bytes | None]]
 
-ALL = (
-    PUBLISH, CANCEL, SHARE, LEAVE, SEND, FINISH, FINISH_EACH, RENEW, REAP, START, BURY, REDRIVE, COUNT, HAND_BACK, HAND_OVER, OUTLIVE,
-    RETIRE, REGISTER, UNREGISTER, SWEEP, BEAT, ITEM, REPLACE, TRANSFER, OVERVIEW, OVERVIEWS, PURGE, SPEND, QUOTA, USAGE,
-    ASK, ANSWER, WITHDRAW, EXTEND,
-    OWN, DISOWN, PASS_ON, LINE, SAVE, FORGET, LOAD, ELSEWHERE, LISTEN, PAUSE, TAKE, MEND, RESCUE,
-    HOLD, APPEND, RENEW_HOLD, REMOVE, NOTE, TELL, KEEP,
-    RENEW_ROUTES, RELEASE, OUTPUT,
-    SUBMIT, CLAIM, WRITE_CREATION, END_CREATION, STOP_CREATION,
+# Calls.
+PUBLISH = Script("publish/publish", bytes, given="q pub order")
+CANCEL = Script("publish/cancel", bytes, given="key q cancelled", reads="rsp", tells="wake")
+SHARE = Script(
+    "publish/share", [tuple[bytes, bytes | int], tuple[bytes, bytes, bytes], tuple[bytes]], given="key q call order", tells="wake"
+)
+LISTEN = Script("publish/listen", int, given="rsp")
+TAKE = Script("take/take", Annotated[list[int | bytes | Entries], msgspec.Meta(min_length=2)], given="q")
+START = Script("take/start", Flat, given="q fence started")
+COUNT = Script("take/count", int, given="q fence")
+SEND = Script("finish/send", list[int], given="live", writes="rsp call")
+FINISH = Script("finish/finish", [tuple[bytes, bytes, list[int], Flat, int], tuple[bytes, bytes]], given="q fence", writes="rsp call")
+FINISH_EACH = Script("finish/finish_each", tuple[bytes, bytes, list[int], Flat, int], given="q fence key started", writes="rsp call")
+BURY = Script("dead_letters/bury", int, given="q fence dlq key started", writes="rsp call")
+REDRIVE = Script("dead_letters/redrive", [tuple[bytes, bytes | int], tuple[bytes]], given="dlq q")
+
+# Leases, and what workers leave.
+BEAT = Script("lease/beat", tuple[bytes, list[int], Flat], given="q fence live pulse reg:paused")
+RENEW = Script("lease/renew", tuple[bytes, bytes, Flat], given="q fence")
+REAP = Script(
+    "recover/reap", tuple[bytes, bytes, list[tuple[bytes, int, int, Flat | None, bytes, bytes]], int, bytes],
+    given="q fence live pulse", reads="pause",
 )  # fmt: skip
+RESCUE = Script("recover/rescue", tuple[int, bytes], given="q", tells="wake")
+HAND_BACK = Script("recover/hand_back", int, given="q fence pause", tells="wake")
+HAND_OVER = Script("recover/hand_over", int, given="q fence live reg:s", tells="wake")
+OUTLIVE = Script("recover/outlive", tuple[int, bytes, int], reads="q fence live reg:s")
+RETIRE = Script("recover/retire", int, given="q fence cancelled reg:s live")
+MEND = Script("recover/mend", list[int | bytes])
+
+# Sessions.
+OWN = Script("sessions/own", tuple[bytes, bytes, bytes, Flat], given="q fence live pulse reg:s sess", tells="wake")
+DISOWN = Script("sessions/disown", int, given="sess snap")
+LINE = Script("sessions/line", Flat, given="q order fence live")
+SAVE = Script("sessions/save", int, given="q fence sess snap")
+LOAD = Script("sessions/load", Flat, given="snap")
+
+# The registry.
+REGISTER = Script("registry/register", [tuple[bytes, int, bytes, bytes], Some], given=_SERVICES)
+UNREGISTER = Script("registry/unregister", int, given=_SERVICES)
+CHANGE = Script("registry/change", tuple[bytes, bytes | int], given=f"{_REGISTRY} reg:s")
+PAUSE = Script("registry/pause", bytes, given="reg:paused")
+OVERVIEW = Script("registry/overview", list[tuple[int, int, int, int, int]], given="q dlq reg:paused reg:s live fence")
+
+# What features keep.
+WRITE = Script("held/write", _Change)
+SETTLE = Script("held/settle", _Change)
+ROUTES = Script("held/routes", tuple[int, list[int]], given="hosts routes single")
+APPEND = Script("streams/append", int)
+COUNT_USES = Script("limits/count", int, given="rate quota usage")
+ASK = Script("confirmations/ask", [tuple[bytes], tuple[bytes, bytes | int]], given="confirm confirms", tells="confirmed")
+ANSWER = Script("confirmations/answer", [tuple[bytes], tuple[bytes, bytes]], given="confirm confirms", writes="rsp", tells="confirmed wake")
+EXTEND = Script("confirmations/extend", bytes, given="pause started call key")
+
+ALL = tuple(each for each in tuple(globals().values()) if isinstance(each, Script))
+"""Every script."""
 
 
 def write_scripts(folder: Path) -> None:
@@ -137,3 +180,51 @@ def with_source(packed: bytes) -> bytes | None:
     if not found or source is None or not head[1:].isdigit():
         return None
     return b"%b\r\n$4\r\nEVAL\r\n$%d\r\n%b%b" % (head, len(source), source, rest[40:])
+
+
+ANYTHING = _form("the command", Any)
+"""The form of every answer."""
+
+PUSHED = _form("SUBSCRIBE", Literal["its answer is pushed"])
+"""The form of what no reply is the answer to."""
+
+COMMANDS: Mapping[str, Form] = MappingProxyType(
+    {
+        name: _form(name, kind)
+        for name, kind in {
+            "CLIENT": int,
+            "DEL": int,
+            "EXISTS": int,
+            "HDEL": int,
+            "GET": bytes | None,
+            "HGET": bytes | None,
+            "HMGET": list[bytes | None],
+            "HSCAN": tuple[bytes, Flat],
+            "HSET": int,
+            "INFO": bytes,
+            "LRANGE": Flat,
+            "PING": bytes,
+            "PTTL": int,
+            "PUBLISH": int,
+            "ROLE": list,
+            "SCAN": tuple[bytes, Flat],
+            "SET": bytes | None,
+            "SISMEMBER": int,
+            "SREM": int,
+            "TIME": tuple[bytes, bytes],
+            "WAIT": int,
+            "XADD": bytes | None,
+            "XDEL": int,
+            "XLEN": int,
+            "XRANGE": list[tuple[bytes, Flat]],
+            "XREAD": Found,
+            "XREADGROUP": Found,
+            "XREVRANGE": list[tuple[bytes, Flat]],
+            "XTRIM": int,
+            "ZRANGE": Flat,
+            "ZREVRANGE": Flat,
+            "ZSCAN": tuple[bytes, list[bytes | float]],
+        }.items()
+    }
+)
+"""The form of the answer to each command that goes out alone."""

@@ -309,8 +309,8 @@ class Snapshots:
             if isinstance(reply, BrokerError):
                 self._tell(delivery, reply)
 
-        args = (*self._caller(delivery), SNAPSHOT_TTL * 1000)
-        self._link.run(scripts.FORGET, self._keys_of(delivery), args, done, repeatable=True)
+        args = (*self._caller(delivery), "", "", "", SNAPSHOT_TTL * 1000)
+        self._link.run(scripts.SAVE, self._keys_of(delivery), args, done, repeatable=True)
 
     async def load(self, delivery: Delivery) -> Snapshot | None:
         """Return the snapshot of a session, ``NO_SNAPSHOT`` when it can't be used, or None when there never was one.
@@ -338,8 +338,8 @@ class Snapshots:
         """
         stream = delivery.queue
         keys = (stream.key, self._keys.order(stream.queue), stream.fence, self._keys.live)
-        args = (stream.consumer, stream.service, self._digest(delivery))
-        return bool(await self._link.execute_script(scripts.ELSEWHERE, keys, args, repeatable=True))
+        args = (self._digest(delivery), "", "", stream.consumer, stream.service)
+        return bool(await self._link.execute_script(scripts.LINE, keys, args, repeatable=True) != [b""])
 
     def _keys_of(self, delivery: Delivery) -> tuple[str, ...]:
         stream = delivery.queue

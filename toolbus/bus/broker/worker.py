@@ -12,13 +12,13 @@ from typing import cast
 
 from toolbus.bus import telemetry
 from toolbus.bus.broker import scripts
+from toolbus.bus.broker.held.routes import Routes
 from toolbus.bus.broker.keys import Keys
 from toolbus.bus.broker.lease.clock import ServerClock
 from toolbus.bus.broker.limits import Tallies
 from toolbus.bus.broker.opening import NotOpen, open_patiently
 from toolbus.bus.broker.protocols import Beginning, Ending, Note, Snapshot, WorkerId, WorkerListener
 from toolbus.bus.broker.recover import hand_back, hand_over, outlive, pass_on
-from toolbus.bus.broker.routes import Routes
 from toolbus.bus.broker.take.requests import Delivery, RequestStream
 from toolbus.bus.broker.transport.connection import Connector
 from toolbus.bus.broker.versions import read_version

@@ -25,7 +25,7 @@ from toolbus.bus.values.options import merged
 from toolbus.bus.values.results import BrokerUnavailable, ErrorInfo, Progress, ToolResult, deadline_exceeded
 
 if TYPE_CHECKING:
-    from toolbus.bus.broker.agent_steps import Tasks as TaskStore
+    from toolbus.bus.broker.held.tasks import Tasks as TaskStore
 
 
 class TaskState(msgspec.Struct):

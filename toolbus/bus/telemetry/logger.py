@@ -145,7 +145,7 @@ def _hand_on(_: object, method: str, fields: Fields) -> tuple[tuple[LineHandler,
         if type(handler) is LineHandler and level >= handler.level and not handler.filters:
             # Creating a LogRecord would take three times as long as the line.
             event, raised = fields.pop("event"), _raised(fields)
-            return (handler, handler.line(level, event, fields, raised)), {}
+            return (handler, handler.line(method, event, fields, raised)), {}
     if application_logs():
         getattr(structlog.get_logger(NAME), method)(**fields)
         raise structlog.DropEvent
@@ -169,10 +169,10 @@ class _Lines:
     """Takes finished lines, for a logger of structlog."""
 
     def debug(self, handler: LineHandler, line: str) -> None:
-        handler.write(line, urgent=False)
+        handler.writer.add(line, urgent=False)
 
     def warning(self, handler: LineHandler, line: str) -> None:
-        handler.write(line, urgent=True)
+        handler.writer.add(line, urgent=True)
 
     info = debug
     error = critical = warning

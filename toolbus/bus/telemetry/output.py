@@ -178,15 +178,11 @@ class LineHandler(logging.Handler):
     def __init__(self, stream: TextIO, render: Render) -> None:
         super().__init__()
         self._render = render
-        self._writer = LineWriter(stream, self._dropped)
+        self.writer = LineWriter(stream, self._dropped)
 
-    def line(self, level: int, event: str, fields: Mapping[str, Any], raised: ExcInfo | None) -> str:
+    def line(self, level: str, event: str, fields: Mapping[str, Any], raised: ExcInfo | None) -> str:
         """Return the line of an event."""
-        return self._render(time.time(), _LEVELS[level], event, fields, _traceback(raised) if raised else "", "") + "\n"
-
-    def write(self, line: str, *, urgent: bool) -> None:
-        """Write a line, and never raise: a broken stream must not end a call."""
-        self._writer.add(line, urgent=urgent)
+        return self._render(time.time(), level, event, fields, _traceback(raised) if raised else "", "") + "\n"
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a record."""
@@ -195,24 +191,16 @@ class LineHandler(logging.Handler):
         except Exception:  # noqa: BLE001 - a message and arguments that do not fit are reported as the logging module does
             self.handleError(record)
             return
-        self._writer.add(line, urgent=record.levelno >= logging.WARNING)
+        self.writer.add(line, urgent=record.levelno >= logging.WARNING)
 
     def flush(self) -> None:
         """Write what waits; the logging module calls this when the program ends."""
-        self._writer.flush(_PATIENCE)
+        self.writer.flush(_PATIENCE)
 
     def close(self) -> None:
         """Write what waits, and end the thread."""
-        self._writer.close()
+        self.writer.close()
         super().close()
-
-    def before_fork(self) -> None:
-        """Let a write end, so that no child has half of it."""
-        self._writer.before_fork()
-
-    def after_fork(self, *, child: bool) -> None:
-        """Go on; a child drops the collected lines, which the parent writes."""
-        self._writer.after_fork(child=child)
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line for a record."""
@@ -348,32 +336,28 @@ class LineWriter:
 
 def flush_logging() -> None:
     """Write the collected lines; for programs that exit without Python's clean-up."""
-    for handler in _handlers():
-        handler.flush()
+    for writer in _writers():
+        writer.flush(_PATIENCE)
 
 
-def _handlers() -> list[LineHandler]:
-    return [handler for handler in logger.handlers if isinstance(handler, LineHandler)]
+def _writers() -> list[LineWriter]:
+    return [handler.writer for handler in logger.handlers if isinstance(handler, LineHandler)]
 
 
-def _before_fork() -> None:
-    for handler in _handlers():
-        handler.before_fork()
+def _each(step: Callable[[LineWriter], None]) -> Callable[[], None]:
+    def run() -> None:
+        for writer in _writers():
+            step(writer)
+
+    return run
 
 
-def _in_parent() -> None:
-    for handler in _handlers():
-        handler.after_fork(child=False)
-
-
-def _in_child() -> None:
-    for handler in _handlers():
-        handler.after_fork(child=True)
-
-
-os.register_at_fork(before=_before_fork, after_in_parent=_in_parent, after_in_child=_in_child)
-
-_LEVELS = {level: logging.getLevelName(level).lower() for level in (10, 20, 30, 40, 50)}
+# A write ends first, so that no child has half of it; a child drops the collected lines, which the parent writes.
+os.register_at_fork(
+    before=_each(LineWriter.before_fork),
+    after_in_parent=_each(lambda writer: writer.after_fork(child=False)),
+    after_in_child=_each(lambda writer: writer.after_fork(child=True)),
+)
 
 
 def _traceback(raised: ExcInfo) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import sys
@@ -37,109 +38,81 @@ def logs(level: int) -> bool:
     return logger.isEnabledFor(level) or application_logs()
 
 
-_tracer_provider: TracerProvider | None = None
-_meter_provider: MeterProvider | None = None
+class _Api:
+    """One of OpenTelemetry's APIs, and whether a provider of it exports anything.
+
+    Args:
+        module: its name; its own providers, which export nothing, are defined there.
+        kind: of the provider: ``tracer`` or ``meter``.
+        holder: the module that holds the global provider.
+
+    Attributes:
+        provider: the one that ``providers`` set.
+    """
+
+    def __init__(self, module: str, kind: str, holder: str) -> None:
+        self._module, self._kind, self._holder = module, kind, holder
+        self._variable = f"_{kind.upper()}_PROVIDER"
+        self._is_named = f"OTEL_PYTHON_{kind.upper()}_PROVIDER" in os.environ
+        self._source: Any = None
+        self._get: Any = None
+        self.provider: Any = None
+
+    def exports(self) -> bool:
+        """Return whether an SDK's provider is configured."""
+        if self._get is None:
+            if not self._is_named and self._module not in sys.modules:
+                return False
+            self.load()
+        provider = self.provider
+        if provider is None:
+            # Until an SDK is loaded, the function reads the environment each time (0.9 µs) for one variable that makes it load an SDK.
+            # When that variable is not set, reading the global that it returns is enough.
+            provider = self._get() if self._source is None else getattr(self._source, self._variable)
+        return provider is not None and not type(provider).__module__.startswith(self._module)
+
+    def load(self) -> Any:
+        """Load the API, and return its module."""
+        api = importlib.import_module(self._module)
+        holder = importlib.import_module(self._holder)
+        if not self._is_named and hasattr(holder, self._variable):
+            self._source = holder
+        self._get = getattr(api, f"get_{self._kind}_provider")
+        return api
+
+    def current(self) -> Any:
+        """Return the provider."""
+        if self._get is None:
+            self.load()
+        return self.provider or self._get()
+
+
+_tracing = _Api("opentelemetry.trace", "tracer", "opentelemetry.trace")
+_metering = _Api("opentelemetry.metrics", "meter", "opentelemetry.metrics._internal")
+active = _tracing.exports
+"""Return whether spans are exported."""
+metering = _metering.exports
+"""Return whether metrics are exported."""
 _tracer: tuple[TracerProvider, Tracer] | None = None
-
-# Until an SDK is loaded, `get_tracer_provider()` reads the environment each time (0.9 µs) for one variable that makes it
-# load an SDK. When that variable is not set, reading the global that it returns is enough.
-_TRACER_NAMED = "OTEL_PYTHON_TRACER_PROVIDER" in os.environ
-_METER_NAMED = "OTEL_PYTHON_METER_PROVIDER" in os.environ
-
-
-class _Tracing:
-    """OpenTelemetry's tracing API, once it is loaded.
-
-    Attributes:
-        api: the module.
-        silent: the classes of providers that export nothing.
-        has_global: whether the provider can be read without a call.
-    """
-
-    def __init__(self) -> None:
-        from opentelemetry import trace  # noqa: PLC0415 - see the module's docstring
-
-        self.api: Any = trace
-        self.silent = (trace.ProxyTracerProvider, trace.NoOpTracerProvider)
-        self.has_global = hasattr(trace, "_TRACER_PROVIDER") and not _TRACER_NAMED
-
-
-class _Metering:
-    """OpenTelemetry's metrics API, once it is loaded.
-
-    Attributes:
-        api: the module.
-        internal: the module with the global provider.
-        silent: the module of the providers that export nothing; real ones come from elsewhere.
-        has_global: whether the provider can be read without a call.
-    """
-
-    def __init__(self) -> None:
-        from opentelemetry import metrics  # noqa: PLC0415 - see the module's docstring
-
-        self.api: Any = metrics
-        self.internal: Any = getattr(metrics, "_internal", None)
-        # The API's own proxy has no public name. It and the no-op provider share a module.
-        self.silent = metrics.NoOpMeterProvider.__module__
-        self.has_global = hasattr(self.internal, "_METER_PROVIDER") and not _METER_NAMED
-
-
-_tracing: _Tracing | None = None
-_metering: _Metering | None = None
-
-
-def active() -> bool:
-    """Return whether spans are exported: an SDK's tracer provider is configured."""
-    if _tracing is None and not _TRACER_NAMED and "opentelemetry.trace" not in sys.modules:
-        return False
-    tracing = _tracing or _load_tracing()
-    provider = _tracer_provider
-    if provider is None:
-        provider = tracing.api._TRACER_PROVIDER if tracing.has_global else tracing.api.get_tracer_provider()
-    return provider is not None and not isinstance(provider, tracing.silent)
-
-
-def metering() -> bool:
-    """Return whether metrics are exported: an SDK's meter provider is configured."""
-    if _metering is None and not _METER_NAMED and "opentelemetry.metrics" not in sys.modules:
-        return False
-    found = _metering or _load_metering()
-    provider = _meter_provider
-    if provider is None:
-        provider = found.internal._METER_PROVIDER if found.has_global else found.api.get_meter_provider()
-    return provider is not None and type(provider).__module__ != found.silent
-
-
-def _load_tracing() -> _Tracing:
-    global _tracing  # noqa: PLW0603 - it is loaded once in a process
-    _tracing = _Tracing()
-    return _tracing
-
-
-def _load_metering() -> _Metering:
-    global _metering  # noqa: PLW0603 - it is loaded once in a process
-    _metering = _Metering()
-    return _metering
 
 
 @contextmanager
 def providers(*, tracer: TracerProvider | None = None, meter: MeterProvider | None = None) -> Iterator[None]:
     """Use these providers instead of the global ones, which a process can set only once; for tests and embedding."""
-    global _tracer_provider, _meter_provider
-    before = _tracer_provider, _meter_provider
-    _tracer_provider, _meter_provider = tracer, meter
+    before = _tracing.provider, _metering.provider
+    _tracing.provider, _metering.provider = tracer, meter
     try:
         yield
     finally:
-        _tracer_provider, _meter_provider = before
+        _tracing.provider, _metering.provider = before
 
 
 def tracer() -> Tracer:
     """Return the tracer that starts spans."""
-    from opentelemetry import trace  # noqa: PLC0415 - see the module's docstring
+    from opentelemetry import trace  # noqa: PLC0415 - it is loaded with the first span
 
     global _tracer  # noqa: PLW0603 - a cache per provider
-    provider = _tracer_provider or trace.get_tracer_provider()
+    provider = _tracing.current()
     if _tracer is None or _tracer[0] is not provider:
         _tracer = provider, trace.get_tracer(NAME, tracer_provider=provider)
     return _tracer[1]
@@ -147,16 +120,14 @@ def tracer() -> Tracer:
 
 def current_span() -> tuple[str, str] | None:
     """Return the ids of the current trace and span, in hexadecimal, or None when there is none."""
-    if _tracing is None and "opentelemetry.trace" not in sys.modules:
+    api = sys.modules.get("opentelemetry.trace")
+    if api is None:
         return None
-    context = (_tracing or _load_tracing()).api.get_current_span().get_span_context()
-    if not context.is_valid:
-        return None
-    return f"{context.trace_id:032x}", f"{context.span_id:016x}"
+    context = api.get_current_span().get_span_context()
+    return (f"{context.trace_id:032x}", f"{context.span_id:016x}") if context.is_valid else None
 
 
 def meter_provider() -> MeterProvider:
     """Return the provider that makes meters."""
-    from opentelemetry import metrics  # noqa: PLC0415 - see the module's docstring
-
-    return _meter_provider or metrics.get_meter_provider()
+    found: MeterProvider = _metering.current()
+    return found

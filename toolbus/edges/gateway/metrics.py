@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from starlette.responses import Response
 
 from toolbus.bus.telemetry.metrics import MEDIA_TYPE, Exposition
+from toolbus.bus.worker.process.health import Probed
 from toolbus.edges.gateway.bodies import Problem, answer
 from toolbus.edges.gateway.gateway import BUCKETS, Gateway, Measures
 from toolbus.edges.gateway.operations import Admitted
@@ -77,16 +78,11 @@ def _add_services(made: Exposition, services: Sequence[ServiceOverview]) -> None
                 made.add(name, int(getattr(service, field)), labels)
 
 
-class ProbedGateway:
-    """Answers probes for a gateway.
-
-    Attributes:
-        started: set once requests are answered.
-    """
+class ProbedGateway(Probed):
+    """Answers probes for a gateway."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
-        self.started = False
 
     async def ready(self) -> bool:
         """Return whether requests can be served: the server is connected, and nothing stops the gateway."""

@@ -13,13 +13,26 @@ import click
 from toolbus.bus.support.display import harmless
 from toolbus.bus.values.results import ToolbusError
 from toolbus.bus.values.settings import misspelt
-from toolbus.operations.cli.command import Place, Tree, common_options
+from toolbus.operations.cli.command import Place, Tree, common_options, tree
 from toolbus.operations.cli.common import drop_unwritable_output, explained, open_closed, reason
 from toolbus.operations.cli.output import Failure, say
 
-_SEE = Tree(
+
+@tree(
     "see",
-    help="""See what runs: services, workers, calls, statistics and settings. Nothing is changed.
+    {
+        "services": Place("see", "List the services, their workers and their backlog."),
+        "workers": Place("see", "List the installed tool services."),
+        "describe": Place("see", "Show everything known about a tool or a service, as JSON."),
+        "calls": Place("see", "Show the attempts of recent calls, and what runs."),
+        "top": Place("see", "Watch services, workers, tools and calls in the terminal."),
+        "stats": Place("see", "Ask the workers for their statistics."),
+        "usage": Place("see", "Show the usage of tools by user."),
+        "settings": Place("see", "Show each setting, its value, and the source of the value."),
+    },
+)
+def _see() -> None:
+    """See what runs: services, workers, calls, statistics and settings. Nothing is changed.
 
     \b
     Examples:
@@ -27,24 +40,20 @@ _SEE = Tree(
       toolbus see top                     all of it live, in the terminal
       toolbus see calls --failed --follow
       toolbus see describe calculator     everything known about a tool
-    """,
-    no_args_is_help=True,
-    commands={
-        "": {
-            "services": Place("see", "List the services, their workers and their backlog."),
-            "workers": Place("see", "List the installed tool services."),
-            "describe": Place("see", "Show everything known about a tool or a service, as JSON."),
-            "calls": Place("see", "Show the attempts of recent calls, and what runs."),
-            "top": Place("see", "Watch services, workers, tools and calls in the terminal."),
-            "stats": Place("see", "Ask the workers for their statistics."),
-            "usage": Place("see", "Show the usage of tools by user."),
-            "settings": Place("see", "Show each setting, its value, and the source of the value."),
-        }
+    """
+
+
+@tree(
+    "secure",
+    {
+        "approve": Place("secure", "Approve a tool as it is now, so that agents may use this form of it."),
+        "pins": Place("secure", "Decide which form of a tool may be used."),
+        "tokens": Place("secure", "Look after the bearer tokens of gateways."),
+        "acl": Place("secure", "Print the least rights on the server that a user with a ROLE needs, for ACL SETUSER or an ACL file."),
     },
 )
-_SECURE = Tree(
-    "secure",
-    help="""Decide who may do what: forms of tools, tokens of gateways, and rights on the server.
+def _secure() -> None:
+    """Decide who may do what: forms of tools, tokens of gateways, and rights on the server.
 
     \b
     Examples:
@@ -52,20 +61,26 @@ _SECURE = Tree(
       toolbus secure approve search       the form that it has now
       toolbus secure tokens add ci --user acme --expires 90d
       toolbus secure acl worker           the least rights of a worker's user
-    """,
-    no_args_is_help=True,
-    commands={
-        "": {
-            "approve": Place("secure", "Approve a tool as it is now, so that agents may use this form of it."),
-            "pins": Place("secure", "Decide which form of a tool may be used."),
-            "tokens": Place("tokens", "Look after the bearer tokens of gateways."),
-            "acl": Place("tokens", "Print the least rights on the server that a user with a ROLE needs, for ACL SETUSER or an ACL file."),
-        }
+    """
+
+
+@tree(
+    "operate",
+    {
+        "pause": Place("operate", "Make a service's workers stop taking requests."),
+        "resume": Place("operate", "Let a paused service's workers take requests again."),
+        "purge": Place("operate", "Remove the requests that wait for a service."),
+        "dead": Place("operate", "Handle dead letters."),
+        "conversations": Place("operate", "Look after the conversations that agents keep."),
+        "items": Place(
+            "operate",
+            "Look after static descriptors: tools and services that are declared by documents, beside those that workers publish.",
+        ),
+        "migrate": Place("protocol", "Bring a namespace to the version of the protocol that this release writes."),
     },
 )
-_OPERATE = Tree(
-    "operate",
-    help="""Operate services and what the server keeps: queues, dead letters, conversations, documents.
+def _operate() -> None:
+    """Operate services and what the server keeps: queues, dead letters, conversations, documents.
 
     \b
     Examples:
@@ -73,26 +88,32 @@ _OPERATE = Tree(
       toolbus operate dead list           requests that could not be answered
       toolbus operate items get --all > items.json
       toolbus operate migrate --dry-run   after an upgrade
-    """,
-    no_args_is_help=True,
-    commands={
-        "": {
-            "pause": Place("operate", "Make a service's workers stop taking requests."),
-            "resume": Place("operate", "Let a paused service's workers take requests again."),
-            "purge": Place("operate", "Remove the requests that wait for a service."),
-            "dead": Place("operate", "Handle dead letters."),
-            "conversations": Place("operate", "Look after the conversations that agents keep."),
-            "items": Place(
-                "items",
-                "Look after static descriptors: tools and services that are declared by documents, beside those that workers publish.",
-            ),
-            "migrate": Place("protocol", "Bring a namespace to the version of the protocol that this release writes."),
-        }
+    """
+
+
+@tree(
+    "platform",
+    {
+        "up": Place("dev", "Start the platform: gateway, host, service agent, coding agent, messenger."),
+        "host": Place("platform", "Serve the recorded tools that this machine may run."),
+        "im": Place("platform", "Connect a messenger's windows with the service agent."),
+        "chat": Place("platform", "Talk with the service agent."),
+        "import": Place("platform", "Record the tools and groups of registry.json, sources.json and groups.json in DIR."),
+        "export": Place("platform", "Write the recorded tools and groups to registry.json, sources.json and groups.json in DIR."),
+        "list": Place("platform", "List the recorded tools, those that wait for approval, and records that can't be used."),
+        "search": Place(
+            "platform", "Find recorded tools by category, backend runtime, group, and WORDS in id, title, description or category."
+        ),
+        "status": Place(
+            "platform", "Show which recorded tools run and where, the tasks of the coding agent, and the chats of the service agent."
+        ),
+        "logs": Place("platform", "Show what the programs of TOOL print, at all hosts, and what became of them."),
+        "sync": Place("platform", "Connect the items of CATALOGUE with the recorded tools and groups that they are."),
+        "cancel": Place("platform", "End TASK, a task of the coding agent: one that waits at once, one that runs within a moment."),
     },
 )
-_PLATFORM = Tree(
-    "platform",
-    help="""Look after recorded tools: programs, containers and APIs that hosts run.
+def _platform() -> None:
+    """Look after recorded tools: programs, containers and APIs that hosts run.
 
     \b
     Examples:
@@ -102,29 +123,9 @@ _PLATFORM = Tree(
       toolbus platform search --category media stitch
       toolbus platform chat "which tools work with images?"
       toolbus platform status
-    """,
-    no_args_is_help=True,
-    commands={
-        "": {
-            "up": Place("platform_up", "Start the platform: gateway, host, service agent, coding agent, messenger."),
-            "host": Place("platform_up", "Serve the recorded tools that this machine may run."),
-            "im": Place("chat", "Connect a messenger's windows with the service agent."),
-            "chat": Place("chat", "Talk with the service agent."),
-            "import": Place("platform", "Record the tools and groups of registry.json, sources.json and groups.json in DIR."),
-            "export": Place("platform", "Write the recorded tools and groups to registry.json, sources.json and groups.json in DIR."),
-            "list": Place("platform", "List the recorded tools, those that wait for approval, and records that can't be used."),
-            "search": Place(
-                "platform", "Find recorded tools by category, backend runtime, group, and WORDS in id, title, description or category."
-            ),
-            "status": Place(
-                "platform", "Show which recorded tools run and where, the tasks of the coding agent, and the chats of the service agent."
-            ),
-            "logs": Place("platform", "Show what the programs of TOOL print, at all hosts, and what became of them."),
-            "sync": Place("platform", "Connect the items of CATALOGUE with the recorded tools and groups that they are."),
-            "cancel": Place("platform", "End TASK, a task of the coding agent: one that waits at once, one that runs within a moment."),
-        }
-    },
-)
+    """
+
+
 TASKS: dict[str, dict[str, Place | Tree]] = {
     "Try": {
         "dev": Place("dev", "Start all you need to try toolbus."),
@@ -140,20 +141,20 @@ TASKS: dict[str, dict[str, Place | Tree]] = {
         "serve": Place("serve", "Offer the tools of the bus over HTTP."),
         "mcp": Place("serve", "Serve the tools to an MCP client on stdio."),
         "mount": Place("mount", "Serve the tools of an MCP server, or the operations of an API."),
-        "platform": _PLATFORM,
+        "platform": _platform,
     },
     "Call": {
         "call": Place("calls", "Call a tool."),
         "agent": Place("agent", "Let a model answer QUESTION with tools."),
-        "confirm": Place("confirm", "Show and answer confirmation requests."),
+        "confirm": Place("calls", "Show and answer confirmation requests."),
     },
     "See": {
         "tools": Place("see", "List the tools that can be called now."),
-        "see": _SEE,
-        "doctor": Place("doctor", "Check the server and say what to fix."),
+        "see": _see,
+        "doctor": Place("see", "Check the server and say what to fix."),
     },
-    "Secure": {"secure": _SECURE},
-    "Operate": {"operate": _OPERATE},
+    "Secure": {"secure": _secure},
+    "Operate": {"operate": _operate},
 }
 """The commands by task: the module of each, and the first sentence of its help, so that the list of commands loads none of them."""
 

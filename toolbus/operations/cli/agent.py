@@ -5,20 +5,16 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-import sys
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import click
 
 from toolbus import ToolBus
-from toolbus.bus.client.confirmations import Confirmation
-from toolbus.bus.client.tools.tool import Tool
 from toolbus.bus.support.display import one_line, visible
-from toolbus.bus.values.events import Answered, Asked, Event
+from toolbus.operations.cli.calls import TerminalPrompt
 from toolbus.operations.cli.command import Categories, Groups, Names, Output, Seconds, Share, User, command, option
 from toolbus.operations.cli.common import read_text, settings_with_server
 from toolbus.operations.cli.output import Failure, fail, print_json, say
@@ -316,93 +312,3 @@ class _Screen:
     def _line(self, text: str) -> None:
         self.end()
         say(text.replace("\n", " "), dim=True, err=True)
-
-
-class TerminalPrompt:
-    """Asks one question at a time at the terminal; without a terminal the answer is no.
-
-    Args:
-        show: prints a question.
-    """
-
-    def __init__(self, show: Callable[[str], None]) -> None:
-        self._show = show
-        self._turn = asyncio.Lock()
-
-    async def ask(self, question: object) -> bool:
-        """Print ``str(question)`` and return whether the answer is yes."""
-        if not sys.stdin.isatty():
-            return False
-        async with self._turn:
-            self._show(str(question))
-            loop = asyncio.get_running_loop()
-            answer: asyncio.Future[str] = loop.create_future()
-
-            def read() -> None:
-                if not answer.done():
-                    answer.set_result(sys.stdin.readline())
-
-            # Not in a thread, because a thread that waits for a line can't be cancelled.
-            loop.add_reader(sys.stdin, read)
-            try:
-                return (await answer).strip().lower() in {"y", "yes"}
-            finally:
-                loop.remove_reader(sys.stdin)
-
-
-class HandlerQuestions:
-    """Prints the questions of one call, and asks the person at the terminal, if there is one; others may answer first.
-
-    Args:
-        name: the tool as it was called.
-        tool: the tool as it is known; None is asked about elsewhere only.
-    """
-
-    def __init__(self, bus: ToolBus, name: str, tool: Tool | None, arguments: Mapping[str, Any], *, user: str, session: str) -> None:
-        self._bus = bus
-        self._name = name
-        self._tool = tool if sys.stdin.isatty() else None
-        self._arguments = arguments
-        self._user = user
-        self._session = session
-        self._prompt = TerminalPrompt(lambda text: say(f"{text}\n[y/N]", err=True))
-        self._asking: asyncio.Task[None] | None = None
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        await self._end()
-
-    async def hear(self, event: Event) -> bool:
-        """Take in an event of the call; return whether it was about a question."""
-        if not isinstance(event, (Asked, Answered)):
-            return False
-        await self._end()
-        if isinstance(event, Asked):
-            asks = f"{self._name} asks: {visible(event.question)}"
-            say(f"{asks}\nit waits {math.ceil(event.timeout)} s: toolbus confirm allow {event.id}", err=True)
-            if self._tool is not None:
-                self._asking = asyncio.create_task(self._ask(self._tool, event))
-        return True
-
-    async def _ask(self, tool: Tool, event: Asked) -> None:
-        confirmation = Confirmation(
-            event.id,
-            "",
-            tool,
-            self._arguments,
-            user=self._user,
-            session=self._session,
-            timeout=event.timeout,
-            question=event.question,
-            limit=self._bus.settings.max_request,
-        )
-        await self._bus.confirmations.relay(confirmation, self._prompt.ask)
-
-    async def _end(self) -> None:
-        """Ask no more: it was answered, or the call has ended."""
-        if self._asking is not None:
-            self._asking.cancel()
-            await asyncio.gather(self._asking, return_exceptions=True)
-            self._asking = None

@@ -1,85 +1,34 @@
-"""``call``: call a tool from the shell."""
+"""``call``: call a tool from the shell; ``confirm``: list, allow and deny calls that wait for a person."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import math
 import mimetypes
 import re
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import click
+import msgspec
 
-from toolbus.bus.support.display import visible
-from toolbus.operations.cli.command import Output, Seconds, argument, command, option
-from toolbus.operations.cli.common import namespace_of, read_json, read_text, with_bus
-from toolbus.operations.cli.output import fail, print_json, say, say_content
+from toolbus.bus.client.confirmations import Confirmation
+from toolbus.bus.support.display import one_line, visible
+from toolbus.bus.values.confirmations import ConfirmationAnswer, ConfirmationRequest
+from toolbus.bus.values.events import Answered, Asked, Event
+from toolbus.operations.cli.command import Output, Seconds, User, argument, command, digest, group, option
+from toolbus.operations.cli.common import login_name, namespace_of, read_json, read_text, with_bus
+from toolbus.operations.cli.output import fail, moment, print_json, print_json_line, say, say_content, show
 
 if TYPE_CHECKING:
     from toolbus import Blob, ToolBus, ToolResult
     from toolbus.bus.client.calls.call import Call
     from toolbus.bus.client.tools.tool import Tool
-    from toolbus.operations.cli.agent import HandlerQuestions
-
-_UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
-_MOST_NAME = 100
-# Files of one tool in one folder.
-_MOST_FILES = 100_000
-# Those that the operating system may not know, or knows by an unusual name.
-_SUFFIXES = {"image/jpeg": ".jpg", "image/webp": ".webp", "text/plain": ".txt", "text/markdown": ".md", "application/jsonl": ".jsonl"}
-
-
-def save_blobs(blobs: Sequence[Blob], tool: str, folder: str) -> None:
-    """Write each blob to a new file that is named after the tool, and tell its path; no file is overwritten.
-
-    The files of a result have successive numbers in its order, after those that are there.
-    """
-    if not blobs:
-        say("the result has no images or files to save", err=True)
-        return
-    try:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        # The name comes from a worker and must not lead elsewhere.
-        name = _UNSAFE.sub("-", tool)[:_MOST_NAME].strip("-") or "result"
-        number = _latest(name, Path(folder))
-        for blob in blobs:
-            path, number = _written(blob, name, Path(folder), number + 1)
-            say(f"{visible(str(path))} ({visible(blob.media_type)}, {len(blob.data):,} bytes)", err=True)
-    except OSError as error:
-        fail(f"can't save to {visible(folder)}: {error.strerror or error}")
-
-
-def _latest(name: str, folder: Path) -> int:
-    """Return the highest number among the files of this name, whatever they are; 0 without any."""
-    numbered = re.compile(re.escape(name) + r"-([0-9]{1,6})\.[^.]+")
-    return max((int(found[1]) for each in folder.iterdir() if (found := numbered.fullmatch(each.name))), default=0)
-
-
-def _written(blob: Blob, name: str, folder: Path, first: int) -> tuple[Path, int]:
-    """Write a blob to a new file with this number or the next that is free; return its path and number.
-
-    Raises:
-        OSError: the file can't be written.
-    """
-    suffix = _suffix(blob.media_type)
-    for number in range(first, _MOST_FILES):
-        path = folder / f"{name}-{number}{suffix}"
-        try:
-            with path.open("xb") as file:
-                file.write(blob.data)
-        except FileExistsError:
-            # Another process writes there, too.
-            continue
-        return path, number
-    raise OSError(f"it has {_MOST_FILES:,} files of {name} already")
-
-
-def _suffix(media_type: str) -> str:
-    kind = media_type.partition(";")[0].strip().lower()
-    return _SUFFIXES.get(kind) or mimetypes.guess_extension(kind) or ".bin"
-
 
 # Codes that say no more than the message, which names the tool or service.
 _PLAIN = ("unknown_tool", "unknown_service", "no_worker")
@@ -91,7 +40,7 @@ def call_command(
     tool: str,
     pairs: Annotated[tuple[str, ...], argument(metavar="[KEY=VALUE]...")],
     document: Annotated[str | None, option("All arguments as one JSON object; - reads standard input.", "--json")],
-    user: Annotated[str, option("The tenant that the call runs for.", default="")],
+    user: User,
     session: Annotated[str, option("The agent's session.", default="")],
     stream: Annotated[bool | None, option("Print text as it is produced; on by default on a terminal.", "--stream/--no-stream")],
     timeout: Annotated[float | None, option("Seconds until the call ends in any case (default: the tool's, else 60).", type=Seconds())],
@@ -117,7 +66,6 @@ def call_command(
     """
     from toolbus import ToolError, ToolResult
     from toolbus.bus.client.confirmations import Grant
-    from toolbus.operations.cli.agent import HandlerQuestions
 
     options: dict[str, Any] = {"user": user, "session": session}
     options |= {} if timeout is None else {"timeout": timeout}
@@ -177,9 +125,7 @@ async def _allowed(
         ToolError: the call was not confirmed, or the arguments are invalid.
     """
     from toolbus import ToolError
-    from toolbus.bus.client.confirmations import Confirmation
     from toolbus.bus.values.envelope import new_run
-    from toolbus.operations.cli.agent import TerminalPrompt
 
     arguments = tool.prepare(arguments)
     confirmation = Confirmation(new_run(), "", tool, arguments, user=user, session=session, timeout=seconds, limit=bus.settings.max_request)
@@ -280,3 +226,273 @@ def _value(name: str, value: str, schema: Any) -> Any:
     except ValueError:
         # JSON has no numbers like .5 or 5. and people write them.
         return float(value) if kinds == "number" and _NUMBER.fullmatch(value) else value
+
+
+# -- images and files of results -----------------------------------------------------------------------
+
+_UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
+_MOST_NAME = 100
+# Files of one tool in one folder.
+_MOST_FILES = 100_000
+# Those that the operating system may not know, or knows by an unusual name.
+_SUFFIXES = {"image/jpeg": ".jpg", "image/webp": ".webp", "text/plain": ".txt", "text/markdown": ".md", "application/jsonl": ".jsonl"}
+
+
+def save_blobs(blobs: Sequence[Blob], tool: str, folder: str) -> None:
+    """Write each blob to a new file that is named after the tool, and tell its path; no file is overwritten.
+
+    The files of a result have successive numbers in its order, after those that are there.
+    """
+    if not blobs:
+        say("the result has no images or files to save", err=True)
+        return
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        # The name comes from a worker and must not lead elsewhere.
+        name = _UNSAFE.sub("-", tool)[:_MOST_NAME].strip("-") or "result"
+        number = _latest(name, Path(folder))
+        for blob in blobs:
+            path, number = _written(blob, name, Path(folder), number + 1)
+            say(f"{visible(str(path))} ({visible(blob.media_type)}, {len(blob.data):,} bytes)", err=True)
+    except OSError as error:
+        fail(f"can't save to {visible(folder)}: {error.strerror or error}")
+
+
+def _latest(name: str, folder: Path) -> int:
+    """Return the highest number among the files of this name, whatever they are; 0 without any."""
+    numbered = re.compile(re.escape(name) + r"-([0-9]{1,6})\.[^.]+")
+    return max((int(found[1]) for each in folder.iterdir() if (found := numbered.fullmatch(each.name))), default=0)
+
+
+def _written(blob: Blob, name: str, folder: Path, first: int) -> tuple[Path, int]:
+    """Write a blob to a new file with this number or the next that is free; return its path and number.
+
+    Raises:
+        OSError: the file can't be written.
+    """
+    suffix = _suffix(blob.media_type)
+    for number in range(first, _MOST_FILES):
+        path = folder / f"{name}-{number}{suffix}"
+        try:
+            with path.open("xb") as file:
+                file.write(blob.data)
+        except FileExistsError:
+            # Another process writes there, too.
+            continue
+        return path, number
+    raise OSError(f"it has {_MOST_FILES:,} files of {name} already")
+
+
+def _suffix(media_type: str) -> str:
+    kind = media_type.partition(";")[0].strip().lower()
+    return _SUFFIXES.get(kind) or mimetypes.guess_extension(kind) or ".bin"
+
+
+# -- questions to the person at the terminal ------------------------------------------------------------
+
+
+class TerminalPrompt:
+    """Asks one question at a time at the terminal; without a terminal the answer is no.
+
+    Args:
+        show: prints a question.
+    """
+
+    def __init__(self, show: Callable[[str], None]) -> None:
+        self._show = show
+        self._turn = asyncio.Lock()
+
+    async def ask(self, question: object) -> bool:
+        """Print ``str(question)`` and return whether the answer is yes."""
+        if not sys.stdin.isatty():
+            return False
+        async with self._turn:
+            self._show(str(question))
+            loop = asyncio.get_running_loop()
+            answer: asyncio.Future[str] = loop.create_future()
+
+            def read() -> None:
+                if not answer.done():
+                    answer.set_result(sys.stdin.readline())
+
+            # Not in a thread, because a thread that waits for a line can't be cancelled.
+            loop.add_reader(sys.stdin, read)
+            try:
+                return (await answer).strip().lower() in {"y", "yes"}
+            finally:
+                loop.remove_reader(sys.stdin)
+
+
+class HandlerQuestions:
+    """Prints the questions of one call, and asks the person at the terminal, if there is one; others may answer first.
+
+    Args:
+        name: the tool as it was called.
+        tool: the tool as it is known; None is asked about elsewhere only.
+    """
+
+    def __init__(self, bus: ToolBus, name: str, tool: Tool | None, arguments: Mapping[str, Any], *, user: str, session: str) -> None:
+        self._bus = bus
+        self._name = name
+        self._tool = tool if sys.stdin.isatty() else None
+        self._arguments = arguments
+        self._user = user
+        self._session = session
+        self._prompt = TerminalPrompt(lambda text: say(f"{text}\n[y/N]", err=True))
+        self._asking: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self._end()
+
+    async def hear(self, event: Event) -> bool:
+        """Take in an event of the call; return whether it was about a question."""
+        if not isinstance(event, (Asked, Answered)):
+            return False
+        await self._end()
+        if isinstance(event, Asked):
+            asks = f"{self._name} asks: {visible(event.question)}"
+            say(f"{asks}\nit waits {math.ceil(event.timeout)} s: toolbus confirm allow {event.id}", err=True)
+            if self._tool is not None:
+                self._asking = asyncio.create_task(self._ask(self._tool, event))
+        return True
+
+    async def _ask(self, tool: Tool, event: Asked) -> None:
+        confirmation = Confirmation(
+            event.id,
+            "",
+            tool,
+            self._arguments,
+            user=self._user,
+            session=self._session,
+            timeout=event.timeout,
+            question=event.question,
+            limit=self._bus.settings.max_request,
+        )
+        await self._bus.confirmations.relay(confirmation, self._prompt.ask)
+
+    async def _end(self) -> None:
+        """Ask no more: it was answered, or the call has ended."""
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.gather(self._asking, return_exceptions=True)
+            self._asking = None
+
+
+# -- confirmations -------------------------------------------------------------------------------------
+
+By = Annotated[str | None, option("Name of the person who answers, for the log and the caller (default: the login name).")]
+OfUser = Annotated[str | None, option("Only calls of this user.")]
+
+
+@group("confirm")
+def confirm_command() -> None:
+    """Show and answer confirmation requests. They come from all processes of the namespace.
+
+    A tool that declares `confirm` waits before it runs, and a running tool may ask by itself. An ID may be shortened as long as
+    it still names one request.
+
+    \b
+    Examples:
+      toolbus confirm list
+      toolbus confirm allow 5f3a --note "as discussed"
+      toolbus confirm deny 5f3a --reason "not on a Friday"
+    """
+
+
+@command("list", into=confirm_command)
+async def confirm_list(bus: ToolBus, user: OfUser, output: Output) -> None:
+    """List the open requests, oldest first."""
+    now = time.time()
+    show(
+        output,
+        await bus.confirmations.pending(user=user),
+        {
+            "ID": "id",
+            "TOOL": lambda each: each.tool or each.service,
+            "USER": "user",
+            "WAITS": lambda each: _ago(now - each.asked_at),
+            "LEFT": lambda each: _ago(each.expires_at - now),
+            "QUESTION": lambda each: one_line(f"{visible(each.question)} {visible(each.description)}", 60),
+        },
+        empty="nothing waits for a person",
+    )
+
+
+@command("show", into=confirm_command)
+async def confirm_show(bus: ToolBus, id: str, full: Annotated[bool, option("Show all arguments, also long ones.")], output: Output) -> None:
+    """Print one request with its arguments; long values are shortened one by one."""
+    found = await bus.confirmations.get(await _whole(bus, id))
+    if output == "json":
+        print_json(found)
+    else:
+        say(_text(found, full=full))
+
+
+@command("allow", into=confirm_command)
+async def confirm_allow(
+    bus: ToolBus,
+    id: str,
+    note: Annotated[str, option("A remark for the asker.", default="")],
+    digest: Annotated[
+        str, digest("Allow the request only if its digest is this, or begins with this, of 16 digits or more; `show` prints it.")
+    ],
+    by: By,
+) -> None:
+    """Allow a call. The first of several answers counts; for the others the exit code is 1."""
+    whole, answer = await _whole(bus, id), ConfirmationAnswer(True, note, login_name() if by is None else by)
+    if digest:
+        from toolbus.bus.values.pins import check_prefix
+
+        check_prefix(digest)
+        found = await bus.confirmations.get(whole)
+        if not found.digest.startswith(digest):
+            fail(f"{whole} has the digest {visible(found.digest)}, not {digest}")
+        answer = msgspec.structs.replace(answer, digest=found.digest)
+    await bus.confirmations.answer(whole, answer)
+    say(f"{whole} allowed")
+
+
+@command("deny", into=confirm_command)
+async def confirm_deny(
+    bus: ToolBus, id: str, reason: Annotated[str, option("The reason, which is sent to the caller.", default="")], by: By
+) -> None:
+    """Deny a call, which ends as forbidden. The first of several answers counts; for the others the exit code is 1."""
+    whole = await _whole(bus, id)
+    await bus.confirmations.answer(whole, ConfirmationAnswer(False, reason, login_name() if by is None else by))
+    say(f"{whole} denied")
+
+
+@command("watch", into=confirm_command)
+async def confirm_watch(bus: ToolBus, user: OfUser, output: Output) -> None:
+    """Print the open requests, then each new one as it comes, until Ctrl-C; JSON output has one document per line."""
+    async for request in bus.confirmations.watch():
+        if user is not None and request.user != user:
+            continue
+        if output == "json":
+            print_json_line(request)
+        else:
+            say(f"{_text(request)}\n")
+
+
+async def _whole(bus: ToolBus, start: str) -> str:
+    """Return the full id when exactly one request starts with ``start``; else ``start``, for the server to refuse."""
+    found = [request.id for request in await bus.confirmations.pending() if start and request.id.startswith(start)]
+    if len(found) > 1:
+        fail(f"{len(found)} requests start with {start!r}: {', '.join(found[:5])}")
+    return found[0] if found else start
+
+
+def _text(request: ConfirmationRequest, *, full: bool = False) -> str:
+    """Return the request as text, each field on its own line, which no value can end."""
+    until = moment(request.expires_at, "%Y-%m-%d %H:%M:%S UTC")
+    fields = {"Service": request.service, "Session": request.session, "Call": request.call, "Digest": request.digest}
+    about = [f"  {name}: {visible(value)}" for name, value in fields.items() if value]
+    return "\n".join([f"{visible(request.id)}  until {until}", request.text(full=full), *about])
+
+
+def _ago(seconds: float) -> str:
+    whole = max(0, round(seconds))
+    return f"{whole} s" if whole < 120 else f"{whole // 60} min"

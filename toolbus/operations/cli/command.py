@@ -19,7 +19,7 @@ from toolbus.operations.cli.common import RESTART, with_admin, with_bus
 from toolbus.operations.cli.output import fail
 
 
-class Given(NamedTuple):
+class Declared(NamedTuple):
     """The way in which a parameter is given.
 
     Attributes:
@@ -37,14 +37,14 @@ class Given(NamedTuple):
     is_option: bool = True
 
 
-def option(help: str = "", *names: str, needs: tuple[str, ...] = (), kept: bool = False, **about: Any) -> Given:
+def option(help: str = "", *names: str, needs: tuple[str, ...] = (), kept: bool = False, **about: Any) -> Declared:
     """Describe an option. Whether it is a flag, or may be repeated, is said by the parameter's type."""
-    return Given(names, {"help": help or None, **about}, needs, kept)
+    return Declared(names, {"help": help or None, **about}, needs, kept)
 
 
-def argument(**about: Any) -> Given:
+def argument(**about: Any) -> Declared:
     """Describe an argument; a parameter that is not described is one, too."""
-    return Given((), about, is_option=False)
+    return Declared((), about, is_option=False)
 
 
 # -- types of values ---------------------------------------------------------------------------------
@@ -111,24 +111,33 @@ Port = click.IntRange(0, 65535)
 Folder = click.Path(path_type=Path, file_okay=False)
 
 
-def setting(name: str, means: str, **about: Any) -> Given:
-    """Describe an option that is a setting: its help says the variable and the default, which the setting declares.
+_KINDS = get_type_hints(Settings)
+
+
+def setting(name: str, means: str, *names: str, usual: str = "", **about: Any) -> Declared:
+    """Describe an option that is a setting: its type, its variable and its default are those of the setting.
 
     Args:
         name: of the setting.
-        means: what it is in the command.
+        means: what it is in the command; nothing where the variable says it.
+        names: of the option, beside that of the setting.
+        usual: the default in words, where it is not the setting's.
         **about: what else click is told of it.
     """
-    usual = getattr(Settings(), name)
-    return option(
-        f"{means} ({PREFIX}{name.upper()}; {usual:,g}).", f"--{name}", **{**about, "type": _Setting(name, about.get("type", click.FLOAT))}
-    )
+    kind, default = _KINDS[name], getattr(Settings(), name)
+    if get_origin(kind) is Literal:
+        about.setdefault("type", click.Choice(get_args(kind), case_sensitive=False))
+    else:
+        about["type"] = _Setting(name, about.get("type") or _TYPES[kind])
+    shown = usual or (default if isinstance(default, str) else f"{default:,g}")
+    variable = f"{PREFIX}{name.upper()}; {shown}"
+    return option(f"{means} ({variable})." if means else f"{variable}.", *names, f"--{name.replace('_', '-')}", **about)
 
 
 # -- options of several commands ---------------------------------------------------------------------
 
 
-def digest(means: str) -> Given:
+def digest(means: str) -> Declared:
     """Describe the option ``--digest``, which is empty when it is not given; an empty one, as of an unset variable, is refused."""
 
     def given(ctx: click.Context, param: click.Parameter, value: str | None) -> str:
@@ -153,8 +162,13 @@ JSON = click.Option(["--output"], type=click.Choice(["json"]), default="json", e
 """For a command that prints JSON in any case, so that ``--output json`` changes nothing."""
 
 
-class Probes(NamedTuple):
-    """The address of probes: a host and a port; no port for nowhere, and 0 for a free one."""
+class ProcessOptions(NamedTuple):
+    """The options of a process that serves, which its children do not get.
+
+    Attributes:
+        health_host, health_port: where it answers probes; no port for nowhere, and 0 for a free one.
+        lifeline: the file descriptor of the process that started it.
+    """
 
     health_host: Annotated[
         str,
@@ -163,24 +177,20 @@ class Probes(NamedTuple):
     health_port: Annotated[
         int | None, option("Answer /live, /startup, /ready and /metrics at this port; 0 for a free one.", type=Port, kept=True)
     ] = None
+    lifeline: Lifeline = None
 
 
-_WAITED = f"TOOLBUS_CONNECT_TIMEOUT; {RESTART:g} where tools are served"
-_LEVELS = click.Choice(["debug", "info", "warning", "error"], case_sensitive=False)
-_FORMATS = click.Choice(["auto", "text", "json"], case_sensitive=False)
-_NOT_NEGATIVE = click.FloatRange(min=0)
-_COMMON: Mapping[str, tuple[Any, Given]] = {
-    "url": (str, option("Server, e.g. redis://localhost:6379 (TOOLBUS_URL).", "--url", type=_Setting("url", _TYPES[str]))),
-    "namespace": (
-        str,
-        option("Namespace whose tools to use (TOOLBUS_NAMESPACE).", "--namespace", type=_Setting("namespace", _TYPES[str])),
+_COMMON: Mapping[str, Declared] = {
+    "url": setting("url", "Server, e.g. redis://localhost:6379"),
+    "namespace": setting("namespace", "Namespace whose tools to use"),
+    "connect_timeout": setting(
+        "connect_timeout",
+        "Seconds to wait at the start for a server that can't be reached",
+        usual=f"{RESTART:g} where tools are served",
+        type=click.FloatRange(min=0),
     ),
-    "connect_timeout": (
-        float,
-        option(f"Seconds to wait at the start for a server that can't be reached ({_WAITED}).", "--connect-timeout", type=_NOT_NEGATIVE),
-    ),
-    "log_level": (str, option(f"TOOLBUS_LOG_LEVEL; {Settings().log_level}.", "-l", "--log-level", type=_LEVELS)),
-    "log_format": (str, option(f"TOOLBUS_LOG_FORMAT; {Settings().log_format}.", "--log-format", type=_FORMATS)),
+    "log_level": setting("log_level", "", "-l"),
+    "log_format": setting("log_format", ""),
 }
 """The options of every command, which may stand before its name, or after it, where one replaces one before."""
 
@@ -252,7 +262,7 @@ def command(
         connected = _CONNECTED.get(next(iter(hints)))
         hints = {each: hint for each, hint in hints.items() if each not in {"return", *_CONNECTED}}
         declared = dict(_declared(hints))
-        params = [*(_parameter(each, kind, given, env) for each, (kind, given) in declared.items()), *more]
+        params = [*(_parameter(each, kind, how, env) for each, (kind, how) in declared.items()), *more]
         taken = {word for param in params for word in param.opts}
         params += [
             _parameter(*each) for each in _common(hidden=True, expose_value=False, callback=_keep) if taken.isdisjoint(each[2].names)
@@ -263,8 +273,8 @@ def command(
             return function(**given) if connected is None else connected(lambda found: function(found, **given))
 
         found = Command(name, callback=run, params=params, help=inspect.getdoc(function), **about)
-        found.needs = {each: given.needs for each, (_, given) in declared.items() if given.needs}
-        found.kept = frozenset(each for each, (_, given) in declared.items() if given.kept)
+        found.needs = {each: how.needs for each, (_, how) in declared.items() if how.needs}
+        found.kept = frozenset(each for each, (_, how) in declared.items() if how.kept)
         if into is not None:
             into.add_command(found)
         return found
@@ -282,7 +292,7 @@ def _value(name: str, hint: Any, values: Mapping[str, Any]) -> Any:
     return hint(**{field: _value(field, inner, values) for field, inner in get_type_hints(hint, include_extras=True).items()})
 
 
-def _declared(hints: Mapping[str, Any]) -> Iterator[tuple[str, tuple[Any, Given]]]:
+def _declared(hints: Mapping[str, Any]) -> Iterator[tuple[str, tuple[Any, Declared]]]:
     for name, hint in hints.items():
         if _is_group(hint):
             yield from _declared(get_type_hints(hint, include_extras=True))
@@ -290,16 +300,16 @@ def _declared(hints: Mapping[str, Any]) -> Iterator[tuple[str, tuple[Any, Given]
             yield name, (hint.__origin__, hint.__metadata__[0]) if get_origin(hint) is Annotated else (hint, argument())
 
 
-def _parameter(name: str, kind: Any, given: Given, env: str = "") -> click.Parameter:
+def _parameter(name: str, kind: Any, how: Declared, env: str = "") -> click.Parameter:
     """Return a parameter of click, as its type and its description say."""
-    about = dict(given.about)
+    about = dict(how.about)
     is_optional = type(None) in get_args(kind)
     if is_optional:
         [kind] = [each for each in get_args(kind) if each is not type(None)]
     is_many = get_origin(kind) is tuple
     if is_many:
         kind = get_args(kind)[0]
-    names = given.names or (f"--{name.replace('_', '-')}",)
+    names = how.names or (f"--{name.replace('_', '-')}",)
     if kind is not bool:
         about.setdefault("type", click.Choice(get_args(kind)) if get_origin(kind) is Literal else _TYPES.get(kind))
     elif not any("/" in each for each in names):
@@ -307,7 +317,7 @@ def _parameter(name: str, kind: Any, given: Given, env: str = "") -> click.Param
     if kind is bool and is_optional:
         # Of click's own accord a flag that is not given is False.
         about.setdefault("default", None)
-    if not given.is_option:
+    if not how.is_option:
         return click.Argument([name], **({"nargs": -1} if is_many else {"required": False} if is_optional else {}), **about)
     about.setdefault("show_default", about.get("default") not in {None, "", 0})
     if env and not about.get("hidden") and not isinstance(about.get("type"), _Setting):
@@ -315,9 +325,9 @@ def _parameter(name: str, kind: Any, given: Given, env: str = "") -> click.Param
     return click.Option([*names, name], multiple=is_many, **about)
 
 
-def _common(**more: Any) -> Iterator[tuple[str, Any, Given]]:
-    for name, (kind, given) in _COMMON.items():
-        yield name, kind | None, given._replace(about={**given.about, **more})
+def _common(**more: Any) -> Iterator[tuple[str, Any, Declared]]:
+    for name, how in _COMMON.items():
+        yield name, str | None, how._replace(about={**how.about, **more})
 
 
 def common_options() -> list[click.Parameter]:
@@ -418,3 +428,12 @@ class Tree(Group):
                 rows.append((first, shown.get_short_help_str(formatter.width - len(first) - 6)))
         with formatter.section("Commands"):
             formatter.write_dl(rows)
+
+
+def tree(name: str, commands: Mapping[str, Place]) -> Callable[[Callable[[], None]], Tree]:
+    """Return a decorator that makes a tree of a function whose docstring is the tree's help."""
+
+    def made(function: Callable[[], None]) -> Tree:
+        return Tree(name, help=inspect.getdoc(function), no_args_is_help=True, commands={"": commands})
+
+    return made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import select
 import signal
@@ -110,6 +111,14 @@ def namespace_of() -> str:
     """Return the namespace in brackets, for messages about what is not there; an empty text for the default one."""
     settings = settings_of()
     return "" if settings.namespace == Settings().namespace else f" (namespace {settings.namespace!r})"
+
+
+def login_name() -> str:
+    """Return the name of the person who runs the command; empty for one without a name, as in a container."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError, ImportError):
+        return ""
 
 
 def with_admin(main: Callable[[Admin], Awaitable[T]]) -> T:

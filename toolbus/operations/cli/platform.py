@@ -1,26 +1,37 @@
-"""``platform``: look after recorded tools, which hosts run."""
+"""``platform``: look after recorded tools, serve them as a host, and talk about them: on a terminal, or in a messenger's windows."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime
+import os
+import secrets
+import signal
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import urlsplit
 
 import click
 
 from toolbus.bus.support.display import one_line, visible
-from toolbus.operations.cli.command import Folder, Output, argument, command, option
-from toolbus.operations.cli.common import namespace_of, with_admin
-from toolbus.operations.cli.output import Columns, complain, fail, print_json, print_json_line, print_table, say, show
+from toolbus.bus.worker.process.lifeline import ChildState, report_state, watch_lifeline
+from toolbus.operations.cli.command import Folder, Grace, Lifeline, Output, ProcessOptions, Seconds, argument, command, option, setting
+from toolbus.operations.cli.common import namespace_of, read_text, serving_settings, settings_with_server, with_admin
+from toolbus.operations.cli.output import Columns, complain, fail, print_json, print_json_line, say, show, stored_of
+from toolbus.operations.cli.worker import announced, end_with, probed_worker, refusals
 
 if TYPE_CHECKING:
     from toolbus.bus.broker.admin import Admin
     from toolbus.bus.broker.protocols import OutputLine
+    from toolbus.bus.values.results import ToolResult
+    from toolbus.bus.values.settings import Settings
     from toolbus.platform.records import RecordedTool
     from toolbus.platform.search import Search
     from toolbus.platform.store import Snapshot
+    from toolbus.sync import ToolBus
 
 Directory = Annotated[Path, argument(metavar="DIR", type=Folder)]
 
@@ -61,23 +72,18 @@ def _show(wanted: Search, output: str, *, everything: bool) -> None:
         found += [(tool, "pending") for tool in records.pending.values()]
     refused = records.refused if everything else ()
     documents = [_document(tool, status, records) for tool, status in found]
-    if output == "json":
-        print_json([*documents, *({"key": each.key, "refused": each.reason} for each in refused)])
+    columns: Columns = {
+        "TOOL": "tool_id",
+        "STATUS": "status",
+        "CATEGORY": "category",
+        "RUNTIME": "backend_runtime",
+        "SOURCES": lambda each: ", ".join(each["sources"]),
+        "GROUPS": lambda each: ", ".join(each["group_ids"]),
+        "ABOUT": lambda each: one_line(each["description"] or each["name"], 60),
+    }
+    left_out = [{"key": each.key, "refused": each.reason} for each in refused]
+    if not show(output, documents, columns, empty=f"no such tools are recorded{namespace_of()}", document=[*documents, *left_out]):
         return
-    rows = [
-        (
-            each["tool_id"],
-            each["status"],
-            each["category"],
-            each["backend_runtime"],
-            ", ".join(each["sources"]),
-            ", ".join(each["group_ids"]),
-            one_line(each["description"] or each["name"], 60),
-        )
-        for each in documents
-    ]
-    columns = ("TOOL", "STATUS", "CATEGORY", "RUNTIME", "SOURCES", "GROUPS", "ABOUT")
-    print_table(columns, rows, empty=f"no such tools are recorded{namespace_of()}")
     for each in refused:
         complain(f"can't be used: {visible(each.reason)}")
     if everything and records.pending:
@@ -128,9 +134,7 @@ def import_command(folder: Directory, output: Output) -> None:
             }
         )
     else:
-        counts = Counter(stored.values())
-        said = ", ".join(f"{counts[word]} {word}" for word in ("new", "changed", "unchanged") if counts[word])
-        say(f"{len(stored)} stored: {said}" if stored else "nothing was stored")
+        say(stored_of(Counter(stored.values())))
         for each in found.ignored:
             say(f"{each.file}: {visible(each.id)}: {visible(each.reason)} is no field that is kept", err=True)
         for each in found.wrong:
@@ -333,3 +337,280 @@ async def cancel_command(admin: Admin, task: str) -> None:
         fail(f"there is no task {task!r}{namespace_of()}; `toolbus platform status` shows the latest")
     words = {"running": "is told to end", "cancelled": "is cancelled"}
     say(f"{visible(task)} {words.get(status, f'has ended before: it is {status}')}")
+
+
+# -- the host ------------------------------------------------------------------------------------------
+
+# Calls wait here, at no cost, until a program has started; those of one tool must not keep others from running.
+_CONCURRENCY = 1_000
+
+
+@command("host")
+def host_command(
+    labels: Annotated[tuple[str, ...], option("Also run sources that name this label (may be repeated).", "--label", metavar="LABEL")],
+    name: Annotated[str, option("Begins the id of the host, instead of the machine's name.", default="")],
+    folders: Annotated[
+        tuple[Path, ...],
+        option(
+            "Look for relative folders of sources here (may be repeated; the working directory).",
+            "--folder",
+            type=click.Path(exists=True, file_okay=False, path_type=Path),
+        ),
+    ],
+    concurrency: Annotated[int | None, option(f"Calls that run or wait here at once ({_CONCURRENCY:,}).", type=click.IntRange(1))],
+    grace: Grace,
+    lease: Annotated[float | None, setting("lease", "Seconds after which another host takes over from a dead one")],
+    allowed: Annotated[tuple[str, ...], option("Let APIs be at this host although it is not public.", "--allow-host", metavar="HOST")],
+    process: ProcessOptions,
+) -> None:
+    """Serve the recorded tools that this machine may run.
+
+    Programs and containers are started when a tool is first called, watched, and stopped when nobody calls it. Tools come and go as
+    records do (`toolbus platform`). A source that names hosts runs at those with one of its labels, any other source at every host.
+
+    SIGTERM and Ctrl-C take the host's tools out of the registry, let running calls finish, stop the programs, and exit with 0.
+
+    \b
+    Examples:
+      toolbus platform host
+      toolbus platform host --label gpu --label eu
+      toolbus platform host --name workshop --allow-host localhost:8080
+    """
+    from toolbus.bus.worker.process.event_loop import run_loop
+
+    settings = serving_settings("host", concurrency=concurrency or _CONCURRENCY, grace=grace, lease=lease)
+
+    async def serve() -> None:
+        from toolbus.platform.host.host import Host
+
+        host = Host(settings, labels=labels, name=name, allowed=allowed, folders=folders)
+        end_with(process, settings)
+        async with announced(lambda: probed_worker(host.worker), process, quiet=process.lifeline is not None) as (serving, stopping):
+            await host.run(lambda: serving(instance=host.worker.instance, host=host.id), stopping)
+
+    with refusals(process):
+        run_loop(serve)
+    sys.exit(0)
+
+
+# -- chat ----------------------------------------------------------------------------------------------
+
+
+@command("chat")
+def chat_command(
+    message: str | None,
+    chat_id: Annotated[str, option("Go on with this chat, or begin one with this id.", default="")],
+    user: Annotated[str, option("The tenant on whose behalf you talk; each has chats of their own.", default="")],
+    tool: Annotated[str, option("Tool that answers.", default="chat")],
+    timeout: Annotated[float | None, option("Seconds for an answer (the tool's own, 600).", type=Seconds())],
+    output: Output,
+) -> None:
+    """Talk with the service agent.
+
+    With MESSAGE (- reads it from standard input) it is answered, and the command ends. Without, each line that you type is a message,
+    until Ctrl-D. Ctrl-C stops an answer, and ends the command where none is being given. The service agent is `toolbus worker
+    service-agent`; it remembers a chat by its id, for a week.
+
+    \b
+    Examples:
+      toolbus platform chat "which tools work with images?"
+      toolbus platform chat --chat-id images
+      toolbus platform chat --chat-id images "make me one that rotates them" --output json
+    """
+    settings = settings_with_server()
+    if message is None and output == "json":
+        raise click.UsageError("--output json answers one message; give MESSAGE, or - to read it from standard input")
+    text = read_text("-") if message == "-" else message
+    if text is not None and not text.strip():
+        raise click.UsageError("MESSAGE is empty")
+    from toolbus.sync import ToolBus
+
+    chat = chat_id or f"chat-{secrets.token_hex(4)}"
+    options: dict[str, Any] = {"user": user, "session": chat} | ({} if timeout is None else {"timeout": timeout})
+    with ToolBus(settings=settings) as bus:
+        talk = _Talk(bus, tool, chat, options, quiet=output == "json")
+        if text is None:
+            talk.go_on(sys.stdin.isatty())
+            return
+        result = talk.say(text)
+    if result.error is not None:
+        fail(_failure(result, tool))
+    if output == "json":
+        print_json(result.data if isinstance(result.data, dict) else {"response": result.output or "", "chat_id": chat})
+    elif not chat_id and sys.stderr.isatty():
+        say(f"go on: toolbus platform chat --chat-id {chat}", dim=True, err=True)
+
+
+class _Talk:
+    """The messages of one chat, one after the other."""
+
+    def __init__(self, bus: ToolBus, tool: str, chat_id: str, options: dict[str, Any], *, quiet: bool) -> None:
+        self._bus = bus
+        self._tool = tool
+        self._chat_id = chat_id
+        self._options = options
+        self._quiet = quiet
+
+    def go_on(self, prompting: bool) -> None:
+        """Answer each line of the input until its end."""
+        if prompting:
+            _edit_lines()
+            say(
+                f"chat {visible(self._chat_id)}; Ctrl-D ends it, and `toolbus platform chat --chat-id {visible(self._chat_id)}` goes on",
+                err=True,
+            )
+        while (line := _line(prompting)) is not None:
+            if not line.strip():
+                continue
+            try:
+                result = self.say(line.rstrip("\n"))
+            except KeyboardInterrupt:
+                if not prompting:
+                    raise
+                say("\nstopped", dim=True, err=True)
+                continue
+            if result.error is not None and not prompting:
+                fail(_failure(result, self._tool))
+            if result.error is not None:
+                say(_failure(result, self._tool), fg="red", err=True)
+
+    def say(self, message: str) -> ToolResult:
+        """Send a message, and print the answer as it arrives."""
+        from toolbus import Progress
+        from toolbus.bus.values.events import Finished, Reset, Text
+
+        unfinished = ""
+        with self._bus.stream(self._tool, {"message": message, "chat_id": self._chat_id}, **self._options) as call:
+            for event in call.events():
+                if self._quiet:
+                    continue
+                if isinstance(event, Text):
+                    say(event.text, nl=False)
+                    sys.stdout.flush()
+                    unfinished = event.text
+                elif isinstance(event, Progress) and event.message and sys.stderr.isatty():
+                    say(f"  {event.message}", dim=True, err=True)
+                elif isinstance(event, Reset):
+                    say("\n-- the answer begins again --", dim=True, err=True)
+                elif isinstance(event, Finished) and not unfinished and event.result.success:
+                    unfinished = _response(event.result)
+                    say(unfinished, nl=False)
+            if not self._quiet and unfinished and not unfinished.endswith("\n"):
+                say()
+            return call.result()
+
+
+def _response(result: ToolResult) -> str:
+    said = result.data.get("response") if isinstance(result.data, dict) else None
+    return said if isinstance(said, str) else result.output or ""
+
+
+def _failure(result: ToolResult, tool: str) -> str:
+    error = result.error
+    if error is None:
+        return ""
+    if error.type in {"not_found", "unavailable"} and error.origin == "bus" and not result.output:
+        return f"{error.message or error.type}; the service agent is `toolbus worker service-agent` (asked for the tool {tool!r})"
+    return f"{error.type}: {error.message or error.code}"
+
+
+def _edit_lines() -> None:
+    """Let arrow keys edit lines, and bring earlier ones back."""
+    try:
+        import readline  # noqa: F401 - input() uses it once it is imported
+    except ImportError:
+        return
+
+
+def _line(prompting: bool) -> str | None:
+    """Return the next line, or None at the end of the input."""
+    try:
+        if prompting:
+            return input("> ")
+        line = sys.stdin.readline()
+    except EOFError:
+        say(err=True)
+        return None
+    return line or None
+
+
+_ENV = "TOOLBUS_IM_"
+
+
+@command("im", env=_ENV)
+def im_command(
+    server: Annotated[str, option("Address of the messenger, ws:// or wss://.", required=True)],
+    contact: Annotated[str, option("Name of this contact in the messenger.", required=True)],
+    tool: Annotated[str, option("Tool that answers.", default="chat")],
+    user: Annotated[str, option("The tenant on whose behalf messages are answered, and who has their chats.", default="im")],
+    shared: Annotated[tuple[str, ...], option("A window that all senders share, with its memory (repeatable).", metavar="WINDOW")],
+    state: Annotated[Path | None, option("Folder of the windows (toolbus/im/CONTACT in ~/.local/state).", type=Folder)],
+    lifeline: Lifeline,
+) -> None:
+    """Connect a messenger's windows with the service agent.
+
+    One socket carries the messages of many windows. Each is kept on the disk before its sender is told so, answered once by the tool
+    `chat`, and its answer goes to the sender's window, also when this process is killed in between. A token in TOOLBUS_IM_TOKEN is sent
+    as a bearer token.
+
+    \b
+    Examples:
+      toolbus platform im --server ws://localhost:8765 --contact tool_agent
+    """
+    from toolbus.bus.worker.process.event_loop import run_loop
+
+    if not _is_address(server):
+        raise click.UsageError("--server is an address such as ws://localhost:8765")
+    if not contact.strip() or len(contact) > 255:
+        raise click.UsageError("--contact is a name of 1 to 255 characters")
+    folder = state or _usual(contact)
+    settings = serving_settings("im")
+    run_loop(lambda: _connect(settings, server, contact, tool, user, shared, folder, lifeline))
+
+
+def _is_address(server: str) -> bool:
+    try:
+        address = urlsplit(server)
+        return address.scheme in {"ws", "wss"} and bool(address.hostname) and address.port != 0
+    except ValueError:
+        return False
+
+
+def _usual(contact: str) -> Path:
+    from toolbus.agent.im.window import folder_of
+
+    base = os.environ.get("XDG_STATE_HOME", "")
+    return (Path(base) if Path(base).is_absolute() else Path.home() / ".local/state") / "toolbus/im" / folder_of(contact)
+
+
+async def _connect(
+    settings: Settings, server: str, contact: str, tool: str, user: str, shared: tuple[str, ...], folder: Path, lifeline: int | None
+) -> None:
+    from toolbus import ToolBus
+
+    try:
+        from toolbus.agent.im.connector import Connector
+    except ImportError as error:
+        fail(f"the messenger needs {error.name}: pip install 'toolbus[im]'")
+    from toolbus.agent.im.window import Windows
+
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    if lifeline is not None:
+        watch_lifeline(lifeline, stop.set, settings.grace)
+    with Windows(folder, shared) as windows:
+        async with ToolBus(settings=settings) as bus:
+            connector = Connector(server, contact, windows, bus, tool, user=user, token=os.environ.get(f"{_ENV}TOKEN", "").strip())
+            running = asyncio.create_task(connector.run())
+            stopping = asyncio.create_task(stop.wait())
+            report_state(lifeline, ChildState(serving=True))
+            try:
+                await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                running.cancel()
+                stopping.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await running
+                await connector.leave()

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar
 
 import click
 
@@ -17,7 +16,10 @@ from toolbus.operations.cli.output import Columns, ask_first, fail, print_json, 
 if TYPE_CHECKING:
     from toolbus.bus.broker.admin import Admin
     from toolbus.bus.broker.versions import NamespaceVersion
-    from toolbus.operations.conformance.checks import Outcome
+    from toolbus.operations.conformance.checks import Outcome, Table
+    from toolbus.operations.conformance.scene import Scene
+
+    C = TypeVar("C", bound=Scene)
 
 
 @group("protocol")
@@ -192,10 +194,10 @@ def worker_command(checks: Checks) -> None:
       toolbus protocol conformance worker --level 1 -- node examples/node/worker.mjs
       toolbus protocol conformance worker --level 3 -- toolbus worker toolbus.operations.conformance.checks
     """
-    from toolbus.operations.conformance.running import try_worker
+    from toolbus.operations.conformance.scene import WorkerScene
     from toolbus.operations.conformance.worker_checks import WORKER
 
-    _report(checks, [check.name for check in WORKER.checks], try_worker)
+    _report(checks, WORKER, WorkerScene, first_decides=not checks.only)
 
 
 @command("agent", into=conformance_command, context_settings=_OPTIONS)
@@ -211,25 +213,26 @@ def agent_command(checks: Checks) -> None:
       toolbus protocol conformance agent --level 2 -- python -m toolbus.operations.conformance.agent
     """
     from toolbus.operations.conformance.agent_checks import AGENT
-    from toolbus.operations.conformance.running import try_agent
+    from toolbus.operations.conformance.scene import AgentScene
 
-    _report(checks, [check.name for check in AGENT.checks], try_agent)
-
-
-_Try = Callable[[tuple[str, ...], int, tuple[str, ...], Callable[["Outcome"], None]], Coroutine[Any, Any, list["Outcome"]]]
+    _report(checks, AGENT, AgentScene)
 
 
-def _report(checks: Checks, known: list[str], run: _Try) -> None:
+def _report(checks: Checks, table: Table[C], kind: type[C], *, first_decides: bool = False) -> None:
     """Run checks, and print the outcome of each as it comes; the exit code is 1 if one does not hold."""
+    from toolbus.operations.conformance.scene import run_checks
+
+    known = [check.name for check in table.checks]
     for name in checks.only:
         if name not in known:
             raise click.UsageError(f"there is no check {name!r}; there are {', '.join(known)}")
 
-    def told(outcome: Outcome) -> None:
+    def report(outcome: Outcome) -> None:
         if checks.output == "text":
             say(f"L{outcome.level} {'ok    ' if outcome.holds else 'BROKEN'} {outcome.name}: {outcome.problem or outcome.meaning}")
 
-    found = asyncio.run(run(checks.command, checks.level, checks.only, told))
+    chosen = table.chosen(checks.level, checks.only)
+    found = asyncio.run(run_checks(kind, chosen, checks.command, report, first_decides=first_decides))
     holding = sum(outcome.holds for outcome in found)
     if checks.output == "json":
         names = ("level", "name", "holds", "meaning", "problem")

@@ -1,19 +1,24 @@
-"""``secure approve`` and ``pins``: decide which form of a tool may be used, and which recorded tools hosts may run."""
+"""``secure``: which form of a tool may be used and which recorded tools run, tokens of gateways, and rights on the server."""
 
 from __future__ import annotations
 
-import getpass
+import datetime
+import os
+import re
+import tempfile
+import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import click
 import msgspec
 
 from toolbus.bus.client.tools.catalogue import unusable
 from toolbus.bus.support.display import one_line, visible
-from toolbus.operations.cli.command import JSON, Output, command, digest, group, option
-from toolbus.operations.cli.common import namespace_of, with_admin
-from toolbus.operations.cli.output import ask_first, fail, moment, print_json, print_table, say, warn
+from toolbus.operations.cli.command import JSON, Groups, Names, Output, argument, command, digest, group, option
+from toolbus.operations.cli.common import login_name, namespace_of, settings_of, with_admin
+from toolbus.operations.cli.output import Columns, ask_first, fail, moment, print_json, say, say_content, show, warn
 
 if TYPE_CHECKING:
     from toolbus.bus.broker.admin import Admin
@@ -21,6 +26,7 @@ if TYPE_CHECKING:
     from toolbus.bus.broker.protocols import RefusedTool
     from toolbus.bus.client.tools.catalogue import Catalogue
     from toolbus.bus.client.tools.tool import Tool
+    from toolbus.bus.values.secrets import TokenRecord
     from toolbus.platform.records import RecordedTool
     from toolbus.platform.review import Review
 
@@ -58,26 +64,18 @@ def list_command(
 
     Recorded tools, and new revisions of them, that wait for approval are pending.
     """
-    found = [each for each in with_admin(lambda admin: admin.pins.all()) if not states or each.state in states]
-    waiting = with_admin(_waiting) if not states or "pending" in states else []
-    if output == "json":
-        print_json([*found, *waiting])
-        return
-    rows = [
-        (*_heading(each.name, each.service, each.state, each.digest), ", ".join(each.changes) or one_line(each.reason, 60), each.by, at)
-        for each in found
-        for at in (moment(each.at, "%Y-%m-%d %H:%M") if each.at else "",)
-    ]
-    rows += [
-        (*_heading(each["name"], each["service"], each["state"], each["digest"]), ", ".join(each["changes"]), each["by"], "")
-        for each in waiting
-    ]
-    columns = ("TOOL", "SERVICE", "STATE", "DIGEST", "ABOUT", "BY", "AT")
-    print_table(columns, rows, empty=f"no tools and no decisions{namespace_of()}")
-
-
-def _heading(name: str, service: str, state: str, digest: str) -> tuple[str, str, str, str]:
-    return name, service, state, digest[:16]
+    found = [msgspec.to_builtins(each) for each in with_admin(lambda admin: admin.pins.all()) if not states or each.state in states]
+    found += with_admin(_waiting) if not states or "pending" in states else []
+    columns: Columns = {
+        "TOOL": "name",
+        "SERVICE": "service",
+        "STATE": "state",
+        "DIGEST": lambda each: each.get("digest", "")[:16],
+        "ABOUT": lambda each: ", ".join(each.get("changes", ())) or one_line(each.get("reason", ""), 60),
+        "BY": "by",
+        "AT": lambda each: moment(each["at"], "%Y-%m-%d %H:%M") if each.get("at") else "",
+    }
+    show(output, found, columns, empty=f"no tools and no decisions{namespace_of()}")
 
 
 @command("show", JSON, into=pins_command)
@@ -133,7 +131,7 @@ def reject_command(name: str, reason: Reason) -> None:
     if with_admin(lambda admin: Records(admin).remove(f"pending/{name}")):
         say(f"rejected what waited for approval as {visible(name)}; what is served stays")
         return
-    with_admin(lambda admin: admin.pins.reject(name, by=_who(), reason=reason))
+    with_admin(lambda admin: admin.pins.reject(name, by=login_name(), reason=reason))
     say(f"rejected {name}")
 
 
@@ -171,7 +169,7 @@ def approve_command(
 
 
 def _approve(names: tuple[str, ...], digest: str, reason: str, output: str) -> None:
-    by = _who()
+    by = login_name()
 
     async def main(admin: Admin) -> tuple[list[PinnedTool], dict[str, str]]:
         approved = [await admin.pins.approve(name, by=by, reason=reason, digest=digest) for name in names]
@@ -187,14 +185,6 @@ def _approve(names: tuple[str, ...], digest: str, reason: str, output: str) -> N
         warn(f"{visible(name)}: {visible(warning)}")
     if not found:
         say("every tool is approved or rejected", err=True)
-
-
-def _who() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError, ImportError):
-        # A user of a container may have no name.
-        return ""
 
 
 def _nothing(name: str) -> str:
@@ -253,7 +243,7 @@ def _approve_recorded(review: Review, *, digest: str, yes: bool, reason: str, ou
             print_json(review)
             fail(f"not approved; `toolbus secure approve {visible(review.tool_id)} --digest {review.digest}` approves this form")
         if output != "json":
-            _show(review)
+            _print(review)
         if not yes:
             ask_first(f"Approve {visible(review.tool_id)} ({review.digest[:16]})?")
 
@@ -261,7 +251,7 @@ def _approve_recorded(review: Review, *, digest: str, yes: bool, reason: str, ou
         from toolbus.operations.cli.platform import sync_after
         from toolbus.platform.store import Records
 
-        approved = await Records(admin).approve(review.tool_id, digest=digest or review.digest, by=_who(), reason=reason)
+        approved = await Records(admin).approve(review.tool_id, digest=digest or review.digest, by=login_name(), reason=reason)
         await sync_after(admin)
         return approved
 
@@ -276,7 +266,7 @@ def _approve_recorded(review: Review, *, digest: str, yes: bool, reason: str, ou
         warn(visible(review.unpinned))
 
 
-def _show(review: Review) -> None:
+def _print(review: Review) -> None:
     """Print a review for a person."""
     kind = "a new tool" if review.is_new else f"revision {review.revision} of a tool that is served"
     by = f", made by {visible(review.made_by)}" if review.made_by else ""
@@ -335,3 +325,240 @@ def _refused_presets(presets: Mapping[str, bytes]) -> list[RefusedTool]:
         # Without the packages of the toolkit, nobody here uses presets.
         return []
     return [RefusedTool(f"toolkit/{name}", "", reason) for name, reason in unreadable(presets).items()]
+
+
+# -- tokens, and rights on the server ------------------------------------------------------------------
+
+_DAYS = {"h": 1 / 24, "d": 1.0, "w": 7.0}
+_LONGEST = 36_500.0
+File = Annotated[str | None, option("The file of tokens; without it they are kept on the server.", type=click.Path(dir_okay=False))]
+
+
+@group("tokens")
+def tokens_command() -> None:
+    """Look after the bearer tokens of gateways.
+
+    Tokens are kept as hashes, on the server (every gateway of the namespace that is started with --shared-tokens accepts them) or in a
+    file (toolbus serve --tokens FILE). A revoked token is refused everywhere within seconds.
+
+    \b
+    Examples:
+      toolbus secure tokens add ci --user acme --group search --rate 100/minute --expires 90d
+      toolbus secure tokens add ops --permission call --permission observe --permission operate
+      toolbus secure tokens list
+      toolbus secure tokens revoke ci
+    """
+
+
+@command("add", into=tokens_command)
+def tokens_add(
+    name: str,
+    user: Annotated[str, option("The user, and so the tenant, of its calls.", default="")],
+    groups: Groups,
+    tools: Names,
+    permissions: Annotated[
+        tuple[Literal["call", "observe", "operate"], ...],
+        option("A permission (may be repeated); call when none is given.", "--permission"),
+    ],
+    rate: Annotated[str | None, option("Most requests, such as 100/minute.")],
+    expires: Annotated[str | None, option("When it ends: a time from now such as 12h, 90d or 4w, or a date; never when left out.")],
+    file: File,
+    output: Output,
+) -> None:
+    """Make a token and print it, this once. Only its hash is kept.
+
+    \b
+    Example:
+      toolbus secure tokens add ci --user acme --expires 90d
+    """
+    from toolbus.bus.values.results import ConfigurationError
+    from toolbus.bus.values.secrets import Rate, TokenRecord, new_token
+
+    token, ident, hashed = new_token()
+    now = time.time()
+    try:
+        record = TokenRecord(
+            ident,
+            hashed,
+            name,
+            user,
+            groups or None,
+            tools or None,
+            tuple(dict.fromkeys(permissions)) or ("call",),
+            Rate.parse(rate) if rate else None,
+            round(now, 3),
+            None if expires is None else _expires(expires, now),
+        )
+        # Names have bounds, which are checked when a record is read.
+        msgspec.convert(msgspec.to_builtins(record), TokenRecord)
+    except ConfigurationError as error:
+        raise click.UsageError(str(error)) from None
+    except msgspec.ValidationError as error:
+        raise click.UsageError(f"this can't be a token's: {error}") from None
+    if not name:
+        raise click.UsageError("a token needs a name, by which it is listed")
+    if file is None:
+        with_admin(lambda admin: _add(admin, record))
+    else:
+        records = _read_tokens(Path(file), missing=True)
+        if any(each.name == name for each in records):
+            fail(_taken(name))
+        _write_tokens(Path(file), [*records, record])
+    if output == "json":
+        print_json({"token": token, "id": ident, "name": name})
+        return
+    say(f"the token {name} ({ident}), which is shown this once:", err=True)
+    say_content(token)
+
+
+@command("list", into=tokens_command)
+def tokens_list(file: File, output: Output) -> None:
+    """List the tokens: whom each stands for and what it may do, and nothing from which it could be made."""
+    found = with_admin(lambda admin: admin.tokens.all()) if file is None else _read_tokens(Path(file))
+    now = time.time()
+    show(
+        output,
+        found,
+        {
+            "ID": "id",
+            "NAME": "name",
+            "USER": "user",
+            "GROUPS": lambda each: "all" if each.groups is None else ", ".join(each.groups),
+            "TOOLS": lambda each: "all" if each.tools is None else ", ".join(each.tools),
+            "MAY": lambda each: ", ".join(each.permissions),
+            "RATE": lambda each: "" if each.rate is None else str(each.rate),
+            "EXPIRES": lambda each: _expiry(each, now),
+        },
+        empty=f"no tokens{f' in {file}' if file else namespace_of()}; `toolbus secure tokens add NAME` makes one",
+        document=[{name: value for name, value in msgspec.to_builtins(each).items() if name != "hash"} for each in found],
+    )
+
+
+def _expiry(record: TokenRecord, now: float) -> str:
+    if record.expires is None:
+        return "never"
+    return moment(record.expires, "%Y-%m-%d %H:%M", unknown="far off") + (" (over)" if record.has_expired(now) else "")
+
+
+@command("revoke", into=tokens_command)
+def tokens_revoke(name: str, file: File) -> None:
+    """Refuse a token from now on, by its id or its name. Calls that run go on."""
+    if file is None:
+        revoked = with_admin(lambda admin: _revoke(admin, name))
+    else:
+        records = _read_tokens(Path(file))
+        revoked = [each.id for each in records if name in {each.id, each.name}]
+        if revoked:
+            _write_tokens(Path(file), [each for each in records if each.id not in revoked])
+    if not revoked:
+        fail(f"there is no token {name!r}{'' if file else namespace_of()}; `toolbus secure tokens list` shows them")
+    say(f"revoked {name} ({', '.join(revoked)})")
+
+
+async def _add(admin: Admin, record: TokenRecord) -> None:
+    if any(each.name == record.name for each in await admin.tokens.all()):
+        fail(_taken(record.name))
+    await admin.tokens.add(record)
+
+
+async def _revoke(admin: Admin, name: str) -> list[str]:
+    named = [each.id for each in await admin.tokens.all() if each.name == name]
+    # An id is enough for a record that can't be read.
+    return [ident for ident in dict.fromkeys([*named, name]) if await admin.tokens.revoke(ident)]
+
+
+def _taken(name: str) -> str:
+    return f"there is a token {name!r} already; choose another name, or `toolbus secure tokens revoke` it first"
+
+
+def _read_tokens(path: Path, *, missing: bool = False) -> list[TokenRecord]:
+    from toolbus.edges.gateway.auth.credentials import read
+
+    if missing and not path.exists():
+        return []
+    return sorted(read(path).values(), key=lambda each: (each.name, each.id))
+
+
+def _write_tokens(path: Path, records: list[TokenRecord]) -> None:
+    """Replace the file in one step, so that no gateway reads half of it."""
+    from toolbus.bus.values.secrets import TokenFile
+
+    document = msgspec.json.format(msgspec.json.encode(TokenFile(tuple(records))))
+    path = path.resolve()
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        if path.exists():
+            # The gateway may run as another user.
+            Path(temporary).chmod(path.stat().st_mode & 0o777)
+        with os.fdopen(handle, "wb") as file:
+            file.write(document + b"\n")
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _expires(text: str, now: float) -> float:
+    found = re.fullmatch(r"([0-9]{1,6})([hdw])", text)
+    if found is not None and 0 < (days := int(found[1]) * _DAYS[found[2]]) <= _LONGEST:
+        return round(now + days * 86_400)
+    try:
+        moment = datetime.datetime.fromisoformat(text)
+    except ValueError:
+        raise click.UsageError(
+            f"--expires is a time from now such as 12h, 90d or 4w, or a date like 2030-01-31, not {text[:50]!r}"
+        ) from None
+    end = (moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)).timestamp()
+    if end <= now:
+        raise click.UsageError(f"--expires {text[:50]} is over already")
+    return end
+
+
+_ROLES = ("agent", "worker", "nested", "platform", "approver", "messenger", "gateway", "operator", "monitor", "scaler")
+
+
+@command("acl", no_args_is_help=True)
+def acl_command(
+    roles: Annotated[tuple[str, ...], argument(required=True, type=click.Choice(_ROLES), metavar="ROLE...")],
+    output: Annotated[Literal["acl", "json"], option("Rules of the server, or JSON.", default="acl")],
+) -> None:
+    """Print the least rights on the server that a user with a ROLE needs, for ACL SETUSER or an ACL file.
+
+    \b
+    agent      calls tools, answers confirmations, keeps conversations
+    worker     serves tools
+    nested     calls other tools from handlers; give it to a worker's user, beside worker
+    platform   hosts, coding agent, service agent
+    approver   records tools and decides about them; beside gateway for its page, beside platform for --auto-approve
+    messenger  the connector of `toolbus platform im`
+    gateway    serves tools over HTTP and MCP, keeps groups, reads tokens, watches
+    operator   looks after everything with this command
+    monitor    watches, and changes nothing
+    scaler     KEDA's scaler of workers: counts requests, and is no process of toolbus
+
+    The rules are of one namespace, and keep the user's passwords. See docs/how-to/roles.md.
+
+    \b
+    Examples:
+      redis-cli ACL SETUSER alice on '>secret' $(toolbus secure acl agent)
+      toolbus secure acl worker nested --namespace prod
+      echo "user worker on #$HASH $(toolbus secure acl worker)" >> users.acl
+    """
+    from toolbus.bus.broker.access import ROLES, rights
+
+    settings = settings_of()
+    found = rights(roles, settings.namespace)
+    if output == "acl":
+        say(found.rules())
+        return
+    print_json(
+        {
+            "roles": {name: ROLES[name].about for name in roles},
+            "namespace": settings.namespace,
+            "rules": found.rules(),
+            "commands": found.commands,
+            "keys": {"read_write": found.given, "read": found.reads, "write": found.writes},
+            "channels": found.channels,
+            "alone": [{"command": command, "keys": patterns} for command, patterns in found.alone],
+        }
+    )

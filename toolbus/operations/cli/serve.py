@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import click
 
 from toolbus.bus.values.settings import Settings
-from toolbus.operations.cli.command import Groups, Lifeline, Names, Port, Probes, Seconds, User, command, option, setting
+from toolbus.operations.cli.command import Groups, Names, Port, ProcessOptions, Seconds, User, command, option, setting
 from toolbus.operations.cli.common import GATEWAY_PORT, needs_gateway, serving_settings, settings_with_server
 from toolbus.operations.cli.output import fail
-from toolbus.operations.cli.serving import announced, end_with
+from toolbus.operations.cli.worker import announced, end_with
 
 if TYPE_CHECKING:
     from toolbus.edges.gateway.auth.options import AuthOptions
@@ -68,10 +68,9 @@ def serve_command(
             metavar="MB",
         ),
     ],
-    probes: Probes,
+    process: ProcessOptions,
     access: Access,
     listening: Annotated[int | None, option(hidden=True, kept=True)],
-    lifeline: Lifeline,
 ) -> None:
     """Offer the tools of the bus over HTTP.
 
@@ -112,7 +111,7 @@ def serve_command(
     place = listen(host, port) if listening is None else socket.socket(fileno=listening)
     options = GatewayOptions(chat=chat, resume=resume, heartbeat=heartbeat, buffer=buffer)
     with place:
-        run_loop(lambda: _serve(settings, options, auth, guards, place, probes, lifeline, is_open=is_open))
+        run_loop(lambda: _serve(settings, options, auth, guards, place, process, is_open=is_open))
     sys.stdout.flush()
 
 
@@ -122,8 +121,7 @@ async def _serve(
     auth: AuthOptions,
     guards: GuardOptions,
     place: socket.socket,
-    probes: Probes,
-    lifeline: int | None,
+    process: ProcessOptions,
     *,
     is_open: bool,
 ) -> None:
@@ -136,13 +134,13 @@ async def _serve(
     from toolbus.edges.gateway.options import Everyone
     from toolbus.edges.gateway.serving import serve
 
-    end_with(lifeline, settings)
+    end_with(process, settings)
     async with ToolBus(settings=settings) as bus:
         authenticator = authenticator_of(bus, auth)
         gateway = Gateway(bus, authenticator or Everyone(), options)
         app = guarded(application(gateway), guards)
         served = app if is_open or authenticator is not None else KnownHosts(app)
-        async with announced(lambda: ProbedGateway(gateway), probes, lifeline, quiet=False) as (serving, stopping):
+        async with announced(lambda: ProbedGateway(gateway), process) as (serving, stopping):
             await serve(served, gateway, place, grace=settings.grace, on_serving=serving, on_stopping=stopping)
 
 

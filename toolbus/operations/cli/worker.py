@@ -1,19 +1,32 @@
-"""``worker``: serve tools."""
+"""``worker``: serve tools; and what all commands that serve have in common: probes, the line to their parent, copies of themselves."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
+import signal
 import sys
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 
+from toolbus.bus.values.results import ConfigurationError, ToolbusError
 from toolbus.bus.values.settings import Settings
-from toolbus.bus.worker.process.autoscaler import Bounds
-from toolbus.operations.cli.command import Concurrency, Grace, Lifeline, Probes, argument, command, option, setting
-from toolbus.operations.cli.common import serving_settings
-from toolbus.operations.cli.serving import child_words, end_with, refusals, run_worker, supervise
+from toolbus.bus.worker.process.lifeline import Bounds, ChildState, Notifier, end_process, load_reports, report_state, watch_lifeline
+from toolbus.operations.cli.command import Command, Concurrency, Grace, ProcessOptions, argument, command, option, setting
+from toolbus.operations.cli.common import NotMendable, environment_of, reason, serving_settings
+from toolbus.operations.cli.output import Failure
+
+if TYPE_CHECKING:
+    from toolbus.bus.worker.process.health import Probed
+    from toolbus.bus.worker.worker import Worker
+
+# Seconds that children may take beyond their grace period, until they are killed and what they held is others'.
+_OF_CHILDREN = 10.0
+
 
 _MOST = 256
 
@@ -52,9 +65,8 @@ def worker_command(
     lease: Annotated[float | None, setting("lease", "Seconds after which another worker takes over a dead worker's calls")],
     around: Annotated[tuple[str, ...], option("Middleware, or a list of it (may be repeated).", "--middleware", metavar="MODULE:NAME")],
     health_file: Annotated[Path | None, option("Touch this file regularly while the worker can serve (one process only).")],
-    probes: Probes,
+    process: ProcessOptions,
     examples: Annotated[bool, option("Serve the examples of toolbus, too.", hidden=True)],
-    lifeline: Lifeline,
     report_load: Annotated[bool, option("Tell the process at the lifeline how busy this one is.", hidden=True)],
 ) -> None:
     """Serve the tools of each TARGET.
@@ -82,16 +94,14 @@ def worker_command(
         raise click.UsageError("--health-file is for one process; leave --processes out, or use --health-port")
     if not targets and not examples:
         raise click.UsageError("name what to serve: a file (jokes.py), a module, or an installed service (toolbus see workers lists them)")
-    settings = serving_settings("worker", lifeline=lifeline, concurrency=concurrency, grace=grace, lease=lease)
-    with refusals(lifeline):
+    settings = serving_settings("worker", lifeline=process.lifeline, concurrency=concurrency, grace=grace, lease=lease)
+    with refusals(process):
         if processes.most > 1 or reload:
             watch = folders((*targets, *around)) if reload else ()
             words = child_words(report_load=processes.most > processes.least)
-            code = run_loop(lambda: supervise(settings, "worker", words, processes=processes, lifeline=lifeline, place=probes, watch=watch))
+            code = run_loop(lambda: supervise(settings, "worker", words, processes, process, watch))
         else:
-            code = run_loop(
-                lambda: _work(settings, targets, around, health_file, probes, lifeline, examples=examples, report_load=report_load)
-            )
+            code = run_loop(lambda: _work(settings, targets, around, health_file, process, examples=examples, report_load=report_load))
     sys.exit(code)
 
 
@@ -100,25 +110,23 @@ async def _work(
     targets: tuple[str, ...],
     around: tuple[str, ...],
     health_file: Path | None,
-    probes: Probes,
-    lifeline: int | None,
+    process: ProcessOptions,
     *,
     examples: bool,
     report_load: bool,
 ) -> int:
     from toolbus.bus import telemetry
     from toolbus.bus.worker import loading
-    from toolbus.bus.worker.process.autoscaler import load_reports
     from toolbus.bus.worker.worker import Worker
     from toolbus.edges.mounts.mount import mounted
 
     served = [*(loading.examples() if examples else ()), *map(_mounting, map(loading.load, targets))]
-    end_with(lifeline, settings)
+    end_with(process, settings)
     async with mounted(served) as serve_with:
         worker = Worker(served, settings=settings, middleware=_middleware(around))
         serve_with(worker)
-        async with load_reports(worker, lifeline if report_load else None) as opened:
-            await run_worker(worker, probes, lifeline, health_file=health_file, on_open=opened)
+        async with load_reports(worker.statistics, process.lifeline if report_load else None) as opened:
+            await run_worker(worker, process, health_file=health_file, on_open=opened)
     if worker.stuck:
         # A thread can't be stopped; its call was given up, and it must not keep the process alive.
         telemetry.flush_logging()
@@ -147,3 +155,181 @@ def _middleware(places: tuple[str, ...]) -> list[Any]:
         each = load(place)
         found += each if isinstance(each, (list, tuple)) else [each]
     return found
+
+
+# -- of every command that serves ----------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def refusals(process: ProcessOptions) -> Iterator[None]:
+    """Let the process that started this one, if there is one, say why the worker ends."""
+    from toolbus.bus import telemetry
+    from toolbus.bus.values.results import RegistrationRefused
+
+    try:
+        yield
+    except ToolbusError as error:
+        mendable = isinstance(error, (ConfigurationError, RegistrationRefused)) and not isinstance(error, NotMendable)
+        telemetry.flush_logging()
+        if report_state(process.lifeline, ChildState(refused=str(error), mendable=mendable)):
+            sys.exit(1)
+        raise
+    except Exception:
+        report_state(process.lifeline, ChildState(mendable=True))
+        raise
+
+
+def end_with(process: ProcessOptions, settings: Settings) -> None:
+    """Begin the end of this process when the one that started it, if there is one, is gone."""
+    if process.lifeline is not None:
+        watch_lifeline(process.lifeline, end_process, settings.grace)
+
+
+@contextlib.asynccontextmanager
+async def announced(
+    make: Callable[[], Probed], process: ProcessOptions, *, notifier: Notifier | None = None, quiet: bool = False
+) -> AsyncIterator[tuple[Callable[..., None], Callable[[], None]]]:
+    """Answer probes and the service manager; yield what is called when the process serves, and when it begins to end.
+
+    The first is called with what else the process at the lifeline is to know.
+
+    Args:
+        make: makes what answers probes, if a port was given.
+        process: this one.
+        notifier: of the service manager.
+        quiet: log nothing, since nobody but a supervisor asks.
+
+    Raises:
+        NotMendable: the port can't be had.
+    """
+    notifier = notifier or Notifier()
+    probed, port = None, 0
+    async with contextlib.AsyncExitStack() as stack:
+        if process.health_port is not None:
+            from toolbus.bus import telemetry
+            from toolbus.bus.worker.process.health import probes
+
+            probed = make()
+            try:
+                port = await stack.enter_async_context(probes(probed, process.health_host, process.health_port))
+            except OSError as error:
+                raise NotMendable(f"--health-port can't be kept: {reason(error)}") from None
+            if not quiet:
+                telemetry.log.info("health.listening", host=process.health_host, port=port)
+        await stack.enter_async_context(notifier.alive())
+
+        def serving(**state: Any) -> None:
+            if probed is not None:
+                probed.started = True
+            report_state(process.lifeline, ChildState(serving=True, probes=port, **state))
+            notifier.ready()
+
+        yield serving, notifier.stopping
+
+
+async def run_worker(
+    worker: Worker, process: ProcessOptions, *, health_file: Path | None = None, on_open: Callable[[], object] = lambda: None
+) -> None:
+    """Serve until a signal, and answer probes meanwhile.
+
+    Args:
+        worker: not yet opened.
+        process: this one.
+        health_file: kept fresh while the worker is healthy.
+        on_open: called once when the worker is registered.
+
+    Raises:
+        NotMendable: the port or the file can't be kept.
+        ToolbusError: the worker can't serve.
+    """
+    async with announced(lambda: probed_worker(worker), process, quiet=process.lifeline is not None) as (serving, stopping):
+
+        def opened() -> None:
+            serving(instance=worker.instance)
+            on_open()
+
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                kept = None if health_file is None else tasks.create_task(_keep(worker, health_file))
+                await worker.run(opened, stopping)
+                if kept is not None:
+                    kept.cancel()
+        except* ToolbusError as group:
+            raise group.exceptions[0] from None
+
+
+def probed_worker(worker: Worker) -> Probed:
+    """Return what answers probes for a worker."""
+    from toolbus.bus.worker.process.health import ProbedWorker
+
+    return ProbedWorker(worker)
+
+
+async def _keep(worker: Worker, file: Path) -> None:
+    from toolbus.bus.worker.process.health import keep_file
+
+    try:
+        await keep_file(worker, file)
+    except OSError as error:
+        raise NotMendable(f"--health-file can't be kept: {reason(error)}") from None
+
+
+def child_words(**more: Any) -> tuple[list[str], list[str]]:
+    """Return the options, and the arguments, of a child that does the work of the command that runs: all that is not the process's own.
+
+    Args:
+        **more: values of parameters that only children get.
+    """
+    context = click.get_current_context()
+    command = context.command
+    if not isinstance(command, Command):
+        raise TypeError(f"{command!r} is no command of this package")
+    return command.words({**{name: value for name, value in context.params.items() if name not in command.kept}, **more})
+
+
+async def supervise(
+    settings: Settings,
+    name: str,
+    words: tuple[list[str], list[str]],
+    processes: Bounds,
+    process: ProcessOptions,
+    watch: Sequence[Path] = (),
+) -> int:
+    """Keep processes of a toolbus command alive until a signal; return the exit code.
+
+    Args:
+        settings: of the workers.
+        name: of the command.
+        words: its options and its arguments.
+        processes: the fewest and the most; the load decides, if they differ.
+        process: this one, which answers probes for all of them.
+        watch: folders in which changes start them anew.
+    """
+    from toolbus.bus.broker.admin import Admin
+    from toolbus.bus.worker.process.health import CHILD_HOST, ProbedChildren
+    from toolbus.bus.worker.process.supervisor import Supervisor, check_reload
+
+    # Before the environment of the children is made.
+    notifier = Notifier()
+    environment = environment_of(settings)
+    # Refuses an impossible URL.
+    Admin(settings)
+    if watch:
+        check_reload()
+        # Python takes a compiled file for the new one when a change comes within a second and keeps the size.
+        environment["PYTHONDONTWRITEBYTECODE"] = "1"
+    if process.lifeline is not None:
+        watch_lifeline(process.lifeline, lambda: os.kill(os.getpid(), signal.SIGTERM), settings.grace + _OF_CHILDREN)
+    options, arguments = words
+    asked = () if process.health_port is None else ("--health-host", CHILD_HOST, "--health-port", "0")
+    supervisor = Supervisor(
+        [sys.executable, "-m", "toolbus", name, *options, *asked],
+        environment,
+        settings,
+        complain=lambda text: Failure(text).show(),
+        processes=processes,
+        watch=watch,
+        after=["--", *arguments],
+    )
+    async with announced(lambda: ProbedChildren(supervisor), process, notifier=notifier) as (serving, stopping):
+        return await supervisor.run(serving, stopping)

@@ -23,8 +23,7 @@ def _is(end: dict[str, object], text: str | None, error: str | None) -> None:
 @AGENT.check(0)
 async def publishes(scene: AgentScene) -> None:
     """A request has an id of at least 128 random bits, its agent, service, tool, arguments, and a deadline."""
-    await scene.call("1", "hello", timeout=20.0)
-    taken = await scene.taken()
+    taken = await scene.called("1", "hello", timeout=20.0)
     request = taken.request
     for name in ("id", "agent"):
         if not isinstance(request.get(name), str) or not _IDENT.match(request[name]):
@@ -43,8 +42,7 @@ async def publishes(scene: AgentScene) -> None:
 @AGENT.check(0)
 async def keeps_its_reply_stream(scene: AgentScene) -> None:
     """Its reply stream exists before a request is published, and has a TTL that it renews."""
-    await scene.call("1")
-    taken = await scene.taken()
+    taken = await scene.called()
     ttl = int(await scene.probe.run("PTTL", scene.keys.replies(taken.request["agent"])))
     if ttl < 0:
         raise Broken("the reply stream does not exist" if ttl == -2 else "the reply stream has no TTL")
@@ -55,8 +53,7 @@ async def keeps_its_reply_stream(scene: AgentScene) -> None:
 @AGENT.check(0)
 async def tells_errors(scene: AgentScene) -> None:
     """A call that failed ends with the error of its `end` frame."""
-    await scene.call("1")
-    taken = await scene.taken()
+    taken = await scene.called()
     await scene.answer(taken, error={"type": "tool_error", "code": "broken", "message": "no luck"})
     _is(await scene.ended("1"), None, "tool_error")
 
@@ -88,9 +85,7 @@ async def knows_absent_services(scene: AgentScene) -> None:
 @AGENT.check(0)
 async def survives_unreadable_frames(scene: AgentScene) -> None:
     """Entries that are no JSON, no lists, or have frames of wrong types stop nothing."""
-    await scene.call("1")
-    await scene.call("2")
-    first, second = await scene.taken(), await scene.taken()
+    first, second = await scene.called("1"), await scene.called("2")
     for document in (
         b"",
         b"{",
@@ -114,21 +109,19 @@ async def survives_unreadable_frames(scene: AgentScene) -> None:
 @AGENT.check(0)
 async def gives_up_in_time(scene: AgentScene) -> None:
     """A call without an answer ends at its own timeout as deadline_exceeded."""
-    await scene.call("1", timeout=1.0)
-    await scene.taken()
+    await scene.called("1", timeout=1.0)
     _is(await scene.ended("1", 5.0), None, "deadline_exceeded")
 
 
 @AGENT.check(0)
 async def leaves(scene: AgentScene) -> None:
     """At the end of its input it removes its keys and ends."""
-    await scene.call("1")
-    taken = await scene.taken()
+    taken = await scene.called()
     await scene.answer(taken)
     await scene.ended("1")
     await scene.leave()
     agent = taken.request["agent"]
-    left = [key for key in (scene.keys.replies(agent), scene.keys.flushes(agent)) if await scene.probe.run("EXISTS", key)]
+    left = [key for key in (scene.keys.replies(agent), scene.keys.flushes(agent)) if await scene.exists(key)]
     if left:
         raise Broken(f"it left {', '.join(left)} behind")
 
@@ -139,8 +132,7 @@ async def leaves(scene: AgentScene) -> None:
 @AGENT.check(1)
 async def streams(scene: AgentScene) -> None:
     """Text is told piece by piece, also when a frame has several pieces in `texts`."""
-    await scene.call("1")
-    taken = await scene.taken()
+    taken = await scene.called()
     await scene.send(taken, {"seq": 0, "response": "one "})
     await until(lambda: _told(scene, "1", "one "), 5.0, "the first piece was not told before the second")
     await scene.send(taken, {"seq": 1, "texts": ["two ", "three "]}, {"seq": 2, "kind": "end", "end_of_stream": True})
@@ -154,8 +146,7 @@ async def _told(scene: AgentScene, name: str, text: str) -> bool:
 @AGENT.check(1)
 async def drops_repeats(scene: AgentScene) -> None:
     """A frame with a seq that was seen is dropped."""
-    await scene.call("1")
-    taken = await scene.taken()
+    taken = await scene.called()
     await scene.send(
         taken, {"seq": 0, "response": "a"}, {"seq": 0, "response": "a"}, {"seq": 1, "response": "b"}, {"seq": 0, "response": "a"}
     )
@@ -169,8 +160,7 @@ async def drops_repeats(scene: AgentScene) -> None:
 @AGENT.check(1)
 async def waits_for_missing_frames(scene: AgentScene) -> None:
     """Frames that skip a seq are held back until those before them have come."""
-    await scene.call("1")
-    taken = await scene.taken()
+    taken = await scene.called()
     await scene.send(taken, {"seq": 1, "response": "b"}, {"seq": 2, "kind": "end", "end_of_stream": True})
     await asyncio.sleep(0.2)
     if scene.text("1"):
@@ -182,8 +172,7 @@ async def waits_for_missing_frames(scene: AgentScene) -> None:
 @AGENT.check(1)
 async def follows_new_runs(scene: AgentScene) -> None:
     """A later attempt replaces the run: text that differs starts anew after a reset, and late frames of the old run are dropped."""
-    await scene.call("1")
-    taken = await scene.taken()
+    taken = await scene.called()
     await scene.send(taken, {"seq": 0, "response": "old text"})
     await until(lambda: _told(scene, "1", "old text"), 5.0, "the text of the first run was not told")
     await scene.send(taken, {"run": "second", "attempt": 2, "seq": 0, "response": "new"})
@@ -197,8 +186,7 @@ async def follows_new_runs(scene: AgentScene) -> None:
 @AGENT.check(1)
 async def ignores_earlier_attempts(scene: AgentScene) -> None:
     """A run of an earlier attempt than the current one is ignored; a later epoch counts more than an attempt."""
-    await scene.call("1")
-    taken = await scene.taken()
+    taken = await scene.called()
     await scene.send(taken, {"attempt": 3, "seq": 0, "response": "third"})
     await scene.send(taken, {"run": "second", "attempt": 2, "seq": 0, "kind": "end", "end_of_stream": True, "response": "second"})
     await scene.send(taken, {"run": "next", "epoch": 1, "attempt": 1, "seq": 0, "response": "next epoch"})
@@ -210,8 +198,7 @@ async def ignores_earlier_attempts(scene: AgentScene) -> None:
 @AGENT.check(1)
 async def takes_resets(scene: AgentScene) -> None:
     """A frame `reset` voids the text that came before it."""
-    await scene.call("1")
-    taken = await scene.taken()
+    taken = await scene.called()
     await scene.send(taken, {"seq": 0, "response": "void"}, {"seq": 1, "kind": "reset"}, {"seq": 2, "response": "valid"})
     await scene.send(taken, {"seq": 3, "kind": "end", "end_of_stream": True})
     _is(await scene.ended("1"), "valid", None)
@@ -220,8 +207,7 @@ async def takes_resets(scene: AgentScene) -> None:
 @AGENT.check(1)
 async def joins_long_output(scene: AgentScene) -> None:
     """Pieces of kind `output` are the output of the call."""
-    await scene.call("1")
-    taken = await scene.taken()
+    taken = await scene.called()
     await scene.send(taken, {"seq": 0, "kind": "output", "response": "first "}, {"seq": 1, "kind": "output", "response": "second"})
     await scene.send(taken, {"seq": 2, "kind": "end", "end_of_stream": True})
     _is(await scene.ended("1"), "first second", None)
@@ -230,17 +216,15 @@ async def joins_long_output(scene: AgentScene) -> None:
 @AGENT.check(1)
 async def cancels(scene: AgentScene) -> None:
     """A cancelled call ends at once as cancelled, and is taken out of the queue or among the cancelled calls."""
-    await scene.call("waits")
-    waiting = await scene.taken()
+    waiting = await scene.called("waits")
     await scene.cancel("waits")
     _is(await scene.ended("waits", 3.0), None, "cancelled")
 
     async def is_out() -> bool:
-        return not await scene.probe.run("XRANGE", scene.queue, waiting.entry, waiting.entry)
+        return not await scene.waits(waiting.entry)
 
     await until(is_out, 3.0, "a cancelled request that nobody had taken is still in the queue")
-    await scene.call("runs")
-    running = await scene.taken()
+    running = await scene.called("runs")
     await scene.probe.run("XREADGROUP", "GROUP", "g", "kit", "COUNT", 10, "STREAMS", scene.queue, ">")
     await scene.cancel("runs")
     await scene.ended("runs", 3.0)
@@ -255,8 +239,7 @@ async def cancels(scene: AgentScene) -> None:
 async def trims(scene: AgentScene) -> None:
     """Entries that it has read are trimmed from its reply stream."""
     for number in range(20):
-        await scene.call(str(number))
-        taken = await scene.taken()
+        taken = await scene.called(str(number))
         await scene.answer(taken, "x")
         await scene.ended(str(number))
 
@@ -272,8 +255,7 @@ async def trims(scene: AgentScene) -> None:
 @AGENT.check(2)
 async def hides_equal_runs(scene: AgentScene) -> None:
     """A later attempt with the same text goes on where the old one stood, without a reset."""
-    await scene.call("1")
-    taken = await scene.taken()
+    taken = await scene.called()
     await scene.send(taken, {"seq": 0, "response": "the same "})
     await until(lambda: _told(scene, "1", "the same "), 5.0, "the text of the first run was not told")
     await scene.send(
@@ -290,8 +272,7 @@ async def hides_equal_runs(scene: AgentScene) -> None:
 @AGENT.check(2)
 async def tells_gaps(scene: AgentScene) -> None:
     """When missing frames do not come, the call ends as outcome_unknown."""
-    await scene.call("1")
-    taken = await scene.taken()
+    taken = await scene.called()
     await scene.send(taken, {"seq": 0, "response": "a"}, {"seq": 2, "kind": "end", "end_of_stream": True})
     _is(await scene.ended("1", 8.0), None, "outcome_unknown")
 
@@ -299,14 +280,9 @@ async def tells_gaps(scene: AgentScene) -> None:
 @AGENT.check(2)
 async def makes_its_stream_again(scene: AgentScene) -> None:
     """When its reply stream is lost it makes it again, and reads it from the start."""
-    await scene.call("1")
-    taken = await scene.taken()
+    taken = await scene.called()
     stream = scene.keys.replies(taken.request["agent"])
     await scene.probe.run("DEL", stream)
-
-    async def is_there() -> bool:
-        return bool(await scene.probe.run("EXISTS", stream))
-
-    await until(is_there, 20.0, "the reply stream was not made again")
+    await until(lambda: scene.exists(stream), 20.0, "the reply stream was not made again")
     await scene.answer(taken, "after the loss")
     _is(await scene.ended("1", 15.0), "after the loss", None)

@@ -1,32 +1,18 @@
-"""Define checks, gather them in tables, and run them one after another."""
+"""Define checks, and gather them in tables; and the service whose tools they call."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 
-from toolbus.bus.values.results import BrokerError
 from toolbus.bus.worker.function import tool
 from toolbus.bus.worker.service import ToolService
 
 T = TypeVar("T")
-
-
-class Scene(Protocol):
-    """A program under test, and what the kit plays around it."""
-
-    async def prepare(self) -> None:
-        """Have the program running.
-
-        Raises:
-            Broken: it does not start.
-        """
-
-
-S = TypeVar("S", bound=Scene)
+S = TypeVar("S")
 
 LEVELS = {
     0: "answers unary calls",
@@ -35,9 +21,6 @@ LEVELS = {
     3: "once, shared calls",
 }
 """The levels of docs/protocol.md. Each includes those below it."""
-
-# Seconds for one check; each waits for conditions with bounds of its own.
-_MOST = 60.0
 
 
 class Broken(AssertionError):
@@ -94,22 +77,6 @@ class Table(Generic[S]):
         """Return the checks up to a level, lowest level first; with ``only``, those of these names, of whatever level."""
         found = [check for check in self.checks if (check.name in only if only else check.level <= level)]
         return sorted(found, key=lambda check: check.level)
-
-
-async def outcome_of(check: Check[S], scene: S) -> Outcome:
-    """Run one check."""
-    problem = ""
-    try:
-        async with asyncio.timeout(_MOST):
-            await scene.prepare()
-            await check.run(scene)
-    except Broken as broken:
-        problem = str(broken)
-    except TimeoutError:
-        problem = f"the check was not over after {_MOST:g} s"
-    except BrokerError as error:
-        problem = f"the server refused a command: {error}"
-    return Outcome(check.level, check.name, check.meaning, problem)
 
 
 async def until(condition: Callable[[], Awaitable[T | None]], within: float, problem: str) -> T:

@@ -1,29 +1,233 @@
-"""``WorkerScene``: a worker under test on one side, and raw requests and frames on the other."""
+"""The program under test, the server that it runs on, and what the kit plays around it: raw requests and frames."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
 import secrets
+import signal
+import tempfile
 import time
-from types import TracebackType
-from typing import Any, Self
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, TypeVar
 
 import msgspec
 
 from toolbus.bus.broker import scripts
+from toolbus.bus.broker.embedded import EmbeddedServer
 from toolbus.bus.broker.opening import Probe
 from toolbus.bus.values.descriptors import parse_service, parse_tool
+from toolbus.bus.values.results import BrokerError, ConfigurationError
 from toolbus.bus.values.settings import Settings
-from toolbus.operations.conformance.checks import Broken, until
-from toolbus.operations.conformance.program import Program
+from toolbus.operations.conformance.checks import Broken, Check, Outcome, until
 
 SERVICE = "conformance"
 LEASE = 2.0
 """Seconds: ``TOOLBUS_LEASE`` of the program under test."""
 
+# Seconds for one check; each waits for conditions with bounds of its own.
+_MOST = 60.0
 _STARTS = 20.0
 _ANSWERS = 10.0
+# Seconds for a process to end when it is told to.
+_ENDS = 10.0
+_MOST_SHOWN = 400
+
+C = TypeVar("C", bound="Scene")
+
+
+class Program:
+    """A command that is started once or several times, in process groups of their own.
+
+    Args:
+        command: the words of the command.
+        environment: variables beside those of this process.
+    """
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        self._command = list(command)
+        self._environment = {**os.environ, **environment}
+        self._running: list[asyncio.subprocess.Process] = []
+        self._log = Path(tempfile.mkstemp(prefix="toolbus-conformance-", suffix=".log")[1])
+
+    async def start(self, *, pipes: bool = False, **more: str) -> asyncio.subprocess.Process:
+        """Start a process.
+
+        Args:
+            pipes: its standard input and output are read and written here; otherwise its output goes to a file.
+            **more: further variables of its environment.
+
+        Raises:
+            ConfigurationError: the command can't be started.
+        """
+        streams: tuple[int | None, int | IO[bytes]]
+        with self._log.open("ab") as log:
+            streams = (asyncio.subprocess.PIPE, asyncio.subprocess.PIPE) if pipes else (asyncio.subprocess.DEVNULL, log)
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *self._command,
+                    stdin=streams[0],
+                    stdout=streams[1],
+                    stderr=log,
+                    env={**self._environment, **more},
+                    start_new_session=True,
+                    limit=1 << 24,
+                )
+            except OSError as error:
+                raise ConfigurationError(f"can't start {self._command[0]!r}: {error.strerror}") from None
+        self._running.append(process)
+        return process
+
+    def check_alive(self) -> None:
+        """Check that no process has ended by itself.
+
+        Raises:
+            Broken: one has.
+        """
+        for process in self._running:
+            if process.returncode is not None:
+                raise Broken(f"the program ended with exit code {process.returncode}{self.output()}")
+
+    def output(self) -> str:
+        """Return the end of its output, for messages."""
+        text = self._log.read_text(encoding="utf-8", errors="replace").strip()
+        return f"; it said: …{text[-_MOST_SHOWN:]}" if text else ""
+
+    async def stop(self, process: asyncio.subprocess.Process) -> int:
+        """Tell a process to end and return its exit code.
+
+        Raises:
+            Broken: it did not end; it is killed.
+        """
+        self._forget(process)
+        if process.returncode is None:
+            process.send_signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(_ENDS):
+                return await process.wait()
+        except TimeoutError:
+            await self._kill(process)
+            raise Broken(f"it did not end within {_ENDS:g} s of SIGTERM") from None
+
+    async def kill(self, process: asyncio.subprocess.Process) -> None:
+        """End a process without a warning."""
+        self._forget(process)
+        await self._kill(process)
+
+    async def close(self) -> None:
+        """End all processes and remove the file of their output."""
+        for process in list(self._running):
+            await self.kill(process)
+        self._log.unlink(missing_ok=True)
+
+    def _forget(self, process: asyncio.subprocess.Process) -> None:
+        if process in self._running:
+            self._running.remove(process)
+
+    async def _kill(self, process: asyncio.subprocess.Process) -> None:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+
+
+class Scene:
+    """A program under test, and what the kit plays around it.
+
+    Args:
+        settings: the server and namespace, which belong to the kit.
+        probe: says anything to the server.
+        program: the command that starts a process.
+    """
+
+    def __init__(self, settings: Settings, probe: Probe, program: Program) -> None:
+        self.settings = settings
+        self.probe = probe
+        self.program = program
+        self.keys = probe.keys
+        self.queue, self.fence = self.keys.queue(SERVICE), self.keys.fence(SERVICE)
+
+    async def prepare(self) -> None:
+        """Have the program running.
+
+        Raises:
+            Broken: it does not start.
+        """
+        raise NotImplementedError
+
+    async def finish(self, *, held: bool) -> None:
+        """Leave nothing of a check behind that the next one could take for a fault."""
+        raise NotImplementedError
+
+    async def exists(self, key: str) -> bool:
+        """Return whether the server has a key."""
+        return bool(await self.probe.run("EXISTS", key))
+
+    async def waits(self, entry: str) -> bool:
+        """Return whether an entry is in the queue."""
+        return bool(await self.probe.run("XRANGE", self.queue, entry, entry))
+
+
+async def run_checks(
+    kind: type[C], checks: Sequence[Check[C]], command: Sequence[str], report: Callable[[Outcome], object], *, first_decides: bool = False
+) -> list[Outcome]:
+    """Run checks of a program, on a server of its own.
+
+    Args:
+        kind: of program.
+        checks: in their order.
+        command: starts the program.
+        report: called with each outcome as it comes.
+        first_decides: whether a program that does not keep the first of them keeps nothing else, and each check would wait for it.
+
+    Raises:
+        ConfigurationError: the command can't be started.
+    """
+    found: list[Outcome] = []
+    with EmbeddedServer() as server, tempfile.TemporaryDirectory(prefix="toolbus-scripts-") as folder:
+        scripts.write_scripts(Path(folder))
+        settings = Settings.load({}, url=server.url, namespace="conformance", lease=LEASE)
+        environment = {
+            "TOOLBUS_URL": settings.url,
+            "TOOLBUS_NAMESPACE": settings.namespace,
+            "TOOLBUS_LEASE": f"{LEASE:g}",
+            "TOOLBUS_GRACE": "1",
+            "TOOLBUS_SERVICE": SERVICE,
+            "TOOLBUS_SCRIPTS": folder,
+        }
+        program = Program(command, environment)
+        try:
+            async with Probe(settings) as probe:
+                scene = kind(settings, probe, program)
+                for check in checks:
+                    found.append(await _outcome_of(check, scene))
+                    report(found[-1])
+                    if first_decides and not found[0].holds:
+                        break
+        finally:
+            await program.close()
+    return found
+
+
+async def _outcome_of(check: Check[C], scene: C) -> Outcome:
+    """Run one check."""
+    problem = ""
+    try:
+        async with asyncio.timeout(_MOST):
+            await scene.prepare()
+            await check.run(scene)
+    except Broken as broken:
+        problem = str(broken)
+    except TimeoutError:
+        problem = f"the check was not over after {_MOST:g} s"
+    except BrokerError as error:
+        problem = f"the server refused a command: {error}"
+    finally:
+        await scene.finish(held=not problem)
+    return Outcome(check.level, check.name, check.meaning, problem)
 
 
 class Sent(msgspec.Struct):
@@ -33,20 +237,11 @@ class Sent(msgspec.Struct):
     entry: str
 
 
-class WorkerScene:
-    """Starts workers, publishes requests as they stand, and reads the frames as they come.
-
-    Args:
-        settings: the server and namespace, which belong to the kit.
-        program: the command that starts a worker.
-    """
+class WorkerScene(Scene):
+    """Starts workers, publishes requests as they stand, and reads the frames as they come."""
 
     def __init__(self, settings: Settings, probe: Probe, program: Program) -> None:
-        self.settings = settings
-        self.probe = probe
-        self.program = program
-        self.keys = probe.keys
-        self.queue, self.fence = self.keys.queue(SERVICE), self.keys.fence(SERVICE)
+        super().__init__(settings, probe, program)
         self.agent = secrets.token_hex(16)
         self.worker: asyncio.subprocess.Process | None = None
         self._read = "0-0"
@@ -60,11 +255,13 @@ class WorkerScene:
         """Have one worker in the registry, and a reply stream of this agent."""
         if self.worker is None or self.worker.returncode is not None:
             self.worker = await self.program.start()
-        await until(self.instances, _STARTS, f"no worker of {SERVICE!r} is in the registry{self.program.said()}")
+        await until(self.instances, _STARTS, f"no worker of {SERVICE!r} is in the registry{self.program.output()}")
         await self.listen()
 
-    async def begin_anew(self) -> None:
-        """Stop the worker and empty the server."""
+    async def finish(self, *, held: bool) -> None:
+        """After a fault, stop the worker and empty the server."""
+        if held:
+            return
         if self.worker is not None:
             await self.program.kill(self.worker)
             self.worker = None
@@ -85,10 +282,6 @@ class WorkerScene:
         now = await self.now()
         members = await self.probe.run("ZRANGEBYSCORE", self.keys.live, now, "+inf")
         return [each.decode().partition("/")[2] for each in members if each.startswith(f"{SERVICE}/".encode())]
-
-    async def wait(self, seconds: float) -> None:
-        """Let time pass."""
-        await asyncio.sleep(seconds)
 
     # -- requests ---------------------------------------------------------------------------------
 
@@ -126,7 +319,7 @@ class WorkerScene:
 
     async def is_finished(self, sent: Sent) -> bool:
         """Return whether a request was acknowledged and deleted."""
-        return not await self.probe.run("XRANGE", self.queue, sent.entry, sent.entry)
+        return not await self.waits(sent.entry)
 
     async def holder(self, sent: Sent) -> tuple[str, int, int]:
         """Return the consumer that has a request, its idle time (ms) and its delivery count; empty when nobody has it."""
@@ -182,40 +375,6 @@ class WorkerScene:
         return self._frames.get(sent.id, [])
 
 
-def text_of(frames: list[dict[str, Any]]) -> str:
-    """Return the whole text of a call that has ended."""
-    end = frames[-1]
-    if isinstance(end.get("response"), str):
-        return str(end["response"])
-    pieces = [
-        part for frame in frames if frame.get("kind", "text") == "text" for part in (frame.get("texts") or [frame.get("response") or ""])
-    ]
-    return "".join(pieces) + "".join(frame["response"] for frame in frames if frame.get("kind") == "output")
-
-
-def error_of(frames: list[dict[str, Any]]) -> str:
-    """Return the type of the error with which a call ended; empty when it succeeded."""
-    error = frames[-1].get("error")
-    return str(error.get("type", "?")) if isinstance(error, dict) else ""
-
-
-def check_run(frames: list[dict[str, Any]]) -> None:
-    """Check the frames of a call with one run: numbered from 0 without gaps, and one end, which is the last.
-
-    Raises:
-        Broken: they are not.
-    """
-    runs = {frame.get("run") for frame in frames}
-    if len(runs) != 1 or not all(isinstance(run, str) and run for run in runs):
-        raise Broken(f"the frames of one run must have the same token in `run`, not {sorted(map(str, runs))}")
-    numbers = [frame.get("seq", 0) for frame in frames]
-    if numbers != list(range(len(frames))):
-        raise Broken(f"`seq` must count from 0 without gaps, and was {numbers[:20]}")
-    ends = [bool(frame.get("end_of_stream")) for frame in frames]
-    if ends.count(True) != 1 or not ends[-1]:
-        raise Broken(f"exactly one frame has end_of_stream, the last one; there were {ends.count(True)}")
-
-
 _DESCRIBED = {"type": "tool-service", "name": "conformance-echo", "description": "Return a text.", "service": SERVICE}
 
 
@@ -233,7 +392,7 @@ class Taken(msgspec.Struct):
         return str(self.request["id"])
 
 
-class AgentScene:
+class AgentScene(Scene):
     """Starts an agent, tells it what to call, takes its requests, and writes frames as it likes.
 
     The agent reads a JSON object a line, ``{"call": NAME, "service", "tool", "arguments", "timeout"}`` or ``{"cancel": NAME}``, and
@@ -241,31 +400,26 @@ class AgentScene:
     """
 
     def __init__(self, settings: Settings, probe: Probe, program: Program) -> None:
-        self.settings = settings
-        self.probe = probe
-        self.program = program
-        self.keys = probe.keys
-        self.queue = self.keys.queue(SERVICE)
+        super().__init__(settings, probe, program)
         self.events: dict[str, list[dict[str, Any]]] = {}
-        self._worker = secrets.token_hex(16)
-        self._seen = "0-0"
+        self._seen = ""
         self._agent: asyncio.subprocess.Process | None = None
         self._reading: asyncio.Task[None] | None = None
         self._wrong = ""
 
-    async def __aenter__(self) -> Self:
-        return self
-
     async def prepare(self) -> None:
         """Start the agent beside a service that it can call."""
+        self.events, self._seen, self._wrong = {}, "0-0", ""
         await self.probe.run("FLUSHDB")
         await self._register()
         self._agent = await self.program.start(pipes=True)
         self._reading = asyncio.create_task(self._read())
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def finish(self, *, held: bool) -> None:
+        """End the agent."""
         if self._agent is not None:
             await self.program.kill(self._agent)
+            self._agent = None
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.gather(self._reading, return_exceptions=True)
@@ -280,7 +434,7 @@ class AgentScene:
         own = (keys.instances(SERVICE), self.queue, keys.fence(SERVICE), keys.cancelled(SERVICE))
         common = (keys.prefix, secrets.token_hex(6), 3_600_000, 60_000)
         lease = 3_600_000
-        args = (SERVICE, self._worker, "kit", "d", document, lease, secrets.token_hex(8), "", SERVICE, 0, tool.name)
+        args = (SERVICE, secrets.token_hex(16), "kit", "d", document, lease, secrets.token_hex(8), "", SERVICE, 0, tool.name)
         answer = await self.probe.script(scripts.REGISTER, (*tables, *own), *common, *args)
         if answer[0] != b"ok":
             raise Broken(f"the kit can't register its service: {answer}")
@@ -292,6 +446,11 @@ class AgentScene:
     ) -> None:
         """Tell the agent to call a tool."""
         await self._tell({"call": name, "service": service, "tool": tool, "arguments": {"text": text}, "timeout": timeout})
+
+    async def called(self, name: str = "1", text: str = "x", *, timeout: float = 30.0) -> Taken:
+        """Tell the agent to call the tool of the service, and return its request."""
+        await self.call(name, text, timeout=timeout)
+        return await self.taken()
 
     async def cancel(self, name: str) -> None:
         """Tell the agent to cancel a call."""
@@ -315,7 +474,7 @@ class AgentScene:
             self._agent.stdin.write(json.dumps(what).encode() + b"\n")
             await self._agent.stdin.drain()
         except OSError:
-            raise Broken(f"the agent has ended{self.program.said()}") from None
+            raise Broken(f"the agent has ended{self.program.output()}") from None
 
     async def _read(self) -> None:
         if self._agent is None or self._agent.stdout is None:
@@ -345,7 +504,7 @@ class AgentScene:
             if self._wrong:
                 raise Broken(self._wrong)
             if self._agent is not None and self._agent.returncode is not None:
-                raise Broken(f"the agent ended with exit code {self._agent.returncode}{self.program.said()}")
+                raise Broken(f"the agent ended with exit code {self._agent.returncode}{self.program.output()}")
             return [event["end"] for event in self.events.get(name, []) if "end" in event]
 
         ends = await until(found, within, f"the agent told no end of call {name!r}")

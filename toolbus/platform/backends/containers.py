@@ -475,7 +475,7 @@ _MOST_FOLLOWS = 20
 
 
 class Container:
-    """One container; ``started`` makes it run.
+    """One container; ``start`` makes it run.
 
     Args:
         cli: by which it is controlled.
@@ -555,12 +555,12 @@ class Container:
         """End it: ask first, kill it after ``within`` seconds; then remove it, if the daemon answers, and stop following it."""
         if self._is_removed:
             return
-        self._is_removed = True
         if within > 0 and not self.is_ended:
             with contextlib.suppress(CliFailed):
                 await self.cli.run("kill", "--signal", "TERM", self.name)
             if self._life is not None:
                 await asyncio.wait((self._life,), timeout=within)
+        self._is_removed = True
         try:
             with contextlib.suppress(CliFailed):
                 await self.cli.run("rm", "--force", "--volumes", self.name)

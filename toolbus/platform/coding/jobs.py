@@ -24,7 +24,7 @@ from toolbus.bus.values.results import BrokerError, ErrorInfo, ToolbusError, Too
 from toolbus.platform.coding.options import Deployment, Model
 
 if TYPE_CHECKING:
-    from toolbus.bus.broker.creations import Creations
+    from toolbus.bus.broker.held.creations import Creations
 
 # A token of a text has about so many characters, where the endpoint does not count them.
 _CHARACTERS = 4

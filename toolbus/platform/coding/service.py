@@ -30,7 +30,7 @@ from toolbus.platform.coding.run import TaskRuns
 from toolbus.platform.store import Records
 
 if TYPE_CHECKING:
-    from toolbus.bus.broker.creations import Creations
+    from toolbus.bus.broker.held.creations import Creations
 
 # Folders of tasks that the server does not know, such as those of another namespace, are kept for so many seconds.
 _UNKNOWN = 14 * 86_400.0

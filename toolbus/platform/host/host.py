@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, get_args
 import msgspec
 
 from toolbus.bus import telemetry
+from toolbus.bus.broker.held.routes import MOST_LINES
 from toolbus.bus.broker.protocols import HostId
-from toolbus.bus.broker.routes import MOST_LINES
 from toolbus.bus.client.bus import ToolBus
 from toolbus.bus.support.safe_text import described
 from toolbus.bus.telemetry.background import keep_running
@@ -34,7 +34,7 @@ from toolbus.platform.records import RecordedTool, SourceType, ToolRoute, ToolSo
 from toolbus.platform.store import LiveRecords
 
 if TYPE_CHECKING:
-    from toolbus.bus.broker.routes import Routes
+    from toolbus.bus.broker.held.routes import Routes
 
 # Seconds for which changes are gathered before they are told.
 _GATHERED_FOR = 0.1

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import io
 import warnings
 from collections.abc import Sequence
 from typing import Literal
 
 try:
-    import matplotlib as mpl
+    from matplotlib.axes import Axes
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(f"pictures need matplotlib: pip install 'toolbus[draw]' ({error})", name="matplotlib") from None
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
 from toolbus.bus.support.display import one_line
+from toolbus.toolkit.draw import rendered
 from toolbus.toolkit.learning.evaluate import Evaluation
 from toolbus.toolkit.learning.evaluate import Figure as Measured
 from toolbus.toolkit.learning.learn import Change
@@ -36,15 +35,10 @@ def draw(outcome: Outcome, title: str, *, format: Literal["svg", "png"] = "svg")
     figure.suptitle(one_line(title, 100), fontsize=11, parse_math=False)
     _draw_changes(left, changes, len(outcome.changes), 0.5 if outcome.evaluation is None else outcome.evaluation.options.threshold)
     _draw_evaluation(right, outcome.evaluation)
-    written = io.BytesIO()
-    with mpl.rc_context({"svg.hashsalt": "toolbus", "svg.fonttype": "none"}), warnings.catch_warnings():
+    with warnings.catch_warnings():
         # A name may have characters that the font lacks; the viewer of an SVG has its own fonts.
         warnings.simplefilter("ignore", UserWarning)
-        figure.savefig(written, format=format, dpi=120, metadata={"Date": None} if format == "svg" else {"Software": None})
-    if format == "svg":
-        # matplotlib leaves spaces at the ends of lines.
-        return b"".join(line.rstrip() + b"\n" for line in written.getvalue().splitlines())
-    return written.getvalue()
+        return rendered(figure, format, dpi=120)
 
 
 def _draw_changes(axes: Axes, changes: Sequence[Change], total: int, threshold: float) -> None:

@@ -239,13 +239,24 @@ class ExecutionStore(ABC):
             ConfigurationError: the store can't be written.
         """
 
-    @abstractmethod
     def read(self, on_bad: OnBad | None = None) -> Iterator[Execution]:
         """Yield every execution, oldest first.
 
         Raises:
             RecordError: a record can't be read and there is no ``on_bad``.
+            ConfigurationError: the store can't be read.
         """
+        for found in self._records():
+            if isinstance(found, Execution):
+                yield found
+            elif on_bad is None:
+                raise found
+            else:
+                on_bad(found)
+
+    @abstractmethod
+    def _records(self) -> Iterator[Execution | RecordError]:
+        """Yield every execution, oldest first, or the error why its record can't be read."""
 
     @abstractmethod
     def close(self) -> None:
@@ -332,13 +343,7 @@ class SqliteStore(ExecutionStore):
                 raise
         return added
 
-    def read(self, on_bad: OnBad | None = None) -> Iterator[Execution]:
-        """Yield every execution, in the order in which they were added.
-
-        Raises:
-            RecordError: a row can't be read and there is no ``on_bad``.
-            ConfigurationError: the database can't be read.
-        """
+    def _records(self) -> Iterator[Execution | RecordError]:
         last = 0
         while True:
             with self._lock, self._errors():
@@ -348,14 +353,7 @@ class SqliteStore(ExecutionStore):
             if not rows:
                 return
             for last, document in rows:
-                try:
-                    execution = decode(document, f"{self.path}: row {last}")
-                except RecordError as error:
-                    if on_bad is None:
-                        raise
-                    on_bad(error)
-                else:
-                    yield execution
+                yield _decoded(document, f"{self.path}: row {last}")
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -413,13 +411,7 @@ class JsonlStore(ExecutionStore):
             telemetry.log.warning("executions.torn_line", file=str(self.path), bytes=torn)
         return len(lines)
 
-    def read(self, on_bad: OnBad | None = None) -> Iterator[Execution]:
-        """Yield every execution, oldest first.
-
-        Raises:
-            RecordError: a line can't be read and there is no ``on_bad``.
-            ConfigurationError: a file can't be read.
-        """
+    def _records(self) -> Iterator[Execution | RecordError]:
         seen: set[str] = set()
         # A file may be renamed between listing and opening, so keep writers away until all files are open.
         with locked(self.path, reading=True):
@@ -430,14 +422,11 @@ class JsonlStore(ExecutionStore):
                 raise ConfigurationError(f"{self.path} can't be read: {error.strerror or error}") from None
         try:
             for name, file in zip(names, opened, strict=True):
-                for found in _records(name, file):
-                    if isinstance(found, RecordError):
-                        if on_bad is None:
-                            raise found
-                        on_bad(found)
-                    elif found.id not in seen:
-                        seen.add(found.id)
+                for found in _lines(name, file):
+                    if isinstance(found, RecordError) or found.id not in seen:
                         yield found
+                    if isinstance(found, Execution):
+                        seen.add(found.id)
         finally:
             for file in opened:
                 file.close()
@@ -457,7 +446,7 @@ class JsonlStore(ExecutionStore):
             self.path.unlink()
 
 
-def _records(name: Path, file: BinaryIO) -> Iterator[Execution | RecordError]:
+def _lines(name: Path, file: BinaryIO) -> Iterator[Execution | RecordError]:
     """Yield the record of each line, or the error why it can't be read; a last line that was cut off yields nothing."""
     number = 0
     while line := file.readline(MAX_RECORD + 2):

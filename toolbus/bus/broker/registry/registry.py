@@ -10,7 +10,7 @@ import asyncio
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -206,7 +206,8 @@ class Registry:
         """Drop members that seem dead; return how many were, or -1 when the server's clock is another. One that fails keeps no other."""
         try:
             keys = await self._keys_of_all(members)
-            return int(await self._run(scripts.SWEEP, keys, now, int(self._settings.lease * 1000), _LONGEST_LEASE, *members))
+            looks = ("ended", now, int(self._settings.lease * 1000), _LONGEST_LEASE)
+            return int(await self._run(scripts.UNREGISTER, keys, *members, *looks))
         except BrokerUnavailable:
             raise
         except BrokerError as error:
@@ -231,9 +232,10 @@ class Registry:
             ConfigurationError: it is too long.
         """
         check_document(key, document)
-        reply = await self._put((), key, document, owner)
+        documents = [(self._keys.table(key), key, "*", document)]
+        reply = await self._change(documents, owner)
         if reply[0] == b"refused" and not owner and (holders := await self._holders([key])):
-            reply = await self._put(holders, key, document, owner)
+            reply = await self._change(documents, owner, holders)
         if reply[0] == b"refused":
             raise self._item_refused(key, reply[1], owned=bool(owner))
 
@@ -244,7 +246,7 @@ class Registry:
             RegistrationRefused: it belongs to another owner.
             BrokerUnavailable: it is deleted, but too few replicas know it.
         """
-        reply = await self._put((), key, "", owner)
+        reply = await self._change([(self._keys.table(key), key, "*", "")], owner)
         if reply[0] == b"refused":
             raise self._item_refused(key, reply[1], owned=True)
         return int(reply[1]) > 0
@@ -258,7 +260,7 @@ class Registry:
         if self._keys.table(key) == self._keys.items:
             return False
         # The change is told in the log: whoever has read it forgets it, and reads the one in the right table.
-        reply = await self._change(scripts.ITEM, (self._keys.items,), key, "", "")
+        reply = await self._change([(self._keys.items, key, "*", "")])
         return int(reply[1]) > 0
 
     async def replace_items(self, changes: Iterable[ItemChange]) -> str:
@@ -278,11 +280,9 @@ class Registry:
         differing = [each for each in listed if each.expected != each.document]
         if not differing:
             return ""
-        tables = list(dict.fromkeys(self._keys.table(each.key) for each in differing))
-        args: list[bytes | str | int] = []
-        for each in differing:
-            args += [tables.index(self._keys.table(each.key)) + 1, each.key, each.expected or b"", each.document or b""]
-        reply = await self._change(scripts.REPLACE, tables, *args)
+        reply = await self._change(
+            [(self._keys.table(each.key), each.key, b"=" + (each.expected or b""), each.document or b"") for each in differing]
+        )
         return "" if reply[0] == b"ok" else shown(reply[1])
 
     async def _other(self, kept: Iterable[ItemChange]) -> str:
@@ -295,7 +295,8 @@ class Registry:
 
     async def transfer(self, key: str) -> bool:
         """Free a self-published name for another owner; False when it was free."""
-        return int(await self._run(scripts.TRANSFER, (), key)) > 0
+        reply = await self._run(scripts.CHANGE, (self._keys.items,), "", 1, 1, key, "!", "")
+        return int(reply[1]) > 0
 
     async def _holders(self, names: Iterable[str]) -> list[bytes]:
         """Return the keys of the tables of the services for which names are held."""
@@ -349,16 +350,22 @@ class Registry:
         record = f"{_field(key)!r} of {self._keys.names}"
         return item_refused(key, shown(holder), owned=owned, cooldown=self._settings.cooldown, record=record)
 
-    async def _put(self, holders: Iterable[bytes], key: str, document: bytes | str, owner: str) -> Any:
-        return await self._change(scripts.ITEM, (self._keys.table(key), *holders), key, document, owner)
-
-    async def _change(self, script: Script, others: Iterable[bytes | str], *args: Any) -> Any:
+    async def _change(
+        self, documents: Sequence[tuple[str, str, bytes | str, bytes | str]], owner: str = "", holders: Iterable[bytes] = ()
+    ) -> Any:
+        """Change documents: of each its table, its key, what it is expected to be, and what it becomes."""
+        tables = list(dict.fromkeys(table for table, *_ in documents))
+        args: list[bytes | str | int] = [owner, len(tables)]
+        for table, key, expected, becomes in documents:
+            args += (tables.index(table) + 1, key, expected, becomes)
+        others: list[bytes | str] = [*tables, *holders]
         if self._replication is None:
-            return await self._run(script, others, *args)
-        reply, confirmed = await self._replication.run(script, *self._call(others, *args))
+            return await self._run(scripts.CHANGE, others, *args)
+        reply, confirmed = await self._replication.run(scripts.CHANGE, *self._call(others, *args))
         if not confirmed and reply[0] == b"ok":
-            key = args[0] if script is scripts.ITEM else args[1]
-            raise BrokerUnavailable(f"{key!s} is written, but {self._replication.shortage}: a failover may lose it; write it again")
+            raise BrokerUnavailable(
+                f"{documents[0][1]} is written, but {self._replication.shortage}: a failover may lose it; write it again"
+            )
         return reply
 
     async def _run(self, script: Script, others: Iterable[bytes | str], *args: Any) -> Any:

@@ -66,8 +66,8 @@ class Answering:
         self._answered += 1
         if self._answered > _MOST_A_SECOND or not self._link.connected:
             return
-        args = (_KEPT_MS, _encoded(self._statistics(now)), _MOST_ANSWERS)
-        self._link.run(scripts.TELL, (self._keys.answers(question),), args, _told)
+        args = (_MOST_ANSWERS, _KEPT_MS, 2, "a", _encoded(self._statistics(now)))
+        self._link.run(scripts.APPEND, (self._keys.answers(question),), args, _told)
 
     def _statistics(self, now: float) -> InstanceAnswer:
         found = self._listener.answer()

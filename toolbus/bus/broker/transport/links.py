@@ -9,10 +9,9 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from toolbus.bus import telemetry
-from toolbus.bus.broker.forms import Form
 from toolbus.bus.broker.lease.clock import ServerClock
 from toolbus.bus.broker.reading import integer
-from toolbus.bus.broker.scripts import Script
+from toolbus.bus.broker.scripts import Form, Script
 from toolbus.bus.broker.transport.command import (
     ELSEWHERE,
     Command,

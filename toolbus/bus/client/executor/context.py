@@ -19,8 +19,8 @@ from toolbus.bus.values.confirmations import CONFIRM_TIMEOUT
 from toolbus.bus.values.results import ErrorInfo, ToolResult
 
 if TYPE_CHECKING:
-    from toolbus.bus.broker.agent_steps import SessionResults
-    from toolbus.bus.broker.conversations import Conversations
+    from toolbus.bus.broker.held.conversations import Conversations
+    from toolbus.bus.broker.held.tasks import SessionResults
 
 RULES: Mapping[str, rules.Rule] = {
     "tools": rules.or_none(rules.Rule("a view of tools (bus.tools.filter(…))", lambda value: isinstance(value, ToolView))),

@@ -15,9 +15,9 @@ from toolbus.bus.client.executor.toolcalls import CallOrder
 from toolbus.bus.client.tools.view import ToolView
 
 if TYPE_CHECKING:
-    from toolbus.bus.broker.agent_steps import SessionResults
     from toolbus.bus.broker.confirmations import Confirmations
-    from toolbus.bus.broker.conversations import Conversations
+    from toolbus.bus.broker.held.conversations import Conversations
+    from toolbus.bus.broker.held.tasks import SessionResults
     from toolbus.bus.broker.limits import Tallies
 
 

@@ -1,6 +1,5 @@
 #!lua flags=allow-oom
--- include transport/_moving
--- include finish/_reply
+-- include streams/_streams
 -- Answer a confirmation request: exactly one answer wins, and its asker is told in the same step.
 -- KEYS: 1 the request, 2 the open requests
 -- ARGV: 1 id, 2 answer, 3 token of this answer, 4 key prefix, 5 milliseconds for which the answer can be read, 6 channel that tells of

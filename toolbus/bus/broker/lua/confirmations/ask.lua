@@ -1,12 +1,17 @@
--- Open a confirmation request, keep it open, or hear its answer. The asker runs it again and again while it waits: an asker that
--- has died lets go of its request, and a server that forgot the request is told anew.
+-- Open a confirmation request, keep it open, hear its answer, or take it back. The asker runs it again and again while it waits: an asker
+-- that has died lets go of its request, and a server that forgot the request is told anew.
 -- KEYS: 1 the request, 2 the open requests
 -- ARGV: 1 id, 2 document, 3 who is told of the answer: "agent <agent>" or "worker <queue>", 4 milliseconds until it can't be answered any
---       more, 5 milliseconds for which the request stays open without this script, 6 bound, 7 channel that tells of requests,
+--       more, 0 to take it back, 5 milliseconds for which the request stays open without this script, 6 bound, 7 channel that tells of requests,
 --       8 the whole arguments, when the document has a part of them; else empty
--- Returns {"open"}, {"answered", answer} or {"full", number of open requests}.
+-- Returns {"open"}, {"answered", answer}, {"full", number of open requests} or {"closed"} (it was taken back).
 local known = redis.call('HMGET', KEYS[1], 'answer', 'doc')
 if known[1] then return {'answered', known[1]} end
+if tonumber(ARGV[4]) == 0 then
+  redis.call('ZREM', KEYS[2], ARGV[1])
+  if redis.call('DEL', KEYS[1]) == 1 then redis.call('PUBLISH', ARGV[7], 'closed ' .. ARGV[1]) end
+  return {'closed'}
+end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local held = math.min(tonumber(ARGV[4]), tonumber(ARGV[5]))

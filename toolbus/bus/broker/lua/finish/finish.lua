@@ -1,7 +1,6 @@
 #!lua flags=allow-oom
 -- include take/_fence
--- include transport/_moving
--- include finish/_reply
+-- include streams/_streams
 -- Finish a batch, all of it or nothing: the terminal frames, XACK and XDEL of entries that are certainly this consumer's.
 -- KEYS: 1 request stream, 2 fence
 -- ARGV: 1 consumer, 2 known generation, 3 known counter, 4 number of ids, then the ids, then pairs of reply stream and frames (a JSON list)

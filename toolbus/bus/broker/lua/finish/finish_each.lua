@@ -1,8 +1,6 @@
 #!lua flags=allow-oom
 -- include take/_fence
--- include transport/_moving
--- include finish/_reply
--- include publish/_free
+-- include streams/_streams
 -- Finish what this consumer still owns of a batch, some of which may have been moved: the terminal frames, XACK and XDEL.
 -- KEYS: 1 request stream, 2 fence, 3.. records of idempotency keys, each followed by the started mark of its call
 -- ARGV: 1 consumer, 2 known generation, 3 known counter, 4 number of ids, then each id and the number of its attempt,

@@ -1,6 +1,5 @@
 #!lua flags=allow-oom
--- include transport/_moving
--- include finish/_reply
+-- include streams/_streams
 -- Append frames to reply streams, also when the server's memory is full: a stream with a hole can't be mended.
 -- KEYS: 1 any key of the namespace, which names the cluster's slot. Reply streams are arguments: who writes them may not read them.
 -- ARGV: pairs of reply stream and frames (a JSON list)

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- include lease/_pulse
+-- include lease/_lease
 -- Extend the leases of one process's instances, and the lives of their keys. Never publishes.
 -- KEYS: 1 live instances, 2 paused services, 3 pulse, 4.. keys to keep alive
 -- ARGV: 1 lease (ms), 2 TTL of the keys (ms), then members of the live set

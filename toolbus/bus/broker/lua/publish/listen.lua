@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- include recover/_stream_ids
+-- include streams/_streams
 -- Make an agent's reply stream, if it is missing, together with its TTL: a connection that is lost between the two would leave it
 -- behind for good. One whose ids are used up takes no more entries, and is made anew.
 -- KEYS: 1 reply stream

@@ -1,4 +1,4 @@
--- include transport/_moving
+-- include streams/_streams
 -- include publish/_line
 -- Publish a call that carries an idempotency key, or join the one that does already. Running it again changes nothing.
 -- KEYS: 1 record of the key, 2 request stream, 3 reply stream of this call, 4 the queue's order of sessions if the call keeps its place in its session

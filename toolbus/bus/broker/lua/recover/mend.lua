@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- include recover/_stream_ids
+-- include streams/_streams
 -- Delete keys that are of another type than they should be, and empty streams whose ids are used up: nothing can be written to them.
 -- Set groups back that stand beyond their stream's newest entry: nothing is delivered to them.
 -- KEYS: the keys

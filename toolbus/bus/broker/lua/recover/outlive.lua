@@ -1,6 +1,6 @@
 #!lua flags=no-writes
 -- include lease/_lease
--- include recover/_stream_ids
+-- include streams/_streams
 -- Say whether a worker that leaves is the last one of its revision of a service, beside workers of another one.
 -- KEYS: 1 request stream, 2 fence, 3 live instances, 4 the service's instances
 -- ARGV: 1 consumer, 2 service, 3 digest of its revision, 4 an entry, or ""

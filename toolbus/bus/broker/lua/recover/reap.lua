@@ -1,9 +1,7 @@
 #!lua flags=allow-oom
 -- include take/_fence
--- include lease/_pulse
 -- include lease/_lease
--- include transport/_moving
--- include recover/_stream_ids
+-- include streams/_streams
 -- Move to this consumer what was handed back or over to it, and entries of dead consumers, and entries that are not renewed.
 -- KEYS: 1 request stream, 2 fence, 3 live instances, 4 pulse
 -- ARGV: 1 consumer, 2 service, 3 most entries to take, 4 lease (ms), 5 "1" to take only what was handed back or over,

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- include recover/_stream_ids
+-- include streams/_streams
 -- Let waiting entries run that the group passed over (XGROUP SETID), or dropped with their consumer (XGROUP DELCONSUMER): they wait
 -- under "~back", like those that were handed back. Looks at one stretch of the stream.
 -- KEYS: 1 request stream

@@ -1,5 +1,5 @@
 -- The registry's tables and its change log.
--- It needs _append before it. Every registry script has KEYS: 1 services, 2 names, 3 meta, 4 items, 5 live, 6 log, and from 7 four for
+-- It needs streams/_streams before it. Every registry script has KEYS: 1 services, 2 names, 3 meta, 4 items, 5 live, 6 log, and from 7 four for
 -- each service that it is about: its instances, request stream, fence and cancelled calls
 -- and ARGV: 1 key prefix, 2 unique token, 3 TTL of the tables (ms), 4 cooldown of a name (ms)
 local services, names, meta, items, live, changes = unpack(KEYS)

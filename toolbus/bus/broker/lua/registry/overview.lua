@@ -1,10 +1,47 @@
 #!lua flags=no-writes
 -- include lease/_lease
--- include registry/_overview
--- Count what is in one service's streams for operators, exactly and in one step.
--- KEYS: 1 request stream, 2 dead letters, 3 paused services, 4 the service's instances, 5 live instances, 6 fence
--- ARGV: 1 service
--- Returns {queued, running, dead letters, paused (0/1), live instances}
+-- Count what is in the streams of services for operators, exactly.
+-- KEYS: of each service 1 request stream, 2 dead letters, 3 paused services, 4 the service's instances, 5 live instances, 6 fence
+-- ARGV: the services
+-- Returns for each service {queued, running, dead letters, paused (0/1), live instances}
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-return overview_of(KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], ARGV[1], now)
+
+-- A key of another type counts as not there: the other services are to be seen all the same. What the user may not ask is an error.
+local function asked(...)
+  local found = redis.pcall(...)
+  if type(found) == 'table' and found.err and not found.err:find('WRONGTYPE', 1, true) then return redis.call(...) end
+  return found
+end
+
+local function number(...)
+  local found = asked(...)
+  return type(found) == 'number' and found or 0
+end
+
+local function overview_of(queue, dead_letters, paused, listed, live, fence, service, now)
+  local length = number('XLEN', queue)
+  local pending = redis.pcall('XPENDING', queue, 'g')
+  local running = pending.err and 0 or pending[1]
+  -- An entry that waits for a worker to take it back, or for the one that has its session, does not run.
+  for _, consumer in ipairs(running > 0 and pending[4] or {}) do
+    if consumer[1]:sub(1, 1) == '~' then running = running - consumer[2] end
+  end
+  local instances = 0
+  for _, field in ipairs(asked('HKEYS', listed)) do
+    -- One whose lease has ended stays in the tables until a process that is there for longer sweeps them.
+    if field:sub(1, 2) == 'i:' then
+      local read, ends = pcall(read_lease, live, fence, service, field:sub(3), now)
+      if read and (ends or 0) >= now then instances = instances + 1 end
+    end
+  end
+  -- A group's lag is no exact backlog once entries are deleted; length minus pending always is.
+  return {length - running, running, number('XLEN', dead_letters), number('SISMEMBER', paused, service), instances}
+end
+
+local found = {}
+for i, service in ipairs(ARGV) do
+  local at = 6 * i
+  found[i] = overview_of(KEYS[at - 5], KEYS[at - 4], KEYS[at - 3], KEYS[at - 2], KEYS[at - 1], KEYS[at], service, now)
+end
+return found

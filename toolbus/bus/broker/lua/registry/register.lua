@@ -1,4 +1,4 @@
--- include finish/_append
+-- include streams/_streams
 -- include registry/_registry
 -- Publish a service and its tools for one instance: all of it, or nothing when a name belongs to another owner.
 -- KEYS (after the common six): the service's four, then tables of services for which names may be held that do not exist any more

@@ -1,6 +1,5 @@
 #!lua flags=allow-oom
 -- include take/_fence
--- include lease/_pulse
 -- include lease/_lease
 -- Settle which worker has the sessions of some entries: the first worker to ask has it until it gives it up or its lease ends. An entry
 -- of a session that another live worker has waits for that one under the consumer "~to:<instance>", with the number of its next run.

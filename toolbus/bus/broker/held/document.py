@@ -1,0 +1,166 @@
+"""Held documents: each is written by one process at a time, under a lease, and has values, a log of bounded length, and a TTL."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from toolbus.bus.broker import scripts
+from toolbus.bus.broker.transport.link import Link
+
+Value = str | int | bytes
+
+
+class Shape(NamedTuple):
+    """The form of a kind of documents on the server.
+
+    Attributes:
+        holder: the field with the token of the process that holds it.
+        next: the field with the number of the log's next record.
+        record: what the names of records begin with.
+        most: most records that are kept.
+        gaps: whether numbers of records may be left out.
+        timed: whether the server's time (ms) and a space stand before each record.
+    """
+
+    holder: str
+    next: str
+    record: str
+    most: int
+    gaps: bool = False
+    timed: bool = False
+
+
+class Listing(NamedTuple):
+    """The place of a document in a sorted set; times in milliseconds.
+
+    Attributes:
+        key: of the set.
+        score: from now on; None takes the document off.
+        past: members with a score so long ago are taken off as well.
+        most: most members.
+    """
+
+    key: str
+    score: int | None = None
+    past: int = 0
+    most: int = 1_000_000
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """A change of a document, made as a whole or not at all; made again, it changes nothing. Times in milliseconds.
+
+    Attributes:
+        token: of the process that holds the document, or is to hold it.
+        by: who may make it: the process that holds the document; the ``next`` one, which takes or begins it when nobody holds it;
+            who begins a ``new`` one; or ``anyone``.
+        lease: from now on; 0 ends it, None leaves it as it is.
+        ttl: of the document; 0 deletes it, None leaves it as it is.
+        expected: what fields must be; empty for none.
+        values: what fields become.
+        begins: what fields are when ``next`` begins the document.
+        stamps: fields that become the server's time.
+        told: fields whose values are told.
+        listings: the sets that list it.
+        room: most members of these sets, before ``new``; 0 for any number.
+        records: more of the log.
+        number: of the first of them.
+        keep: number of the first record that is kept.
+        tells: a channel and a message.
+    """
+
+    token: str = ""
+    by: Literal["holder", "next", "new", "anyone"] = "holder"
+    lease: int | None = None
+    ttl: int | None = None
+    expected: Mapping[str, Value] = {}
+    values: Mapping[str, Value] = {}
+    begins: Mapping[str, Value] = {}
+    stamps: Sequence[str] = ()
+    told: Sequence[str] = ()
+    listings: Sequence[Listing] = ()
+    room: int = 0
+    records: Sequence[str | bytes] = ()
+    number: int = 0
+    keep: int = 0
+    tells: tuple[str, str] = ("", "")
+
+
+class Outcome(NamedTuple):
+    """The outcome of a change.
+
+    Attributes:
+        word: ``kept``, or why it was not made, see the script.
+        now: the server's time, in milliseconds.
+        first: number of the log's first record; the end of the lease for ``held``, the number of members for ``full``.
+        next: number of the log's next record.
+        told: the values that were asked for.
+    """
+
+    word: bytes
+    now: int
+    first: int
+    next: int
+    told: list[bytes | None]
+
+    @property
+    def kept(self) -> bool:
+        """True when the change was made."""
+        return self.word == b"kept"
+
+
+class HeldDocuments:
+    """The documents of one shape."""
+
+    def __init__(self, link: Link, shape: Shape) -> None:
+        self._link = link
+        self._shape = shape
+
+    async def write(self, key: str, member: str, change: Change) -> Outcome:
+        """Make a change of the document at ``key``, which sets list as ``member``.
+
+        Raises:
+            BrokerError: the server refuses, perhaps because its memory is full.
+        """
+        return Outcome(*await self._link.execute_script(scripts.WRITE, *packed(self._shape, key, member, change), repeatable=True))
+
+    async def settle(self, key: str, member: str, change: Change) -> Outcome:
+        """Make a change that a server whose memory is full must not refuse: keep a lease or let go of it, end or delete a document.
+
+        Raises:
+            BrokerError: the server refuses.
+        """
+        return Outcome(*await self._link.execute_script(scripts.SETTLE, *packed(self._shape, key, member, change), repeatable=True))
+
+    def settle_soon(self, key: str, member: str, change: Change) -> None:
+        """Make such a change, whatever becomes of it. Returns at once."""
+        self._link.run(scripts.SETTLE, *packed(self._shape, key, member, change), repeatable=True)
+
+
+def packed(shape: Shape, key: str, member: str, change: Change) -> tuple[tuple[str, ...], tuple[Value, ...]]:
+    """Return the keys and arguments of the scripts."""
+    times = ("" if each is None else each for each in (change.lease, change.ttl))
+    head: tuple[Value, ...] = (shape.holder, shape.next, shape.record, change.token, change.by, *times)
+    bounds: tuple[Value, ...] = (
+        member,
+        change.room or "",
+        *change.tells,
+        change.number,
+        change.keep,
+        shape.most,
+        int(shape.gaps),
+        int(shape.timed),
+    )
+    lists: list[Value] = []
+    for each in change.listings:
+        lists += ("-" if each.score is None else each.score, each.past, each.most)
+    groups: list[Value] = []
+    for group in (_flat(change.expected), _flat(change.values), _flat(change.begins), change.stamps, change.told, lists):
+        groups += (len(group), *group)
+    return (key, *(each.key for each in change.listings)), (*head, *bounds, *groups, *change.records)
+
+
+def _flat(fields: Mapping[str, Value]) -> list[Value]:
+    return [word for pair in fields.items() for word in pair]

@@ -1,1 +1,0 @@
-"""``toolbus demo``: run the main features with real processes and check each of them."""
