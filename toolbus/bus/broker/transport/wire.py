@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -158,8 +158,8 @@ class Wire(asyncio.Protocol):
         self._unsent_bytes = 0
         self._transport.write(data)
 
-    def execute(self, *args: Any, repeatable: bool = False) -> Awaitable[Reply]:
-        """Queue a command, and return its answer to be awaited.
+    async def execute(self, *args: Any, repeatable: bool = False) -> Reply:
+        """Send a command and wait for its answer.
 
         Raises:
             ReplyError: the server answered with an error.
@@ -167,13 +167,13 @@ class Wire(asyncio.Protocol):
         """
         answered: asyncio.Future[Reply] = self._loop.create_future()
         self.send(args, partial(_settle, answered), repeatable=repeatable)
-        return answered
+        return await answered
 
-    def execute_script(self, script: Script, keys: tuple[Any, ...], args: tuple[Any, ...], *, repeatable: bool = False) -> Awaitable[Reply]:
-        """Queue a script, and return its answer to be awaited; raises as ``execute`` does."""
+    async def execute_script(self, script: Script, keys: tuple[Any, ...], args: tuple[Any, ...], *, repeatable: bool = False) -> Reply:
+        """Run a script and wait for its answer; raises as ``execute`` does."""
         answered: asyncio.Future[Reply] = self._loop.create_future()
         self.run(script, keys, args, partial(_settle, answered), repeatable=repeatable)
-        return answered
+        return await answered
 
     def abort_if_stalled(self, seconds: float) -> None:
         """Give the connection up when it has owed an answer for so long, or for as long as a large one takes."""
