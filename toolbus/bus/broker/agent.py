@@ -10,19 +10,19 @@ import msgspec
 
 from toolbus.bus import telemetry
 from toolbus.bus.broker.agent_steps import AgentSteps
-from toolbus.bus.broker.confirmations import Confirmations
+from toolbus.bus.broker.held.confirmations import Confirmations
 from toolbus.bus.broker.held.conversations import Chats, Conversations
 from toolbus.bus.broker.held.creations import Creations
+from toolbus.bus.broker.held.limits import Tallies
 from toolbus.bus.broker.held.routes import Routes
 from toolbus.bus.broker.held.tasks import SessionResults, Tasks
 from toolbus.bus.broker.held.tokens import Tokens
-from toolbus.bus.broker.keys import Keys, session_digest
 from toolbus.bus.broker.lease.clock import ServerClock
-from toolbus.bus.broker.limits import Tallies
-from toolbus.bus.broker.opening import NotOpen, open_patiently
 from toolbus.bus.broker.protocols import AgentListener, ItemChange
 from toolbus.bus.broker.publish import Requests
+from toolbus.bus.broker.server.keys import Keys, session_digest
 from toolbus.bus.broker.transport.connection import Connector
+from toolbus.bus.broker.transport.opening import NotOpen, open_patiently
 from toolbus.bus.values.envelope import new_id
 from toolbus.bus.values.results import BrokerError, BrokerUnavailable
 from toolbus.bus.values.settings import Settings

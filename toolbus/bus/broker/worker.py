@@ -11,17 +11,17 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import cast
 
 from toolbus.bus import telemetry
-from toolbus.bus.broker import scripts
+from toolbus.bus.broker.held.limits import Tallies
 from toolbus.bus.broker.held.routes import Routes
-from toolbus.bus.broker.keys import Keys
 from toolbus.bus.broker.lease.clock import ServerClock
-from toolbus.bus.broker.limits import Tallies
-from toolbus.bus.broker.opening import NotOpen, open_patiently
+from toolbus.bus.broker.lease.recover import hand_back, hand_over, outlive, pass_on
 from toolbus.bus.broker.protocols import Beginning, Ending, Note, Snapshot, WorkerId, WorkerListener
-from toolbus.bus.broker.recover import hand_back, hand_over, outlive, pass_on
+from toolbus.bus.broker.registry.versions import read_version
+from toolbus.bus.broker.server import scripts
+from toolbus.bus.broker.server.keys import Keys
 from toolbus.bus.broker.take.requests import Delivery, RequestStream
 from toolbus.bus.broker.transport.connection import Connector
-from toolbus.bus.broker.versions import read_version
+from toolbus.bus.broker.transport.opening import NotOpen, open_patiently
 from toolbus.bus.broker.worker_steps import WorkerSteps
 from toolbus.bus.values.confirmations import ConfirmationAnswer, ConfirmationRequest
 from toolbus.bus.values.descriptors import Publication
