@@ -56,19 +56,11 @@ class AgentSteps:
         self._clock = clock
         self._sweeps = True
         # Connections.
-        self.links = Links(
-            connector,
-            on_failed=listener.on_failed,
-            on_push=self._pushed,
-            on_up=self._connected,
-            on_blocking_up=self._connected,
-            replicated=settings.wait_replicas > 0,
-        )
+        self.links = Links(connector, on_failed=listener.on_failed, replicated=settings.wait_replicas > 0)
         self.link = link = self.links.writing
         mastership = self.links.mastership
         replication = Replication(self.links.replicated, settings.wait_replicas, settings.wait_timeout)
         self._key_repair = KeyRepair(link, self._types, self._load_again)
-        link.on_wrong_type = self.links.blocking.on_wrong_type = self._key_repair.request
         # Shared state.
         self.tallies = Tallies(link, keys)
         self.confirmations = Confirmations(link, keys, settings.lease, f"agent {agent}")
@@ -97,6 +89,10 @@ class AgentSteps:
             shared=self.shared,
             confirmations=self.confirmations,
             follower=RegistryFollower(link, keys, listener),
+        )
+        # The links come first and call the steps that were built on them.
+        self.links.attach(
+            on_push=self._pushed, on_up=self._connected, on_blocking_up=self._connected, on_wrong_type=self._key_repair.request
         )
 
     async def start(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from toolbus.bus import telemetry
 from toolbus.bus.broker import scripts
@@ -200,20 +199,10 @@ class WorkerSteps:
         self.listener = listener
         self.streams: dict[str, RequestStream] = {}
         # Connections.
-        self.links = Links(
-            connector,
-            on_failed=listener.on_failed,
-            on_push=self._pushed,
-            on_up=self.connected,
-            # A reader that waits to read again need not wait any longer.
-            on_blocking_up=lambda _restarted: self.intake.interrupt(),
-            on_moved=self._moved,
-            replicated=settings.wait_replicas > 0,
-        )
+        self.links = Links(connector, on_failed=listener.on_failed, replicated=settings.wait_replicas > 0)
         self.link = link = self.links.writing
         self.replication = Replication(self.links.replicated, settings.wait_replicas, settings.wait_timeout)
         self.key_repair = KeyRepair(link, self._types, self._keys_deleted)
-        link.on_wrong_type = self.links.blocking.on_wrong_type = self.key_repair.request
         # Shared state.
         self.tallies = Tallies(link, keys)
         self.confirmations = Confirmations(link, keys, settings.lease)
@@ -235,18 +224,7 @@ class WorkerSteps:
             server=connector.display,
         )
         self.endings = Endings(link, keys, instance, outbox=self.outbox, ownership=self.ownership, notes=self.notes, start=self.links.start)
-        # Tell operators.
         self.recent = RecentWriter(link, keys, clock, instance, settings.recent, self.outbox.before_sending)
-        self.answering = Answering(
-            link,
-            keys,
-            clock,
-            instance,
-            self.streams,
-            listener=listener,
-            retaken=lambda: self.upkeep.retaken,
-            traffic=self._traffic,
-        )
         # Recover.
         self._abandoned = abandoned = AbandonedCalls(link, keys, clock, self.streams, outbox=self.outbox, listener=listener)
         self.upkeep = Upkeep(
@@ -287,7 +265,7 @@ class WorkerSteps:
             upkeep=self.upkeep,
             intake=self.intake,
             start=self.links.start,
-            asked=self.answering.answer,
+            asked=Answering(link, keys, clock, instance, self.streams, listener=listener, upkeep=self.upkeep).answer,
             everybodys=keys.wake_all,
         )
         # Keep the leases.
@@ -312,6 +290,14 @@ class WorkerSteps:
             on_failed=listener.on_failed,
             demoted=self._demoted,
         )
+        # The links come first and call the steps that were built on them.
+        self.links.attach(
+            on_push=self.wake.receive,
+            on_up=self.connected,
+            on_blocking_up=self._blocking_connected,
+            on_wrong_type=self.key_repair.request,
+            on_moved=self.leases.relocate,
+        )
 
     async def start(self) -> None:
         """Connect, then begin to beat and to keep up.
@@ -327,10 +313,6 @@ class WorkerSteps:
         self.leases.start()
         self.links.keep("mender", self.key_repair.run, every=0)
         self.links.keep("upkeep", self.upkeep.run, every=self.upkeep.every)
-
-    def _traffic(self) -> tuple[int, int]:
-        statistics = self.link.statistics()
-        return statistics.commands, statistics.connects
 
     def stream_of(self, service: ServiceDescriptor) -> RequestStream:
         """Return the request stream of a service, of which nothing has been taken yet."""
@@ -357,16 +339,13 @@ class WorkerSteps:
         else:
             self.listener.on_replies_gone(replies, error)
 
-    def _pushed(self, message: list[Any]) -> None:
-        self.wake.receive(message)
+    def _blocking_connected(self, _restarted: bool) -> None:
+        # A reader that waits to read again need not wait any longer.
+        self.intake.interrupt()
 
     def _demoted(self) -> None:
         if not self.links.closing:
             self.links.mastership.demoted("it is a replica now")
-
-    def _moved(self) -> None:
-        if self.links.open:
-            self.leases.relocate()
 
     def _beaten(self, beat: Beat | None) -> None:
         if not self.links.closing:
