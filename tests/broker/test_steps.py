@@ -9,8 +9,7 @@ import pytest
 
 from tests.broker.fakes import FENCE, KEYS, SETTINGS, Bench, FakeListener, Times
 from tests.broker.finishing import Finishing
-from toolbus.bus.broker.agent import AgentBroker
-from toolbus.bus.broker.agent_steps import AgentSteps
+from toolbus.bus.broker.agent import AgentBroker, AgentSteps
 from toolbus.bus.broker.lease.clock import ServerClock
 from toolbus.bus.broker.lease.thread import Beat, LeaseThread, Renewal
 from toolbus.bus.broker.take.requests import UNSURE, Fence, epoch_of
