@@ -25,7 +25,7 @@ EITHER = {
     # Arguments are not shown in records and statistics, whoever refused them.
     "toolbus/bus/broker/recent.py", "toolbus/bus/worker/statistics.py",
     # Errors that these places have made themselves.
-    "toolbus/platform/backends/remote.py", "toolbus/bus/broker/worker_steps.py", "toolbus/bus/client/calls/connection.py",
+    "toolbus/platform/backends/remote.py", "toolbus/bus/broker/worker.py", "toolbus/bus/client/calls/connection.py",
     "toolbus/bus/client/confirmations.py", "toolbus/edges/gateway/calls.py", "toolbus/platform/host/pool/member.py",
     "workers/toolbus_workers/web/weather.py",
 }  # fmt: skip
