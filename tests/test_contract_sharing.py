@@ -14,7 +14,7 @@ from tests.contract import Place
 from tests.servers import eventually
 from toolbus import ConfigurationError, Retry, Settings, ToolError, ToolResult, Worker, invocation, tool
 from toolbus.bus.broker.admin import Admin
-from toolbus.bus.broker.worker import WorkerBroker
+from toolbus.bus.broker.worker import Beginnings
 from toolbus.bus.middleware import Next, ToolCall
 from toolbus.bus.values.events import Finished, Text
 
@@ -242,14 +242,14 @@ class Held:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, marked: bool) -> None:
         self.reached, self.go = asyncio.Event(), asyncio.Event()
-        monkeypatch.setattr(WorkerBroker, "begin", self._held(WorkerBroker.begin, marked))
+        monkeypatch.setattr(Beginnings, "begin", self._held(Beginnings.begin, marked))
 
     def _held(self, begin: Any, marked: bool) -> Any:
-        async def held(broker: Any, delivery: Any) -> Any:
-            state = await begin(broker, delivery) if marked else None
+        async def held(beginnings: Any, delivery: Any) -> Any:
+            state = await begin(beginnings, delivery) if marked else None
             self.reached.set()
             await self.go.wait()
-            return state if marked else await begin(broker, delivery)
+            return state if marked else await begin(beginnings, delivery)
 
         return held
 

@@ -25,8 +25,8 @@ EITHER = {
     # Arguments are not shown in records and statistics, whoever refused them.
     "toolbus/bus/broker/statistics/recent.py", "toolbus/bus/worker/statistics.py",
     # Errors that these places have made themselves.
-    "toolbus/platform/backends/remote.py", "toolbus/bus/broker/worker_steps.py", "toolbus/bus/client/calls/connection.py",
-    "toolbus/bus/client/confirmations.py", "toolbus/edges/gateway/calls.py", "toolbus/platform/host/pool/member.py",
+    "toolbus/platform/backends/api.py", "toolbus/bus/broker/worker.py", "toolbus/bus/client/calls/connection.py",
+    "toolbus/bus/client/confirmations.py", "toolbus/edges/gateway/calls.py", "toolbus/platform/host/members.py",
     "workers/toolbus_workers/web/weather.py",
 }  # fmt: skip
 """Files that look at types where the origin makes no difference; each other one looks at the origin, too."""

@@ -312,8 +312,8 @@ async def test_a_call_that_still_runs_is_joined(place: Place) -> None:
 def vanish(agent: Agent) -> None:
     """Make an agent one whose process is stopped: it renews nothing, and its connection takes nothing more to the server."""
     broker = agent._executor._state.dispatcher.opened().broker
-    broker._steps.links.writing.run = lambda *_, **__: None  # type: ignore[method-assign,union-attr]
-    broker._steps.links.writing.send = lambda *_, **__: None  # type: ignore[method-assign,union-attr]
+    broker.steps.links.writing.run = lambda *_, **__: None  # type: ignore[method-assign,union-attr]
+    broker.steps.links.writing.send = lambda *_, **__: None  # type: ignore[method-assign,union-attr]
 
 
 async def test_a_server_that_restarts_in_the_middle_of_a_turn(fresh_server: Callable[..., EmbeddedServer]) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.broker.fakes import FENCE, KEYS, Bench
 from toolbus.bus.broker.server import scripts
-from toolbus.bus.broker.worker_steps import Beginnings
+from toolbus.bus.broker.worker import Beginnings
 from toolbus.bus.values.results import BrokerUnavailable
 
 pytestmark = pytest.mark.anyio

@@ -9,14 +9,12 @@ import pytest
 
 from tests.broker.fakes import FENCE, KEYS, SETTINGS, Bench, FakeListener, Times
 from tests.broker.finishing import Finishing
-from toolbus.bus.broker.agent import AgentBroker
-from toolbus.bus.broker.agent_steps import AgentSteps
+from toolbus.bus.broker.agent import AgentBroker, AgentSteps
 from toolbus.bus.broker.lease.clock import ServerClock
 from toolbus.bus.broker.lease.thread import Beat, LeaseThread, Renewal
 from toolbus.bus.broker.take.requests import UNSURE, Fence, epoch_of
 from toolbus.bus.broker.transport.connection import Connector
-from toolbus.bus.broker.worker import WorkerBroker
-from toolbus.bus.broker.worker_steps import BeatEffects, WorkerSteps
+from toolbus.bus.broker.worker import BeatEffects, WorkerBroker, WorkerSteps
 from toolbus.bus.values.results import BrokerUnavailable
 
 pytestmark = pytest.mark.anyio
@@ -67,9 +65,9 @@ async def test_frames_leave_before_what_sent_them_is_handed_back() -> None:
     """No frame of the next run may come before one of the run that was cut off."""
     finishing = Finishing()
     bench, broker = finishing.bench, WorkerBroker(SETTINGS)
-    broker._steps = cast("Any", SimpleNamespace(outbox=finishing.outbox, link=bench.link))
+    broker.steps = cast("Any", SimpleNamespace(outbox=finishing.outbox, link=bench.link))
     delivery = bench.hold()
-    broker.send(delivery, b"{}")
+    finishing.outbox.send(delivery, b"{}")
     await broker.hand_back([delivery])
     assert bench.link.names == ["send", "hand_back"]
 

@@ -172,7 +172,7 @@ async def test_the_lease_thread_moves_with_the_links(watched: Watched, monkeypat
         until(lease)
         os.kill(watched.primary.pid, signal.SIGSTOP)
         before = lease()
-        worker.broker._steps.leases.nudge()  # type: ignore[attr-defined]
+        worker.broker.steps.leases.nudge()  # type: ignore[attr-defined]
         await eventually(lambda: lease() > before, timeout=30, interval=0.1)
 
 

@@ -271,9 +271,9 @@ async def test_a_worker_that_cannot_go_on_leaves(valkey_server: str, namespace: 
             raise RuntimeError("a bug")
 
         if broken == "take":
-            monkeypatch.setattr(worker.broker, "take", failing)
+            monkeypatch.setattr(worker.broker.steps.intake, "take", failing)
         else:
-            monkeypatch.setattr(worker.broker._steps.upkeep, "_reap", failing)
+            monkeypatch.setattr(worker.broker.steps.upkeep, "_reap", failing)
             monkeypatch.setattr("toolbus.bus.broker.lease.recover.random.uniform", lambda *_: 0.01)
         with pytest.raises(ToolbusError, match="a bug"):
             await asyncio.wait_for(running, 30.0)

@@ -294,7 +294,7 @@ async def test_a_worker_that_leaves_stays_away(place: Place, monkeypatch: pytest
     client = redis.Redis.from_url(place.settings.url)
     async with place.worker(echo) as worker:
         await eventually(lambda: client.client_list(_type="normal") and any(each["cmd"] == "xreadgroup" for each in client.client_list()))
-        monkeypatch.setattr(worker.broker, "interrupt", lambda: None)
+        monkeypatch.setattr(worker.broker.steps.intake, "interrupt", lambda: None)
     left = [key.decode().removeprefix(keys_of(place)) for key in client.scan_iter(keys_of(place) + "*")]
     client.close()
     assert "reg:services" not in left

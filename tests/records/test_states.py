@@ -83,7 +83,7 @@ async def test_the_status_is_one_document(bus: ToolBus) -> None:
     assert claimed is not None
     await bus.chats.tell(Messenger("im", connected=True, windows=("one",)), 60)
     for chat in ("one", "two"):
-        async with bus._dispatcher.opened().broker.conversations.hold("", f"{CHAT}{chat}") as held:
+        async with bus._dispatcher.opened().broker.steps.conversations.hold("", f"{CHAT}{chat}") as held:
             await held.append(b"{}", keep=0)
     found = await get_system_status(bus, await records.all())
     assert found["tools"] == {"total": 3, "active": 2}

@@ -30,7 +30,7 @@ from toolbus.testing.recorder import Confirm, Outcome, Recorder
 
 if TYPE_CHECKING:
     from toolbus.bus.broker.take.requests import RequestStream
-    from toolbus.bus.broker.worker import WorkerBroker
+    from toolbus.bus.broker.take.sessions import Snapshots
 
 # No server has delivered the request.
 _NO_QUEUE, _NO_FENCE = cast("RequestStream", None), Fence(b"", b"")
@@ -45,7 +45,7 @@ class TriedState(SessionState):
         super().__init__(served, session, first)
         self.token = ""
 
-    async def leave(self, delivery: Delivery, broker: WorkerBroker, *, keep: bool, done: bool) -> bool:
+    async def leave(self, delivery: Delivery, snapshots: Snapshots, *, keep: bool, done: bool) -> bool:
         """Let the service write the state down, and read it back."""
         if keep:
             saved = json.loads(encode_data(await self._served.save_session(self._session, self.value)))

@@ -125,6 +125,8 @@ class Recorder:
         answers: Mapping[str, object],
         confirm: Confirm,
     ) -> None:
+        # It is each of the steps that a run uses.
+        self.steps = self.outbox = self.endings = self.beginnings = self.snapshots = self.notes = self
         self.context = RunContext(
             broker=cast("WorkerBroker", self),
             settings=settings,
@@ -201,7 +203,7 @@ class Recorder:
             return ConfirmationAnswer(answer)
         return answer
 
-    async def extend(self, delivery: Delivery, note: Note) -> None:
+    async def write(self, delivery: Delivery, note: Note) -> None:
         """Do nothing: no other worker could take the request over."""
 
     # -- the broker -------------------------------------------------------------------------------
@@ -214,7 +216,7 @@ class Recorder:
         """Send the frames in the next turn of the event loop."""
         asyncio.get_running_loop().call_soon(pack)
 
-    def forget_session(self, delivery: Delivery) -> None:
+    def forget(self, delivery: Delivery) -> None:
         """Do nothing: no snapshot is kept here."""
 
     async def room(self) -> None:

@@ -88,13 +88,13 @@ class Buried(NamedTuple):
 
 
 class FakeBroker:
-    """A ``WorkerBroker`` without a server."""
+    """A ``WorkerBroker`` without a server, and each of the steps that slots use."""
 
     instance = "worker-1"
-    connected = True
     congested = False
 
     def __init__(self) -> None:
+        self.steps = self.intake = self.upkeep = self.beginnings = self.outbox = self.endings = self.notes = self.ownership = self
         self.tallies = OwnTallies()
         self.beginning: Beginning = "started"
         self.begin_gate: asyncio.Event | None = None
@@ -178,17 +178,14 @@ class FakeBroker:
         opened()
         return ConfirmationAnswer(True)
 
-    async def extend(self, delivery: Delivery, note: Note) -> None:
+    async def write(self, delivery: Delivery, note: Note) -> None:
         pass
 
-    def release_session(self, service: str, user: str, session: str, *, lost: bool = False) -> None:
+    def release(self, service: str, pair: tuple[str, str], *, lost: bool) -> None:
         pass
 
     def note(self, delivery: Delivery, ending: Ending) -> None:
         self.noted.append((delivery.request.tool, delivery.attempt, ending))
-
-    def follows(self, delivery: Delivery) -> bytes:
-        return b""
 
     def before_sending(self, pack: Callable[[], None]) -> None:
         asyncio.get_running_loop().call_soon(pack)

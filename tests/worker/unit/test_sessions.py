@@ -25,7 +25,7 @@ class Worker:
         loop = asyncio.get_running_loop()
         self.deadlines = Deadlines(loop)
         self.clock = loop.time
-        self.broker = SimpleNamespace(release_session=lambda *which, lost: None)
+        self.broker = SimpleNamespace(steps=SimpleNamespace(ownership=SimpleNamespace(release=lambda *which, lost: None), snapshots=None))
         self.cleaned: list[Session | None] = []
         self.failure: Exception | None = None
         self.asked = 0
@@ -162,7 +162,7 @@ async def test_a_worker_that_was_paused_looks_whose_the_session_is(held: bool, m
             """End without running."""
             said.append(error and error.code)
 
-    worker.broker.holds_session = holds
+    worker.broker.steps.ownership.holds = holds
     await sessions.start(cast("Any", Told("s")))
     assert said == expected
     sessions.end(Session("u", "s"), "closed")

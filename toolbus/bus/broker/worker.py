@@ -1,4 +1,4 @@
-"""The worker's side of the Redis broker."""
+"""The worker's side of the Redis broker: the steps of the protocol that an open worker takes part in, and the worker over them."""
 
 from __future__ import annotations
 
@@ -7,32 +7,380 @@ import math
 import os
 import re
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
 from toolbus.bus import telemetry
-from toolbus.bus.broker.held.limits import Tallies
-from toolbus.bus.broker.held.routes import Routes
+from toolbus.bus.broker.held.confirmations import Confirmations, DeadlineNotes
+from toolbus.bus.broker.held.limits import Tallies, days_back
 from toolbus.bus.broker.lease.clock import ServerClock
-from toolbus.bus.broker.lease.recover import hand_back, hand_over, outlive, pass_on
-from toolbus.bus.broker.protocols import Beginning, Ending, Note, Snapshot, WorkerId, WorkerListener
+from toolbus.bus.broker.lease.recover import AbandonedCalls, KeyRepair, Upkeep, hand_back, hand_over, outlive, pass_on
+from toolbus.bus.broker.lease.thread import Beat, LeaseThread, Renewal
+from toolbus.bus.broker.protocols import Beginning, Ending, WorkerId, WorkerListener
+from toolbus.bus.broker.registry.publications import WorkerRegistration
+from toolbus.bus.broker.registry.registry import Registry
 from toolbus.bus.broker.registry.versions import read_version
+from toolbus.bus.broker.replies.finish import Endings, Outbox
 from toolbus.bus.broker.server import scripts
 from toolbus.bus.broker.server.keys import Keys
-from toolbus.bus.broker.take.requests import Delivery, RequestStream
+from toolbus.bus.broker.statistics.answering import Answering
+from toolbus.bus.broker.statistics.recent import RecentWriter
+from toolbus.bus.broker.take.intake import Intake, deliveries
+from toolbus.bus.broker.take.requests import Delivery, Fence, RequestStream, tell_delivered_again
+from toolbus.bus.broker.take.sessions import Ownership, Snapshots
+from toolbus.bus.broker.take.wake_channel import WakeChannel
+from toolbus.bus.broker.transport.command import Reply, WrongAnswerError
 from toolbus.bus.broker.transport.connection import Connector
-from toolbus.bus.broker.transport.opening import NotOpen, open_patiently
-from toolbus.bus.broker.worker_steps import WorkerSteps
+from toolbus.bus.broker.transport.link import Link
+from toolbus.bus.broker.transport.links import Links, accepted_here, may_have_forgotten, tell_time, warn_of_eviction
+from toolbus.bus.broker.transport.mastership import Mastership, Replication
+from toolbus.bus.broker.transport.opening import Failing, NotOpen, open_patiently
 from toolbus.bus.values.confirmations import ConfirmationAnswer, ConfirmationRequest
-from toolbus.bus.values.descriptors import Publication
+from toolbus.bus.values.descriptors import Publication, ServiceDescriptor
 from toolbus.bus.values.envelope import new_run
-from toolbus.bus.values.results import BrokerError, RegistrationRefused
+from toolbus.bus.values.results import BrokerError, ErrorInfo, RegistrationRefused
 from toolbus.bus.values.settings import Settings
 
 # Seconds that a waiting read has to end after a worker has left the registry.
 _STOP_WAITING = 3.0
 # Seconds for sending what is left when a worker closes.
 _CLOSING = 5.0
+# Marks of one script, which blocks the server for as long.
+_MOST_MARKS = 256
+
+_Answer = asyncio.Future[tuple[Reply, bool]]
+_Waiting = list[tuple[Delivery, _Answer]]
+
+
+class Beginnings:
+    """Marks what begins within one turn of the event loop with one script.
+
+    Args:
+        retention: seconds for which a mark outlives its call's deadline.
+    """
+
+    def __init__(
+        self, link: Link, mastership: Mastership, replication: Replication, keys: Keys, clock: ServerClock, retention: float
+    ) -> None:
+        self._link = link
+        self._mastership = mastership
+        self._replication = replication
+        self._keys = keys
+        self._clock = clock
+        self._retention = retention
+        self._loop = asyncio.get_running_loop()
+        self._waiting: dict[tuple[RequestStream, Fence], _Waiting] = {}
+
+    async def begin(self, delivery: Delivery) -> Beginning:
+        """Mark that a ``once`` handler begins, on a server that is surely the master before and after.
+
+        Returns:
+            ``started`` when the handler may run; otherwise why it may not.
+
+        Raises:
+            BrokerError: the server could not be asked.
+        """
+        while True:
+            await self._mastership.wait()
+            if not accepted_here(self._link, delivery.server) and await may_have_forgotten(self._link):
+                return "unsure"
+            reply, confirmed = await self._mark(delivery)
+            if reply == b"began" and delivery.attempt == 1 and not delivery.recovered:
+                # Nobody has died of it: the group was set back, and whoever began it runs it.
+                tell_delivered_again(delivery.queue, 1)
+                delivery.queue.leave(delivery)
+                return "lost"
+            if reply != b"started":
+                return "began" if reply == b"began" else "lost"
+            if not confirmed:
+                return "unconfirmed"
+            # The same run may mark its beginning again, which tells what another server knows of it.
+            if self._mastership.sure:
+                return "started"
+
+    def _mark(self, delivery: Delivery) -> _Answer:
+        if not self._waiting:
+            self._loop.call_soon(self._write)
+        answer: _Answer = self._loop.create_future()
+        self._waiting.setdefault((delivery.queue, delivery.fence), []).append((delivery, answer))
+        return answer
+
+    def _write(self) -> None:
+        waiting, self._waiting = self._waiting, {}
+        for (stream, fence), batch in waiting.items():
+            for start in range(0, len(batch), _MOST_MARKS):
+                self._write_part(stream, fence, batch[start : start + _MOST_MARKS])
+
+    def _write_part(self, stream: RequestStream, fence: Fence, part: _Waiting) -> None:
+        now = self._clock.monotonic()
+        marks: list[str] = []
+        args: list[str | bytes | int] = [stream.consumer, *fence]
+        for delivery, _ in part:
+            marks.append(self._keys.started(delivery.request.id))
+            left = max(0.0, delivery.deadline - now) + self._retention
+            args += (delivery.entry, delivery.attempt, delivery.run, int(left * 1000))
+
+        def done(reply: Reply, confirmed: bool) -> None:
+            if not isinstance(reply, BrokerError) and len(reply) != len(part):
+                reply = WrongAnswerError(f"the server said {len(reply)} words about {len(part)} runs")
+            for index, (_, answer) in enumerate(part):
+                if answer.done():
+                    continue
+                if isinstance(reply, BrokerError):
+                    answer.set_exception(reply)
+                else:
+                    answer.set_result((reply[index], confirmed))
+
+        self._replication.write(scripts.START, (stream.key, stream.fence, *marks), tuple(args), done)
+
+
+class BeatEffects:
+    """Applies what each beat learned: the server's time, lost deliveries, pauses, lost registrations.
+
+    Args:
+        streams: the request streams by service, read afresh at each beat.
+        on_failed: called when a beat failed.
+        on_paused: called with a service, whether it is paused, and the local monotonic time at which that was asked.
+        on_missing: called with the services in which the registry has lost this worker.
+        on_beaten: called with the local monotonic time at which a beat was sent that succeeded.
+    """
+
+    def __init__(
+        self,
+        clock: ServerClock,
+        streams: Mapping[str, RequestStream],
+        ownership: Ownership,
+        mastership: Mastership,
+        *,
+        on_failed: Callable[[], None],
+        on_paused: Callable[[str, bool, float], None],
+        on_missing: Callable[[list[str]], None],
+        on_beaten: Callable[[float], None],
+    ) -> None:
+        self._clock = clock
+        self._streams = streams
+        self._ownership = ownership
+        self._mastership = mastership
+        self._on_failed = on_failed
+        self._on_paused = on_paused
+        self._on_missing = on_missing
+        self._on_beaten = on_beaten
+
+    def apply(self, beat: Beat | None) -> None:
+        """Take in a beat; None is one that failed."""
+        if beat is None:
+            self._on_failed()
+            return
+        self._on_beaten(beat.asked)
+        self._mastership.compare()
+        self._clock.observe(beat.server_ms, beat.asked, beat.answered)
+        self._ownership.beaten(beat.asked, beat.answered, missing=bool(beat.missing))
+        for service, stream in self._streams.items():
+            if service in beat.paused:
+                self._on_paused(service, beat.paused[service], beat.asked)
+            if service in beat.renewed:
+                _renew(stream, beat.renewed[service])
+        if beat.missing:
+            self._on_missing([member.partition("/")[0] for member in beat.missing])
+
+
+def _renew(stream: RequestStream, renewals: list[Renewal]) -> None:
+    for renewal in renewals:
+        for delivery in renewal.kept:
+            delivery.fence = renewal.fence
+        for delivery in renewal.lost:
+            stream.lose(delivery)
+        stream.fence_is(*renewal.fence)
+
+
+class WorkerSteps:
+    """The steps of one open worker, each made with the steps that it uses.
+
+    Raises:
+        RuntimeError: no event loop runs.
+    """
+
+    def __init__(
+        self, settings: Settings, connector: Connector, keys: Keys, instance: str, clock: ServerClock, listener: WorkerListener
+    ) -> None:
+        self._settings = settings
+        self._connector = connector
+        self._instance = instance
+        self._keys = keys
+        self._clock = clock
+        self.listener = listener
+        self.streams: dict[str, RequestStream] = {}
+        # Connections.
+        self.links = Links(connector, on_failed=listener.on_failed, replicated=settings.wait_replicas > 0)
+        self.link = link = self.links.writing
+        self.replication = Replication(self.links.replicated, settings.wait_replicas, settings.wait_timeout)
+        self.key_repair = KeyRepair(link, self._types, self._keys_deleted)
+        # Shared state.
+        self.tallies = Tallies(link, keys)
+        self.confirmations = Confirmations(link, keys, settings.lease)
+        self.notes = DeadlineNotes(link, keys, clock, settings.retention)
+        # Register.
+        registry = Registry(link, keys, settings)
+        self.ownership = Ownership(link, keys, settings.lease, instance, listener.sessions)
+        self.snapshots = Snapshots(link, keys, self.ownership)
+        self.registration = WorkerRegistration(link, keys, instance, registry, self.streams, self.ownership.doubt, listener.on_failed)
+        # Finish.
+        self.outbox = Outbox(
+            link,
+            keys,
+            reply_limit=settings.reply_limit,
+            reply_bytes=settings.reply_bytes,
+            on_replies_gone=self._replies_gone,
+            on_lost=listener.on_lost,
+            failing=Failing(settings.lease, "no calls could be finished", listener.on_failed),
+            server=connector.display,
+        )
+        self.endings = Endings(link, keys, instance, outbox=self.outbox, ownership=self.ownership, notes=self.notes, start=self.links.start)
+        self.recent = RecentWriter(link, keys, clock, instance, settings.recent, self.outbox.before_sending)
+        # Recover.
+        self._abandoned = abandoned = AbandonedCalls(link, keys, clock, self.streams, outbox=self.outbox, listener=listener)
+        self.upkeep = Upkeep(
+            link,
+            keys,
+            settings.lease,
+            clock,
+            self.streams,
+            listener=listener,
+            registry=registry,
+            ownership=self.ownership,
+            notes=self.notes,
+            abandoned=abandoned,
+            deliveries=deliveries,
+            register_lost=self._register_lost,
+            on_lost_elsewhere=self.recent.lost,
+        )
+        # Take.
+        self.beginnings = Beginnings(self.links.replicated, self.links.mastership, self.replication, keys, clock, settings.retention)
+        self.intake = Intake(
+            self.links,
+            self.streams,
+            instance,
+            settings.lease,
+            listener=listener,
+            upkeep=self.upkeep,
+            abandoned=abandoned,
+            ownership=self.ownership,
+            register_again=self.registration.register_again,
+        )
+        self.wake = WakeChannel(
+            link,
+            clock,
+            instance,
+            self.streams,
+            listener=listener,
+            confirmations=self.confirmations,
+            upkeep=self.upkeep,
+            intake=self.intake,
+            start=self.links.start,
+            asked=Answering(link, keys, clock, instance, self.streams, listener=listener, upkeep=self.upkeep).answer,
+            everybodys=keys.wake_all,
+        )
+        # Keep the leases.
+        self._beats = BeatEffects(
+            clock,
+            self.streams,
+            self.ownership,
+            self.links.mastership,
+            # One of the keys may be of a wrong type.
+            on_failed=self.key_repair.request,
+            on_paused=self.wake.pause,
+            on_missing=self._register_again,
+            on_beaten=self.intake.beaten,
+        )
+        self.leases = LeaseThread(
+            connector,
+            keys,
+            instance,
+            settings.lease,
+            streams=self.streams,
+            report=self._beaten,
+            on_failed=listener.on_failed,
+            demoted=self._demoted,
+        )
+        # The links come first and call the steps that were built on them.
+        self.links.attach(
+            on_push=self.wake.receive,
+            on_up=self.connected,
+            on_blocking_up=self._blocking_connected,
+            on_wrong_type=self.key_repair.request,
+            on_moved=self.leases.relocate,
+        )
+
+    async def start(self) -> None:
+        """Connect, then begin to beat and to keep up.
+
+        Raises:
+            BrokerError: the server can't be reached or can't serve.
+        """
+        async with self.links.opening():
+            await tell_time(self.link, self._clock)
+            await warn_of_eviction(self.link, self._connector.display)
+        self.link.subscribe(self._keys.wake_all)
+        self._clock.distrust()
+        self.leases.start()
+        self.links.keep("mender", self.key_repair.run, every=0)
+        self.links.keep("upkeep", self.upkeep.run, every=self.upkeep.every)
+
+    def stream_of(self, service: ServiceDescriptor) -> RequestStream:
+        """Return the request stream of a service, of which nothing has been taken yet."""
+        lost, set_aside = self.listener.on_lost, self.endings.set_aside
+        keys, clock = self._keys, self._clock
+        return RequestStream(keys, service.id, service.queue, self._instance, clock, self._settings, on_lost=lost, set_aside=set_aside)
+
+    def connected(self, restarted: bool) -> None:
+        """Take in that the writing link has connected; ``restarted`` when the server is another process now."""
+        # A reconnect may have delayed the beats of all workers, so their leases get time to be renewed.
+        self._clock.distrust()
+        self.confirmations.nudge()
+        if self.links.open and self.link.statistics().connects > 1:
+            self.leases.nudge()
+            self.wake.catch_up()
+        if restarted:
+            if self.links.open:
+                self.ownership.doubt()
+            telemetry.log.warning("link.server_restarted", server=self._connector.display)
+
+    def _replies_gone(self, replies: str, error: ErrorInfo) -> None:
+        if error.type == "cancelled":
+            self.links.start(self._abandoned.stop_calls_of(replies, error))
+        else:
+            self.listener.on_replies_gone(replies, error)
+
+    def _blocking_connected(self, _restarted: bool) -> None:
+        # A reader that waits to read again need not wait any longer.
+        self.intake.interrupt()
+
+    def _demoted(self) -> None:
+        if not self.links.closing:
+            self.links.mastership.demoted("it is a replica now")
+
+    def _beaten(self, beat: Beat | None) -> None:
+        if not self.links.closing:
+            self._beats.apply(beat)
+
+    def _register_again(self, services: list[str]) -> None:
+        if self.registration.active:
+            self.links.start(self.registration.register_again(services))
+
+    def _keys_deleted(self) -> None:
+        # They may have been a part of the registration.
+        self._register_again(list(self.streams))
+
+    async def _register_lost(self) -> None:
+        # No command fails because of a key that is only written in error, so ask for a repair of all keys now and then.
+        self.key_repair.request()
+        await self.registration.register_missing()
+
+    def _types(self) -> list[dict[str, str]]:
+        types = self._keys.of_workers() | {self._keys.usage(day): "hash" for day in days_back(1)}
+        for stream in self.streams.values():
+            types |= self._keys.of_service(stream.service, stream.queue)
+        return [types]
 
 
 class WorkerBroker:
@@ -40,9 +388,7 @@ class WorkerBroker:
 
     Attributes:
         instance: the instance id of this process start, which is also its consumer name.
-        take: waits up to about two seconds for at most so many deliveries, see ``Intake.take``.
-        interrupt: makes a waiting ``take`` return now, see ``Intake.interrupt``.
-        finish: sends the last frame of a delivery and removes the request, see ``Endings.finish``.
+        steps: the steps of the open worker; every use before ``open`` is an error.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -51,30 +397,7 @@ class WorkerBroker:
         self._connector = Connector.of(settings)
         self.instance = new_instance()
         self._clock = ServerClock(settings.lease)
-        self._steps = cast("WorkerSteps", NotOpen())
-        self.take: Callable[[int], Awaitable[list[Delivery]]] = NotOpen()
-        self.interrupt: Callable[[], None] = NotOpen()
-        self.finish: Callable[..., None] = NotOpen()
-
-    @property
-    def tallies(self) -> Tallies:
-        """The counts that all processes share."""
-        return self._steps.tallies
-
-    @property
-    def routes(self) -> Routes:
-        """The places where recorded tools run."""
-        return Routes(self._steps.link, self._keys)
-
-    @property
-    def connected(self) -> bool:
-        """True when the server can be spoken to now."""
-        return self._steps.links.connected
-
-    @property
-    def congested(self) -> bool:
-        """True when producers should wait for ``room`` before they send more frames."""
-        return self._steps.outbox.congested
+        self.steps = cast("WorkerSteps", NotOpen())
 
     # -- connecting -------------------------------------------------------------------------------
 
@@ -86,15 +409,14 @@ class WorkerBroker:
         """
 
         async def start() -> None:
-            steps = self._steps = WorkerSteps(self._settings, self._connector, self._keys, self.instance, self._clock, listener)
-            self.take, self.interrupt, self.finish = steps.intake.take, steps.intake.interrupt, steps.endings.finish
-            await self._steps.start()
+            self.steps = WorkerSteps(self._settings, self._connector, self._keys, self.instance, self._clock, listener)
+            await self.steps.start()
 
         await open_patiently(start, self._connector, self._settings.connect_timeout, otherwise=math.inf)
 
     async def aclose(self) -> None:
         """Send what is still to be sent, leave the streams, and disconnect."""
-        steps = self._steps
+        steps = self.steps
         if not steps.links.open:
             return
         try:
@@ -112,7 +434,7 @@ class WorkerBroker:
 
     async def _retire(self, stream: RequestStream) -> None:
         keys = (stream.key, stream.fence, stream.cancelled, self._keys.instances(stream.service), self._keys.live)
-        await self._steps.link.execute_script(scripts.RETIRE, keys, (self.instance, stream.service), repeatable=True)
+        await self.steps.link.execute_script(scripts.RETIRE, keys, (self.instance, stream.service), repeatable=True)
 
     # -- registering ------------------------------------------------------------------------------
 
@@ -126,7 +448,7 @@ class WorkerBroker:
         Raises:
             RegistrationRefused: names belong to another owner; nothing was published.
         """
-        steps, service = self._steps, publication.service
+        steps, service = self.steps, publication.service
         served = steps.streams.get(service.id)
         if served is not None:
             # Its stream goes on with what it holds.
@@ -145,7 +467,7 @@ class WorkerBroker:
         telemetry.log.info("service.registered", service=service.id, tools=len(publication.tools), digest=publication.digest)
 
     async def _begin_to_serve(self, publication: Publication, origin: str, stream: RequestStream) -> None:
-        steps, service, clock = self._steps, publication.service, self._clock
+        steps, service, clock = self.steps, publication.service, self._clock
         (await read_version(steps.link, self._keys)).check()
         # A worker that begins finds what others left: a key of a wrong type would end it.
         await steps.key_repair.mend(self._keys.of_workers() | self._keys.of_service(service.id, service.queue))
@@ -169,7 +491,7 @@ class WorkerBroker:
 
     async def _take_out(self, stream: RequestStream) -> None:
         """Take a service out that could not be registered whole; a lease that can't be ended now ends by itself."""
-        steps = self._steps
+        steps = self.steps
         stream.leaving = True
         steps.streams.pop(stream.service, None)
         steps.ownership.forget(stream)
@@ -187,7 +509,7 @@ class WorkerBroker:
         Raises:
             BrokerError: the server could not be told; the service is served as before.
         """
-        steps = self._steps
+        steps = self.steps
         stream = steps.streams[service]
         stream.leaving = True
         try:
@@ -204,7 +526,7 @@ class WorkerBroker:
 
     def held(self, service: str) -> int:
         """Return how many requests of a service were taken and are not answered."""
-        stream = self._steps.streams.get(service)
+        stream = self.steps.streams.get(service)
         return 0 if stream is None else len(stream.held)
 
     async def retire(self, service: str) -> None:
@@ -213,7 +535,7 @@ class WorkerBroker:
         Raises:
             BrokerError: the server could not be told; say it again.
         """
-        steps = self._steps
+        steps = self.steps
         stream = steps.streams[service]
         await steps.upkeep.forget(stream)
         await steps.endings.settled()
@@ -231,7 +553,7 @@ class WorkerBroker:
 
         Returns at once unless it is the last worker of its revision beside workers of another one; waits ``seconds`` at most.
         """
-        steps = self._steps
+        steps = self.steps
         try:
             async with asyncio.timeout(seconds):
                 await asyncio.gather(*(outlive(steps.link, self._keys, each, steps.registration) for each in steps.streams.values()))
@@ -242,7 +564,7 @@ class WorkerBroker:
 
     async def unregister(self) -> None:
         """Take every service of this instance out of the registry; leases of running calls go on."""
-        steps = self._steps
+        steps = self.steps
         steps.registration.active = False
         steps.upkeep.taking = False
         steps.ownership.leave()
@@ -252,118 +574,25 @@ class WorkerBroker:
             await steps.registration.unregister()
             await pass_on(steps.link, list(steps.streams.values()))
 
-    # -- taking -----------------------------------------------------------------------------------
-
-    async def recover(self) -> None:
-        """Look now for what dead workers left, rather than at the next turn; returns when it has been heard of."""
-        await self._steps.upkeep.recover()
-
     # -- running ----------------------------------------------------------------------------------
-
-    def begin(self, delivery: Delivery) -> Awaitable[Beginning]:
-        """Mark that a ``once`` handler begins."""
-        return self._steps.beginnings.begin(delivery)
 
     async def retry(self, delivery: Delivery) -> Delivery | None:
         """Count a further attempt of a delivery whose run has failed; None when it is no longer ours."""
-        return await delivery.queue.retry(self._steps.link, delivery)
+        return await delivery.queue.retry(self.steps.link, delivery)
 
     async def ask(
         self, delivery: Delivery, request: ConfirmationRequest, seconds: float, opened: Callable[[], None]
     ) -> ConfirmationAnswer | None:
         """Ask for a confirmation on a handler's behalf, see ``Confirmations.ask``; ``opened`` is called when it can be answered."""
         if delivery.attempt > 1:
-            await self._steps.confirmations.supersede(delivery.request.id)
-        return await self._steps.confirmations.ask(request, seconds, address=f"worker {delivery.queue.queue}", opened=opened)
-
-    async def extend(self, delivery: Delivery, note: Note) -> None:
-        """Note the later deadline of a delivery, so that its next run keeps to it.
-
-        Raises:
-            BrokerError: the server could not be told.
-        """
-        await self._steps.notes.write(delivery, note)
-
-    def release_session(self, service: str, user: str, session: str, *, lost: bool = False) -> None:
-        """Give up a session that has ended here: its next call may start it anew anywhere. Returns at once.
-
-        ``lost`` when nobody asked for its end: then whoever has it next is told, and its snapshot stays.
-        """
-        self._steps.ownership.release(service, (user, session), lost=lost)
-
-    async def holds_session(self, delivery: Delivery) -> bool:
-        """Return whether the session of a delivery is still this worker's; False, and it is none of this worker's calls any more.
-
-        The server is asked only if this process was paused for so long that others may have taken its sessions.
-        """
-        return await self._steps.ownership.holds(delivery)
-
-    async def save_session(self, delivery: Delivery, snapshot: Snapshot) -> bool:
-        """Keep the snapshot of a delivery's session, before what is sent next; another failure than False is logged.
-
-        Returns:
-            False when another worker has the session: what the call changed is lost. That of a call in the order of its session is not,
-            whoever has the session meanwhile, as long as the call is this worker's.
-        """
-        return await self._steps.snapshots.save(delivery, snapshot)
-
-    def forget_session(self, delivery: Delivery) -> None:
-        """Forget the snapshot of a delivery's session, before what is sent next. Returns at once; a failure is logged."""
-        self._steps.snapshots.forget(delivery)
-
-    async def load_session(self, delivery: Delivery) -> Snapshot | None:
-        """Return the snapshot of a delivery's session, or None.
-
-        Raises:
-            BrokerError: the server can't be asked.
-        """
-        return await self._steps.snapshots.load(delivery)
-
-    async def is_elsewhere(self, delivery: Delivery) -> bool:
-        """Return whether another worker, which leaves, still runs a call in the order of a delivery's session.
-
-        Raises:
-            BrokerError: the server can't be asked.
-        """
-        return await self._steps.snapshots.is_elsewhere(delivery)
-
-    def follows(self, delivery: Delivery) -> bytes:
-        """Return the entry before a delivery in its session, if one may not have ended; empty when there is none."""
-        return delivery.after
-
-    async def before(self, deliveries: Sequence[Delivery]) -> list[list[bytes]]:
-        """Return for each delivery the entries that came before it in its session and have not ended.
-
-        Raises:
-            BrokerError: the server can't be asked.
-        """
-        return await self._steps.ownership.before(deliveries)
+            await self.steps.confirmations.supersede(delivery.request.id)
+        return await self.steps.confirmations.ask(request, seconds, address=f"worker {delivery.queue.queue}", opened=opened)
 
     # -- answering --------------------------------------------------------------------------------
 
-    def send(self, delivery: Delivery, frame: bytes) -> None:
-        """Send a frame that is not the last one."""
-        if delivery.replies:
-            self._steps.outbox.send(delivery, frame)
-
-    def before_sending(self, pack: Callable[[], None]) -> None:
-        """Call ``pack`` just before frames leave, so that what gathers until then can go as one; frames leave soon."""
-        self._steps.outbox.before_sending(pack)
-
-    async def room(self) -> None:
-        """Wait until frames leave again."""
-        await self._steps.outbox.room()
-
-    def bury(self, delivery: Delivery, reason: str, error: str, frame: bytes) -> None:
-        """Set the request aside as a dead letter and send the last frame.
-
-        ``reason`` is ``max_deliveries``, ``retries_exhausted`` or ``failed``; ``error`` the last failure in words.
-        """
-        self._steps.endings.bury(delivery, reason, error, frame)
-
     def note(self, delivery: Delivery, ending: Ending) -> None:
         """Tell operators of an attempt that has ended, with what is sent next. Returns at once."""
-        self._steps.recent.note(delivery, ending)
+        self.steps.recent.note(delivery, ending)
 
     async def hand_back(self, deliveries: Sequence[Delivery]) -> None:
         """Give deliveries that have not been answered to other workers, after the frames that were sent until now.
@@ -371,9 +600,9 @@ class WorkerBroker:
         One that has begun to run is run as the next attempt there, which does not count against ``max_deliveries``.
         """
         sent = asyncio.Event()
-        self._steps.outbox.then(sent.set)
+        self.steps.outbox.then(sent.set)
         await sent.wait()
-        await hand_back(self._steps.link, deliveries)
+        await hand_back(self.steps.link, deliveries)
 
     async def hand_over(self, delivery: Delivery) -> bool:
         """Give a delivery that has not begun to a worker that serves the revision which it was made for.
@@ -381,11 +610,11 @@ class WorkerBroker:
         Returns:
             Whether it is this worker's no longer; False when there is no such worker.
         """
-        return await hand_over(self._steps.link, self._keys, delivery)
+        return await hand_over(self.steps.link, self._keys, delivery)
 
     def statistics(self) -> dict[str, int]:
         """Return counts for operators and metrics."""
-        steps = self._steps
+        steps = self.steps
         link = steps.link.statistics()
         return {
             "frames_sent": steps.outbox.frames_sent,

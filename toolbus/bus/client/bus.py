@@ -316,22 +316,22 @@ class ToolBus:
     @property
     def routes(self) -> Routes:
         """The places where recorded tools run, and what their programs print."""
-        return self._dispatcher.opened().broker.routes
+        return self._dispatcher.opened().broker.steps.routes
 
     @property
     def tokens(self) -> Tokens:
         """The records of the namespace's bearer tokens, for gateways."""
-        return self._dispatcher.opened().broker.tokens
+        return self._dispatcher.opened().broker.steps.tokens
 
     @property
     def creations(self) -> Creations:
         """The namespace's tasks of coding agents."""
-        return self._dispatcher.opened().broker.creations
+        return self._dispatcher.opened().broker.steps.creations
 
     @property
     def chats(self) -> Chats:
         """The chats with the service agent."""
-        return self._dispatcher.opened().broker.chats
+        return self._dispatcher.opened().broker.steps.chats
 
     @property
     def shared_confirmations(self) -> Confirmations:

@@ -230,7 +230,7 @@ class Tasks:
 
     @property
     def _store(self) -> TaskStore:
-        return self._state.dispatcher.check().broker.tasks
+        return self._state.dispatcher.check().broker.steps.tasks
 
     def _record(self, tool: Tool, call: Call) -> TaskRecord:
         request = call.request

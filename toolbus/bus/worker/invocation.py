@@ -311,7 +311,7 @@ class Questions:
         try:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(most):
-                    await self._broker.extend(delivery, Note(deadline, since, since + most))
+                    await self._broker.steps.notes.write(delivery, Note(deadline, since, since + most))
                 left = since + most - self._clock()
                 answer = await self._broker.ask(delivery, request, left, opened) if left > 0 else None
         except BrokerError as error:
@@ -324,7 +324,7 @@ class Questions:
                 self._tell(Confirm(request.id, allowed=None if answer is None else answer.allowed))
         with contextlib.suppress(BrokerError):
             # Without it the next run has a little more time than it should.
-            await self._broker.extend(delivery, Note(delivery.deadline))
+            await self._broker.steps.notes.write(delivery, Note(delivery.deadline))
         return answer
 
     def _request(self, question: str, data: Any) -> ConfirmationRequest:

@@ -264,7 +264,7 @@ class Lines:
                 self._floors[name] = line.floor
             return None
         position, first = line.waiting[0]
-        before = self._broker.follows(first)
+        before = first.after
         if before and line.checked != first.entry and not (line.floor and numbers_of(before) <= line.floor):
             if self._asking is None:
                 self._asking = asyncio.get_running_loop().create_task(self._ask())
@@ -288,7 +288,7 @@ class Lines:
             while blocked := list(self._blocked()):
                 self._news.clear()
                 try:
-                    answers: Sequence[list[bytes]] = await self._broker.before([first for _, _, first in blocked])
+                    answers: Sequence[list[bytes]] = await self._broker.steps.ownership.before([first for _, _, first in blocked])
                 except BrokerError as error:
                     telemetry.log.warning("sessions.unordered", calls=len(blocked), error=str(error))
                     answers = [[first.entry] for _, _, first in blocked]

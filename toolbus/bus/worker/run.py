@@ -211,8 +211,8 @@ class Run(msgspec.Struct, eq=False):
             if error is not None:
                 if not unbegun and self._changed_session is not None:
                     # Its handler may have changed the state, and what it changes yet is in no snapshot.
-                    self.context.broker.forget_session(self.delivery)
-                self.context.broker.finish(self.delivery, encode(self.frame("end", error)), frees=not entered)
+                    self.context.broker.steps.snapshots.forget(self.delivery)
+                self.context.broker.steps.endings.finish(self.delivery, encode(self.frame("end", error)), frees=not entered)
         if self._stream is not None:
             self._stream.gathered.clear()
         self._stop_handler(error or (outcome.MOVED if unanswered == "lost" else outcome.LEAVING))
@@ -285,7 +285,7 @@ class Run(msgspec.Struct, eq=False):
             raise
         finally:
             keep = self.state < _ANSWERED and not self.abandoned
-            changes = await session.leave(self.delivery, self.context.broker, keep=keep, done=done)
+            changes = await session.leave(self.delivery, self.context.broker.steps.snapshots, keep=keep, done=done)
         return result if changes else ToolResult(success=False, error=_SESSION_MOVED)
 
     @property
@@ -326,7 +326,7 @@ class Run(msgspec.Struct, eq=False):
         middleware = self.context.middleware
         if not middleware:
             return await self._call(None)
-        call = MiddlewareCall(self.delivery, self.handler, self.served.publication.digest, self.context.broker.tallies)
+        call = MiddlewareCall(self.delivery, self.handler, self.served.publication.digest, self.context.broker.steps.tallies)
         return await call.run(middleware, self._call, self.error_info, self._give_up)
 
     def _give_up(self) -> None:
@@ -449,7 +449,7 @@ class Run(msgspec.Struct, eq=False):
         # The mark may be set from here on, even if the server's answer is lost.
         self._move(_MARKED)
         try:
-            beginning = await self.context.broker.begin(self.delivery)
+            beginning = await self.context.broker.steps.beginnings.begin(self.delivery)
         except BrokerError as error:
             raise outcome.unmarked(error, self.delivery.attempt) from None
         if beginning == "lost":
@@ -481,7 +481,7 @@ class Run(msgspec.Struct, eq=False):
 
     def send(self, frame: Frame) -> None:
         """Send a frame that is not the last one."""
-        self.context.broker.send(self.delivery, encode(frame))
+        self.context.broker.steps.outbox.send(self.delivery, encode(frame))
 
     def open_stream(self) -> Stream:
         """Return what sends the items of this run, made when it is first needed."""
@@ -500,7 +500,7 @@ class Run(msgspec.Struct, eq=False):
         payload = self._last_frame(result, error)
         frees = error is not None and self.state is not _ENTERED
         self._move(_ANSWERED)
-        self.context.broker.finish(self.delivery, payload, frees=frees)
+        self.context.broker.steps.endings.finish(self.delivery, payload, frees=frees)
         self._report("finished" if error is None else "failed", error)
 
     def _last_frame(self, result: ToolResult, error: ErrorInfo | None) -> bytes:
@@ -561,7 +561,7 @@ class Run(msgspec.Struct, eq=False):
         # No caller learns of this failure, or the service asked for retries and wants to know what they could not do.
         self._move(_ANSWERED)
         reason = "retries_exhausted" if policy is not None else "failed"
-        self.context.broker.bury(self.delivery, reason, str(error), encode(self.frame("end", error)))
+        self.context.broker.steps.endings.bury(self.delivery, reason, str(error), encode(self.frame("end", error)))
         self._report("dead", error, raised)
         report_buried(self.delivery, reason)
         return True
@@ -569,7 +569,7 @@ class Run(msgspec.Struct, eq=False):
     def _end_with(self, frame: Frame) -> None:
         entered = self.state is _ENTERED
         self._move(_ANSWERED)
-        self.context.broker.finish(self.delivery, encode(frame), frees=not entered)
+        self.context.broker.steps.endings.finish(self.delivery, encode(frame), frees=not entered)
 
     def error_info(self, error: BaseException) -> ErrorInfo:
         """Return what the caller is told of an exception."""
@@ -634,11 +634,11 @@ class Stream:
         first: when the first text was sent, in monotonic seconds; 0 before.
     """
 
-    __slots__ = ("_broker", "_most_gathered", "_run", "_sent", "_settings", "_size", "blobs", "first", "gathered", "has_text")
+    __slots__ = ("_most_gathered", "_outbox", "_run", "_sent", "_settings", "_size", "blobs", "first", "gathered", "has_text")
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._broker = run.context.broker
+        self._outbox = run.context.broker.steps.outbox
         self._settings = run.context.settings
         self._most_gathered = run.context.most_gathered
         self._sent = 0
@@ -656,7 +656,7 @@ class Stream:
             CancelledError: the run was answered meanwhile.
         """
         result: ToolResult | None = None
-        broker, run = self._broker, self._run
+        outbox, run = self._outbox, self._run
         iterator: AsyncIterator[Any] = aiter(items)
         try:
             async for item in iterator:
@@ -672,8 +672,8 @@ class Stream:
                 else:
                     self._send_item(item)
                 # What gathers is bounded, so only what left can have filled the way to the server.
-                if not self.gathered and broker.congested:
-                    await broker.room()
+                if not self.gathered and outbox.congested:
+                    await outbox.room()
         finally:
             close: Callable[[], Awaitable[None]] | None = getattr(iterator, "aclose", None)
             if close is not None:
@@ -702,7 +702,7 @@ class Stream:
         if self._sent > self._settings.max_output:
             self._count(0)
         if not self.gathered:
-            self._broker.before_sending(self.pack)
+            self._outbox.before_sending(self.pack)
         self.gathered.append(text)
         self._size += size
         if self._size > most:

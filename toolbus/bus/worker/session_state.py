@@ -19,7 +19,7 @@ from toolbus.bus.worker.service import Session
 
 if TYPE_CHECKING:
     from toolbus.bus.broker.take.requests import Delivery
-    from toolbus.bus.broker.worker import WorkerBroker
+    from toolbus.bus.broker.take.sessions import Snapshots
 
 _SAVED_WITHIN = 10.0
 # Seconds between two looks at calls that run elsewhere.
@@ -64,7 +64,7 @@ class SessionState:
         """True once a call may have run on the state."""
         return self._begun or not (self._served.opens_sessions or self._served.restores_sessions)
 
-    async def begin(self, delivery: Delivery, broker: WorkerBroker) -> ErrorInfo | None:
+    async def begin(self, delivery: Delivery, snapshots: Snapshots) -> ErrorInfo | None:
         """Make or restore the state, once; return why a call may not run on it, or None.
 
         Raises:
@@ -73,9 +73,9 @@ class SessionState:
         if not self.is_begun:
             try:
                 # Not under the lock: one in the order of the session has waited already, and may begin the state meanwhile.
-                await self._until_here(delivery, broker)
+                await self._until_here(delivery, snapshots)
                 async with self._lock:
-                    error = None if self._begun else await self._begin(delivery, broker)
+                    error = None if self._begun else await self._begin(delivery, snapshots)
             except BrokerError as failure:
                 error = ErrorInfo("unavailable", "state_unread", f"the state of the session could not be read: {failure}", retryable=True)
             if error is not None:
@@ -95,15 +95,15 @@ class SessionState:
             return known not in {self.token, NEW_STATE}
         return bool(self.inherited) and numbers_of(delivery.entry) <= self.inherited
 
-    async def _until_here(self, delivery: Delivery, broker: WorkerBroker) -> None:
+    async def _until_here(self, delivery: Delivery, snapshots: Snapshots) -> None:
         """Wait until a worker that leaves has kept what its last calls in the session changed. Calls in its order have waited before."""
         pause = _LOOK_FIRST
-        while self._served.restores_sessions and not (delivery.request.ordered or self._begun) and await broker.is_elsewhere(delivery):
+        while self._served.restores_sessions and not (delivery.request.ordered or self._begun) and await snapshots.is_elsewhere(delivery):
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LOOK_MOST)
 
-    async def _begin(self, delivery: Delivery, broker: WorkerBroker) -> ErrorInfo | None:
-        snapshot = await self._snapshot(delivery, broker) if self._served.restores_sessions else None
+    async def _begin(self, delivery: Delivery, snapshots: Snapshots) -> ErrorInfo | None:
+        snapshot = await self._snapshot(delivery, snapshots) if self._served.restores_sessions else None
         if snapshot is not None:
             self.token, self.inherited, self._begun = snapshot.state, (), True
             telemetry.log.info("session.restored", service=self._served.id, user=self._session.user, session=self._session.id)
@@ -113,15 +113,15 @@ class SessionState:
             return None
         self.value = await self._served.open_session(self._session, dict(delivery.request.initial or {}))
         self._begun = True
-        await self._save(delivery, broker, "")
+        await self._save(delivery, snapshots, "")
         return None
 
-    async def _snapshot(self, delivery: Delivery, broker: WorkerBroker) -> Snapshot | None:
+    async def _snapshot(self, delivery: Delivery, snapshots: Snapshots) -> Snapshot | None:
         if delivery.request.state == NEW_STATE:
             # Nobody had the session when its caller closed it, so that its snapshot is still there.
-            broker.forget_session(delivery)
+            snapshots.forget(delivery)
             return None
-        snapshot = await broker.load_session(delivery)
+        snapshot = await snapshots.load(delivery)
         if snapshot is None:
             # The first snapshot is kept when a state is made, so that none was lost.
             self.inherited = ()
@@ -134,7 +134,7 @@ class SessionState:
             telemetry.log.exception("session.unrestored", service=self._served.id, user=self._session.user, session=self._session.id)
             self.inherited = max(self.inherited, numbers_of(delivery.entry))
             # The loss is told now, so that state must not come back later.
-            broker.forget_session(delivery)
+            snapshots.forget(delivery)
             return None
         return snapshot
 
@@ -143,12 +143,12 @@ class SessionState:
         self._changing.add(delivery.run)
         self._entered += 1
 
-    async def leave(self, delivery: Delivery, broker: WorkerBroker, *, keep: bool, done: bool) -> bool:
+    async def leave(self, delivery: Delivery, snapshots: Snapshots, *, keep: bool, done: bool) -> bool:
         """Take note that a call's handler changes the state no more.
 
         Args:
             delivery: the call's.
-            broker: keeps snapshots.
+            snapshots: keeps them.
             keep: keep a snapshot. A failure is logged, and forgets the last one: it would be out of date.
             done: the call is over; False if it is tried again.
 
@@ -158,10 +158,10 @@ class SessionState:
         self._changing.discard(delivery.run)
         # The half effect of a call that still runs would stand twice once it is run again; the state is kept at its end.
         if keep and self._begun and (delivery.request.ordered or not self._changing):
-            return await self._save(delivery, broker, delivery.request.id if done else "")
+            return await self._save(delivery, snapshots, delivery.request.id if done else "")
         return True
 
-    async def _save(self, delivery: Delivery, broker: WorkerBroker, call: str) -> bool:
+    async def _save(self, delivery: Delivery, snapshots: Snapshots, call: str) -> bool:
         if not self._served.restores_sessions:
             return True
         document = b""
@@ -174,12 +174,12 @@ class SessionState:
             reason = reason_of(error)
         if reason:
             telemetry.log.error("session.unsaved", service=self._served.id, user=self._session.user, session=self._session.id, error=reason)
-            broker.forget_session(delivery)
+            snapshots.forget(delivery)
             return True
         if self._entered != entered and not delivery.request.ordered:
             # What began meanwhile may be in the snapshot by half.
             return True
-        return await broker.save_session(delivery, Snapshot(self.token, call, document))
+        return await snapshots.save(delivery, Snapshot(self.token, call, document))
 
 
 def lost(session: Session, *, again: bool) -> ErrorInfo:

@@ -144,7 +144,7 @@ class OpenSessions:
             await closed.wait()
         found = self._open.get(session)
         if found is not None and self._served.sticky:
-            if not await self._broker.holds_session(run.delivery):
+            if not await self._broker.steps.ownership.holds(run.delivery):
                 run.stop(None)
                 return
             # Another worker may have had the session while this process was paused, so the state that is here is out of date.
@@ -162,7 +162,7 @@ class OpenSessions:
     async def _begun(self, found: _Open, run: Run) -> ErrorInfo | None:
         """Begin the state of a session if no call did; return why a call does not run."""
         try:
-            return await without_exits(found.state.begin(run.delivery, self._broker))
+            return await without_exits(found.state.begin(run.delivery, self._broker.steps.snapshots))
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if run.abandoned or run.state is not RunState.CREATED or (task is not None and task.cancelling()):
@@ -253,12 +253,12 @@ class OpenSessions:
         del self._open[session]
         wanted = reason == "closed"
         if not found.waiting:
-            self._broker.release_session(self._served.id, *session, lost=not wanted and found.state.is_begun)
+            self._broker.steps.ownership.release(self._served.id, session, lost=not wanted and found.state.is_begun)
             return
         runs = sorted(found.waiting, key=lambda run: numbers_of(run.delivery.entry))
         if wanted and self._served.restores_sessions:
             # Their session is another one than that which its callers ended.
-            self._broker.forget_session(runs[0].delivery)
+            self._broker.steps.snapshots.forget(runs[0].delivery)
         upto = () if wanted else numbers_of(runs[-1].delivery.entry)
         anew = self._open[session] = self._begin(session, runs[0].delivery.request, upto)
         for run in runs:

@@ -396,7 +396,7 @@ class Slots:
 
     def _refuse(self, delivery: Delivery, error: ErrorInfo) -> None:
         self._report("withdrawn" if error.type == "cancelled" else "refused", delivery, error)
-        self.broker.finish(delivery, refusal(delivery, self.broker.instance, error), frees=True)
+        self.broker.steps.endings.finish(delivery, refusal(delivery, self.broker.instance, error), frees=True)
         if delivery.request.ordered:
             self._lines.leave(delivery)
 
@@ -406,7 +406,7 @@ class Slots:
         error = ErrorInfo("tool_error", "max_deliveries", message)
         self._report("buried", delivery, error)
         report_buried(delivery, message)
-        self.broker.bury(delivery, "max_deliveries", message, refusal(delivery, self.broker.instance, error))
+        self.broker.steps.endings.bury(delivery, "max_deliveries", message, refusal(delivery, self.broker.instance, error))
         if delivery.request.ordered:
             self._lines.leave(delivery)
 
@@ -625,7 +625,7 @@ class Taking:
     def slot_taken(self) -> None:
         """Take note that a delivery took the last free slot: waiting for requests without one would take some in vain."""
         if self.state is _POLLING:
-            self._broker.interrupt()
+            self._broker.steps.intake.interrupt()
 
     def suspect_arrived(self) -> None:
         """Take note that a suspect waits here."""
@@ -647,7 +647,7 @@ class Taking:
         self._interrupt()
 
     def _interrupt(self) -> None:
-        self._broker.interrupt()
+        self._broker.steps.intake.interrupt()
         self._wake.set()
 
     # -- the loop ---------------------------------------------------------------------------------
@@ -669,7 +669,7 @@ class Taking:
             else:
                 self._move(_POLLING)
                 try:
-                    taken = await self._broker.take(self._slots.free)
+                    taken = await self._broker.steps.intake.take(self._slots.free)
                 finally:
                     self._settle()
                 self._slots.start_all(taken)
@@ -695,11 +695,11 @@ class Taking:
         self._room_wanted = False
         if self._slots.busy():
             self._room_again = self._clock() + self._limit
-        await self._broker.recover()
+        await self._broker.steps.upkeep.recover()
         while self._waiting.suspects and self.state is not _STOPPED:
             # Other requests may wait to run alone; they were left where they were.
             await self._run_suspect()
-            await self._broker.recover()
+            await self._broker.steps.upkeep.recover()
 
     async def _run_suspect(self) -> None:
         """Run a request that may have killed its workers while nothing else runs here, so that it takes nothing with it."""

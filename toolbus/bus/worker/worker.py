@@ -357,7 +357,7 @@ class Worker:
     @property
     def healthy(self) -> bool:
         """True while the worker takes requests."""
-        return self._slots is not None and not self._slots.failed and self._serving and self.broker.connected
+        return self._slots is not None and not self._slots.failed and self._serving and self.broker.steps.links.connected
 
     @property
     def _serving(self) -> bool:

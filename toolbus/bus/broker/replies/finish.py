@@ -149,7 +149,9 @@ class Outbox:
         self.lost = 0
 
     def send(self, delivery: Delivery, frame: bytes) -> None:
-        """Queue a frame that is not the last of its run."""
+        """Queue a frame that is not the last of its run; nobody gets those of a request without a reply stream."""
+        if not delivery.replies:
+            return
         by_replies = self._frames.get(delivery.queue)
         if by_replies is None:
             by_replies = self._frames[delivery.queue] = {}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from toolbus.bus import telemetry
 from toolbus.bus.broker.lease.clock import ServerClock
+from toolbus.bus.broker.lease.recover import Upkeep
 from toolbus.bus.broker.protocols import WorkerListener
 from toolbus.bus.broker.server import scripts
 from toolbus.bus.broker.server.keys import Keys
@@ -30,8 +31,6 @@ class Answering:
 
     Args:
         streams: the request streams by service, read afresh at each question.
-        retaken: returns how many requests of dead workers this one went on with, by service and tool.
-        traffic: returns how many commands were sent to the server, and how many connections were made.
     """
 
     def __init__(
@@ -43,8 +42,7 @@ class Answering:
         streams: Mapping[str, RequestStream],
         *,
         listener: WorkerListener,
-        retaken: Callable[[], Mapping[tuple[str, str], int]],
-        traffic: Callable[[], tuple[int, int]],
+        upkeep: Upkeep,
     ) -> None:
         self._link = link
         self._keys = keys
@@ -52,8 +50,7 @@ class Answering:
         self._instance = instance
         self._streams = streams
         self._listener = listener
-        self._retaken = retaken
-        self._traffic = traffic
+        self._upkeep = upkeep
         self._began = clock.monotonic()
         self._second = 0.0
         self._answered = 0
@@ -72,19 +69,19 @@ class Answering:
     def _statistics(self, now: float) -> InstanceAnswer:
         found = self._listener.answer()
         paused = {each.service for each in self._streams.values() if each.paused}
-        commands, connects = self._traffic()
+        link = self._link.statistics()
         return msgspec.structs.replace(
             found,
             instance=self._instance,
             started=self._clock.server_time(self._began),
             uptime=now - self._began,
             services=tuple(msgspec.structs.replace(each, paused=each.id in paused) for each in found.services),
-            tools=with_retaken(found.tools, self._retaken()),
+            tools=with_retaken(found.tools, self._upkeep.retaken),
             calls=tuple(
                 msgspec.structs.replace(each, since=self._clock.server_time(each.since)) if each.since else each for each in found.calls
             ),
-            commands=commands,
-            connects=connects,
+            commands=link.commands,
+            connects=link.connects,
         )
 
 

@@ -136,7 +136,7 @@ class Link(Wire):
         limit: int = 64 * 1024 * 1024,
     ) -> None:
         super().__init__(connector, on_push=on_push, limit=limit)
-        self._on_up = on_up
+        self.on_up = on_up
         self._going: asyncio.Transport | None = None
         self._disconnected = asyncio.Event()
         self._channels: set[str] = set()
@@ -186,8 +186,8 @@ class Link(Wire):
         self._write_again([command for command in again if not (restarted and command.same_server)])
         if restarted:
             self._answer_lost([command for command in again if command.same_server], "the server is another process now")
-        if self._on_up is not None:
-            self._on_up(restarted)
+        if self.on_up is not None:
+            self.on_up(restarted)
 
     async def maintain(self) -> None:
         """Reconnect whenever the connection is lost; runs until ``close``."""

@@ -36,9 +36,7 @@ class Links:
     """Its links, kept connected from ``open`` until ``leave``, and the tasks that live as long.
 
     Args:
-        on_push, on_up: of the writing link; ``on_blocking_up`` of the blocking one.
         on_failed: called when a lasting task was given up: nothing here can be relied on any more.
-        on_moved: called when the links were dropped because another server is the master.
         replicated: whether there is a link of its own for what waits for replicas.
     """
 
@@ -47,23 +45,39 @@ class Links:
         connector: Connector,
         *,
         on_failed: Callable[[ToolbusError], None],
-        on_push: Callable[[list[Any]], None] | None = None,
-        on_up: Callable[[bool], None] | None = None,
-        on_blocking_up: Callable[[bool], None] | None = None,
-        on_moved: Callable[[], None] = lambda: None,
         replicated: bool = False,
     ) -> None:
         self._connector = connector
         self._on_failed = on_failed
-        self.writing = Link(connector, on_push=on_push, on_up=self._up(on_up))
-        self.blocking = Link(connector, on_up=self._up(on_blocking_up))
+        self.writing = Link(connector)
+        self.blocking = Link(connector)
         self.replicated = Link(connector, on_up=self._up(None)) if replicated else self.writing
         self._links = tuple(dict.fromkeys((self.writing, self.blocking, self.replicated)))
-        self.mastership = mastership(connector, self._links, on_moved)
+        self.mastership = mastership(connector, self._links, self._moved)
+        self._on_moved: Callable[[], None] | None = None
         self._tasks: asyncio.TaskGroup | None = None
         self._working: list[asyncio.Task[None]] = []
         self._home: asyncio.Task[None] | None = None
         self._leaving = asyncio.Event()
+
+    def attach(
+        self,
+        *,
+        on_push: Callable[[list[Any]], None],
+        on_up: Callable[[bool], None],
+        on_blocking_up: Callable[[bool], None],
+        on_wrong_type: Callable[[], None],
+        on_moved: Callable[[], None] | None = None,
+    ) -> None:
+        """Call these functions from now on; made for steps that are built on the links, before ``opening``.
+
+        Args:
+            on_push, on_up: of the writing link; ``on_blocking_up`` of the blocking one, and ``on_wrong_type`` of both, see ``Link``.
+            on_moved: called when the links were dropped because another server is the master.
+        """
+        self.writing.on_push, self.writing.on_up, self.blocking.on_up = on_push, self._up(on_up), self._up(on_blocking_up)
+        self.writing.on_wrong_type = self.blocking.on_wrong_type = on_wrong_type
+        self._on_moved = on_moved
 
     @property
     def connected(self) -> bool:
@@ -130,6 +144,10 @@ class Links:
             self.mastership.look()
 
         return up
+
+    def _moved(self) -> None:
+        if self.open and self._on_moved is not None:
+            self._on_moved()
 
     async def leave(self) -> None:
         """Cancel what was started, and disconnect; what waits for answers gets ``BrokerUnavailable``."""

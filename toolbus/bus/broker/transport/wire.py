@@ -67,7 +67,7 @@ class Wire(asyncio.Protocol):
 
     def __init__(self, connector: Connector, *, on_push: Callable[[list[Any]], None] | None = None, limit: int = 64 * 1024 * 1024) -> None:
         self._connector = connector
-        self._on_push = on_push
+        self.on_push = on_push
         self._limit = limit
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
@@ -306,9 +306,9 @@ class Wire(asyncio.Protocol):
         self._partial = 0
         if self._unanswered and self._unanswered[0] is SUBSCRIBING and message[:1] in _SUBSCRIBED:
             self._unanswered.popleft()
-        elif self._on_push is not None:
+        elif self.on_push is not None:
             try:
-                self._on_push(message)
+                self.on_push(message)
             except Exception:  # noqa: BLE001 - any client may publish anything
                 telemetry.log.exception("listener.failed", what="message")
 

@@ -140,7 +140,7 @@ class Dispatcher:
         call.attached(request, now + request.timeout)
         self._calls[call.id] = call
         call.slot = connection.deadlines.add(call.deadline, call.id, call.expire)
-        connection.broker.tasks.follow(shared, call.id)
+        connection.broker.steps.tasks.follow(shared, call.id)
 
     async def end_session(self, user: str, session: str) -> None:
         """Cancel this bus's calls in a session, and tell every service that it called in it."""

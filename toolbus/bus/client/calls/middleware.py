@@ -249,6 +249,6 @@ class MiddlewareRunner:
             cache=found is not None and found.descriptor.cacheable and not (found.is_sticky and options.get("session")),
             side="call",
             attempt=0,
-            tallies=connection.broker.tallies,
+            tallies=connection.broker.steps.tallies,
             delivered=lambda: outer.delivered,
         )

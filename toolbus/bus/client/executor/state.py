@@ -56,17 +56,17 @@ class BusState:
     @property
     def tallies(self) -> Tallies:
         """The counters that all processes of the namespace share."""
-        return self.dispatcher.opened().broker.tallies
+        return self.dispatcher.opened().broker.steps.tallies
 
     @property
     def shared_confirmations(self) -> Confirmations:
         """The open requests of all processes of the namespace."""
-        return self.dispatcher.opened().broker.confirmations
+        return self.dispatcher.opened().broker.steps.confirmations
 
     @property
     def results(self) -> SessionResults:
         """The results of sessions' earlier calls, which all processes of the namespace share."""
-        return self.dispatcher.opened().broker.results
+        return self.dispatcher.opened().broker.steps.results
 
     def order(self, user: str, session: str) -> CallOrder:
         """Return the order of the calls in a session; without a session, a new one."""
@@ -85,7 +85,7 @@ class BusState:
     @property
     def conversations(self) -> Conversations:
         """The conversations that are kept for agents."""
-        return self.dispatcher.opened().broker.conversations
+        return self.dispatcher.opened().broker.steps.conversations
 
     async def end_session(self, user: str, session: str) -> None:
         """End a session: cancel its calls, forget its results, and tell its services."""
