@@ -28,6 +28,7 @@ _NO_KEYS = {
     "prefix",
     "call_prefix",
     "reply_prefix",
+    "queue_prefix",
     "shared_by_all",
     "of_workers",
     "of_service",
