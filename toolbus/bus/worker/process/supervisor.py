@@ -321,9 +321,10 @@ class Supervisor:
             self._changes += 1
             self._changed.set()
             self._changed = asyncio.Event()
-            # One that is to go was told already, and a second signal would end it at once.
-            for child in self.wanted:
-                await self._end(child)
+            # One that is to go was told already, and one that starts from here on has the changed files.
+            for child, process in [(child, child.process) for child in self.wanted]:
+                if process is not None and process is child.process:
+                    await self._end(child)
 
 
 def check_reload() -> None:
