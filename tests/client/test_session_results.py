@@ -12,7 +12,7 @@ from tests.gateway.running import client_of
 from toolbus import ToolBus
 from toolbus.bus.broker.held.tasks import SessionResults
 from toolbus.bus.broker.keys import Keys, session_digest
-from toolbus.bus.broker.protocols.documents import MOST_BYTES, MOST_RESULTS
+from toolbus.bus.broker.protocols import MOST_BYTES, MOST_RESULTS
 
 pytestmark = pytest.mark.anyio
 

@@ -20,8 +20,7 @@ from toolbus.bus.broker.keys import Keys
 from toolbus.bus.broker.limits import Tallies
 from toolbus.bus.broker.opening import NotOpen
 from toolbus.bus.broker.pins import Pins
-from toolbus.bus.broker.protocols import RefusedTool, ServiceRecord, WorkerId
-from toolbus.bus.broker.protocols.documents import ItemChange
+from toolbus.bus.broker.protocols import ItemChange, RefusedTool, ServiceRecord, WorkerId
 from toolbus.bus.broker.reading import integer, skip, text
 from toolbus.bus.broker.recent import RecentCall, after, newest
 from toolbus.bus.broker.registry.follower import read_items, read_services

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from toolbus.bus.broker.keys import Keys
-from toolbus.bus.broker.protocols.documents import ItemChange
+from toolbus.bus.broker.protocols import ItemChange
 from toolbus.bus.broker.reading import integer, shown, skip, text
 from toolbus.bus.broker.registry.registry import Registry
 from toolbus.bus.broker.transport.command import ReplyError

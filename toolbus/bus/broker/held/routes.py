@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from toolbus.bus.broker import scripts
 from toolbus.bus.broker.keys import Keys
-from toolbus.bus.broker.protocols.documents import HostId, OutputLine, Renewed
+from toolbus.bus.broker.protocols import HostId, OutputLine, Renewed
 from toolbus.bus.broker.reading import integer, skip, text
 from toolbus.bus.broker.transport.command import fields_of
 from toolbus.bus.broker.transport.link import Link

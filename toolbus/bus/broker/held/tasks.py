@@ -9,7 +9,7 @@ import msgspec
 from toolbus.bus import telemetry
 from toolbus.bus.broker import scripts
 from toolbus.bus.broker.keys import Keys, session_digest
-from toolbus.bus.broker.protocols.documents import MOST_BYTES, MOST_RESULTS, TaskFrames, TaskRecord
+from toolbus.bus.broker.protocols import MOST_BYTES, MOST_RESULTS, TaskFrames, TaskRecord
 from toolbus.bus.broker.publish import SharedCalls
 from toolbus.bus.broker.reading import document, skip
 from toolbus.bus.broker.transport.command import ReplyError

@@ -18,7 +18,7 @@ import msgspec
 from toolbus.bus.broker import scripts
 from toolbus.bus.broker.keys import Keys
 from toolbus.bus.broker.lease.clock import ServerClock
-from toolbus.bus.broker.protocols.documents import ItemChange
+from toolbus.bus.broker.protocols import ItemChange
 from toolbus.bus.broker.reading import check_document, integer, shown
 from toolbus.bus.broker.scripts import Script
 from toolbus.bus.broker.transport.command import ReplyError
