@@ -27,13 +27,13 @@ from benchmarks.adapters.contract import ready, run
 from benchmarks.limits import Limit, spread
 from benchmarks.processes import child
 from benchmarks.scripttimes import Times
-from toolbus.bus.broker import scripts
 from toolbus.bus.broker.admin import Admin, overview_keys
-from toolbus.bus.broker.embedded import EmbeddedServer
-from toolbus.bus.broker.keys import Keys
 from toolbus.bus.broker.protocols import Verdict
 from toolbus.bus.broker.publish import Publish, Publisher
+from toolbus.bus.broker.server import scripts
+from toolbus.bus.broker.server.keys import Keys
 from toolbus.bus.broker.transport.connection import Connector
+from toolbus.bus.broker.transport.embedded import EmbeddedServer
 from toolbus.bus.broker.transport.links import ShortLink
 from toolbus.bus.broker.transport.mastership import mastership
 from toolbus.bus.values.envelope import Request, encode

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from toolbus import ToolBus, tool
-from toolbus.bus.broker.embedded import EmbeddedServer
+from toolbus.bus.broker.transport.embedded import EmbeddedServer
 
 _TEXT = re.compile(rb'^data: \{"text":"(\d+)\\n"\}', re.MULTILINE)
 _HOST = "127.0.0.1"

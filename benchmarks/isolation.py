@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks.limits import quantile
 from toolbus import Settings, ToolBus, Worker, tool
-from toolbus.bus.broker.embedded import EmbeddedServer
+from toolbus.bus.broker.transport.embedded import EmbeddedServer
 from toolbus.bus.worker.function import tool_of
 
 CALLS = 2_000

@@ -23,7 +23,7 @@ from typing import Any
 from benchmarks.adapters.contract import ready, run
 from benchmarks.limits import Limit, quantile, spread
 from benchmarks.processes import Child, child
-from toolbus.bus.broker.embedded import EmbeddedServer
+from toolbus.bus.broker.transport.embedded import EmbeddedServer
 
 INTERVAL = 0.02
 # Independent pools run at the same time, because waiting is measured, not work.

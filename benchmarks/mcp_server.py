@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from toolbus.bus.broker.embedded import EmbeddedServer
+from toolbus.bus.broker.transport.embedded import EmbeddedServer
 
 NAMESPACE = "mcp-benchmark"
 MODERN, OLDER = "2026-07-28", "2025-11-25"

@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.adapters.contract import ready, run
 from benchmarks.limits import Limit, spread
 from benchmarks.processes import Child, child, resident
-from toolbus.bus.broker.embedded import EmbeddedServer
+from toolbus.bus.broker.transport.embedded import EmbeddedServer
 
 SIDES = ("agent", "worker")
 MOST_BYTES = 4096

@@ -11,7 +11,7 @@ from typing import Any
 from tests.gateway.page.browser import PROGRAM, Page, running
 from tests.gateway.page.serving import gateway
 from toolbus import Settings, ToolBus, ToolService, Worker
-from toolbus.bus.broker.embedded import EmbeddedServer
+from toolbus.bus.broker.transport.embedded import EmbeddedServer
 
 SERVICES, TOOLS = 200, 10
 CHANGES = 50.0

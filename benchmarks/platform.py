@@ -26,7 +26,7 @@ import aiohttp
 from benchmarks.gateway import Process
 from toolbus import Settings, ToolBus
 from toolbus.bus.broker.admin import Admin
-from toolbus.bus.broker.embedded import EmbeddedServer
+from toolbus.bus.broker.transport.embedded import EmbeddedServer
 from toolbus.platform.backends.api import ApiSender
 from toolbus.platform.backends.http import Endpoint, HttpCalls
 from toolbus.platform.host.host import make_runner

@@ -16,7 +16,7 @@ import msgspec
 
 from toolbus import Settings, ToolBus
 from toolbus.bus.broker.admin import Admin
-from toolbus.bus.broker.embedded import EmbeddedServer
+from toolbus.bus.broker.transport.embedded import EmbeddedServer
 from toolbus.bus.client.tools.groups import ToolGroup
 from toolbus.edges.gateway.options import Principal
 from toolbus.edges.gateway.supply import Supply

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import redis
 
-from toolbus.bus.broker import scripts
 from toolbus.bus.broker.admin import overview_keys
-from toolbus.bus.broker.keys import Keys
-from toolbus.bus.broker.scripts import Script
+from toolbus.bus.broker.server import scripts
+from toolbus.bus.broker.server.keys import Keys
+from toolbus.bus.broker.server.scripts import Script
 from toolbus.bus.broker.take.requests import GROUP
 from toolbus.bus.values.envelope import Frame, Request, encode, join_frames
 

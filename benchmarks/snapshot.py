@@ -27,10 +27,10 @@ from benchmarks.adapters.contract import run
 from benchmarks.limits import Limit, spread
 from benchmarks.processes import child, resident
 from toolbus import Settings, ToolService, tool
-from toolbus.bus.broker.embedded import EmbeddedServer
-from toolbus.bus.broker.keys import Keys
 from toolbus.bus.broker.registry.registry import Registry
+from toolbus.bus.broker.server.keys import Keys
 from toolbus.bus.broker.transport.connection import Connector
+from toolbus.bus.broker.transport.embedded import EmbeddedServer
 from toolbus.bus.broker.transport.links import ShortLink
 from toolbus.bus.values.descriptors import Publication
 from toolbus.bus.worker.collect import collect

@@ -19,7 +19,7 @@ from tests.contract import Place
 from tests.examples import load_profile
 from tests.forking import ForkServer
 from tests.servers import KINDS, Servers, leaks, new_server
-from toolbus.bus.broker.embedded import EmbeddedServer
+from toolbus.bus.broker.transport.embedded import EmbeddedServer
 from toolbus.bus.telemetry.logger import repeats
 
 _UVLOOP = "TOOLBUS_TEST_UVLOOP"

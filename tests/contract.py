@@ -11,7 +11,7 @@ import redis
 
 from tests.servers import eventually
 from toolbus import Settings, ToolBus, Worker, tool
-from toolbus.bus.broker.access import rights
+from toolbus.bus.broker.server.access import rights
 from toolbus.bus.values.confirmations import ConfirmationRequest
 from toolbus.bus.values.results import ConfirmationClosed
 

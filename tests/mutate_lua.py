@@ -20,7 +20,7 @@ from unittest.mock import patch
 
 import pytest
 
-from toolbus.bus.broker import scripts
+from toolbus.bus.broker.server import scripts
 
 _FOLDER = Path(scripts.__file__).parent / "lua"
 _INCLUDE = re.compile(r"^-- include ([\w/]+)$", re.MULTILINE)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
-from toolbus.bus.broker.embedded import HOST
+from toolbus.bus.broker.transport.embedded import HOST
 
 Words = list[bytes]
 

@@ -14,7 +14,7 @@ import anyio
 import pytest
 import redis
 
-from toolbus.bus.broker.embedded import EmbeddedServer
+from toolbus.bus.broker.transport.embedded import EmbeddedServer
 
 T = TypeVar("T")
 

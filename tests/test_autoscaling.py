@@ -19,7 +19,7 @@ from benchmarks.autoscaling.model import ModelPlan, modelled
 from benchmarks.autoscaling.policy import CONCURRENCY, Policy
 from benchmarks.autoscaling.pool import Pool
 from benchmarks.autoscaling.trial import Plan, place, scaled
-from toolbus.bus.broker.embedded import EmbeddedServer
+from toolbus.bus.broker.transport.embedded import EmbeddedServer
 
 ROOT = Path(__file__).parent.parent
 CHART = yaml.safe_load((ROOT / "deploy/helm/toolbus/values.yaml").read_text())["workerDefaults"]

@@ -315,7 +315,7 @@ async def test_the_reader_of_events_learns_the_id(place: Place) -> None:
 
 async def test_open_requests_are_bounded(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A namespace holds so many open requests; one more is refused as overloaded."""
-    monkeypatch.setattr("toolbus.bus.broker.confirmations.MOST_OPEN", 2)
+    monkeypatch.setattr("toolbus.bus.broker.held.confirmations.MOST_OPEN", 2)
     async with place.serving(erase) as bus:
         executor = bus.executor()
         waiting = [asyncio.create_task(executor.execute("erase", {"rows": number})) for number in range(2)]

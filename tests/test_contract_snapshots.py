@@ -12,7 +12,7 @@ from tests.contract import Place
 from tests.servers import eventually
 from tests.test_contract_lost_sessions import Basket, replaced, told
 from toolbus import Retry, Session, ToolBus, invocation, tool
-from toolbus.bus.broker.keys import Keys, session_digest
+from toolbus.bus.broker.server.keys import Keys, session_digest
 
 pytestmark = pytest.mark.anyio
 

@@ -20,7 +20,7 @@ from tests.contract import Place
 from tests.servers import eventually
 from toolbus import ToolBus, ToolService, tool
 from toolbus.bus import telemetry
-from toolbus.bus.broker.embedded import EmbeddedServer
+from toolbus.bus.broker.transport.embedded import EmbeddedServer
 from toolbus.bus.values.events import Started
 
 pytestmark = pytest.mark.anyio

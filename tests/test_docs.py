@@ -23,7 +23,7 @@ from tests.agent.endpoint import endpoint, says
 from tests.forking import ForkServer
 from toolbus import ToolBus, Worker
 from toolbus.bus import telemetry
-from toolbus.bus.broker.keys import Keys
+from toolbus.bus.broker.server.keys import Keys
 from toolbus.bus.telemetry.metrics import EXPOSED
 from toolbus.bus.values.options import CallOptions
 from toolbus.bus.values.results import ERROR_KINDS

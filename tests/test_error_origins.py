@@ -23,7 +23,7 @@ EITHER = {
     "toolbus/edges/mcp/tasks.py", "toolbus/bus/worker/run.py", "toolbus/bus/worker/slots.py",
     "toolbus/compat/trustgraph/client.py",
     # Arguments are not shown in records and statistics, whoever refused them.
-    "toolbus/bus/broker/recent.py", "toolbus/bus/worker/statistics.py",
+    "toolbus/bus/broker/statistics/recent.py", "toolbus/bus/worker/statistics.py",
     # Errors that these places have made themselves.
     "toolbus/platform/backends/api.py", "toolbus/bus/broker/worker.py", "toolbus/bus/client/calls/connection.py",
     "toolbus/bus/client/confirmations.py", "toolbus/edges/gateway/calls.py", "toolbus/platform/host/members.py",

@@ -19,7 +19,7 @@ from toolbus.bus.values.events import Answered, Asked, Finished, Started, Text
 
 pytestmark = pytest.mark.anyio
 
-LUA = Path(__file__).parents[1] / "toolbus" / "bus" / "broker" / "lua"
+LUA = Path(__file__).parents[1] / "toolbus" / "bus" / "broker" / "server" / "lua"
 
 
 def script(name: str) -> str:

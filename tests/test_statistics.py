@@ -15,9 +15,9 @@ from tests.contract import Place
 from tests.servers import eventually
 from toolbus import ToolError, tool
 from toolbus.bus.broker.admin import Admin
-from toolbus.bus.broker.keys import Keys
-from toolbus.bus.broker.recent import MOST_RECORDS, RecentCall
+from toolbus.bus.broker.server.keys import Keys
 from toolbus.bus.broker.statistics.answers import BUCKETS, MOST_CALLS, InstanceAnswer, RunningCall, ToolStatistics
+from toolbus.bus.broker.statistics.recent import MOST_RECORDS, RecentCall
 from toolbus.bus.watch.watch import running_calls
 from toolbus.bus.worker.service import Retry
 

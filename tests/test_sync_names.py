@@ -9,8 +9,8 @@ import pytest
 
 import toolbus
 from toolbus import sync
-from toolbus.bus.broker.confirmations import Confirmations
-from toolbus.bus.broker.limits import Tallies
+from toolbus.bus.broker.held.confirmations import Confirmations
+from toolbus.bus.broker.held.limits import Tallies
 from toolbus.bus.client.calls.call import Call
 from toolbus.bus.client.confirmations import Confirmation, PendingConfirmations
 from toolbus.bus.client.executor.executor import ToolExecutor

@@ -13,7 +13,7 @@ from typing import Any
 
 import redis
 
-from toolbus.bus.broker.embedded import HOST, EmbeddedServer, find_binary, free_port
+from toolbus.bus.broker.transport.embedded import HOST, EmbeddedServer, find_binary, free_port
 
 SLOTS = 16_384
 

@@ -38,7 +38,7 @@ from benchmarks.autoscaling.policy import Policy
 from benchmarks.autoscaling.pool import Pool
 from benchmarks.autoscaling.report import Run, machine, tables
 from benchmarks.autoscaling.trial import Plan, from_zero, halved, place, scaled
-from toolbus.bus.broker.embedded import EmbeddedServer
+from toolbus.bus.broker.transport.embedded import EmbeddedServer
 
 PARTS = ("model", "zero", *SHAPES, "half")
 USUAL = tuple(part for part in PARTS if part != "bursts")

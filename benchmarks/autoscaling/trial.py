@@ -21,7 +21,7 @@ from benchmarks.autoscaling.loads import SHAPES, arrivals
 from benchmarks.autoscaling.policy import Policy
 from benchmarks.autoscaling.pool import SERVICE, TOOL, Pool
 from toolbus import ToolBus
-from toolbus.bus.broker.keys import Keys
+from toolbus.bus.broker.server.keys import Keys
 
 _SAMPLES = 0.05
 _PATIENCE = 90.0

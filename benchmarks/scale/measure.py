@@ -20,8 +20,8 @@ from benchmarks.scale import meter
 from benchmarks.scale.costs import CallCost, Costs
 from benchmarks.servers import RedisServer, redis_server
 from benchmarks.snapshot import FORMS, TOOLS_EACH, publications, register
-from toolbus.bus.broker import scripts
-from toolbus.bus.broker.keys import Keys
+from toolbus.bus.broker.server import scripts
+from toolbus.bus.broker.server.keys import Keys
 from toolbus.bus.broker.take.requests import GROUP
 
 _STEP_SECONDS = 180.0

@@ -13,7 +13,7 @@ from redis.crc import key_slot
 
 from benchmarks.scale.costs import Costs
 from benchmarks.scale.model import NOTHING, Demand, Load, load_of, messages
-from toolbus.bus.broker.keys import Keys
+from toolbus.bus.broker.server.keys import Keys
 
 SLOTS = 16_384
 _MOST_MASTERS = 1_000

@@ -9,7 +9,7 @@ from tests.agent.endpoint import says
 from tests.agent.keeping import setting
 from tests.contract import Place
 from tests.faults import hostile
-from toolbus.bus.broker.keys import Keys
+from toolbus.bus.broker.server.keys import Keys
 from toolbus.bus.values.results import ConversationError
 
 pytestmark = pytest.mark.anyio

@@ -17,7 +17,7 @@ from tests.broker.taking import Taking
 from tests.broker.users import Users
 from tests.servers import KINDS, Servers
 from toolbus.bus import telemetry
-from toolbus.bus.broker.keys import Keys
+from toolbus.bus.broker.server.keys import Keys
 from toolbus.bus.telemetry.logger import repeats
 
 # For scripts an error is a table, a read that found nothing is false, and what it found is a list of pairs.

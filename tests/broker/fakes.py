@@ -8,10 +8,10 @@ from typing import Any, cast
 import msgspec
 
 from toolbus import Settings
-from toolbus.bus.broker.keys import Keys
 from toolbus.bus.broker.lease.clock import ServerClock
 from toolbus.bus.broker.protocols import WorkerListener
-from toolbus.bus.broker.scripts import ALL
+from toolbus.bus.broker.server.keys import Keys
+from toolbus.bus.broker.server.scripts import ALL
 from toolbus.bus.broker.take.intake import deliveries
 from toolbus.bus.broker.take.requests import BadEntry, Delivery, Fence, RequestStream
 from toolbus.bus.broker.transport.connection import ServerInfo

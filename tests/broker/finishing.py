@@ -7,9 +7,9 @@ from typing import Any, cast
 
 from tests.broker.fakes import FENCE, KEYS, Bench
 from tests.broker.observing import waits
-from toolbus.bus.broker.confirmations import DeadlineNotes
-from toolbus.bus.broker.finish import Endings, Outbox
-from toolbus.bus.broker.opening import Failing
+from toolbus.bus.broker.held.confirmations import DeadlineNotes
+from toolbus.bus.broker.replies.finish import Endings, Outbox
+from toolbus.bus.broker.transport.opening import Failing
 from toolbus.bus.values.results import ErrorInfo, ToolbusError
 
 

@@ -9,10 +9,10 @@ import redis
 
 from tests.broker.users import Users
 from toolbus import Settings, ToolBus, Worker, tool
-from toolbus.bus.broker import scripts
-from toolbus.bus.broker.access import ROLES, SCRIPTS, wanted, with_roles
 from toolbus.bus.broker.admin import Admin
-from toolbus.bus.broker.keys import Keys
+from toolbus.bus.broker.server import scripts
+from toolbus.bus.broker.server.access import ROLES, SCRIPTS, wanted, with_roles
+from toolbus.bus.broker.server.keys import Keys
 from toolbus.bus.broker.transport.wire import pack
 from toolbus.operations.cli.secure import acl_command
 

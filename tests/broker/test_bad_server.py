@@ -10,7 +10,7 @@ import pytest
 from tests.broker.observing import Observed
 from tests.broker.serving import Server, link, linked, server, silent
 from tests.servers import eventually
-from toolbus.bus.broker import scripts
+from toolbus.bus.broker.server import scripts
 from toolbus.bus.broker.transport import command as refusals
 from toolbus.bus.broker.transport import link as link_module
 from toolbus.bus.broker.transport import links as short_link

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from tests.broker.fakes import FENCE, KEYS, Bench
-from toolbus.bus.broker import scripts
+from toolbus.bus.broker.server import scripts
 from toolbus.bus.broker.worker import Beginnings
 from toolbus.bus.values.results import BrokerUnavailable
 

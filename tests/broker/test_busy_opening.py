@@ -14,7 +14,7 @@ import redis
 from tests.contract import plugged
 from tests.servers import eventually
 from toolbus import Settings, ToolBus, Worker
-from toolbus.bus.broker.embedded import EmbeddedServer
+from toolbus.bus.broker.transport.embedded import EmbeddedServer
 from toolbus.bus.values.results import BrokerUnavailable
 
 pytestmark = pytest.mark.anyio

@@ -11,10 +11,10 @@ import pytest
 import redis
 from redis.asyncio.connection import parse_url
 
-from toolbus.bus.broker.embedded import HOST, free_port
 from toolbus.bus.broker.transport import clients
 from toolbus.bus.broker.transport import discovery as ask_nodes
 from toolbus.bus.broker.transport.discovery import AskPolicy, ask_each
+from toolbus.bus.broker.transport.embedded import HOST, free_port
 
 
 @pytest.mark.parametrize("url", ["redis://host", "rediss://host", "unix:///socket", "redis://host?retry_on_timeout=yes"])

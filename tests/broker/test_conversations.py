@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from toolbus.bus.broker.held.conversations import Conversations
-from toolbus.bus.broker.keys import Keys
+from toolbus.bus.broker.server.keys import Keys
 from toolbus.bus.values.results import ConversationError
 from toolbus.bus.values.settings import Settings
 

@@ -12,7 +12,7 @@ from tests.records.made import recorded
 from tests.servers import eventually
 from toolbus import Settings, ToolBus, Worker, tool
 from toolbus.bus.broker.admin import Admin
-from toolbus.bus.broker.keys import Keys
+from toolbus.bus.broker.server.keys import Keys
 from toolbus.bus.client.tools.groups import ToolGroup
 from toolbus.bus.values.results import BrokerError
 from toolbus.platform.documents import digest_of, encode

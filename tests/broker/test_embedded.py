@@ -16,13 +16,13 @@ import redis
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from tests.servers import eventually
-from toolbus.bus.broker import embedded
-from toolbus.bus.broker.embedded import EmbeddedServer
+from toolbus.bus.broker.transport import embedded
+from toolbus.bus.broker.transport.embedded import EmbeddedServer
 from toolbus.bus.values.results import BrokerUnavailable, ConfigurationError
 
 Fresh = Callable[..., EmbeddedServer]
 
-STARTED = "from toolbus.bus.broker.embedded import EmbeddedServer as S; s = S(); s.start()"
+STARTED = "from toolbus.bus.broker.transport.embedded import EmbeddedServer as S; s = S(); s.start()"
 
 
 def client(server: EmbeddedServer) -> redis.Redis:

@@ -13,10 +13,10 @@ import pytest
 import redis
 
 from tests.servers import eventually_sync
-from toolbus.bus.broker.embedded import EmbeddedServer
+from toolbus.bus.broker.transport.embedded import EmbeddedServer
 from toolbus.bus.values.results import ConfigurationError
 
-STARTED = "from toolbus.bus.broker.embedded import EmbeddedServer as S; s = S({}); s.start(); print(s.pid, flush=True); input()"
+STARTED = "from toolbus.bus.broker.transport.embedded import EmbeddedServer as S; s = S({}); s.start(); print(s.pid, flush=True); input()"
 
 
 def test_others_may_not_read_what_the_server_writes(fresh_server: Callable[..., EmbeddedServer], tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from tests.broker.fakes import FENCE, KEYS
 from tests.broker.finishing import Finishing
 from tests.broker.observing import Observed, waits
-from toolbus.bus.broker.dead_letters import DEAD_LETTER_LIMIT, FreedKey
+from toolbus.bus.broker.lease.dead_letters import DEAD_LETTER_LIMIT, FreedKey
 from toolbus.bus.broker.take.requests import BadEntry
 from toolbus.bus.values.envelope import decode_frames, encode, join_frames, share_digest
 from toolbus.bus.values.results import ErrorInfo

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.broker.conftest import ScriptPlace
-from toolbus.bus.broker import scripts
+from toolbus.bus.broker.server import scripts
 
 GENERATION = "3.abc"
 

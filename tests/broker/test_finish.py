@@ -10,7 +10,7 @@ import pytest
 from tests.broker.fakes import FENCE, KEYS
 from tests.broker.finishing import Finishing
 from tests.servers import eventually
-from toolbus.bus.broker.dead_letters import FreedKey
+from toolbus.bus.broker.lease.dead_letters import FreedKey
 from toolbus.bus.broker.take.requests import UNSURE, Fence
 from toolbus.bus.broker.transport.command import ReplyError
 from toolbus.bus.values.envelope import join_frames

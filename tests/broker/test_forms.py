@@ -11,8 +11,8 @@ import pytest
 import toolbus.bus.broker
 from tests.broker.serving import Server, linked, server
 from tests.servers import eventually
-from toolbus.bus.broker import scripts
-from toolbus.bus.broker.scripts import COMMANDS, fits
+from toolbus.bus.broker.server import scripts
+from toolbus.bus.broker.server.scripts import COMMANDS, fits
 from toolbus.bus.broker.transport.command import ReplyError, WrongAnswerError
 from toolbus.bus.broker.transport.link import Link
 
@@ -53,7 +53,7 @@ def test_every_script_and_every_command_has_a_form() -> None:
     source = "".join(path.read_text() for path in Path(toolbus.bus.broker.__file__).parent.rglob("*.py"))
     sent = set(re.findall(r'(?:execute|send|pack|command = )\s*\(*\s*"([A-Z]{3,})"', source))
     assert sent - OF_OTHERS - ANSWERED_BY_PUSH - OF_THE_LEASE_THREAD == set(COMMANDS)
-    folder = Path(toolbus.bus.broker.__file__).parent / "lua"
+    folder = Path(toolbus.bus.broker.__file__).parent / "server" / "lua"
     files = {path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.lua")}
     assert {script.name for script in scripts.ALL} == {name for name in files if "/_" not in name}
     refused = {name: sum(case == name for case, _ in CASES) for name in FORMS}

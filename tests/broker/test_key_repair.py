@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from tests.broker.fakes import Bench
-from toolbus.bus.broker import recover as key_repair
-from toolbus.bus.broker.recover import KeyRepair
+from toolbus.bus.broker.lease import recover as key_repair
+from toolbus.bus.broker.lease.recover import KeyRepair
 from toolbus.bus.values.results import BrokerUnavailable
 
 pytestmark = pytest.mark.anyio

@@ -15,9 +15,9 @@ from tests.broker.conftest import Observed
 from tests.broker.fakes import FENCE, KEYS, Bench
 from tests.servers import eventually
 from toolbus.bus import telemetry
-from toolbus.bus.broker import scripts
 from toolbus.bus.broker.lease.thread import Beat, LeaseThread
 from toolbus.bus.broker.registry.registry import TTL
+from toolbus.bus.broker.server import scripts
 from toolbus.bus.telemetry.background import MOST_FAILURES
 from toolbus.bus.values.results import BrokerUnavailable, ToolbusError
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.broker.conftest import ScriptPlace
-from toolbus.bus.broker import scripts
+from toolbus.bus.broker.server import scripts
 
 SESSION = "0" * 32
 MOST = 16

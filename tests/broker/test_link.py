@@ -12,7 +12,7 @@ import pytest
 
 from tests.broker.serving import Server, link, server, silent
 from tests.servers import eventually
-from toolbus.bus.broker import scripts
+from toolbus.bus.broker.server import scripts
 from toolbus.bus.broker.transport.command import ReplyError
 from toolbus.bus.broker.transport.connection import Connector
 from toolbus.bus.broker.transport.link import Link

@@ -10,9 +10,9 @@ from typing import Any, cast
 import pytest
 
 from tests.broker.fakes import FENCE, KEYS, SETTINGS, Bench, entry_fields, request
-from toolbus.bus.broker.sessions import Ownership
 from toolbus.bus.broker.take.intake import deliveries
 from toolbus.bus.broker.take.requests import Delivery, Fence
+from toolbus.bus.broker.take.sessions import Ownership
 from toolbus.bus.values.results import BrokerUnavailable
 
 pytestmark = pytest.mark.anyio

@@ -9,7 +9,7 @@ import pytest
 
 from tests.broker.conftest import FakeServer, ScriptPlace
 from tests.broker.test_publish_script import Publishing
-from toolbus.bus.broker import scripts
+from toolbus.bus.broker.server import scripts
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import redis
 
 from tests.broker.conftest import ScriptPlace
 from tests.contract import Place
-from toolbus.bus.broker import scripts
+from toolbus.bus.broker.server import scripts
 
 
 class Publishing:

@@ -10,8 +10,8 @@ import pytest
 
 from tests.broker.conftest import ScriptPlace
 from tests.servers import next_millisecond
-from toolbus.bus.broker import scripts
 from toolbus.bus.broker.admin import overview_keys
+from toolbus.bus.broker.server import scripts
 
 # Long, so that no test is a race with it; what takes time is set by hand.
 LEASE_MS = 10_000

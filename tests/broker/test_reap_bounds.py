@@ -8,7 +8,7 @@ import pytest
 
 from tests.broker.conftest import FakeServer, ScriptPlace
 from tests.broker.test_reap import LEASE_MS, Pool
-from toolbus.bus.broker import scripts
+from toolbus.bus.broker.server import scripts
 
 NOW = 1_800_000_000_000
 

@@ -8,8 +8,8 @@ from typing import Any, cast
 import pytest
 
 from tests.broker.fakes import FENCE, KEYS, SETTINGS, Bench, entry_fields, request
-from toolbus.bus.broker.confirmations import DeadlineNotes
-from toolbus.bus.broker.recover import AbandonedCalls, Upkeep, hand_back, pass_on
+from toolbus.bus.broker.held.confirmations import DeadlineNotes
+from toolbus.bus.broker.lease.recover import AbandonedCalls, Upkeep, hand_back, pass_on
 from toolbus.bus.broker.take.intake import deliveries
 from toolbus.bus.broker.take.requests import UNSURE, Fence
 from toolbus.bus.values.results import BrokerUnavailable

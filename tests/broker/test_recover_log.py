@@ -14,8 +14,8 @@ from tests.broker.test_ownership import Owning
 from tests.broker.test_recover import Recovery
 from tests.broker.test_registration import PUBLICATION, Registering
 from tests.servers import eventually
-from toolbus.bus.broker.dead_letters import Burial, bury
-from toolbus.bus.broker.recover import KeyRepair
+from toolbus.bus.broker.lease.dead_letters import Burial, bury
+from toolbus.bus.broker.lease.recover import KeyRepair
 from toolbus.bus.broker.transport.command import ReplyError
 from toolbus.bus.values.results import BrokerUnavailable
 
@@ -169,7 +169,7 @@ async def test_a_server_that_does_not_answer_is_waited_for_only_so_long(
     owning: Owning, observed: Observed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Then the calls are dropped, and the reason is not left empty."""
-    monkeypatch.setattr("toolbus.bus.broker.sessions._PATIENCE", 0.01)
+    monkeypatch.setattr("toolbus.bus.broker.take.sessions._PATIENCE", 0.01)
 
     async def never(*args: Any, **options: Any) -> Any:
         await asyncio.Event().wait()

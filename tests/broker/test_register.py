@@ -11,9 +11,9 @@ from tests.broker.conftest import ScriptPlace
 from tests.contract import Place
 from tests.servers import next_millisecond
 from toolbus import ToolService, tool
-from toolbus.bus.broker import scripts
 from toolbus.bus.broker.admin import Admin
-from toolbus.bus.broker.keys import Keys
+from toolbus.bus.broker.server import scripts
+from toolbus.bus.broker.server.keys import Keys
 from toolbus.bus.values.results import RegistrationRefused
 
 

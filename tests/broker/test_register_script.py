@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.broker.conftest import FakeServer, ScriptPlace
-from toolbus.bus.broker import scripts
+from toolbus.bus.broker.server import scripts
 
 COOLDOWN = 50_000
 

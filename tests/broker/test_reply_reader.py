@@ -8,7 +8,7 @@ import pytest
 
 from tests.broker.fakes import KEYS, SETTINGS, FakeLink
 from toolbus.bus.broker.registry.follower import RegistryFollower
-from toolbus.bus.broker.replies import ReplyReader
+from toolbus.bus.broker.replies.reader import ReplyReader
 from toolbus.bus.broker.transport.command import ReplyError
 from toolbus.bus.values.envelope import Frame, encode, join_frames
 from toolbus.bus.values.results import BrokerUnavailable

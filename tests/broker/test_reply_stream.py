@@ -12,10 +12,10 @@ from tests.broker.conftest import ScriptPlace
 from tests.broker.fakes import KEYS, SETTINGS, Bench
 from tests.servers import eventually
 from toolbus import Settings
-from toolbus.bus.broker import scripts
-from toolbus.bus.broker.keys import Keys
-from toolbus.bus.broker.recover import AbandonedCalls
-from toolbus.bus.broker.replies import ReplyReader
+from toolbus.bus.broker.lease.recover import AbandonedCalls
+from toolbus.bus.broker.replies.reader import ReplyReader
+from toolbus.bus.broker.server import scripts
+from toolbus.bus.broker.server.keys import Keys
 from toolbus.bus.values.results import BrokerUnavailable, ErrorInfo
 
 pytestmark = pytest.mark.anyio

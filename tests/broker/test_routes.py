@@ -100,7 +100,7 @@ async def test_what_a_stranger_wrote_is_left_out(place: Place, caplog: pytest.Lo
     """A route that is no document, and a key of a wrong type, keep nobody from the others."""
     import redis
 
-    from toolbus.bus.broker.keys import Keys
+    from toolbus.bus.broker.server.keys import Keys
 
     keys = Keys(place.settings.namespace)
     async with place.bus(role="platform") as bus:

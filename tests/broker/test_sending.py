@@ -192,8 +192,8 @@ def frames_in(args: tuple[Any, ...]) -> list[bytes]:
 @pytest.mark.parametrize("refusal", [None, "MISCONF", "OOM"])
 async def test_nothing_of_a_run_overtakes_anything_of_it(monkeypatch: pytest.MonkeyPatch, refusal: str | None) -> None:
     """In any order of frames, texts, ends, answers and refusals, no run is in two unanswered scripts, and all is written in order."""
-    monkeypatch.setattr("toolbus.bus.broker.finish._AGAIN_FIRST", 0.0)
-    monkeypatch.setattr("toolbus.bus.broker.finish._AGAIN_MOST", 0.0)
+    monkeypatch.setattr("toolbus.bus.broker.replies.finish._AGAIN_FIRST", 0.0)
+    monkeypatch.setattr("toolbus.bus.broker.replies.finish._AGAIN_MOST", 0.0)
     for seed in range(300):
         disorder = Disorder(seed, refusal)
         for _ in range(80):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
-from toolbus.bus.broker.keys import Keys
 from toolbus.bus.broker.protocols import Verdict
 from toolbus.bus.broker.publish import SharedCalls
+from toolbus.bus.broker.server.keys import Keys
 from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.broker.transport.mastership import Mastership
 from toolbus.bus.values.envelope import Frame, Request

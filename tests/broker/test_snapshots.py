@@ -11,7 +11,7 @@ from tests.broker.fakes import FENCE, KEYS
 from tests.broker.test_ownership import LEASE, Owning
 from tests.servers import eventually
 from toolbus.bus.broker.protocols import MOST_SNAPSHOT, NO_SNAPSHOT, Snapshot
-from toolbus.bus.broker.sessions import Snapshots
+from toolbus.bus.broker.take.sessions import Snapshots
 from toolbus.bus.broker.transport.command import ReplyError
 
 pytestmark = pytest.mark.anyio

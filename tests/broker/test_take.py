@@ -8,7 +8,7 @@ import pytest
 
 from tests.broker.fakes import KEYS, SETTINGS
 from tests.broker.taking import Taking
-from toolbus.bus.broker.recover import MAY_BE_ABANDONED_MS
+from toolbus.bus.broker.lease.recover import MAY_BE_ABANDONED_MS
 from toolbus.bus.broker.transport.command import ReplyError
 from toolbus.bus.values.results import BrokerUnavailable
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.broker.conftest import ScriptPlace
-from toolbus.bus.broker import scripts
+from toolbus.bus.broker.server import scripts
 
 
 class Taking:

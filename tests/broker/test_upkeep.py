@@ -10,7 +10,7 @@ import pytest
 from tests.broker.conftest import Observed
 from tests.broker.fakes import KEYS, SETTINGS, Bench
 from tests.broker.test_recover import Recovery
-from toolbus.bus.broker.recover import KeyRepair
+from toolbus.bus.broker.lease.recover import KeyRepair
 from toolbus.bus.broker.take.requests import Fence
 from toolbus.bus.broker.transport.command import ReplyError
 from toolbus.bus.values.results import BrokerUnavailable

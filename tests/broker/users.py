@@ -5,8 +5,8 @@ from __future__ import annotations
 import redis
 
 from toolbus import Settings
-from toolbus.bus.broker import scripts
-from toolbus.bus.broker.access import rights
+from toolbus.bus.broker.server import scripts
+from toolbus.bus.broker.server.access import rights
 
 
 class Users:

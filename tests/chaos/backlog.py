@@ -11,7 +11,7 @@ from pathlib import Path
 import redis.asyncio as aredis
 
 from toolbus import tool
-from toolbus.bus.broker.keys import Keys
+from toolbus.bus.broker.server.keys import Keys
 from toolbus.bus.values.envelope import Request, encode_request, new_id
 
 SERVICE = "heap"

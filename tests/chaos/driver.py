@@ -24,7 +24,7 @@ from tests.chaos.options import Options
 from tests.chaos.pool import Child, Pool
 from tests.chaos.proxy import Proxy
 from tests.chaos.schedule import schedule
-from toolbus.bus.broker.embedded import EmbeddedServer
+from toolbus.bus.broker.transport.embedded import EmbeddedServer
 
 _PROGRESS_EVERY = 5.0
 _SAMPLE_EVERY = 1.0

@@ -20,7 +20,7 @@ from tests.chaos.pool import Child
 from tests.chaos.proxy import Proxy
 from tests.chaos.schedule import Fault
 from tests.chaos.tools import SERVICE, SERVICES
-from toolbus.bus.broker.embedded import EmbeddedServer
+from toolbus.bus.broker.transport.embedded import EmbeddedServer
 
 # A server with a large backlog takes its time to read its file.
 _RESTART_WITHIN = 120.0

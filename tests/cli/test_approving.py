@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from tests.cli.shell import Shell
-from toolbus.bus.broker.keys import Keys
+from toolbus.bus.broker.server.keys import Keys
 from toolbus.platform.documents import digest_of_folder
 
 

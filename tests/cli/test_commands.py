@@ -22,7 +22,7 @@ from tests.cli.shell import Shell
 from tests.forking import ForkServer, Program
 from tests.servers import eventually_sync
 from tests.topologies import until
-from toolbus.bus.broker.embedded import EmbeddedServer, free_port
+from toolbus.bus.broker.transport.embedded import EmbeddedServer, free_port
 from toolbus.bus.values.settings import Settings
 from toolbus.operations.cli import MOVED, main
 from toolbus.operations.cli.command import Command

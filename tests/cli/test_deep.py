@@ -5,7 +5,7 @@ from __future__ import annotations
 import redis
 
 from tests.cli.shell import Shell
-from toolbus.bus.broker.access import rights
+from toolbus.bus.broker.server.access import rights
 
 
 def _as(shell: Shell, *roles: str) -> str:

@@ -18,7 +18,7 @@ import pytest
 from tests.cli.shell import Shell
 from tests.forking import ForkServer
 from tests.servers import eventually_sync
-from toolbus.bus.broker.embedded import free_port
+from toolbus.bus.broker.transport.embedded import free_port
 
 TOOL = """
 from toolbus import tool

@@ -12,7 +12,7 @@ import redis
 
 from tests.cli.shell import Shell
 from tests.faults import hostile
-from toolbus.bus.broker.keys import Keys
+from toolbus.bus.broker.server.keys import Keys
 from toolbus.operations.cli import main
 
 ECHO = """

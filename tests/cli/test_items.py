@@ -11,7 +11,7 @@ import redis
 
 from tests.cli.shell import Shell
 from tests.records.made import recorded
-from toolbus.bus.broker.keys import Keys
+from toolbus.bus.broker.server.keys import Keys
 from toolbus.bus.values.naming import key_flaw
 from toolbus.bus.values.pins import Pin, encoded
 from toolbus.platform.documents import encode

@@ -13,7 +13,7 @@ import pytest
 
 from tests.cli.shell import Shell
 from tests.cli.test_mistakes import commands
-from toolbus.bus.broker.embedded import EmbeddedServer
+from toolbus.bus.broker.transport.embedded import EmbeddedServer
 from toolbus.bus.worker.process.lifeline import Lifeline
 from toolbus.operations.cli import main
 

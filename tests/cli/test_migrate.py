@@ -8,8 +8,8 @@ import pytest
 import redis
 
 from tests.cli.shell import Shell
-from toolbus.bus.broker.keys import Keys
-from toolbus.bus.broker.versions import NamespaceVersion, SpokenBy
+from toolbus.bus.broker.registry.versions import NamespaceVersion, SpokenBy
+from toolbus.bus.broker.server.keys import Keys
 from toolbus.operations.cli import see
 
 ECHO = """
@@ -111,7 +111,7 @@ def test_doctor_says_what_keeps_a_namespace_back(
 ) -> None:
     """The next step is in the line."""
     monkeypatch.setattr("toolbus.bus.values.envelope.VERSION", 2)
-    monkeypatch.setattr("toolbus.bus.broker.versions.VERSION", 2)
+    monkeypatch.setattr("toolbus.bus.broker.registry.versions.VERSION", 2)
     found = see._protocol(namespace, workers)
     assert found.state == "warn"
     assert found.found.endswith(advice)

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from tests.broker.fakes import KEYS, SETTINGS, FakeLink
 from tests.cli.shell import Shell
 from tests.cli.test_mistakes import ALL
-from toolbus.bus.broker.dead_letters import is_letter_id
+from toolbus.bus.broker.lease.dead_letters import is_letter_id
 from toolbus.bus.broker.registry.registry import Registry
 from toolbus.bus.broker.transport.wire import Wire
 from toolbus.bus.values.results import ConfigurationError

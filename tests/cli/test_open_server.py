@@ -8,8 +8,8 @@ import pytest
 import redis
 
 from tests.cli.shell import Shell
-from toolbus.bus.broker.access import ROLES, rights
-from toolbus.bus.broker.embedded import EmbeddedServer
+from toolbus.bus.broker.server.access import ROLES, rights
+from toolbus.bus.broker.transport.embedded import EmbeddedServer
 from toolbus.bus.values.urls import without_credentials
 
 CHECK = "no password"

@@ -10,8 +10,8 @@ import redis
 
 from tests.cli.shell import Shell
 from toolbus import ToolBus, tool
-from toolbus.bus.broker.keys import Keys
 from toolbus.bus.broker.registry.publications import read_record
+from toolbus.bus.broker.server.keys import Keys
 from toolbus.bus.values.descriptors import ToolDescriptor
 from toolbus.bus.values.results import DescriptorError
 from toolbus.bus.worker.worker import Worker

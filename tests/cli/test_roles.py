@@ -13,7 +13,7 @@ import redis
 
 from tests.cli.shell import Shell
 from toolbus import Worker, tool
-from toolbus.bus.broker.access import ROLES, rights
+from toolbus.bus.broker.server.access import ROLES, rights
 
 GUIDE = Path(__file__).parents[2] / "docs" / "how-to" / "roles.md"
 As = Callable[..., AbstractContextManager[None]]

@@ -17,7 +17,7 @@ import pytest
 from tests.cli.shell import Shell
 from tests.servers import eventually
 from toolbus import Settings, ToolBus
-from toolbus.bus.broker.embedded import free_port
+from toolbus.bus.broker.transport.embedded import free_port
 
 TOOLS = '''
 """A tool that takes a while."""

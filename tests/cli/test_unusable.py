@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from tests.cli.shell import Shell
-from toolbus.bus.broker.keys import Keys
+from toolbus.bus.broker.server.keys import Keys
 
 RHYMES = """
 from toolbus import ToolService

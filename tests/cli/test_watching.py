@@ -10,7 +10,7 @@ import redis
 
 from tests.cli.shell import Shell
 from tests.servers import eventually, eventually_sync
-from toolbus.bus.broker.keys import Keys
+from toolbus.bus.broker.server.keys import Keys
 
 pytestmark = pytest.mark.anyio
 

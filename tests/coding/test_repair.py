@@ -8,7 +8,7 @@ import pytest
 from tests.contract import Place
 from toolbus import ToolBus
 from toolbus.bus.broker.protocols import Creation, CreationOverview, Spent
-from toolbus.bus.broker.recent import RecentCall
+from toolbus.bus.broker.statistics.recent import RecentCall
 from toolbus.platform.coding.options import CodingOptions
 from toolbus.platform.coding.repair import Repairs, failed_everywhere, failing_calls
 from toolbus.platform.records import RecordedTool, State, ToolMeta, ToolRoute, ToolSource

@@ -13,7 +13,7 @@ import pytest
 
 from tests.coding.story import Story, story
 from tests.coding.workspace.places import needs_namespaces
-from toolbus.bus.broker.embedded import EmbeddedServer
+from toolbus.bus.broker.transport.embedded import EmbeddedServer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(400)]
 

@@ -16,7 +16,7 @@ from tests.contract import Place
 from tests.servers import eventually
 from toolbus import ToolBus
 from toolbus.bus.broker.admin import Admin
-from toolbus.bus.broker.embedded import EmbeddedServer
+from toolbus.bus.broker.transport.embedded import EmbeddedServer
 from toolbus.compat.trustgraph import ToolServiceClient
 
 pytestmark = pytest.mark.anyio

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.conformance.planted_worker import FAULTS
-from toolbus.bus.broker import scripts
+from toolbus.bus.broker.server import scripts
 from toolbus.operations.conformance.agent_checks import AGENT
 from toolbus.operations.conformance.checks import LEVELS, Outcome
 from toolbus.operations.conformance.scene import AgentScene, WorkerScene, run_checks

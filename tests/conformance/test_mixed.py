@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from toolbus import Settings, ToolBus
-from toolbus.bus.broker.embedded import EmbeddedServer
-from toolbus.bus.broker.scripts import write_scripts
+from toolbus.bus.broker.server.scripts import write_scripts
+from toolbus.bus.broker.transport.embedded import EmbeddedServer
 
 NODE = shutil.which("node")
 WORKER = Path(__file__).parent.parent.parent / "examples" / "node" / "worker.mjs"

@@ -8,7 +8,7 @@ import helm_python
 import pytest
 
 from tests.deploy.chart import CHART, EXTERNAL, INTERNAL, NEWEST, OLDEST, Manifest, Values, changed, found, manifests, render, validate
-from toolbus.bus.broker.keys import Keys
+from toolbus.bus.broker.server.keys import Keys
 from toolbus.bus.values.settings import PREFIX, Settings
 from toolbus.bus.values.urls import check_url
 from toolbus.operations.cli import main

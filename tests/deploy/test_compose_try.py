@@ -26,7 +26,7 @@ from tests.cli.shell import Shell
 from tests.deploy.chart import DEPLOY
 from tests.forking import ForkServer
 from tests.servers import eventually_sync, put_down
-from toolbus.bus.broker.embedded import free_port
+from toolbus.bus.broker.transport.embedded import free_port
 
 FOLDER = DEPLOY / "compose"
 TRY = FOLDER / "try.py"

@@ -16,7 +16,7 @@ import pytest
 from tests.deploy.base_image import import_base
 from tests.deploy.chart import DEPLOY
 from tests.servers import eventually_sync
-from toolbus.bus.broker.embedded import free_port
+from toolbus.bus.broker.transport.embedded import free_port
 
 ROOT = DEPLOY.parent
 DOCKERFILE = (DEPLOY / "Dockerfile").read_text()

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from tests.deploy.chart import DEPLOY, NEWEST, OLDEST, Manifest, found, manifests, validate
-from toolbus.bus.broker.keys import Keys
+from toolbus.bus.broker.server.keys import Keys
 from toolbus.bus.values.settings import PREFIX, Settings
 
 FOLDER = DEPLOY / "kustomize"

@@ -18,7 +18,7 @@ from tests.cli.shell import Shell
 from tests.deploy.monitoring import ALERTS, DASHBOARDS, labels_in, metrics_in, panels, queries
 from tests.forking import ForkServer
 from tests.servers import eventually_sync
-from toolbus.bus.broker.embedded import free_port
+from toolbus.bus.broker.transport.embedded import free_port
 from toolbus.bus.telemetry.metrics import EXPOSED
 
 # Of the metrics themselves, and what Prometheus adds.

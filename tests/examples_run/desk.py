@@ -14,7 +14,7 @@ from typing import Any
 
 from tests.examples_run.pages import EXAMPLES
 from tests.servers import eventually_sync
-from toolbus.bus.broker.embedded import free_port
+from toolbus.bus.broker.transport.embedded import free_port
 
 # A busy machine takes its time to import a framework.
 PATIENCE = 100.0

@@ -13,7 +13,7 @@ import pytest
 from tests.examples_run.desk import PATIENCE, Desk, Running
 from tests.examples_run.pages import EXAMPLES, commands
 from tests.servers import eventually_sync
-from toolbus.bus.broker.embedded import free_port
+from toolbus.bus.broker.transport.embedded import free_port
 
 COMMANDS = commands(EXAMPLES / "README.md")
 [START] = [each for each in COMMANDS if each.endswith("fastapi/app.py")]

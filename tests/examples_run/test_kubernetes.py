@@ -15,7 +15,7 @@ import yaml
 from tests.deploy.chart import NEWEST, OLDEST, Manifest, found, manifests, validate
 from tests.examples_run.pages import EXAMPLES, ROOT, commands
 from toolbus import ToolBus, Worker
-from toolbus.bus.broker.keys import Keys
+from toolbus.bus.broker.server.keys import Keys
 from toolbus.bus.values.settings import PREFIX, Settings
 from toolbus.operations.cli import main
 

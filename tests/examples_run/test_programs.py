@@ -10,7 +10,7 @@ import toolbus.adapters
 from tests.examples_run.desk import PATIENCE, Desk
 from tests.examples_run.pages import EXAMPLES, Row, commands, rows
 from tests.servers import eventually_sync
-from toolbus.bus.broker.embedded import free_port
+from toolbus.bus.broker.transport.embedded import free_port
 
 NODE = shutil.which("node")
 # Modules of the package that adapt to nothing by themselves.

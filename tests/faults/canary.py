@@ -16,7 +16,7 @@ from tests.faults import hostile
 from tests.servers import eventually
 from toolbus import Settings, ToolBus, ToolService, Worker, tool
 from toolbus.bus.broker.admin import Admin
-from toolbus.bus.broker.keys import Keys, session_digest
+from toolbus.bus.broker.server.keys import Keys, session_digest
 from toolbus.bus.telemetry.output import FIELDS
 from toolbus.bus.values.envelope import Request, new_id, share_digest
 from toolbus.bus.values.results import BrokerError
@@ -28,6 +28,7 @@ _NO_KEYS = {
     "prefix",
     "call_prefix",
     "reply_prefix",
+    "queue_prefix",
     "shared_by_all",
     "of_workers",
     "of_service",

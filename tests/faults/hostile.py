@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 import msgspec
 import redis
 
-from toolbus.bus.broker.keys import Keys
+from toolbus.bus.broker.server.keys import Keys
 from toolbus.bus.values.envelope import Frame, Request
 
 HIGHEST = "18446744073709551615-18446744073709551615"

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import hiredis
 
-from toolbus.bus.broker import scripts
+from toolbus.bus.broker.server import scripts
 
 _SCRIPTS = {script.sha.encode(): script.name for script in scripts.ALL}
 _SOURCES = {script.source.encode(): script.name for script in scripts.ALL}

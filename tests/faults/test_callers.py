@@ -13,8 +13,8 @@ import redis
 from tests.contract import Place
 from tests.servers import eventually
 from toolbus import invocation, tool
-from toolbus.bus.broker import scripts
-from toolbus.bus.broker.keys import Keys
+from toolbus.bus.broker.server import scripts
+from toolbus.bus.broker.server.keys import Keys
 from toolbus.bus.values.envelope import Request, encode, new_id
 
 pytestmark = pytest.mark.anyio

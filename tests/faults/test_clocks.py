@@ -12,8 +12,8 @@ import redis
 from tests.contract import Place
 from tests.servers import eventually
 from toolbus import ToolResult, invocation, tool
-from toolbus.bus.broker.keys import Keys
 from toolbus.bus.broker.lease.clock import ServerClock
+from toolbus.bus.broker.server.keys import Keys
 
 pytestmark = pytest.mark.anyio
 

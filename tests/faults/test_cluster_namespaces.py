@@ -19,8 +19,8 @@ from tests.forking import ForkServer
 from tests.servers import eventually, leaks
 from tests.topologies import Cluster, until
 from toolbus import Settings, ToolBus, ToolResult, ToolService, Worker, invocation, tool
-from toolbus.bus.broker.embedded import HOST, EmbeddedServer
-from toolbus.bus.broker.keys import Keys
+from toolbus.bus.broker.server.keys import Keys
+from toolbus.bus.broker.transport.embedded import HOST, EmbeddedServer
 from toolbus.bus.values.events import Started
 
 # One process runs them all, since the cluster takes its time to start.

@@ -15,8 +15,8 @@ from tests.contract import Place
 from tests.forking import ForkServer, Program
 from tests.servers import eventually
 from toolbus import Settings, ToolBus, Worker, tool
-from toolbus.bus.broker.embedded import EmbeddedServer
-from toolbus.bus.broker.keys import Keys
+from toolbus.bus.broker.server.keys import Keys
+from toolbus.bus.broker.transport.embedded import EmbeddedServer
 from toolbus.bus.values.confirmations import ConfirmationRequest
 from toolbus.bus.values.results import ConfirmationClosed
 

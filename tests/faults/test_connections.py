@@ -17,8 +17,8 @@ from tests.chaos.proxy import Proxy
 from tests.faults.wired import count, echo
 from tests.servers import eventually
 from toolbus import BrokerError, Settings, ToolBus, Worker, tool
-from toolbus.bus.broker.embedded import EmbeddedServer
 from toolbus.bus.broker.transport.connection import BLOCK
+from toolbus.bus.broker.transport.embedded import EmbeddedServer
 
 pytestmark = pytest.mark.anyio
 

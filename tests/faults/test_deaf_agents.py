@@ -10,7 +10,7 @@ from tests.faults import hostile
 from tests.faults.canary import NAMES, SERVICE, Canary
 from tests.servers import eventually
 from toolbus import Worker, tool
-from toolbus.bus.broker.keys import Keys
+from toolbus.bus.broker.server.keys import Keys
 
 pytestmark = pytest.mark.anyio
 

@@ -14,7 +14,7 @@ from tests.contract import Place
 from tests.forking import ForkServer
 from tests.servers import eventually, put_down
 from toolbus import ErrorInfo, Settings, ToolBus, ToolResult, Worker, tool
-from toolbus.bus.broker.embedded import EmbeddedServer
+from toolbus.bus.broker.transport.embedded import EmbeddedServer
 
 pytestmark = pytest.mark.anyio
 

@@ -18,11 +18,11 @@ from redis.crc import key_slot
 from tests.servers import eventually
 from tests.topologies import Cluster, Watched, until
 from toolbus import Settings, ToolBus, ToolResult, Worker, tool
-from toolbus.bus.broker.embedded import HOST, EmbeddedServer
-from toolbus.bus.broker.keys import Keys
 from toolbus.bus.broker.lease import thread as leases
+from toolbus.bus.broker.server.keys import Keys
 from toolbus.bus.broker.transport import link
 from toolbus.bus.broker.transport.connection import Connector
+from toolbus.bus.broker.transport.embedded import HOST, EmbeddedServer
 from toolbus.bus.telemetry.output import FIELDS
 from toolbus.bus.values.results import BrokerUnavailable
 

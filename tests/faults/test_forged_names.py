@@ -7,7 +7,7 @@ import redis
 
 from tests.contract import Place
 from toolbus.bus.broker.admin import Admin
-from toolbus.bus.broker.keys import Keys
+from toolbus.bus.broker.server.keys import Keys
 from toolbus.bus.values.results import RegistrationRefused
 
 pytestmark = pytest.mark.anyio

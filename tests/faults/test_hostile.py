@@ -13,9 +13,9 @@ from tests.faults import hostile
 from tests.faults.canary import NAMES, SERVICE, Canary, Sung
 from tests.servers import eventually
 from toolbus import Settings, ToolBus, ToolbusError, Worker, tool
-from toolbus.bus.broker import reading
-from toolbus.bus.broker.keys import Keys
-from toolbus.bus.broker.replies import ReplyReader
+from toolbus.bus.broker.replies.reader import ReplyReader
+from toolbus.bus.broker.server import reading
+from toolbus.bus.broker.server.keys import Keys
 from toolbus.bus.broker.take.requests import GROUP
 from toolbus.bus.telemetry.background import MOST_FAILURES
 from toolbus.bus.telemetry.logger import MOST_LINES
@@ -274,7 +274,7 @@ async def test_a_worker_that_cannot_go_on_leaves(valkey_server: str, namespace: 
             monkeypatch.setattr(worker.broker.steps.intake, "take", failing)
         else:
             monkeypatch.setattr(worker.broker.steps.upkeep, "_reap", failing)
-            monkeypatch.setattr("toolbus.bus.broker.recover.random.uniform", lambda *_: 0.01)
+            monkeypatch.setattr("toolbus.bus.broker.lease.recover.random.uniform", lambda *_: 0.01)
         with pytest.raises(ToolbusError, match="a bug"):
             await asyncio.wait_for(running, 30.0)
         assert not worker.healthy

@@ -12,7 +12,7 @@ from tests.faults.canary import NAMES, SERVICE, Canary
 from tests.servers import eventually
 from toolbus import ToolBus
 from toolbus.bus.broker.admin import Admin
-from toolbus.bus.broker.keys import Keys
+from toolbus.bus.broker.server.keys import Keys
 
 pytestmark = pytest.mark.anyio
 

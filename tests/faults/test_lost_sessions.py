@@ -14,7 +14,7 @@ from tests.faults.programs import LEASE, place_of, programs
 from tests.forking import ForkServer, Program
 from tests.servers import eventually
 from toolbus import ToolBus, ToolResult
-from toolbus.bus.broker.keys import Keys, session_digest
+from toolbus.bus.broker.server.keys import Keys, session_digest
 
 pytestmark = pytest.mark.anyio
 

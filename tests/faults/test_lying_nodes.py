@@ -13,8 +13,8 @@ from tests.faults.wired import echo
 from tests.played import Drip, PlayedSentinel, greet, playing
 from tests.servers import eventually
 from toolbus import Settings, ToolBus, Worker
-from toolbus.bus.broker.embedded import HOST, EmbeddedServer
 from toolbus.bus.broker.transport.connection import Connector
+from toolbus.bus.broker.transport.embedded import HOST, EmbeddedServer
 from toolbus.bus.values.results import BrokerUnavailable, ConfigurationError
 
 pytestmark = pytest.mark.anyio

@@ -12,10 +12,10 @@ import redis
 from redis.crc import key_slot
 
 from tests.topologies import Cluster
-from toolbus.bus.broker import scripts
-from toolbus.bus.broker.embedded import HOST
 from toolbus.bus.broker.held.document import Change, Listing, Shape, packed
-from toolbus.bus.broker.keys import Keys
+from toolbus.bus.broker.server import scripts
+from toolbus.bus.broker.server.keys import Keys
+from toolbus.bus.broker.transport.embedded import HOST
 
 LATER = 10_000_000_000
 _REPEATED = (redis.exceptions.AskError, redis.exceptions.TryAgainError)

@@ -50,7 +50,7 @@ async def test_a_right_that_is_taken_away_is_named(valkey_server: str, namespace
 
 async def test_a_worker_that_may_take_nothing_leaves(valkey_server: str, namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its lease would keep its service listed though no call is answered; it ends with the server's reason, and callers are told."""
-    monkeypatch.setattr("toolbus.bus.broker.opening._SECONDS", 1.0)
+    monkeypatch.setattr("toolbus.bus.broker.transport.opening._SECONDS", 1.0)
     user = f"u-{namespace}"
     with redis.Redis.from_url(valkey_server) as client:
         client.execute_command("ACL", "SETUSER", user, "on", ">secret", "~*", "&*", "+@all")

@@ -14,8 +14,8 @@ from tests.contract import Place
 from tests.faults.programs import place_of
 from tests.servers import eventually
 from toolbus import Retry, Session, ToolBus, ToolResult, ToolService, invocation, tool
-from toolbus.bus.broker import scripts
-from toolbus.bus.broker.scripts import Script
+from toolbus.bus.broker.server import scripts
+from toolbus.bus.broker.server.scripts import Script
 from toolbus.bus.broker.transport.command import Command
 from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.broker.transport.wire import Wire, pack

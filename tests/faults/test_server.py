@@ -14,7 +14,7 @@ import redis
 from tests.contract import Place
 from tests.servers import eventually
 from toolbus import BrokerError, ConfigurationError, Settings, ToolBus, Worker, tool
-from toolbus.bus.broker.embedded import EmbeddedServer
+from toolbus.bus.broker.transport.embedded import EmbeddedServer
 from toolbus.bus.values.results import BrokerUnavailable, UnsupportedServer
 
 pytestmark = pytest.mark.anyio

@@ -19,9 +19,9 @@ from tests.faults.programs import LEASE, place_of, programs
 from tests.forking import ForkServer, Program
 from tests.servers import eventually
 from toolbus import ToolBus, ToolResult
-from toolbus.bus.broker import scripts
 from toolbus.bus.broker.admin import overview_keys
-from toolbus.bus.broker.keys import Keys
+from toolbus.bus.broker.server import scripts
+from toolbus.bus.broker.server.keys import Keys
 from toolbus.bus.values.events import Started
 
 pytestmark = pytest.mark.anyio

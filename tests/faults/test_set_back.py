@@ -13,8 +13,8 @@ import redis
 from tests.contract import Place
 from tests.servers import eventually
 from toolbus import tool
-from toolbus.bus.broker.keys import Keys
-from toolbus.bus.broker.recover import Upkeep
+from toolbus.bus.broker.lease.recover import Upkeep
+from toolbus.bus.broker.server.keys import Keys
 from toolbus.bus.broker.take.intake import Intake
 
 pytestmark = pytest.mark.anyio

@@ -17,7 +17,7 @@ import pytest
 from tests.contract import Place
 from tests.servers import eventually
 from toolbus import ToolBus, Worker, tool
-from toolbus.bus.broker.embedded import EmbeddedServer
+from toolbus.bus.broker.transport.embedded import EmbeddedServer
 from toolbus.bus.values.results import BrokerUnavailable
 
 pytestmark = pytest.mark.anyio

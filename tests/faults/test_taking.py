@@ -11,8 +11,8 @@ import redis
 from tests.contract import Place
 from tests.servers import eventually
 from toolbus import ToolService, tool
-from toolbus.bus.broker import scripts
-from toolbus.bus.broker.keys import Keys
+from toolbus.bus.broker.server import scripts
+from toolbus.bus.broker.server.keys import Keys
 from toolbus.bus.worker.slots import Taking
 
 pytestmark = pytest.mark.anyio

@@ -25,7 +25,7 @@ from tests.forking import ForkServer
 from tests.servers import KINDS, eventually
 from tests.tls import Authority, settings_for, terminating
 from toolbus import BrokerError, Settings, ToolBus, Worker, sync
-from toolbus.bus.broker.embedded import EmbeddedServer, free_port
+from toolbus.bus.broker.transport.embedded import EmbeddedServer, free_port
 from toolbus.bus.values.results import BrokerUnavailable
 
 pytestmark = pytest.mark.anyio

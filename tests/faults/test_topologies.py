@@ -16,8 +16,8 @@ from redis.crc import key_slot
 from tests.servers import eventually
 from tests.topologies import Cluster, Watched, until
 from toolbus import Session, Settings, ToolBus, ToolService, Worker, invocation, tool
-from toolbus.bus.broker.embedded import HOST, EmbeddedServer
-from toolbus.bus.broker.keys import Keys
+from toolbus.bus.broker.server.keys import Keys
+from toolbus.bus.broker.transport.embedded import HOST, EmbeddedServer
 from toolbus.bus.values.results import BrokerUnavailable
 
 pytestmark = pytest.mark.anyio

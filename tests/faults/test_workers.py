@@ -16,7 +16,7 @@ from tests.forking import ForkServer, Program
 from tests.servers import eventually, put_down
 from toolbus import ToolBus
 from toolbus.bus.broker.admin import Admin
-from toolbus.bus.broker.recent import RecentCall
+from toolbus.bus.broker.statistics.recent import RecentCall
 from toolbus.bus.values.events import Finished, Reset, Started, Text
 from toolbus.bus.values.results import StreamReset
 

@@ -17,7 +17,7 @@ from tests.forking import ForkServer
 from tests.gateway.page.serving import free_port
 from tests.gateway.served import Site, events, run, stream
 from tests.servers import eventually
-from toolbus.bus.broker.embedded import EmbeddedServer
+from toolbus.bus.broker.transport.embedded import EmbeddedServer
 
 pytestmark = pytest.mark.anyio
 

@@ -20,7 +20,7 @@ from tests.contract import Place
 from tests.gateway.running import client_of
 from tests.servers import eventually
 from toolbus import ConfigurationError, ToolBus, Worker
-from toolbus.bus.broker.keys import Keys
+from toolbus.bus.broker.server.keys import Keys
 from toolbus.bus.values.secrets import PERMISSIONS, Rate, TokenFile, TokenRecord, new_token
 from toolbus.edges.gateway.auth.options import TRUSTED, AuthOptions, FileTokens, authenticator_of
 from toolbus.edges.gateway.options import Permission

@@ -15,7 +15,7 @@ from pathlib import Path
 from tests.forking import ForkServer
 from tests.mcp.conftest import listed
 from tests.mcp.site import Site
-from toolbus.bus.broker.embedded import EmbeddedServer
+from toolbus.bus.broker.transport.embedded import EmbeddedServer
 
 FOLDER = Path(sys.prefix) / "mcp-node"
 PACKAGES = (

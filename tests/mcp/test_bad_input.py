@@ -13,7 +13,7 @@ from tests.forking import ForkServer
 from tests.mcp.conftest import listed
 from tests.mcp.site import MODERN, Raw, Site, messages, text_of
 from tests.servers import eventually
-from toolbus.bus.broker.embedded import EmbeddedServer
+from toolbus.bus.broker.transport.embedded import EmbeddedServer
 from toolbus.edges.mcp.http import MOST_BODY
 
 pytestmark = pytest.mark.anyio

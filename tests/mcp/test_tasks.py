@@ -16,7 +16,7 @@ from tests.forking import ForkServer
 from tests.mcp.conftest import listed
 from tests.mcp.site import Raw, Site, text_of
 from tests.servers import eventually
-from toolbus.bus.broker.embedded import EmbeddedServer
+from toolbus.bus.broker.transport.embedded import EmbeddedServer
 
 pytestmark = pytest.mark.anyio
 

@@ -81,7 +81,7 @@ async def _first(texts: AsyncIterable[str], count: int) -> AsyncIterator[str]:
 
 async def test_a_crowd_of_users_is_counted_together(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond a day's bound of users and tools further ones share one line, so that no crowd fills the server."""
-    monkeypatch.setattr("toolbus.bus.broker.limits.MOST_PAIRS", 3)
+    monkeypatch.setattr("toolbus.bus.broker.held.limits.MOST_PAIRS", 3)
     async with serving(place, Metering()), place.bus() as bus:
         for number in range(6):
             await bus.call("read", user=f"user-{number}")

@@ -20,10 +20,10 @@ import redis
 from tests.servers import eventually
 from tests.test_contract_lost_sessions import SavedBasket
 from toolbus import Settings, ToolBus, Worker, tool
-from toolbus.bus.broker.access import rights
 from toolbus.bus.broker.admin import Admin
-from toolbus.bus.broker.embedded import EmbeddedServer, find_binary, free_port
-from toolbus.bus.broker.keys import Keys
+from toolbus.bus.broker.server.access import rights
+from toolbus.bus.broker.server.keys import Keys
+from toolbus.bus.broker.transport.embedded import EmbeddedServer, find_binary, free_port
 from toolbus.bus.values.secrets import TokenRecord, new_token
 
 pytestmark = [pytest.mark.slow, pytest.mark.anyio, pytest.mark.timeout(600), pytest.mark.xdist_group("recovery")]

@@ -21,7 +21,7 @@ import pytest
 from tests.contract import Place
 from tests.servers import eventually
 from toolbus import tool
-from toolbus.bus.broker.embedded import EmbeddedServer
+from toolbus.bus.broker.transport.embedded import EmbeddedServer
 
 pytestmark = pytest.mark.anyio
 

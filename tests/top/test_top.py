@@ -11,7 +11,7 @@ from textual.widgets import Input
 
 from tests.servers import eventually
 from toolbus import Settings
-from toolbus.bus.broker.recent import RecentCall
+from toolbus.bus.broker.statistics.recent import RecentCall
 from toolbus.bus.values.results import BrokerUnavailable
 from toolbus.bus.watch.tables import TABLES
 from toolbus.bus.watch.views import DeadLetterView, InstanceView, ServiceView, Snapshot, ToolView

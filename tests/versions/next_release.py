@@ -54,7 +54,7 @@ envelope.VERSION = 2
 envelope.encode_request, envelope.decode_request = encode_request, decode_request
 
 if __name__ == "__main__":
-    from toolbus.bus.broker.versions import MIGRATIONS, Migration
+    from toolbus.bus.broker.registry.versions import MIGRATIONS, Migration
 
     MIGRATIONS.append(Migration(2, "group-form", "groups say of which form they are", "group/", convert_group))
     if sys.argv[1] == "load":

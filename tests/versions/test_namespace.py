@@ -12,15 +12,15 @@ import redis
 from tests.broker.test_access import Users
 from tests.contract import Place
 from toolbus import Settings, tool
-from toolbus.bus.broker import versions
-from toolbus.bus.broker import versions as namespaces
-from toolbus.bus.broker import versions as spoken
 from toolbus.bus.broker import worker as serving
 from toolbus.bus.broker.admin import Admin
-from toolbus.bus.broker.keys import Keys
+from toolbus.bus.broker.registry import versions
+from toolbus.bus.broker.registry import versions as namespaces
+from toolbus.bus.broker.registry import versions as spoken
 from toolbus.bus.broker.registry.publications import read_record
+from toolbus.bus.broker.registry.versions import MIGRATIONS, Migration, NamespaceVersion
+from toolbus.bus.broker.server.keys import Keys
 from toolbus.bus.broker.transport.link import Link
-from toolbus.bus.broker.versions import MIGRATIONS, Migration, NamespaceVersion
 from toolbus.bus.values.descriptors import Publication, ServiceDescriptor
 from toolbus.bus.values.results import BrokerError, DescriptorError
 

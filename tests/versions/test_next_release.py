@@ -15,7 +15,7 @@ import pytest
 import redis
 
 from tests.servers import eventually_sync, put_down
-from toolbus.bus.broker.keys import Keys
+from toolbus.bus.broker.server.keys import Keys
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.xdist_group("versions")]
 

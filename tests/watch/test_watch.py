@@ -12,8 +12,8 @@ from tests.contract import Place
 from tests.servers import eventually
 from toolbus import ToolError, tool
 from toolbus.bus.broker.admin import Admin
-from toolbus.bus.broker.embedded import EmbeddedServer
-from toolbus.bus.broker.keys import Keys
+from toolbus.bus.broker.server.keys import Keys
+from toolbus.bus.broker.transport.embedded import EmbeddedServer
 from toolbus.bus.values.confirmations import ConfirmationRequest
 from toolbus.bus.values.results import BrokerError
 from toolbus.bus.watch.views import Snapshot

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from toolbus import Settings, ToolBus, ToolResult
-from toolbus.bus.broker.embedded import EmbeddedServer
+from toolbus.bus.broker.transport.embedded import EmbeddedServer
 from toolbus.bus.values.events import Finished, Reset, Started, Text
 from toolbus.bus.values.results import ToolbusError
 

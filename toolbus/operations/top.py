@@ -25,7 +25,7 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 from textual.widgets import Footer, Input, Static, Tab, Tabs
 
-from toolbus.bus.broker.recent import RecentCall
+from toolbus.bus.broker.statistics.recent import RecentCall
 from toolbus.bus.support.display import harmless, visible, visible_lines
 from toolbus.bus.values.results import ToolbusError
 from toolbus.bus.values.settings import Settings

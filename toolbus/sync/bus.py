@@ -16,8 +16,8 @@ from typing import Any, Self, Unpack
 import anyio
 from anyio.from_thread import start_blocking_portal
 
-from toolbus.bus.broker import confirmations as shared
-from toolbus.bus.broker import limits
+from toolbus.bus.broker.held import confirmations as shared
+from toolbus.bus.broker.held import limits
 from toolbus.bus.broker.protocols import RefusedTool, ServiceRecord
 from toolbus.bus.client import bus as aio
 from toolbus.bus.client import confirmations, views

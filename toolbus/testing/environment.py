@@ -29,8 +29,8 @@ from toolbus.bus.worker.session_state import SessionState
 from toolbus.testing.recorder import Confirm, Outcome, Recorder
 
 if TYPE_CHECKING:
-    from toolbus.bus.broker.sessions import Snapshots
     from toolbus.bus.broker.take.requests import RequestStream
+    from toolbus.bus.broker.take.sessions import Snapshots
 
 # No server has delivered the request.
 _NO_QUEUE, _NO_FENCE = cast("RequestStream", None), Fence(b"", b"")

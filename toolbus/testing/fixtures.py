@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import pytest
 
-from toolbus.bus.broker.embedded import EmbeddedServer
+from toolbus.bus.broker.transport.embedded import EmbeddedServer
 from toolbus.bus.client.bus import ToolBus
 from toolbus.bus.middleware.chain import Middleware
 from toolbus.bus.values.settings import Settings

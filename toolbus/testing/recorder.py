@@ -28,13 +28,13 @@ from toolbus.bus.worker.run import Run, RunContext
 from toolbus.bus.worker.statistics import Sampling
 
 if TYPE_CHECKING:
-    from toolbus.bus.broker.limits import Tallies
+    from toolbus.bus.broker.held.limits import Tallies
     from toolbus.bus.broker.take.requests import Delivery
     from toolbus.bus.broker.worker import WorkerBroker
 
 
 class OwnTallies:
-    """Counts for the middleware of one process, as ``broker.limits.Tallies`` keeps them for all."""
+    """Counts for the middleware of one process, as ``broker.held.limits.Tallies`` keeps them for all."""
 
     def __init__(self) -> None:
         self._full: dict[str, float] = {}

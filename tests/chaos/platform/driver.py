@@ -19,7 +19,7 @@ from tests.chaos.platform.history import Ended, History
 from tests.chaos.platform.tools import EFFECTS, Planned, planned, records
 from tests.chaos.platform.watchdog import Watchdog
 from toolbus import Settings, ToolBus
-from toolbus.bus.broker.embedded import EmbeddedServer
+from toolbus.bus.broker.transport.embedded import EmbeddedServer
 from toolbus.platform.store import Records
 
 # Beyond a lease, for a busy machine.

@@ -8,31 +8,31 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import NamedTuple, Self, cast
 
-from toolbus.bus.broker import scripts
-from toolbus.bus.broker.access import ROLES, is_forbidden, mark
-from toolbus.bus.broker.confirmations import Confirmations
-from toolbus.bus.broker.dead_letters import DeadLetters
+from toolbus.bus.broker.held.confirmations import Confirmations
 from toolbus.bus.broker.held.conversations import Chats, Conversations
 from toolbus.bus.broker.held.creations import Creations
+from toolbus.bus.broker.held.limits import Tallies
 from toolbus.bus.broker.held.routes import Routes
 from toolbus.bus.broker.held.tokens import Tokens
-from toolbus.bus.broker.keys import Keys
-from toolbus.bus.broker.limits import Tallies
-from toolbus.bus.broker.opening import NotOpen
-from toolbus.bus.broker.pins import Pins
+from toolbus.bus.broker.lease.dead_letters import DeadLetters
 from toolbus.bus.broker.protocols import ItemChange, RefusedTool, ServiceRecord, WorkerId
-from toolbus.bus.broker.reading import integer, skip, text
-from toolbus.bus.broker.recent import RecentCall, after, newest
 from toolbus.bus.broker.registry.follower import read_items, read_services
+from toolbus.bus.broker.registry.pins import Pins
 from toolbus.bus.broker.registry.publications import read_record
 from toolbus.bus.broker.registry.registry import TTL, Registry
+from toolbus.bus.broker.registry.versions import NamespaceVersions
+from toolbus.bus.broker.server import scripts
+from toolbus.bus.broker.server.access import ROLES, is_forbidden, mark
+from toolbus.bus.broker.server.keys import Keys
+from toolbus.bus.broker.server.reading import integer, skip, text
 from toolbus.bus.broker.statistics.asking import PATIENCE, Statistics, ask
+from toolbus.bus.broker.statistics.recent import RecentCall, after, newest
 from toolbus.bus.broker.transport.command import ReplyError, fields_of, info_fields
 from toolbus.bus.broker.transport.connection import Connector, ServerInfo
 from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.broker.transport.links import ShortLink, scan_hash
 from toolbus.bus.broker.transport.mastership import Replication
-from toolbus.bus.broker.versions import NamespaceVersions
+from toolbus.bus.broker.transport.opening import NotOpen
 from toolbus.bus.values.descriptors import Publication, ServiceDescriptor
 from toolbus.bus.values.envelope import Frame, Request, address, decode_request, encode, join_frames, new_run, share_digest
 from toolbus.bus.values.naming import key_flaw

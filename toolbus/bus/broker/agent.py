@@ -11,28 +11,28 @@ from typing import Any, TypeVar, cast
 import msgspec
 
 from toolbus.bus import telemetry
-from toolbus.bus.broker import scripts
-from toolbus.bus.broker.access import is_forbidden
-from toolbus.bus.broker.confirmations import Confirmations
+from toolbus.bus.broker.held.confirmations import Confirmations
 from toolbus.bus.broker.held.conversations import Chats, Conversations
 from toolbus.bus.broker.held.creations import Creations
+from toolbus.bus.broker.held.limits import Tallies, days_back
 from toolbus.bus.broker.held.routes import Routes
 from toolbus.bus.broker.held.tasks import SessionResults, Tasks
 from toolbus.bus.broker.held.tokens import Tokens
-from toolbus.bus.broker.keys import Keys, session_digest
 from toolbus.bus.broker.lease.clock import ServerClock
-from toolbus.bus.broker.limits import Tallies, days_back
-from toolbus.bus.broker.opening import NotOpen, open_patiently
+from toolbus.bus.broker.lease.recover import KeyRepair
 from toolbus.bus.broker.protocols import AgentListener, ItemChange
 from toolbus.bus.broker.publish import Publisher, Requests, SharedCalls
-from toolbus.bus.broker.recover import KeyRepair
 from toolbus.bus.broker.registry.follower import RegistryFollower
 from toolbus.bus.broker.registry.registry import Registry
-from toolbus.bus.broker.replies import ReplyReader
+from toolbus.bus.broker.registry.versions import FIRST, NamespaceVersion, read_version
+from toolbus.bus.broker.replies.reader import ReplyReader
+from toolbus.bus.broker.server import scripts
+from toolbus.bus.broker.server.access import is_forbidden
+from toolbus.bus.broker.server.keys import Keys, session_digest
 from toolbus.bus.broker.transport.connection import Connector
 from toolbus.bus.broker.transport.links import Links, is_replica, tell_time
 from toolbus.bus.broker.transport.mastership import Replication
-from toolbus.bus.broker.versions import FIRST, NamespaceVersion, read_version
+from toolbus.bus.broker.transport.opening import NotOpen, open_patiently
 from toolbus.bus.values.envelope import VERSION, Request, encode_request, new_id
 from toolbus.bus.values.results import BrokerError, BrokerUnavailable
 from toolbus.bus.values.settings import Settings

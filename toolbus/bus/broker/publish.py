@@ -14,10 +14,10 @@ from typing import NamedTuple
 import msgspec
 
 from toolbus.bus import telemetry
-from toolbus.bus.broker import scripts
-from toolbus.bus.broker.keys import Keys, session_digest
 from toolbus.bus.broker.protocols import Fate, Sender, Verdict
-from toolbus.bus.broker.reading import identifier, integer, shown, skip, text
+from toolbus.bus.broker.server import scripts
+from toolbus.bus.broker.server.keys import Keys, session_digest
+from toolbus.bus.broker.server.reading import identifier, integer, shown, skip, text
 from toolbus.bus.broker.transport.command import Reply, ReplyError, WrongAnswerError
 from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.broker.transport.mastership import Mastership

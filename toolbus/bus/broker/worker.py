@@ -11,30 +11,30 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
 from toolbus.bus import telemetry
-from toolbus.bus.broker import scripts
-from toolbus.bus.broker.confirmations import Confirmations, DeadlineNotes
-from toolbus.bus.broker.finish import Endings, Outbox
-from toolbus.bus.broker.keys import Keys
+from toolbus.bus.broker.held.confirmations import Confirmations, DeadlineNotes
+from toolbus.bus.broker.held.limits import Tallies, days_back
 from toolbus.bus.broker.lease.clock import ServerClock
+from toolbus.bus.broker.lease.recover import AbandonedCalls, KeyRepair, Upkeep, hand_back, hand_over, outlive, pass_on
 from toolbus.bus.broker.lease.thread import Beat, LeaseThread, Renewal
-from toolbus.bus.broker.limits import Tallies, days_back
-from toolbus.bus.broker.opening import Failing, NotOpen, open_patiently
 from toolbus.bus.broker.protocols import Beginning, Ending, WorkerId, WorkerListener
-from toolbus.bus.broker.recent import RecentWriter
-from toolbus.bus.broker.recover import AbandonedCalls, KeyRepair, Upkeep, hand_back, hand_over, outlive, pass_on
 from toolbus.bus.broker.registry.publications import WorkerRegistration
 from toolbus.bus.broker.registry.registry import Registry
-from toolbus.bus.broker.sessions import Ownership, Snapshots
+from toolbus.bus.broker.registry.versions import read_version
+from toolbus.bus.broker.replies.finish import Endings, Outbox
+from toolbus.bus.broker.server import scripts
+from toolbus.bus.broker.server.keys import Keys
 from toolbus.bus.broker.statistics.answering import Answering
+from toolbus.bus.broker.statistics.recent import RecentWriter
 from toolbus.bus.broker.take.intake import Intake, deliveries
 from toolbus.bus.broker.take.requests import Delivery, Fence, RequestStream, tell_delivered_again
+from toolbus.bus.broker.take.sessions import Ownership, Snapshots
 from toolbus.bus.broker.take.wake_channel import WakeChannel
 from toolbus.bus.broker.transport.command import Reply, WrongAnswerError
 from toolbus.bus.broker.transport.connection import Connector
 from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.broker.transport.links import Links, accepted_here, may_have_forgotten, tell_time, warn_of_eviction
 from toolbus.bus.broker.transport.mastership import Mastership, Replication
-from toolbus.bus.broker.versions import read_version
+from toolbus.bus.broker.transport.opening import Failing, NotOpen, open_patiently
 from toolbus.bus.values.confirmations import ConfirmationAnswer, ConfirmationRequest
 from toolbus.bus.values.descriptors import Publication, ServiceDescriptor
 from toolbus.bus.values.envelope import new_run

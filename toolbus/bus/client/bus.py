@@ -27,12 +27,12 @@ from toolbus.bus.values.results import ConfigurationError, ToolResult
 from toolbus.bus.values.settings import Settings
 
 if TYPE_CHECKING:
-    from toolbus.bus.broker.confirmations import Confirmations
+    from toolbus.bus.broker.held.confirmations import Confirmations
     from toolbus.bus.broker.held.conversations import Chats
     from toolbus.bus.broker.held.creations import Creations
+    from toolbus.bus.broker.held.limits import Tallies
     from toolbus.bus.broker.held.routes import Routes
     from toolbus.bus.broker.held.tokens import Tokens
-    from toolbus.bus.broker.limits import Tallies
     from toolbus.bus.client.executor.executor import ToolExecutor
     from toolbus.bus.client.executor.turn import Turn
     from toolbus.bus.client.tasks import Tasks

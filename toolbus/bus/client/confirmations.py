@@ -27,7 +27,7 @@ from toolbus.bus.values.results import (
 from toolbus.bus.values.rules import told
 
 if TYPE_CHECKING:
-    from toolbus.bus.broker.confirmations import Confirmations
+    from toolbus.bus.broker.held.confirmations import Confirmations
 
 
 class Confirmation:

@@ -14,7 +14,7 @@ from toolbus.bus.values import rules
 from toolbus.bus.values.results import ConfigurationError, ToolError, ToolResult
 
 if TYPE_CHECKING:
-    from toolbus.bus.broker.limits import Tallies
+    from toolbus.bus.broker.held.limits import Tallies
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):

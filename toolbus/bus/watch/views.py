@@ -15,7 +15,7 @@ Struct              Fields
 ``ToolView``        service, name, effect, description, started, succeeded, failed, failures, cancelled, retaken, refused, running,
                     calls_per_s, failures_per_s, mean_ms, p50_ms, p99_ms, last_error
 ``RecentCall``      id, tool, service, user, session, instance, attempt, outcome, queued, taken, first, ended, error, code, message,
-                    by, agent, arguments, trace, entry  (``toolbus.bus.broker.recent``)
+                    by, agent, arguments, trace, entry  (``toolbus.bus.broker.statistics.recent``)
 ``DeadLetterView``  id, queue, at, call, tool, service, user, reason, attempts, error
 ``RunningCall``     id, tool, service, user, session, instance, attempt, since, stopped  (``toolbus.bus.broker.statistics.answers``)
 ``SessionView``     service, user, session, instance, running, idle
@@ -30,8 +30,8 @@ from __future__ import annotations
 
 import msgspec
 
-from toolbus.bus.broker.recent import RecentCall
 from toolbus.bus.broker.statistics.answers import LastError, RunningCall
+from toolbus.bus.broker.statistics.recent import RecentCall
 from toolbus.bus.values.confirmations import ConfirmationRequest
 
 

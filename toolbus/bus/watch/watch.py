@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
 import msgspec
 
 from toolbus.bus.broker.admin import Admin
-from toolbus.bus.broker.dead_letters import DeadLetter
+from toolbus.bus.broker.lease.dead_letters import DeadLetter
 from toolbus.bus.broker.protocols import ServiceRecord
-from toolbus.bus.broker.recent import RecentCall
 from toolbus.bus.broker.statistics.answers import InstanceAnswer, LastError, RunningCall, ToolStatistics, added, quantile
 from toolbus.bus.broker.statistics.asking import Statistics, merged
+from toolbus.bus.broker.statistics.recent import RecentCall
 from toolbus.bus.broker.transport.command import ReplyError
 from toolbus.bus.support.display import shortened
 from toolbus.bus.values.confirmations import ConfirmationRequest

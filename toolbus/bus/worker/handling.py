@@ -22,7 +22,7 @@ from toolbus.bus.worker.handlers import Handler, Pace
 from toolbus.bus.worker.outcome import pieces_of, result_of
 
 if TYPE_CHECKING:
-    from toolbus.bus.broker.limits import Tallies
+    from toolbus.bus.broker.held.limits import Tallies
     from toolbus.bus.broker.take.requests import Delivery
 
 # Seconds of a function that runs on the thread of others; each longer one gets a thread of its own at once.

@@ -18,8 +18,8 @@ from toolbus.bus.worker.outcome import without_exits
 from toolbus.bus.worker.service import Session
 
 if TYPE_CHECKING:
-    from toolbus.bus.broker.sessions import Snapshots
     from toolbus.bus.broker.take.requests import Delivery
+    from toolbus.bus.broker.take.sessions import Snapshots
 
 _SAVED_WITHIN = 10.0
 # Seconds between two looks at calls that run elsewhere.

@@ -11,7 +11,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from toolbus.bus.broker.reading import document, skip
+from toolbus.bus.broker.server.reading import document, skip
 from toolbus.bus.client.executor.executor import ToolExecutor
 from toolbus.bus.client.executor.observers import ATTACHMENTS, LIMIT, Confirming, Requested, ToolEvent
 from toolbus.bus.client.executor.references import Kept, kept_of, references

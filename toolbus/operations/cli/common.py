@@ -294,8 +294,8 @@ def explained(error: ToolbusError) -> str:
         return text
     import asyncio
 
-    from toolbus.bus.broker.access import is_forbidden, with_roles
     from toolbus.bus.broker.admin import Admin
+    from toolbus.bus.broker.server.access import is_forbidden, with_roles
 
     if not is_forbidden(error):
         return text

@@ -28,7 +28,7 @@ from toolbus.operations.cli.serve import serve_command
 from toolbus.operations.cli.worker import worker_command
 
 if TYPE_CHECKING:
-    from toolbus.bus.broker.embedded import EmbeddedServer
+    from toolbus.bus.broker.transport.embedded import EmbeddedServer
 
 _DEFAULT_PORT = 6379
 _POLL = 0.2
@@ -205,7 +205,7 @@ def _at_port(settings: Settings, port: int | None) -> Settings:
     """Return settings whose server is at a port of this machine; at a free one for 0, as they are for None."""
     if port is None:
         return settings
-    from toolbus.bus.broker.embedded import free_port
+    from toolbus.bus.broker.transport.embedded import free_port
 
     port = port or free_port()
     return Settings.load({}, base=settings, url=f"redis://127.0.0.1:{port}")
@@ -219,7 +219,7 @@ def _find_server(settings: Settings, stack: contextlib.ExitStack, data: Path | N
         stack: ends the server.
         data: the folder in which a server that is started here keeps its data; None keeps it in memory only.
     """
-    from toolbus.bus.broker.embedded import EmbeddedServer
+    from toolbus.bus.broker.transport.embedded import EmbeddedServer
     from toolbus.bus.values.urls import redact
 
     if not settings.url.startswith(("redis://", "rediss://")):

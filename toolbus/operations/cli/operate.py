@@ -19,7 +19,7 @@ from toolbus.operations.cli.output import Failure, ask_first, complain, fail, mo
 
 if TYPE_CHECKING:
     from toolbus.bus.broker.admin import Admin
-    from toolbus.bus.broker.dead_letters import DeadLetter
+    from toolbus.bus.broker.lease.dead_letters import DeadLetter
     from toolbus.bus.broker.protocols import RefusedTool, ServiceRecord, StoredRecord
 
     Services = dict[str, ServiceRecord | RefusedTool]

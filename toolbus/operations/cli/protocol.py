@@ -15,7 +15,7 @@ from toolbus.operations.cli.output import Columns, ask_first, fail, print_json, 
 
 if TYPE_CHECKING:
     from toolbus.bus.broker.admin import Admin
-    from toolbus.bus.broker.versions import NamespaceVersion
+    from toolbus.bus.broker.registry.versions import NamespaceVersion
     from toolbus.operations.conformance.checks import Outcome, Table
     from toolbus.operations.conformance.scene import Scene
 
@@ -38,7 +38,7 @@ def protocol_command() -> None:
 @command("scripts", into=protocol_command)
 def scripts_command(folder: Annotated[Path, argument(type=Folder)]) -> None:
     """Write each Lua script into FOLDER, whole, in a folder for each step, and index.json with their SHA-1 digests."""
-    from toolbus.bus.broker import scripts
+    from toolbus.bus.broker.server import scripts
 
     try:
         scripts.write_scripts(folder)
@@ -50,7 +50,7 @@ def scripts_command(folder: Annotated[Path, argument(type=Folder)]) -> None:
 @command("constants", into=protocol_command)
 def constants_command(output: Output) -> None:
     """Print the numbers of the protocol: sizes, times, and what of them are settings."""
-    from toolbus.bus.broker.replies import constants
+    from toolbus.bus.broker.replies.reader import constants
 
     found = constants(settings_of())
     columns: Columns = {
@@ -119,7 +119,7 @@ def migrate_command(
 
 
 async def _show_changes(admin: Admin, output: str) -> None:
-    from toolbus.bus.broker.versions import spoken
+    from toolbus.bus.broker.registry.versions import spoken
     from toolbus.bus.values.envelope import VERSION
 
     namespace, behind = await asyncio.gather(admin.versions.read(), admin.versions.behind())

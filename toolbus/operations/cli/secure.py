@@ -22,8 +22,8 @@ from toolbus.operations.cli.output import Columns, ask_first, fail, moment, prin
 
 if TYPE_CHECKING:
     from toolbus.bus.broker.admin import Admin
-    from toolbus.bus.broker.pins import PinnedTool
     from toolbus.bus.broker.protocols import RefusedTool
+    from toolbus.bus.broker.registry.pins import PinnedTool
     from toolbus.bus.client.tools.catalogue import Catalogue
     from toolbus.bus.client.tools.tool import Tool
     from toolbus.bus.values.secrets import TokenRecord
@@ -544,7 +544,7 @@ def acl_command(
       toolbus secure acl worker nested --namespace prod
       echo "user worker on #$HASH $(toolbus secure acl worker)" >> users.acl
     """
-    from toolbus.bus.broker.access import ROLES, rights
+    from toolbus.bus.broker.server.access import ROLES, rights
 
     settings = settings_of()
     found = rights(roles, settings.namespace)

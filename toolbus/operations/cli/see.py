@@ -24,10 +24,10 @@ from toolbus.operations.cli.output import fail, names_of, print_json, print_json
 if TYPE_CHECKING:
     from toolbus.bus.broker.admin import Admin, ServerHealth, ServiceOverview
     from toolbus.bus.broker.protocols import RefusedTool
-    from toolbus.bus.broker.recent import RecentCall
+    from toolbus.bus.broker.registry.versions import NamespaceVersion, SpokenBy
     from toolbus.bus.broker.statistics.answers import RunningCall
     from toolbus.bus.broker.statistics.asking import Statistics
-    from toolbus.bus.broker.versions import NamespaceVersion, SpokenBy
+    from toolbus.bus.broker.statistics.recent import RecentCall
     from toolbus.bus.client.tools.catalogue import Catalogue
     from toolbus.bus.client.tools.tool import Tool
     from toolbus.bus.watch.views import Snapshot
@@ -672,7 +672,7 @@ def _confinement(tools: Iterable[RecordedTool], *, confine: bool) -> Finding:
 
 def _protocol(namespace: NamespaceVersion, workers: list[SpokenBy]) -> Finding:
     """Say which versions of the protocol were seen, and what keeps the namespace from the newest."""
-    from toolbus.bus.broker.versions import OURS, speaks, spoken
+    from toolbus.bus.broker.registry.versions import OURS, speaks, spoken
     from toolbus.bus.values.envelope import VERSION
 
     seen = Counter(spoken(each.versions) for each in workers)

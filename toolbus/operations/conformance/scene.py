@@ -16,9 +16,9 @@ from typing import IO, Any, TypeVar
 
 import msgspec
 
-from toolbus.bus.broker import scripts
-from toolbus.bus.broker.embedded import EmbeddedServer
-from toolbus.bus.broker.opening import Probe
+from toolbus.bus.broker.server import scripts
+from toolbus.bus.broker.transport.embedded import EmbeddedServer
+from toolbus.bus.broker.transport.opening import Probe
 from toolbus.bus.values.descriptors import parse_service, parse_tool
 from toolbus.bus.values.results import BrokerError, ConfigurationError
 from toolbus.bus.values.settings import Settings

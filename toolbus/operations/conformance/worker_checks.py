@@ -8,8 +8,8 @@ import secrets
 import time
 from typing import Any
 
-from toolbus.bus.broker import scripts
 from toolbus.bus.broker.registry.publications import read_record
+from toolbus.bus.broker.server import scripts
 from toolbus.operations.conformance.checks import Broken, Table, until
 from toolbus.operations.conformance.scene import LEASE, SERVICE, Sent, WorkerScene
 

@@ -12,7 +12,7 @@ import msgspec
 from toolbus.bus import telemetry
 from toolbus.bus.broker.admin import Admin
 from toolbus.bus.broker.protocols import Creation
-from toolbus.bus.broker.recent import RecentCall
+from toolbus.bus.broker.statistics.recent import RecentCall
 from toolbus.bus.client.bus import ToolBus
 from toolbus.bus.values.results import BrokerError, ConfigurationError, ToolError
 from toolbus.platform.coding.options import CodingOptions

@@ -1,1 +1,1 @@
-"""Hold what features keep from one process to the next: conversations, tasks, routes, results, tokens."""
+"""Hold what features keep from one process to the next: conversations, tasks, routes, tokens, confirmations, limits."""

@@ -11,9 +11,9 @@ import msgspec
 
 from toolbus.bus import telemetry
 from toolbus.bus.broker.held.document import Change, HeldDocuments, Listing, Shape
-from toolbus.bus.broker.keys import Keys, session_digest
 from toolbus.bus.broker.protocols import CHAT, ChatWindow, ConversationInfo, Messenger, StoredRecord
-from toolbus.bus.broker.reading import MOST_TEXT, document, identifier, integer, skip, text
+from toolbus.bus.broker.server.keys import Keys, session_digest
+from toolbus.bus.broker.server.reading import MOST_TEXT, document, identifier, integer, skip, text
 from toolbus.bus.broker.transport.command import ReplyError
 from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.support.display import visible

@@ -14,7 +14,6 @@ from typing import Any, cast
 import msgspec
 
 from toolbus.bus.broker.held.document import Change, HeldDocuments, Listing, Shape, Value
-from toolbus.bus.broker.keys import Keys
 from toolbus.bus.broker.protocols import (
     KEPT,
     MOST_ENDED,
@@ -30,7 +29,8 @@ from toolbus.bus.broker.protocols import (
     Spent,
     Written,
 )
-from toolbus.bus.broker.reading import MOST_TEXT, integer, shown, skip, text
+from toolbus.bus.broker.server.keys import Keys
+from toolbus.bus.broker.server.reading import MOST_TEXT, integer, shown, skip, text
 from toolbus.bus.broker.transport.command import ReplyError
 from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.values.encoding import whole_text

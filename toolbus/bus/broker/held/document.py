@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from toolbus.bus.broker import scripts
+from toolbus.bus.broker.server import scripts
 from toolbus.bus.broker.transport.link import Link
 
 Value = str | int | bytes

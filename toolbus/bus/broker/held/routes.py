@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from toolbus.bus.broker import scripts
-from toolbus.bus.broker.keys import Keys
 from toolbus.bus.broker.protocols import HostId, OutputLine, Renewed
-from toolbus.bus.broker.reading import integer, skip, text
+from toolbus.bus.broker.server import scripts
+from toolbus.bus.broker.server.keys import Keys
+from toolbus.bus.broker.server.reading import integer, skip, text
 from toolbus.bus.broker.transport.command import fields_of
 from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.broker.transport.links import scan_hash

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import msgspec
 
 from toolbus.bus import telemetry
-from toolbus.bus.broker import scripts
-from toolbus.bus.broker.keys import Keys, session_digest
 from toolbus.bus.broker.protocols import MOST_BYTES, MOST_RESULTS, TaskFrames, TaskRecord
 from toolbus.bus.broker.publish import SharedCalls
-from toolbus.bus.broker.reading import document, skip
+from toolbus.bus.broker.server import scripts
+from toolbus.bus.broker.server.keys import Keys, session_digest
+from toolbus.bus.broker.server.reading import document, skip
 from toolbus.bus.broker.transport.command import ReplyError
 from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.values.envelope import Frame, decode_frames, encode, entry_limit, is_ident

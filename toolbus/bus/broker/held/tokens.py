@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from toolbus.bus.broker.keys import Keys
-from toolbus.bus.broker.reading import document, skip
+from toolbus.bus.broker.server.keys import Keys
+from toolbus.bus.broker.server.reading import document, skip
 from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.broker.transport.links import scan_hash
 from toolbus.bus.values.results import ConfigurationError, EnvelopeError

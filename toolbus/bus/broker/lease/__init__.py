@@ -1,1 +1,1 @@
-"""Keep the leases of a worker and its requests, and the server's clock by which they are judged."""
+"""Keep the leases of a worker and its requests, and take over what lost its lease; judge both by the server's clock."""

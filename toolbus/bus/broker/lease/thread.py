@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 import redis
 
 from toolbus.bus import telemetry
-from toolbus.bus.broker import scripts
-from toolbus.bus.broker.keys import Keys
 from toolbus.bus.broker.registry.registry import TTL
-from toolbus.bus.broker.scripts import Script
+from toolbus.bus.broker.server import scripts
+from toolbus.bus.broker.server.keys import Keys
+from toolbus.bus.broker.server.scripts import Script
 from toolbus.bus.broker.take.requests import Delivery, Fence, RequestStream, common_fence, entries_of
 from toolbus.bus.broker.transport.connection import Connector, explain
 from toolbus.bus.broker.transport.links import replica_by

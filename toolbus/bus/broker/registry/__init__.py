@@ -1,1 +1,1 @@
-"""Publish services and static descriptors, and follow what others publish."""
+"""Publish services and static descriptors, follow what others publish, and decide which versions and forms are approved."""

@@ -9,10 +9,10 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from toolbus.bus import telemetry
-from toolbus.bus.broker.keys import Keys
 from toolbus.bus.broker.protocols import ALL_TOOLS, AgentListener, RefusedTool, ServiceRecord
-from toolbus.bus.broker.reading import shown, skip, text, uses_up
 from toolbus.bus.broker.registry.publications import read_record
+from toolbus.bus.broker.server.keys import Keys
+from toolbus.bus.broker.server.reading import shown, skip, text, uses_up
 from toolbus.bus.broker.transport.command import fields_of
 from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.broker.transport.links import scan_hash

@@ -10,13 +10,13 @@ from typing import NamedTuple
 import msgspec
 
 from toolbus.bus import telemetry
-from toolbus.bus.broker.keys import Keys
 from toolbus.bus.broker.protocols import ALL_TOOLS, RefusedTool, ServiceRecord
-from toolbus.bus.broker.reading import integer
 from toolbus.bus.broker.registry.registry import RegisterAnswer, Registry
+from toolbus.bus.broker.registry.versions import check_versions, read_version
+from toolbus.bus.broker.server.keys import Keys
+from toolbus.bus.broker.server.reading import integer
 from toolbus.bus.broker.take.requests import RequestStream
 from toolbus.bus.broker.transport.link import Link
-from toolbus.bus.broker.versions import check_versions, read_version
 from toolbus.bus.support.display import one_line
 from toolbus.bus.values.descriptors import Publication, ServiceDescriptor, ToolDescriptor, check_service, check_tool
 from toolbus.bus.values.results import BrokerError, BrokerUnavailable, DescriptorError, EnvelopeError, RegistrationRefused, ToolbusError

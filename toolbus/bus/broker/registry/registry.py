@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from toolbus.bus.broker import scripts
-from toolbus.bus.broker.keys import Keys
 from toolbus.bus.broker.lease.clock import ServerClock
 from toolbus.bus.broker.protocols import ItemChange
-from toolbus.bus.broker.reading import check_document, integer, shown
-from toolbus.bus.broker.scripts import Script
+from toolbus.bus.broker.server import scripts
+from toolbus.bus.broker.server.keys import Keys
+from toolbus.bus.broker.server.reading import check_document, integer, shown
+from toolbus.bus.broker.server.scripts import Script
 from toolbus.bus.broker.transport.command import ReplyError
 from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.broker.transport.links import scan_hash

@@ -1,1 +1,1 @@
-"""Statistics of workers, which they answer when they are asked."""
+"""Gather statistics of workers, which they answer when they are asked, and their recent calls."""

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from toolbus.bus import telemetry
-from toolbus.bus.broker import scripts
-from toolbus.bus.broker.keys import Keys
 from toolbus.bus.broker.lease.clock import ServerClock
+from toolbus.bus.broker.lease.recover import Upkeep
 from toolbus.bus.broker.protocols import WorkerListener
-from toolbus.bus.broker.reading import MOST_DOCUMENT
-from toolbus.bus.broker.recover import Upkeep
+from toolbus.bus.broker.server import scripts
+from toolbus.bus.broker.server.keys import Keys
+from toolbus.bus.broker.server.reading import MOST_DOCUMENT
 from toolbus.bus.broker.statistics.answers import InstanceAnswer, ToolStatistics
 from toolbus.bus.broker.take.requests import RequestStream
 from toolbus.bus.broker.transport.command import Reply

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import msgspec
 
 from toolbus.bus import telemetry
-from toolbus.bus.broker.keys import Keys
-from toolbus.bus.broker.reading import document, integer, shown, text
+from toolbus.bus.broker.server.keys import Keys
+from toolbus.bus.broker.server.reading import document, integer, shown, text
 from toolbus.bus.broker.statistics.answers import InstanceAnswer
 from toolbus.bus.broker.transport.command import fields_of
 from toolbus.bus.broker.transport.link import Link

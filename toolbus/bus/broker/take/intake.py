@@ -10,16 +10,16 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from toolbus.bus import telemetry
-from toolbus.bus.broker import scripts
-from toolbus.bus.broker.opening import Failing
+from toolbus.bus.broker.lease.recover import MAY_BE_ABANDONED_MS, AbandonedCalls, Upkeep, hand_back
 from toolbus.bus.broker.protocols import WorkerListener
-from toolbus.bus.broker.reading import integer
-from toolbus.bus.broker.recover import MAY_BE_ABANDONED_MS, AbandonedCalls, Upkeep, hand_back
-from toolbus.bus.broker.sessions import Ownership
+from toolbus.bus.broker.server import scripts
+from toolbus.bus.broker.server.reading import integer
 from toolbus.bus.broker.take.requests import GROUP, BadEntry, Delivery, Fence, RequestStream, epoch_of, tell_delivered_again
+from toolbus.bus.broker.take.sessions import Ownership
 from toolbus.bus.broker.transport.command import ReplyError, fields_of
 from toolbus.bus.broker.transport.connection import BLOCK
 from toolbus.bus.broker.transport.links import Links
+from toolbus.bus.broker.transport.opening import Failing
 from toolbus.bus.values.envelope import EntryNumbers, decode_request, numbers_of
 from toolbus.bus.values.results import BrokerError, BrokerUnavailable, EnvelopeError
 

@@ -10,10 +10,10 @@ from typing import NamedTuple, Self
 import msgspec
 
 from toolbus.bus import telemetry
-from toolbus.bus.broker import scripts
-from toolbus.bus.broker.keys import Keys
 from toolbus.bus.broker.lease.clock import ServerClock
-from toolbus.bus.broker.reading import integer
+from toolbus.bus.broker.server import scripts
+from toolbus.bus.broker.server.keys import Keys
+from toolbus.bus.broker.server.reading import integer
 from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.values.envelope import EntryNumbers, Request, address, new_run
 from toolbus.bus.values.results import EnvelopeError

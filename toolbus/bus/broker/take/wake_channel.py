@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 
 from toolbus.bus import telemetry
-from toolbus.bus.broker.confirmations import Confirmations
+from toolbus.bus.broker.held.confirmations import Confirmations
 from toolbus.bus.broker.lease.clock import ServerClock
+from toolbus.bus.broker.lease.recover import Upkeep
 from toolbus.bus.broker.protocols import WorkerListener
-from toolbus.bus.broker.reading import document, identifier, integer, skip
-from toolbus.bus.broker.recover import Upkeep
+from toolbus.bus.broker.server.reading import document, identifier, integer, skip
 from toolbus.bus.broker.take.intake import Intake
 from toolbus.bus.broker.take.requests import RequestStream
 from toolbus.bus.broker.transport.link import Link

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Self, TypeVar
 
 from toolbus.bus import telemetry
-from toolbus.bus.broker.reading import shown
-from toolbus.bus.broker.scripts import ANYTHING, Form
+from toolbus.bus.broker.server.reading import shown
+from toolbus.bus.broker.server.scripts import ANYTHING, Form
 from toolbus.bus.broker.transport.discovery import Node
 from toolbus.bus.values.results import BrokerError
 

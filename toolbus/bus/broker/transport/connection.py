@@ -15,9 +15,9 @@ from urllib.parse import urlsplit
 
 import redis
 
-from toolbus.bus.broker import scripts
-from toolbus.bus.broker.keys import Keys
-from toolbus.bus.broker.reading import integer
+from toolbus.bus.broker.server import scripts
+from toolbus.bus.broker.server.keys import Keys
+from toolbus.bus.broker.server.reading import integer
 from toolbus.bus.broker.transport import clients
 from toolbus.bus.broker.transport.command import info_fields
 from toolbus.bus.broker.transport.discovery import (

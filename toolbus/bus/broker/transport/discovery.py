@@ -16,9 +16,9 @@ import redis
 from redis.asyncio.connection import parse_url
 from redis.crc import key_slot
 
-from toolbus.bus.broker.embedded import EmbeddedServer
-from toolbus.bus.broker.reading import integer
+from toolbus.bus.broker.server.reading import integer
 from toolbus.bus.broker.transport import clients
+from toolbus.bus.broker.transport.embedded import EmbeddedServer
 
 
 def read_password(path: str) -> str:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any, NamedTuple
 
 from toolbus.bus import telemetry
-from toolbus.bus.broker.access import is_forbidden, is_left_to_others, wanted
-from toolbus.bus.broker.scripts import Script, with_source
+from toolbus.bus.broker.server.access import is_forbidden, is_left_to_others, wanted
+from toolbus.bus.broker.server.scripts import Script, with_source
 from toolbus.bus.broker.transport.command import ELSEWHERE, SOON, Command, OnReply, Patience, Refused, Reply, ReplyError, node_in
 from toolbus.bus.broker.transport.connection import BLOCK, Connector, explain
 from toolbus.bus.broker.transport.discovery import Node

@@ -10,8 +10,8 @@ from typing import Any
 
 from toolbus.bus import telemetry
 from toolbus.bus.broker.lease.clock import ServerClock
-from toolbus.bus.broker.reading import integer
-from toolbus.bus.broker.scripts import Form, Script
+from toolbus.bus.broker.server.reading import integer
+from toolbus.bus.broker.server.scripts import Form, Script
 from toolbus.bus.broker.transport.command import (
     ELSEWHERE,
     Command,

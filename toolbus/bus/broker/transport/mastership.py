@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from toolbus.bus import telemetry
-from toolbus.bus.broker.scripts import Script
+from toolbus.bus.broker.server.scripts import Script
 from toolbus.bus.broker.transport import clients
 from toolbus.bus.broker.transport.command import Reply
 from toolbus.bus.broker.transport.connection import Connector

@@ -17,8 +17,8 @@ import hiredis
 from msgspec import ValidationError, convert
 
 from toolbus.bus import telemetry
-from toolbus.bus.broker.reading import shown
-from toolbus.bus.broker.scripts import ANYTHING, COMMANDS, PUSHED, Form, Script, fits
+from toolbus.bus.broker.server.reading import shown
+from toolbus.bus.broker.server.scripts import ANYTHING, COMMANDS, PUSHED, Form, Script, fits
 from toolbus.bus.broker.transport.command import Command, OnReply, Reply, ReplyError, WrongAnswerError
 from toolbus.bus.broker.transport.connection import Connector, ServerInfo
 from toolbus.bus.values.results import BrokerError, BrokerUnavailable, ConfigurationError

@@ -15,10 +15,10 @@ from toolbus.bus.client.executor.toolcalls import CallOrder
 from toolbus.bus.client.tools.view import ToolView
 
 if TYPE_CHECKING:
-    from toolbus.bus.broker.confirmations import Confirmations
+    from toolbus.bus.broker.held.confirmations import Confirmations
     from toolbus.bus.broker.held.conversations import Conversations
+    from toolbus.bus.broker.held.limits import Tallies
     from toolbus.bus.broker.held.tasks import SessionResults
-    from toolbus.bus.broker.limits import Tallies
 
 
 class MakeCall(Protocol):

@@ -11,9 +11,9 @@ import msgspec
 from starlette.responses import Response
 
 from toolbus.bus import telemetry
-from toolbus.bus.broker.access import is_forbidden
 from toolbus.bus.broker.admin import Admin
-from toolbus.bus.broker.pins import PinnedTool
+from toolbus.bus.broker.registry.pins import PinnedTool
+from toolbus.bus.broker.server.access import is_forbidden
 from toolbus.bus.client.tools.catalogue import Catalogue
 from toolbus.bus.support.display import one_line
 from toolbus.bus.values.confirmations import ConfirmationAnswer

@@ -6,19 +6,19 @@ import asyncio
 from typing import Any, NamedTuple
 
 from toolbus.bus import telemetry
-from toolbus.bus.broker import scripts
-from toolbus.bus.broker.confirmations import Confirmations
-from toolbus.bus.broker.dead_letters import DEAD_LETTER_LIMIT, DEAD_LETTER_TTL
-from toolbus.bus.broker.finish import MOST_BYTES, MOST_IDS
-from toolbus.bus.broker.keys import Keys
+from toolbus.bus.broker.held.confirmations import Confirmations
+from toolbus.bus.broker.lease.dead_letters import DEAD_LETTER_LIMIT, DEAD_LETTER_TTL
+from toolbus.bus.broker.lease.recover import MAY_BE_ABANDONED_MS
 from toolbus.bus.broker.protocols import AgentListener
 from toolbus.bus.broker.publish import MEMO_TTL, SharedCalls
-from toolbus.bus.broker.reading import MOST_ENTRY_DIGITS, MOST_INTEGER, MOST_TEXT, identifier, skip
-from toolbus.bus.broker.recover import MAY_BE_ABANDONED_MS
 from toolbus.bus.broker.registry.follower import RegistryFollower
 from toolbus.bus.broker.registry.publications import MOST_BYTES as MOST_PUBLICATION
 from toolbus.bus.broker.registry.registry import TTL
-from toolbus.bus.broker.sessions import OWNER_TTL, SNAPSHOT_TTL
+from toolbus.bus.broker.replies.finish import MOST_BYTES, MOST_IDS
+from toolbus.bus.broker.server import scripts
+from toolbus.bus.broker.server.keys import Keys
+from toolbus.bus.broker.server.reading import MOST_ENTRY_DIGITS, MOST_INTEGER, MOST_TEXT, identifier, skip
+from toolbus.bus.broker.take.sessions import OWNER_TTL, SNAPSHOT_TTL
 from toolbus.bus.broker.transport.command import Reply, ReplyError
 from toolbus.bus.broker.transport.connection import BLOCK
 from toolbus.bus.broker.transport.link import Link

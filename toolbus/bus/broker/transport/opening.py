@@ -10,8 +10,8 @@ from types import TracebackType
 from typing import Any, NoReturn, Self, cast
 
 from toolbus.bus import telemetry
-from toolbus.bus.broker.keys import Keys
-from toolbus.bus.broker.scripts import Script
+from toolbus.bus.broker.server.keys import Keys
+from toolbus.bus.broker.server.scripts import Script
 from toolbus.bus.broker.transport.connection import Connector
 from toolbus.bus.broker.transport.links import ShortLink
 from toolbus.bus.values.results import BrokerUnavailable, ToolbusError

@@ -10,10 +10,10 @@ import math
 import msgspec
 
 from toolbus.bus import telemetry
-from toolbus.bus.broker import scripts
-from toolbus.bus.broker.keys import Keys
 from toolbus.bus.broker.protocols import Usage
-from toolbus.bus.broker.reading import document, integer, skip
+from toolbus.bus.broker.server import scripts
+from toolbus.bus.broker.server.keys import Keys
+from toolbus.bus.broker.server.reading import document, integer, skip
 from toolbus.bus.broker.transport.command import Reply
 from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.broker.transport.links import scan_hash

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from toolbus.bus import telemetry
-from toolbus.bus.broker import scripts
-from toolbus.bus.broker.keys import Keys, session_digest
 from toolbus.bus.broker.protocols import MOST_SNAPSHOT, NO_SNAPSHOT, SessionListener, Snapshot, session_of
-from toolbus.bus.broker.reading import integer, skip, text
+from toolbus.bus.broker.server import scripts
+from toolbus.bus.broker.server.keys import Keys, session_digest
+from toolbus.bus.broker.server.reading import integer, skip, text
 from toolbus.bus.broker.take.requests import Delivery, Fence, RequestStream
 from toolbus.bus.broker.transport.command import Reply, ReplyError
 from toolbus.bus.broker.transport.link import Link

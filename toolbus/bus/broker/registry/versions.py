@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from toolbus.bus.broker.keys import Keys
 from toolbus.bus.broker.protocols import ItemChange
-from toolbus.bus.broker.reading import integer, shown, skip, text
 from toolbus.bus.broker.registry.registry import Registry
+from toolbus.bus.broker.server.keys import Keys
+from toolbus.bus.broker.server.reading import integer, shown, skip, text
 from toolbus.bus.broker.transport.command import ReplyError
 from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.broker.transport.links import scan_hash

@@ -11,16 +11,16 @@ from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
 from toolbus.bus import telemetry
-from toolbus.bus.broker import scripts
-from toolbus.bus.broker.confirmations import NOTE_TTL, DeadlineNotes, handed_back
-from toolbus.bus.broker.finish import Outbox
-from toolbus.bus.broker.keys import Keys
+from toolbus.bus.broker.held.confirmations import NOTE_TTL, DeadlineNotes, handed_back
 from toolbus.bus.broker.lease.clock import ServerClock
 from toolbus.bus.broker.protocols import WorkerListener
 from toolbus.bus.broker.registry.publications import WorkerRegistration
 from toolbus.bus.broker.registry.registry import Registry
-from toolbus.bus.broker.sessions import Ownership
+from toolbus.bus.broker.replies.finish import Outbox
+from toolbus.bus.broker.server import scripts
+from toolbus.bus.broker.server.keys import Keys
 from toolbus.bus.broker.take.requests import Delivery, Fence, RequestStream, common_fence
+from toolbus.bus.broker.take.sessions import Ownership
 from toolbus.bus.broker.transport.command import Reply
 from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.broker.transport.links import tell_time

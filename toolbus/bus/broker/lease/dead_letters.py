@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from toolbus.bus import telemetry
-from toolbus.bus.broker import scripts
-from toolbus.bus.broker.keys import Keys
-from toolbus.bus.broker.reading import integer, shown, skip, text
+from toolbus.bus.broker.server import scripts
+from toolbus.bus.broker.server.keys import Keys
+from toolbus.bus.broker.server.reading import integer, shown, skip, text
 from toolbus.bus.broker.take.requests import Fence, RequestStream
 from toolbus.bus.broker.transport.command import Reply, fields_of
 from toolbus.bus.broker.transport.link import Link

@@ -7,15 +7,15 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from toolbus.bus import telemetry
-from toolbus.bus.broker import scripts
-from toolbus.bus.broker.confirmations import DeadlineNotes
-from toolbus.bus.broker.dead_letters import Burial, FreedKey, bury
-from toolbus.bus.broker.keys import Keys
-from toolbus.bus.broker.opening import Failing
-from toolbus.bus.broker.sessions import Ownership
+from toolbus.bus.broker.held.confirmations import DeadlineNotes
+from toolbus.bus.broker.lease.dead_letters import Burial, FreedKey, bury
+from toolbus.bus.broker.server import scripts
+from toolbus.bus.broker.server.keys import Keys
 from toolbus.bus.broker.take.requests import BadEntry, Delivery, Fence, RequestStream, common_fence, entries_of
+from toolbus.bus.broker.take.sessions import Ownership
 from toolbus.bus.broker.transport.command import Patience, Reply, ReplyError
 from toolbus.bus.broker.transport.link import Link
+from toolbus.bus.broker.transport.opening import Failing
 from toolbus.bus.values.envelope import FRAMES_REFUSED, Frame, encode, join_frames, new_run, share_digest
 from toolbus.bus.values.results import BrokerError, ErrorInfo
 

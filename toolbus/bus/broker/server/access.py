@@ -8,10 +8,10 @@ from types import MappingProxyType
 
 import msgspec
 
-from toolbus.bus.broker import scripts
-from toolbus.bus.broker.keys import Keys
-from toolbus.bus.broker.reading import shown
-from toolbus.bus.broker.scripts import Touched
+from toolbus.bus.broker.server import scripts
+from toolbus.bus.broker.server.keys import Keys
+from toolbus.bus.broker.server.reading import shown
+from toolbus.bus.broker.server.scripts import Touched
 
 SCRIPTS: Mapping[str, Touched] = MappingProxyType({each.name: each.touched for each in scripts.ALL})
 """The keys of each script; those without any are given keys of the role that runs them."""

@@ -8,11 +8,11 @@ from typing import Literal
 
 import msgspec
 
-from toolbus.bus.broker.keys import Keys
 from toolbus.bus.broker.protocols import RefusedTool, ServiceRecord
-from toolbus.bus.broker.reading import shown, skip
 from toolbus.bus.broker.registry.follower import read_items, read_services
 from toolbus.bus.broker.registry.registry import Registry
+from toolbus.bus.broker.server.keys import Keys
+from toolbus.bus.broker.server.reading import shown, skip
 from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.values import pins
 from toolbus.bus.values.descriptors import ToolDescriptor, is_tool_document, parse_tool

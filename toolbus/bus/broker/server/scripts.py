@@ -86,7 +86,7 @@ class Script:
 
 def _read(name: str) -> str:
     # A few times as fast as importlib.resources, which counts when a worker starts.
-    found = pkgutil.get_data("toolbus.bus.broker", f"lua/{name}.lua")
+    found = pkgutil.get_data("toolbus.bus.broker.server", f"lua/{name}.lua")
     if found is None:
         raise FileNotFoundError(f"{name}.lua")
     return found.decode()

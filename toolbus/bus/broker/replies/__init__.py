@@ -1,0 +1,1 @@
+"""Write frames to reply streams, finish requests with their last ones, and read replies."""

@@ -1,0 +1,1 @@
+"""Declare what the server runs and holds: scripts, key names, rights of roles, and bounded readers of answers."""
