@@ -16,8 +16,7 @@ from toolbus import ToolBus
 from toolbus.bus.broker.admin import Admin
 from toolbus.bus.broker.held import creations as module
 from toolbus.bus.broker.held.creations import Creations
-from toolbus.bus.broker.protocols import Spent
-from toolbus.bus.broker.protocols.documents import MOST_LINES, MOST_SPEC
+from toolbus.bus.broker.protocols import MOST_LINES, MOST_SPEC, Spent
 from toolbus.bus.broker.server.keys import Keys
 from toolbus.bus.values.results import ConfigurationError, ToolError
 from toolbus.bus.values.settings import Settings

@@ -11,7 +11,7 @@ from tests.contract import Place
 from tests.gateway.running import client_of
 from toolbus import ToolBus
 from toolbus.bus.broker.held.tasks import SessionResults
-from toolbus.bus.broker.protocols.documents import MOST_BYTES, MOST_RESULTS
+from toolbus.bus.broker.protocols import MOST_BYTES, MOST_RESULTS
 from toolbus.bus.broker.server.keys import Keys, session_digest
 
 pytestmark = pytest.mark.anyio

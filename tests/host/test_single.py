@@ -16,7 +16,7 @@ from tests.servers import eventually
 from toolbus import Settings
 from toolbus.bus.broker.admin import Admin
 from toolbus.bus.broker.held.routes import Routes
-from toolbus.bus.broker.protocols.documents import Renewed
+from toolbus.bus.broker.protocols import Renewed
 from toolbus.bus.values.results import BrokerUnavailable, ToolbusError
 from toolbus.platform.host.host import HostLease
 from toolbus.platform.records import ToolRoute

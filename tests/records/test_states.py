@@ -13,7 +13,7 @@ from tests.records.made import recorded
 from tests.servers import eventually
 from toolbus import ToolBus
 from toolbus.bus.broker.admin import Admin
-from toolbus.bus.broker.protocols.documents import CHAT, Messenger
+from toolbus.bus.broker.protocols import CHAT, Messenger
 from toolbus.bus.values.settings import Settings
 from toolbus.edges.gateway.options import Principal
 from toolbus.edges.gateway.supply import Supply

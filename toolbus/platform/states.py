@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from toolbus.bus import telemetry
-from toolbus.bus.broker.protocols import CreationOverview
-from toolbus.bus.broker.protocols.documents import Creation
+from toolbus.bus.broker.protocols import Creation, CreationOverview
 from toolbus.bus.support.display import shortened
 from toolbus.platform.records import RecordedTool, State, ToolRoute
 from toolbus.platform.store import Snapshot

@@ -18,7 +18,7 @@ from msgspec import Meta
 from toolbus import Progress, ToolResult, ToolService, invocation, tool
 from toolbus.agent import Agent, AgentEvent, Answer, EndpointError, Memory, ModelText, Retrying
 from toolbus.agent.endpoint import ChatEndpoint, endpoint_of
-from toolbus.bus.broker.protocols.documents import CHAT
+from toolbus.bus.broker.protocols import CHAT
 from toolbus.bus.client.bus import ToolBus
 from toolbus.bus.client.executor.observers import Requested
 from toolbus.bus.client.tools.definitions import description_of

@@ -15,8 +15,7 @@ from toolbus.bus.broker.held.limits import Tallies
 from toolbus.bus.broker.held.routes import Routes
 from toolbus.bus.broker.held.tokens import Tokens
 from toolbus.bus.broker.lease.dead_letters import DeadLetters
-from toolbus.bus.broker.protocols import RefusedTool, ServiceRecord, WorkerId
-from toolbus.bus.broker.protocols.documents import ItemChange
+from toolbus.bus.broker.protocols import ItemChange, RefusedTool, ServiceRecord, WorkerId
 from toolbus.bus.broker.registry.follower import read_items, read_services
 from toolbus.bus.broker.registry.pins import Pins
 from toolbus.bus.broker.registry.publications import read_record

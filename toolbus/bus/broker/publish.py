@@ -15,14 +15,23 @@ import msgspec
 
 from toolbus.bus import telemetry
 from toolbus.bus.broker.protocols import Fate, Sender, Verdict
-from toolbus.bus.broker.protocols.agent import ended_for_another, readdressed
 from toolbus.bus.broker.server import scripts
 from toolbus.bus.broker.server.keys import Keys, session_digest
 from toolbus.bus.broker.server.reading import identifier, integer, shown, skip, text
 from toolbus.bus.broker.transport.command import Reply, ReplyError, WrongAnswerError
 from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.broker.transport.mastership import Mastership
-from toolbus.bus.values.envelope import Frame, Request, encode_request, share_digest, work_digest
+from toolbus.bus.values.envelope import (
+    BEGAN_LATE,
+    NOT_BEGUN,
+    NOT_FINISHED,
+    NOT_TAKEN,
+    Frame,
+    Request,
+    encode_request,
+    share_digest,
+    work_digest,
+)
 from toolbus.bus.values.results import BrokerError, BrokerUnavailable, EnvelopeError
 
 MEMO_TTL = 600
@@ -434,9 +443,9 @@ class SharedCalls:
         if followed is None:
             return []
         mine = [frame for frame in frames if frame.id == followed.call]
-        if mine and ended_for_another(mine[-1]):
+        if mine and _ended_for_another(mine[-1]):
             self._begin_anew(followed, mine[-1].attempt)
-        return [readdressed(frame, caller, self._attempts.get(caller, 0)) for caller in followed.callers for frame in mine]
+        return [_readdressed(frame, caller, self._attempts.get(caller, 0)) for caller in followed.callers for frame in mine]
 
     def _begin_anew(self, followed: _Followed, attempts: int) -> None:
         """Publish again for who joined a call that ended for its first caller alone, and whose key is free."""
@@ -511,3 +520,19 @@ class Requests:
         """Stop listening for a call that has ended."""
         if request.shared:
             self._shared.forget(request.id)
+
+
+_ENDS_OF_ANOTHER = frozenset({("cancelled", NOT_BEGUN), *(("deadline_exceeded", code) for code in (NOT_TAKEN, BEGAN_LATE, NOT_FINISHED))})
+
+
+def _ended_for_another(frame: Frame) -> bool:
+    """Return whether a shared call ended before it began, since no caller waited for it, or because its first caller's time was up."""
+    error = frame.error
+    return error is not None and frame.end_of_stream and (error.type, error.code) in _ENDS_OF_ANOTHER
+
+
+def _readdressed(frame: Frame, call: str, attempts: int) -> Frame:
+    """Return a shared call's frame for one of its callers, which had ``attempts`` attempts before."""
+    if frame.id == call and not attempts:
+        return frame
+    return msgspec.structs.replace(frame, id=call, attempt=frame.attempt + attempts)

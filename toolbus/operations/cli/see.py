@@ -383,7 +383,7 @@ def usage_command(
 
 def _show_models(chosen: Any, days: int, output: str) -> None:
     """Print what tasks of coding agents cost."""
-    from toolbus.bus.broker.protocols.documents import MOST_ENDED
+    from toolbus.bus.broker.protocols import MOST_ENDED
     from toolbus.platform.states import costs_of
 
     found = chosen(costs_of(with_admin(lambda admin: admin.creations.overview(MOST_ENDED)), days))

@@ -15,8 +15,7 @@ import msgspec
 from toolbus.agent import ChatEndpoint, EndpointError
 from toolbus.agent.reply import Reply
 from toolbus.bus import telemetry
-from toolbus.bus.broker.protocols import ClaimedCreation, CreationStatus, Spent
-from toolbus.bus.broker.protocols.documents import MOST_LINE, MOST_LINES
+from toolbus.bus.broker.protocols import MOST_LINE, MOST_LINES, ClaimedCreation, CreationStatus, Spent
 from toolbus.bus.middleware.chain import Next, ToolCall
 from toolbus.bus.support.safe_text import reason_of
 from toolbus.bus.telemetry.background import keep_running

@@ -11,7 +11,7 @@ import msgspec
 
 from toolbus.bus import telemetry
 from toolbus.bus.broker.held.document import Change, HeldDocuments, Listing, Shape
-from toolbus.bus.broker.protocols.documents import CHAT, ChatWindow, ConversationInfo, Messenger, StoredRecord
+from toolbus.bus.broker.protocols import CHAT, ChatWindow, ConversationInfo, Messenger, StoredRecord
 from toolbus.bus.broker.server.keys import Keys, session_digest
 from toolbus.bus.broker.server.reading import MOST_TEXT, document, identifier, integer, skip, text
 from toolbus.bus.broker.transport.command import ReplyError

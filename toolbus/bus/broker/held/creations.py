@@ -14,7 +14,7 @@ from typing import Any, cast
 import msgspec
 
 from toolbus.bus.broker.held.document import Change, HeldDocuments, Listing, Shape, Value
-from toolbus.bus.broker.protocols.documents import (
+from toolbus.bus.broker.protocols import (
     KEPT,
     MOST_ENDED,
     MOST_LINE,

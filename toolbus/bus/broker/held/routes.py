@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from toolbus.bus.broker.protocols.documents import HostId, OutputLine, Renewed
+from toolbus.bus.broker.protocols import HostId, OutputLine, Renewed
 from toolbus.bus.broker.server import scripts
 from toolbus.bus.broker.server.keys import Keys
 from toolbus.bus.broker.server.reading import integer, skip, text

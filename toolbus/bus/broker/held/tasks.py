@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from toolbus.bus import telemetry
-from toolbus.bus.broker.protocols.documents import MOST_BYTES, MOST_RESULTS, TaskFrames, TaskRecord
+from toolbus.bus.broker.protocols import MOST_BYTES, MOST_RESULTS, TaskFrames, TaskRecord
 from toolbus.bus.broker.publish import SharedCalls
 from toolbus.bus.broker.server import scripts
 from toolbus.bus.broker.server.keys import Keys, session_digest

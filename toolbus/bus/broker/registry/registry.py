@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from toolbus.bus.broker.lease.clock import ServerClock
-from toolbus.bus.broker.protocols.documents import ItemChange
+from toolbus.bus.broker.protocols import ItemChange
 from toolbus.bus.broker.server import scripts
 from toolbus.bus.broker.server.keys import Keys
 from toolbus.bus.broker.server.reading import check_document, integer, shown

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from toolbus.bus.broker.protocols.documents import ItemChange
+from toolbus.bus.broker.protocols import ItemChange
 from toolbus.bus.broker.registry.registry import Registry
 from toolbus.bus.broker.server.keys import Keys
 from toolbus.bus.broker.server.reading import integer, shown, skip, text
