@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -28,6 +27,16 @@ def say() -> str:
     "Say it."
     return "x"
 """
+
+
+def listens(this: socket.socket, port: int) -> bool:
+    """Listen at a port of this machine; return False while another program does."""
+    try:
+        this.bind(("127.0.0.1", port))
+    except OSError:
+        return False
+    this.listen()
+    return True
 
 
 def introduced(dev: subprocess.Popen[str]) -> None:
@@ -150,9 +159,8 @@ def test_dev_prints_the_address_of_its_gateway(forks: ForkServer, tmp_path: Path
     with socket.socket() as other:
         if taken:
             other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            with contextlib.suppress(OSError):
-                other.bind(("127.0.0.1", 8001))
-                other.listen()
+            # The gateway of another test may have the port, and leave it before this one begins.
+            eventually_sync(lambda: listens(other, 8001), timeout=60)
         try:
             dev = shell.start_anew("dev")
             assert dev.stdout is not None

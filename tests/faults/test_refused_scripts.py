@@ -192,6 +192,9 @@ async def test_a_refused_script_misleads_nobody(
     assert len(refused.left) < len(REFUSALS), "the calls do not meet it"
     results = {name: result for name, (result, _) in found.items()}
     errors = {name: result.error for name, result in results.items() if result.error is not None}
+    # A state of which no snapshot was taken is lost with its worker, which is said.
+    lost = {name for name, error in errors.items() if error.code == "session_lost" and script is scripts.SAVE}
+    errors = {name: error for name, error in errors.items() if name not in lost}
     assert [str(error) for error in errors.values() if error.type not in {"unavailable", "overloaded"}] == []
     assert [str(error) for error in errors.values() if not (error.retryable or error.code == FRAMES_REFUSED)] == []
     texts = {name: wanted for name, (result, wanted) in found.items() if wanted and result.success}
@@ -201,6 +204,8 @@ async def test_a_refused_script_misleads_nobody(
     }
     basket: list[str] = []
     for name, result in results.items():
+        if name in lost:
+            basket.clear()
         if name.startswith("put ") and result.success:
             basket.append(name.removeprefix("put "))
             assert result.output == " ".join(basket)

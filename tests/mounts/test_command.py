@@ -163,5 +163,5 @@ def test_the_guide_runs(shell: Shell) -> None:
     done = subprocess.run([sys.executable, "own.py"], cwd=shell.folder, env=shell.environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.strip()) == (0, "{'result': 3.5}"), done.stderr
     subprocess.run([sys.executable, "-c", provider], cwd=shell.folder, env=shell.environment, check=True)
-    options = {word for param in mount_command.params for word in param.opts} | {"--state", "--processes"}
+    options = {word for param in mount_command.params for word in param.opts} | {"--state", "--processes", "--help"}
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)) <= options
