@@ -5,7 +5,7 @@
 -- ARGV: as for may_keep in take/_fence, then 7 token of the state, 8 the call, 9 snapshot (all empty to forget it), 10 TTL (ms)
 -- Returns 1, or 0 when the call or its session is another worker's.
 if not may_keep() then return 0 end
--- A server whose memory is full takes no snapshot, and lets go of one: a script that has written may go on.
+-- Where memory is full, a script that has written may go on: what is out of date is forgotten there, too.
 if ARGV[7] == '' then redis.call('PEXPIRE', KEYS[4], ARGV[10]) end
 -- While a cluster moves the slot, a key that was deleted can't be made anew here: it is written over, unless it is of another type.
 local written = redis.pcall('HSET', KEYS[4], 't', ARGV[7], 'c', ARGV[8], 'd', ARGV[9])
