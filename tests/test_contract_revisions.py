@@ -127,7 +127,7 @@ async def test_a_call_whose_revision_is_gone_is_to_be_made_again(place: Place) -
         await bus.wait_for_tool("pay")
         found = bus.tools["pay"]
         object.__setattr__(found, "digest", "0" * 32)
-        object.__setattr__(found, "preparer", type("Any", (), {"prepare": staticmethod(lambda arguments, _: arguments)})())
+        object.__setattr__(found, "preparer", type("Any", (), {"prepare": staticmethod(lambda arguments, _=None: arguments)})())
         error = (await bus.call("pay", {"total": 1})).error
     assert error is not None
     assert (error.type, error.code, error.retryable) == ("unavailable", "other_revision", True)

@@ -350,7 +350,7 @@ async def test_arguments_are_checked_again_in_the_worker(place: Place) -> None:
 
     async with place.serving(strict) as bus:
         known = bus.tools["strict"]
-        object.__setattr__(known, "preparer", type("Lenient", (), {"prepare": staticmethod(lambda arguments, _: arguments)}))
+        object.__setattr__(known, "preparer", type("Lenient", (), {"prepare": staticmethod(lambda arguments, _=None: arguments)}))
         result = await bus.call("strict", {"n": "three"})
     assert result.error is not None
     assert result.error.type == "invalid_arguments"
