@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.contract import Place
@@ -126,7 +127,7 @@ async def test_a_call_whose_revision_is_gone_is_to_be_made_again(place: Place) -
     async with place.worker(revision(_pay)), place.bus() as bus:
         await bus.wait_for_tool("pay")
         found = bus.tools["pay"]
-        object.__setattr__(found, "digest", "0" * 32)
+        object.__setattr__(found, "resolution", msgspec.structs.replace(found.resolution, digest="0" * 32))
         object.__setattr__(found, "preparer", type("Any", (), {"prepare": staticmethod(lambda arguments, _=None: arguments)})())
         error = (await bus.call("pay", {"total": 1})).error
     assert error is not None
