@@ -129,7 +129,7 @@ def test_an_entry_nobody_renews_is_found_in_one_round_of_the_list(pool: Pool, pe
     found = []
     for _ in range(math.ceil(pending / STRETCH) + 1):
         # The list takes seconds to make, and a server that heard no beat meanwhile judges no lease.
-        pool.pulse_is(0.0, -1.0)
+        pool.pulse_is(-0.1, -1.0)
         found += pool.reap()
     assert found == [left]
     assert pool.counter("other") == b"1", "its consumer is told by the fence"
