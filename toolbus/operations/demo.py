@@ -62,7 +62,7 @@ _SHOWN: Mapping[str, str] = {
     "plugged": '            the running agent called it: "{output}"',
     "unplugged": "            it stopped, and the agent saw it go",
 }
-"""What is printed of the agent's events."""
+"""The lines that are printed for the agent's events."""
 
 
 class Check(NamedTuple):

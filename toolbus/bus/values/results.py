@@ -96,7 +96,7 @@ UNSETTLED = frozenset(kind for kind, about in ERROR_KINDS.items() if about.unset
 OF_ATTEMPTS = frozenset(kind for kind, about in ERROR_KINDS.items() if about.of_attempt)
 
 Origin = Literal["bus", "tool"]
-"""Who says that a call failed: the bus, which finds, carries and guards calls, or the tool itself."""
+"""The side that says that a call failed: the bus, which finds, carries and guards calls, or the tool itself."""
 
 
 class ErrorInfo(msgspec.Struct, frozen=True, omit_defaults=True):

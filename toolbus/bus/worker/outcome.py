@@ -420,7 +420,7 @@ def not_begun(beginning: Beginning) -> CallRefused:
 # -- ends ---------------------------------------------------------------------------------------------
 
 End = Literal["finished", "failed", "retried", "dead", "cancelled", "handed_back", "lost", "refused", "withdrawn", "buried"]
-"""How an attempt ends at a worker; its error says why.
+"""An end of an attempt at a worker; its error says why.
 
 ``finished``; ``failed`` (the handler did, the time was up, or the worker was stopped); ``retried`` (it failed, and is tried again here);
 ``dead`` (it failed, and became a dead letter); ``cancelled`` (by its caller, or the caller is gone); ``handed_back`` (to other workers);
