@@ -22,7 +22,7 @@ GROUP_ID = re.compile(_NO_DOTS + r"[A-Za-z0-9_.-]{1,64}\Z")
 
 
 class DocumentKind(NamedTuple):
-    """What holds for the documents of the registry whose keys begin with one word and a slash.
+    """Describe the documents of the registry whose keys begin with one word and a slash.
 
     Attributes:
         name: what may follow in the key.
