@@ -121,7 +121,7 @@ async def test_a_document_is_deleted_by_who_may_change_it_alone(held: Place, by:
 
 @pytest.mark.parametrize("script", [scripts.WRITE, scripts.SETTLE])
 def test_the_script_knows_the_words_of_the_table(script: scripts.Script) -> None:
-    """Whatever the script answers is one of the words that its users know, and there are no others."""
+    """The script answers with the words that its users know, and with no others."""
     answers = re.findall(r"(?:answer|take_off)\(([^)]*'[^)]*)\)", script.source)
     assert {word for answer in answers for word in re.findall(r"'(\w+)'", answer)} == set(get_args(Word))
 
@@ -190,7 +190,7 @@ async def test_a_log_grows_at_its_end_and_is_cut_at_its_beginning(held: Place) -
 
 
 async def test_a_log_has_no_holes_unless_its_shape_allows_them(held: Place) -> None:
-    """Who lost records in between is told the number to go on with; where numbers may be left out they are."""
+    """A writer that lost records in between is told the number to go on with; a shape may allow numbers to be left out."""
     await held.take("one")
     before = held.dumps()
     found = await held.write(token="one", records=("late",), number=2, values={"v": 1})
@@ -236,7 +236,7 @@ async def test_a_list_is_bounded_in_members_and_in_age(held: Place) -> None:
 
 
 async def test_a_list_of_another_type_is_made_anew(held: Place) -> None:
-    """What a stranger has put in its place hinders no change."""
+    """A stranger's value in its place hinders no change."""
     held.redis.set(held.list, "a stranger's")
     assert (await held.take("one")).kept
     assert held.redis.zrange(held.list, 0, -1) == [b"d"]
@@ -254,7 +254,7 @@ async def test_a_new_document_needs_room_in_its_lists(held: Place) -> None:
 
 
 async def test_a_change_is_told_when_it_is_made(held: Place) -> None:
-    """Who listens to the channel hears of no change that was refused."""
+    """A listener to the channel hears of no change that was refused."""
     await held.take("one")
     with held.redis.pubsub() as told:
         told.subscribe(held.list)

@@ -78,7 +78,7 @@ def full(server: str, namespace: str) -> Iterator[Full]:
 
 @pytest.mark.parametrize("number", range(len(CASES)), ids=CASES)
 def test_a_script_stores_nothing_in_a_full_memory_unless_it_may(full: Full, number: int) -> None:
-    """Those that calls in flight depend on are never refused; others are, also where they would repair a key of another type."""
+    """A script that calls in flight depend on is never refused; every other one is, also where it would repair a key of another type."""
     run, answer, stored = full.run(number)
     played = [(answer, stored), *(full.run(number, strange)[1:] for strange in range(len(full.keys(run))))]
     if "flags=" in run.script.source.partition("\n")[0]:
