@@ -19,6 +19,7 @@ import redis
 from click.testing import CliRunner
 
 from tests.cli.shell import Shell
+from tests.cli.test_needs import COMMANDS
 from tests.forking import ForkServer, Program
 from tests.servers import eventually_sync
 from tests.topologies import until
@@ -456,7 +457,7 @@ def _any_value(param: click.Parameter) -> Any:
     kind = param.type
     value: Any = "text"
     if isinstance(param, click.Option) and param.is_flag:
-        value = True
+        value = not (param.secondary_opts and param.default)
     elif isinstance(kind, click.Choice):
         value = next(each for each in kind.choices if each != param.default)
     elif isinstance(kind, click.Path) and kind.type is not None:
@@ -466,19 +467,21 @@ def _any_value(param: click.Parameter) -> Any:
     return (value, value) if param.multiple or param.nargs == -1 else value
 
 
-@pytest.mark.parametrize("words", [["worker"], ["mount"], ["serve"], ["platform", "host"], ["platform", "im"]], ids=" ".join)
-def test_children_get_every_option(words: list[str]) -> None:
+SERVING = [words for words, found in COMMANDS.items() if isinstance(found, Command) and "lifeline" in found.kept]
+
+
+@pytest.mark.parametrize("words", SERVING, ids=" ".join)
+def test_children_get_every_option(words: tuple[str, ...]) -> None:
     """A command that is started by another process gets all that is given, but for what is the first process's own."""
     *_, name = words
-    found: click.Command | None = main
-    for word in words:
-        assert isinstance(found, click.Group)
-        found = found.get_command(click.Context(found), word)
+    found = COMMANDS[words]
     assert isinstance(found, Command)
     passed = [param for param in found.params if param.expose_value and param.name not in found.kept]
     given = {str(param.name): _any_value(param) for param in passed}
     options, arguments = found.words(given)
     again = found.make_context(name, [*options, "--", *arguments], resilient_parsing=True).params
     assert {each: again[each] for each in given} == given
-    assert {param.opts[0] for param in passed if isinstance(param, click.Option)} <= {*options}
+    for param in passed:
+        assert isinstance(param, click.Argument) or {*param.opts, *param.secondary_opts} & {*options}, f"children never get {param.opts[0]}"
     assert len(given) >= 5
+    assert len(SERVING) >= 5

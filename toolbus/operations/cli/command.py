@@ -228,13 +228,16 @@ class Command(click.Command):
         options, arguments = list[str](), list[str]()
         for param in self.params:
             value = given.get(param.name or "")
-            if value is None or value is False or not param.expose_value:
+            if value is None or not param.expose_value:
+                continue
+            if isinstance(value, bool):
+                options += param.opts[:1] if value else param.secondary_opts[:1]
                 continue
             for each in value if isinstance(value, tuple) and (param.multiple or param.nargs == -1) else (value,):
                 if isinstance(param, click.Argument):
                     arguments.append(str(each))
                 else:
-                    options += [param.opts[0]] if each is True else [param.opts[0], str(each)]
+                    options += [param.opts[0], str(each)]
         return options, arguments
 
 
