@@ -301,7 +301,7 @@ class Conversations:
         name = name_of(user, id)
         change = Change(by="anyone" if force else "next", ttl=0, listings=(Listing(self._keys.conversations),))
         found = await self._documents.settle(self._key(name), _digest(name), change)
-        if found.word == b"held":
+        if found.word == "held":
             raise busy(name, (found.first - found.now) / 1000)
         return found.kept
 
@@ -324,7 +324,7 @@ class Conversations:
             **self._used(),
         )
         found = await self._documents.write(self._key(name), _digest(name), change)
-        if found.word == b"held":
+        if found.word == "held":
             return Elsewhere(str(found.first), (found.first - found.now) / 1000)
         if not found.kept:
             raise damaged(name, "nothing of toolbus writes what stands there")
@@ -353,7 +353,7 @@ class Conversations:
         """Append documents whose first has this number; None when the token does not hold it, else the number of the next record."""
         change = Change(token=token, records=documents, number=number, keep=keep, **self._used())
         found = await self._documents.write(self._key(name), _digest(name), change)
-        if found.word == b"behind":
+        if found.word == "behind":
             return found.next
         return number + len(documents) if found.kept else None
 
