@@ -147,7 +147,7 @@ class Catalogue:
         for subscription in self._subscriptions:
             subscription.close()
 
-    # -- changes, as an AgentListener -------------------------------------------------------------
+    # -- changes ----------------------------------------------------------------------------------
 
     def on_registry(self, services: Mapping[str, ServiceRecord | RefusedTool], items: Mapping[str, bytes | RefusedTool]) -> None:
         """Replace everything known by a snapshot."""
@@ -173,7 +173,7 @@ class Catalogue:
             self._settle(service)
         # Models are told of groups in the definitions of their tools.
         self.version += self.groups != groups
-        self._tell_corrections()
+        self._log_corrections()
         self.wake()
 
     def on_service(self, service: str, change: ServiceRecord | RefusedTool | None) -> None:
@@ -205,7 +205,7 @@ class Catalogue:
         concerned = {name} if kind == "tool-service" else self._services_of(name) if kind == "pin" else set()
         for service in concerned if kind == "pin" else before | self._services_of_items() | concerned:
             self._settle(service)
-        self._tell_corrections()
+        self._log_corrections()
         self.wake()
 
     # -- inside -----------------------------------------------------------------------------------
@@ -296,7 +296,7 @@ class Catalogue:
             self._corrections.setdefault(proper["service"], {})[name] = changes
         return proper
 
-    def _tell_corrections(self) -> None:
+    def _log_corrections(self) -> None:
         for service, changes in self._corrections.items():
             telemetry.log.warning("descriptor.mended", service=service, **summary(changes))
         self._corrections.clear()
