@@ -27,6 +27,9 @@ _UVLOOP = "TOOLBUS_TEST_UVLOOP"
 # Tests that share something dear (a cluster, the SDKs' imports), so that one process of pytest-xdist runs them all.
 _GROUPS = ("tests/adapters/", "tests/faults/test_migrating.py", "tests/toolkit/test_draw.py")
 
+# Of characters or bytes, in what a test is called by pytest.
+_LONGEST_ID = 80
+
 # Those that take seconds each even on a quiet machine: `-m "not slow"` leaves them out while developing.
 _SLOW = (
     "tests/agent/test_killed.py",
@@ -47,6 +50,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for group in _GROUPS:
             if item.nodeid.startswith(group):
                 item.add_marker(pytest.mark.xdist_group(group))
+
+
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Name a long text by its beginning and its length: pytest would send megabytes between its processes."""
+    if not isinstance(val, str | bytes) or len(val) <= _LONGEST_ID:
+        return None
+    return f"{val[:20]!a}..{len(val)}"
 
 
 @pytest.fixture(scope="session")
