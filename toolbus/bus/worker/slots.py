@@ -595,9 +595,9 @@ class Taking:
         self.state = state
 
     def _settle(self) -> None:
-        """Look what to do next, unless it was stopped."""
-        if self.state is not _STOPPED and self.state is not _READY:
-            self._move(_READY)
+        """Look what to do next, unless it was stopped: every other state leads back to ``READY``."""
+        if self.state is not _STOPPED:
+            self.state = _READY
 
     # -- for the slots ----------------------------------------------------------------------------
 
