@@ -16,7 +16,7 @@ from toolbus.bus.values.results import ToolbusError
 from toolbus.bus.values.settings import misspelt
 from toolbus.operations.cli.command import Place, Tree, common_options, tree
 from toolbus.operations.cli.common import drop_unwritable_output, explained, open_closed, reason
-from toolbus.operations.cli.output import Failure, say
+from toolbus.operations.cli.output import Failure, print_line
 
 
 @tree(
@@ -253,10 +253,10 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 )
 @click.version_option(package_name="toolbus", prog_name="toolbus")
 @click.pass_context
-def main(ctx: click.Context, /, **given: Any) -> None:
+def main(ctx: click.Context, /, **arguments: Any) -> None:
     """Run a command, with the options before its name."""
     # A command's own modules are loaded from here on, and last: rare looks for garbage save a tenth of its start.
     gc.set_threshold(20_000, 20, 20)
-    ctx.obj = {name: value for name, value in given.items() if value is not None}
+    ctx.obj = {name: value for name, value in arguments.items() if value is not None}
     for variable, meant in misspelt(os.environ).items():
-        say(f"{variable} is no setting; did you mean {meant}?", err=True)
+        print_line(f"{variable} is no setting; did you mean {meant}?", err=True)

@@ -147,12 +147,12 @@ def _choices_of(name: str) -> str:
 def digest(means: str) -> Declared:
     """Describe the option ``--digest``, which is empty when it is not given; an empty one, as of an unset variable, is refused."""
 
-    def given(ctx: click.Context, param: click.Parameter, value: str | None) -> str:
+    def chosen(ctx: click.Context, param: click.Parameter, value: str | None) -> str:
         if value == "":
             raise click.BadParameter("it is empty, which names no form", ctx, param)
         return value or ""
 
-    return option(means, callback=given)
+    return option(means, callback=chosen)
 
 
 Output = Annotated[Literal["text", "json"], option("Text for people, JSON for programs.", default="text")]
@@ -223,15 +223,15 @@ class Command(click.Command):
                 raise click.UsageError(f"{first} means nothing alone: give {' or '.join(words)}, too", ctx)
         return super().invoke(ctx)
 
-    def words(self, given: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    def words(self, values: Mapping[str, Any]) -> tuple[list[str], list[str]]:
         """Return the options, and the arguments, by which another process of this command gets values.
 
         Args:
-            given: values by parameter; those of parameters that this command does not have are left out.
+            values: by parameter; those of parameters that this command does not have are left out.
         """
         options, arguments = list[str](), list[str]()
         for param in self.params:
-            value = given.get(param.name or "")
+            value = values.get(param.name or "")
             if value is None or not param.expose_value:
                 continue
             if isinstance(value, bool):
