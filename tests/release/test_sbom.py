@@ -12,7 +12,7 @@ from tests.release import licences, sbom
 from tests.release.conftest import Copy
 from tests.release.project import PINNED, pins, version
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.mark.parametrize("kind", PINNED)
