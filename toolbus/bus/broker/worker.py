@@ -174,7 +174,7 @@ class BeatEffects:
         self._on_beaten(beat.asked)
         self._mastership.compare()
         self._clock.observe(beat.server_ms, beat.asked, beat.answered)
-        self._ownership.beaten(beat.asked, beat.answered, missing=bool(beat.missing))
+        self._ownership.beaten(beat.asked, beat.answered, beat.renewed, missing=bool(beat.missing))
         for service, stream in self._streams.items():
             if service in beat.paused:
                 self._on_paused(service, beat.paused[service], beat.asked)
@@ -482,6 +482,8 @@ class WorkerBroker:
         paused = await steps.link.execute("SISMEMBER", self._keys.paused, service.id, repeatable=True)
         stream.pause(bool(paused), clock.monotonic())
         steps.streams[service.id] = stream
+        # Until the first beat that names it, nothing is certain about its sessions.
+        steps.leases.nudge()
         # Requests that the last worker handed back have waited for this one.
         await steps.upkeep.take_back(stream)
         # A new worker holds nothing, so it may claim requests that must run alone.
