@@ -153,8 +153,7 @@ class Ownership:
     def _without(self, deliveries: list[Delivery], unsure: list[Delivery]) -> list[Delivery]:
         """Drop deliveries whose session owner could not be determined. Their leases expire and another worker claims them."""
         for delivery in unsure:
-            if delivery.queue.held.get(delivery.entry) is delivery:
-                del delivery.queue.held[delivery.entry]
+            delivery.queue.let_go(delivery)
         left = {id(delivery) for delivery in unsure}
         return [delivery for delivery in deliveries if id(delivery) not in left]
 
@@ -173,8 +172,7 @@ class Ownership:
             if verdict == b"lost":
                 stream.lose(delivery)
             elif verdict == b"moved":
-                if stream.held.get(delivery.entry) is delivery:
-                    del stream.held[delivery.entry]
+                stream.let_go(delivery)
                 telemetry.log.debug("session.handed_over", service=stream.service, id=delivery.request.id)
                 self._lose(stream, owned, pair)
             else:
