@@ -71,7 +71,7 @@ def beat_while_registering() -> None:
         await beat.wait()
         await follow(channel, stream)
 
-    Ownership.beaten, WakeChannel.follow = heard, late  # type: ignore[method-assign]
+    Ownership.beaten, WakeChannel.follow = heard, late  # type: ignore[assignment, method-assign]
 
 
 if __name__ == "__main__":

@@ -212,7 +212,7 @@ class RequestStream:
     def let_go(self, delivery: Delivery, *, ended: bool = False) -> bool:
         """Hold a delivery no longer; return whether it was held.
 
-        Unless the server has accepted its end (``ended``), it is left to whoever has it: one that nobody renews is taken over after a lease.
+        Unless the server has accepted its end (``ended``), others have it or take it over, after a lease if nobody renews it.
         """
         if self.held.get(delivery.entry) is not delivery:
             return False
