@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import secrets
+import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -37,6 +38,11 @@ _SLOW = (
 )
 
 load_profile()
+
+# A script that starts the suite with & or nohup ignores these signals, and a child would inherit that. It does not inherit a handler.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, lambda *_: None)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

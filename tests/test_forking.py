@@ -78,3 +78,25 @@ def test_what_is_forked_ends_with_its_server(tmp_path: Path) -> None:
         program.stdout.readline()
     assert program.communicate(timeout=20) == ("", "")
     assert program.returncode == -signal.SIGKILL
+
+
+IGNORED = "import signal; print([each.name for each in (signal.SIGINT, signal.SIGHUP) if signal.getsignal(each) == signal.SIG_IGN])"
+
+
+def test_a_forked_program_has_the_signals_of_a_terminal(forks: ForkServer, tmp_path: Path) -> None:
+    """It ignores neither Ctrl-C nor a hang-up."""
+    assert forks.run("-c", IGNORED, folder=tmp_path, environment=os.environ).stdout == "[]\n"
+
+
+def test_a_started_program_has_the_signals_of_a_terminal() -> None:
+    """It ignores neither Ctrl-C nor a hang-up."""
+    assert subprocess.run([sys.executable, "-c", IGNORED], stdout=subprocess.PIPE, text=True, check=True).stdout == "[]\n"
+
+
+def test_a_suite_in_the_background_gives_its_programs_the_signals_of_a_terminal() -> None:
+    """Started by a script with & and nohup, which make a process ignore Ctrl-C and hang-ups, it passes neither on."""
+    ignoring = ["sh", "-c", 'trap "" INT HUP; exec "$@"', "sh"]
+    suite = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:langsmith_plugin", "-n", "0"]
+    one = f"{__file__}::{test_a_started_program_has_the_signals_of_a_terminal.__name__}"
+    done = subprocess.run([*ignoring, *suite, one], stdout=subprocess.PIPE, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stdout

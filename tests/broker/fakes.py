@@ -204,7 +204,7 @@ class FakeListener:
         """Return whether there could be room."""
         return self.room
 
-    def on_left_over(self) -> None:
+    def on_room_wanted(self) -> None:
         """Count."""
         self.left_over += 1
 

@@ -122,7 +122,7 @@ class Publisher:
     def _writes(self, publish: Publish) -> bool:
         return self._link.connected and self._mastership.admits(once=publish.once)
 
-    def cancel(self, call: str, queue: str, entry: str, left_ms: int, on_fate: OnFate | None, why: str = "cancelled") -> None:
+    def cancel(self, call: str, queue: str, entry: str, remaining_ms: int, on_fate: OnFate | None, why: str = "cancelled") -> None:
         """Remove a queued call, or tell the workers."""
         if not entry:
             before = len(self._waiting)
@@ -137,7 +137,7 @@ class Publisher:
                 on_fate(fate)
 
         keys = (self._keys.queue(queue), self._keys.cancelled(queue))
-        self._link.run(scripts.CANCEL, keys, (entry, call, max(1, left_ms), self._keys.wake(queue), why), done, repeatable=True)
+        self._link.run(scripts.CANCEL, keys, (entry, call, max(1, remaining_ms), self._keys.wake(queue), why), done, repeatable=True)
 
     def flush(self) -> None:
         """Write what waits and may be written now."""
@@ -444,10 +444,10 @@ class SharedCalls:
             return []
         mine = [frame for frame in frames if frame.id == followed.call]
         if mine and _ended_for_another(mine[-1]):
-            self._begin_anew(followed, mine[-1].attempt)
+            self._publish_again(followed, mine[-1].attempt)
         return [_readdressed(frame, caller, self._attempts.get(caller, 0)) for caller in followed.callers for frame in mine]
 
-    def _begin_anew(self, followed: _Followed, attempts: int) -> None:
+    def _publish_again(self, followed: _Followed, attempts: int) -> None:
         """Publish again for who joined a call that ended for its first caller alone, and whose key is free."""
         for caller in [*followed.callers, *followed.newcomers]:
             again = self._joined.get(caller)

@@ -26,7 +26,7 @@ from toolbus.bus.broker.server.keys import Keys
 from toolbus.bus.broker.statistics.answering import Answering
 from toolbus.bus.broker.statistics.recent import RecentWriter
 from toolbus.bus.broker.take.intake import Intake, deliveries
-from toolbus.bus.broker.take.requests import Delivery, Fence, RequestStream, tell_delivered_again
+from toolbus.bus.broker.take.requests import Delivery, Fence, RequestStream, log_delivered_again
 from toolbus.bus.broker.take.sessions import Ownership, Snapshots
 from toolbus.bus.broker.take.wake_channel import WakeChannel
 from toolbus.bus.broker.transport.command import Reply, WrongAnswerError
@@ -87,7 +87,7 @@ class Beginnings:
             reply, confirmed = await self._mark(delivery)
             if reply == b"began" and delivery.attempt == 1 and not delivery.recovered:
                 # Nobody has died of it: the group was set back, and whoever began it runs it.
-                tell_delivered_again(delivery.queue, 1)
+                log_delivered_again(delivery.queue, 1)
                 delivery.queue.let_go(delivery)
                 return "lost"
             if reply != b"started":

@@ -29,7 +29,7 @@ from toolbus.bus.worker.handling import Threads
 from toolbus.bus.worker.invocation import Caller
 from toolbus.bus.worker.isolation.pool import Isolation
 from toolbus.bus.worker.lines import Early, Lines, Waiting
-from toolbus.bus.worker.outcome import End, given_up_waiting, other_revision, refusal, report_buried, report_end
+from toolbus.bus.worker.outcome import End, cancelled_waiting, other_revision, refusal, report_buried, report_end
 from toolbus.bus.worker.run import Run, RunContext
 from toolbus.bus.worker.sessions import OpenSessions, WorkerSessions
 from toolbus.bus.worker.statistics import Sampling
@@ -114,7 +114,7 @@ class Slots:
         self._waiting = Waiting()
         self._taking = Taking(self, self._waiting, self._wake)
         # Of the listener's methods these are the taking's own.
-        self.free_slots, self.flexible, self.on_left_over = self._taking.free_slots, self._taking.flexible, self._taking.make_room
+        self.free_slots, self.flexible, self.on_room_wanted = self._taking.free_slots, self._taking.flexible, self._taking.make_room
         self._lines = Lines(
             broker, self._waiting, self.deadlines, clock, start=self.start_due, refuse=self._refuse, hand_back=self._hand_back
         )
@@ -288,7 +288,7 @@ class Slots:
         if self._early.extended:
             delivery.deadline = max(delivery.deadline, self._early.extended.pop(request.id, 0.0))
         if request.id in self._early.cancelled:
-            error = given_up_waiting(self._early.cancelled[request.id])
+            error = cancelled_waiting(self._early.cancelled[request.id])
         elif tries > self.settings.max_deliveries:
             self._bury(delivery)
             return
@@ -501,7 +501,7 @@ class Slots:
             # A caller whose time is up cancels, too; a handler that cleans up after its deadline is not to be cancelled out of that.
             if not run.stuck:
                 run.cancel(why)
-        self._refuse_all(waiting, given_up_waiting(why))
+        self._refuse_all(waiting, cancelled_waiting(why))
         if not running and not waiting:
             self._early.cancel(call, why)
 

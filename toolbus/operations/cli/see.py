@@ -19,7 +19,7 @@ from toolbus.bus.values.results import BrokerError, ToolbusError
 from toolbus.bus.values.settings import PREFIX, Settings
 from toolbus.operations.cli.command import JSON, Categories, Groups, Names, Output, Seconds, command, option
 from toolbus.operations.cli.common import must_be_known, namespace_of, settings_of, settings_with_server, with_admin
-from toolbus.operations.cli.output import fail, names_of, print_json, print_json_line, print_table, say, show, warn
+from toolbus.operations.cli.output import fail, names_of, print_json, print_json_line, print_line, print_table, show, warn
 
 if TYPE_CHECKING:
     from toolbus.bus.broker.admin import Admin, ServerHealth, ServiceOverview
@@ -78,7 +78,9 @@ def tools_command(
     nothing = f"no tools of these groups and categories{namespace_of()}" if groups or categories else f"no tools{namespace_of()}; {_START}"
     print_table(("TOOL", "SERVICE", "LIVE", "DESCRIPTION"), rows, empty=nothing)
     if refused and not everything:
-        say(f"{len(refused)} cannot be used: {one_line(', '.join(map(title, refused)), 200)}; `toolbus tools --all` says why", err=True)
+        print_line(
+            f"{len(refused)} cannot be used: {one_line(', '.join(map(title, refused)), 200)}; `toolbus tools --all` says why", err=True
+        )
 
 
 @command("services")
@@ -120,7 +122,7 @@ def services_command(output: Output) -> None:
         ],
     ):
         for tool in refused:
-            say(f"{visible(title(tool))} can't be used: {one_line(visible(tool.reason), 300)}", err=True)
+            print_line(f"{visible(title(tool))} can't be used: {one_line(visible(tool.reason), 300)}", err=True)
 
 
 def _service_document(found: ServiceOverview, refused: list[RefusedTool]) -> dict[str, Any]:
@@ -242,7 +244,7 @@ def workers_command(output: Output) -> None:
     ):
         settings = [(service.name, variable, meaning) for service, described in found for variable, meaning in described.settings.items()]
         if settings:
-            say()
+            print_line()
             print_table(("NAME", "SETTING", "MEANING"), settings, empty="")
 
 
@@ -488,7 +490,7 @@ def _print_line(call: RecentCall, output: str) -> None:
     if output == "json":
         print_json_line(call.document())
     else:
-        say("  ".join(map(visible, TABLES["calls"].cells(call))), fg="red" if call.outcome in _FAILED else None)
+        print_line("  ".join(map(visible, TABLES["calls"].cells(call))), fg="red" if call.outcome in _FAILED else None)
 
 
 @command("top")
@@ -546,7 +548,7 @@ def _print_snapshot(snapshot: Snapshot, output: str) -> None:
         rows = table.sorted(table.rows(snapshot), *table.first[:1], down=table.first[1])
         if not rows and number:
             continue
-        say(f"{'' if not number else chr(10)}{table.title}")
+        print_line(f"{'' if not number else chr(10)}{table.title}")
         print_table([column.title for column in table.columns], map(table.cells, rows), empty=table.empty)
     for problem in snapshot.problems:
         warn(f"could not be read: {visible(problem)}")

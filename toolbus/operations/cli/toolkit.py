@@ -16,7 +16,7 @@ from toolbus.bus.support.display import one_line, visible
 from toolbus.bus.values.results import ToolbusError
 from toolbus.operations.cli.command import JSON, Output, Seconds, Share, argument, command, group, option
 from toolbus.operations.cli.common import settings_of, with_admin
-from toolbus.operations.cli.output import Columns, complain, fail, print_json, print_table, say, say_content, show
+from toolbus.operations.cli.output import Columns, complain, fail, print_content, print_json, print_line, print_table, show
 
 if TYPE_CHECKING:
     from toolbus import ToolBus
@@ -82,11 +82,11 @@ def load_command(
     graph = toolkit_of(preset, functions=check)
     counts = f"{len(preset.actions):,} actions, {len(preset.tools):,} tools, {len(preset.groups):,} groups, {len(graph.edges()):,} edges"
     if check:
-        say(f"{file} is right: {counts}")
+        print_line(f"{file} is right: {counts}")
         return
     owner = settings_of().owner or "operator"
     with_admin(lambda admin: publish(admin, preset, owner))
-    say(f"published toolkit/{preset.name}: {counts}")
+    print_line(f"published toolkit/{preset.name}: {counts}")
 
 
 @command("presets", into=toolkit_command)
@@ -111,7 +111,7 @@ def presets_command(
         print_json(found)
         return
     for each in found:
-        say("{name}: {actions}\n  {description}".format(**each))
+        print_line("{name}: {actions}\n  {description}".format(**each))
 
 
 @command("show", into=toolkit_command)
@@ -146,7 +146,7 @@ def show_command(
     }
     nothing = "the graph is empty; `toolbus toolkit load FILE` publishes one"
     if show(output, found[:_MOST_ROWS], columns, empty=nothing, document=found) and len(found) > _MOST_ROWS:
-        say(f"… and {len(found) - _MOST_ROWS:,} more; --action narrows it, --output json has all", err=True)
+        print_line(f"… and {len(found) - _MOST_ROWS:,} more; --action narrows it, --output json has all", err=True)
 
 
 @command("recommend", into=toolkit_command)
@@ -169,7 +169,7 @@ async def recommend_command(
     view = _recommended(bus, start, file, threshold, hops)
     nothing = f"nothing fits {' '.join(start)!r}"
     if prompt:
-        say(view.prompt() if view.actions else nothing, err=not view.actions)
+        print_line(view.prompt() if view.actions else nothing, err=not view.actions)
         return
     columns: Columns = {
         **{name.upper(): name for name in ("kind", "id", "name")},
@@ -210,7 +210,7 @@ def draw_command(
         save(graph, picture, title)
     except OSError as error:
         fail(f"can't write {str(picture)!r}: {error.strerror}")
-    say(f"drew {len(graph.vertices()):,} vertices to {picture}")
+    print_line(f"drew {len(graph.vertices()):,} vertices to {picture}")
 
 
 @command("export", into=toolkit_command)
@@ -232,7 +232,7 @@ def export_command(
     if form == "scores":
         sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(scores_of(graph))) + b"\n")
     else:
-        say_content(dot(graph) if form == "dot" else graphml(graph))
+        print_content(dot(graph) if form == "dot" else graphml(graph))
 
 
 @command("schema", JSON, into=toolkit_command)
@@ -258,7 +258,7 @@ def _graph(file: Path | None) -> Toolkit:
 
     found = with_admin(lambda admin: admin.items("toolkit/"))
     documents = {key.removeprefix("toolkit/"): document for key, document in found.items()}
-    _tell_left_out(documents)
+    _report_omitted(documents)
     return merged(documents)
 
 
@@ -266,16 +266,16 @@ def _recommended(bus: ToolBus, start: tuple[str, ...], file: Path | None, thresh
     from toolbus.toolkit.live import for_actions, published, starts_of
 
     if file is None:
-        _tell_left_out(bus.tools.catalogue.presets)
+        _report_omitted(bus.tools.catalogue.presets)
     graph = published(bus.tools.catalogue) if file is None else _read(file)
     return for_actions(bus.tools, starts_of(graph, start), threshold=threshold, hops=hops, toolkit=graph, tell_missing=True)
 
 
-def _tell_left_out(documents: Mapping[str, bytes]) -> None:
+def _report_omitted(documents: Mapping[str, bytes]) -> None:
     from toolbus.toolkit.live import unreadable
 
     for name, why in unreadable(documents).items():
-        say(f"toolkit/{visible(name)} is left out: {one_line(visible(why), 300)}; `toolbus toolkit load` replaces it", err=True)
+        print_line(f"toolkit/{visible(name)} is left out: {one_line(visible(why), 300)}; `toolbus toolkit load` replaces it", err=True)
 
 
 def _read(file: Path) -> Toolkit:
@@ -368,7 +368,7 @@ class Round(NamedTuple):
 
 @command("run", into=learning_command)
 def learning_run(
-    given: Round,
+    options: Round,
     every: Annotated[float | None, option("Run again and again, with this many seconds in between, until stopped.", type=Seconds())],
 ) -> None:
     """Learn scores for the preset FILE from what agents recorded, evaluate them, and publish them; running agents see them at once.
@@ -382,15 +382,15 @@ def learning_run(
       toolbus toolkit learning run support.yaml --log executions.jsonl --dry-run
       toolbus toolkit learning run support.yaml --log executions.jsonl --report report.md --every 3600
     """
-    report = given.report
+    report = options.report
     if report is not None and (report.suffix != ".md" or not report.parent.is_dir()):
         raise click.UsageError(f"--report takes the name of a file that ends in .md, in a folder that is there; this is {str(report)!r}")
     if every is None:
-        _round(given)
+        _round(options)
         return
     while True:
         try:
-            _round(given)
+            _round(options)
         except (ToolbusError, OSError) as error:
             complain(f"toolbus: {error}")
         except click.ClickException as error:
@@ -419,10 +419,12 @@ def learning_rollback(revision: str | None, folder: RevisionsFolder, no_publish:
     def roll_back() -> None:
         left, back = revisions.roll_back(revision or "")
         if left is None:
-            say(f"revision {back.id} is current")
+            print_line(f"revision {back.id} is current")
             return
         count = len(difference(left.scores, back.scores))
-        say(f"revision {back.id} is current (before: {left.id}); {count} {'score is another' if count == 1 else 'scores are others'}")
+        print_line(
+            f"revision {back.id} is current (before: {left.id}); {count} {'score is another' if count == 1 else 'scores are others'}"
+        )
 
     if no_publish:
         with revisions.alone():
@@ -438,39 +440,39 @@ def learning_rollback(revision: str | None, folder: RevisionsFolder, no_publish:
 
     names = with_admin(main)
     for name in names:
-        say(f"published toolkit/{name}")
+        print_line(f"published toolkit/{name}")
     if not names:
-        say(f"no published preset has scores of {folder}, so nothing was published")
+        print_line(f"no published preset has scores of {folder}, so nothing was published")
 
 
 # -- one round ---------------------------------------------------------------------------------------
 
 
-def _round(given: Round) -> None:
+def _round(options: Round) -> None:
     from toolbus.toolkit import load_preset
     from toolbus.toolkit.learning.revisions import Revisions
     from toolbus.toolkit.presets import find_preset
 
-    preset = load_preset(find_preset(given.file))
-    revisions = Revisions(given.folder)
-    if given.no_publish:
-        outcome, published = _learned(preset, revisions, {}, given), None
+    preset = load_preset(find_preset(options.file))
+    revisions = Revisions(options.folder)
+    if options.no_publish:
+        outcome, published = _learned(preset, revisions, {}, options), None
     else:
-        outcome, published = _learned_and_published(preset, revisions, given)
+        outcome, published = _learned_and_published(preset, revisions, options)
     title = f"Learning: {preset.name}"
-    if given.output == "json":
+    if options.output == "json":
         print_json({**_outcome_document(outcome), "published": published})
     else:
         from toolbus.toolkit.learning.pipeline import text
 
-        say_content(text(outcome, title))
+        print_content(text(outcome, title))
         if published is not None:
-            say(f"toolkit/{preset.name} {'is published' if published else 'is published already'} with revision {outcome.revision}")
-    if given.report is not None:
-        _write(given.report, outcome, title)
+            print_line(f"toolkit/{preset.name} {'is published' if published else 'is published already'} with revision {outcome.revision}")
+    if options.report is not None:
+        _write(options.report, outcome, title)
 
 
-def _learned_and_published(preset: Preset, revisions: Revisions, given: Round) -> tuple[Outcome, bool | None]:
+def _learned_and_published(preset: Preset, revisions: Revisions, options: Round) -> tuple[Outcome, bool | None]:
     """Return the outcome, and whether the published preset was replaced; None when there is nothing to publish."""
     from toolbus.toolkit import toolkit_of
     from toolbus.toolkit.live import is_published, live_names, publish
@@ -481,10 +483,10 @@ def _learned_and_published(preset: Preset, revisions: Revisions, given: Round) -
 
     async def main(admin: Admin) -> tuple[Outcome, bool | None]:
         names = await live_names(admin, preset)
-        if given.dry_run:
-            return _learned(preset, revisions, names, given), None
+        if options.dry_run:
+            return _learned(preset, revisions, names, options), None
         with revisions.alone():
-            outcome = _learned(preset, revisions, names, given)
+            outcome = _learned(preset, revisions, names, options)
             current = revisions.current()
             if current is None:
                 return outcome, None
@@ -497,7 +499,7 @@ def _learned_and_published(preset: Preset, revisions: Revisions, given: Round) -
     return with_admin(main)
 
 
-def _learned(preset: Preset, revisions: Revisions, names: dict[str, list[str]], given: Round) -> Outcome:
+def _learned(preset: Preset, revisions: Revisions, names: dict[str, list[str]], options: Round) -> Outcome:
     from toolbus.toolkit.learning.evaluate import Options
     from toolbus.toolkit.learning.pipeline import run
     from toolbus.toolkit.learning.stores import open_store
@@ -505,18 +507,18 @@ def _learned(preset: Preset, revisions: Revisions, names: dict[str, list[str]], 
     from toolbus.toolkit.presets import graph_of, scores_of
 
     known = {vertex: sorted(found) for vertex, found in all_names(preset, names).items()}
-    problems = _Problems(given.skip_corrupt)
+    problems = _Problems(options.skip_corrupt)
     with contextlib.ExitStack() as stack:
         outcome = run(
             msgspec.structs.replace(scores_of(graph_of(preset)), names=known),
-            [stack.enter_context(open_store(log, must_exist=True)) for log in given.logs],
+            [stack.enter_context(open_store(log, must_exist=True)) for log in options.logs],
             revisions,
             graph=preset.name,
-            parameters=given.learning.checked(),
-            options=Options(held_out=given.held_out, threshold=given.threshold),
+            parameters=options.learning.checked(),
+            options=Options(held_out=options.held_out, threshold=options.threshold),
             on_bad=problems.callback,
-            dry=given.dry_run,
-            resume=given.resume,
+            dry=options.dry_run,
+            resume=options.resume,
         )
     problems.report()
     return outcome
@@ -541,7 +543,7 @@ def _write(report: Path, outcome: Outcome, title: str) -> None:
     try:
         from toolbus.toolkit.learning.picture import draw
     except ImportError as error:
-        say(f"the picture is left out, since it needs {error.name}: pip install 'toolbus[draw]'", err=True)
+        print_line(f"the picture is left out, since it needs {error.name}: pip install 'toolbus[draw]'", err=True)
         write_file(report, content.encode())
         return
     write_file(picture, draw(outcome, title))
@@ -587,12 +589,12 @@ def learning_learn(
         print_json({"revision": None if made is None else made.id, **_plain(learned), "changes": changes})
         return
     for verdict in learned.verdicts:
-        say(f"{verdict.kind}: {verdict.why}")
+        print_line(f"{verdict.kind}: {verdict.why}")
     _print_changes(changes)
     if made is not None:
-        say(f"{len(changes)} of {len(static)} scores changed; revision {made.id} is current (before: {made.parent})")
+        print_line(f"{len(changes)} of {len(static)} scores changed; revision {made.id} is current (before: {made.parent})")
     else:
-        say(f"{len(changes)} of {len(static)} scores would change" if dry_run else "nothing changed, so there is no new revision")
+        print_line(f"{len(changes)} of {len(static)} scores would change" if dry_run else "nothing changed, so there is no new revision")
 
 
 @command("evaluate", into=learning_command)
@@ -736,7 +738,7 @@ def learning_convert(
         problems = _Problems(skip_corrupt)
         added = copy(before, after, problems.callback)
         problems.report()
-    say(f"added {added} {'execution' if added == 1 else 'executions'} to {target}")
+    print_line(f"added {added} {'execution' if added == 1 else 'executions'} to {target}")
 
 
 # -- what they print ---------------------------------------------------------------------------------
@@ -767,29 +769,29 @@ def _print_revision(revision: Revision, output: str) -> None:
     if output == "json":
         print_json(revision)
         return
-    say(f"{revision.id}  {revision.created} UTC  {revision.note}")
+    print_line(f"{revision.id}  {revision.created} UTC  {revision.note}")
     if revision.log is not None:
-        say(f"log: sha256 {revision.log.sha256}")
+        print_line(f"log: sha256 {revision.log.sha256}")
     if revision.parameters is not None:
-        say("with: " + ", ".join(f"{name} {value:g}" for name, value in msgspec.structs.asdict(revision.parameters).items()))
+        print_line("with: " + ", ".join(f"{name} {value:g}" for name, value in msgspec.structs.asdict(revision.parameters).items()))
     for verdict in revision.verdicts:
-        say(f"{verdict.kind}: {verdict.why}")
+        print_line(f"{verdict.kind}: {verdict.why}")
     _print_changes(revision.changes)
 
 
 def _print_evaluation(found: Evaluation) -> None:
     """Print the tables of an evaluation."""
-    say(
+    print_line(
         f"learned from {found.learned_from} episodes; replayed {found.held_out}, with {found.calls} calls that succeeded "
         f"and {found.transitions} changes of action"
     )
     for verdict in found.learned.verdicts:
-        say(f"{verdict.kind}: {verdict.why}")
-    say()
+        print_line(f"{verdict.kind}: {verdict.why}")
+    print_line()
     _print_standings(found.tools, ("hit@1", "hit@3", "hit@5", "mrr", "reach", "tools shown", "brier"), ece=True)
-    say()
+    print_line()
     _print_standings(found.actions, ("next hit@1", "next hit@3", "next mrr"), ece=False)
-    say()
+    print_line()
     rows = [(f"{each.better} - {each.than}", each.measure, str(each.difference), str(each.relative)) for each in found.comparisons]
     print_table(("COMPARED", "MEASURE", "DIFFERENCE", "RELATIVE"), rows, empty="")
 
@@ -814,12 +816,12 @@ class _Problems:
     def _add(self, error: Exception) -> None:
         self._count += 1
         if self._count <= _MOST_PROBLEMS:
-            say(f"left out: {error}", err=True)
+            print_line(f"left out: {error}", err=True)
 
     def report(self) -> None:
         """Print how many more were skipped."""
         if self._count > _MOST_PROBLEMS:
-            say(f"left out: {self._count - _MOST_PROBLEMS} more", err=True)
+            print_line(f"left out: {self._count - _MOST_PROBLEMS} more", err=True)
 
 
 def _inputs(scores_file: Path | None, log_file: Path | None, skip_corrupt: bool) -> tuple[ScoreFile, list[Episode]]:
@@ -842,5 +844,5 @@ def _inputs(scores_file: Path | None, log_file: Path | None, skip_corrupt: bool)
         found = matched(store.read(problems.callback), static.scores, static.names)
     problems.report()
     if found.left_out:
-        say(found.told(), err=True)
+        print_line(found.told(), err=True)
     return static, episodes(found.executions)

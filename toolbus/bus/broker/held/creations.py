@@ -196,7 +196,7 @@ class Creations:
                 tells=self._message("queued", ident),
             )
             found = await self._documents.write(self._keys.creation(ident), ident, change)
-            if found.word == b"full":
+            if found.word == "full":
                 raise refused(found.first)
             if found.kept:
                 break
@@ -259,7 +259,7 @@ class Creations:
                 else Change(values={"cancel": 1}, tells=self._message("cancel", id))
             )
             change = msgspec.structs.replace(change, by="anyone", expected={"status": found.status})
-            if (await self._documents.settle(self._keys.creation(id), id, change)).word != b"other":
+            if (await self._documents.settle(self._keys.creation(id), id, change)).word != "other":
                 found = await self._read(id)
                 break
         return None if found is None else found.status
@@ -341,7 +341,7 @@ class Creations:
             change = self._end(claimed.id, status, whole_text(result).encode()[:MOST_SPEC].decode("utf-8", "ignore"))
         change = msgspec.structs.replace(change, token=claimed.token, expected={"status": "running"}, told=("status",))
         found = await self._documents.settle(self._keys.creation(claimed.id), claimed.id, change)
-        return found.kept or (found.word == b"other" and found.told == [status.encode()])
+        return found.kept or (found.word == "other" and found.told == [status.encode()])
 
     # -- waiting ----------------------------------------------------------------------------------
 

@@ -147,7 +147,7 @@ async def hand_back(link: Link, deliveries: Sequence[Delivery]) -> None:
                 notes = [stream.pause_key(delivery.entry) for delivery in part if delivery.begun]
                 args: list[bytes | str | int] = [stream.consumer, *common_fence(part), stream.wake, stream.service]
                 for delivery in part:
-                    args += (delivery.entry, delivery.attempt, stream.left_ms(delivery) + NOTE_TTL if delivery.begun else "")
+                    args += (delivery.entry, delivery.attempt, stream.remaining_ms(delivery) + NOTE_TTL if delivery.begun else "")
                 await link.execute_script(scripts.HAND_BACK, (stream.key, stream.fence, *notes), tuple(args), repeatable=True)
 
 
@@ -531,7 +531,7 @@ class Upkeep:
         busy, flexible = self._listener.busy(), self._listener.flexible()
         reaped = await reap(self._link, self._keys, stream, most, busy=busy, flexible=flexible, handed_back_only=not everything)
         if reaped.left:
-            self._listener.on_left_over()
+            self._listener.on_room_wanted()
         if len(reaped.entries) >= most:
             self.postponed[stream] = everything
         if not reaped.entries:

@@ -61,7 +61,7 @@ def entries_of(deliveries: Iterable[Delivery]) -> list[bytes | int]:
     return [word for delivery in deliveries for word in (delivery.entry, delivery.attempt)]
 
 
-def tell_delivered_again(stream: RequestStream, calls: int) -> None:
+def log_delivered_again(stream: RequestStream, calls: int) -> None:
     """Log that a group was set back."""
     telemetry.log.error("requests.delivered_again", service=stream.service, calls=calls)
 
@@ -221,7 +221,7 @@ class RequestStream:
             self._on_let_go(delivery, ended)
         return True
 
-    def left_ms(self, delivery: Delivery) -> int:
+    def remaining_ms(self, delivery: Delivery) -> int:
         """Return the milliseconds until a delivery's deadline."""
         return int(max(0.0, delivery.deadline - self.clock.monotonic()) * 1000)
 
