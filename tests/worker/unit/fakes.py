@@ -103,7 +103,9 @@ class FakeBroker:
     accepts = True
 
     def __init__(self) -> None:
-        self.steps = self.intake = self.upkeep = self.beginnings = self.outbox = self.endings = self.notes = self.ownership = self
+        self.steps = self.intake = self.upkeep = self.beginnings = self.outbox = self.endings = self.notes = self.ownership = (
+            self.snapshots
+        ) = self
         self.tallies = OwnTallies()
         self.beginning: Beginning = "started"
         self.begin_gate: asyncio.Event | None = None
@@ -199,6 +201,9 @@ class FakeBroker:
     async def before(self, deliveries: Sequence[Delivery]) -> list[list[bytes]]:
         self.asked_before.append([delivery.entry for delivery in deliveries])
         return [self.left] * len(deliveries)
+
+    async def holds(self, delivery: Delivery) -> bool:
+        return True
 
     def release(self, service: str, pair: tuple[str, str], *, lost: bool) -> None:
         pass
