@@ -93,7 +93,7 @@ def context() -> Any:
 async def test_a_call_that_ends_while_its_task_is_kept_is_a_task(
     quick: tuple[Worker, ToolBus, ToolCalls], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the tool says decides, and not which of the two is faster."""
+    """A tool that always makes tasks makes one, whichever of the two is faster."""
     _, bus, calls = quick
     put = TaskStore.put
 
