@@ -440,8 +440,13 @@ class Outbox:
         self._accepted()
         generation, counter, lost, gone, stream.depth = reply
         gone_elsewhere = _within(lost, len(batch))
+        held = stream.held
         for index, (delivery, _) in enumerate(batch, 1):
-            stream.let_go(delivery, ended=index not in gone_elsewhere)
+            if delivery.request.ordered:
+                stream.let_go(delivery, ended=index not in gone_elsewhere)
+            elif held.get(delivery.entry) is delivery:
+                # As let_go does: a call of most deliveries would only cost time.
+                del held[delivery.entry]
         if stream.fence_known != (generation, counter):
             stream.fence_is(generation, counter)
         self.lost += len(gone_elsewhere)
