@@ -170,11 +170,11 @@ async def test_a_change_waits_for_what_it_expects(held: Place) -> None:
 
 async def test_what_a_document_begins_with_stays_as_it_became(held: Place) -> None:
     """Only who makes it sets its first values; the server's time is set each time."""
-    begin = {"by": "next", "ttl": LONG, "begins": {"born": "first"}, "stamps": ("used",), "told": ("born",)}
+    begin = {"by": "next", "ttl": LONG, "begins": {"born": "first", "name": "n"}, "stamps": ("used",), "told": ("born", "name")}
     first = await held.write(token="one", **begin)
     await held.settle(token="one", lease=0)
-    second = await held.write(token="two", **begin | {"begins": {"born": "second"}})
-    assert (first.told, second.told) == ([b"first"], [b"first"])
+    second = await held.write(token="two", **begin | {"begins": {"born": "second", "name": "m"}})
+    assert (first.told, second.told) == ([b"first", b"n"], [b"first", b"n"])
     assert held.shown()["used"] == str(second.now)
 
 
@@ -197,6 +197,15 @@ async def test_a_log_has_no_holes_unless_its_shape_allows_them(held: Place) -> N
     assert (found.word, found.first, found.next, held.dumps()) == ("behind", 0, 0, before)
     change = Change(token="one", records=("late",), number=2)
     assert (await held.documents(gaps=True).write(held.key, MEMBER, change)).next == 3
+
+
+async def test_a_log_of_a_process_that_counts_its_end_alone_begins_where_it_may(held: Place) -> None:
+    """An older process writes no number of the first record: as many are there as the shape allows."""
+    await held.take("one")
+    for following, first in ((6, 2), (3, 0)):
+        held.redis.hdel(held.key, "first")
+        held.redis.hset(held.key, "next", following)
+        assert (await held.write(token="one"))[2:4] == (first, following)
 
 
 async def test_a_log_that_claims_more_than_it_may_have_is_damaged(held: Place) -> None:
@@ -233,6 +242,17 @@ async def test_a_list_is_bounded_in_members_and_in_age(held: Place) -> None:
     assert held.redis.zrange(held.list, 0, -1) == [b"past", b"d", b"later"]
     await held.write(token="one", ttl=LONG, listings=(Listing(held.list, LONG, past=LONG, most=2),))
     assert held.redis.zrange(held.list, 0, -1) == [b"d", b"later"]
+
+
+async def test_a_document_moves_from_list_to_list_in_one_change(held: Place) -> None:
+    """Each list has its own score and bounds, and one that it leaves forgets it."""
+    other = f"{held.list}:other"
+    now = (await held.take("one")).now
+    held.redis.zadd(other, {"x": now, "y": now})
+    held.redis.pexpire(other, LONG)
+    found = await held.write(token="one", ttl=LONG, listings=(Listing(held.list), Listing(other, LONG, past=LONG, most=2)))
+    assert held.redis.zrange(held.list, 0, -1) == []
+    assert held.redis.zrange(other, 0, -1, withscores=True) == [(b"y", now), (b"d", found.now + LONG)]
 
 
 async def test_a_list_of_another_type_is_made_anew(held: Place) -> None:

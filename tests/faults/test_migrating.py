@@ -20,7 +20,7 @@ _APPENDED = ("finish/send", "finish/finish", "finish/finish_each")
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
+def cluster(slow: None) -> Iterator[Cluster]:
     """Three masters, for all scripts."""
     made = Cluster()
     try:

@@ -191,32 +191,32 @@ class ToolBus(BusView):
     @property
     def tallies(self) -> Tallies:
         """The counters that all processes of the namespace share."""
-        return self._state.tallies
+        return self._state.steps.tallies
 
     @property
     def routes(self) -> Routes:
         """The places where recorded tools run, and what their programs print."""
-        return self._dispatcher.opened().broker.steps.routes
+        return self._state.steps.routes
 
     @property
     def tokens(self) -> Tokens:
         """The records of the namespace's bearer tokens, for gateways."""
-        return self._dispatcher.opened().broker.steps.tokens
+        return self._state.steps.tokens
 
     @property
     def creations(self) -> Creations:
         """The namespace's tasks of coding agents."""
-        return self._dispatcher.opened().broker.steps.creations
+        return self._state.steps.creations
 
     @property
     def chats(self) -> Chats:
         """The chats with the service agent."""
-        return self._dispatcher.opened().broker.steps.chats
+        return self._state.steps.chats
 
     @property
     def shared_confirmations(self) -> Confirmations:
         """The open requests of all processes of the namespace; use ``confirmations`` to answer them."""
-        return self._state.shared_confirmations
+        return self._state.steps.confirmations
 
     @property
     def tasks(self) -> Tasks:

@@ -77,7 +77,7 @@ class BusView:
         Raises:
             BrokerError: the server can't be reached.
         """
-        return await self._state.tallies.usage(days)
+        return await self._state.steps.tallies.usage(days)
 
     async def call(self, tool: str, arguments: Mapping[str, Any] | None = None, **options: Unpack[CallOptions]) -> ToolResult:
         """Call a tool and wait for its result. A failure of the tool is a value, not an exception.

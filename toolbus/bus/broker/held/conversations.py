@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TypedDict
 
 import msgspec
 
-from toolbus.bus.broker.held.document import Change, HeldDocuments, Listing, Shape
+from toolbus.bus.broker.held.document import Change, HeldDocuments, Listing, Shape, read_listed
 from toolbus.bus.broker.protocols import CHAT, ChatWindow, ConversationInfo, Messenger, StoredRecord
 from toolbus.bus.broker.server.keys import Keys, session_digest
 from toolbus.bus.broker.server.reading import MOST_TEXT, document, identifier, integer, skip, text
-from toolbus.bus.broker.transport.command import ReplyError
 from toolbus.bus.broker.transport.link import Link
+from toolbus.bus.broker.transport.links import server_ms
 from toolbus.bus.values.encoding import whole_text
 from toolbus.bus.values.envelope import encode
 from toolbus.bus.values.results import ConfigurationError, ConversationBusy, ConversationError, EnvelopeError
@@ -105,10 +104,9 @@ class Conversations:
             BrokerError: the server could not be asked.
         """
         listed = await self._link.execute("ZREVRANGE", self._keys.conversations, 0, limit - 1, repeatable=True)
-        seconds, micros = await self._link.execute("TIME", repeatable=True)
-        now = integer(seconds) * 1000 + integer(micros) // 1000
-        found = await asyncio.gather(*(self._info(member, now) for member in listed))
-        return sorted((each for each in found if each is not None), key=lambda each: (-each.used_at, each.user, each.id))
+        now = await server_ms(self._link)
+        found = await read_listed(self._keys.conversations, listed, lambda member: self._info(member, now))
+        return sorted(found, key=lambda each: (-each.used_at, each.user, each.id))
 
     async def read(self, user: str, id: str) -> list[StoredRecord]:
         """Return the records of a conversation without holding it; none when there is no such conversation.
@@ -224,24 +222,17 @@ class Conversations:
         listing = Listing(self._keys.conversations, self._ttl, most=MOST_LISTED)
         return {"lease": self._lease_ms, "ttl": self._ttl, "stamps": ("used",), "listings": (listing,)}
 
-    async def _info(self, member: bytes, now: int) -> ConversationInfo | None:
-        """Return one of the listed conversations; None when nothing that can be read stands there: others are asked about, too."""
-        try:
-            digest = identifier(member)
-            key = self._keys.conversation(digest)
-            reply = await self._link.execute("HMGET", key, "name", "first", "next", "used", "until", "lease", repeatable=True)
-            if reply[0] is None:
-                return None
-            expires = await self._link.execute("PTTL", key, repeatable=True)
-            user, ident = document(reply[0], _names)
-            first, following, used, until, lease = (integer(value, most=_MOST_MS) for value in reply[1:])
-            ends = now + integer(expires, least=-2, most=_MOST_MS)
-            return ConversationInfo(
-                text(user), text(ident), max(0, following - first), used / 1000, ends / 1000, now < until <= now + lease
-            )
-        except (EnvelopeError, ReplyError) as error:
-            skip(self._keys.conversations, str(error), field=member)
+    async def _info(self, member: bytes, now: float) -> ConversationInfo | None:
+        """Return one of the listed conversations; None when it is gone."""
+        key = self._keys.conversation(identifier(member))
+        reply = await self._link.execute("HMGET", key, "name", "first", "next", "used", "until", "lease", repeatable=True)
+        if reply[0] is None:
             return None
+        expires = await self._link.execute("PTTL", key, repeatable=True)
+        user, ident = document(reply[0], _names)
+        first, following, used, until, lease = (integer(value, most=_MOST_MS) for value in reply[1:])
+        ends = now + integer(expires, least=-2, most=_MOST_MS)
+        return ConversationInfo(text(user), text(ident), max(0, following - first), used / 1000, ends / 1000, now < until <= now + lease)
 
 
 def damaged(name: Name, reason: str) -> ConversationError:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple, cast
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Literal, NamedTuple, TypeVar, cast
 
 import msgspec
 
 from toolbus.bus.broker.server import scripts
+from toolbus.bus.broker.server.reading import skip
+from toolbus.bus.broker.transport.command import ReplyError
 from toolbus.bus.broker.transport.link import Link
+from toolbus.bus.values.results import EnvelopeError
+
+T = TypeVar("T")
 
 Value = str | int | bytes
 
@@ -147,6 +153,23 @@ class HeldDocuments:
     async def _change(self, script: scripts.Script, key: str, member: str, change: Change) -> Outcome:
         word, *found = await self._link.execute_script(script, *packed(self._shape, key, member, change), repeatable=True)
         return Outcome(cast("Word", word.decode("utf-8", "replace")), *found)
+
+
+async def read_listed(key: str, members: Iterable[bytes], read: Callable[[bytes], Awaitable[T | None]]) -> list[T]:
+    """Read what a list at ``key`` names; a member at whose place nothing that can be read stands is left out, and hides no other.
+
+    Raises:
+        BrokerError: the server could not be asked.
+    """
+
+    async def one(member: bytes) -> T | None:
+        try:
+            return await read(member)
+        except (EnvelopeError, ReplyError) as error:
+            skip(key, str(error), field=member)
+            return None
+
+    return [each for each in await asyncio.gather(*map(one, members)) if each is not None]
 
 
 def packed(shape: Shape, key: str, member: str, change: Change) -> tuple[tuple[str, ...], tuple[Value, ...]]:

@@ -381,7 +381,8 @@ class Outbox:
             elif len(reply) == 2:
                 self._append_before(stream, frames, batch, lambda: self._finish_each(stream, batch))
             else:
-                self._note_sent(list(frames.items()))
+                if frames:
+                    self._note_sent(list(frames.items()))
                 self._take_out(stream, batch, reply)
             self._answered()
 
