@@ -28,7 +28,7 @@ from toolbus.bus.values.urls import redact, without_credentials
 from toolbus.bus.worker.invocation import invocation
 from toolbus.bus.worker.service import ToolService
 from toolbus.bus.worker.worker import Worker
-from toolbus.operations.cli.secure import pending, refused, title
+from toolbus.operations.unusable import pending, refused, title
 from toolbus.platform.backends.confinement import why_not
 from toolbus.platform.records import RecordedTool
 from toolbus.platform.store import Reader

@@ -51,8 +51,8 @@ def tools_command(
       toolbus tools --format openai --strict
     """
     from toolbus.bus.client.tools.view import ToolView
-    from toolbus.operations.cli.secure import refused as refused_of
-    from toolbus.operations.cli.secure import title
+    from toolbus.operations.unusable import refused as refused_of
+    from toolbus.operations.unusable import title
 
     if strict and wanted is None:
         raise click.UsageError("--strict needs --format; give both")
@@ -88,8 +88,8 @@ def services_command(output: Output) -> None:
       toolbus see services --output json
     """
     from toolbus.bus.client.tools.catalogue import catalogue_of
-    from toolbus.operations.cli.secure import refused as refused_of
-    from toolbus.operations.cli.secure import title
+    from toolbus.operations.unusable import refused as refused_of
+    from toolbus.operations.unusable import title
 
     required = settings_of().require_approval
 
