@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 import pytest
 import redis
 from click.testing import CliRunner
@@ -26,9 +27,12 @@ from tests.servers import eventually_sync
 from tests.topologies import until
 from toolbus.bus.broker.transport.embedded import EmbeddedServer, free_port
 from toolbus.bus.values.settings import Settings
+from toolbus.edges.gateway.options import GatewayOptions
+from toolbus.edges.mounts.options import Options
 from toolbus.operations.cli import MOVED, TASKS, main
 from toolbus.operations.cli.command import Command
 from toolbus.platform.backends.confinement import why_not
+from toolbus.toolkit.learning.evidence import Parameters
 
 TOOLS = '''"""Tools of a test."""
 
@@ -473,6 +477,20 @@ def _any_value(param: click.Parameter) -> Any:
     elif "integer" in kind.name or "float" in kind.name or kind.name == "seconds":
         value = 3
     return (value, value) if param.multiple or param.nargs == -1 else value
+
+
+@pytest.mark.parametrize(
+    ("words", "values"),
+    [(("serve",), GatewayOptions()), (("mount",), Options()), (("toolkit", "learning", "run"), Parameters())],
+    ids=lambda each: " ".join(each) if isinstance(each, tuple) else "",
+)
+def test_an_option_says_the_default_of_the_value_that_it_fills(words: tuple[str, ...], values: msgspec.Struct) -> None:
+    """The default stands in the option, or in its help, as it stands in the class of the values."""
+    filled = [(param, getattr(values, str(param.name), None)) for param in COMMANDS[words].params]
+    found = {param.opts[0]: (param, value) for param, value in filled if value and isinstance(param, click.Option)}
+    assert len(found) >= 2
+    for name, (param, value) in found.items():
+        assert param.default == value or f"({value:g})." in str(param.help), f"{name} is {value} in {type(values).__name__}"
 
 
 SERVING = [words for words, found in COMMANDS.items() if isinstance(found, Command) and "lifeline" in found.kept]

@@ -466,6 +466,9 @@ class WorkerListener(Protocol):
     def on_lost(self, delivery: Delivery) -> None:
         """Take in that a delivery belongs to another worker now; anything that this one still sends for it is refused."""
 
+    def on_let_go(self, delivery: Delivery, ended: bool) -> None:
+        """Take in that a delivery in the order of its session is held no longer, and whether the server has accepted its end."""
+
     def on_replies_gone(self, replies: str, error: ErrorInfo) -> None:
         """End the calls of a reply stream that no caller reads any more."""
 

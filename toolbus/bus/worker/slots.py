@@ -264,10 +264,7 @@ class Slots:
 
     async def _hand_over(self, delivery: Delivery, served: Served, error: ErrorInfo) -> None:
         """Give a delivery to a worker of the revision that its caller knows; answer it if there is none."""
-        if await _handed_over(self.broker.hand_over(delivery)):
-            if delivery.request.ordered:
-                self._lines.lose(delivery)
-        else:
+        if not await _handed_over(self.broker.hand_over(delivery)):
             self._refuse(delivery, other_revision(error, delivery.request, served.publication))
 
     def _spawn(self, work: Coroutine[Any, Any, None], group: set[asyncio.Task[None]]) -> None:
@@ -524,8 +521,13 @@ class Slots:
             run.stop(None)
         else:
             self._waiting.remove(delivery)
-        if delivery.request.ordered:
+
+    def on_let_go(self, delivery: Delivery, ended: bool) -> None:
+        """Let the calls behind one of a session go on, once its run has ended, too."""
+        if not ended:
             self._lines.lose(delivery)
+        elif delivery.run not in self._runs:
+            self._lines.leave(delivery)
 
     def on_replies_gone(self, replies: str, error: ErrorInfo) -> None:
         """Stop every call whose answer no caller reads any more."""

@@ -7,14 +7,12 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import click
 import msgspec
 
-from toolbus.bus.client.tools.catalogue import unusable
 from toolbus.bus.support.display import one_line, visible
 from toolbus.operations.cli.command import JSON, Groups, Names, Output, argument, command, digest, group, option
 from toolbus.operations.cli.common import login_name, namespace_of, settings_of, with_admin
@@ -22,10 +20,7 @@ from toolbus.operations.cli.output import Columns, ask_first, fail, moment, prin
 
 if TYPE_CHECKING:
     from toolbus.bus.broker.admin import Admin
-    from toolbus.bus.broker.protocols import RefusedTool
     from toolbus.bus.broker.registry.pins import PinnedTool
-    from toolbus.bus.client.tools.catalogue import Catalogue
-    from toolbus.bus.client.tools.tool import Tool
     from toolbus.bus.values.secrets import TokenRecord
     from toolbus.platform.records import RecordedTool
     from toolbus.platform.review import Review
@@ -292,39 +287,6 @@ def _print(review: Review) -> None:
 def _value(value: object) -> str:
     text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
     return visible(one_line(text, _MOST_VALUE))
-
-
-# -- tools that agents leave out ---------------------------------------------------------------------
-
-
-def refused(catalogue: Catalogue) -> list[RefusedTool]:
-    """Return the tools and the presets that agents leave out, each with its reason; a preset belongs to no service."""
-    return [*unusable(catalogue), *_refused_presets(catalogue.presets)]
-
-
-def pending(catalogue: Catalogue) -> list[Tool]:
-    """Return the static tools whose service no worker has served yet, by name."""
-
-    def waits(tool: Tool) -> bool:
-        return tool.service_descriptor is None or tool.service_descriptor is catalogue.static_services.get(tool.service)
-
-    return [tool for _, tool in sorted(catalogue.tools.items()) if tool.owner == "operator" and waits(tool)]
-
-
-def title(tool: RefusedTool) -> str:
-    """Return the name of what is refused, with that of its service if it has one."""
-    return f"{tool.name} of {tool.service}" if tool.service else tool.name
-
-
-def _refused_presets(presets: Mapping[str, bytes]) -> list[RefusedTool]:
-    from toolbus.bus.broker.protocols import RefusedTool
-
-    try:
-        from toolbus.toolkit.live import unreadable
-    except ModuleNotFoundError:
-        # Without the packages of the toolkit, nobody here uses presets.
-        return []
-    return [RefusedTool(f"toolkit/{name}", "", reason) for name, reason in unreadable(presets).items()]
 
 
 # -- tokens, and rights on the server ------------------------------------------------------------------

@@ -142,7 +142,7 @@ async def hand_back(link: Link, deliveries: Sequence[Delivery]) -> None:
                 if stream.held.get(delivery.entry) is delivery and delivery.fence.generation == stream.fence_known.generation
             ]
             for delivery in part:
-                del stream.held[delivery.entry]
+                stream.let_go(delivery)
             if part:
                 notes = [stream.pause_key(delivery.entry) for delivery in part if delivery.begun]
                 args: list[bytes | str | int] = [stream.consumer, *common_fence(part), stream.wake, stream.service]
@@ -162,8 +162,7 @@ async def hand_over(link: Link, keys: Keys, delivery: Delivery) -> bool:
     places = (stream.key, stream.fence, keys.live, keys.instances(stream.service))
     if not await link.execute_script(scripts.HAND_OVER, places, (stream.consumer, stream.service, *about), repeatable=True):
         return False
-    if stream.held.get(delivery.entry) is delivery:
-        del stream.held[delivery.entry]
+    stream.let_go(delivery)
     return True
 
 
