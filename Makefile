@@ -26,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/python -m pytest -p no:langsmith_plugin -n 4 --dist loadgroup -q
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-long test-image test-all coverage lint mutants bench bench-full mcp-conformance chaos chaos-platform format constraints dist release-check release-notes sbom licences clean docs docs-serve bench-autoscaling try-compose
+.PHONY: help venv demo test test-slow test-long test-image test-all coverage lint mutants bench bench-full mcp-conformance chaos chaos-platform format constraints dist release-check release-notes sbom licences clean docs docs-serve bench-autoscaling try-compose
 
 help: ## Show this help
 	@echo "toolbus: make <target>"
@@ -37,13 +37,16 @@ venv: $(STAMP) ## Set up .venv with everything for development
 demo: $(DEMO_STAMP) ## Start a server, workers and an agent, and check what they do (under 30 s)
 	@$(BIN)/toolbus demo
 
-test: $(STAMP) ## Run the tests (without chaos and benchmarks)
+test: $(STAMP) ## Run the tests that every change needs (four minutes)
 	@echo "== tests"
-	@rm -f .pytest_cache/v/cache/lastfailed
-	@$(PYTEST) || $(BIN)/python -m tests.again $$?
+	@$(PYTEST) -m "not slow"
 
-test-long: $(STAMP) ## Run the tests with ten times as many made-up examples
-	@echo "== tests, long profile"
+test-slow: $(STAMP) ## Run the tests whose fixtures take their time: fault matrices, stories, clusters, releases
+	@echo "== slow tests"
+	@$(PYTEST) -m slow
+
+test-long: $(STAMP) ## Run all tests, with ten times as many made-up examples
+	@echo "== all tests, long profile"
 	@TOOLBUS_TEST_PROFILE=long $(PYTEST) --timeout 900
 
 test-image: $(STAMP) ## Build the image and try it (needs docker; minutes)

@@ -7,6 +7,7 @@ stop, kill and start again. All yield URLs but the last, which yields the server
 
 from __future__ import annotations
 
+import collections
 import gc
 import importlib.util
 import os
@@ -29,14 +30,11 @@ _UVLOOP = "TOOLBUS_TEST_UVLOOP"
 # Tests that share something dear (a cluster, the SDKs' imports), so that one process of pytest-xdist runs them all.
 _GROUPS = ("tests/adapters/", "tests/faults/test_migrating.py", "tests/toolkit/test_draw.py")
 
-# Those that take seconds each even on a quiet machine: `-m "not slow"` leaves them out while developing.
-_SLOW = (
-    "tests/agent/test_killed.py",
-    "tests/chaos/test_run.py",
-    "tests/faults/test_failover.py",
-    "tests/faults/test_workers.py",
-    "tests/testing/test_guide.py",
-)
+# Of characters or bytes, in what a test is called by pytest.
+_LONGEST_ID = 80
+
+# What a test of `make test` may take, in seconds; the end of a run lists those that took more.
+_MOST_SECONDS = 3.0
 
 load_profile()
 
@@ -49,11 +47,35 @@ if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what is slow, and what is run best by one process."""
     for item in items:
-        if item.nodeid.startswith(_SLOW):
+        if "slow" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.slow)
         for group in _GROUPS:
             if item.nodeid.startswith(group):
                 item.add_marker(pytest.mark.xdist_group(group))
+
+
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Name a long text by its beginning and its length: pytest would send megabytes between its processes."""
+    if not isinstance(val, str | bytes) or len(val) <= _LONGEST_ID:
+        return None
+    return f"{val[:20]!a}..{len(val)}"
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """List the tests without the fixture ``slow`` that took long."""
+    took: dict[str, float] = collections.defaultdict(float)
+    for report in [each for reports in terminalreporter.stats.values() for each in reports if isinstance(each, pytest.TestReport)]:
+        if "slow" not in report.keywords:
+            took[report.nodeid] += report.duration
+    long = sorted(((seconds, name) for name, seconds in took.items() if seconds > _MOST_SECONDS), reverse=True)
+    if long:
+        terminalreporter.section(f"over {_MOST_SECONDS:g} s: wait less, or use the fixture `slow`")
+        terminalreporter.write("".join(f"{seconds:7.1f} s {name}\n" for seconds, name in long))
+
+
+@pytest.fixture(scope="session")
+def slow() -> None:
+    """Have a test run by ``make test-slow``; fixtures that take seconds ask for it, and so do tests of long stories and matrices."""
 
 
 @pytest.fixture(scope="session")

@@ -189,7 +189,7 @@ def test_a_figure_is_varied() -> None:
         command.varied("cooldown_period")
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("slow")
 @pytest.mark.timeout(600)
 @pytest.mark.anyio
 async def test_no_call_is_lost_from_zero_to_several_workers_and_to_half_of_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,15 +20,18 @@ import pytest
 
 import toolbus
 from tests.agent.endpoint import endpoint, says
+from tests.faults.hostile import KEY_NAMES
 from tests.forking import ForkServer
 from toolbus import ToolBus, Worker
 from toolbus.bus import telemetry
 from toolbus.bus.broker.server.keys import Keys
 from toolbus.bus.telemetry.metrics import EXPOSED
+from toolbus.bus.values.naming import DOCUMENT_KINDS
 from toolbus.bus.values.options import CallOptions
 from toolbus.bus.values.results import ERROR_KINDS
 from toolbus.bus.values.settings import PREFIX, Settings
 from toolbus.operations.cli import main
+from toolbus.platform.documents import PREFIXES
 from toolbus.testing import InvocationEnvironment
 from website.stage import navigation, pages_of, place, prepared
 
@@ -194,7 +197,8 @@ def test_the_settings_table_is_complete() -> None:
     page = read("docs/reference/settings.md")
     for name in Settings.__struct_fields__:
         default = getattr(Settings(), name)
-        assert f"| `{PREFIX}{name.upper()}` | `{default if default != '' else ' '}` |" in page
+        row = f"| `{PREFIX}{name.upper()}` | `{default if default != '' else ' '}` |"
+        assert row in page, f"docs/reference/settings.md has no row {row}"
 
 
 def test_every_variable_of_a_part_has_a_page() -> None:
@@ -233,40 +237,62 @@ def test_events_and_metrics_are_listed() -> None:
     """Each log event and metric stands in the reference of telemetry, as the site shows it."""
     source = ROOT / "docs/reference/telemetry.md"
     page = prepared(source.read_text("utf-8"), source, source, "main")
-    for name in [*telemetry.EVENTS, *telemetry.METRICS]:
-        assert f"| `{name}` |" in page
-    for name in EXPOSED:
-        assert f"`{name}`" in page
+    assert [name for name in [*telemetry.EVENTS, *telemetry.METRICS] if f"| `{name}` |" not in page] == []
+    assert [name for name in EXPOSED if f"`{name}`" not in page] == [], "tell of them in docs/reference/telemetry.md"
 
 
-def test_the_protocol_page_knows_every_key_and_error() -> None:
-    """Key names and error types of the protocol page are those of the code."""
+def test_the_protocol_page_knows_every_key() -> None:
+    """Each key and channel that the code names has a row on the protocol page."""
     page = read("docs/protocol.md")
     keys = Keys("n")
-    made = [keys.live, keys.log, keys.services, keys.names, keys.items, keys.meta, keys.paused, keys.tokens]
-    made += [keys.confirmations, keys.confirmed, keys.confirmation("<x>"), keys.pause("<x>", "<x>")]
-    made += [method("<x>") for method in (keys.queue, keys.fence, keys.cancelled, keys.wake, keys.dead_letters, keys.replies)]
-    made += [method("<x>") for method in (keys.flushes, keys.started, keys.instances)]
-    made += [method("<x>") for method in (keys.rate, keys.quota, keys.usage)]
-    made += [keys.conversation("<x>"), keys.conversations, keys.messenger, keys.results("<x>")]
-    made += [keys.session("<x>", "<x>"), keys.snapshot("<x>", "<x>"), keys.order("<x>")]
-    for key in made:
-        assert f"`P {key.removeprefix(keys.prefix).partition('<')[0]}" in page, key
-    statuses = read("docs/how-to/gateway.md").partition("| Status | `type` |")[2].partition("\n\n")[0].splitlines()
-    for kind, about in ERROR_KINDS.items():
-        assert f"`{kind}`" in page
-        assert any(row.startswith("|") and str(about.status) in row.split("|")[1] and f"`{kind}`" in row for row in statuses), kind
+    made = {name: getattr(keys, name) for name in KEY_NAMES}
+    texts = {name: key if isinstance(key, str) else key(*["<x>"] * len(inspect.signature(key).parameters)) for name, key in made.items()}
+    shown = {name: key.removeprefix(keys.prefix).partition("<")[0] for name, key in texts.items()}
+    missing = [name for name, key in shown.items() if not re.search(rf"`P {re.escape(key)}[<`]", page)]
+    assert missing == [], "tell of these keys in docs/protocol.md"
+
+
+def test_every_kind_of_document_is_read_and_has_a_row() -> None:
+    """Each kind of the registry's documents has readers, and stands on the protocol page beside its table."""
+    of_platform = {kind for kind, about in DOCUMENT_KINDS.items() if about.of_platform}
+    assert {each.rstrip("/") for each in PREFIXES} == of_platform, "give the kind a type in toolbus/platform/documents.py"
+    others = {"tool", "tool-service", "toolkit", "pin"}
+    assert DOCUMENT_KINDS.keys() - of_platform == others, "read it in Catalogue and in `toolbus operate items`, then add it here"
+    rows = read("docs/protocol.md").splitlines()
+    tables = {kind: Keys("").table(f"{kind}/x").removeprefix(Keys("").prefix) for kind in DOCUMENT_KINDS}
+    missing = {kind for kind, table in tables.items() if not any(f"`P {table}`" in row and f"`{kind}/<" in row for row in rows)}
+    assert missing == set(), "tell of them in docs/protocol.md"
+
+
+def test_the_pages_of_errors_know_every_type() -> None:
+    """Each error type is on the protocol page, and beside its status in the guide to the gateway."""
+    page = read("docs/protocol.md")
+    assert [kind for kind in ERROR_KINDS if f"`{kind}`" not in page] == [], "add them to the types of errors in docs/protocol.md"
+    rows = read("docs/how-to/gateway.md").partition("| Status | `type` |")[2].partition("\n\n")[0].splitlines()
+    missing = [
+        (about.status, kind)
+        for kind, about in ERROR_KINDS.items()
+        if not any(re.match(rf"\|[^|]*\b{about.status}\b[^|]*\|.*`{kind}`", row) for row in rows)
+    ]
+    assert missing == [], "add them to the table of statuses in docs/how-to/gateway.md"
 
 
 def test_defaults_in_tables_of_options_are_those_of_the_settings() -> None:
-    """A lease or a grace period that a page gives as an option's default is the setting's."""
+    """A default that a page gives for an option, or an example or a unit of systemd for a variable, is the setting's."""
     found = [
         (page.name, name, float(value))
         for page in PAGES
         for name, value in re.findall(r"^\| `--(lease|grace) [A-Z]+` \|.*; ([\d.]+) \|$", page.read_text("utf-8"), re.MULTILINE)
     ]
     assert {name for _, name, _ in found} == {"lease", "grace"}
-    assert [each for each in found if each[2] != getattr(Settings(), each[1])] == []
+    texts = [path for folder in ("examples", "deploy") for path in (ROOT / folder).rglob("*") if path.suffix in {".mjs", ".service"}]
+    found += [
+        (path.name, name.lower(), float(value))
+        for path in texts
+        for name, value in re.findall(rf"{PREFIX}(\w+) (?:\?\? |\()([\d.]+)", path.read_text("utf-8"))
+    ]
+    assert len(found) > 4
+    assert [each for each in found if each[2] != getattr(Settings(), each[1])] == [], "write the setting's default there"
 
 
 def test_the_readme_examples_run(tmp_path: Path, valkey_server: str, namespace: str, forks: ForkServer) -> None:

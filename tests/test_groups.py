@@ -19,7 +19,7 @@ def test_one(number, worker_id):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("slow")
 def test_a_group_runs_in_one_process(tmp_path: Path) -> None:
     """The installed pytest and pytest-xdist keep a group together, by the options of `make test`."""
     (tmp_path / "test_dear.py").write_text(TESTS)

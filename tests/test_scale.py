@@ -129,7 +129,7 @@ def test_a_wrong_number_is_wrong_usage(words: list[str], capsys: pytest.CaptureF
     assert words[-1] in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("slow")
 @pytest.mark.timeout(300)
 def test_a_few_real_namespaces_take_what_is_predicted() -> None:
     """Counts are close; CPU time, compared with that of one namespace, and memory are of the same size."""
@@ -147,7 +147,7 @@ def test_a_few_real_namespaces_take_what_is_predicted() -> None:
     assert wrong == [], check.shown(wrong)
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("slow")
 @pytest.mark.timeout(300)
 def test_the_costs_can_be_measured_anew() -> None:
     """Steps find the costs that they are for, and sizes are those that the page shows."""

@@ -202,7 +202,16 @@ def _logged(*folder: str) -> set[str]:
 def test_every_logged_event_is_documented() -> None:
     """Each event name in the package's source stands in EVENTS, and each name there is used."""
     # The writer of lines says itself what it dropped.
-    assert _logged() | {"log.dropped"} == set(telemetry.EVENTS)
+    logged, known = _logged() | {"log.dropped"}, set(telemetry.EVENTS)
+    assert logged - known == set(), "add these events to EVENTS"
+    assert known - logged == set(), "nothing logs these events"
+
+
+def test_every_metric_is_recorded() -> None:
+    """Each metric that stands in METRICS is counted or recorded somewhere."""
+    written = "".join(path.read_text("utf-8") for path in Path(toolbus.__path__[0]).rglob("*.py"))
+    recorded = set(re.findall(r"\b(?:count|add|record)\(\s*\"([\w.]+)\"", written))
+    assert set(telemetry.METRICS) - recorded == set(), "nothing records these metrics"
 
 
 def test_what_repeats_is_logged_once_or_counted() -> None:

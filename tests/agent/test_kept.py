@@ -15,6 +15,7 @@ from tests.contract import Place
 from tests.servers import eventually
 from toolbus import ToolBus
 from toolbus.agent import Agent, EndpointError, ModelText, history
+from toolbus.agent.conversation import HeldConversation
 from toolbus.bus.broker.transport.embedded import EmbeddedServer
 from toolbus.bus.client.executor.context import ExecutorContext
 from toolbus.bus.client.executor.observers import ToolEvent
@@ -268,7 +269,7 @@ async def test_an_impossible_id_is_refused(place: Place, name: Any) -> None:
         async with ToolBus(settings=place.settings) as bus:
             kept = bus.executor(model="m").conversations
             with pytest.raises(ConfigurationError, match="id of a conversation"):
-                kept.hold("", name)
+                HeldConversation(kept, "", name)
 
 
 async def test_an_empty_key_of_a_question_is_refused(place: Place) -> None:

@@ -15,7 +15,7 @@ from toolbus.platform.backends.docker import make_runner
 from toolbus.platform.files import read_folder
 from toolbus.platform.records import RecordedTool
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("slow")]
 
 FOLDER = Path(__file__).parents[2] / "examples" / "platform" / "container_tool"
 

@@ -188,6 +188,7 @@ class FakeListener:
         self.sessions = FakeSessions()
         self.recovered: list[Delivery] = []
         self.lost: list[Delivery] = []
+        self.let_go: list[tuple[Delivery, bool]] = []
         self.cancelled: list[str] = []
         self.replies_gone: list[tuple[str, ErrorInfo]] = []
         self.left_over = 0
@@ -203,7 +204,7 @@ class FakeListener:
         """Return whether there could be room."""
         return self.room
 
-    def on_left_over(self) -> None:
+    def on_room_wanted(self) -> None:
         """Count."""
         self.left_over += 1
 
@@ -214,6 +215,10 @@ class FakeListener:
     def on_lost(self, delivery: Delivery) -> None:
         """Take note."""
         self.lost.append(delivery)
+
+    def on_let_go(self, delivery: Delivery, ended: bool) -> None:
+        """Take note."""
+        self.let_go.append((delivery, ended))
 
     def on_replies_gone(self, replies: str, error: ErrorInfo) -> None:
         """Take note."""
@@ -248,8 +253,8 @@ class Bench:
 
     def new_stream(self, service: str) -> RequestStream:
         """Return a stream of this worker."""
-        lost, set_aside = self.listener.on_lost, self.set_aside
-        made = RequestStream(KEYS, service, service, "mine", self.clock, SETTINGS, on_lost=lost, set_aside=set_aside)
+        lost, let_go, set_aside = self.listener.on_lost, self.listener.on_let_go, self.set_aside
+        made = RequestStream(KEYS, service, service, "mine", self.clock, SETTINGS, on_lost=lost, on_let_go=let_go, set_aside=set_aside)
         made.fence_is(*FENCE)
         return made
 

@@ -279,3 +279,31 @@ async def test_what_was_lost_meanwhile_is_counted_and_frees_no_key(finishing: Fi
     await finishing.turn()
     assert finishing.bench.link.names == ["finish_each", "finish"]
     assert finishing.outbox.lost == 3
+
+
+@pytest.mark.parametrize("script", ["finish", "finish_each", "refused", "bury"])
+async def test_calls_in_the_order_of_sessions_are_told_of_when_their_ends_are_accepted(finishing: Finishing, script: str) -> None:
+    """The next call begins then; one whose end was refused or lost is waited for elsewhere, and others are told of to nobody."""
+    link, bench = finishing.bench.link, finishing.bench
+    one, two = bench.hold(b"1-0", ordered=True), bench.hold(b"2-0", ordered=True)
+    beside = bench.hold(b"3-0", fence=Fence(FENCE.generation, b"6") if script == "finish_each" else FENCE)
+    if script == "finish_each":
+        finishing.lost_indexes = [2]
+    if script == "refused":
+        link.answers["finish"] = ReplyError("NOPERM")
+    if script == "bury":
+        answers = iter([1, 0])
+        link.answers["bury"] = lambda keys, args: next(answers)
+        for each in (one, two):
+            finishing.endings.bury(each, "failed", "error", b"end")
+    else:
+        for each in (one, two, beside):
+            finishing.outbox.finish(each, b"end")
+    link.holding = True
+    await finishing.turn()
+    assert bench.listener.let_go == []
+    link.holding = False
+    while link.held:
+        link.release()
+    ended = {"finish": (True, True), "finish_each": (True, False), "refused": (False, False), "bury": (True, False)}[script]
+    assert bench.listener.let_go == list(zip((one, two), ended, strict=True))

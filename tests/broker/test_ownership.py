@@ -42,9 +42,9 @@ class Owning:
         """Return how often the server was asked."""
         return self.bench.link.names.count("own")
 
-    def beat(self, *, missing: bool = False) -> None:
-        """Beat now."""
-        self.ownership.beaten(self.bench.times.now, self.bench.times.now, missing=missing)
+    def beat(self, *services: str, missing: bool = False) -> None:
+        """Beat now, for these services or the one that there is."""
+        self.ownership.beaten(self.bench.times.now, self.bench.times.now, services or ("pool",), missing=missing)
 
     def take(self, session: str = "s", user: str = "u") -> Delivery:
         """Take a request of a session."""
@@ -179,6 +179,14 @@ async def test_what_was_ours_when_the_script_ran_is_ours_under_the_new_fence(own
     assert older.fence == Fence(FENCE.generation, b"4")
 
 
+async def test_a_call_that_was_handed_over_keeps_the_fence_under_which_it_was_lost(owning: Owning) -> None:
+    """A renewal that is under way would take it back from its new owner, if the new fence proved that it is still here."""
+    owning.after, owning.verdicts = b"6", [b"moved"]
+    moved, mine = owning.take(), owning.take("other")
+    assert await owning.settle(moved) == []
+    assert (moved.fence, mine.fence) == (FENCE, Fence(FENCE.generation, b"6"))
+
+
 async def test_owners_are_renewed_before_their_keys_end(owning: Owning) -> None:
     """A third of their time on, without meaning a request; those that are another's by then end here."""
     await owning.settle(owning.take())
@@ -258,6 +266,23 @@ async def test_before_the_first_beat_nothing_is_certain() -> None:
     await owning.settle(owning.take())
     await owning.settle(owning.take())
     assert owning.asked == 2
+
+
+async def test_a_beat_that_does_not_name_a_service_says_nothing_of_its_lease(owning: Owning) -> None:
+    """It was sent before the service was registered here, whose lease ends earlier at the server; those of others go on."""
+    other = owning.bench.new_stream("other")
+    owning.ownership.serve(other)
+    calls = [owning.take(), *deliveries(other, [(b"9-0", entry_fields(request(b"9-0", session="s")))], FENCE)]
+    for asked in (2, 3):
+        await owning.settle(*calls)
+        assert owning.asked == asked
+    owning.beat("pool", "other")
+    await owning.settle(*calls)
+    assert owning.asked == 3
+    owning.bench.times.now += LEASE / 2
+    owning.beat("pool")
+    owning.bench.times.now += LEASE / 2
+    assert [owning.ownership.doubts(call) for call in calls] == [False, True]
 
 
 async def test_many_uncertain_calls_are_asked_about_in_parts_and_each_once(owning: Owning) -> None:

@@ -8,8 +8,8 @@ from typing import Any, cast
 import pytest
 
 from tests.broker.fakes import KEYS, FakeLink, Times
-from toolbus.bus.broker.protocols import Verdict
-from toolbus.bus.broker.publish import ABSENT, Publish, Publisher, failure, fate_of, read_verdicts
+from toolbus.bus.broker.protocols import Fate, Verdict
+from toolbus.bus.broker.publish import ABSENT, Publish, Publisher, failure, read_verdicts, report_fate
 from toolbus.bus.broker.transport.command import ReplyError
 from toolbus.bus.values.results import BrokerUnavailable, EnvelopeError
 
@@ -287,4 +287,6 @@ def test_verdicts_are_read_in_order() -> None:
     with pytest.raises(EnvelopeError):
         read_verdicts(b"1" * 42, 1)
     assert failure(ReplyError("OOM")).message == "OOM"
-    assert fate_of("call", b"removed") == "removed"
+    fates: list[Fate] = []
+    report_fate("call", fates.append, b"removed")
+    assert fates == ["removed"]

@@ -143,9 +143,26 @@ def test_the_fence_of_a_new_worker_takes_nothing(bench: Bench) -> None:
     assert bench.stream.held == {held.entry: held}
 
 
+def test_what_is_let_go_of_is_told_once(bench: Bench) -> None:
+    """And what was lost before that it is lost; a later delivery of the same entry stays."""
+    first = bench.hold(ordered=True)
+    later = bench.hold(ordered=True)
+    assert bench.listener.let_go == [(first, False)]
+    assert bench.listener.lost == [first]
+    assert not bench.stream.let_go(first, ended=True)
+    assert bench.stream.held == {later.entry: later}
+    assert bench.stream.let_go(later, ended=True)
+    bench.stream.lose(later)
+    assert bench.listener.let_go == [(first, False), (later, True)]
+    assert bench.listener.lost == [first]
+    bench.stream.let_go(bench.hold())
+    assert len(bench.listener.let_go) == 2, "calls without an order"
+
+
 def test_a_new_stream_holds_nothing(bench: Bench) -> None:
     """It knows no fence, and its keys are those of its service's queue."""
-    made = RequestStream(KEYS, "pool", "queue", "mine", bench.clock, SETTINGS, on_lost=pytest.fail, set_aside=pytest.fail)
+    heard = {"on_lost": pytest.fail, "on_let_go": pytest.fail, "set_aside": pytest.fail}
+    made = RequestStream(KEYS, "pool", "queue", "mine", bench.clock, SETTINGS, **heard)
     keys = (KEYS.queue("queue"), KEYS.fence("queue"), KEYS.dead_letters("queue"), KEYS.cancelled("queue"), KEYS.wake("queue"))
     assert (made.key, made.fence, made.dead_letters, made.cancelled, made.wake) == keys
     assert (made.service, made.queue, made.consumer) == ("pool", "queue", "mine")

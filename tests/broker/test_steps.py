@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -94,9 +95,9 @@ class Beating:
         """Compare the servers of the links."""
         self.said.append("compared")
 
-    def beaten(self, asked: float, answered: float, *, missing: bool) -> None:
+    def beaten(self, asked: float, answered: float, services: Collection[str], *, missing: bool) -> None:
         """Take in a beat."""
-        self.said.append(("owned", asked, answered, missing))
+        self.said.append(("owned", asked, answered, list(services), missing))
 
     def beat(self, **fields: Any) -> Beat:
         """Return a beat that was answered at once."""
@@ -115,14 +116,14 @@ async def test_a_beat_that_failed_asks_for_a_repair_of_the_keys() -> None:
 async def test_a_beat_tells_the_time_pauses_and_lost_registrations() -> None:
     """Services of other streams are not meant."""
     beating = Beating()
-    beating.effects.apply(beating.beat(missing=["pool/mine"], paused={"pool": True, "other": True}))
-    assert beating.said == ["compared", ("owned", 100.0, 100.0, True), ("paused", "pool", True, 100.0), ("missing", ["pool"])]
+    beating.effects.apply(beating.beat(missing=["pool/mine"], paused={"pool": True, "other": True}, renewed={"pool": []}))
+    assert beating.said == ["compared", ("owned", 100.0, 100.0, ["pool"], True), ("paused", "pool", True, 100.0), ("missing", ["pool"])]
     assert beating.bench.clock._known
     beating.said.clear()
     beat = beating.beat()
     beating.effects.apply(beat)
     assert beating.beats[-1] == beat.asked
-    assert beating.said == ["compared", ("owned", 100.0, 100.0, False)]
+    assert beating.said == ["compared", ("owned", 100.0, 100.0, [], False)]
 
 
 async def test_renewed_deliveries_are_ours_under_the_new_fence_and_lost_ones_are_let_go() -> None:

@@ -13,7 +13,7 @@ from tests.broker.test_publisher import Publishing
 from tests.broker.test_shared_calls import Calling
 from tests.broker.test_take import Taking
 from tests.broker.test_wake_channel import Waking
-from toolbus.bus.broker.publish import fate_of
+from toolbus.bus.broker.publish import report_fate
 from toolbus.bus.broker.transport.command import ReplyError
 from toolbus.bus.values.results import BrokerUnavailable
 
@@ -110,7 +110,7 @@ async def test_a_pause_and_its_end_are_told_once(observed: Observed) -> None:
 )
 def test_what_became_of_a_cancelled_call_is_told(observed: Observed, reply: Any, event: dict[str, Any]) -> None:
     """To developers, and to operators when the server could not be told."""
-    fate_of("call", reply)
+    report_fate("call", None, reply)
     assert observed.events == [event]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -14,19 +15,24 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 import pytest
 import redis
 from click.testing import CliRunner
 
 from tests.cli.shell import Shell
+from tests.cli.test_needs import COMMANDS
 from tests.forking import ForkServer, Program
 from tests.servers import eventually_sync
 from tests.topologies import until
 from toolbus.bus.broker.transport.embedded import EmbeddedServer, free_port
 from toolbus.bus.values.settings import Settings
-from toolbus.operations.cli import MOVED, main
+from toolbus.edges.gateway.options import GatewayOptions
+from toolbus.edges.mounts.options import Options
+from toolbus.operations.cli import MOVED, TASKS, main
 from toolbus.operations.cli.command import Command
 from toolbus.platform.backends.confinement import why_not
+from toolbus.toolkit.learning.evidence import Parameters
 
 TOOLS = '''"""Tools of a test."""
 
@@ -437,10 +443,17 @@ def test_dev_starts_a_server_and_workers_and_stops_all(forks: ForkServer, tmp_pa
 
 
 def test_the_first_level_fits_on_one_screen() -> None:
-    """It has 18 commands at most, and its help has 50 lines at most."""
-    assert len(main.list_commands(click.Context(main))) <= 18
-    shown = CliRunner().invoke(main, ["--help"], terminal_width=80)
-    assert len(shown.output.splitlines()) <= 50
+    """It has 18 commands at most, each once in the line of its task, and its help leaves room for the prompt on a screen of 24 lines."""
+    # Of a terminal with 80 columns, click leaves two free.
+    shown = CliRunner().invoke(main, ["--help"], terminal_width=78)
+    assert len(shown.output.splitlines()) <= 23
+    assert max(map(len, shown.output.splitlines())) <= 80
+    lines = re.sub(r"\n {6,}", " ", shown.output.partition("\nCommands")[2].partition("\n\n")[0]).splitlines()[1:]
+    found = {line.split()[0]: re.findall(r"[ ;] ([a-z]+): \w", line) for line in lines}
+    assert found == {task: [*commands] for task, commands in TASKS.items()}
+    names = [name for commands in found.values() for name in commands]
+    assert names == main.list_commands(click.Context(main))
+    assert len(names) <= 18
 
 
 @pytest.mark.parametrize("name", sorted(MOVED))
@@ -456,7 +469,7 @@ def _any_value(param: click.Parameter) -> Any:
     kind = param.type
     value: Any = "text"
     if isinstance(param, click.Option) and param.is_flag:
-        value = True
+        value = not (param.secondary_opts and param.default)
     elif isinstance(kind, click.Choice):
         value = next(each for each in kind.choices if each != param.default)
     elif isinstance(kind, click.Path) and kind.type is not None:
@@ -466,19 +479,35 @@ def _any_value(param: click.Parameter) -> Any:
     return (value, value) if param.multiple or param.nargs == -1 else value
 
 
-@pytest.mark.parametrize("words", [["worker"], ["mount"], ["serve"], ["platform", "host"], ["platform", "im"]], ids=" ".join)
-def test_children_get_every_option(words: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("words", "values"),
+    [(("serve",), GatewayOptions()), (("mount",), Options()), (("toolkit", "learning", "run"), Parameters())],
+    ids=lambda each: " ".join(each) if isinstance(each, tuple) else "",
+)
+def test_an_option_says_the_default_of_the_value_that_it_fills(words: tuple[str, ...], values: msgspec.Struct) -> None:
+    """The default stands in the option, or in its help, as it stands in the class of the values."""
+    filled = [(param, getattr(values, str(param.name), None)) for param in COMMANDS[words].params]
+    found = {param.opts[0]: (param, value) for param, value in filled if value and isinstance(param, click.Option)}
+    assert len(found) >= 2
+    for name, (param, value) in found.items():
+        assert param.default == value or f"({value:g})." in str(param.help), f"{name} is {value} in {type(values).__name__}"
+
+
+SERVING = [words for words, found in COMMANDS.items() if isinstance(found, Command) and "lifeline" in found.kept]
+
+
+@pytest.mark.parametrize("words", SERVING, ids=" ".join)
+def test_children_get_every_option(words: tuple[str, ...]) -> None:
     """A command that is started by another process gets all that is given, but for what is the first process's own."""
     *_, name = words
-    found: click.Command | None = main
-    for word in words:
-        assert isinstance(found, click.Group)
-        found = found.get_command(click.Context(found), word)
+    found = COMMANDS[words]
     assert isinstance(found, Command)
     passed = [param for param in found.params if param.expose_value and param.name not in found.kept]
     given = {str(param.name): _any_value(param) for param in passed}
     options, arguments = found.words(given)
     again = found.make_context(name, [*options, "--", *arguments], resilient_parsing=True).params
     assert {each: again[each] for each in given} == given
-    assert {param.opts[0] for param in passed if isinstance(param, click.Option)} <= {*options}
+    for param in passed:
+        assert isinstance(param, click.Argument) or {*param.opts, *param.secondary_opts} & {*options}, f"children never get {param.opts[0]}"
     assert len(given) >= 5
+    assert len(SERVING) >= 5

@@ -10,7 +10,7 @@ import redis
 from tests.cli.shell import Shell
 from toolbus.bus.broker.registry.versions import NamespaceVersion, SpokenBy
 from toolbus.bus.broker.server.keys import Keys
-from toolbus.operations.cli import see
+from toolbus.operations import diagnosis
 
 ECHO = """
 from toolbus import tool
@@ -110,9 +110,9 @@ def test_doctor_says_what_keeps_a_namespace_back(
     monkeypatch: pytest.MonkeyPatch, namespace: NamespaceVersion, workers: list[SpokenBy], advice: str
 ) -> None:
     """The next step is in the line."""
-    monkeypatch.setattr("toolbus.bus.values.envelope.VERSION", 2)
+    monkeypatch.setattr("toolbus.operations.diagnosis.VERSION", 2)
     monkeypatch.setattr("toolbus.bus.broker.registry.versions.VERSION", 2)
-    found = see._protocol(namespace, workers)
+    found = diagnosis._protocol(namespace, workers)
     assert found.state == "warn"
     assert found.found.endswith(advice)
 

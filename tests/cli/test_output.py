@@ -130,7 +130,7 @@ ENDING = {
     "worker": ("worker", EVIL),
     "see workers": ("see", "workers"),
 }
-# These run until they are stopped, or need a model; that they print by `say` only is tested below.
+# These run until they are stopped, or need a model; that they print by `print_line` only is tested below.
 OTHERS = {"agent", "confirm watch", "demo", "dev", "platform im", "mcp", "platform up"}
 
 

@@ -70,7 +70,7 @@ def counts(port: int) -> dict[str, Any]:
     return {"ready": told["ready"], **told["processes"]}
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("slow")
 @pytest.mark.timeout(600)
 @pytest.mark.anyio
 async def test_processes_follow_the_load_and_no_call_is_lost(shell: Shell) -> None:

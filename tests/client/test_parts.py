@@ -1,4 +1,7 @@
-"""Images and files as parts of a model's messages."""
+"""Images and files as parts of a model's messages.
+
+Tests import the SDKs where they use them: each takes a second of every process's collection.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,6 @@ from base64 import b64encode
 from typing import Any, get_args
 
 import pytest
-from agents.tool import ToolOutputFileContent, ToolOutputImage, ToolOutputText
-from anthropic.types import ToolResultBlockParam
-from langchain_core.messages import ToolMessage
-from openai.types.chat import ChatCompletionToolMessageParam, ChatCompletionUserMessageParam
-from openai.types.responses.response_input_item_param import FunctionCallOutput
 from pydantic import TypeAdapter
 
 from tests.pictures import gif, jpeg, pdf, png, webp
@@ -89,6 +87,8 @@ def of_shape(shape: Shape) -> list[dict[str, Any]]:
 
 def test_chat_completions_get_them_in_a_message_after_the_answers() -> None:
     """All answers follow the calls, then one message of the user's, which says whose output it is; the SDK's types agree."""
+    from openai.types.chat import ChatCompletionToolMessageParam, ChatCompletionUserMessageParam
+
     first, second, beside = of_shape("chat")
     for answer in (first, second):
         TypeAdapter(ChatCompletionToolMessageParam).validate_python(answer)
@@ -100,6 +100,8 @@ def test_chat_completions_get_them_in_a_message_after_the_answers() -> None:
 
 def test_responses_get_them_in_the_output() -> None:
     """The output is a list of parts as the SDK's types want it, and a text where there is nothing to show."""
+    from openai.types.responses.response_input_item_param import FunctionCallOutput
+
     first, second = of_shape("responses")
     assert first["output"] == "plain"
     TypeAdapter(FunctionCallOutput).validate_python(second)
@@ -108,6 +110,8 @@ def test_responses_get_them_in_the_output() -> None:
 
 def test_anthropic_gets_them_in_the_result() -> None:
     """The content is a list of blocks as the SDK's types want it, and a text where there is nothing to show."""
+    from anthropic.types import ToolResultBlockParam
+
     (message,) = of_shape("anthropic")
     first, second = message["content"]
     assert first["content"] == "plain"
@@ -118,6 +122,9 @@ def test_anthropic_gets_them_in_the_result() -> None:
 
 def test_the_agents_sdk_and_langchain_take_their_parts() -> None:
     """OpenAI's Agents SDK and LangChain read the parts that are made for them."""
+    from agents.tool import ToolOutputFileContent, ToolOutputImage, ToolOutputText
+    from langchain_core.messages import ToolMessage
+
     observation = Observation("see", shown=ALL)
     kinds = {"text": ToolOutputText, "image": ToolOutputImage, "file": ToolOutputFileContent}
     for part in parts_of(observation, "openai_agents"):

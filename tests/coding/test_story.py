@@ -15,7 +15,7 @@ from tests.coding.story import Story, story
 from tests.coding.workspace.places import needs_namespaces
 from toolbus.bus.broker.transport.embedded import EmbeddedServer
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("slow"), pytest.mark.timeout(400)]
 
 
 @pytest.fixture(autouse=True)

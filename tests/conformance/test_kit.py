@@ -58,13 +58,13 @@ def with_node(file: str) -> list[str]:
     return [NODE, str(EXAMPLES / file)]
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("slow")
 def test_the_worker_of_toolbus_keeps_every_level() -> None:
     """toolbus's own worker keeps the protocol up to the highest level."""
     assert of_worker([sys.executable, "-m", "toolbus", "worker", "toolbus.operations.conformance.checks"], max(LEVELS)) == {}
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("slow")
 def test_the_agent_of_toolbus_keeps_every_level() -> None:
     """toolbus's own agent keeps the protocol up to the highest level that agents have."""
     found = of_agent([sys.executable, "-m", "toolbus.operations.conformance.agent"], max(LEVELS))
@@ -72,25 +72,25 @@ def test_the_agent_of_toolbus_keeps_every_level() -> None:
     assert broken(found) == {}
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("slow")
 def test_the_worker_in_node_keeps_level_1() -> None:
     """The example of a worker in Node.js keeps levels 0 and 1."""
     assert of_worker(with_node("worker.mjs"), 1) == {}
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("slow")
 def test_the_agent_in_node_keeps_level_1() -> None:
     """The example of an agent in Node.js keeps levels 0 and 1."""
     assert broken(of_agent(with_node("agent.mjs"), 1)) == {}
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("slow")
 def test_a_worker_written_from_the_document_keeps_level_2(folder: Path) -> None:
     """The worker into which faults are planted has none by itself."""
     assert of_worker(planted("none", folder), 2) == {}
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("fault", FAULTS)
 def test_each_planted_fault_is_found(fault: str, folder: Path) -> None:
     """The check that is meant for a fault finds it, and says so in words."""

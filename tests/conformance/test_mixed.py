@@ -22,7 +22,7 @@ WORKER = Path(__file__).parent.parent.parent / "examples" / "node" / "worker.mjs
 CALLS, KILLS, SEED = 150, 8, 2011
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.usefixtures("slow"),
     pytest.mark.anyio,
     pytest.mark.skipif(NODE is None, reason="there is no Node.js on this machine: mixed workers were not run"),
 ]

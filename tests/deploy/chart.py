@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import helm_python
-import kubernetes_validate
 import yaml
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -77,6 +76,8 @@ def validate(manifest: Manifest, version: str = NEWEST) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _validated(text: str, version: str) -> bool:
+    import kubernetes_validate  # builds grammars for seconds, which collecting the tests does not need
+
     kubernetes_validate.validate(json.loads(text), version, strict=True)
     return True
 

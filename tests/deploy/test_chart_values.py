@@ -60,7 +60,7 @@ def test_defaults_are_those_of_toolbus() -> None:
     own = Settings()
     said = {name: value for name, value in VALUES["workerDefaults"].items() if name in Settings.__struct_fields__}
     assert said.keys() >= {"lease", "grace", "concurrency"}
-    assert said == {name: getattr(own, name) for name in said}
+    assert said == {name: getattr(own, name) for name in said}, "give the values of the chart the defaults of Settings"
 
 
 def test_what_the_chart_makes_of_its_defaults_is_valid() -> None:

@@ -7,7 +7,6 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import compose_spec
 import pytest
 import yaml
 
@@ -29,6 +28,8 @@ def services() -> dict[str, Any]:
 def test_it_is_a_compose_file() -> None:
     """The Compose Specification's own grammar accepts it, and every config, network, secret and volume that is used is declared."""
     merged = yaml.safe_dump(yaml.safe_load(COMPOSE.read_text()))
+    import compose_spec  # a second of every collection
+
     compose = compose_spec.PyOptions().from_yaml(merged)
     for check in ("validate", "validate_configs", "validate_networks", "validate_secrets", "validate_volumes"):
         getattr(compose, check)()
@@ -37,6 +38,8 @@ def test_it_is_a_compose_file() -> None:
 
 def test_a_mistake_in_it_is_found() -> None:
     """The grammar is strict: a key that there is not is refused."""
+    import compose_spec
+
     with pytest.raises(ValueError, match="imagee"):
         compose_spec.PyOptions().from_yaml("services:\n  a:\n    imagee: x\n")
 

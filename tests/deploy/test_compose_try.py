@@ -135,7 +135,7 @@ def stack(tmp_path: Path, forks: ForkServer, valkey_server: str, namespace: str)
         made.stop()
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("slow")
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(PROMETHEUS is None, reason="prometheus is not installed")
 def test_a_call_is_shown_by_every_panel(stack: Stack) -> None:

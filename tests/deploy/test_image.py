@@ -95,7 +95,7 @@ def worker(image: str, valkey_server: str, namespace: str) -> Iterator[tuple[str
         _docker("rm", "--force", name)
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("slow")
 @pytest.mark.timeout(1500)
 @pytest.mark.skipif(not _is_asked(), reason="it takes minutes: `make test-image` runs it where docker runs")
 def test_the_image_serves_calls_without_rights(worker: tuple[str, int], valkey_server: str, namespace: str) -> None:

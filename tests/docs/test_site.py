@@ -86,7 +86,7 @@ def anchors(page: Path) -> set[str]:
     return set(re.findall(r'id="(toolbus\.[\w.]+)"', page.read_text("utf-8")))
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("slow")
 def test_the_site_is_built(tmp_path: Path) -> None:
     """The site has the reference, the search, the selector of versions, and links to the files of its tag."""
     site = tmp_path / "built"

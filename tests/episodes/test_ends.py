@@ -12,7 +12,7 @@ pytestmark = pytest.mark.anyio
 EPISODES = 4
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize(("signal", "lost"), [("KILL", ""), ("TERM", ""), ("KILL", "restore")])
 async def test_lost_state_is_told(signal: str, lost: str, valkey_server: str) -> None:
     """A worker that is killed, or told to end, costs no episode its state in silence, whatever the services do about lost states."""

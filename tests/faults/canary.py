@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import datetime
-import inspect
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable
@@ -22,24 +21,6 @@ from toolbus.bus.values.envelope import Request, new_id, share_digest
 from toolbus.bus.values.results import BrokerError
 
 SERVICE = "canary"
-# Makers of names, and not names.
-_NO_KEYS = {
-    "namespace",
-    "prefix",
-    "call_prefix",
-    "reply_prefix",
-    "queue_prefix",
-    "shared_by_all",
-    "of_workers",
-    "of_service",
-    "of_agent",
-    "tables",
-    "table",
-}
-NAMES = sorted(
-    {name for name in (*dict(inspect.getmembers(Keys, inspect.isfunction)), *vars(Keys("x"))) if not name.startswith("_")} - _NO_KEYS
-)
-NAMES = [name for name in NAMES if name not in _NO_KEYS]
 # Whatever gets as far as these was not stopped by a reader.
 SAFETY_NETS = {"task.failed", "task.given_up", "listener.failed", "link.callback_failed", "run.bug", "worker.failed"}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
@@ -25,6 +26,17 @@ JSON = (
     b'"\\ud800"', b'"\\u0000"', b'"../x"', b'"' + LONG + b'"', b"[]", b"{}", b"[null]", b'{"a": 1}', b"[" * 20_000, b"[" * 900 + b"]" * 900,
 )  # fmt: skip
 """What may stand where a value of a document is expected."""
+
+
+# Makers of names, and not names.
+_NO_KEYS = {
+    "namespace", "prefix", "call_prefix", "reply_prefix", "queue_prefix", "shared_by_all", "of_workers", "of_service", "of_agent", "tables",
+    "table",
+}  # fmt: skip
+KEY_NAMES = sorted(
+    {name for name in (*dict(inspect.getmembers(Keys, inspect.isfunction)), *vars(Keys("x"))) if not name.startswith("_")} - _NO_KEYS
+)
+"""What ``Keys`` names a key or a channel by."""
 
 
 class Place(NamedTuple):

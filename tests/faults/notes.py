@@ -1,6 +1,7 @@
 """Processes for the fault tests of sessions.
 
 ``python -m tests.faults.notes worker URL NAMESPACE LEASE FILE``: a sticky service that keeps notes and writes the ends of sessions to FILE;
+``late`` instead of ``worker``: it beats once between its registration and the moment from which its beats name the service;
 ``python -m tests.faults.notes agent URL NAMESPACE LEASE SESSION``: takes a note in a session, says so, and waits.
 """
 
@@ -10,8 +11,12 @@ import asyncio
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from toolbus import Session, Settings, ToolBus, ToolService, Worker, invocation, tool
+from toolbus.bus.broker.take.requests import RequestStream
+from toolbus.bus.broker.take.sessions import Ownership
+from toolbus.bus.broker.take.wake_channel import WakeChannel
 
 
 class Notes(ToolService):
@@ -53,7 +58,25 @@ async def ask(settings: Settings, session: str) -> None:
         await asyncio.Event().wait()
 
 
+def beat_while_registering() -> None:
+    """Let the registration of a service wait for a beat that does not name it."""
+    beaten, follow, beat = Ownership.beaten, WakeChannel.follow, asyncio.Event()
+
+    def heard(ownership: Ownership, *args: Any, **given: Any) -> None:
+        beaten(ownership, *args, **given)
+        beat.set()
+
+    async def late(channel: WakeChannel, stream: RequestStream) -> None:
+        beat.clear()
+        await beat.wait()
+        await follow(channel, stream)
+
+    Ownership.beaten, WakeChannel.follow = heard, late  # type: ignore[assignment, method-assign]
+
+
 if __name__ == "__main__":
     role, url, namespace, lease, last = sys.argv[1:6]
     chosen = Settings.load({}, url=url, namespace=namespace, lease=lease, grace=1.0)
-    asyncio.run(Worker(Notes(Path(last)), settings=chosen).run() if role == "worker" else ask(chosen, last))
+    if role == "late":
+        beat_while_registering()
+    asyncio.run(ask(chosen, last) if role == "agent" else Worker(Notes(Path(last)), settings=chosen).run())

@@ -24,7 +24,7 @@ from toolbus.bus.broker.transport.embedded import HOST, EmbeddedServer
 from toolbus.bus.values.events import Started
 
 # One process runs them all, since the cluster takes its time to start.
-pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.xdist_group("cluster-namespaces")]
+pytestmark = [pytest.mark.anyio, pytest.mark.xdist_group("cluster-namespaces")]
 
 MANY = 30
 WITHIN = 60.0
@@ -77,7 +77,7 @@ class Replicated(Cluster):
 
 
 @pytest.fixture(scope="module")
-def four() -> Iterator[tuple[Replicated, dict[str, EmbeddedServer]]]:
+def four(slow: None) -> Iterator[tuple[Replicated, dict[str, EmbeddedServer]]]:
     """A cluster, and four namespaces with the masters that serve them; the first two share one."""
     made = Replicated()
     try:

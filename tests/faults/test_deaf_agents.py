@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from tests.faults import hostile
-from tests.faults.canary import NAMES, SERVICE, Canary
+from tests.faults.canary import SERVICE, Canary
 from tests.servers import eventually
 from toolbus import Worker, tool
 from toolbus.bus.broker.server.keys import Keys
@@ -15,7 +15,7 @@ from toolbus.bus.broker.server.keys import Keys
 pytestmark = pytest.mark.anyio
 
 _PLACES = hostile.places(Keys("x"), hostile.Names("s", "a", "i", "c", "d", "2026-01-01"))
-STREAMS = [name for name in NAMES if _PLACES[name].kind == "stream"]
+STREAMS = [name for name in hostile.KEY_NAMES if _PLACES[name].kind == "stream"]
 # A lease, a read that waits for two seconds, and a loaded machine; agents reconcile after 48 s at the earliest.
 WITHIN = 15.0
 

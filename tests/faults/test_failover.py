@@ -46,7 +46,7 @@ async def pay(name: str) -> str:
 
 
 @pytest.fixture
-def watched(tmp_path: Path) -> Iterator[Watched]:
+def watched(tmp_path: Path, slow: None) -> Iterator[Watched]:
     """A primary, a replica and three Sentinels."""
     runs.clear()
     made = Watched(tmp_path, sentinels=3)
@@ -254,7 +254,7 @@ async def test_dead_and_hung_sentinels_cost_little(watched: Watched) -> None:
 
 
 @pytest.fixture
-def cluster() -> Iterator[Cluster]:
+def cluster(slow: None) -> Iterator[Cluster]:
     """Three masters."""
     made = Cluster()
     try:

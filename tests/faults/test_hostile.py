@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from tests.faults import hostile
-from tests.faults.canary import NAMES, SERVICE, Canary, Sung
+from tests.faults.canary import SERVICE, Canary, Sung
 from tests.servers import eventually
 from toolbus import Settings, ToolBus, ToolbusError, Worker, tool
 from toolbus.bus.broker.replies.reader import ReplyReader
@@ -37,13 +37,14 @@ async def late_comer() -> str:
 def test_every_key_of_the_protocol_is_tried() -> None:
     """A key that is added to Keys is added to the hostile places, too."""
     keys = Keys("x")
-    assert set(hostile.places(keys, hostile.Names("s", "a", "i", "c", "d", "2026-01-01"))) == set(NAMES)
+    places = hostile.places(keys, hostile.Names("s", "a", "i", "c", "d", "2026-01-01"))
+    assert set(places) == set(hostile.KEY_NAMES), "add the key to places() in tests/faults/hostile.py"
     known = {**keys.shared_by_all(), **keys.of_service("s", "s"), **keys.of_agent("a")}
-    tried = {place.key: place.kind for place in hostile.places(keys, hostile.Names("s", "a", "i", "c", "d", "2026-01-01")).values()}
+    tried = {place.key: place.kind for place in places.values()}
     assert known.items() <= tried.items()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", hostile.KEY_NAMES)
 async def test_hostile_values_stop_nobody(canary: Canary, name: str) -> None:
     """Calls are answered, whatever stands in a key or its fields, before and after everybody reads it anew."""
     place = canary.place(name)
@@ -57,7 +58,7 @@ async def test_hostile_values_stop_nobody(canary: Canary, name: str) -> None:
     canary.forget(place)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in {"wake", "wake_all", "confirmed", "creations_told"}])
+@pytest.mark.parametrize("name", [name for name in hostile.KEY_NAMES if name not in {"wake", "wake_all", "confirmed", "creations_told"}])
 async def test_a_key_of_another_type_stops_nobody(canary: Canary, name: str) -> None:
     """A key that is replaced by one of another type is made anew, or concerns nobody but its own call."""
     place = canary.place(name)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.faults import hostile
-from tests.faults.canary import NAMES, SERVICE, Canary
+from tests.faults.canary import SERVICE, Canary
 from tests.servers import eventually
 from toolbus import ToolBus
 from toolbus.bus.broker.admin import Admin
@@ -19,7 +19,8 @@ pytestmark = pytest.mark.anyio
 _KEYS = Keys("x")
 _PLACES = hostile.places(_KEYS, hostile.Names("s", "a", "i", "c", "d", "2026-01-01"))
 # The others belong to one call, confirmation or day.
-LASTING = [name for name in NAMES if _PLACES[name].key in {**_KEYS.shared_by_all(), **_KEYS.of_service("s", "s"), **_KEYS.of_agent("a")}]
+_ALL = {**_KEYS.shared_by_all(), **_KEYS.of_service("s", "s"), **_KEYS.of_agent("a")}
+LASTING = [name for name in hostile.KEY_NAMES if _PLACES[name].key in _ALL]
 # Beats come three times a lease, and the tables are looked at once a lease.
 WITHIN = 4.0
 

@@ -28,11 +28,11 @@ def place(valkey_server: str, namespace: str) -> Place:
 
 
 @pytest.fixture
-def spawn(place: Place, forks: ForkServer, tmp_path: Path) -> Iterator[Callable[[], Program]]:
-    """Starts a worker."""
+def spawn(place: Place, forks: ForkServer, tmp_path: Path) -> Iterator[Callable[..., Program]]:
+    """Starts a worker; given the number of a step, one that keeps its end to itself."""
     settings = place.settings
     with programs(forks) as start:
-        yield lambda: start("tests.faults.steps", settings.url, settings.namespace, str(LEASE), str(tmp_path / "steps"))
+        yield lambda *kept: start("tests.faults.steps", settings.url, settings.namespace, str(LEASE), str(tmp_path / "steps"), *kept)
 
 
 def lives(path: Path) -> dict[str, list[tuple[str, int]]]:
@@ -90,3 +90,20 @@ async def test_order_holds_while_workers_are_killed_and_drained(place: Place, sp
     assert all(result.success for result in results), [result.error for result in results if not result.success]  # type: ignore[attr-defined]
     for story in lives(tmp_path / "steps").values():
         check(story, CALLS)
+
+
+async def test_the_next_call_begins_after_the_server_has_accepted_the_end_of_the_one_before(
+    place: Place, spawn: Callable[..., Program], tmp_path: Path
+) -> None:
+    """A worker that dies with an end that nobody else knows has begun nothing behind it, so that no call runs again after a later one."""
+    steps = tmp_path / "steps"
+    first = spawn("1")
+    async with place.bus() as bus:
+        await bus.wait_for_tool("step", timeout=30)
+        calls = asyncio.gather(*(bus.call("step", {"number": number}, session="s", timeout=60.0) for number in range(4)))
+        await eventually(lambda: steps.exists() and "kept" in steps.read_text(), timeout=20.0)
+        first.kill()
+        spawn()
+        assert all(result.success for result in await calls)
+    begun = [int(line.split()[2]) for line in steps.read_text().splitlines() if line.startswith("begin")]
+    assert begun == [0, 1, 1, 2, 3]

@@ -135,15 +135,18 @@ async def test_a_paused_worker_that_wakes_up_starts_no_second_life_of_a_session(
 
 
 async def test_a_woken_worker_answers_nothing_in_a_session_that_has_moved_on(place: Place, spawn: Spawn) -> None:
-    """A call in progress when the lease ended goes to the session's new worker, unanswered, though nobody had taken it over yet."""
-    worker, keys = spawn(), Keys(place.settings.namespace)
+    """A call in progress when the lease ended goes to the session's new worker, unanswered, though nobody had taken it over yet.
+
+    Also when the worker had beaten while it was registered: that beat did not prolong the lease of its service.
+    """
+    worker, keys = spawn("late"), Keys(place.settings.namespace)
     with redis.Redis.from_url(place.settings.url, decode_responses=True) as client:
 
         def holders() -> list[str]:
             return [each["consumer"] for each in client.xpending_range(keys.queue("notes"), "g", "-", "+", 10)]
 
         async with place.bus() as bus:
-            await workers_up(bus, 1)
+            await bus.wait_for_tool("note", timeout=20)
             began = asyncio.Event()
 
             async def noted() -> ToolResult:
@@ -162,7 +165,8 @@ async def test_a_woken_worker_answers_nothing_in_a_session_that_has_moved_on(pla
             start, _, digest = str(client.hget(keys.instances("notes"), f"i:{instance}")).partition(":")
             client.hset(keys.instances("notes"), "i:ghost", f"{int(start) + 1}:{digest}")
             client.zadd(keys.live, {"notes/ghost": int((time.time() + 60) * 1000)})
-            await eventually(lambda: (client.zscore(keys.live, f"notes/{instance}") or 0) < time.time() * 1000, timeout=10)
+            # In whole milliseconds, as the scripts judge.
+            await eventually(lambda: (client.zscore(keys.live, f"notes/{instance}") or 0) < int(time.time() * 1000), timeout=10)
             (owner,) = client.scan_iter(f"{keys.prefix}sess:*")
             client.set(owner, "ghost", px=60_000)
             os.kill(worker.pid, signal.SIGCONT)

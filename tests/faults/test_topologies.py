@@ -69,7 +69,7 @@ class Kept(ToolService):
 
 
 @pytest.fixture
-def watched(tmp_path: Path) -> Iterator[Watched]:
+def watched(tmp_path: Path, slow: None) -> Iterator[Watched]:
     """A primary, a replica and a Sentinel."""
     made = Watched(tmp_path)
     try:
@@ -80,7 +80,7 @@ def watched(tmp_path: Path) -> Iterator[Watched]:
 
 
 @pytest.fixture
-def cluster() -> Iterator[Cluster]:
+def cluster(slow: None) -> Iterator[Cluster]:
     """Three masters."""
     made = Cluster()
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -19,6 +20,8 @@ from toolbus.edges.gateway.app import OPERATIONS, ROUTES
 from toolbus.edges.gateway.bodies import Problem
 from toolbus.edges.gateway.openapi import document, located
 
+DOCS = Path(__file__).parents[2] / "docs/how-to"
+
 pytestmark = pytest.mark.anyio
 
 
@@ -33,9 +36,9 @@ def references(value: Any) -> set[str]:
 
 
 def at(document: Any, reference: str) -> Any:
-    """The place that a reference leads to."""
+    """The place that a reference leads to, if there is one."""
     for part in reference.removeprefix("#/").split("/"):
-        document = document[part.replace("~1", "/").replace("~0", "~")]
+        document = None if document is None else document.get(part.replace("~1", "/").replace("~0", "~"))
     return document
 
 
@@ -108,7 +111,7 @@ def test_any_name_of_a_tool_makes_a_valid_path_and_component(name: str) -> None:
 
 
 def test_every_route_is_described() -> None:
-    """With its methods; only the page, what other specifications describe, and the document itself are left out."""
+    """With its methods, and on the page of its guide; only the page, what other specifications describe, and the document are left out."""
     routes = {
         (re.sub(r":\w+}", "}", route.path), method.lower())
         for route in ROUTES
@@ -117,15 +120,23 @@ def test_every_route_is_described() -> None:
         and route.path not in {"/", "/mcp", "/openapi.json"}
         for method in (route.methods or set()) - {"HEAD"}
     }
-    paths = document(OPERATIONS, [], 60.0)["paths"]
+    made = document(OPERATIONS, [], 60.0)
+    paths = made["paths"]
     described = {(path, method) for path, operations in paths.items() for method in operations} | {("/v1/tools/{name}/invoke", "post")}
-    assert routes == described
+    assert described <= routes
+    assert routes - described == set(), "give their operations a summary"
+    unknown = {each for each in references(made) if at(made, each) is None}
+    assert unknown == set(), "describe these statuses in the table of problems of openapi.py"
+    guide = "".join((DOCS / name).read_text("utf-8") for name in ("gateway.md", "gateway-auth.md"))
+    assert {path for path, _ in routes if path.partition("{")[0] not in guide} == set(), "tell of them in docs/how-to/gateway.md"
 
 
 def test_every_error_has_a_status() -> None:
-    """An error type that a call may end with is a problem of the gateway, whichever it is."""
+    """An error type that a call may end with is a problem of the gateway, whichever it is, and a response of each operation that calls."""
+    made = document(OPERATIONS, [], 60.0)
     for kind, about in ERROR_KINDS.items():
         assert Problem.of(ErrorInfo(kind, "code", "message")).document()["status"] == about.status
+        assert str(about.status) in made["paths"]["/run_tool"]["post"]["responses"], kind
 
 
 def test_references_within_a_schema_lead_to_its_place() -> None:

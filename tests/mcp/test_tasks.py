@@ -6,17 +6,26 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from mcp_types import CLIENT_CAPABILITIES_META_KEY, CallToolRequestParams
 
+from tests.contract import Place
 from tests.forking import ForkServer
 from tests.mcp.conftest import listed
-from tests.mcp.site import Raw, Site, text_of
+from tests.mcp.site import MODERN, TASKS, Raw, Site, text_of
 from tests.servers import eventually
+from toolbus import ToolBus, ToolError, Worker, tool
+from toolbus.bus.broker.held.tasks import Tasks as TaskStore
 from toolbus.bus.broker.transport.embedded import EmbeddedServer
+from toolbus.bus.client.confirmations import Grant
+from toolbus.edges.gateway.options import Principal
+from toolbus.edges.mcp.calls import ToolCalls
+from toolbus.edges.mcp.client import Client
 
 pytestmark = pytest.mark.anyio
 
@@ -59,6 +68,57 @@ async def test_a_task_has_what_the_extension_says(site: Site, raw: Raw) -> None:
     broken = await raw.call("broken_job")
     failed = await status(raw, broken["taskId"], "completed")
     assert failed["result"]["isError"] is True
+
+
+@pytest.fixture
+async def quick(valkey_server: str, namespace: str) -> AsyncIterator[tuple[Worker, ToolBus, ToolCalls]]:
+    """A worker of a tool that always makes tasks and fails at once, and what calls it."""
+
+    @tool(service="quick", task="always")
+    async def fails() -> str:
+        """Fail."""
+        raise ToolError("at once")
+
+    place = Place(valkey_server, namespace)
+    async with place.worker(fails) as worker, place.bus() as bus:
+        await bus.wait_for_tool("fails")
+        yield worker, bus, ToolCalls(bus, lambda _: Principal("test"))
+
+
+def context() -> Any:
+    """Return the context of a request of a client that has tasks."""
+    return SimpleNamespace(protocol_version=MODERN, meta={CLIENT_CAPABILITIES_META_KEY: {"extensions": {TASKS: {}}}}, params={})
+
+
+async def test_a_call_that_ends_while_its_task_is_kept_is_a_task(
+    quick: tuple[Worker, ToolBus, ToolCalls], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tool that always makes tasks makes one, whichever of the two is faster."""
+    _, bus, calls = quick
+    put = TaskStore.put
+
+    async def slowly(store: TaskStore, *record: Any) -> None:
+        await eventually(lambda: bus.statistics()["in_flight"] == 0)
+        await put(store, *record)
+
+    monkeypatch.setattr(TaskStore, "put", slowly)
+    made = await calls.call(context(), CallToolRequestParams(name="fails"))
+    assert (made["resultType"], made["status"]) == ("task", "working")
+    task = await bus.tasks.find(made["taskId"], "")
+    assert task is not None
+    state = await bus.tasks.state(task)
+    assert state is not None
+    assert str(state.result and state.result.error) == "tool_error: at once"
+
+
+async def test_a_call_that_could_not_be_published_is_no_task(quick: tuple[Worker, ToolBus, ToolCalls]) -> None:
+    """Nobody could find it, so that the client gets the reason at once."""
+    worker, bus, calls = quick
+    found = bus.tools["fails"]
+    await worker.aclose()
+    await eventually(lambda: "fails" not in bus.tools)
+    made = await calls._durable(context(), Principal("test"), Client.of(context()), found, {}, Grant(found), 0.0)
+    assert (made["isError"], "taskId" in made) == (True, False)
 
 
 async def status_has(raw: Raw, task: str, part: str, into: dict[str, Any]) -> bool:

@@ -12,6 +12,7 @@ import pytest
 from tests.records.made import recorded
 from tests.servers import eventually
 from toolbus import ToolBus
+from toolbus.agent.conversation import HeldConversation
 from toolbus.bus.broker.admin import Admin
 from toolbus.bus.broker.protocols import CHAT, Messenger
 from toolbus.bus.values.settings import Settings
@@ -83,7 +84,7 @@ async def test_the_status_is_one_document(bus: ToolBus) -> None:
     assert claimed is not None
     await bus.chats.tell(Messenger("im", connected=True, windows=("one",)), 60)
     for chat in ("one", "two"):
-        async with bus._dispatcher.opened().broker.steps.conversations.hold("", f"{CHAT}{chat}") as held:
+        async with HeldConversation(bus._dispatcher.opened().broker.steps.conversations, "", f"{CHAT}{chat}") as held:
             await held.append(b"{}", keep=0)
     found = await get_system_status(bus, await records.all())
     assert found["tools"] == {"total": 3, "active": 2}

@@ -26,7 +26,7 @@ from toolbus.bus.broker.server.keys import Keys
 from toolbus.bus.broker.transport.embedded import EmbeddedServer, find_binary, free_port
 from toolbus.bus.values.secrets import TokenRecord, new_token
 
-pytestmark = [pytest.mark.slow, pytest.mark.anyio, pytest.mark.timeout(600), pytest.mark.xdist_group("recovery")]
+pytestmark = [pytest.mark.usefixtures("slow"), pytest.mark.anyio, pytest.mark.timeout(600), pytest.mark.xdist_group("recovery")]
 
 RUNBOOK = Path(__file__).parent.parent.parent / "docs" / "how-to" / "runbooks.md"
 LONG = 600.0

@@ -58,7 +58,7 @@ def shared(factory: pytest.TempPathFactory, name: str) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Copy:
+def built(slow: None, tmp_path_factory: pytest.TempPathFactory) -> Copy:
     """Return a copy in which the sdist and the wheel were built and checked."""
     with shared(tmp_path_factory, "release") as folder:
         if not (folder / "dist").is_dir():

@@ -12,7 +12,7 @@ import pytest
 from tests.release.project import project
 from tests.servers import eventually_sync
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 COMMANDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "agent": ("agent", ("toolbus", "agent", "hello")),

@@ -13,7 +13,7 @@ from tests.release import archives
 from tests.release.conftest import Copy, copied
 from tests.release.project import ROOT, Mistake, variable, version
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="session")

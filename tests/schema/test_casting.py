@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from tests.schema.test_strict import ANYTHING, SCHEMAS
 from toolbus import ToolError
+from toolbus.bus.schema.arguments import Validator
 from toolbus.bus.schema.casting import cast
 from toolbus.bus.schema.dialects import strict
 from toolbus.bus.schema.repair import decoded
-from toolbus.bus.schema.validate import Validator
 
 SCHEMA: dict[str, Any] = {
     "type": "object",

@@ -15,8 +15,8 @@ import msgspec
 import pytest
 
 from tests.schema.samples import Colour, Opaque, Point, properties, refused, search
+from toolbus.bus.schema.arguments import Validator
 from toolbus.bus.schema.derivation import derive
-from toolbus.bus.schema.validate import Validator
 
 
 class Box(msgspec.Struct):

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.schema.test_strict import ANYTHING, SCHEMAS
+from toolbus.bus.schema.arguments import Validator
 from toolbus.bus.schema.mend import mended, mended_document
-from toolbus.bus.schema.validate import Validator
 from toolbus.bus.values.results import DescriptorError
 
 WORDS = [

@@ -10,9 +10,9 @@ import pytest
 from tests.schema.published import PUBLISHED, Published
 from toolbus import ToolError
 from toolbus.bus.client.executor.toolcalls import said
+from toolbus.bus.schema.arguments import Preparer, Validator, preparer_for
 from toolbus.bus.schema.dialects import strict
 from toolbus.bus.schema.mend import mended
-from toolbus.bus.schema.validate import Preparer, Validator, preparer_for
 from toolbus.bus.values.descriptors import ToolDescriptor
 
 

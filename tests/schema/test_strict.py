@@ -9,8 +9,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from toolbus import ConfigurationError
+from toolbus.bus.schema.arguments import Validator
 from toolbus.bus.schema.dialects import ANTHROPIC, check_possible, flat, is_simple, plain_object, strict
-from toolbus.bus.schema.validate import Validator
 
 LEAVES = st.one_of(
     st.sampled_from(["string", "integer", "number", "boolean"]).map(lambda word: {"type": word}),

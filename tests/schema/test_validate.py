@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.examples import examples
-from toolbus.bus.schema.validate import RequiredOnly, Validator, preparer_for
+from toolbus.bus.schema.arguments import RequiredOnly, Validator, preparer_for
 from toolbus.bus.values.descriptors import Argument, ToolDescriptor
 from toolbus.bus.values.results import DescriptorError, ToolError
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from toolbus import ToolError
+from toolbus.bus.schema.arguments import Validator
 from toolbus.bus.schema.dialects import plain_object
 from toolbus.bus.schema.mend import mended
-from toolbus.bus.schema.validate import Validator
 from toolbus.bus.schema.work import EndlessError, unfolded, work_of
 from toolbus.bus.values.results import DescriptorError
 

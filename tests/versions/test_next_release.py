@@ -17,7 +17,7 @@ import redis
 from tests.servers import eventually_sync, put_down
 from toolbus.bus.broker.server.keys import Keys
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.xdist_group("versions")]
+pytestmark = [pytest.mark.usefixtures("slow"), pytest.mark.timeout(600), pytest.mark.xdist_group("versions")]
 
 ROOT = Path(__file__).parent.parent.parent
 TOOLS = str(Path(__file__).parent / "tools.py")

@@ -18,7 +18,7 @@ from toolbus.bus.values.envelope import encode
 from toolbus.bus.values.results import ConfigurationError, ConversationError, EndpointError, EnvelopeError, ErrorInfo, ToolResult
 
 if TYPE_CHECKING:
-    from toolbus.bus.broker.held.conversations import HeldConversation
+    from toolbus.agent.conversation import HeldConversation
 
 Reason = Literal["answered", "length", "turns", "time", "full"]
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from toolbus.agent.conversation import HeldConversation, name_to_hold
 from toolbus.agent.endpoint import ChatEndpoint
 from toolbus.agent.history import (
     Answer,
@@ -27,7 +28,6 @@ from toolbus.agent.history import (
     with_instruction,
 )
 from toolbus.agent.reply import Reply, valid_name
-from toolbus.bus.broker.held.conversations import name_to_hold
 from toolbus.bus.client.executor.executor import ToolExecutor
 from toolbus.bus.client.executor.observers import ToolEvent
 from toolbus.bus.client.executor.toolcalls import ModelCall
@@ -187,7 +187,7 @@ class Agent:
     async def _kept(self) -> AsyncIterator[KeptHistory]:
         """Hold the kept conversation: no other process writes it meanwhile."""
         conversations = self._executor.conversations if self._conversations is None else self._conversations
-        async with conversations.hold(self._executor.user, self._conversation or "") as held:
+        async with HeldConversation(conversations, self._executor.user, self._conversation or "") as held:
             history = KeptHistory(held, self._system, self._told)
             self._recall(history)
             try:

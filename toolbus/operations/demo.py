@@ -74,10 +74,10 @@ class Check(NamedTuple):
 
 
 class Demo:
-    """One run of the demo; ``say`` prints progress."""
+    """One run of the demo; ``report`` prints progress."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
+    def __init__(self, report: Callable[[str], None]) -> None:
+        self._report = report
         self._seen: dict[str, dict[str, Any]] = {}
         self._children: list[asyncio.subprocess.Process] = []
         self._killed: int | None = None
@@ -118,7 +118,7 @@ class Demo:
         plugin = folder / f"{_PLUGGED}_tools.py"
         plugin.write_text(_PLUGIN, "utf-8")
         with EmbeddedServer() as server:
-            self._say(f"server      {server.url} (pid {server.pid})")
+            self._report(f"server      {server.url} (pid {server.pid})")
             environment = {**os.environ, "TOOLBUS_URL": server.url, "TOOLBUS_LEASE": str(_LEASE), "TOOLBUS_LOG_LEVEL": "error"}
             try:
                 await self._play_on(environment, document, plugin)
@@ -129,9 +129,9 @@ class Demo:
     async def _play_on(self, environment: dict[str, str], document: Path, plugin: Path) -> None:
         for _ in range(_WORKERS):
             worker = await self._start(environment, "-m", "toolbus", "worker", "--examples")
-            self._say(f"worker      pid {worker.pid}")
+            self._report(f"worker      pid {worker.pid}")
         agent = await self._start(environment, "-m", "toolbus.operations.demo", str(document), output=True)
-        self._say(f"agent       pid {agent.pid}")
+        self._report(f"agent       pid {agent.pid}")
         async for line in _lines(agent):
             self._seen[line["event"]] = line
             await self._answer(line, environment, plugin)
@@ -154,7 +154,7 @@ class Demo:
                 self._plugin.terminate()
         if text := _SHOWN.get(event["event"]):
             for line in text.format(**event).split("\n"):
-                self._say(line)
+                self._report(line)
 
     async def _start(self, environment: dict[str, str], *command: str, output: bool = False) -> asyncio.subprocess.Process:
         child = await asyncio.create_subprocess_exec(

@@ -1,4 +1,4 @@
-"""Try a deployment with calls of its own: a worker, an agent, and the server between them."""
+"""Examine a deployment: its server, what is registered, and with calls of its own a worker, an agent, and the server between them."""
 
 from __future__ import annotations
 
@@ -10,18 +10,186 @@ import signal
 import statistics
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from typing import Any, NamedTuple
 
 import msgspec
 
-from toolbus.bus.broker.admin import Admin
+from toolbus.bus.broker.admin import Admin, ServerHealth
+from toolbus.bus.broker.registry.versions import OURS, NamespaceVersion, SpokenBy, speaks, spoken
 from toolbus.bus.client.bus import ToolBus
-from toolbus.bus.values.results import ToolbusError, ToolError, ToolResult
+from toolbus.bus.client.tools.catalogue import catalogue_of
+from toolbus.bus.support.display import one_line
+from toolbus.bus.values.envelope import VERSION
+from toolbus.bus.values.results import BrokerError, ToolbusError, ToolError, ToolResult
 from toolbus.bus.values.settings import Settings
+from toolbus.bus.values.urls import redact, without_credentials
 from toolbus.bus.worker.invocation import invocation
 from toolbus.bus.worker.service import ToolService
 from toolbus.bus.worker.worker import Worker
+from toolbus.operations.unusable import pending, refused, title
+from toolbus.platform.backends.confinement import why_not
+from toolbus.platform.records import RecordedTool
+from toolbus.platform.store import Reader
+
+_SLOW_MS = 5.0
+_SKEWED = 5.0
+# Seconds for the attempt without a password.
+_ATTEMPT = 5.0
+_SERVICE = "the service {0!r}, which no worker has served yet: start one that serves it, or `toolbus operate items rm tool/{1}`"
+
+
+class Finding(NamedTuple):
+    """The result of one check; ``state`` is ok, warn or fail."""
+
+    check: str
+    state: str
+    found: str
+
+
+async def diagnose(settings: Settings, *, deep: bool = False) -> list[Finding]:
+    """Check a deployment; ``deep`` also tries calls when nothing has failed."""
+    findings = await _examine(settings)
+    if deep and not any(finding.state == "fail" for finding in findings):
+        findings += [each async for each in Trials(settings).run()]
+    return findings
+
+
+async def _examine(settings: Settings) -> list[Finding]:
+    findings = [Finding("url", "ok", redact(settings.url))]
+    try:
+        async with Admin(settings) as admin:
+            health = await admin.health()
+            roles = await admin.roles()
+            snapshot = await admin.snapshot()
+            catalogue = catalogue_of(snapshot, require_approval=settings.require_approval)
+            protocol = _protocol(await admin.versions.read(), await admin.versions.workers())
+    except BrokerError as error:
+        return [*findings, Finding("server", "fail", str(error))]
+    except ToolbusError as error:
+        return [Finding("url", "fail", str(error))]
+    records = Reader().snapshot(catalogue.documents.by_key)
+    evicts = health.policy not in {"noeviction", "unknown"}
+    policy = f"{health.policy}: keys may be evicted; set `maxmemory-policy noeviction`" if evicts else health.policy
+    kept = (
+        "append-only file is on" if health.append_only else "append-only file is off: a restart forgets queued calls; set `appendonly yes`"
+    )
+    slow, skewed = health.latency_ms > _SLOW_MS, abs(health.skew) > _SKEWED
+    owner = settings.owner or "unset: owners are derived from distributions and modules; set TOOLBUS_OWNER in production"
+    return [
+        *findings,
+        Finding("server", "ok", str(health.server)),
+        Finding("scripts", "ok", "all load"),
+        Finding("memory policy", "warn" if evicts else "ok", policy),
+        Finding("persistence", "ok" if health.append_only else "warn", kept),
+        _replicas(health, settings.wait_replicas),
+        Finding("latency", "warn" if slow else "ok", f"{health.latency_ms:.2f} ms (median of 50)"),
+        Finding(
+            "clock",
+            "warn" if skewed else "ok",
+            f"server is {round(health.skew, 1) + 0.0:+.1f} s from here" + ("; harmless if it stays so" if skewed else ""),
+        ),
+        _role(roles),
+        *await _nobody(settings),
+        protocol,
+        Finding("registry", "ok", f"{len(snapshot[0])} services in namespace {settings.namespace!r}"),
+        *(
+            Finding("tool" if tool.service else "preset", "fail", f"{title(tool)} can't be used: {one_line(tool.reason, 300)}")
+            for tool in refused(catalogue)
+        ),
+        # Groups that can't be read are among what agents refuse.
+        *(
+            Finding("record", "fail", f"a recorded tool or its label can't be used: {one_line(each.reason, 300)}")
+            for each in records.refused
+            if not each.key.startswith("group/")
+        ),
+        *(Finding("tool", "warn", f"{tool.name} waits for {_SERVICE.format(tool.service, tool.name)}") for tool in pending(catalogue)),
+        await asyncio.to_thread(_confinement, records.tools.values(), confine=settings.confine),
+        Finding("owner", "ok" if settings.owner else "warn", owner),
+    ]
+
+
+def _confinement(tools: Iterable[RecordedTool], *, confine: bool) -> Finding:
+    """Say how a host of this machine would run the programs that models wrote."""
+    named = ", ".join(tool.tool_id for tool in tools if tool.by_model and any(source.type == "local" for source in tool.sources))
+    programs = f"programs that models wrote ({one_line(named, 200)})" if named else "programs that models write"
+    if not confine:
+        return Finding("confinement", "warn", f"{programs} have all rights of a host here: TOOLBUS_CONFINE is off")
+    if reason := why_not():
+        said = f"{programs} are refused by a host here: this machine can't confine them ({reason})"
+        return Finding("confinement", "warn" if named else "ok", said)
+    return Finding("confinement", "ok", f"{programs} are confined by a host here")
+
+
+def _protocol(namespace: NamespaceVersion, workers: list[SpokenBy]) -> Finding:
+    """Say which versions of the protocol were seen, and what keeps the namespace from the newest."""
+    seen = Counter(spoken(each.versions) for each in workers)
+    found = "; ".join(
+        [
+            f"the namespace is of version {namespace.written}",
+            f"this process speaks {spoken(OURS)}",
+            *(f"{count} instance{'s speak' if count > 1 else ' speaks'} {versions}" for versions, count in sorted(seen.items())),
+        ]
+    )
+    try:
+        namespace.check()
+    except BrokerError as error:
+        return Finding("protocol", "fail", str(error))
+    if namespace.raising:
+        return Finding(
+            "protocol", "warn", f"{found}; it is being raised to version {namespace.raising}: run `toolbus operate migrate` again"
+        )
+    if namespace.written < VERSION:
+        behind = [each for each in workers if not speaks(each.versions, VERSION)]
+        advice = f"upgrade {behind[0].service}/{behind[0].instance} and all like it" if behind else "`toolbus operate migrate` raises it"
+        return Finding("protocol", "warn", f"{found}; {advice}")
+    return Finding("protocol", "ok", found)
+
+
+def _role(roles: list[str] | None) -> Finding:
+    if roles is None:
+        return Finding(
+            "role", "warn", "this user may do everything on the server; `toolbus secure acl ROLE` prints the least rights of each role"
+        )
+    if not roles:
+        return Finding("role", "warn", "this user has none of the roles of `toolbus secure acl` in this namespace")
+    return Finding("role", "ok", " and ".join(roles))
+
+
+async def _nobody(settings: Settings) -> list[Finding]:
+    """Try once whether the server lets in users without a password; nothing is tried when this process is such a user."""
+    anonymous = msgspec.structs.replace(settings, url=without_credentials(settings.url), password_file="")
+    if anonymous == settings:
+        return []
+    check = "no password"
+    try:
+        async with asyncio.timeout(_ATTEMPT), Admin(anonymous) as admin:
+            roles = await admin.roles()
+    except ToolbusError:
+        return [Finding(check, "ok", "the server refuses users without a password")]
+    except TimeoutError:
+        return [Finding(check, "warn", f"the server did not say within {_ATTEMPT:g} s whether it refuses users without a password")]
+    if roles == []:
+        return [Finding(check, "ok", "users without a password have no role in this namespace")]
+    may = "may do everything" if roles is None else f"have the rights of {' and '.join(roles)}"
+    advice = "make a user for administrators, then `ACL SETUSER default off` (docs/how-to/roles.md)"
+    return [Finding(check, "warn", f"users without a password {may} on the server: {advice}")]
+
+
+def _replicas(health: ServerHealth, waited_for: int) -> Finding:
+    if waited_for > health.replicas:
+        found = f"{health.replicas} connected, and TOOLBUS_WAIT_REPLICAS is {waited_for}: no `once` call runs until there are as many"
+        return Finding("replicas", "fail", found)
+    if not health.replicas:
+        return Finding("replicas", "ok", "none connected")
+    if not health.needs_replicas:
+        advice = "a master that was cut off or replaced takes writes that will be lost; set `min-replicas-to-write 1`"
+        return Finding("replicas", "warn", f"{health.replicas} connected: {advice}")
+    return Finding("replicas", "ok", f"{health.replicas} connected, and writes need some of them")
+
+
+# -- trials ---------------------------------------------------------------------------------------
 
 SERVICE = "TOOLBUS_DIAGNOSIS_SERVICE"
 """The variable that tells a worker process the service's id."""
@@ -89,14 +257,6 @@ _LEASE = 2.0
 _MANY_ROUND_TRIPS = 20.0
 
 
-class Trial(msgspec.Struct, frozen=True):
-    """The result of one trial; ``state`` is ok, warn or fail."""
-
-    name: str
-    state: str
-    found: str
-
-
 class Trials:
     """The trials of one deployment. They have a service of their own, which is gone at the end."""
 
@@ -105,14 +265,14 @@ class Trials:
         self._settings = Settings.load(base=settings, lease=_LEASE, owner="", recent="off")
         self._round_trip = 0.0
 
-    async def run(self) -> AsyncIterator[Trial]:
+    async def run(self) -> AsyncIterator[Finding]:
         """Yield the result of each trial as it ends. One that fails keeps the others from nothing, but one without a worker ends them."""
         service = Diagnosis(self._id)
         try:
             yield await self._server()
             async with Worker(service, settings=self._settings), ToolBus(settings=self._settings) as bus:
                 await bus.wait_for_tool(f"{self._id}-echo", timeout=_PATIENCE)
-                trials: tuple[tuple[str, Callable[[], Awaitable[Trial]]], ...] = (
+                trials: tuple[tuple[str, Callable[[], Awaitable[Finding]]], ...] = (
                     ("call", lambda: self._call(bus)),
                     ("calls at once", lambda: self._calls(bus)),
                     ("stream", lambda: self._stream(bus)),
@@ -122,48 +282,48 @@ class Trials:
                     yield await _tried(name, trial)
             yield await _tried("lease", self._takeover)
         except ToolbusError as error:
-            yield Trial("worker", "fail", str(error))
+            yield Finding("worker", "fail", str(error))
 
-    async def _server(self) -> Trial:
+    async def _server(self) -> Finding:
         async with Admin(self._settings) as admin:
             self._round_trip = (await admin.health()).latency_ms
-        return Trial("round trip", "ok", f"{self._round_trip:.2f} ms to the server (median of 50)")
+        return Finding("round trip", "ok", f"{self._round_trip:.2f} ms to the server (median of 50)")
 
-    async def _call(self, bus: ToolBus) -> Trial:
+    async def _call(self, bus: ToolBus) -> Finding:
         times = []
         for number in range(_CALLS):
             started = time.perf_counter()
             result = await bus.call(f"{self._id}-echo", {"n": number}, timeout=_PATIENCE)
             times.append((time.perf_counter() - started) * 1000)
             if result.output != str(number):
-                return Trial("call", "fail", _wrong(result, str(number)))
+                return Finding("call", "fail", _wrong(result, str(number)))
         middle, slow = statistics.median(times), sorted(times)[int(_CALLS * 0.99)]
         trips = middle / max(self._round_trip, 0.001)
         found = f"{middle:.2f} ms (median of {_CALLS}), 99 % within {slow:.2f} ms; {trips:.1f} round trips"
-        return Trial("call", "warn" if trips > _MANY_ROUND_TRIPS and middle > 1 else "ok", found)
+        return Finding("call", "warn" if trips > _MANY_ROUND_TRIPS and middle > 1 else "ok", found)
 
-    async def _calls(self, bus: ToolBus) -> Trial:
+    async def _calls(self, bus: ToolBus) -> Finding:
         started = time.perf_counter()
         results = await asyncio.gather(*(bus.call(f"{self._id}-echo", {"n": n}, timeout=_PATIENCE) for n in range(_AT_ONCE * 8)))
         seconds = time.perf_counter() - started
         wrong = [_wrong(result, str(number)) for number, result in enumerate(results) if result.output != str(number)]
         if wrong:
-            return Trial("calls at once", "fail", f"{len(wrong)} of {len(results)}: {wrong[0]}")
-        return Trial(
+            return Finding("calls at once", "fail", f"{len(wrong)} of {len(results)}: {wrong[0]}")
+        return Finding(
             "calls at once", "ok", f"{len(results)} in {seconds * 1000:.0f} ms, {len(results) / seconds:,.0f} calls/s of one process"
         )
 
-    async def _stream(self, bus: ToolBus) -> Trial:
+    async def _stream(self, bus: ToolBus) -> Finding:
         started, first, text = time.perf_counter(), 0.0, ""
         async with bus.stream(f"{self._id}-count", {"n": _CHUNKS}, timeout=_PATIENCE) as call:
             async for piece in call:
                 first = first or time.perf_counter() - started
                 text += piece
         if text != "".join(f"{number} " for number in range(_CHUNKS)):
-            return Trial("stream", "fail", f"{len(text.split())} of {_CHUNKS} pieces arrived in order")
-        return Trial("stream", "ok", f"{_CHUNKS} pieces whole, the first after {first * 1000:.2f} ms")
+            return Finding("stream", "fail", f"{len(text.split())} of {_CHUNKS} pieces arrived in order")
+        return Finding("stream", "ok", f"{_CHUNKS} pieces whole, the first after {first * 1000:.2f} ms")
 
-    async def _cancel(self, bus: ToolBus, service: Diagnosis) -> Trial:
+    async def _cancel(self, bus: ToolBus, service: Diagnosis) -> Finding:
         async with bus.stream(f"{self._id}-wait", {}, timeout=_PATIENCE) as call:
             async for _ in call:
                 break
@@ -171,9 +331,9 @@ class Trials:
         # Leaving the context cancels the call.
         async with asyncio.timeout(_PATIENCE):
             await service.cancelled.wait()
-        return Trial("cancellation", "ok", f"reached the handler after {(time.perf_counter() - started) * 1000:.2f} ms")
+        return Finding("cancellation", "ok", f"reached the handler after {(time.perf_counter() - started) * 1000:.2f} ms")
 
-    async def _takeover(self) -> Trial:
+    async def _takeover(self) -> Finding:
         """Let a worker process die with a call, and another one answer."""
         environment = {
             **os.environ,
@@ -204,8 +364,8 @@ class Trials:
                 process.kill()
                 await process.wait()
         if result.output != "attempt 2":
-            return Trial("lease", "fail", _wrong(result, "attempt 2"))
-        return Trial("lease", "ok", f"a killed worker's call was answered by another after {taken:.1f} s (lease {_LEASE:g} s)")
+            return Finding("lease", "fail", _wrong(result, "attempt 2"))
+        return Finding("lease", "ok", f"a killed worker's call was answered by another after {taken:.1f} s (lease {_LEASE:g} s)")
 
     async def _gone(self, bus: ToolBus) -> None:
         """Wait until the dead worker has been swept out of the registry, so that nothing of the trials stays in it."""
@@ -214,13 +374,13 @@ class Trials:
                 await bus.tools.catalogue.wait(lambda: self._id not in bus.services)
 
 
-async def _tried(name: str, trial: Callable[[], Awaitable[Trial]]) -> Trial:
+async def _tried(name: str, trial: Callable[[], Awaitable[Finding]]) -> Finding:
     try:
         return await trial()
     except ToolbusError as error:
-        return Trial(name, "fail", str(error))
+        return Finding(name, "fail", str(error))
     except TimeoutError:
-        return Trial(name, "fail", f"not within {_PATIENCE:g} s")
+        return Finding(name, "fail", f"not within {_PATIENCE:g} s")
 
 
 def _wrong(result: ToolResult, wanted: str) -> str:

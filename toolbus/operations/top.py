@@ -309,7 +309,7 @@ class Top(App[None]):
             with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
                 loop.add_signal_handler(number, self._stop, code)
         self._grid.focus()
-        self._say("connecting …")
+        self._show_status("connecting …")
         self.run_worker(self._take_samples(), exclusive=True)
 
     def _stop(self, code: int) -> None:
@@ -322,7 +322,7 @@ class Top(App[None]):
                 try:
                     snapshot = await self._watch.sample()
                 except (ToolbusError, OSError) as error:
-                    self._tell(str(error))
+                    self._show_trouble(str(error))
                 else:
                     if not self._held:
                         self.snapshot = snapshot
@@ -337,9 +337,9 @@ class Top(App[None]):
         snapshot = self.snapshot
         if snapshot is None:
             return
-        self._say(_summary(snapshot))
+        self._show_status(_summary(snapshot))
         silent = f"{len(snapshot.silent)} workers do not answer: {', '.join(snapshot.silent)}" if snapshot.silent else ""
-        self._tell("\n".join([*(f"can't be read: {each}" for each in snapshot.problems), *filter(None, [silent])]))
+        self._show_trouble("\n".join([*(f"can't be read: {each}" for each in snapshot.problems), *filter(None, [silent])]))
         order = self._orders[self._shown]
         rows = self._table.sorted(self._chosen(snapshot), order[0], down=order[1])
         self._grid.show_rows(rows, order)
@@ -349,7 +349,7 @@ class Top(App[None]):
         rows = table.rows(snapshot)
         return [view for view in rows if not sought or any(sought in text.casefold() for text in table.cells(view))]
 
-    def _say(self, text: str) -> None:
+    def _show_status(self, text: str) -> None:
         notes = ["paused"] if self._held else []
         if self._sought:
             notes.append(f"only rows with {self._sought!r}")
@@ -358,7 +358,7 @@ class Top(App[None]):
         said = "  ".join(filter(None, [*(f"[{visible(note)}]" for note in notes), visible(where), text]))
         self._line.update(Text(said, no_wrap=True, overflow="ellipsis"), layout=False)
 
-    def _tell(self, trouble: str) -> None:
+    def _show_trouble(self, trouble: str) -> None:
         """Say what is wrong; what was shown last stays."""
         if trouble != self._told:
             # Only then, since it lays out the whole screen anew.

@@ -24,9 +24,6 @@ from toolbus.platform.records import GROUP_KEY, PENDING_KEY, RECORD_KEY, RUNTIME
 
 Record = RecordedTool | ToolGroup | BackendRuntime
 
-PREFIXES = (RECORD_KEY, PENDING_KEY, GROUP_KEY, RUNTIME_KEY)
-"""Begin the keys of the platform's items."""
-
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 TYPES: Mapping[str, type[Record]] = {
     RECORD_KEY: RecordedTool,
@@ -35,6 +32,9 @@ TYPES: Mapping[str, type[Record]] = {
     RUNTIME_KEY: BackendRuntime,
 }
 """The type of the items whose keys begin with each prefix."""
+
+PREFIXES = tuple(TYPES)
+"""Begin the keys of the platform's items."""
 
 
 def is_platform_key(key: str) -> bool:

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from toolbus.bus.client.tools.groups import ToolGroup
+from toolbus.bus.schema.arguments import preparer_for
 from toolbus.bus.schema.mend import mended_document
-from toolbus.bus.schema.validate import preparer_for
 from toolbus.bus.values import pins
 from toolbus.bus.values.descriptors import ServiceDescriptor, ToolDescriptor, parse_tool
 from toolbus.bus.values.results import DescriptorError

@@ -284,7 +284,7 @@ class Service(Mirror[views.ServiceView]):
     stream = making(Call, views.ServiceView.stream)
 
 
-class BoundBus(Mirror[views.BusView | aio.ToolBus]):
+class BoundBus(Mirror[views.BusView]):
     """A bus with default options; what ``bind`` returns, for whenever the bus is open."""
 
     call = waiting(views.BusView.call)

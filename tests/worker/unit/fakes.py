@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 import pytest
 
 from toolbus import Retry, Settings, ToolError, tool
+from toolbus.bus.broker.lease.clock import ServerClock
 from toolbus.bus.broker.protocols import Beginning, Ending, Note
-from toolbus.bus.broker.take.requests import Delivery, Fence
+from toolbus.bus.broker.server.keys import Keys
+from toolbus.bus.broker.take.requests import Delivery, Fence, RequestStream
 from toolbus.bus.values.confirmations import ConfirmationAnswer, ConfirmationRequest
 from toolbus.bus.values.envelope import Frame, Request, decode_frames, join_frames
 from toolbus.bus.worker.collect import collect
@@ -88,13 +90,22 @@ class Buried(NamedTuple):
 
 
 class FakeBroker:
-    """A ``WorkerBroker`` without a server, and each of the steps that slots use."""
+    """A ``WorkerBroker`` without a server, and each of the steps that slots use.
+
+    Attributes:
+        accepts: whether ends are accepted at once, and not when ``accept`` is called.
+        left: the calls of sessions that are left elsewhere.
+        asked_before: before which calls that was asked, each time.
+    """
 
     instance = "worker-1"
     congested = False
+    accepts = True
 
     def __init__(self) -> None:
-        self.steps = self.intake = self.upkeep = self.beginnings = self.outbox = self.endings = self.notes = self.ownership = self
+        self.steps = self.intake = self.upkeep = self.beginnings = self.outbox = self.endings = self.notes = self.ownership = (
+            self.snapshots
+        ) = self
         self.tallies = OwnTallies()
         self.beginning: Beginning = "started"
         self.begin_gate: asyncio.Event | None = None
@@ -113,6 +124,9 @@ class FakeBroker:
         self.failure: Exception | None = None
         self.hand_back_failure: Exception | None = None
         self.slots: Slots | None = None
+        self.left: list[bytes] = []
+        self.asked_before: list[list[bytes]] = []
+        self._unaccepted: list[Delivery] = []
         self._arrived: list[Delivery] = []
         self._interrupted = asyncio.Event()
 
@@ -153,12 +167,15 @@ class FakeBroker:
             if isinstance(answer, Exception):
                 raise answer
             return answer
-        return delivery.again(delivery.attempt + 1, f"{delivery.run}+")
+        again = delivery.queue.held[delivery.entry] = delivery.again(delivery.attempt + 1, f"{delivery.run}+")
+        return again
 
     async def hand_back(self, deliveries: Sequence[Delivery]) -> None:
         if self.hand_back_failure is not None:
             raise self.hand_back_failure
         self.handed_back += deliveries
+        for delivery in deliveries:
+            delivery.queue.let_go(delivery)
 
     async def outlive(self, seconds: float) -> None:
         pass
@@ -181,6 +198,13 @@ class FakeBroker:
     async def write(self, delivery: Delivery, note: Note) -> None:
         pass
 
+    async def before(self, deliveries: Sequence[Delivery]) -> list[list[bytes]]:
+        self.asked_before.append([delivery.entry for delivery in deliveries])
+        return [self.left] * len(deliveries)
+
+    async def holds(self, delivery: Delivery) -> bool:
+        return True
+
     def release(self, service: str, pair: tuple[str, str], *, lost: bool) -> None:
         pass
 
@@ -199,9 +223,22 @@ class FakeBroker:
 
     def finish(self, delivery: Delivery, frame: bytes, *, frees: bool = False) -> None:
         self.ends.append(End(_frame(delivery, frame), frees))
+        self._end(delivery)
 
     def bury(self, delivery: Delivery, reason: str, error: str, frame: bytes) -> None:
         self.buried.append(Buried(reason, error, _frame(delivery, frame)))
+        self._end(delivery)
+
+    def _end(self, delivery: Delivery) -> None:
+        self._unaccepted.append(delivery)
+        if self.accepts:
+            self.accept()
+
+    def accept(self, *, ended: bool = True) -> None:
+        """Accept the ends that were sent until now; or refuse them, so that the calls go on elsewhere."""
+        unaccepted, self._unaccepted = self._unaccepted, []
+        for delivery in unaccepted:
+            delivery.queue.let_go(delivery, ended=ended)
 
     async def aclose(self) -> None:
         self.closed += 1
@@ -238,6 +275,17 @@ class Bench:
         for each in served.values():
             self.slots.sessions.open(each)
         self.broker.slots = self.slots
+        self.stream = RequestStream(
+            Keys("unit"),
+            self.service,
+            self.service,
+            self.broker.instance,
+            ServerClock(self.settings.lease, self.loop.time),
+            self.settings,
+            on_lost=self.slots.on_lost,
+            on_let_go=self.slots.on_let_go,
+            set_aside=lambda _, bad: pytest.fail(bad.reason),
+        )
         self._serving: asyncio.Task[None] | None = None
         self._numbers = itertools.count(1)
 
@@ -248,13 +296,13 @@ class Bench:
         self.nested_ended.append((user, session))
 
     def delivery(self, tool: str, arguments: dict[str, Any] | None = None, **changes: Any) -> Delivery:
-        """A delivery of a call of a tool of the first service, ten seconds before its deadline."""
+        """Hold a delivery of a call of a tool of the first service, ten seconds before its deadline."""
         number = next(self._numbers)
         of_request = {key: changes.pop(key) for key in tuple(changes) if key in Request.__struct_fields__}
         request = Request(
             **{"id": f"call-{number}", "agent": "a", "service": self.service, **of_request}, tool=tool, arguments=arguments or {}
         )
-        return Delivery(
+        made = Delivery(
             **{
                 "request": request,
                 "replies": "a",
@@ -264,11 +312,13 @@ class Bench:
                 "deadline": self.loop.time() + 10.0,
                 "queued_ms": 12.34,
                 "run": f"run-{number}",
-                "queue": None,
+                "queue": self.stream,
                 "fence": Fence(b"", b""),
                 **changes,
             }
         )
+        self.stream.held[made.entry] = made
+        return made
 
     def serve(self) -> None:
         """Begin to take."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.worker.unit.fakes import Bench, echo, flaky, handlers, hold
+from tests.worker.unit.fakes import Bench, echo, flaky, handlers, hold, stubborn
 from toolbus import ErrorInfo, ToolError, tool
 from toolbus.bus.broker.take.requests import Delivery
 
@@ -40,7 +40,7 @@ def _forget_replies(bench: Bench, delivery: Delivery) -> None:
 
 
 def _lose(bench: Bench, delivery: Delivery) -> None:
-    bench.slots.on_lost(delivery)
+    bench.stream.lose(delivery)
 
 
 def _bury(bench: Bench, delivery: Delivery) -> None:
@@ -142,7 +142,7 @@ async def test_an_attempt_that_was_lost_does_not_end_the_turn_of_its_next_one(ga
     bench = Bench(slow, echo, concurrency=3)
     bench.slots.start(first := of_session(bench, "slow"))
     await bench.settle()
-    bench.slots.on_lost(first)
+    bench.stream.lose(first)
     bench.slots.start(first.again(1, "run-again"))
     bench.slots.start(behind := of_session(bench, "echo", {"text": "behind"}))
     await asyncio.sleep(2)
@@ -177,3 +177,53 @@ async def test_a_call_that_ended_while_it_waited_for_its_turn_is_let_go_of(
     await bench.settle()
     assert [end.frame.id for end in bench.broker.ends][-2:] == [before.request.id, after.request.id]
     assert len(bench.slots._lines) == 0
+
+
+@pytest.mark.parametrize("first", ["echo", "refused", "buried"])
+async def test_the_next_call_begins_when_the_server_has_accepted_the_end_of_the_one_before(first: str, seen: list[Any]) -> None:
+    """Until then another worker may take that one over and run it again; a call of another session does not wait."""
+    bench = Bench(echo, hold, concurrency=5)
+    bench.broker.accepts = False
+    ends = {"refused": {"deadline": 0.0}, "buried": {"attempt": bench.settings.max_deliveries + 1}}
+    bench.slots.start(before := of_session(bench, "echo", {"text": "first"}, **ends.get(first, {})))
+    await bench.settle()
+    assert len(bench.broker.ends) + len(bench.broker.buried) == 1
+    bench.broker.left = [before.entry]
+    bench.slots.start(of_session(bench, "hold", {"name": "second"}, after=before.entry))
+    bench.slots.start(of_session(bench, "hold", {"name": "other"}, session="other"))
+    await asyncio.sleep(5)
+    assert seen == ["other"]
+    bench.broker.left = []
+    bench.broker.accept()
+    await asyncio.sleep(1)
+    assert seen == ["other", "second"]
+
+
+async def test_an_accepted_end_does_not_end_the_turn_of_a_handler_that_still_runs(gate: asyncio.Event, seen: list[Any]) -> None:
+    """A cancelled call is answered at once, and the next one begins when its handler has stopped, too."""
+    bench = Bench(stubborn, hold)
+    bench.slots.start(first := of_session(bench, "stubborn", deadline=2000.0))
+    bench.slots.start(of_session(bench, "hold", {"name": "second"}, deadline=2000.0))
+    await bench.settle()
+    bench.slots.on_cancelled(first.request.id)
+    await bench.settle()
+    assert (bench.stream.held.get(first.entry), seen) == (None, ["refused"])
+    gate.set()
+    await bench.settle()
+    assert seen == ["refused", "second"]
+
+
+async def test_a_call_whose_end_was_refused_is_waited_for_where_it_goes_on(seen: list[Any]) -> None:
+    """The next one begins when the server says that nothing before it is left."""
+    bench = Bench(echo, hold)
+    bench.broker.accepts = False
+    bench.slots.start(first := of_session(bench, "echo", {"text": "first"}))
+    bench.slots.start(second := of_session(bench, "hold", {"name": "second"}, after=first.entry))
+    await bench.settle()
+    bench.broker.left = [first.entry]
+    bench.broker.accept(ended=False)
+    await asyncio.sleep(5)
+    assert (bench.broker.asked_before[0], seen) == ([second.entry], [])
+    bench.broker.left = []
+    await asyncio.sleep(1)
+    assert seen == ["second"]

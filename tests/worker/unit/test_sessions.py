@@ -9,6 +9,8 @@ from typing import Any, cast
 import pytest
 
 from tests.servers import eventually
+from tests.worker.unit.fakes import Bench
+from toolbus import ToolService, tool
 from toolbus.bus.support.deadlines import Deadlines
 from toolbus.bus.values.results import ConfigurationError, ToolbusError
 from toolbus.bus.worker.service import Session
@@ -104,6 +106,31 @@ async def test_a_session_whose_nested_calls_can_not_be_told_is_logged(failure: E
     await eventually(lambda: "session.untold" in caplog.text)
     await sessions.aclose()
     assert unhandled == []
+
+
+async def test_a_call_whose_session_is_closed_before_its_first_step_is_told_so() -> None:
+    """Its turn and the close may come in one tick; to its caller the session was closed and not lost."""
+
+    class Desk(ToolService):
+        """Has sessions."""
+
+        id = "desk"
+        sticky_sessions = True
+
+        @tool
+        async def look(self) -> str:
+            """Look."""
+            return "seen"
+
+    bench = Bench(Desk())
+    for _ in range(2):
+        bench.slots.start(bench.delivery("look", user="u", session="s"))
+        bench.slots.sessions.closed("desk", "u", "s")
+        await bench.settle()
+    assert bench.broker.errors() == [("cancelled", "session_closed")] * 2
+    bench.slots.start(bench.delivery("look", user="u", session="s"))
+    await bench.settle()
+    assert bench.broker.ends[-1].frame.response == "seen"
 
 
 async def test_sessions_end_quietly_while_the_nested_bus_closes() -> None:

@@ -81,7 +81,7 @@ async def test_stopping_is_final() -> None:
     await bench.settle()
     bench.slots.stop()
     bench.slots.stop()
-    bench.slots.on_left_over()
+    bench.slots.on_room_wanted()
     await bench.drained()
     assert state(bench) is TakingState.STOPPED
     assert bench.broker.asked_for == [2]
@@ -259,7 +259,7 @@ async def test_a_worker_makes_room_for_what_must_run_alone(seen: list[Any]) -> N
     bench.broker.arrive(bench.delivery("nap", {"name": "a"}))
     await bench.settle()
     assert bench.slots.flexible()
-    bench.slots.on_left_over()
+    bench.slots.on_room_wanted()
     assert (bench.slots.flexible(), bench.slots.free_slots(), bench.broker.interrupts) == (False, 0, 1)
     await bench.settle()
     assert (state(bench), bench.broker.recoveries) == (TakingState.MAKING_ROOM, 0)
@@ -279,7 +279,7 @@ async def test_a_worker_makes_room_for_a_bounded_time_and_not_soon_again(gate: a
     bench.serve()
     bench.broker.arrive(bench.delivery("hold", {"name": "a"}, deadline=2000.0))
     await bench.settle()
-    bench.slots.on_left_over()
+    bench.slots.on_room_wanted()
     await asyncio.sleep(9.9)
     assert (state(bench), bench.broker.recoveries) == (TakingState.MAKING_ROOM, 0)
     await asyncio.sleep(0.2)
@@ -297,7 +297,7 @@ async def test_a_worker_that_made_room_in_time_can_do_so_again() -> None:
     """Nothing ran when it looked, so no call was kept waiting in vain."""
     bench = Bench(nap)
     bench.serve()
-    bench.slots.on_left_over()
+    bench.slots.on_room_wanted()
     await bench.settle()
     assert (bench.broker.recoveries, bench.slots.flexible()) == (1, True)
     await bench.drained()
@@ -311,7 +311,7 @@ async def test_a_stuck_run_does_not_keep_a_worker_from_making_room(gate: asyncio
     bench.broker.arrive(delivery)
     await bench.settle()
     bench.slots.on_cancelled(delivery.request.id)
-    bench.slots.on_left_over()
+    bench.slots.on_room_wanted()
     await bench.settle()
     assert (bench.broker.recoveries, bench.slots.flexible(), bench.slots.idle(), bench.slots.busy()) == (1, True, True, False)
     gate.set()
@@ -324,7 +324,7 @@ async def test_a_worker_that_runs_a_suspect_makes_room_afterwards() -> None:
     bench.serve()
     bench.broker.arrive(bench.delivery("nap", {"name": "s"}, attempt=4))
     await bench.settle()
-    bench.slots.on_left_over()
+    bench.slots.on_room_wanted()
     assert state(bench) is TakingState.ALONE
     assert bench.broker.recoveries == 0
     await asyncio.sleep(1.1)
@@ -338,7 +338,7 @@ async def test_a_worker_can_leave_while_it_makes_room(seen: list[Any]) -> None:
     bench.serve()
     bench.broker.arrive(bench.delivery("nap", {"name": "a"}))
     await bench.settle()
-    bench.slots.on_left_over()
+    bench.slots.on_room_wanted()
     await bench.settle()
     bench.broker.left_over = [[bench.delivery("nap", {"name": "s"}, attempt=4)]]
     await bench.drained()

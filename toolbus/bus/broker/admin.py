@@ -29,8 +29,7 @@ from toolbus.bus.broker.statistics.asking import PATIENCE, Statistics, ask
 from toolbus.bus.broker.statistics.recent import RecentCall, after, newest
 from toolbus.bus.broker.transport.command import ReplyError, fields_of, info_fields
 from toolbus.bus.broker.transport.connection import Connector, ServerInfo
-from toolbus.bus.broker.transport.link import Link
-from toolbus.bus.broker.transport.links import ShortLink, scan_hash
+from toolbus.bus.broker.transport.links import ShortLink, scan_hash, server_ms
 from toolbus.bus.broker.transport.mastership import Replication
 from toolbus.bus.broker.transport.opening import NotOpen
 from toolbus.bus.values.descriptors import Publication, ServiceDescriptor
@@ -38,47 +37,6 @@ from toolbus.bus.values.envelope import Frame, Request, address, decode_request,
 from toolbus.bus.values.naming import key_flaw
 from toolbus.bus.values.results import BrokerError, DescriptorError, EnvelopeError, ErrorInfo
 from toolbus.bus.values.settings import Settings
-
-
-async def misplaced_documents(link: Link, keys: Keys) -> dict[str, bytes]:
-    """Return the documents that stand in the table that workers may write, and don't belong there, sorted by key.
-
-    Nobody uses them. A person looks at them before they are moved, since a stolen worker's credential can write them.
-
-    Raises:
-        BrokerError: the server could not be asked.
-    """
-    found: dict[str, bytes] = {}
-    async for name, document in scan_hash(link, keys.items):
-        try:
-            key = text(name)
-        except EnvelopeError as error:
-            skip(keys.items, error, field=name)
-            continue
-        if keys.table(key) != keys.items and not key_flaw(key):
-            found[key] = document
-    return dict(sorted(found.items()))
-
-
-async def move_documents(link: Link, keys: Keys, registry: Registry, sought: Iterable[str]) -> dict[str, bool]:
-    """Move misplaced documents of these keys; return for each that was there whether it is used now.
-
-    One for which there is a newer document in its own table is removed. A move that was interrupted is made again by the next one.
-
-    Raises:
-        BrokerError: the server could not be reached, or refuses it: operators may do this.
-        ConfigurationError: one is too long.
-    """
-    there = await misplaced_documents(link, keys)
-    moved: dict[str, bool] = {}
-    for key in sought:
-        if key not in there:
-            continue
-        # A repetition finds the same document, and counts as moved.
-        moved[key] = not await registry.replace_items([ItemChange(key, None, there[key])])
-        await link.execute("HDEL", keys.items, key, repeatable=True)
-    return moved
-
 
 _PAGE = 256
 _OVERVIEWS_AT_ONCE = 40
@@ -239,12 +197,38 @@ class Admin:
         return await self._registry.delete_misplaced(key)
 
     async def misplaced(self) -> dict[str, bytes]:
-        """Return documents that an older toolbus has put where workers may write, and that nobody uses; see ``move``."""
-        return await misplaced_documents(self._link, self._keys)
+        """Return the documents that stand in the table that workers may write, and don't belong there, sorted by key.
+
+        Nobody uses them. A person looks at them before they are moved, since a stolen worker's credential can write them.
+        """
+        found: dict[str, bytes] = {}
+        async for name, document in scan_hash(self._link, self._keys.items):
+            try:
+                key = text(name)
+            except EnvelopeError as error:
+                skip(self._keys.items, error, field=name)
+                continue
+            if self._keys.table(key) != self._keys.items and not key_flaw(key):
+                found[key] = document
+        return dict(sorted(found.items()))
 
     async def move(self, keys: Iterable[str]) -> dict[str, bool]:
-        """Move misplaced documents to the tables of their kinds; return whether each is used now, or there was a newer one."""
-        return await move_documents(self._link, self._keys, self._registry, keys)
+        """Move misplaced documents to the tables of their kinds; return for each that was there whether it is used now.
+
+        One for which there is a newer document in its own table is removed. A move that was interrupted is made again by the next one.
+
+        Raises:
+            BrokerError: the server could not be reached, or refuses it: operators may do this.
+            ConfigurationError: one is too long.
+        """
+        there = await self.misplaced()
+        moved: dict[str, bool] = {}
+        for key in keys:
+            if key in there:
+                # A repetition finds the same document, and counts as moved.
+                moved[key] = not await self._registry.replace_items([ItemChange(key, None, there[key])])
+                await self._link.execute("HDEL", self._keys.items, key, repeatable=True)
+        return moved
 
     async def transfer(self, key: str) -> bool:
         """Free a self-published name for another owner; False when it was free."""
@@ -275,8 +259,7 @@ class Admin:
 
     async def now(self) -> float:
         """Return the server's time, in seconds since 1970."""
-        seconds, micros = await self._link.execute("TIME")
-        return integer(seconds) + integer(micros) / 1e6
+        return await server_ms(self._link) / 1000
 
     async def health(self) -> ServerHealth:
         """Look at the server: its memory policy, persistence, latency and clock."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple, NewType, Protocol, get_args
 
 import msgspec
@@ -398,26 +398,25 @@ WorkerId = NewType("WorkerId", str)
 """The id of a worker, fresh at each start, which is also its consumer name."""
 
 
-class AgentListener(Protocol):
-    """Hears what arrives for an agent. Methods are called in the event loop and must not block."""
+class AgentListener(msgspec.Struct, frozen=True):
+    """The functions that a broker calls for what arrives for its agent: in the event loop, and they must not block.
 
-    def on_frames(self, frames: Sequence[Frame]) -> None:
-        """Take in frames of this agent's calls, in the order they were written."""
+    Attributes:
+        on_frames: takes in frames of this agent's calls, in the order they were written.
+        on_registry: takes in a fresh snapshot, services by id and documents by key, which replaces everything known before; with the
+            reason in place of what can't be read.
+        on_service: takes in that a service changed, can't be read (with the reason), or is gone (None).
+        on_item: takes in that a document changed, or was deleted (None).
+        on_replies_lost: takes in that the reply stream had to be made again: frames of running calls may be missing.
+        on_failed: takes in that the broker can't go on: nothing arrives any more.
+    """
 
-    def on_registry(self, services: Mapping[str, ServiceRecord | RefusedTool], items: Mapping[str, bytes | RefusedTool]) -> None:
-        """Take in a fresh snapshot, which replaces everything known before; with the reason in place of what can't be read."""
-
-    def on_service(self, service: str, record: ServiceRecord | RefusedTool | None) -> None:
-        """Take in that a service changed, can't be read (with the reason), or is gone (None)."""
-
-    def on_item(self, key: str, document: bytes | None) -> None:
-        """Take in that a static descriptor changed, or was deleted (None)."""
-
-    def on_replies_lost(self) -> None:
-        """Take in that the reply stream had to be made anew: frames of running calls may be missing."""
-
-    def on_failed(self, error: ToolbusError) -> None:
-        """Take in that the broker can't go on: nothing arrives any more."""
+    on_frames: Callable[[Sequence[Frame]], None]
+    on_registry: Callable[[Mapping[str, ServiceRecord | RefusedTool], Mapping[str, bytes | RefusedTool]], None]
+    on_service: Callable[[str, ServiceRecord | RefusedTool | None], None]
+    on_item: Callable[[str, bytes | None], None]
+    on_replies_lost: Callable[[], None]
+    on_failed: Callable[[ToolbusError], None]
 
 
 class SessionListener(Protocol):
@@ -455,7 +454,7 @@ class WorkerListener(Protocol):
     def flexible(self) -> bool:
         """Return whether this worker could make room for a delivery that must run alone."""
 
-    def on_left_over(self) -> None:
+    def on_room_wanted(self) -> None:
         """Make room: deliveries that must run alone wait for a worker that holds nothing."""
 
     def on_cancelled(self, call: str, why: str = "cancelled") -> None:
@@ -466,6 +465,9 @@ class WorkerListener(Protocol):
 
     def on_lost(self, delivery: Delivery) -> None:
         """Take in that a delivery belongs to another worker now; anything that this one still sends for it is refused."""
+
+    def on_let_go(self, delivery: Delivery, ended: bool) -> None:
+        """Take in that a delivery in the order of its session is held no longer, and whether the server has accepted its end."""
 
     def on_replies_gone(self, replies: str, error: ErrorInfo) -> None:
         """End the calls of a reply stream that no caller reads any more."""

@@ -122,7 +122,7 @@ class Publisher:
     def _writes(self, publish: Publish) -> bool:
         return self._link.connected and self._mastership.admits(once=publish.once)
 
-    def cancel(self, call: str, queue: str, entry: str, left_ms: int, on_fate: OnFate | None, why: str = "cancelled") -> None:
+    def cancel(self, call: str, queue: str, entry: str, remaining_ms: int, on_fate: OnFate | None, why: str = "cancelled") -> None:
         """Remove a queued call, or tell the workers."""
         if not entry:
             before = len(self._waiting)
@@ -131,13 +131,9 @@ class Publisher:
                 on_fate("removed" if len(self._waiting) < before else "unknown")
             return
 
-        def done(reply: Reply) -> None:
-            fate = fate_of(call, reply)
-            if on_fate is not None:
-                on_fate(fate)
-
         keys = (self._keys.queue(queue), self._keys.cancelled(queue))
-        self._link.run(scripts.CANCEL, keys, (entry, call, max(1, left_ms), self._keys.wake(queue), why), done, repeatable=True)
+        args = (entry, call, max(1, remaining_ms), self._keys.wake(queue), why)
+        self._link.run(scripts.CANCEL, keys, args, partial(report_fate, call, on_fate), repeatable=True)
 
     def flush(self) -> None:
         """Write what waits and may be written now."""
@@ -231,15 +227,17 @@ class Publisher:
             publish.sender.settle(verdict)
 
 
-def fate_of(call: str, reply: Reply) -> Fate:
-    """Return what became of a cancelled call, by the server's answer."""
+def report_fate(call: str, on_fate: OnFate | None, reply: Reply) -> None:
+    """Report what became of a cancelled call, by the server's answer."""
+    fate: Fate = "unknown"
     if isinstance(reply, BrokerError):
         telemetry.log.warning("cancel.failed", id=call, error=str(reply))
-        return "unknown"
-    fate = _FATES.get(reply, "unknown")
-    if telemetry.logs(logging.DEBUG):
-        telemetry.log.debug("cancel.done", id=call, outcome=fate)
-    return fate
+    else:
+        fate = _FATES.get(reply, "unknown")
+        if telemetry.logs(logging.DEBUG):
+            telemetry.log.debug("cancel.done", id=call, outcome=fate)
+    if on_fate is not None:
+        on_fate(fate)
 
 
 def read_verdicts(reply: Reply, count: int) -> list[Verdict]:
@@ -322,17 +320,14 @@ class SharedCalls:
             session: stands for its session, if it keeps its place there.
             left: a call that it had joined and that is over.
         """
-        once = request.effect == "once"
+        once, again = request.effect == "once", partial(self.publish, request, queue, limit, deadline, document, sender, session)
         if not self._mastership.admits(once=once):
             if len(self._kept) >= _MOST_KEPT:
                 sender.settle(Verdict("failed", message=f"{_MOST_KEPT} calls already wait for a server that is surely the master"))
                 return
-            self._kept[request.id] = lambda: self.publish(request, queue, limit, deadline, document, sender, session, left)
+            self._kept[request.id] = partial(again, left)
             return
         server = self._link.server
-
-        def again(left: str) -> None:
-            self.publish(request, queue, limit, deadline, document, sender, session, left)
 
         def done(reply: Reply) -> None:
             try:
@@ -394,17 +389,12 @@ class SharedCalls:
                 on_fate("removed")
             return
 
-        def done(reply: Reply) -> None:
-            fate = fate_of(request.id, reply)
-            if on_fate is not None:
-                on_fate(fate)
-
         stream = self._stream_of.get(request.id)
         runs = self.followed[stream].call if stream is not None else request.id
         keys = (self._keys.queue(queue), self._keys.cancelled(queue), self._keys.shared(share_digest(request)))
         left = max(1, int((request.timeout + waited) * 1000))
         args = (entry or "0-1", runs, left, self._keys.wake(queue), why, request.id, self._keys.prefix, int(request.effect == "once"))
-        self._link.run(scripts.CANCEL, keys, args, done, repeatable=True)
+        self._link.run(scripts.CANCEL, keys, args, partial(report_fate, request.id, on_fate), repeatable=True)
 
     def forget(self, call: str) -> None:
         """Stop reading for a caller whose call has ended."""
@@ -444,10 +434,10 @@ class SharedCalls:
             return []
         mine = [frame for frame in frames if frame.id == followed.call]
         if mine and _ended_for_another(mine[-1]):
-            self._begin_anew(followed, mine[-1].attempt)
+            self._publish_again(followed, mine[-1].attempt)
         return [_readdressed(frame, caller, self._attempts.get(caller, 0)) for caller in followed.callers for frame in mine]
 
-    def _begin_anew(self, followed: _Followed, attempts: int) -> None:
+    def _publish_again(self, followed: _Followed, attempts: int) -> None:
         """Publish again for who joined a call that ended for its first caller alone, and whose key is free."""
         for caller in [*followed.callers, *followed.newcomers]:
             again = self._joined.get(caller)

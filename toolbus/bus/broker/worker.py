@@ -26,7 +26,7 @@ from toolbus.bus.broker.server.keys import Keys
 from toolbus.bus.broker.statistics.answering import Answering
 from toolbus.bus.broker.statistics.recent import RecentWriter
 from toolbus.bus.broker.take.intake import Intake, deliveries
-from toolbus.bus.broker.take.requests import Delivery, Fence, RequestStream, tell_delivered_again
+from toolbus.bus.broker.take.requests import Delivery, Fence, RequestStream, log_delivered_again
 from toolbus.bus.broker.take.sessions import Ownership, Snapshots
 from toolbus.bus.broker.take.wake_channel import WakeChannel
 from toolbus.bus.broker.transport.command import Reply, WrongAnswerError
@@ -87,8 +87,8 @@ class Beginnings:
             reply, confirmed = await self._mark(delivery)
             if reply == b"began" and delivery.attempt == 1 and not delivery.recovered:
                 # Nobody has died of it: the group was set back, and whoever began it runs it.
-                tell_delivered_again(delivery.queue, 1)
-                delivery.queue.leave(delivery)
+                log_delivered_again(delivery.queue, 1)
+                delivery.queue.let_go(delivery)
                 return "lost"
             if reply != b"started":
                 return "began" if reply == b"began" else "lost"
@@ -174,7 +174,7 @@ class BeatEffects:
         self._on_beaten(beat.asked)
         self._mastership.compare()
         self._clock.observe(beat.server_ms, beat.asked, beat.answered)
-        self._ownership.beaten(beat.asked, beat.answered, missing=bool(beat.missing))
+        self._ownership.beaten(beat.asked, beat.answered, beat.renewed, missing=bool(beat.missing))
         for service, stream in self._streams.items():
             if service in beat.paused:
                 self._on_paused(service, beat.paused[service], beat.asked)
@@ -328,9 +328,17 @@ class WorkerSteps:
 
     def stream_of(self, service: ServiceDescriptor) -> RequestStream:
         """Return the request stream of a service, of which nothing has been taken yet."""
-        lost, set_aside = self.listener.on_lost, self.endings.set_aside
-        keys, clock = self._keys, self._clock
-        return RequestStream(keys, service.id, service.queue, self._instance, clock, self._settings, on_lost=lost, set_aside=set_aside)
+        return RequestStream(
+            self._keys,
+            service.id,
+            service.queue,
+            self._instance,
+            self._clock,
+            self._settings,
+            on_lost=self.listener.on_lost,
+            on_let_go=self.listener.on_let_go,
+            set_aside=self.endings.set_aside,
+        )
 
     def connected(self, restarted: bool) -> None:
         """Take in that the writing link has connected; ``restarted`` when the server is another process now."""
@@ -482,6 +490,8 @@ class WorkerBroker:
         paused = await steps.link.execute("SISMEMBER", self._keys.paused, service.id, repeatable=True)
         stream.pause(bool(paused), clock.monotonic())
         steps.streams[service.id] = stream
+        # Until the first beat that names it, nothing is certain about its sessions.
+        steps.leases.nudge()
         # Requests that the last worker handed back have waited for this one.
         await steps.upkeep.take_back(stream)
         # A new worker holds nothing, so it may claim requests that must run alone.

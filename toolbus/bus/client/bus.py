@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Self
 
-from toolbus.bus.broker.protocols import ItemChange, RefusedTool, ServiceRecord, Usage
-from toolbus.bus.client.calls.call import Call, CallTarget
+from toolbus.bus.broker.protocols import ItemChange, RefusedTool, ServiceRecord
 from toolbus.bus.client.calls.dispatcher import Dispatcher
 from toolbus.bus.client.calls.middleware import MiddlewareRunner
-from toolbus.bus.client.confirmations import Confirmer, PendingConfirmations
-from toolbus.bus.client.executor.observers import ATTACHMENTS, LIMIT, EventBus
-from toolbus.bus.client.executor.state import BusState, MakeCall
-from toolbus.bus.client.refusing import raised, turning
+from toolbus.bus.client.executor.state import BusState
+from toolbus.bus.client.refusing import turning
 from toolbus.bus.client.tools.tool import Tool
-from toolbus.bus.client.tools.view import ToolView
-from toolbus.bus.client.views import BusView, ServiceView
+from toolbus.bus.client.views import BusView
 from toolbus.bus.middleware.chain import Middleware, checked
-from toolbus.bus.values.confirmations import CONFIRM_TIMEOUT
 from toolbus.bus.values.encoding import whole_text
-from toolbus.bus.values.options import CallOptions, merged
-from toolbus.bus.values.results import ConfigurationError, ToolResult
+from toolbus.bus.values.results import ConfigurationError
 from toolbus.bus.values.settings import Settings
 
 if TYPE_CHECKING:
@@ -33,14 +26,10 @@ if TYPE_CHECKING:
     from toolbus.bus.broker.held.limits import Tallies
     from toolbus.bus.broker.held.routes import Routes
     from toolbus.bus.broker.held.tokens import Tokens
-    from toolbus.bus.client.executor.executor import ToolExecutor
-    from toolbus.bus.client.executor.turn import Turn
     from toolbus.bus.client.tasks import Tasks
 
-_NOTHING: Mapping[str, Any] = {}
 
-
-class ToolBus:
+class ToolBus(BusView):
     """Finds the tools of a namespace and calls them.
 
     Use ``async with``, or ``open()`` and ``aclose()``, which may run in different tasks of one event loop.
@@ -68,9 +57,8 @@ class ToolBus:
         self._dispatcher = Dispatcher(self.settings)
         self._middleware = MiddlewareRunner(self._dispatcher, checked(middleware)) if middleware else None
         # A bus without middleware calls the dispatcher directly.
-        self._make_call: MakeCall = self._dispatcher.make_call if self._middleware is None else self._middleware.make_call
-        self._state = BusState(self._dispatcher, self._make_call)
-        self._view = BusView(self._state, _NOTHING)
+        make_call = self._dispatcher.make_call if self._middleware is None else self._middleware.make_call
+        super().__init__(BusState(self._dispatcher, make_call), {})
 
     def for_handlers(self) -> Self:
         """Make this the bus for calls of handlers, which keep no order in their session; returns the bus."""
@@ -113,120 +101,12 @@ class ToolBus:
                 await self._middleware.aclose()
             await self._dispatcher.aclose()
 
-    # -- calls ------------------------------------------------------------------------------------
-
-    async def call(self, tool: str, arguments: Mapping[str, Any] | None = None, **options: Unpack[CallOptions]) -> ToolResult:
-        """Call a tool and wait for its result. A failure of the tool is a value, not an exception.
-
-        Raises:
-            ConfigurationError: an option is wrong, or the bus is not open.
-        """
-        try:
-            chosen = merged(_NOTHING, options) if options else _NOTHING
-            call = self._make_call(CallTarget(tool), arguments, chosen, streaming=False)
-        except ConfigurationError as error:
-            await raised(error)
-        return await call.result()
-
-    def stream(self, tool: str, arguments: Mapping[str, Any] | None = None, **options: Unpack[CallOptions]) -> Call:
-        """Return a call to be entered with ``async with`` and read as its answer is produced.
-
-        Raises:
-            ConfigurationError: an option is wrong, or the bus is not open.
-        """
-        return self._make_call(CallTarget(tool), arguments, merged(_NOTHING, options), streaming=True)
-
-    def service(self, id: str) -> ServiceView:
-        """Return the untyped lower tier of one service."""
-        return self._view.service(id)
-
-    def bind(self, **options: Unpack[CallOptions]) -> BusView:
-        """Return a cheap view with these options as defaults.
-
-        Raises:
-            ConfigurationError: an option does not exist.
-        """
-        return self._view.bind(**options)
-
-    def session(self, id: str, **options: Unpack[CallOptions]) -> AbstractAsyncContextManager[BusView]:
-        """Return a view bound to a session, for ``async with``, which closes the session."""
-        return self._view.session(id, **options)
-
-    @turning
-    async def close_session(self) -> None:
-        """End the bound session; a bus itself has none, so use the method of a view.
-
-        Raises:
-            ConfigurationError: no session is bound.
-        """
-        await self._view.close_session()
-
     @turning
     async def end_session(self, user: str, session: str) -> None:
         """End a session of any view: cancel this bus's calls in it, and tell every service that it called in it."""
         await self._state.end_session(user, session)
 
-    # -- calls of a model -------------------------------------------------------------------------
-
-    def executor(
-        self,
-        *,
-        tools: ToolView | None = None,
-        output_limit: int = LIMIT,
-        attachment_limit: int = ATTACHMENTS,
-        confirmer: Confirmer | None = None,
-        confirm_timeout: float = CONFIRM_TIMEOUT,
-        confirm_anywhere: bool | None = None,
-        sequential: Collection[str] = (),
-        model: str = "",
-        **options: Unpack[CallOptions],
-    ) -> ToolExecutor:
-        """Return an executor of a model's tool calls, see ``BusView.executor``.
-
-        Raises:
-            ConfigurationError: an option is wrong.
-        """
-        return self._view.executor(
-            tools=tools,
-            output_limit=output_limit,
-            attachment_limit=attachment_limit,
-            confirmer=confirmer,
-            confirm_timeout=confirm_timeout,
-            confirm_anywhere=confirm_anywhere,
-            sequential=sequential,
-            model=model,
-            **options,
-        )
-
-    @turning
-    async def process_tool_calls(self, message: object, *, concurrent: bool = True, **options: Unpack[CallOptions]) -> list[dict[str, Any]]:
-        """Run a turn's tool calls and return the messages that answer them, see ``ToolExecutor.process_tool_calls``."""
-        return await self._view.process_tool_calls(message, concurrent=concurrent, **options)
-
-    def stream_tool_calls(self, message: object, *, concurrent: bool = True, **options: Unpack[CallOptions]) -> Turn:
-        """Run a turn's tool calls and read what happens to them, see ``ToolExecutor.stream_tool_calls``."""
-        return self._view.stream_tool_calls(message, concurrent=concurrent, **options)
-
-    @property
-    def events(self) -> EventBus:
-        """Tells observers of every call that executors make on this bus."""
-        return self._state.events
-
-    @property
-    def confirmations(self) -> PendingConfirmations:
-        """The open confirmations: this bus's own by id, and methods to answer those of every process."""
-        return self._state.confirmations
-
     # -- tools ------------------------------------------------------------------------------------
-
-    @property
-    def tools(self) -> ToolView:
-        """The live tools of the namespace, by name.
-
-        Raises:
-            ConfigurationError: the bus is not open.
-        """
-        return self._state.tools
 
     @property
     def services(self) -> Mapping[str, ServiceRecord]:
@@ -311,32 +191,32 @@ class ToolBus:
     @property
     def tallies(self) -> Tallies:
         """The counters that all processes of the namespace share."""
-        return self._state.tallies
+        return self._state.steps.tallies
 
     @property
     def routes(self) -> Routes:
         """The places where recorded tools run, and what their programs print."""
-        return self._dispatcher.opened().broker.steps.routes
+        return self._state.steps.routes
 
     @property
     def tokens(self) -> Tokens:
         """The records of the namespace's bearer tokens, for gateways."""
-        return self._dispatcher.opened().broker.steps.tokens
+        return self._state.steps.tokens
 
     @property
     def creations(self) -> Creations:
         """The namespace's tasks of coding agents."""
-        return self._dispatcher.opened().broker.steps.creations
+        return self._state.steps.creations
 
     @property
     def chats(self) -> Chats:
         """The chats with the service agent."""
-        return self._dispatcher.opened().broker.steps.chats
+        return self._state.steps.chats
 
     @property
     def shared_confirmations(self) -> Confirmations:
         """The open requests of all processes of the namespace; use ``confirmations`` to answer them."""
-        return self._state.shared_confirmations
+        return self._state.steps.confirmations
 
     @property
     def tasks(self) -> Tasks:
@@ -344,15 +224,6 @@ class ToolBus:
         from toolbus.bus.client.tasks import Tasks  # noqa: PLC0415 - few programs have tasks
 
         return Tasks(self._state)
-
-    @turning
-    async def usage(self, days: int = 1) -> list[Usage]:
-        """Return what calls cost on the last days (UTC), by user and tool, where ``Metering`` counts them.
-
-        Raises:
-            BrokerError: the server can't be reached.
-        """
-        return await self._view.usage(days)
 
     def statistics(self) -> dict[str, int]:
         """Return counts: calls in flight, frames that came before earlier ones of their runs, tools known, and the broker's own."""

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -153,13 +153,6 @@ Confirmer = Callable[[Confirmation], "Awaitable[bool | None] | bool | None"]
 """A function that returns True or False, or None and answers later by ``allow()`` or ``deny()``."""
 
 
-class Awaited(Protocol):
-    """The place of a call, which others wait for."""
-
-    def published(self) -> None:
-        """Let the next call be published."""
-
-
 class Grant(msgspec.Struct, eq=False):
     """A permit to publish one call, once; without one a program calls on its own account.
 
@@ -168,20 +161,20 @@ class Grant(msgspec.Struct, eq=False):
         digest: of the call that was confirmed, see ``digest_of``; empty without a confirmation.
         superseded: whether the call was not published because the tool is another one by now.
         published: whether the call was published, which uses a permission up.
-        place: told of the publication.
+        on_published: called when the call is published.
     """
 
     tool: Tool
     digest: str = ""
     superseded: bool = False
     published: bool = False
-    place: Awaited | None = None
+    on_published: Callable[[], None] | None = None
 
     def publish(self) -> None:
         """Take note that the call is published."""
         self.published = True
-        if self.place is not None:
-            self.place.published()
+        if self.on_published is not None:
+            self.on_published()
 
     def problem(self, tool: Tool, arguments: Mapping[str, Any], options: Mapping[str, Any]) -> ErrorInfo | None:
         """Return why a call of a tool with these arguments may not be published, or None."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class BusView:
-    """A bus with default options; what ``bind`` returns."""
+    """Calls tools of a bus with default options: what ``bind`` returns. A bus is one itself, without any."""
 
     def __init__(self, state: BusState, defaults: Mapping[str, Any]) -> None:
         self._state = state
@@ -31,12 +31,20 @@ class BusView:
 
     @property
     def tools(self) -> ToolView:
-        """The live tools, by name; those that the bound user may call, if there is one."""
+        """The live tools of the namespace, by name; those that the bound user may call, if there is one.
+
+        Raises:
+            ConfigurationError: the bus is not open.
+        """
         user = self._defaults.get("user")
         return self._state.tools if user is None else self._state.tools.filter(user=user)
 
     def bind(self, **options: Unpack[CallOptions]) -> BusView:
-        """Return a cheap view with these options as defaults, on top of this one's."""
+        """Return a cheap view with these options as defaults, on top of this one's.
+
+        Raises:
+            ConfigurationError: an option does not exist.
+        """
         return BusView(self._state, merged(self._defaults, options))
 
     def session(self, id: str, **options: Unpack[CallOptions]) -> AbstractAsyncContextManager[BusView]:
@@ -69,18 +77,27 @@ class BusView:
         Raises:
             BrokerError: the server can't be reached.
         """
-        return await self._state.tallies.usage(days)
+        return await self._state.steps.tallies.usage(days)
 
     async def call(self, tool: str, arguments: Mapping[str, Any] | None = None, **options: Unpack[CallOptions]) -> ToolResult:
-        """Call a tool and wait for its result, see ``ToolBus.call``."""
+        """Call a tool and wait for its result. A failure of the tool is a value, not an exception.
+
+        Raises:
+            ConfigurationError: an option is wrong, or the bus is not open.
+        """
         try:
-            call = self._state.make_call(CallTarget(tool), arguments, merged(self._defaults, options), streaming=False)
+            chosen = merged(self._defaults, options) if options else self._defaults
+            call = self._state.make_call(CallTarget(tool), arguments, chosen, streaming=False)
         except ConfigurationError as error:
             await raised(error)
         return await call.result()
 
     def stream(self, tool: str, arguments: Mapping[str, Any] | None = None, **options: Unpack[CallOptions]) -> Call:
-        """Call a tool and read its answer as it is produced, see ``ToolBus.stream``."""
+        """Return a call to be entered with ``async with`` and read as its answer is produced.
+
+        Raises:
+            ConfigurationError: an option is wrong, or the bus is not open.
+        """
         return self._state.make_call(CallTarget(tool), arguments, merged(self._defaults, options), streaming=True)
 
     @property

@@ -8,18 +8,15 @@ import math
 import sys
 import types
 from collections.abc import Callable, Collection, Container, Iterable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 import docstring_parser
 import msgspec
 
-from toolbus.bus.schema.binding import CheckedBinder, TypedBinder, WholeBinder
+from toolbus.bus.schema.arguments import CheckedBinder, Preparer, TypedBinder, Validator, WholeBinder
 from toolbus.bus.schema.custom import Adapted, convert, describe, hoist, in_order, understood
 from toolbus.bus.support.safe_text import described
 from toolbus.bus.values.results import DescriptorError
-
-if TYPE_CHECKING:
-    from toolbus.bus.schema.validate import Preparer
 
 # The types that the worker fills in itself.
 Injected: TypeAlias = Container[type] | Callable[[type], bool]
@@ -416,8 +413,6 @@ def _default(value: object) -> dict[str, Any]:
 
 
 def _from_schema(signature: Signature, parameters: Mapping[str, Any]) -> Derived:
-    from toolbus.bus.schema.validate import Preparer, Validator  # noqa: PLC0415 - it loads the compiler of schemas, which few need
-
     schema = dict(parameters)
     preparer = Preparer(schema, Validator(parameters, path="$.parameters"))
     if schema.get("type", "object") != "object":

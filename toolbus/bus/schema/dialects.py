@@ -77,7 +77,7 @@ def check_possible(schema: object) -> None:
         DescriptorError: the schema is invalid; the message gives the reason.
     """
     if not is_simple(schema):
-        from toolbus.bus.schema.validate import Validator  # noqa: PLC0415 - it loads the compiler of schemas, which few need
+        from toolbus.bus.schema.arguments import Validator  # noqa: PLC0415 - most schemas are simple, and need no check
 
         Validator(schema, path="$.parameters")  # type: ignore[arg-type] # it refuses everything but mappings
 

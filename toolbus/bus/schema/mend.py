@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from toolbus.bus.schema.casting import UNCHANGED, fits, value_in
-from toolbus.bus.schema.refusal import type_word
+from toolbus.bus.schema.refusal import shorten, type_word
 from toolbus.bus.schema.work import JSON_TYPES, objects_in
 from toolbus.bus.support.safe_text import type_name
 from toolbus.bus.values.descriptors import TYPE_WORDS
 from toolbus.bus.values.results import DescriptorError
+
+if TYPE_CHECKING:
+    from toolbus.bus.schema.arguments import SchemaFlaw
 
 _WORDS = TYPE_WORDS | {
     "char": "string", "varchar": "string", "uuid": "string", "url": "string", "uri": "string",
@@ -98,10 +101,10 @@ def mended_document(document: Mapping[str, Any]) -> tuple[dict[str, Any], list[s
     return fields, changes
 
 
-def _flaw(schema: dict[str, Any]) -> tuple[tuple[str | int, ...], str] | None:
-    from toolbus.bus.schema.validate import flaw  # noqa: PLC0415 - it loads the compiler of schemas, which few need
+def _flaw(schema: dict[str, Any]) -> SchemaFlaw | None:
+    from toolbus.bus.schema.arguments import flaw_of  # noqa: PLC0415 - few programs correct schemas
 
-    return flaw(schema)
+    return flaw_of(schema)
 
 
 def _accepts_objects(kinds: object) -> bool:
@@ -114,7 +117,7 @@ def _leave_out_flaws(made: dict[str, Any], mender: _Mender) -> None:
         found = _flaw(made)
         if found is None:
             return
-        path, message = found
+        path, message = found.path, shorten(found.reason, 100)
         if not path:
             raise DescriptorError(f"impossible JSON Schema: {message}", path="$.parameters")
         holder: Any = made

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from toolbus.bus.support.display import visible
 from toolbus.bus.values.results import DescriptorError
@@ -20,16 +20,33 @@ RECORD_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z")
 GROUP_ID = re.compile(_NO_DOTS + r"[A-Za-z0-9_.-]{1,64}\Z")
 """Gateways take these ids, too, which have always been allowed for groups."""
 
-_KINDS = {
-    "tool": TOOL_NAME,
-    "pin": TOOL_NAME,
-    "tool-service": SERVICE_ID,
-    "toolkit": SERVICE_ID,
-    "recorded": RECORD_ID,
-    "pending": RECORD_ID,
-    "backend-runtime": RECORD_ID,
-    "group": GROUP_ID,
+
+class DocumentKind(NamedTuple):
+    """Describe the documents of the registry whose keys begin with one word and a slash.
+
+    Attributes:
+        name: what may follow in the key.
+        table: the attribute of ``Keys`` that names the hash in which they stand.
+        of_platform: whether ``toolbus.platform`` reads them; the catalogue hands these on as they are.
+    """
+
+    name: re.Pattern[str]
+    table: str = "items"
+    of_platform: bool = False
+
+
+DOCUMENT_KINDS: Mapping[str, DocumentKind] = {
+    "tool": DocumentKind(TOOL_NAME),
+    "tool-service": DocumentKind(SERVICE_ID),
+    "toolkit": DocumentKind(SERVICE_ID),
+    "recorded": DocumentKind(RECORD_ID, "recorded", of_platform=True),
+    "pending": DocumentKind(RECORD_ID, "pending", of_platform=True),
+    "group": DocumentKind(GROUP_ID, "groups", of_platform=True),
+    "backend-runtime": DocumentKind(RECORD_ID, "groups", of_platform=True),
+    "pin": DocumentKind(TOOL_NAME, "pins"),
 }
+"""Everything that is known of each kind; a new one is a row here."""
+
 _MOST_STEP = 40
 
 
@@ -39,10 +56,10 @@ def key_flaw(key: str) -> str:
     Whoever may write the registry's tables may write any key there, and keys become parts of paths and of commands.
     """
     kind, _, name = key.partition("/")
-    rule = _KINDS.get(kind)
-    if rule is None:
-        return f"its key is none of {', '.join(f'{each}/NAME' for each in _KINDS)}; {_removing(key)}"
-    if rule.match(name) is None or visible(name) != name:
+    about = DOCUMENT_KINDS.get(kind)
+    if about is None:
+        return f"its key is none of {', '.join(f'{each}/NAME' for each in DOCUMENT_KINDS)}; {_removing(key)}"
+    if about.name.match(name) is None or visible(name) != name:
         return f"its key has no possible name after {kind}/; {_removing(key)}"
     return ""
 

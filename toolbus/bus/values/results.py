@@ -58,6 +58,8 @@ class ErrorKind(msgspec.Struct, frozen=True):
         of_tool: whether it says something about the tool, and not about the call.
         unsettled: whether the caller has stopped waiting, or has lost sight of the call, so that what runs may go on.
         of_attempt: whether it says nothing of the request, which may be sent again under the same key.
+        of_code: whether a fault in the tool's code may be the reason, so that a coding agent is asked to repair a tool that fails so.
+        outcome: what a recorded execution that ended so says of its tool; all but a failure say nothing.
     """
 
     status: int
@@ -65,12 +67,14 @@ class ErrorKind(msgspec.Struct, frozen=True):
     of_tool: bool = False
     unsettled: bool = False
     of_attempt: bool = False
+    of_code: bool = False
+    outcome: Literal["failure", "cancelled", "refused", "unavailable"] = "unavailable"
 
 
 ERROR_KINDS: Mapping[ErrorType, ErrorKind] = {
     "not_found": ErrorKind(404, "check the name or id that you asked for, or find out first what there is"),
-    "invalid_arguments": ErrorKind(422, "fix the arguments and call the tool again"),
-    "unavailable": ErrorKind(503, "try again{later}, or use another tool", of_tool=True, of_attempt=True),
+    "invalid_arguments": ErrorKind(422, "fix the arguments and call the tool again", outcome="failure"),
+    "unavailable": ErrorKind(503, "try again{later}, or use another tool", of_tool=True, of_attempt=True, of_code=True),
     "overloaded": ErrorKind(429, "wait{wait} and try again, or use another tool", of_tool=True, of_attempt=True),
     "deadline_exceeded": ErrorKind(
         504,
@@ -78,15 +82,23 @@ ERROR_KINDS: Mapping[ErrorType, ErrorKind] = {
         of_tool=True,
         unsettled=True,
         of_attempt=True,
+        of_code=True,
+        outcome="failure",
     ),
-    "cancelled": ErrorKind(409, "do not repeat the call unless you are asked to", unsettled=True, of_attempt=True),
+    "cancelled": ErrorKind(409, "do not repeat the call unless you are asked to", unsettled=True, of_attempt=True, outcome="cancelled"),
     "rate_limited": ErrorKind(429, "wait{wait} before you try again, or use another tool"),
-    "forbidden": ErrorKind(403, "do not try again; go on without it, or ask the user"),
+    "forbidden": ErrorKind(403, "do not try again; go on without it, or ask the user", outcome="refused"),
     "outcome_unknown": ErrorKind(
-        409, "it may have taken effect: find out before you repeat it", of_tool=True, unsettled=True, of_attempt=True
+        409, "it may have taken effect: find out before you repeat it", of_tool=True, unsettled=True, of_attempt=True, of_code=True
     ),
     "slow_consumer": ErrorKind(503, "ask for less at once, and try again", of_tool=True, unsettled=True, of_attempt=True),
-    "tool_error": ErrorKind(502, "change the arguments or use another tool; the same call is likely to fail again", of_tool=True),
+    "tool_error": ErrorKind(
+        502,
+        "change the arguments or use another tool; the same call is likely to fail again",
+        of_tool=True,
+        of_code=True,
+        outcome="failure",
+    ),
 }
 """Everything that is known of each error type; a new one is a word of ``ErrorType`` and a row here."""
 
@@ -94,6 +106,7 @@ ERROR_TYPES: frozenset[str] = frozenset(ERROR_KINDS)
 OF_TOOLS = frozenset(kind for kind, about in ERROR_KINDS.items() if about.of_tool)
 UNSETTLED = frozenset(kind for kind, about in ERROR_KINDS.items() if about.unsettled)
 OF_ATTEMPTS = frozenset(kind for kind, about in ERROR_KINDS.items() if about.of_attempt)
+OF_CODE = frozenset(kind for kind, about in ERROR_KINDS.items() if about.of_code)
 
 Origin = Literal["bus", "tool"]
 """The side that says that a call failed: the bus, which finds, carries and guards calls, or the tool itself."""
@@ -106,7 +119,7 @@ class ErrorInfo(msgspec.Struct, frozen=True, omit_defaults=True):
         type: one of a closed set of error types, for programs to branch on.
         code: free text from the tool.
         message: one or two sentences for people and models.
-        retryable: whether the same call may succeed later.
+        retryable: whether the same call may succeed later; each error says it, since errors of one type differ in this.
         retry_after: seconds to wait before trying again, when known.
         details: any further JSON value.
         origin: who failed. A tool may use every type: its ``not_found`` is about an order, say, and that of the bus about the tool.

@@ -39,8 +39,16 @@ def check(values: Mapping[str, object], rules: Mapping[str, Rule], of: str) -> N
     Raises:
         ConfigurationError: a value breaks its rule; names the option, and what is expected.
     """
+    if wrong := flaw(values, rules):
+        raise ConfigurationError(f"{of}: {wrong}")
+
+
+def flaw(values: Mapping[str, object], rules: Mapping[str, Rule]) -> str:
+    """Return which option breaks its rule, and what is expected; an empty text when none does."""
     for name, value in values.items():
-        checked(value, f"{of}: {name}", rules[name])
+        if not rules[name].holds(value):
+            return _broken(value, name, rules[name])
+    return ""
 
 
 def checked(value: T, name: str, rule: Rule) -> T:
@@ -50,8 +58,12 @@ def checked(value: T, name: str, rule: Rule) -> T:
         ConfigurationError: it breaks the rule; names the option, and what is expected.
     """
     if not rule.holds(value):
-        raise ConfigurationError(f"{name} must be {rule.expected}, not {told(value)}")
+        raise ConfigurationError(_broken(value, name, rule))
     return value
+
+
+def _broken(value: object, name: str, rule: Rule) -> str:
+    return f"{name} must be {rule.expected}, not {told(value)}"
 
 
 def told(value: object) -> str:

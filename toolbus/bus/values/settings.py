@@ -89,7 +89,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         """
         values: dict[str, Any] = {} if base is None else msgspec.structs.asdict(base)
         variables = {} if base is not None else os.environ if environ is None else environ
-        for name, (value, source) in _given(variables, arguments).items():
+        for name, (value, source) in _provided(variables, arguments).items():
             # First, since its message shows nothing of the value.
             if isinstance(value, str) and name not in _FILES and whole_text(value) != value:
                 raise ConfigurationError(f"{source} is wrong: its text is not UTF-8")
@@ -115,7 +115,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             ConfigurationError: a variable or argument is wrong; the message names it.
         """
-        given = _given(os.environ if environ is None else environ, arguments)
+        given = _provided(os.environ if environ is None else environ, arguments)
         settings = cls.load(environ, **arguments)
         return {name: (getattr(settings, name), given[name][1] if name in given else "default") for name in cls.__struct_fields__}
 
@@ -149,7 +149,7 @@ def misspelt(environ: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def _given(environ: Mapping[str, str], arguments: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
+def _provided(environ: Mapping[str, str], arguments: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
     given: dict[str, tuple[Any, str]] = {}
     for name in Settings.__struct_fields__:
         variable = PREFIX + name.upper()

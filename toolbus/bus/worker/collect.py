@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from toolbus.bus import telemetry
+from toolbus.bus.schema.arguments import preparer_for
 from toolbus.bus.schema.casting import summary
 from toolbus.bus.schema.derivation import derive
 from toolbus.bus.schema.mend import mended, mended_document
@@ -287,8 +288,6 @@ def _invoke_handler(invoke: Callable[..., Any], tool: ToolDescriptor | None, ser
     arity = _arity(invoke, type(service))
     prepare = None
     if tool is not None and (tool.parameters is not None or tool.arguments is not None):
-        from toolbus.bus.schema.validate import preparer_for  # noqa: PLC0415 - it loads the compiler of schemas, which few need
-
         prepare = preparer_for(tool).prepare
 
     def start(request: Request) -> Any:

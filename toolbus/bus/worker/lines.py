@@ -200,16 +200,14 @@ class Lines:
         self._refuse(delivery, deadline_exceeded("the deadline passed while earlier calls of its session ran", NOT_TAKEN))
 
     def leave(self, delivery: Delivery) -> None:
-        """Let the next call go on: this one has ended, or is not this worker's any more."""
-        self._waiting.lined.pop(delivery.run, None)
-        name = _name(delivery)
-        line = self._lines.get(name)
-        if line is None:
-            return
-        line.forget(delivery)
-        if line.current == delivery.entry and line.run == delivery.run:
-            line.current = b""
-        self._advance(name, line)
+        """Let the next call go on when this one has ended here and the server has accepted its end; call it at both.
+
+        Until then another worker may take this one over and run it again: not after the next one has begun.
+        """
+        if delivery.queue.held.get(delivery.entry) is delivery:
+            self._forget(delivery)
+        else:
+            self._pass_turn(delivery)
 
     def lose(self, delivery: Delivery) -> None:
         """Let go of a call that goes on elsewhere: those behind it wait for its end there."""
@@ -218,7 +216,23 @@ class Lines:
         self._floors.pop(name, None)
         if line is not None:
             line.floor, line.checked = (), b""
-        self.leave(delivery)
+        self._pass_turn(delivery)
+
+    def _forget(self, delivery: Delivery) -> _Line | None:
+        """Let a call wait no longer, and return its line, if it has one."""
+        self._waiting.lined.pop(delivery.run, None)
+        line = self._lines.get(_name(delivery))
+        if line is not None:
+            line.forget(delivery)
+        return line
+
+    def _pass_turn(self, delivery: Delivery) -> None:
+        line = self._forget(delivery)
+        if line is None:
+            return
+        if line.current == delivery.entry and line.run == delivery.run:
+            line.current = b""
+        self._advance(_name(delivery), line)
 
     def empty(self, name: LineName, moved: bool) -> None:
         """Let go of the calls that wait in a session: another worker has it, or else it was closed."""

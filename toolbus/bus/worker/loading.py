@@ -235,12 +235,12 @@ def defined_in(module: ModuleType, left_out: dict[str, str] | None = None) -> li
     for each in refused:
         telemetry.log.warning("tool.class_left_out", module=module.__name__, error=each)
     if left_out is not None:
-        left_out.update(_left_out(module.__name__, values))
+        left_out.update(_unserved(module.__name__, values))
         left_out.update((each.partition(" ")[0], each) for each in refused)
     return found
 
 
-def _left_out(module: str, values: list[tuple[ModuleType, Any]]) -> Iterator[tuple[str, str]]:
+def _unserved(module: str, values: list[tuple[ModuleType, Any]]) -> Iterator[tuple[str, str]]:
     """Yield the tools and services that a module, or a package, has and does not serve, and why."""
     methods = {each for holder in {holder.__name__ for holder, _ in values} for each in methods_in(holder)}
     for each in methods_of_module(module):

@@ -378,7 +378,7 @@ def given_up(state: RunState, why: str, timeout: float = 0.0, queued_ms: float =
     return ErrorInfo("cancelled", "" if why == "cancelled" else why, message)
 
 
-def given_up_waiting(why: str) -> ErrorInfo:
+def cancelled_waiting(why: str) -> ErrorInfo:
     """Return the error of a request that its caller gave up before it ran."""
     message = f"{_GIVEN_UP.get(why, f'its caller gave it up ({why})')} before the tool began"
     return deadline_exceeded(message, NOT_TAKEN) if why == "deadline_exceeded" else ErrorInfo("cancelled", NOT_BEGUN, message)

@@ -495,7 +495,7 @@ class Run(msgspec.Struct, eq=False):
         error = result.error
         if error is None and not result.success:
             error = ErrorInfo("tool_error", message="the tool reported a failure without a reason", origin="tool")
-        if error is not None and self._given_up(error, retryable=error.retryable):
+        if error is not None and self._retried_or_buried(error, retryable=error.retryable):
             return
         payload = self._last_frame(result, error)
         frees = error is not None and self.state is not _ENTERED
@@ -545,11 +545,11 @@ class Run(msgspec.Struct, eq=False):
             return
         info = self.error_info(error)
         raised = error if is_crash(error, info) else None
-        if not self._given_up(info, raised, retryable=is_retryable(error, info)):
+        if not self._retried_or_buried(info, raised, retryable=is_retryable(error, info)):
             self._end_with(self.frame("end", info))
             self._report("failed", info, raised)
 
-    def _given_up(self, error: ErrorInfo, raised: BaseException | None = None, *, retryable: bool) -> bool:
+    def _retried_or_buried(self, error: ErrorInfo, raised: BaseException | None = None, *, retryable: bool) -> bool:
         """Have a failed request tried again, or set aside as a dead letter; return False when it is to be answered simply."""
         policy = self.handler.retry if retryable and self.state is _RUNNING else None
         if policy is not None and self.context.try_again(self, error):

@@ -221,16 +221,21 @@ def check_service(service: ToolService) -> None:
     Raises:
         ConfigurationError: one is of another kind than it must be, or out of its range.
     """
+    if flaw := _flaw(service):
+        cls = type(service)
+        # Finding a class in its file parses the whole file, so that only a message does it.
+        raise ConfigurationError(f"the service {service.id or cls.__name__!r} ({cls.__module__}.{cls.__qualname__}{place_of(cls)}){flaw}")
+
+
+def _flaw(service: ToolService) -> str:
     cls = type(service)
-    of = f"the service {service.id or cls.__name__!r} ({cls.__module__}.{cls.__qualname__}{place_of(cls)})"
-    rules.check({name: getattr(service, name) for name in SERVICE}, SERVICE, of)
+    if wrong := rules.flaw({name: getattr(service, name) for name in SERVICE}, SERVICE):
+        return f": {wrong}"
     if service.session_lost and not (service.sticky_sessions or overrides(cls, "open_session")):
-        raise ConfigurationError(f"{of} says session_lost={service.session_lost!r}, which needs sticky_sessions = True or open_session()")
+        return f" says session_lost={service.session_lost!r}, which needs sticky_sessions = True or open_session()"
     if service.session_lost == "restore" and not (overrides(cls, "save_session") and overrides(cls, "load_session")):
-        raise ConfigurationError(f"{of} says session_lost='restore', which needs save_session() and load_session()")
-    flaw = effect_flaw(service.effect)
-    if flaw:
-        raise ConfigurationError(f"{of}: {flaw}")
+        return " says session_lost='restore', which needs save_session() and load_session()"
+    return f": {wrong}" if (wrong := effect_flaw(service.effect)) else ""
 
 
 def overrides(cls: type[ToolService], method: str) -> bool:

@@ -199,7 +199,12 @@ class OpenSessions:
             return
         found.closed = asyncio.Event()
         self._look_no_more(found)
-        task = self._loop.create_task(self._end(session, found, found.closed, reason, stop=stop))
+        runs = list(found.runs)
+        tasks = [run.task for run in runs if run.task is not None]
+        for run in runs if stop else ():
+            # Now: one that has not taken its first step would find its session ended, and call it lost.
+            run.stop(_CLOSED)
+        task = self._loop.create_task(self._end(session, found, found.closed, tasks, reason, _STOPS_WITHIN if stop else None))
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
 
@@ -226,14 +231,12 @@ class OpenSessions:
                 telemetry.log.error("session.cleanup_failed", service=self._served.id, error=f"{len(late)} sessions were not done in time")
                 await asyncio.wait(late, timeout=1.0)
 
-    async def _end(self, session: Session, found: _Open, closed: asyncio.Event, reason: str, *, stop: bool) -> None:
+    async def _end(
+        self, session: Session, found: _Open, closed: asyncio.Event, tasks: list[asyncio.Task[None]], reason: str, timeout: float | None
+    ) -> None:
         try:
-            tasks = [run.task for run in found.runs if run.task is not None]
-            if stop:
-                for run in list(found.runs):
-                    run.stop(_CLOSED)
             if tasks:
-                await asyncio.wait(tasks, timeout=_STOPS_WITHIN if stop else None)
+                await asyncio.wait(tasks, timeout=timeout)
             await self._clean(session, found)
             telemetry.log.info("session.ended", service=self._served.id, user=session.user, session=session.id, reason=reason)
         finally:

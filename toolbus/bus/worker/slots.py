@@ -29,7 +29,7 @@ from toolbus.bus.worker.handling import Threads
 from toolbus.bus.worker.invocation import Caller
 from toolbus.bus.worker.isolation.pool import Isolation
 from toolbus.bus.worker.lines import Early, Lines, Waiting
-from toolbus.bus.worker.outcome import End, given_up_waiting, other_revision, refusal, report_buried, report_end
+from toolbus.bus.worker.outcome import End, cancelled_waiting, other_revision, refusal, report_buried, report_end
 from toolbus.bus.worker.run import Run, RunContext
 from toolbus.bus.worker.sessions import OpenSessions, WorkerSessions
 from toolbus.bus.worker.statistics import Sampling
@@ -114,7 +114,7 @@ class Slots:
         self._waiting = Waiting()
         self._taking = Taking(self, self._waiting, self._wake)
         # Of the listener's methods these are the taking's own.
-        self.free_slots, self.flexible, self.on_left_over = self._taking.free_slots, self._taking.flexible, self._taking.make_room
+        self.free_slots, self.flexible, self.on_room_wanted = self._taking.free_slots, self._taking.flexible, self._taking.make_room
         self._lines = Lines(
             broker, self._waiting, self.deadlines, clock, start=self.start_due, refuse=self._refuse, hand_back=self._hand_back
         )
@@ -230,10 +230,7 @@ class Slots:
         await self.hand_back_waiting()
         deadline = self.clock() + self.settings.grace
         while self._runs and (left := deadline - self.clock()) > 0:
-            self._wake.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(left):
-                    await self._wake.wait()
+            await _change(self._wake, left)
         if self._runs:
             telemetry.log.warning("worker.grace_ended", running=len(self._runs))
         if self._handing_back:
@@ -257,26 +254,23 @@ class Slots:
             self.start(delivery)
 
     def _hand_back(self, deliveries: Sequence[Delivery]) -> None:
-        self._spawn(hand_back(self.broker, list(deliveries)))
+        self._spawn(hand_back(self.broker, list(deliveries)), self._handing_back)
 
     def _turn_away(self, delivery: Delivery, served: Served, error: ErrorInfo) -> None:
         if served.is_of_other_revision(delivery.request):
-            self._spawn(self._hand_over(delivery, served, error))
+            self._spawn(self._hand_over(delivery, served, error), self._handing_back)
         else:
             self._refuse(delivery, error)
 
     async def _hand_over(self, delivery: Delivery, served: Served, error: ErrorInfo) -> None:
         """Give a delivery to a worker of the revision that its caller knows; answer it if there is none."""
-        if await _handed_over(self.broker.hand_over(delivery)):
-            if delivery.request.ordered:
-                self._lines.lose(delivery)
-        else:
+        if not await _handed_over(self.broker.hand_over(delivery)):
             self._refuse(delivery, other_revision(error, delivery.request, served.publication))
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None], group: set[asyncio.Task[None]]) -> None:
         task = self._loop.create_task(work)
-        self._handing_back.add(task)
-        task.add_done_callback(self._handing_back.discard)
+        group.add(task)
+        task.add_done_callback(group.discard)
 
     def start(self, delivery: Delivery, *, alone: bool = False) -> None:
         """Start a delivery, answer it when it can't run, or hold it when it must run alone.
@@ -291,7 +285,7 @@ class Slots:
         if self._early.extended:
             delivery.deadline = max(delivery.deadline, self._early.extended.pop(request.id, 0.0))
         if request.id in self._early.cancelled:
-            error = given_up_waiting(self._early.cancelled[request.id])
+            error = cancelled_waiting(self._early.cancelled[request.id])
         elif tries > self.settings.max_deliveries:
             self._bury(delivery)
             return
@@ -309,7 +303,7 @@ class Slots:
             return
         if tries >= self._alone_from and not alone:
             self._waiting.suspects.append(delivery)
-            self._taking.suspect_arrived()
+            self._taking.interrupt()
             return
         run = Run(self.run_context, self._loop, delivery, served, handler)
         delivery.begun = True
@@ -364,9 +358,7 @@ class Slots:
     def _count_attempt(self, run: str) -> None:
         delivery = self._waiting.pop_retry(run)
         if delivery is not None:
-            task = self._loop.create_task(self._run_again(delivery))
-            self._counting.add(task)
-            task.add_done_callback(self._counting.discard)
+            self._spawn(self._run_again(delivery), self._counting)
 
     async def _run_again(self, delivery: Delivery) -> None:
         """Have the server count the next attempt of a failed request, and start it."""
@@ -504,7 +496,7 @@ class Slots:
             # A caller whose time is up cancels, too; a handler that cleans up after its deadline is not to be cancelled out of that.
             if not run.stuck:
                 run.cancel(why)
-        self._refuse_all(waiting, given_up_waiting(why))
+        self._refuse_all(waiting, cancelled_waiting(why))
         if not running and not waiting:
             self._early.cancel(call, why)
 
@@ -529,8 +521,13 @@ class Slots:
             run.stop(None)
         else:
             self._waiting.remove(delivery)
-        if delivery.request.ordered:
+
+    def on_let_go(self, delivery: Delivery, ended: bool) -> None:
+        """Let the calls behind one of a session go on, once its run has ended, too."""
+        if not ended:
             self._lines.lose(delivery)
+        elif delivery.run not in self._runs:
+            self._lines.leave(delivery)
 
     def on_replies_gone(self, replies: str, error: ErrorInfo) -> None:
         """Stop every call whose answer no caller reads any more."""
@@ -600,9 +597,9 @@ class Taking:
         self.state = state
 
     def _settle(self) -> None:
-        """Look what to do next, unless it was stopped."""
-        if self.state is not _STOPPED and self.state is not _READY:
-            self._move(_READY)
+        """Look what to do next, unless it was stopped: every other state leads back to ``READY``."""
+        if self.state is not _STOPPED:
+            self.state = _READY
 
     # -- for the slots ----------------------------------------------------------------------------
 
@@ -620,16 +617,12 @@ class Taking:
         """Take nothing more."""
         if self.state is not _STOPPED:
             self._move(_STOPPED)
-        self._interrupt()
+        self.interrupt()
 
     def slot_taken(self) -> None:
         """Take note that a delivery took the last free slot: waiting for requests without one would take some in vain."""
         if self.state is _POLLING:
             self._broker.steps.intake.interrupt()
-
-    def suspect_arrived(self) -> None:
-        """Take note that a suspect waits here."""
-        self._interrupt()
 
     def free_slots(self) -> int:
         """Return how many more deliveries can run now."""
@@ -644,9 +637,10 @@ class Taking:
     def make_room(self) -> None:
         """Take nothing, from the next turn on, until nothing runs."""
         self._room_wanted = True
-        self._interrupt()
+        self.interrupt()
 
-    def _interrupt(self) -> None:
+    def interrupt(self) -> None:
+        """Look again what to do next, since a suspect waits here, for example."""
         self._broker.steps.intake.interrupt()
         self._wake.set()
 
@@ -720,10 +714,15 @@ class Taking:
     async def _until_idle(self, until: float) -> None:
         """Wait until nothing runs but handlers that can't be stopped, at most until a (monotonic) time."""
         while self.state is not _STOPPED and (left := until - self._clock()) > 0 and not self._slots.idle():
-            self._wake.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(left):
-                    await self._wake.wait()
+            await _change(self._wake, left)
+
+
+async def _change(wake: asyncio.Event, seconds: float) -> None:
+    """Wait until a run has ended or something else has changed, at most so many seconds."""
+    wake.clear()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await wake.wait()
 
 
 # Seconds that a leaving worker waits for each of the server's answers.

@@ -495,14 +495,14 @@ class EventStream(Response):
         if self._key:
             self._tasks.append(loop.create_task(self._part(send)))
         if self._first is not None:
-            await self._tell(await self._first, send)
+            await self._send_seen(await self._first, send)
         async for event in self._events:
-            await self._tell(event, send)
+            await self._send_seen(event, send)
         if not self._gone:
             self._gone = True
             await send({"type": "http.response.body", "body": b""})
 
-    async def _tell(self, event: Event, send: Send) -> None:
+    async def _send_seen(self, event: Event, send: Send) -> None:
         if type(event) is Finished:
             self._error = event.result.error
         elif self._permission is not None and isinstance(event, (Asked, Answered)) and event.id == self._permission.id:
@@ -510,12 +510,12 @@ class EventStream(Response):
             await self._write(send, event_bytes(event))
             return
         if self._replay is None:
-            await self._tell_one(event, send)
+            await self._send_event(event, send)
             return
         for unseen in self._replay.unseen(event):
-            await self._tell_one(unseen, send)
+            await self._send_event(unseen, send)
 
-    async def _tell_one(self, event: Event, send: Send) -> None:
+    async def _send_event(self, event: Event, send: Send) -> None:
         if self._key:
             self._position.pass_(event)
             await self._write(send, event_bytes(event, self._position.id(self._key)))

@@ -9,9 +9,11 @@ from typing import Any
 from urllib.parse import quote
 
 import msgspec
+import msgspec.inspect
 
 from toolbus.bus.client.tools.definitions import description_of
 from toolbus.bus.client.tools.tool import Tool
+from toolbus.bus.values.results import ERROR_KINDS
 from toolbus.edges.gateway.bodies import MEDIA_TYPE, MOST_KEY
 from toolbus.edges.gateway.operations import Operation
 
@@ -100,13 +102,13 @@ def document(operations: Sequence[Operation], tools: Sequence[Tool], max_timeout
         return found
 
     for each in operations:
-        if each.summary:
+        if each.summary is not None:
             body = None if each.body is None else schema_of(each.body)
             answer = None if each.answers is None else schema_of(each.answers)
             paths.setdefault(_IN_PATH.sub(r"{\1}", each.path), {})[each.method.lower()] = _described(each, body, answer)
-    # Answers have all of their fields, though these have defaults.
-    for name in ("ToolResult", "Group"):
-        schemas[name]["required"] = [*schemas[name]["properties"]]
+    for each in operations:
+        if each.summary is not None and _is_whole(each.answers):
+            schemas[each.answers.__name__]["required"] = [*schemas[each.answers.__name__]["properties"]]
     [invoke] = (each for each in operations if each.path.endswith("/invoke"))
     for tool in tools:
         key = f"tool.{_component(tool.name)}"
@@ -138,9 +140,15 @@ def document(operations: Sequence[Operation], tools: Sequence[Tool], max_timeout
     }
 
 
+def _is_whole(type: Any) -> bool:
+    """Return whether an answer of a type has all of its fields, also those that have defaults."""
+    return msgspec.inspect.is_struct_type(type) and not type.__struct_config__.omit_defaults
+
+
 def _described(operation: Operation, body: Part | None, answer: Part | None) -> Part:
     found: Part = {"operationId": operation.handler.__name__, "summary": operation.summary}
-    parameters = [_parameter(name, "path", "Its name.", _IN_PATHS[name], required=True) for name in _IN_PATH.findall(operation.path)]
+    in_path = _IN_PATH.findall(operation.path)
+    parameters = [_parameter(name, "path", "Its name.", _IN_PATHS.get(name, _TEXT), required=True) for name in in_path]
     if operation.query is not None:
         fields = msgspec.json.schema(operation.query)["$defs"][operation.query.__name__]["properties"]
         parameters += [_parameter(name, "query", schema.pop("description"), schema) for name, schema in fields.items()]
@@ -172,7 +180,7 @@ def _problems(operation: Operation) -> set[int]:
     if operation.body is not None:
         found |= {400, 413, 415, 422}
     if operation.calls:
-        found |= {404, 409, 422, 502, 503, 504}
+        found |= {about.status for about in ERROR_KINDS.values()}
     return found
 
 

@@ -43,11 +43,11 @@ class Operation(msgspec.Struct, frozen=True):
     Attributes:
         method, path: as in a route of Starlette.
         handler: answers; its name is the operation's id.
+        summary: for the OpenAPI document; None for what it leaves out.
         may: the permissions of which the sender needs one; empty for what is open to everybody.
         body: the type of the JSON body; None when none is read.
         query: the type whose fields are the parameters; those that are collections may be repeated.
         own_page: whether a page of another site is refused, see ``require_own_page``.
-        summary: for the document, which leaves out an operation without one.
         answers: the type of the answer; None for none.
         media_type: of the answer.
         statuses: of the answer.
@@ -59,11 +59,11 @@ class Operation(msgspec.Struct, frozen=True):
     method: str
     path: str
     handler: Callable[[Admitted[Any]], Awaitable[Response]]
+    summary: str | None
     may: tuple[Permission, ...] = ("call",)
     body: Any = None
     query: type[msgspec.Struct] | None = None
     own_page: bool = False
-    summary: str = ""
     answers: Any = None
     media_type: str = "application/json"
     statuses: tuple[int, ...] = (200,)

@@ -211,7 +211,7 @@ async def serve(
         on_serving: called once when requests are answered.
         on_stopping: called once at the first signal.
     """
-    _hear_uvicorn()
+    _log_as_uvicorn()
     server = _Server(
         uvicorn.Config(
             app,
@@ -294,7 +294,7 @@ def _is_lost(error: BaseException) -> bool:
     return isinstance(error, OSError) or (isinstance(error, RuntimeError) and "handler is closed" in str(error))
 
 
-def _hear_uvicorn() -> None:
+def _log_as_uvicorn() -> None:
     logger = logging.getLogger("uvicorn")
     logger.handlers[:] = [_Bridge()]
     logger.propagate = False

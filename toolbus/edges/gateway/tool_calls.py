@@ -41,10 +41,10 @@ def event(kind: str, data: Any) -> bytes:
     return named_event(kind.encode(), encode_json(data))
 
 
-def of_call(told: ToolEvent) -> bytes:
+def of_call(happened: ToolEvent) -> bytes:
     """Return something that happened to one call: named after what happened, with the call's id, tool and index."""
-    about: dict[str, Any] = {"id": told.id, "tool": told.tool, "index": told.index}
-    match told.event:
+    about: dict[str, Any] = {"id": happened.id, "tool": happened.tool, "index": happened.index}
+    match happened.event:
         case Text(text):
             return event("text", {**about, "text": text})
         case Requested(arguments, changes):
@@ -304,8 +304,8 @@ async def _streamed(executor: ToolExecutor, asked: TurnRequest) -> AsyncGenerato
     try:
         await recall(executor, asked.calls)
         async with executor.turn(asked.calls, concurrent=asked.options.concurrent, streaming=True) as turn:
-            async for told in turn:
-                yield of_call(told)
+            async for happened in turn:
+                yield of_call(happened)
             results = await turn.results()
             messages = await turn.messages()
         await share(executor, asked.calls, results)

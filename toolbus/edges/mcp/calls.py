@@ -256,9 +256,12 @@ class ToolCalls:
         task, call = await tasks.begin(tool, arguments, caller.user, grant)
         async with call:
             following = Following(context, client, OpenQuestions(self._bus, caller), call)
-            if not call.done and after != 0:
+            at_once = after == 0
+            if not (call.done or at_once):
                 await following.run(after)
-            if call.done:
+            # Whether a call has ended while its task was kept is chance, and a tool that always makes tasks makes one. Only a call that was
+            # not published has no task.
+            if call.done and not (at_once and call.entry):
                 return content_of(await call.result(), tool, modern=True)
             tasks.let_go(call)
         if after is not None:

@@ -18,7 +18,7 @@ from toolbus.bus.client.bus import ToolBus
 from toolbus.bus.client.executor.observers import observe
 from toolbus.bus.client.tools.definitions import output_schema
 from toolbus.bus.client.tools.tool import Tool
-from toolbus.bus.schema.validate import Validator
+from toolbus.bus.schema.arguments import Validator
 from toolbus.bus.support.display import shortened
 from toolbus.bus.values.confirmations import ConfirmationAnswer, ConfirmationRequest
 from toolbus.bus.values.results import (

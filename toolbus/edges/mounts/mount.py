@@ -12,6 +12,7 @@ import msgspec
 
 from toolbus.bus import telemetry
 from toolbus.bus.middleware.chain import Middleware
+from toolbus.bus.schema.arguments import preparer_for
 from toolbus.bus.schema.mend import mended_document
 from toolbus.bus.values.descriptors import ServiceDescriptor, check_types, parse_tool
 from toolbus.bus.values.results import DescriptorError, ToolbusError, ToolError, ToolResult
@@ -111,8 +112,6 @@ class Described:
 
     def _flaw(self, published: str, document: dict[str, Any]) -> str:
         """Return why a descriptor can't be published, or an empty text."""
-        from toolbus.bus.schema.validate import preparer_for  # noqa: PLC0415 - it loads the compiler of schemas, which few need
-
         if published in self._runs:
             return f"its name on the bus, {published!r}, is that of {self._runs[published][0]!r}"
         try:

@@ -6,6 +6,7 @@ import errno
 import gc
 import os
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -15,11 +16,12 @@ from toolbus.bus.values.results import ToolbusError
 from toolbus.bus.values.settings import misspelt
 from toolbus.operations.cli.command import Place, Tree, common_options, tree
 from toolbus.operations.cli.common import drop_unwritable_output, explained, open_closed, reason
-from toolbus.operations.cli.output import Failure, say
+from toolbus.operations.cli.output import Failure, print_line
 
 
 @tree(
     "see",
+    "services, calls, counts",
     {
         "services": Place("see", "List the services, their workers and their backlog."),
         "workers": Place("see", "List the installed tool services."),
@@ -45,6 +47,7 @@ def _see() -> None:
 
 @tree(
     "secure",
+    "forms of tools, tokens of gateways, rights on the server",
     {
         "approve": Place("secure", "Approve a tool as it is now, so that agents may use this form of it."),
         "pins": Place("secure", "Decide which form of a tool may be used."),
@@ -66,6 +69,7 @@ def _secure() -> None:
 
 @tree(
     "operate",
+    "queues, dead letters, conversations, documents",
     {
         "pause": Place("operate", "Make a service's workers stop taking requests."),
         "resume": Place("operate", "Let a paused service's workers take requests again."),
@@ -93,6 +97,7 @@ def _operate() -> None:
 
 @tree(
     "platform",
+    "recorded tools",
     {
         "up": Place("dev", "Start the platform: gateway, host, service agent, coding agent, messenger."),
         "host": Place("platform", "Serve the recorded tools that this machine may run."),
@@ -128,35 +133,35 @@ def _platform() -> None:
 
 TASKS: dict[str, dict[str, Place | Tree]] = {
     "Try": {
-        "dev": Place("dev", "Start all you need to try toolbus."),
-        "demo": Place("dev", "Run and check the main features."),
+        "dev": Place("dev", "all you need to try toolbus"),
+        "demo": Place("dev", "check the main features"),
     },
     "Write": {
-        "new": Place("dev", "Write NAME.py, a tool to start from, and test_NAME.py, its test."),
-        "toolkit": Place("toolkit", "Manage the graph of actions and tools."),
-        "protocol": Place("protocol", "Write workers and agents in other languages: scripts, numbers, and checks."),
+        "new": Place("dev", "a tool"),
+        "toolkit": Place("toolkit", "tools for a task"),
+        "protocol": Place("protocol", "other languages"),
     },
     "Serve": {
-        "worker": Place("worker", "Serve the tools of each TARGET."),
-        "serve": Place("serve", "Offer the tools of the bus over HTTP."),
-        "mcp": Place("serve", "Serve the tools to an MCP client on stdio."),
-        "mount": Place("mount", "Serve the tools of an MCP server, or the operations of an API."),
+        "worker": Place("worker", "tools"),
+        "serve": Place("serve", "HTTP"),
+        "mcp": Place("serve", "an MCP client on stdio"),
+        "mount": Place("mount", "MCP servers and APIs"),
         "platform": _platform,
     },
     "Call": {
-        "call": Place("calls", "Call a tool."),
-        "agent": Place("agent", "Let a model answer QUESTION with tools."),
-        "confirm": Place("calls", "Show and answer confirmation requests."),
+        "call": Place("calls", "a tool"),
+        "agent": Place("agent", "a model with tools"),
+        "confirm": Place("calls", "open questions"),
     },
     "See": {
-        "tools": Place("see", "List the tools that can be called now."),
+        "tools": Place("see", "callable now"),
         "see": _see,
-        "doctor": Place("see", "Check the server and say what to fix."),
+        "doctor": Place("see", "faults"),
     },
     "Secure": {"secure": _secure},
     "Operate": {"operate": _operate},
 }
-"""The commands by task: the module of each, and the first sentence of its help, so that the list of commands loads none of them."""
+"""The commands of the first level by task: the module of each, and a few words, so that their list loads none of them."""
 
 MOVED = {
     "learning": "toolkit learning",
@@ -171,7 +176,25 @@ MOVED = {
 
 
 class _Commands(Tree):
-    """Reports errors in one line, and says where commands are that have moved."""
+    """Reports errors in one line, says where commands are that have moved, and has a help of one screen.
+
+    Args:
+        tasks: the commands by what people want to do.
+        **more: what click is told of it.
+    """
+
+    def __init__(self, *words: Any, tasks: Mapping[str, Mapping[str, Place | Tree]], **more: Any) -> None:
+        super().__init__(*words, places={name: place for found in tasks.values() for name, place in found.items()}, **more)
+        self._tasks = tasks
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write a line for each task, and then the options, which are those of every command."""
+        with formatter.section("Commands (toolbus COMMAND --help explains one)"):
+            formatter.write_dl(
+                [(task, "; ".join(f"{name}: {place.about}" for name, place in found.items())) for task, found in self._tasks.items()]
+            )
+        with formatter.section("Options (also after COMMAND, or as TOOLBUS_URL, TOOLBUS_LOG_LEVEL, ...)"):
+            formatter.write_dl([record for param in self.get_params(ctx) if (record := param.get_help_record(ctx))])
 
     def main(self, *args: Any, **extra: Any) -> Any:
         """Run the command line; help that can't be written ends it with exit code 1."""
@@ -215,25 +238,25 @@ def _unwritable(error: OSError) -> Failure:
     return Failure(f"can't write to standard output: {reason(error)}" if output else reason(error))
 
 
+_HELP = """Tools for LLM agents, run by workers over Redis Streams. Try `toolbus dev`;
+`toolbus new weather` writes a tool, `toolbus worker weather.py` serves it."""
+
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 @click.group(
     cls=_Commands,
-    commands=TASKS,
+    tasks=TASKS,
+    help=_HELP,
     params=common_options(),
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(package_name="toolbus", prog_name="toolbus")
 @click.pass_context
-def main(ctx: click.Context, /, **given: Any) -> None:
-    """Tools for LLM agents, run by a pool of workers over Redis Streams.
-
-    Start with `toolbus dev`; `toolbus new weather` writes a tool, and `toolbus worker weather.py` serves it.
-    The options may also stand after the command's name.
-    """
+def main(ctx: click.Context, /, **arguments: Any) -> None:
+    """Run a command, with the options before its name."""
     # A command's own modules are loaded from here on, and last: rare looks for garbage save a tenth of its start.
     gc.set_threshold(20_000, 20, 20)
-    ctx.obj = {name: value for name, value in given.items() if value is not None}
+    ctx.obj = {name: value for name, value in arguments.items() if value is not None}
     for variable, meant in misspelt(os.environ).items():
-        say(f"{variable} is no setting; did you mean {meant}?", err=True)
+        print_line(f"{variable} is no setting; did you mean {meant}?", err=True)

@@ -17,7 +17,7 @@ from toolbus.bus.support.display import one_line, visible
 from toolbus.operations.cli.calls import TerminalPrompt
 from toolbus.operations.cli.command import Categories, Groups, Names, Output, Seconds, Share, User, command, option
 from toolbus.operations.cli.common import read_text, settings_with_server
-from toolbus.operations.cli.output import Failure, fail, print_json, say
+from toolbus.operations.cli.output import Failure, fail, print_json, print_line
 
 if TYPE_CHECKING:
     from toolbus.agent import AgentEvent, Answer, ChatEndpoint
@@ -215,7 +215,7 @@ async def _recorder(bus: ToolBus, options: Options) -> AsyncIterator[Recorder | 
         with Recorder(store, bus.events) as recorder:
             yield recorder
         if recorder.dropped:
-            say(f"{recorder.dropped} calls could not be recorded in {options.record}; the log says why", err=True)
+            print_line(f"{recorder.dropped} calls could not be recorded in {options.record}; the log says why", err=True)
 
 
 def _walk(tools: ToolView, question: str, recorder: Recorder | None, options: Options) -> tuple[Walk | None, str]:
@@ -262,13 +262,13 @@ class _Screen:
     def end(self) -> None:
         """End the unfinished line."""
         if self._open:
-            say(err=self._open != "model")
+            print_line(err=self._open != "model")
         self._open = ""
 
     def ask(self, text: str) -> None:
         """Print a question."""
         self.end()
-        say(f"{text}\n[y/N] ", nl=False, err=True)
+        print_line(f"{text}\n[y/N] ", nl=False, err=True)
 
     def _call(self, seen: Any) -> None:
         from toolbus import Progress
@@ -301,14 +301,14 @@ class _Screen:
         if self._open != whose:
             self.end()
             if whose != "model":
-                say(f"  {whose.partition(' ')[2]}: ", dim=True, nl=False, err=True)
+                print_line(f"  {whose.partition(' ')[2]}: ", dim=True, nl=False, err=True)
         if whose == "model":
-            say(text, nl=False)
+            print_line(text, nl=False)
         else:
-            say(text, dim=True, nl=False, err=True)
+            print_line(text, dim=True, nl=False, err=True)
         if text:
             self._open = "" if text.endswith("\n") else whose
 
     def _line(self, text: str) -> None:
         self.end()
-        say(text.replace("\n", " "), dim=True, err=True)
+        print_line(text.replace("\n", " "), dim=True, err=True)

@@ -23,7 +23,7 @@ from toolbus.bus.values.confirmations import ConfirmationAnswer, ConfirmationReq
 from toolbus.bus.values.events import Answered, Asked, Event
 from toolbus.operations.cli.command import Output, Seconds, User, argument, command, digest, group, option
 from toolbus.operations.cli.common import login_name, namespace_of, read_json, read_text, with_bus
-from toolbus.operations.cli.output import fail, moment, print_json, print_json_line, say, say_content, show
+from toolbus.operations.cli.output import fail, moment, print_content, print_json, print_json_line, print_line, show
 
 if TYPE_CHECKING:
     from toolbus import Blob, ToolBus, ToolResult
@@ -98,16 +98,16 @@ def call_command(
     if output == "json":
         print_json(result)
     elif not streaming and result.success:
-        say_content(result.observation)
+        print_content(result.observation)
     elif not streaming and result.output:
-        say_content(result.output)
+        print_content(result.output)
     if save is not None:
         save_blobs(result.content, tool, save)
     elif output == "text" and result.content:
         # Bytes are no text for a terminal; what is said here must not be taken for output.
         blobs = ", ".join(f"[{visible(blob.media_type)}, {len(blob.data):,} bytes]" for blob in result.content)
         them = "it" if len(result.content) == 1 else "them"
-        say(f"{blobs}; --save DIR writes {them} to files, --output json shows {them} in base64", err=True)
+        print_line(f"{blobs}; --save DIR writes {them} to files, --output json shows {them} in base64", err=True)
     if result.error is not None:
         error = result.error
         where = namespace_of() if error.type == "not_found" and error.origin == "bus" else ""
@@ -133,7 +133,7 @@ async def _allowed(
 
     def show(text: str) -> None:
         hint = f"or elsewhere, within {seconds:g} s: toolbus confirm allow {confirmation.id}"
-        say(f"{text}\n[y/N] {hint}" if here else f"{text}\nit waits {hint.partition(', ')[2]}", err=True)
+        print_line(f"{text}\n[y/N] {hint}" if here else f"{text}\nit waits {hint.partition(', ')[2]}", err=True)
 
     if not here:
         show(str(confirmation))
@@ -150,26 +150,26 @@ async def _print(call: Call, questions: HandlerQuestions, *, quiet: bool) -> Too
 
     printed = False
     async for event in call.events():
-        if await questions.hear(event):
+        if await questions.on_event(event):
             continue
         if isinstance(event, Finished) and quiet:
             return event.result
         if quiet:
             continue
         if isinstance(event, Text):
-            say_content(event.text, nl=False)
+            print_content(event.text, nl=False)
             sys.stdout.flush()
             printed = not event.text.endswith("\n")
         elif isinstance(event, Progress) and sys.stderr.isatty():
             total = f"/{event.total:g}" if event.total else ""
-            say(f"[{event.done:g}{total}] {event.message}", fg="bright_black", err=True)
+            print_line(f"[{event.done:g}{total}] {event.message}", fg="bright_black", err=True)
         elif isinstance(event, Reset):
-            say(f"\n-- attempt {event.attempt} starts from the beginning --", fg="yellow", err=True)
+            print_line(f"\n-- attempt {event.attempt} starts from the beginning --", fg="yellow", err=True)
         elif isinstance(event, Finished):
             if printed:
-                say()
+                print_line()
             elif event.result.success and not event.result.output:
-                say_content(event.result.observation)
+                print_content(event.result.observation)
             return event.result
     return await call.result()
 
@@ -244,7 +244,7 @@ def save_blobs(blobs: Sequence[Blob], tool: str, folder: str) -> None:
     The files of a result have successive numbers in its order, after those that are there.
     """
     if not blobs:
-        say("the result has no images or files to save", err=True)
+        print_line("the result has no images or files to save", err=True)
         return
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
@@ -253,7 +253,7 @@ def save_blobs(blobs: Sequence[Blob], tool: str, folder: str) -> None:
         number = _latest(name, Path(folder))
         for blob in blobs:
             path, number = _written(blob, name, Path(folder), number + 1)
-            say(f"{visible(str(path))} ({visible(blob.media_type)}, {len(blob.data):,} bytes)", err=True)
+            print_line(f"{visible(str(path))} ({visible(blob.media_type)}, {len(blob.data):,} bytes)", err=True)
     except OSError as error:
         fail(f"can't save to {visible(folder)}: {error.strerror or error}")
 
@@ -338,7 +338,7 @@ class HandlerQuestions:
         self._arguments = arguments
         self._user = user
         self._session = session
-        self._prompt = TerminalPrompt(lambda text: say(f"{text}\n[y/N]", err=True))
+        self._prompt = TerminalPrompt(lambda text: print_line(f"{text}\n[y/N]", err=True))
         self._asking: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -347,14 +347,14 @@ class HandlerQuestions:
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         await self._end()
 
-    async def hear(self, event: Event) -> bool:
+    async def on_event(self, event: Event) -> bool:
         """Take in an event of the call; return whether it was about a question."""
         if not isinstance(event, (Asked, Answered)):
             return False
         await self._end()
         if isinstance(event, Asked):
             asks = f"{self._name} asks: {visible(event.question)}"
-            say(f"{asks}\nit waits {math.ceil(event.timeout)} s: toolbus confirm allow {event.id}", err=True)
+            print_line(f"{asks}\nit waits {math.ceil(event.timeout)} s: toolbus confirm allow {event.id}", err=True)
             if self._tool is not None:
                 self._asking = asyncio.create_task(self._ask(self._tool, event))
         return True
@@ -428,7 +428,7 @@ async def confirm_show(bus: ToolBus, id: str, full: Annotated[bool, option("Show
     if output == "json":
         print_json(found)
     else:
-        say(_text(found, full=full))
+        print_line(_text(found, full=full))
 
 
 @command("allow", into=confirm_command)
@@ -452,7 +452,7 @@ async def confirm_allow(
             fail(f"{whole} has the digest {visible(found.digest)}, not {digest}")
         answer = msgspec.structs.replace(answer, digest=found.digest)
     await bus.confirmations.answer(whole, answer)
-    say(f"{whole} allowed")
+    print_line(f"{whole} allowed")
 
 
 @command("deny", into=confirm_command)
@@ -462,7 +462,7 @@ async def confirm_deny(
     """Deny a call, which ends as forbidden. The first of several answers counts; for the others the exit code is 1."""
     whole = await _whole(bus, id)
     await bus.confirmations.answer(whole, ConfirmationAnswer(False, reason, login_name() if by is None else by))
-    say(f"{whole} denied")
+    print_line(f"{whole} denied")
 
 
 @command("watch", into=confirm_command)
@@ -474,7 +474,7 @@ async def confirm_watch(bus: ToolBus, user: OfUser, output: Output) -> None:
         if output == "json":
             print_json_line(request)
         else:
-            say(f"{_text(request)}\n")
+            print_line(f"{_text(request)}\n")
 
 
 async def _whole(bus: ToolBus, start: str) -> str:

@@ -119,19 +119,26 @@ def setting(name: str, means: str, *names: str, usual: str = "", **about: Any) -
 
     Args:
         name: of the setting.
-        means: what it is in the command; nothing where the variable says it.
+        means: what it is in the command.
         names: of the option, beside that of the setting.
         usual: the default in words, where it is not the setting's.
         **about: what else click is told of it.
     """
-    kind, default = _KINDS[name], getattr(Settings(), name)
+    return _setting(name, f"{means} ({PREFIX}{name.upper()}; {usual or f'{getattr(Settings(), name):,g}'}).", *names, **about)
+
+
+def _setting(name: str, help: str, *names: str, **about: Any) -> Declared:
+    kind = _KINDS[name]
     if get_origin(kind) is Literal:
-        about.setdefault("type", click.Choice(get_args(kind), case_sensitive=False))
+        about["type"] = click.Choice(get_args(kind), case_sensitive=False)
     else:
         about["type"] = _Setting(name, about.get("type") or _TYPES[kind])
-    shown = usual or (default if isinstance(default, str) else f"{default:,g}")
-    variable = f"{PREFIX}{name.upper()}; {shown}"
-    return option(f"{means} ({variable})." if means else f"{variable}.", *names, f"--{name.replace('_', '-')}", **about)
+    return option(help, *names, f"--{name.replace('_', '-')}", **about)
+
+
+def _choices_of(name: str) -> str:
+    *words, last = get_args(_KINDS[name])
+    return f"{', '.join(words)} or {last} ({getattr(Settings(), name)})."
 
 
 # -- options of several commands ---------------------------------------------------------------------
@@ -140,12 +147,12 @@ def setting(name: str, means: str, *names: str, usual: str = "", **about: Any) -
 def digest(means: str) -> Declared:
     """Describe the option ``--digest``, which is empty when it is not given; an empty one, as of an unset variable, is refused."""
 
-    def given(ctx: click.Context, param: click.Parameter, value: str | None) -> str:
+    def chosen(ctx: click.Context, param: click.Parameter, value: str | None) -> str:
         if value == "":
             raise click.BadParameter("it is empty, which names no form", ctx, param)
         return value or ""
 
-    return option(means, callback=given)
+    return option(means, callback=chosen)
 
 
 Output = Annotated[Literal["text", "json"], option("Text for people, JSON for programs.", default="text")]
@@ -181,16 +188,13 @@ class ProcessOptions(NamedTuple):
 
 
 _COMMON: Mapping[str, Declared] = {
-    "url": setting("url", "Server, e.g. redis://localhost:6379"),
-    "namespace": setting("namespace", "Namespace whose tools to use"),
-    "connect_timeout": setting(
-        "connect_timeout",
-        "Seconds to wait at the start for a server that can't be reached",
-        usual=f"{RESTART:g} where tools are served",
-        type=click.FloatRange(min=0),
+    "url": _setting("url", f"Server ({Settings().url}).", metavar="URL"),
+    "namespace": _setting("namespace", f"Namespace whose tools to use ({Settings().namespace}).", metavar="NAME"),
+    "connect_timeout": _setting(
+        "connect_timeout", f"Wait for a server at the start ({RESTART:g} to serve).", metavar="SECONDS", type=click.FloatRange(min=0)
     ),
-    "log_level": setting("log_level", "", "-l"),
-    "log_format": setting("log_format", ""),
+    "log_level": _setting("log_level", _choices_of("log_level"), "-l", metavar="LEVEL"),
+    "log_format": _setting("log_format", _choices_of("log_format"), metavar="FORMAT"),
 }
 """The options of every command, which may stand before its name, or after it, where one replaces one before."""
 
@@ -219,22 +223,25 @@ class Command(click.Command):
                 raise click.UsageError(f"{first} means nothing alone: give {' or '.join(words)}, too", ctx)
         return super().invoke(ctx)
 
-    def words(self, given: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    def words(self, values: Mapping[str, Any]) -> tuple[list[str], list[str]]:
         """Return the options, and the arguments, by which another process of this command gets values.
 
         Args:
-            given: values by parameter; those of parameters that this command does not have are left out.
+            values: by parameter; those of parameters that this command does not have are left out.
         """
         options, arguments = list[str](), list[str]()
         for param in self.params:
-            value = given.get(param.name or "")
-            if value is None or value is False or not param.expose_value:
+            value = values.get(param.name or "")
+            if value is None or not param.expose_value:
+                continue
+            if isinstance(value, bool):
+                options += param.opts[:1] if value else param.secondary_opts[:1]
                 continue
             for each in value if isinstance(value, tuple) and (param.multiple or param.nargs == -1) else (value,):
                 if isinstance(param, click.Argument):
                     arguments.append(str(each))
                 else:
-                    options += [param.opts[0]] if each is True else [param.opts[0], str(each)]
+                    options += [param.opts[0], str(each)]
         return options, arguments
 
 
@@ -385,7 +392,10 @@ def group(name: str, **about: Any) -> Callable[[Callable[[], None]], Group]:
 
 
 class Place(NamedTuple):
-    """The place of a command: its module, which has it as ``<name>_command``, and the first sentence of its help."""
+    """The place of a command: its module, which has it as ``<name>_command``, and what a list of commands says of it.
+
+    That is the first sentence of its help; at the first level it is a few words.
+    """
 
     module: str
     about: str
@@ -395,17 +405,18 @@ class Tree(Group):
     """A group whose commands are imported when they are used, so that its help is quick.
 
     Args:
-        commands: where each is, by task; a group of the tree stands for itself.
-        **about: what click is told of it.
+        places: where each command is; a group of the tree stands for itself.
+        about: what the list of commands says of it, a few words.
+        **more: what click is told of it.
     """
 
-    def __init__(self, *words: Any, commands: Mapping[str, Mapping[str, Place | Tree]], **about: Any) -> None:
-        super().__init__(*words, **about)
-        self._tasks = commands
-        self._places = {name: place for found in commands.values() for name, place in found.items()}
+    def __init__(self, *words: Any, places: Mapping[str, Place | Tree], about: str = "", **more: Any) -> None:
+        super().__init__(*words, **more)
+        self._places = places
+        self.about = about
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names in the order of the tasks."""
+        """Return the names in the order of their places."""
         return [*self._places]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -417,23 +428,17 @@ class Tree(Group):
         return found
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the commands by task, without loading them."""
-        task_width, name_width = max(map(len, self._tasks)), max(map(len, self._places))
-        rows = []
-        for task, found in self._tasks.items():
-            for number, (name, place) in enumerate(found.items()):
-                shown = place if isinstance(place, Tree) else click.Command(name, help=place.about)
-                words = (*([("" if number else task).ljust(task_width)] if task_width else []), name.ljust(name_width))
-                first = "  ".join(words)
-                rows.append((first, shown.get_short_help_str(formatter.width - len(first) - 6)))
+        """Write the commands without loading them."""
+        room = formatter.width - max(map(len, self._places)) - 6
+        shown = {name: click.Command(name, help=place.about) for name, place in self._places.items()}
         with formatter.section("Commands"):
-            formatter.write_dl(rows)
+            formatter.write_dl([(name, found.get_short_help_str(room)) for name, found in shown.items()])
 
 
-def tree(name: str, commands: Mapping[str, Place]) -> Callable[[Callable[[], None]], Tree]:
-    """Return a decorator that makes a tree of a function whose docstring is the tree's help."""
+def tree(name: str, about: str, places: Mapping[str, Place]) -> Callable[[Callable[[], None]], Tree]:
+    """Return a decorator that makes a tree of a function whose docstring is the tree's help; ``about`` says it in a few words."""
 
     def made(function: Callable[[], None]) -> Tree:
-        return Tree(name, help=inspect.getdoc(function), no_args_is_help=True, commands={"": commands})
+        return Tree(name, help=inspect.getdoc(function), no_args_is_help=True, places=places, about=about)
 
     return made

@@ -22,7 +22,7 @@ from toolbus.bus.values.results import ConfigurationError
 from toolbus.bus.values.settings import Settings
 from toolbus.operations.cli.command import Folder, Port, argument, command, option
 from toolbus.operations.cli.common import GATEWAY_PORT, environment_of, needs_gateway, settings_with_server
-from toolbus.operations.cli.output import Failure, complain, fail, print_table, say
+from toolbus.operations.cli.output import Failure, complain, fail, print_line, print_table
 from toolbus.operations.cli.platform import host_command
 from toolbus.operations.cli.serve import serve_command
 from toolbus.operations.cli.worker import worker_command
@@ -70,7 +70,7 @@ def dev_command(
             # Without a port of its own it may be at any.
             place = _gateway_place(stack, *((GATEWAY_PORT, 0) if http_port is None else (http_port,)))
         except ImportError as error:
-            say(f"no HTTP: {needs_gateway(error)}", err=True)
+            print_line(f"no HTTP: {needs_gateway(error)}", err=True)
         else:
             parts.append(_gateway(place))
         lost = "the server that this command had started has ended, and its data with it; start `toolbus dev` again"
@@ -88,8 +88,8 @@ async def _introduce(settings: Settings, place: socket.socket | None) -> None:
     if place is not None:
         address = "http://{}:{}".format(*place.getsockname())
         example = """--json '{"tool_id": "calculator", "params": {"expression": "6*7"}}'"""
-        say(f"\nOver HTTP, and in a browser: {address}/\n  curl {address}/run_tool {example}")
-    say(
+        print_line(f"\nOver HTTP, and in a browser: {address}/\n  curl {address}/run_tool {example}")
+    print_line(
         "\nTry in another terminal:\n"
         "  toolbus call calculator expression='2**64'\n"
         "  toolbus call tell-pun topic=cats --user alice\n"
@@ -156,7 +156,7 @@ def up_command(
 
         async def ready() -> None:
             address, names = "http://{}:{}".format(*place.getsockname()), ", ".join(part.name for part in parts)
-            say(f"ready at {address}/ ({names}); next: {following}, or `curl {address}/tools`; Ctrl-C ends everything")
+            print_line(f"ready at {address}/ ({names}); next: {following}, or `curl {address}/tools`; Ctrl-C ends everything")
 
         lost = "the server that this command had started has ended; start `toolbus platform up` again"
         if why := asyncio.run(Tree(settings, environment, parts).run(server, ready, lost)):
@@ -177,7 +177,7 @@ def _platform(place: socket.socket, environment: Mapping[str, str], of_host: lis
     """Return what is to run, in the order in which it starts; what is left out is said."""
     parts = [Part("host", ("platform", "host", *of_host))]
     if wrong := _no_model(environment):
-        say(f"no agents: {wrong}", err=True)
+        print_line(f"no agents: {wrong}", err=True)
     else:
         parts += [Part("coding agent", ("worker", "coding-agent")), Part("service agent", ("worker", "service-agent"))]
     parts.append(_gateway(place))
@@ -185,7 +185,7 @@ def _platform(place: socket.socket, environment: Mapping[str, str], of_host: lis
     if not missing:
         parts.append(Part("messenger", ("platform", "im")))
     elif len(missing) == 1:
-        say(f"no messenger: {missing[0]} is not set", err=True)
+        print_line(f"no messenger: {missing[0]} is not set", err=True)
     return parts
 
 
@@ -223,20 +223,20 @@ def _find_server(settings: Settings, stack: contextlib.ExitStack, data: Path | N
     from toolbus.bus.values.urls import redact
 
     if not settings.url.startswith(("redis://", "rediss://")):
-        say(f"using the server of {redact(settings.url)}")
+        print_line(f"using the server of {redact(settings.url)}")
         return None
     address = urlsplit(settings.url)
     host, port = address.hostname or "127.0.0.1", address.port or _DEFAULT_PORT
     if _answers(host, port):
         unused = "" if data is None else "; it keeps its own data, and --data is for a server that is started here"
-        say(f"using the server at {host}:{port}{unused}")
+        print_line(f"using the server at {host}:{port}{unused}")
     elif host not in {"127.0.0.1", "localhost", "::1"}:
         fail(f"no server answers at {host}:{port}, and a server can only be started on this machine; unset TOOLBUS_URL or leave --url out")
     elif address.scheme == "rediss":
         fail(f"no server answers at {host}:{port}, and a server started here has no TLS; write redis:// instead of rediss://")
     else:
         server = stack.enter_context(EmbeddedServer(port, data_dir=data, appendonly=data is not None))
-        say(f"started a server on 127.0.0.1:{port}; it keeps its data in {'memory only' if data is None else data}")
+        print_line(f"started a server on 127.0.0.1:{port}; it keeps its data in {'memory only' if data is None else data}")
         return server
     return None
 
@@ -344,7 +344,7 @@ class Tree:
                 if stopped.is_set():
                     # Nobody reads this after a hang-up.
                     with contextlib.suppress(OSError):
-                        say("\nstopping")
+                        print_line("\nstopping")
                 # Each ends before the one that was started earlier is told.
                 for part, task in reversed(running.items()):
                     self._supervisors[part].stop()
@@ -399,17 +399,17 @@ def demo_command() -> None:
     from toolbus.operations.demo import Demo
 
     started = time.monotonic()
-    demo = Demo(lambda line: say(f"{time.monotonic() - started:6.2f} s  {line}"))
+    demo = Demo(lambda line: print_line(f"{time.monotonic() - started:6.2f} s  {line}"))
     checks = asyncio.run(demo.run())
-    say("\nchecks")
+    print_line("\nchecks")
     for check in checks:
-        say("  held  " if check.held else "  BROKEN", fg="green" if check.held else "red", nl=False)
-        say(f"  {check.name}: {check.evidence}")
-    say("\nsummary")
+        print_line("  held  " if check.held else "  BROKEN", fg="green" if check.held else "red", nl=False)
+        print_line(f"  {check.name}: {check.evidence}")
+    print_line("\nsummary")
     for name, value in demo.summary.items():
-        say(f"  {name:12} {value}")
-    say(f"  {'seconds':12} {time.monotonic() - started:.1f}")
-    say(f"\nNext: `toolbus dev`, and the page at http://127.0.0.1:{GATEWAY_PORT}/ that it serves.")
+        print_line(f"  {name:12} {value}")
+    print_line(f"  {'seconds':12} {time.monotonic() - started:.1f}")
+    print_line(f"\nNext: `toolbus dev`, and the page at http://127.0.0.1:{GATEWAY_PORT}/ that it serves.")
     if not all(check.held for check in checks):
         sys.exit(1)
 
@@ -499,8 +499,8 @@ def new_command(
     for path, template in files.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(template.format(name=name), "utf-8")
-        say(f"wrote {path}")
-    say(
+        print_line(f"wrote {path}")
+    print_line(
         f"next: cd {name} && pytest && toolbus worker workers/{name}.py"
         if project
         else f"next: pytest test_{name}.py && toolbus worker {name}.py"

@@ -14,7 +14,7 @@ from toolbus.bus.values.results import ConfigurationError, ToolbusError
 from toolbus.bus.worker.process.lifeline import Bounds
 from toolbus.operations.cli.command import Concurrency, Output, ProcessOptions, argument, command, option
 from toolbus.operations.cli.common import serving_settings, settings_of
-from toolbus.operations.cli.output import Columns, say, show
+from toolbus.operations.cli.output import Columns, print_line, show
 from toolbus.operations.cli.worker import child_words, end_with, refusals, run_worker, supervise
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def mount_command(
         int, option("Worker processes, each with a server of its own.", kept=True, type=click.IntRange(1, 256), default=1)
     ],
     concurrency: Concurrency,
-    given: MountOptions,
+    mounting: MountOptions,
     pin: Annotated[bool, option("Approve tools that were never decided about, as they are now; see `toolbus secure pins`.")],
     process: ProcessOptions,
     output: Output,
@@ -101,30 +101,30 @@ def mount_command(
         # They log tracebacks of what a server does wrong, which is told by events of ours.
         logging.getLogger(library).setLevel(logging.CRITICAL)
     with refusals(process):
-        options = _options(given)
+        options = _options(mounting)
         if processes > 1 and not listing:
             words, bounds = child_words(), Bounds(processes, processes)
             code = run_loop(lambda: supervise(settings, "mount", words, bounds, process))
         else:
-            service = _service(name, target, openapi, options, given)
+            service = _service(name, target, openapi, options, mounting)
             code = run_loop(lambda: _list(service, output) if listing else _serve(service, settings, process, pin=pin))
     sys.exit(code)
 
 
-def _options(given: MountOptions) -> Options:
+def _options(mounting: MountOptions) -> Options:
     from toolbus.edges.mounts.options import Options
 
     same = ("include", "exclude", "prefix", "groups", "category", "timeout", "output_limit", "most_tools", "start")
-    return Options(**{field: getattr(given, field) for field in same}, resources=not given.no_resources)
+    return Options(**{field: getattr(mounting, field) for field in same}, resources=not mounting.no_resources)
 
 
-def _service(name: str, target: tuple[str, ...], openapi: str | None, options: Options, given: MountOptions) -> Mount:
+def _service(name: str, target: tuple[str, ...], openapi: str | None, options: Options, mounting: MountOptions) -> Mount:
     from toolbus.bus.values.secrets import Secret, secret
     from toolbus.edges.mounts.options import Address, Command, check_address, environment_for
 
-    headers: dict[str, Secret] = {field: secret(source) for field, source in _sources(given.headers, "--header").items()}
-    if given.bearer:
-        headers["Authorization"] = secret(given.bearer, "Bearer ")
+    headers: dict[str, Secret] = {field: secret(source) for field, source in _sources(mounting.headers, "--header").items()}
+    if mounting.bearer:
+        headers["Authorization"] = secret(mounting.bearer, "Bearer ")
     if openapi is not None:
         try:
             from toolbus.edges.mounts.openapi.service import MountedApi
@@ -133,9 +133,9 @@ def _service(name: str, target: tuple[str, ...], openapi: str | None, options: O
 
         if target:
             raise click.UsageError("give a command, a URL, or --openapi: one of them")
-        query = {field: secret(source) for field, source in _sources(given.query, "--query").items()}
-        base = given.base_url or ""
-        return MountedApi(name, openapi, options, headers=headers, query=query, base_url=base, hosts=given.hosts)
+        query = {field: secret(source) for field, source in _sources(mounting.query, "--query").items()}
+        base = mounting.base_url or ""
+        return MountedApi(name, openapi, options, headers=headers, query=query, base_url=base, hosts=mounting.hosts)
     if not target:
         raise click.UsageError(f"say what to mount: toolbus mount {name} -- COMMAND, or a URL, or --openapi; --help has examples")
     try:
@@ -144,17 +144,17 @@ def _service(name: str, target: tuple[str, ...], openapi: str | None, options: O
         raise ConfigurationError(f"mounting MCP servers needs {error.name}: pip install 'toolbus[mcp]'") from None
 
     if len(target) == 1 and "://" in target[0]:
-        address = Address(check_address(target[0]), headers, "sse" if given.sse else "http")
+        address = Address(check_address(target[0]), headers, "sse" if mounting.sse else "http")
         return MountedServer(name, address, options)
     if headers:
         raise click.UsageError("--header and --bearer are for a URL; --env passes a variable on to a command")
-    return MountedServer(name, Command(target, environment_for(given.variables)), options)
+    return MountedServer(name, Command(target, environment_for(mounting.variables)), options)
 
 
-def _sources(given: tuple[str, ...], option: str) -> dict[str, str]:
+def _sources(words: tuple[str, ...], option: str) -> dict[str, str]:
     """Return sources by name, of words such as ``X-Key=env:KEY``."""
     found: dict[str, str] = {}
-    for each in given:
+    for each in words:
         field, equals, source = each.partition("=")
         if not equals or not field.strip():
             raise click.UsageError(f"{option} takes NAME=env:VARIABLE or NAME=file:PATH")
@@ -203,5 +203,5 @@ async def _list(service: Mount, output: str) -> int:
     columns: Columns = {"TOOL": "name", "EFFECT": "effect", "DESCRIPTION": lambda row: one_line(row["description"], 80)}
     if show(output, rows, columns, empty="no tools", document={"tools": rows, "left_out": left_out}):
         for name, reason in left_out.items():
-            say(f"left out: {one_line(name, 80)}: {one_line(reason, 200)}", err=True)
+            print_line(f"left out: {one_line(name, 80)}: {one_line(reason, 200)}", err=True)
     return 0

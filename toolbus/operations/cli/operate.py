@@ -15,7 +15,7 @@ from toolbus.bus.values.naming import key_flaw
 from toolbus.bus.values.results import BrokerUnavailable, ToolbusError
 from toolbus.operations.cli.command import JSON, Output, Seconds, Yes, argument, command, group, option
 from toolbus.operations.cli.common import must_be_known, namespace_of, read_bytes, read_json, settings_of, with_admin
-from toolbus.operations.cli.output import Failure, ask_first, complain, fail, moment, print_json, say, show, stored_of
+from toolbus.operations.cli.output import Failure, ask_first, complain, fail, moment, print_json, print_line, show, stored_of
 
 if TYPE_CHECKING:
     from toolbus.bus.broker.admin import Admin
@@ -31,7 +31,7 @@ async def pause_command(admin: Admin, service: str) -> None:
     """Make a service's workers stop taking requests. Running calls go on; new ones wait in the queue."""
     await must_be_known(admin, service)
     await admin.pause(service)
-    say(f"paused {service}")
+    print_line(f"paused {service}")
 
 
 @command("resume")
@@ -40,7 +40,7 @@ async def resume_command(admin: Admin, service: str) -> None:
     lifted = await admin.resume(service)
     if not lifted:
         await must_be_known(admin, service)
-    say(f"resumed {service}" if lifted else f"{service} was not paused")
+    print_line(f"resumed {service}" if lifted else f"{service} was not paused")
 
 
 @command("purge")
@@ -55,7 +55,7 @@ def purge_command(service: str, yes: Yes) -> None:
     with_admin(look)
     if not yes:
         ask_first(f"Remove every request that waits for {service!r}?")
-    say(f"purged {with_admin(lambda admin: admin.purge(service))} requests of {service}")
+    print_line(f"purged {with_admin(lambda admin: admin.purge(service))} requests of {service}")
 
 
 # -- dead letters ------------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ def dead_redrive(
 
     async def redrive(admin: Admin, queue: str, letter: str) -> None:
         call = await admin.dead_letters.redrive(queue, letter, limit=await admin.queue_limit(service), timeout=timeout)
-        say(f"{letter} runs again as {call}")
+        print_line(f"{letter} runs again as {call}")
 
     _of_each(service, letters, everything, yes, f"Run every dead letter of {service!r} again?", redrive)
 
@@ -143,7 +143,7 @@ def dead_drop(
 
     async def drop(admin: Admin, queue: str, letter: str) -> None:
         await admin.dead_letters.drop(queue, letter)
-        say(f"{letter} dropped")
+        print_line(f"{letter} dropped")
 
     _of_each(service, letters, everything, yes, f"Delete every dead letter of {service!r}?", drop)
 
@@ -160,7 +160,7 @@ def _of_each(
 
     if everything:
         if not with_admin(found):
-            say(f"no dead letters of {service}", err=True)
+            print_line(f"no dead letters of {service}", err=True)
             return
         if not yes:
             ask_first(question)
@@ -270,7 +270,7 @@ async def conversations_show(
         return
     for each in found:
         text = _in_words(each.document)
-        say(f"{each.number:>4}  {moment(each.at)}  {visible(text if full else one_line(text, _MOST_SHOWN))}")
+        print_line(f"{each.number:>4}  {moment(each.at)}  {visible(text if full else one_line(text, _MOST_SHOWN))}")
 
 
 @command("rm", into=conversations_command)
@@ -285,7 +285,7 @@ def conversations_rm(
         ask_first(f"Delete the conversation {id!r}?")
     if not with_admin(lambda admin: admin.conversations.remove(user, id, force=force)):
         fail(_none(id, user))
-    say(f"{visible(id)} deleted")
+    print_line(f"{visible(id)} deleted")
 
 
 def _none(id: str, user: str) -> str:
@@ -391,9 +391,9 @@ def items_put(
         return notes
 
     notes = with_admin(main)
-    say(f"stored {key}")
+    print_line(f"stored {key}")
     for note in notes:
-        say(note, err=True)
+        print_line(note, err=True)
 
 
 @command("get", JSON, into=items_command)
@@ -426,7 +426,7 @@ def items_get(
     try:
         print_json(msgspec.Raw(document))
     except (msgspec.DecodeError, RecursionError, ValueError):
-        say(document.decode("utf-8", "backslashreplace"))
+        print_line(document.decode("utf-8", "backslashreplace"))
         fail(f"{key!r} holds no JSON; `toolbus operate items put` replaces it, `toolbus operate items rm` deletes it")
 
 
@@ -460,12 +460,12 @@ async def items_rm(
     misplaced = await admin.delete_misplaced(key)
     removed = removed or (force and not misplaced and await admin.transfer(key))
     if misplaced:
-        say(f"removed {key}, which was misplaced: it stood where any worker may write")
+        print_line(f"removed {key}, which was misplaced: it stood where any worker may write")
         if not removed:
             return
     if not removed:
         fail(f"there is no static descriptor {key!r}" + ("" if force else "; --force frees the name of a self-published one"))
-    say(f"removed {key}")
+    print_line(f"removed {key}")
 
 
 def _consequences(key: str, document: bytes, services: Services, items: Items) -> list[str]:
@@ -502,7 +502,7 @@ def _read(key: str, file: str) -> bytes:
     if kind == "tool" and isinstance(value, dict):
         value, changes = mended_document(value)
         for change in changes:
-            say(f"parameters corrected: {change}", err=True)
+            print_line(f"parameters corrected: {change}", err=True)
     return _checked(key, value)
 
 
@@ -581,7 +581,7 @@ def _put_all(place: str) -> None:
         return counts
 
     counts = with_admin(main) if documents else Counter()
-    say(stored_of(counts))
+    print_line(stored_of(counts))
     for key, why in wrong.items():
         complain(f"not stored: {visible(key)}: {one_line(visible(why), _MOST_REASON)}")
     if wrong:

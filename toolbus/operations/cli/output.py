@@ -26,7 +26,7 @@ def fail(message: str) -> NoReturn:
     raise Failure(message)
 
 
-def say(text: object = "", *, err: bool = False, nl: bool = True, fg: str | None = None, dim: bool = False) -> None:
+def print_line(text: object = "", *, err: bool = False, nl: bool = True, fg: str | None = None, dim: bool = False) -> None:
     """Print a text, without anything in it that could command the terminal or reorder text.
 
     Args:
@@ -41,16 +41,16 @@ def say(text: object = "", *, err: bool = False, nl: bool = True, fg: str | None
 
 def warn(text: str) -> None:
     """Print a warning to standard error."""
-    say(text, fg="yellow", err=True)
+    print_line(text, fg="yellow", err=True)
 
 
 def complain(text: str) -> None:
     """Print what is wrong to standard error."""
-    say(text, fg="red", err=True)
+    print_line(text, fg="red", err=True)
 
 
-def say_content(text: str, *, nl: bool = True) -> None:
-    """Print what a person or program asked for: as it is into a file or pipe, like ``say`` on a terminal."""
+def print_content(text: str, *, nl: bool = True) -> None:
+    """Print what a person or program asked for: as it is into a file or pipe, like ``print_line`` on a terminal."""
     # Told that colours are wanted, click leaves the text as it is.
     click.echo(harmless(text) if sys.stdout.isatty() else text, nl=nl, color=True)
 
@@ -61,7 +61,7 @@ def ask_first(question: str) -> None:
         is_confirmed = click.confirm(harmless(question), err=True)
     except click.Abort:
         # The input has ended, or Ctrl-C was pressed, within the line of the question.
-        say(err=True)
+        print_line(err=True)
         is_confirmed = False
     if not is_confirmed:
         fail("not confirmed, so nothing was done; --yes answers in advance")
@@ -75,7 +75,7 @@ def print_json(value: Any) -> None:
 
 def print_json_line(value: Any) -> None:
     """Print one JSON document in one line."""
-    say(visible(msgspec.json.encode(value).decode()))
+    print_line(visible(msgspec.json.encode(value).decode()))
 
 
 Columns = Mapping[str, str | Callable[[Any], object]]
@@ -110,7 +110,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, emp
     """Print a table on a terminal and aligned text elsewhere; ``empty`` is the message for no rows."""
     cells = [[visible(str(cell)) for cell in row] for row in rows]
     if not cells:
-        say(empty, err=True)
+        print_line(empty, err=True)
         return
     if sys.stdout.isatty():
         from rich.console import Console
@@ -125,7 +125,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, emp
         return
     widths = [max(len(row[index]) for row in [list(columns), *cells]) for index in range(len(columns))]
     for row in [list(columns), *cells]:
-        say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        print_line("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def stored_of(counts: Mapping[str, int]) -> str:

@@ -20,7 +20,7 @@ from toolbus.bus.support.display import one_line, visible
 from toolbus.bus.worker.process.lifeline import ChildState, report_state, watch_lifeline
 from toolbus.operations.cli.command import Folder, Grace, Lifeline, Output, ProcessOptions, Seconds, argument, command, option, setting
 from toolbus.operations.cli.common import namespace_of, read_text, serving_settings, settings_with_server, with_admin
-from toolbus.operations.cli.output import Columns, complain, fail, print_json, print_json_line, say, show, stored_of
+from toolbus.operations.cli.output import Columns, complain, fail, print_json, print_json_line, print_line, show, stored_of
 from toolbus.operations.cli.worker import announced, end_with, probed_worker, refusals
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def _show(wanted: Search, output: str, *, everything: bool) -> None:
     for each in refused:
         complain(f"can't be used: {visible(each.reason)}")
     if everything and records.pending:
-        say("`toolbus secure approve TOOL` shows one that is pending, and lets hosts run it", err=True)
+        print_line("`toolbus secure approve TOOL` shows one that is pending, and lets hosts run it", err=True)
 
 
 def _document(tool: RecordedTool, status: str, records: Snapshot) -> dict[str, Any]:
@@ -134,11 +134,11 @@ def import_command(folder: Directory, output: Output) -> None:
             }
         )
     else:
-        say(stored_of(Counter(stored.values())))
+        print_line(stored_of(Counter(stored.values())))
         for each in found.ignored:
-            say(f"{each.file}: {visible(each.id)}: {visible(each.reason)} is no field that is kept", err=True)
+            print_line(f"{each.file}: {visible(each.id)}: {visible(each.reason)} is no field that is kept", err=True)
         for each in found.wrong:
-            say(f"{each.file}: {visible(each.id)}: {visible(each.reason)}" if each.id else visible(each.reason), fg="red", err=True)
+            print_line(f"{each.file}: {visible(each.id)}: {visible(each.reason)}" if each.id else visible(each.reason), fg="red", err=True)
     if found.wrong:
         entries = "1 entry was" if len(found.wrong) == 1 else f"{len(found.wrong)} entries were"
         fail(f"{entries} left out; mend the files and import them again")
@@ -158,7 +158,7 @@ def export_command(folder: Directory, output: Output) -> None:
     if output == "json":
         print_json({"files": files, "tools": len(records.tools), "groups": len(records.groups)})
     else:
-        say(f"{', '.join(files)}: tools {len(records.tools)}, groups {len(records.groups)}")
+        print_line(f"{', '.join(files)}: tools {len(records.tools)}, groups {len(records.groups)}")
     unusable = [each for each in records.refused if not each.key.startswith("pending/")]
     for refused in unusable:
         complain(f"not exported: {visible(refused.reason)}")
@@ -184,7 +184,7 @@ async def sync_after(admin: Admin) -> None:
         complain(f"the catalogue was not synchronised: {visible(str(error))}; `toolbus platform sync` does it again")
         return
     for each in [] if report is None else report.changes:
-        say(f"connected {visible(each.id)} with {visible(each.slug)} of the catalogue: {visible(each.why)}", err=True)
+        print_line(f"connected {visible(each.id)} with {visible(each.slug)} of the catalogue: {visible(each.why)}", err=True)
 
 
 @command("sync")
@@ -219,7 +219,7 @@ def sync_command(
     }
     if show(output, report.matches, columns, empty="no item of the catalogue is a tool or a group here", document=report):
         for line in report.wrong:
-            say(visible(line), fg="red", err=True)
+            print_line(visible(line), fg="red", err=True)
     if report.wrong:
         fail(f"{len(report.wrong)} could not be connected")
 
@@ -266,12 +266,12 @@ async def status_command(
 
 def _summary(status: dict[str, Any]) -> None:
     tools, coding, service = status["tools"], status["coding_agent"], status["service_agent"]
-    say(f"tools: {tools['total']} recorded, {tools['active']} active")
-    say(f"coding agent: {coding['running_count']} tasks run, {coding['queued_count']} wait")
+    print_line(f"tools: {tools['total']} recorded, {tools['active']} active")
+    print_line(f"coding agent: {coding['running_count']} tasks run, {coding['queued_count']} wait")
     for task in coding["recent_tasks"]:
-        say(f"  {visible(task['task_id'])}  {task['status']}  {visible(one_line(task['task_spec'], 80))}")
+        print_line(f"  {visible(task['task_id'])}  {task['status']}  {visible(one_line(task['task_spec'], 80))}")
     messenger = "connected" if service["im_connected"] else "not connected"
-    say(f"service agent: {service['total_windows']} chats; the messenger is {messenger}")
+    print_line(f"service agent: {service['total_windows']} chats; the messenger is {messenger}")
 
 
 # Seconds between two looks for new lines.
@@ -296,7 +296,7 @@ async def logs_command(
     if not found and not follow:
         if await admin.item(f"recorded/{tool}") is None:
             fail(f"no tool {tool!r} is recorded{namespace_of()}; `toolbus platform list` shows those that are")
-        say("its programs have printed nothing in the last day", err=True)
+        print_line("its programs have printed nothing in the last day", err=True)
     hosts: set[str] = set()
     after = ""
     while True:
@@ -319,7 +319,7 @@ def _print(line: OutputLine, output: str, hosts: set[str]) -> None:
     at = datetime.datetime.fromtimestamp(seconds).astimezone()
     # One host is the usual case, and its name would take half of each line.
     place = f" {visible(line.host)}" if len(hosts) > 1 else ""
-    say(f"{at:%H:%M:%S}{place} {visible(line.text)}")
+    print_line(f"{at:%H:%M:%S}{place} {visible(line.text)}")
 
 
 @command("cancel")
@@ -336,7 +336,7 @@ async def cancel_command(admin: Admin, task: str) -> None:
     if status is None:
         fail(f"there is no task {task!r}{namespace_of()}; `toolbus platform status` shows the latest")
     words = {"running": "is told to end", "cancelled": "is cancelled"}
-    say(f"{visible(task)} {words.get(status, f'has ended before: it is {status}')}")
+    print_line(f"{visible(task)} {words.get(status, f'has ended before: it is {status}')}")
 
 
 # -- the host ------------------------------------------------------------------------------------------
@@ -432,13 +432,13 @@ def chat_command(
         if text is None:
             talk.go_on(sys.stdin.isatty())
             return
-        result = talk.say(text)
+        result = talk.send(text)
     if result.error is not None:
         fail(_failure(result, tool))
     if output == "json":
         print_json(result.data if isinstance(result.data, dict) else {"response": result.output or "", "chat_id": chat})
     elif not chat_id and sys.stderr.isatty():
-        say(f"go on: toolbus platform chat --chat-id {chat}", dim=True, err=True)
+        print_line(f"go on: toolbus platform chat --chat-id {chat}", dim=True, err=True)
 
 
 class _Talk:
@@ -455,7 +455,7 @@ class _Talk:
         """Answer each line of the input until its end."""
         if prompting:
             _edit_lines()
-            say(
+            print_line(
                 f"chat {visible(self._chat_id)}; Ctrl-D ends it, and `toolbus platform chat --chat-id {visible(self._chat_id)}` goes on",
                 err=True,
             )
@@ -463,18 +463,18 @@ class _Talk:
             if not line.strip():
                 continue
             try:
-                result = self.say(line.rstrip("\n"))
+                result = self.send(line.rstrip("\n"))
             except KeyboardInterrupt:
                 if not prompting:
                     raise
-                say("\nstopped", dim=True, err=True)
+                print_line("\nstopped", dim=True, err=True)
                 continue
             if result.error is not None and not prompting:
                 fail(_failure(result, self._tool))
             if result.error is not None:
-                say(_failure(result, self._tool), fg="red", err=True)
+                print_line(_failure(result, self._tool), fg="red", err=True)
 
-    def say(self, message: str) -> ToolResult:
+    def send(self, message: str) -> ToolResult:
         """Send a message, and print the answer as it arrives."""
         from toolbus import Progress
         from toolbus.bus.values.events import Finished, Reset, Text
@@ -485,18 +485,18 @@ class _Talk:
                 if self._quiet:
                     continue
                 if isinstance(event, Text):
-                    say(event.text, nl=False)
+                    print_line(event.text, nl=False)
                     sys.stdout.flush()
                     unfinished = event.text
                 elif isinstance(event, Progress) and event.message and sys.stderr.isatty():
-                    say(f"  {event.message}", dim=True, err=True)
+                    print_line(f"  {event.message}", dim=True, err=True)
                 elif isinstance(event, Reset):
-                    say("\n-- the answer begins again --", dim=True, err=True)
+                    print_line("\n-- the answer begins again --", dim=True, err=True)
                 elif isinstance(event, Finished) and not unfinished and event.result.success:
                     unfinished = _response(event.result)
-                    say(unfinished, nl=False)
+                    print_line(unfinished, nl=False)
             if not self._quiet and unfinished and not unfinished.endswith("\n"):
-                say()
+                print_line()
             return call.result()
 
 
@@ -529,7 +529,7 @@ def _line(prompting: bool) -> str | None:
             return input("> ")
         line = sys.stdin.readline()
     except EOFError:
-        say(err=True)
+        print_line(err=True)
         return None
     return line or None
 

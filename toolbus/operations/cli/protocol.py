@@ -11,7 +11,7 @@ import click
 from toolbus.bus.support.display import one_line, visible
 from toolbus.operations.cli.command import Folder, Output, argument, command, group, option
 from toolbus.operations.cli.common import reason, settings_of, with_admin
-from toolbus.operations.cli.output import Columns, ask_first, fail, print_json, print_table, say, show
+from toolbus.operations.cli.output import Columns, ask_first, fail, print_json, print_line, print_table, show
 
 if TYPE_CHECKING:
     from toolbus.bus.broker.admin import Admin
@@ -44,7 +44,7 @@ def scripts_command(folder: Annotated[Path, argument(type=Folder)]) -> None:
         scripts.write_scripts(folder)
     except OSError as error:
         fail(f"can't write the scripts: {reason(error)}")
-    say(f"wrote {len(scripts.ALL)} scripts to {folder}")
+    print_line(f"wrote {len(scripts.ALL)} scripts to {folder}")
 
 
 @command("constants", into=protocol_command)
@@ -92,14 +92,14 @@ def migrate_command(
         return
     told = 0
 
-    def tell(done: int) -> None:
+    def report(done: int) -> None:
         nonlocal told
         told = done
-        say(f"{done} documents converted", err=True)
+        print_line(f"{done} documents converted", err=True)
 
     misplaced = with_admin(lambda admin: admin.misplaced())
     if misplaced and not yes:
-        say(f"to be moved: {visible(', '.join(misplaced))}", err=True)
+        print_line(f"to be moved: {visible(', '.join(misplaced))}", err=True)
         count = "1 document" if len(misplaced) == 1 else f"{len(misplaced)} documents"
         ask_first(f"Move {count}, which every worker could have written, to where they are used?")
 
@@ -107,15 +107,15 @@ def migrate_command(
         before = await admin.versions.read()
         # What is moved may have an older form, too.
         moved = len(await admin.move(misplaced))
-        return before, await admin.versions.migrate(batch, tell), moved
+        return before, await admin.versions.migrate(batch, report), moved
 
     before, after, moved = with_admin(main)
     if output == "json":
         print_json({"namespace": after.namespace, "before": before.written, "version": after.written, "converted": told, "moved": moved})
     elif (before.written, told, moved) == (after.written, 0, 0):
-        say(f"{after} is of version {after.written} already; nothing was to be changed")
+        print_line(f"{after} is of version {after.written} already; nothing was to be changed")
     else:
-        say(f"{after} is of version {after.written} now; {told} documents converted{f', {moved} moved' if moved else ''}")
+        print_line(f"{after} is of version {after.written} now; {told} documents converted{f', {moved} moved' if moved else ''}")
 
 
 async def _show_changes(admin: Admin, output: str) -> None:
@@ -145,14 +145,14 @@ async def _show_changes(admin: Admin, output: str) -> None:
             }
         )
         return
-    say(f"{namespace} is of version {namespace.written}, and this release writes version {VERSION}", err=True)
+    print_line(f"{namespace} is of version {namespace.written}, and this release writes version {VERSION}", err=True)
     for worker in behind:
-        say(f"{worker.service}/{worker.instance} speaks {spoken(worker.versions)} only: upgrade it first", err=True)
+        print_line(f"{worker.service}/{worker.instance} speaks {spoken(worker.versions)} only: upgrade it first", err=True)
     shown = [(key, name, problem or about) for key, name, about, problem in rows]
     shown += [(key, "moved", f"to where it is used, as {one_line(document, _MOST_SHOWN)}") for key, document in misplaced.items()]
     print_table(("KEY", "MIGRATION", "CHANGE"), shown, empty="no stored document has an older form")
     if more:
-        say(f"and {more} more", err=True)
+        print_line(f"and {more} more", err=True)
 
 
 _OPTIONS = {"ignore_unknown_options": True}
@@ -229,7 +229,7 @@ def _report(checks: Checks, table: Table[C], kind: type[C], *, first_decides: bo
 
     def report(outcome: Outcome) -> None:
         if checks.output == "text":
-            say(f"L{outcome.level} {'ok    ' if outcome.holds else 'BROKEN'} {outcome.name}: {outcome.problem or outcome.meaning}")
+            print_line(f"L{outcome.level} {'ok    ' if outcome.holds else 'BROKEN'} {outcome.name}: {outcome.problem or outcome.meaning}")
 
     chosen = table.chosen(checks.level, checks.only)
     found = asyncio.run(run_checks(kind, chosen, checks.command, report, first_decides=first_decides))
@@ -238,6 +238,6 @@ def _report(checks: Checks, table: Table[C], kind: type[C], *, first_decides: bo
         names = ("level", "name", "holds", "meaning", "problem")
         print_json([{name: getattr(each, name) for name in names} for each in found])
     else:
-        say(f"{holding} of {len(found)} hold")
+        print_line(f"{holding} of {len(found)} hold")
     if holding < len(found):
         click.get_current_context().exit(1)

@@ -7,25 +7,20 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import click
 import msgspec
 
-from toolbus.bus.client.tools.catalogue import unusable
 from toolbus.bus.support.display import one_line, visible
 from toolbus.operations.cli.command import JSON, Groups, Names, Output, argument, command, digest, group, option
 from toolbus.operations.cli.common import login_name, namespace_of, settings_of, with_admin
-from toolbus.operations.cli.output import Columns, ask_first, fail, moment, print_json, say, say_content, show, warn
+from toolbus.operations.cli.output import Columns, ask_first, fail, moment, print_content, print_json, print_line, show, warn
 
 if TYPE_CHECKING:
     from toolbus.bus.broker.admin import Admin
-    from toolbus.bus.broker.protocols import RefusedTool
     from toolbus.bus.broker.registry.pins import PinnedTool
-    from toolbus.bus.client.tools.catalogue import Catalogue
-    from toolbus.bus.client.tools.tool import Tool
     from toolbus.bus.values.secrets import TokenRecord
     from toolbus.platform.records import RecordedTool
     from toolbus.platform.review import Review
@@ -129,10 +124,10 @@ def reject_command(name: str, reason: Reason) -> None:
     from toolbus.platform.store import Records
 
     if with_admin(lambda admin: Records(admin).remove(f"pending/{name}")):
-        say(f"rejected what waited for approval as {visible(name)}; what is served stays")
+        print_line(f"rejected what waited for approval as {visible(name)}; what is served stays")
         return
     with_admin(lambda admin: admin.pins.reject(name, by=login_name(), reason=reason))
-    say(f"rejected {name}")
+    print_line(f"rejected {name}")
 
 
 @command("rm", into=pins_command)
@@ -140,7 +135,7 @@ def rm_command(name: str) -> None:
     """Forget the decision about a tool, which is unpinned then."""
     if not with_admin(lambda admin: admin.pins.remove(name)):
         fail(_nothing(name))
-    say(f"{name} is unpinned")
+    print_line(f"{name} is unpinned")
 
 
 @command("approve")
@@ -180,11 +175,11 @@ def _approve(names: tuple[str, ...], digest: str, reason: str, output: str) -> N
         print_json(found)
         return
     for each in found:
-        say(f"approved {visible(each.name)} of {visible(each.service)} ({each.digest[:16]})")
+        print_line(f"approved {visible(each.name)} of {visible(each.service)} ({each.digest[:16]})")
     for name, warning in warnings.items():
         warn(f"{visible(name)}: {visible(warning)}")
     if not found:
-        say("every tool is approved or rejected", err=True)
+        print_line("every tool is approved or rejected", err=True)
 
 
 def _nothing(name: str) -> str:
@@ -259,8 +254,8 @@ def _approve_recorded(review: Review, *, digest: str, yes: bool, reason: str, ou
     if output == "json":
         print_json({"tool_id": tool.tool_id, "state": "approved", "revision": tool.revision, "digest": review.digest})
         return
-    say(f"approved {visible(tool.tool_id)}, revision {tool.revision} ({review.digest[:16]}); hosts serve it from now on")
-    say("its descriptor is pinned: a record that changes it without approval is withheld until it is approved")
+    print_line(f"approved {visible(tool.tool_id)}, revision {tool.revision} ({review.digest[:16]}); hosts serve it from now on")
+    print_line("its descriptor is pinned: a record that changes it without approval is withheld until it is approved")
     if digest and review.unpinned:
         # Nothing was shown before.
         warn(visible(review.unpinned))
@@ -270,61 +265,28 @@ def _print(review: Review) -> None:
     """Print a review for a person."""
     kind = "a new tool" if review.is_new else f"revision {review.revision} of a tool that is served"
     by = f", made by {visible(review.made_by)}" if review.made_by else ""
-    say(f"{visible(review.tool_id)} waits for approval: {kind}{by}")
-    say(f"digest {review.digest}")
+    print_line(f"{visible(review.tool_id)} waits for approval: {kind}{by}")
+    print_line(f"digest {review.digest}")
     for change in review.changes:
         before = "" if change.before is None else f"{_value(change.before)} → "
-        say(f"  {visible(change.field)}: {before}{'(gone)' if change.after is None else _value(change.after)}")
+        print_line(f"  {visible(change.field)}: {before}{'(gone)' if change.after is None else _value(change.after)}")
     if review.rights:
-        say(visible(review.rights))
+        print_line(visible(review.rights))
     if review.files:
-        say(f"files of its code ({len(review.files)}):")
+        print_line(f"files of its code ({len(review.files)}):")
         for file in review.files[:_MOST_FILES]:
-            say(f"  {visible(file.path)} ({file.bytes:,} bytes)")
+            print_line(f"  {visible(file.path)} ({file.bytes:,} bytes)")
         if len(review.files) > _MOST_FILES:
-            say(f"  and {len(review.files) - _MOST_FILES} more")
+            print_line(f"  and {len(review.files) - _MOST_FILES} more")
     if review.unpinned:
         warn(visible(review.unpinned))
     if review.note:
-        say(visible(review.note), fg="red", err=True)
+        print_line(visible(review.note), fg="red", err=True)
 
 
 def _value(value: object) -> str:
     text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
     return visible(one_line(text, _MOST_VALUE))
-
-
-# -- tools that agents leave out ---------------------------------------------------------------------
-
-
-def refused(catalogue: Catalogue) -> list[RefusedTool]:
-    """Return the tools and the presets that agents leave out, each with its reason; a preset belongs to no service."""
-    return [*unusable(catalogue), *_refused_presets(catalogue.presets)]
-
-
-def pending(catalogue: Catalogue) -> list[Tool]:
-    """Return the static tools whose service no worker has served yet, by name."""
-
-    def waits(tool: Tool) -> bool:
-        return tool.service_descriptor is None or tool.service_descriptor is catalogue.static_services.get(tool.service)
-
-    return [tool for _, tool in sorted(catalogue.tools.items()) if tool.owner == "operator" and waits(tool)]
-
-
-def title(tool: RefusedTool) -> str:
-    """Return the name of what is refused, with that of its service if it has one."""
-    return f"{tool.name} of {tool.service}" if tool.service else tool.name
-
-
-def _refused_presets(presets: Mapping[str, bytes]) -> list[RefusedTool]:
-    from toolbus.bus.broker.protocols import RefusedTool
-
-    try:
-        from toolbus.toolkit.live import unreadable
-    except ModuleNotFoundError:
-        # Without the packages of the toolkit, nobody here uses presets.
-        return []
-    return [RefusedTool(f"toolkit/{name}", "", reason) for name, reason in unreadable(presets).items()]
 
 
 # -- tokens, and rights on the server ------------------------------------------------------------------
@@ -407,8 +369,8 @@ def tokens_add(
     if output == "json":
         print_json({"token": token, "id": ident, "name": name})
         return
-    say(f"the token {name} ({ident}), which is shown this once:", err=True)
-    say_content(token)
+    print_line(f"the token {name} ({ident}), which is shown this once:", err=True)
+    print_content(token)
 
 
 @command("list", into=tokens_command)
@@ -452,7 +414,7 @@ def tokens_revoke(name: str, file: File) -> None:
             _write_tokens(Path(file), [each for each in records if each.id not in revoked])
     if not revoked:
         fail(f"there is no token {name!r}{'' if file else namespace_of()}; `toolbus secure tokens list` shows them")
-    say(f"revoked {name} ({', '.join(revoked)})")
+    print_line(f"revoked {name} ({', '.join(revoked)})")
 
 
 async def _add(admin: Admin, record: TokenRecord) -> None:
@@ -549,7 +511,7 @@ def acl_command(
     settings = settings_of()
     found = rights(roles, settings.namespace)
     if output == "acl":
-        say(found.rules())
+        print_line(found.rules())
         return
     print_json(
         {

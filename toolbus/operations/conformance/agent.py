@@ -12,7 +12,7 @@ from toolbus.bus.client.bus import ToolBus
 from toolbus.bus.values.events import Finished, Reset, Text
 
 
-def _say(name: str, **event: Any) -> None:
+def _report(name: str, **event: Any) -> None:
     sys.stdout.write(msgspec.json.encode({"call": name, **event}).decode() + "\n")
     sys.stdout.flush()
 
@@ -23,13 +23,13 @@ async def _call(bus: ToolBus, asked: dict[str, Any]) -> None:
         async for event in call.events():
             if isinstance(event, Text):
                 text += event.text
-                _say(name, text=event.text)
+                _report(name, text=event.text)
             elif isinstance(event, Reset):
                 text = ""
-                _say(name, reset=True)
+                _report(name, reset=True)
             elif isinstance(event, Finished):
                 error = event.result.error
-                _say(name, end={"text": event.result.output or text, "error": error})
+                _report(name, end={"text": event.result.output or text, "error": error})
 
 
 async def main() -> None:
@@ -44,7 +44,7 @@ async def main() -> None:
                 calls[asked["call"]] = asyncio.create_task(_call(bus, asked))
             elif task := calls.get(asked["cancel"]):
                 task.cancel()
-                _say(asked["cancel"], end={"text": "", "error": {"type": "cancelled"}})
+                _report(asked["cancel"], end={"text": "", "error": {"type": "cancelled"}})
         for task in calls.values():
             task.cancel()
 

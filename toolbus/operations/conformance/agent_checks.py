@@ -134,12 +134,12 @@ async def streams(scene: AgentScene) -> None:
     """Text is told piece by piece, also when a frame has several pieces in `texts`."""
     taken = await scene.called()
     await scene.send(taken, {"seq": 0, "response": "one "})
-    await until(lambda: _told(scene, "1", "one "), 5.0, "the first piece was not told before the second")
+    await until(lambda: _has_text(scene, "1", "one "), 5.0, "the first piece was not told before the second")
     await scene.send(taken, {"seq": 1, "texts": ["two ", "three "]}, {"seq": 2, "kind": "end", "end_of_stream": True})
     _is(await scene.ended("1"), "one two three ", None)
 
 
-async def _told(scene: AgentScene, name: str, text: str) -> bool:
+async def _has_text(scene: AgentScene, name: str, text: str) -> bool:
     return scene.text(name) == text
 
 
@@ -174,7 +174,7 @@ async def follows_new_runs(scene: AgentScene) -> None:
     """A later attempt replaces the run: text that differs starts anew after a reset, and late frames of the old run are dropped."""
     taken = await scene.called()
     await scene.send(taken, {"seq": 0, "response": "old text"})
-    await until(lambda: _told(scene, "1", "old text"), 5.0, "the text of the first run was not told")
+    await until(lambda: _has_text(scene, "1", "old text"), 5.0, "the text of the first run was not told")
     await scene.send(taken, {"run": "second", "attempt": 2, "seq": 0, "response": "new"})
     await scene.send(taken, {"seq": 1, "response": " and late"}, {"seq": 2, "kind": "end", "end_of_stream": True})
     await scene.send(taken, {"run": "second", "attempt": 2, "seq": 1, "kind": "end", "end_of_stream": True})
@@ -229,10 +229,10 @@ async def cancels(scene: AgentScene) -> None:
     await scene.cancel("runs")
     await scene.ended("runs", 3.0)
 
-    async def is_told() -> bool:
+    async def is_marked() -> bool:
         return await scene.probe.run("ZSCORE", scene.keys.cancelled(SERVICE), running.id) is not None
 
-    await until(is_told, 3.0, "a cancelled call that a worker has is not in `cancelled:`")
+    await until(is_marked, 3.0, "a cancelled call that a worker has is not in `cancelled:`")
 
 
 @AGENT.check(1)
@@ -257,7 +257,7 @@ async def hides_equal_runs(scene: AgentScene) -> None:
     """A later attempt with the same text goes on where the old one stood, without a reset."""
     taken = await scene.called()
     await scene.send(taken, {"seq": 0, "response": "the same "})
-    await until(lambda: _told(scene, "1", "the same "), 5.0, "the text of the first run was not told")
+    await until(lambda: _has_text(scene, "1", "the same "), 5.0, "the text of the first run was not told")
     await scene.send(
         taken,
         {"run": "second", "attempt": 2, "seq": 0, "response": "the "},

@@ -445,7 +445,7 @@ class AgentScene(Scene):
         self, name: str, text: str = "x", *, timeout: float = 30.0, service: str = SERVICE, tool: str = "conformance-echo"
     ) -> None:
         """Tell the agent to call a tool."""
-        await self._tell({"call": name, "service": service, "tool": tool, "arguments": {"text": text}, "timeout": timeout})
+        await self._send({"call": name, "service": service, "tool": tool, "arguments": {"text": text}, "timeout": timeout})
 
     async def called(self, name: str = "1", text: str = "x", *, timeout: float = 30.0) -> Taken:
         """Tell the agent to call the tool of the service, and return its request."""
@@ -454,7 +454,7 @@ class AgentScene(Scene):
 
     async def cancel(self, name: str) -> None:
         """Tell the agent to cancel a call."""
-        await self._tell({"cancel": name})
+        await self._send({"cancel": name})
 
     async def leave(self) -> int:
         """Close the agent's standard input and return its exit code."""
@@ -467,7 +467,7 @@ class AgentScene(Scene):
         except TimeoutError:
             raise Broken("it did not end within 10 s of the end of its input") from None
 
-    async def _tell(self, what: dict[str, Any]) -> None:
+    async def _send(self, what: dict[str, Any]) -> None:
         if self._agent is None or self._agent.stdin is None:
             raise Broken("the agent does not run")
         try:

@@ -19,7 +19,7 @@ from msgspec import Meta
 
 from toolbus.bus.broker.protocols import Creation
 from toolbus.bus.client.bus import ToolBus
-from toolbus.bus.schema.validate import Validator
+from toolbus.bus.schema.arguments import Validator
 from toolbus.bus.support.safe_text import text_of
 from toolbus.bus.values.results import Blob, ConfigurationError, DescriptorError, Progress, ToolError, ToolResult
 from toolbus.bus.values.settings import Settings

@@ -14,14 +14,12 @@ from toolbus.bus.broker.admin import Admin
 from toolbus.bus.broker.protocols import Creation
 from toolbus.bus.broker.statistics.recent import RecentCall
 from toolbus.bus.client.bus import ToolBus
-from toolbus.bus.values.results import BrokerError, ConfigurationError, ToolError
+from toolbus.bus.values.results import OF_CODE, BrokerError, ConfigurationError, ToolError
 from toolbus.platform.coding.options import CodingOptions
 from toolbus.platform.records import RecordedTool, ToolRoute
 from toolbus.platform.states import tool_routes
 from toolbus.platform.store import Records
 
-# Errors that say something of the tool, not of its caller.
-_ITS_OWN = {"tool_error", "unavailable", "deadline_exceeded", "outcome_unknown"}
 _MOST_TOLD = 5
 
 
@@ -49,7 +47,7 @@ def failed_everywhere(tool: RecordedTool, routes: Iterable[ToolRoute]) -> Failin
 def failing_calls(tool: RecordedTool, recent: Iterable[RecentCall], *, since: float, share: float, least: int) -> Failing | None:
     """Return a tool of whose calls since a time more than a share have failed."""
     calls = [call for call in recent if call.tool == tool.tool_id and call.ended >= since and call.outcome in {"succeeded", "failed"}]
-    failed = [call for call in calls if call.error in _ITS_OWN]
+    failed = [call for call in calls if call.error in OF_CODE]
     if len(calls) < least or len(failed) <= share * len(calls):
         return None
     return Failing(tool, f"{len(failed)} of its last {len(calls)} calls failed", told(failed))

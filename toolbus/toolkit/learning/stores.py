@@ -9,7 +9,7 @@ import sqlite3
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -22,7 +22,7 @@ from msgspec import Meta
 from toolbus.bus import telemetry
 from toolbus.bus.support.files import append, replace
 from toolbus.bus.values.envelope import new_id
-from toolbus.bus.values.results import ConfigurationError, ToolResult
+from toolbus.bus.values.results import ERROR_KINDS, ConfigurationError, ToolResult
 
 VERSION = 1
 MAX_RECORD = 262_144
@@ -33,10 +33,6 @@ Outcome = Literal["success", "failure", "cancelled", "refused", "unavailable"]
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
 Propensity = Annotated[float, Meta(gt=0, le=1)]
 Shown = Annotated[dict[Name, Propensity], Meta(max_length=MAX_SHOWN)]
-
-# Errors that say something about the tool. Others only say that the pool was busy, down or lost track of the call.
-_FAILURES = frozenset({"tool_error", "invalid_arguments", "deadline_exceeded"})
-_OUTCOMES: Mapping[str, Outcome] = {"cancelled": "cancelled", "forbidden": "refused"}
 
 
 class Execution(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -140,9 +136,9 @@ def outcome_of(result: ToolResult) -> Outcome:
     """Return what the result of a call says about its tool."""
     if result.error is None:
         return "success"
-    if result.error.type in _FAILURES or (result.error.type == "not_found" and result.error.origin == "tool"):
+    if result.error.type == "not_found" and result.error.origin == "tool":
         return "failure"
-    return _OUTCOMES.get(result.error.type, "unavailable")
+    return ERROR_KINDS[result.error.type].outcome
 
 
 try:

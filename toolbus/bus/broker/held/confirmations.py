@@ -11,13 +11,14 @@ from typing import Any
 import msgspec
 
 from toolbus.bus import telemetry
+from toolbus.bus.broker.held.document import read_listed
 from toolbus.bus.broker.lease.clock import ServerClock
 from toolbus.bus.broker.protocols import Note
 from toolbus.bus.broker.server import scripts
 from toolbus.bus.broker.server.keys import Keys
 from toolbus.bus.broker.server.reading import document, identifier, integer, skip
 from toolbus.bus.broker.take.requests import Delivery
-from toolbus.bus.broker.transport.command import Reply, ReplyError
+from toolbus.bus.broker.transport.command import Reply
 from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.values.confirmations import MARK, MOST_OPEN, ConfirmationAnswer, ConfirmationRequest
 from toolbus.bus.values.envelope import encode, is_ident, new_run, share_digest
@@ -175,8 +176,8 @@ class Confirmations:
             BrokerError: the server could not be asked.
         """
         ids = await self._link.execute("ZRANGE", self._keys.confirmations, 0, MOST_OPEN - 1, repeatable=True)
-        found = await asyncio.gather(*(self._read_listed(each) for each in ids))
-        return sorted((request for request in found if request is not None), key=lambda request: (request.asked_at, request.id))
+        found = await read_listed(self._keys.confirmations, ids, lambda each: self._read(identifier(each)))
+        return sorted(found, key=lambda request: (request.asked_at, request.id))
 
     async def get(self, id: str) -> ConfirmationRequest:
         """Return one open request.
@@ -229,14 +230,6 @@ class Confirmations:
     async def _field(self, id: str, name: str) -> bytes | None:
         found: bytes | None = await self._link.execute("HGET", self._keys.confirmation(id), name, repeatable=True)
         return found
-
-    async def _read_listed(self, listed: bytes) -> ConfirmationRequest | None:
-        """Return one of the open requests, or None when nothing that can be read stands there: others are asked about, too."""
-        try:
-            return await self._read(identifier(listed))
-        except (EnvelopeError, ReplyError) as error:
-            skip(self._keys.confirmations, str(error), field=listed)
-            return None
 
     async def _read(self, id: str) -> ConfirmationRequest | None:
         reply = await self._link.execute("HMGET", self._keys.confirmation(id), "doc", "asked", "expires", repeatable=True)

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import msgspec
 
-from toolbus.bus.broker.held.document import Change, HeldDocuments, Listing, Shape, Value
+from toolbus.bus.broker.held.document import Change, HeldDocuments, Listing, Shape, Value, read_listed
 from toolbus.bus.broker.protocols import (
     KEPT,
     MOST_ENDED,
@@ -33,6 +33,7 @@ from toolbus.bus.broker.server.keys import Keys
 from toolbus.bus.broker.server.reading import MOST_TEXT, integer, shown, skip, text
 from toolbus.bus.broker.transport.command import ReplyError
 from toolbus.bus.broker.transport.link import Link
+from toolbus.bus.broker.transport.links import server_ms
 from toolbus.bus.values.encoding import whole_text
 from toolbus.bus.values.envelope import is_ident, new_id
 from toolbus.bus.values.results import ConfigurationError, EnvelopeError, ToolError
@@ -196,7 +197,7 @@ class Creations:
                 tells=self._message("queued", ident),
             )
             found = await self._documents.write(self._keys.creation(ident), ident, change)
-            if found.word == b"full":
+            if found.word == "full":
                 raise refused(found.first)
             if found.kept:
                 break
@@ -235,7 +236,7 @@ class Creations:
             self._link.execute("ZREVRANGE", keys.creations_ended, 0, max(0, min(recent, MOST_ENDED) - 1), repeatable=True),
         )
         listed = [*dict.fromkeys([*running, *queued, *(ended if recent > 0 else [])])]
-        found = [each for each in await asyncio.gather(*map(self._listed, listed)) if each is not None]
+        found = await read_listed(keys.creations_queued, listed, lambda member: self._read(text(member)))
         by_age = sorted(found, key=lambda each: (each.created, each.id))
         return CreationOverview(
             [each for each in by_age if each.status == "running"],
@@ -259,7 +260,7 @@ class Creations:
                 else Change(values={"cancel": 1}, tells=self._message("cancel", id))
             )
             change = msgspec.structs.replace(change, by="anyone", expected={"status": found.status})
-            if (await self._documents.settle(self._keys.creation(id), id, change)).word != b"other":
+            if (await self._documents.settle(self._keys.creation(id), id, change)).word != "other":
                 found = await self._read(id)
                 break
         return None if found is None else found.status
@@ -341,7 +342,7 @@ class Creations:
             change = self._end(claimed.id, status, whole_text(result).encode()[:MOST_SPEC].decode("utf-8", "ignore"))
         change = msgspec.structs.replace(change, token=claimed.token, expected={"status": "running"}, told=("status",))
         found = await self._documents.settle(self._keys.creation(claimed.id), claimed.id, change)
-        return found.kept or (found.word == b"other" and found.told == [status.encode()])
+        return found.kept or (found.word == "other" and found.told == [status.encode()])
 
     # -- waiting ----------------------------------------------------------------------------------
 
@@ -434,8 +435,7 @@ class Creations:
 
     async def _candidates(self) -> list[bytes]:
         """Return the tasks that a process may run now: those whose process may have died, and then the oldest queued ones."""
-        seconds, micros = await self._link.execute("TIME", repeatable=True)
-        now = integer(seconds) * 1000 + integer(micros) // 1000
+        now = int(await server_ms(self._link))
         running, queued = self._keys.creations_running, self._keys.creations_queued
         first = ("LIMIT", 0, _CANDIDATES)
         found = await asyncio.gather(
@@ -444,14 +444,6 @@ class Creations:
             self._link.execute("ZRANGE", queued, "-inf", now, "BYSCORE", *first, repeatable=True),
         )
         return [each for part in found for each in part]
-
-    async def _listed(self, member: bytes) -> Creation | None:
-        """Return one of the listed tasks; None when nothing that can be read stands there: others are asked about, too."""
-        try:
-            return await self._read(text(member))
-        except (EnvelopeError, ReplyError) as error:
-            skip(self._keys.creations_queued, str(error), field=member)
-            return None
 
     async def _read(self, id: str) -> Creation | None:
         key = self._keys.creation(id)

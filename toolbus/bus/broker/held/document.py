@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Literal, NamedTuple, TypeVar, cast
 
 import msgspec
 
 from toolbus.bus.broker.server import scripts
+from toolbus.bus.broker.server.reading import skip
+from toolbus.bus.broker.transport.command import ReplyError
 from toolbus.bus.broker.transport.link import Link
+from toolbus.bus.values.results import EnvelopeError
+
+T = TypeVar("T")
 
 Value = str | int | bytes
+
+By = Literal["holder", "next", "new", "anyone"]
+"""Who may make a change: the process that holds the document; the ``next`` one, which takes or begins it when nobody holds it; who begins a
+``new`` one; or ``anyone``."""
+
+Word = Literal["kept", "lost", "other", "gone", "held", "full", "behind", "damaged"]
+"""What became of a change, see the script: ``kept``, or why it was not made."""
 
 
 class Shape(NamedTuple):
@@ -54,8 +67,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         token: of the process that holds the document, or is to hold it.
-        by: who may make it: the process that holds the document; the ``next`` one, which takes or begins it when nobody holds it;
-            who begins a ``new`` one; or ``anyone``.
+        by: who may make it, see ``By``.
         lease: from now on; 0 ends it, None leaves it as it is.
         ttl: of the document; 0 deletes it, None leaves it as it is.
         expected: what fields must be; empty for none.
@@ -72,7 +84,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     token: str = ""
-    by: Literal["holder", "next", "new", "anyone"] = "holder"
+    by: By = "holder"
     lease: int | None = None
     ttl: int | None = None
     expected: Mapping[str, Value] = {}
@@ -92,14 +104,14 @@ class Outcome(NamedTuple):
     """The outcome of a change.
 
     Attributes:
-        word: ``kept``, or why it was not made, see the script.
+        word: see ``Word``.
         now: the server's time, in milliseconds.
         first: number of the log's first record; the end of the lease for ``held``, the number of members for ``full``.
         next: number of the log's next record.
         told: the values that were asked for.
     """
 
-    word: bytes
+    word: Word
     now: int
     first: int
     next: int
@@ -108,7 +120,7 @@ class Outcome(NamedTuple):
     @property
     def kept(self) -> bool:
         """True when the change was made."""
-        return self.word == b"kept"
+        return self.word == "kept"
 
 
 class HeldDocuments:
@@ -124,7 +136,7 @@ class HeldDocuments:
         Raises:
             BrokerError: the server refuses, perhaps because its memory is full.
         """
-        return Outcome(*await self._link.execute_script(scripts.WRITE, *packed(self._shape, key, member, change), repeatable=True))
+        return await self._change(scripts.WRITE, key, member, change)
 
     async def settle(self, key: str, member: str, change: Change) -> Outcome:
         """Make a change that a server whose memory is full must not refuse: keep a lease or let go of it, end or delete a document.
@@ -132,11 +144,32 @@ class HeldDocuments:
         Raises:
             BrokerError: the server refuses.
         """
-        return Outcome(*await self._link.execute_script(scripts.SETTLE, *packed(self._shape, key, member, change), repeatable=True))
+        return await self._change(scripts.SETTLE, key, member, change)
 
     def settle_soon(self, key: str, member: str, change: Change) -> None:
         """Make such a change, whatever becomes of it. Returns at once."""
         self._link.run(scripts.SETTLE, *packed(self._shape, key, member, change), repeatable=True)
+
+    async def _change(self, script: scripts.Script, key: str, member: str, change: Change) -> Outcome:
+        word, *found = await self._link.execute_script(script, *packed(self._shape, key, member, change), repeatable=True)
+        return Outcome(cast("Word", word.decode("utf-8", "replace")), *found)
+
+
+async def read_listed(key: str, members: Iterable[bytes], read: Callable[[bytes], Awaitable[T | None]]) -> list[T]:
+    """Read what a list at ``key`` names; a member at whose place nothing that can be read stands is left out, and hides no other.
+
+    Raises:
+        BrokerError: the server could not be asked.
+    """
+
+    async def one(member: bytes) -> T | None:
+        try:
+            return await read(member)
+        except (EnvelopeError, ReplyError) as error:
+            skip(key, str(error), field=member)
+            return None
+
+    return [each for each in await asyncio.gather(*map(one, members)) if each is not None]
 
 
 def packed(shape: Shape, key: str, member: str, change: Change) -> tuple[tuple[str, ...], tuple[Value, ...]]:

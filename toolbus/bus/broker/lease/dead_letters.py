@@ -66,7 +66,9 @@ def bury(link: Link, stream: RequestStream, burial: Burial) -> None:
     limits = (DEAD_LETTER_LIMIT, DEAD_LETTER_TTL * 1000, burial.replies, burial.frames, *((frees.call, frees.run) if frees else ()))
 
     def done(reply: Reply) -> None:
-        stream.held.pop(burial.entry, None)
+        delivery = stream.held.get(burial.entry)
+        if delivery is not None:
+            stream.let_go(delivery, ended=reply == 1)
         if isinstance(reply, BrokerError):
             telemetry.log.error("bury.refused", service=stream.service, entry=burial.entry.decode(), error=str(reply))
         else:

@@ -142,12 +142,12 @@ async def hand_back(link: Link, deliveries: Sequence[Delivery]) -> None:
                 if stream.held.get(delivery.entry) is delivery and delivery.fence.generation == stream.fence_known.generation
             ]
             for delivery in part:
-                del stream.held[delivery.entry]
+                stream.let_go(delivery)
             if part:
                 notes = [stream.pause_key(delivery.entry) for delivery in part if delivery.begun]
                 args: list[bytes | str | int] = [stream.consumer, *common_fence(part), stream.wake, stream.service]
                 for delivery in part:
-                    args += (delivery.entry, delivery.attempt, stream.left_ms(delivery) + NOTE_TTL if delivery.begun else "")
+                    args += (delivery.entry, delivery.attempt, stream.remaining_ms(delivery) + NOTE_TTL if delivery.begun else "")
                 await link.execute_script(scripts.HAND_BACK, (stream.key, stream.fence, *notes), tuple(args), repeatable=True)
 
 
@@ -162,8 +162,7 @@ async def hand_over(link: Link, keys: Keys, delivery: Delivery) -> bool:
     places = (stream.key, stream.fence, keys.live, keys.instances(stream.service))
     if not await link.execute_script(scripts.HAND_OVER, places, (stream.consumer, stream.service, *about), repeatable=True):
         return False
-    if stream.held.get(delivery.entry) is delivery:
-        del stream.held[delivery.entry]
+    stream.let_go(delivery)
     return True
 
 
@@ -532,7 +531,7 @@ class Upkeep:
         busy, flexible = self._listener.busy(), self._listener.flexible()
         reaped = await reap(self._link, self._keys, stream, most, busy=busy, flexible=flexible, handed_back_only=not everything)
         if reaped.left:
-            self._listener.on_left_over()
+            self._listener.on_room_wanted()
         if len(reaped.entries) >= most:
             self.postponed[stream] = everything
         if not reaped.entries:

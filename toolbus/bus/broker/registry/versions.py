@@ -141,9 +141,6 @@ def _read(keys: Keys, field: str, value: bytes | None) -> int:
         return 0
 
 
-MOST_BATCH = 1_000
-"""Most documents that are written at once."""
-
 _MOST_BYTES = 1_048_576
 # How often everything is looked at again, because others have changed documents meanwhile.
 _MOST_PASSES = 10

@@ -381,7 +381,8 @@ class Outbox:
             elif len(reply) == 2:
                 self._append_before(stream, frames, batch, lambda: self._finish_each(stream, batch))
             else:
-                self._note_sent(list(frames.items()))
+                if frames:
+                    self._note_sent(list(frames.items()))
                 self._take_out(stream, batch, reply)
             self._answered()
 
@@ -427,12 +428,10 @@ class Outbox:
         self._link.run(scripts.FINISH_EACH, tuple(keys), tuple(args), done, repeatable=True)
 
     def _take_out(self, stream: RequestStream, batch: Batch, reply: Reply) -> None:
-        held = stream.held
-        for delivery, _ in batch:
-            if held.get(delivery.entry) is delivery:
-                del held[delivery.entry]
         if isinstance(reply, BrokerError):
             # The requests stay pending under our name without renewal, so they are recovered.
+            for delivery, _ in batch:
+                stream.let_go(delivery)
             telemetry.log.error("finish.refused", service=stream.service, calls=len(batch), error=str(reply))
             if isinstance(reply, ReplyError):
                 self._failing.refused(str(reply))
@@ -440,9 +439,16 @@ class Outbox:
         self._failing.since = None
         self._accepted()
         generation, counter, lost, gone, stream.depth = reply
+        gone_elsewhere = _within(lost, len(batch))
+        held = stream.held
+        for index, (delivery, _) in enumerate(batch, 1):
+            if delivery.request.ordered:
+                stream.let_go(delivery, ended=index not in gone_elsewhere)
+            elif held.get(delivery.entry) is delivery:
+                # As let_go does: a call of most deliveries would only cost time.
+                del held[delivery.entry]
         if stream.fence_known != (generation, counter):
             stream.fence_is(generation, counter)
-        gone_elsewhere = _within(lost, len(batch))
         self.lost += len(gone_elsewhere)
         self.calls_finished += len(batch) - len(gone_elsewhere)
         for index in gone_elsewhere:

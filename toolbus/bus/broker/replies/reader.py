@@ -126,7 +126,7 @@ class ReplyReader:
         for key, entries in (reply or {}).items():
             if key == replies:
                 if not self._take(entries):
-                    await self._make_anew()
+                    await self._recreate()
             elif key != self._log:
                 self._take_shared(key, entries)
             else:
@@ -225,7 +225,7 @@ class ReplyReader:
         self._read_until = b"%b-%d" % (milliseconds, int(sequence) + 1)
         return True
 
-    async def _make_anew(self) -> None:
+    async def _recreate(self) -> None:
         skip(self.key, "the id of an entry leaves no room for others; the stream is made anew", field=self._position)
         self._position, self._read_until = _FROM_START, None
         # In one write: workers that find no stream take the agent for dead.

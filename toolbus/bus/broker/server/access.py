@@ -121,6 +121,9 @@ _WORKER_SCRIPTS = (
     "confirmations/ask", "confirmations/extend", "registry/pause", "limits/count", "streams/append",
 )  # fmt: skip
 _TASKS = "creation creations:queued creations:running creations:ended"
+_PLATFORM_USES = MappingProxyType(
+    {"streams/append": "recent stats output results", **dict.fromkeys(("held/write", "held/settle"), f"conv convs {_TASKS}")}
+)
 _WORKER_COMMANDS = _together(
     _READ_REGISTRY,
     {
@@ -173,9 +176,7 @@ ROLES: Mapping[str, Role] = MappingProxyType(
                 {"xrevrange": Touched(reads="recent"), "publish": Touched(tells="creations")},
             ),
             hears="wake confirmed creations",
-            uses=MappingProxyType(
-                {"streams/append": "recent stats output results", **dict.fromkeys(("held/write", "held/settle"), f"conv convs {_TASKS}")}
-            ),
+            uses=_PLATFORM_USES,
             # What an agent made waits there for a person.
             tables="reg:pending",
         ),
@@ -233,9 +234,7 @@ ROLES: Mapping[str, Role] = MappingProxyType(
             ),
             hears="confirmed",
             tables=f"reg:items {_APART}",
-            uses=MappingProxyType(
-                {"streams/append": "recent stats output results", **dict.fromkeys(("held/write", "held/settle"), f"conv convs {_TASKS}")}
-            ),
+            uses=_PLATFORM_USES,
         ),
         "monitor": Role(
             about="watches services, workers, queues and recent calls, and changes nothing",

@@ -6,6 +6,8 @@ import hashlib
 
 import msgspec
 
+from toolbus.bus.values.naming import DOCUMENT_KINDS
+
 
 def session_digest(user: str, session: str) -> str:
     """Return what stands for a user's session, conversation or task in key names: the same id of another user is another key."""
@@ -30,8 +32,7 @@ class Keys:
         self.pending = f"{self.prefix}reg:pending"
         self.groups = f"{self.prefix}reg:groups"
         self.pins = f"{self.prefix}reg:pins"
-        self._tables = {"recorded": self.recorded, "pending": self.pending, "pin": self.pins}
-        self._tables |= dict.fromkeys(("group", "backend-runtime"), self.groups)
+        self._tables: dict[str, str] = {kind: getattr(self, about.table) for kind, about in DOCUMENT_KINDS.items()}
         self.paused = f"{self.prefix}reg:paused"
         self.confirmations = f"{self.prefix}confirms"
         self.confirmed = f"{self.prefix}confirmed"
@@ -54,7 +55,7 @@ class Keys:
 
     def tables(self) -> tuple[str, ...]:
         """Return the keys of the registry's documents."""
-        return (self.items, self.recorded, self.pending, self.groups, self.pins)
+        return tuple(dict.fromkeys(self._tables.values()))
 
     def table(self, document: str) -> str:
         """Return the key in which a document of the registry stands (``tool/x``, ``pin/x``, ``recorded/x``)."""

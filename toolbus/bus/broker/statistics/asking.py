@@ -11,10 +11,11 @@ import msgspec
 
 from toolbus.bus import telemetry
 from toolbus.bus.broker.server.keys import Keys
-from toolbus.bus.broker.server.reading import document, integer, shown, text
+from toolbus.bus.broker.server.reading import document, shown, text
 from toolbus.bus.broker.statistics.answers import InstanceAnswer
 from toolbus.bus.broker.transport.command import fields_of
 from toolbus.bus.broker.transport.link import Link
+from toolbus.bus.broker.transport.links import server_ms
 from toolbus.bus.values.envelope import new_id
 from toolbus.bus.values.results import EnvelopeError
 
@@ -75,8 +76,7 @@ async def ask(link: Link, keys: Keys, *, service: str = "", patience: float = PA
 
 async def _instances(link: Link, keys: Keys, service: str) -> dict[str, tuple[str, ...]]:
     """Return the instances whose leases last, each with its services."""
-    seconds, micros = await link.execute("TIME")
-    now = integer(seconds) * 1000 + integer(micros) // 1000
+    now = int(await server_ms(link))
     members = await link.execute("ZRANGE", keys.live, now, "+inf", "BYSCORE", "LIMIT", 0, _MOST_INSTANCES)
     found: dict[str, list[str]] = {}
     for member in members:

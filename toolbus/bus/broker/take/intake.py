@@ -14,7 +14,7 @@ from toolbus.bus.broker.lease.recover import MAY_BE_ABANDONED_MS, AbandonedCalls
 from toolbus.bus.broker.protocols import WorkerListener
 from toolbus.bus.broker.server import scripts
 from toolbus.bus.broker.server.reading import integer
-from toolbus.bus.broker.take.requests import GROUP, BadEntry, Delivery, Fence, RequestStream, epoch_of, tell_delivered_again
+from toolbus.bus.broker.take.requests import GROUP, BadEntry, Delivery, Fence, RequestStream, epoch_of, log_delivered_again
 from toolbus.bus.broker.take.sessions import Ownership
 from toolbus.bus.broker.transport.command import ReplyError, fields_of
 from toolbus.bus.broker.transport.connection import BLOCK
@@ -322,7 +322,7 @@ class Intake:
                 return entries
         passed = min(before, stream.newest)
         new = [each for each in entries if numbers_of(each[0]) > passed]
-        tell_delivered_again(stream, len(entries) - len(new))
+        log_delivered_again(stream, len(entries) - len(new))
         return new
 
     async def _hand_back(self, deliveries: list[Delivery]) -> None:

@@ -61,7 +61,7 @@ def entries_of(deliveries: Iterable[Delivery]) -> list[bytes | int]:
     return [word for delivery in deliveries for word in (delivery.entry, delivery.attempt)]
 
 
-def tell_delivered_again(stream: RequestStream, calls: int) -> None:
+def log_delivered_again(stream: RequestStream, calls: int) -> None:
     """Log that a group was set back."""
     telemetry.log.error("requests.delivered_again", service=stream.service, calls=calls)
 
@@ -133,6 +133,7 @@ class RequestStream:
 
     Args:
         on_lost: called for a delivery that is no longer this worker's.
+        on_let_go: called for one in the order of its session that is held no longer, and whether the server has accepted its end.
         set_aside: called for an entry whose request can't be read.
 
     Attributes:
@@ -156,6 +157,7 @@ class RequestStream:
         settings: Settings,
         *,
         on_lost: Callable[[Delivery], None],
+        on_let_go: Callable[[Delivery, bool], None],
         set_aside: Callable[[RequestStream, BadEntry], None],
     ) -> None:
         self.keys = keys
@@ -183,6 +185,7 @@ class RequestStream:
         self.run_numbers = itertools.count()
         self._paused_since = float("-inf")
         self._on_lost = on_lost
+        self._on_let_go = on_let_go
 
     def pause(self, paused: bool, known: float) -> bool:
         """Take in whether the service was paused at a local monotonic time; True when that is news. What was known earlier says nothing."""
@@ -203,16 +206,22 @@ class RequestStream:
 
     def lose(self, delivery: Delivery) -> None:
         """Let go of a delivery that is no longer this worker's; one that is not held was let go before, or is tried again."""
-        if self.held.get(delivery.entry) is delivery:
-            del self.held[delivery.entry]
+        if self.let_go(delivery):
             self._on_lost(delivery)
 
-    def leave(self, delivery: Delivery) -> None:
-        """Leave an entry to whoever runs it; if nobody renews it, it is taken over after a lease."""
-        if self.held.get(delivery.entry) is delivery:
-            del self.held[delivery.entry]
+    def let_go(self, delivery: Delivery, *, ended: bool = False) -> bool:
+        """Hold a delivery no longer; return whether it was held.
 
-    def left_ms(self, delivery: Delivery) -> int:
+        Unless the server has accepted its end (``ended``), others have it or take it over, after a lease if nobody renews it.
+        """
+        if self.held.get(delivery.entry) is not delivery:
+            return False
+        del self.held[delivery.entry]
+        if delivery.request.ordered:
+            self._on_let_go(delivery, ended)
+        return True
+
+    def remaining_ms(self, delivery: Delivery) -> int:
         """Return the milliseconds until a delivery's deadline."""
         return int(max(0.0, delivery.deadline - self.clock.monotonic()) * 1000)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from toolbus.bus import telemetry
@@ -29,6 +30,9 @@ OWNER_TTL = 3600.0
 _KEEP_EVERY = OWNER_TTL / 3
 # Seconds for the server to say who owns a session; after that its calls are dropped, to be taken anew.
 _PATIENCE = 5.0
+
+# Since when a lease has been unbroken, and until when it lasts at least.
+_NO_LEASE = (math.inf, 0.0)
 
 SessionName = tuple[str, str]
 """User and session."""
@@ -66,8 +70,8 @@ class Ownership:
         self._sessions = sessions
         # When the server was last asked about a session and said that it is ours (monotonic).
         self._owned: dict[RequestStream, dict[SessionName, float]] = {}
-        # Since when our lease has been unbroken, and until when it lasts at least.
-        self._since = self._until = 0.0
+        # Of each service, since another one may have been registered later.
+        self._leases: dict[RequestStream, tuple[float, float]] = {}
         self.serves = self.gaining = False
         # Others may take the sessions of one that leaves, although its lease goes on.
         self._leaves = False
@@ -77,35 +81,42 @@ class Ownership:
         """Look after the sessions of a service."""
         stream.sticky = True
         self._owned[stream] = {}
+        self._leases[stream] = _NO_LEASE
         self.serves = self.gaining = True
 
     def forget(self, stream: RequestStream) -> None:
         """Look after the sessions of a service no longer."""
         self._owned.pop(stream, None)
+        self._leases.pop(stream, None)
         self.serves = bool(self._owned)
 
     # -- the lease --------------------------------------------------------------------------------
 
-    def beaten(self, asked: float, answered: float, *, missing: bool) -> None:
-        """Take in a beat: local monotonic times around it, and whether the registry had lost this worker."""
-        if missing:
-            # For other workers, a worker that is not registered has no sessions.
-            self._since, self._until = float("inf"), 0.0
-            return
-        if answered > self._until:
-            self._since = asked
-        self._until = asked + self._lease
+    def beaten(self, asked: float, answered: float, services: Collection[str], *, missing: bool) -> None:
+        """Take in a beat for some services: local monotonic times around it, and whether the registry had lost this worker.
+
+        A beat that was sent while a service was being registered does not name it, and leaves its lease as it was.
+        """
+        for stream, (since, until) in self._leases.items():
+            if missing:
+                # For other workers, a worker that is not registered has no sessions.
+                self._leases[stream] = _NO_LEASE
+            elif stream.service in services:
+                self._leases[stream] = (asked if answered > until else since, asked + self._lease)
 
     def doubt(self) -> None:
         """Believe nothing that was said before: the server is another one, was restarted, or lost its keys."""
-        self._since = max(self._since, self._monotonic())
+        now = self._monotonic()
+        for stream, (since, until) in self._leases.items():
+            self._leases[stream] = (max(since, now), until)
 
     def leave(self) -> None:
         """Be certain of no session for what is taken from now on; what was taken before stays this worker's."""
         self._leaves = True
 
-    def _certain(self, asked: float) -> bool:
-        return asked >= self._since and self._monotonic() < self._until
+    def _certain(self, stream: RequestStream, asked: float) -> bool:
+        since, until = self._leases.get(stream, _NO_LEASE)
+        return asked >= since and self._monotonic() < until
 
     # -- deliveries -------------------------------------------------------------------------------
 
@@ -126,7 +137,7 @@ class Ownership:
         """Return whether the session of a run that has ended may be another worker's: our lease has lapsed since it was ours."""
         pair = session_of(delivery.request)
         asked = None if pair is None else self._owned.get(delivery.queue, {}).get(pair)
-        return asked is not None and not self._certain(asked)
+        return asked is not None and not self._certain(delivery.queue, asked)
 
     async def holds(self, delivery: Delivery) -> bool:
         """Return whether the session of a delivery is still this worker's; the server is asked only if that is in doubt."""
@@ -137,13 +148,12 @@ class Ownership:
         if pair is None:
             return False
         asked = owned.get(pair)
-        return asked is None or (delivery.run not in answered and (self._leaves or not self._certain(asked)))
+        return asked is None or (delivery.run not in answered and (self._leaves or not self._certain(delivery.queue, asked)))
 
     def _without(self, deliveries: list[Delivery], unsure: list[Delivery]) -> list[Delivery]:
         """Drop deliveries whose session owner could not be determined. Their leases expire and another worker claims them."""
         for delivery in unsure:
-            if delivery.queue.held.get(delivery.entry) is delivery:
-                del delivery.queue.held[delivery.entry]
+            delivery.queue.let_go(delivery)
         left = {id(delivery) for delivery in unsure}
         return [delivery for delivery in deliveries if id(delivery) not in left]
 
@@ -162,8 +172,7 @@ class Ownership:
             if verdict == b"lost":
                 stream.lose(delivery)
             elif verdict == b"moved":
-                if stream.held.get(delivery.entry) is delivery:
-                    del stream.held[delivery.entry]
+                stream.let_go(delivery)
                 telemetry.log.debug("session.handed_over", service=stream.service, id=delivery.request.id)
                 self._lose(stream, owned, pair)
             else:
@@ -182,10 +191,12 @@ class Ownership:
         reply = await self._link.execute_script(scripts.OWN, keys, (*common, *args), repeatable=True)
         generation, before, after, verdicts = reply
         if before != after:
-            # Deliveries that were ours when the script ran, and that it did not hand over, are ours still.
+            # Deliveries that were ours when the script ran, and that it did not hand over, are ours still. Under the new fence the lease
+            # thread would take back one that was handed over.
             old, new = Fence(generation, before), Fence(generation, after)
+            moved = {entry for (entry, _, _), verdict in zip(entries, verdicts, strict=True) if verdict == b"moved"}
             for delivery in stream.held.values():
-                if delivery.fence == old:
+                if delivery.fence == old and delivery.entry not in moved:
                     delivery.fence = new
         stream.fence_is(generation, after)
         return list(verdicts)

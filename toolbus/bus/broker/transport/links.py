@@ -262,6 +262,16 @@ async def scan_hash(link: Link, key: str) -> AsyncIterator[tuple[bytes, bytes]]:
             return
 
 
+async def server_ms(link: Link) -> float:
+    """Return the server's time, in milliseconds since 1970.
+
+    Raises:
+        BrokerError: the server could not be asked.
+    """
+    seconds, micros = await link.execute("TIME", repeatable=True)
+    return integer(seconds) * 1000 + integer(micros) / 1000
+
+
 async def tell_time(link: Link, clock: ServerClock) -> None:
     """Let a clock observe the server's time.
 
@@ -269,8 +279,8 @@ async def tell_time(link: Link, clock: ServerClock) -> None:
         BrokerError: the server could not be asked.
     """
     asked = clock.monotonic()
-    seconds, micros = await link.execute("TIME", repeatable=True)
-    clock.observe(integer(seconds) * 1000 + integer(micros) / 1000, asked, clock.monotonic())
+    now = await server_ms(link)
+    clock.observe(now, asked, clock.monotonic())
 
 
 async def is_replica(link: Link) -> bool:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -164,7 +165,7 @@ class WaitingCalls:
 
         Args:
             call: the call.
-            catalogue: the catalogue that tells of changes.
+            catalogue: the catalogue that reports changes.
             limit: seconds.
             publish: returns why the call could not be published, or None.
         """
@@ -175,14 +176,7 @@ class WaitingCalls:
             problem = None if call.done else publish(call)
             return problem is None or not may_appear(call, problem)
 
-        self._waiting[call] = time.monotonic()
-        try:
-            async with asyncio.timeout(limit):
-                await catalogue.wait(ready)
-        except TimeoutError:
-            pass
-        finally:
-            del self._waiting[call]
+        await self._until(ready, call, catalogue, limit)
         if problem is not None:
             call.complete_with(problem)
 
@@ -195,20 +189,22 @@ class WaitingCalls:
             An error when the bus or the session of ``options`` was closed first.
         """
         arrival = Arrival(options)
-        self._waiting[arrival] = time.monotonic()
 
         def ready() -> bool:
             found = None if arrival.error is not None else find()
             return arrival.error is not None or (found is not None and found.available)
 
-        try:
-            async with asyncio.timeout(limit):
-                await catalogue.wait(ready)
-        except TimeoutError:
-            pass
-        finally:
-            del self._waiting[arrival]
+        await self._until(ready, arrival, catalogue, limit)
         return arrival.error
+
+    async def _until(self, ready: Callable[[], bool], waiting: Call | Arrival, catalogue: Catalogue, limit: float) -> None:
+        self._waiting[waiting] = time.monotonic()
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(limit):
+                    await catalogue.wait(ready)
+        finally:
+            del self._waiting[waiting]
 
 
 def may_appear(call: Call, problem: ErrorInfo) -> bool:
@@ -218,7 +214,7 @@ def may_appear(call: Call, problem: ErrorInfo) -> bool:
 
 # Beyond, the one that was not used for the longest is forgotten: its services notice that it is idle, or that the agent is gone.
 _MOST_SESSIONS = 10_000
-_TELLING = 2.0
+_NOTIFYING = 2.0
 
 
 class UsedSessions:
@@ -257,32 +253,28 @@ class UsedSessions:
         return known
 
     async def close(self, broker: AgentBroker, user: str, session: str) -> None:
-        """Tell every service that was called in a session that it is over; returns after two seconds at most."""
+        """Notify every service that was called in a session that it is over; returns after two seconds at most."""
         queues = self._sessions.pop((user, session), None)
         for queue in queues or ():
             self.learn(user, session, queue, NEW_STATE)
         if queues:
-            try:
-                async with asyncio.timeout(_TELLING):
-                    await broker.close_session(user, session, queues)
-            except (BrokerError, TimeoutError) as error:
-                _untold(error)
+            await _notified(broker.close_session(user, session, queues))
 
     async def leave(self, broker: AgentBroker) -> None:
-        """Tell every service that was called in any session that this agent leaves them all; returns after two seconds at most."""
+        """Notify every service that was called in any session that this agent leaves them all; returns after two seconds at most."""
         self._sessions.clear()
         self._states.clear()
         queues, self._queues = self._queues, set()
         if queues:
-            try:
-                async with asyncio.timeout(_TELLING):
-                    await broker.leave_sessions(queues)
-            except (BrokerError, TimeoutError) as error:
-                _untold(error)
+            await _notified(broker.leave_sessions(queues))
 
 
-def _untold(error: Exception) -> None:
-    telemetry.log.warning("session.untold", error=str(error) or "the server did not answer")
+async def _notified(services: Awaitable[None]) -> None:
+    try:
+        async with asyncio.timeout(_NOTIFYING):
+            await services
+    except (BrokerError, TimeoutError) as error:
+        telemetry.log.warning("session.untold", error=str(error) or "the server did not answer")
 
 
 # Seconds that a `once` call whose time is up waits to learn whether it began.
@@ -295,7 +287,7 @@ def inquire(call: Call, error: ErrorInfo, connection: BusConnection) -> None:
     """End a call when it is known whether a worker took it, and after a moment in any case."""
     once, expired = call.request is not None and call.request.effect == "once", error.type == "deadline_exceeded"
 
-    def heard(fate: Fate) -> None:
+    def on_fate(fate: Fate) -> None:
         if fate in {"removed", "signalled"}:
             # The broker has cancelled it.
             call.entry = ""
@@ -311,7 +303,7 @@ def inquire(call: Call, error: ErrorInfo, connection: BusConnection) -> None:
 
     connection.deadlines.add(time.monotonic() + (_INQUIRY if once else _MOMENT), (call.id, "inquiry"), lambda: end(error))
     if call.request is not None and connection.is_open:
-        connection.broker.requests.cancel(call.request, call.queue, call.entry, heard, waited=call.waited_in_all, why=error.type)
+        connection.broker.requests.cancel(call.request, call.queue, call.entry, on_fate, waited=call.waited_in_all, why=error.type)
 
 
 def unfinished_of(call: Call, error: ErrorInfo, connection: BusConnection | None) -> ErrorInfo:

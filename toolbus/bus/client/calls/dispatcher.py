@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from toolbus.bus import telemetry
-from toolbus.bus.broker.protocols import RefusedTool, ServiceRecord
+from toolbus.bus.broker.protocols import AgentListener
 from toolbus.bus.client.calls.call import Call, CallTarget
 from toolbus.bus.client.calls.connection import BusConnection, UsedSessions, WaitingCalls, inquire, may_appear, process_forks, unfinished_of
 from toolbus.bus.client.calls.refusals import unavailable, unknown_service, unknown_tool, wrong_arguments
@@ -26,7 +26,7 @@ _NOT_OPEN = "the bus is not open: use `async with ToolBus(...) as bus`, or `awai
 
 
 class Dispatcher:
-    """Publishes calls, and is what their broker tells of frames and of changes of the registry.
+    """Publishes the calls of a bus, and hands the frames that arrive to them.
 
     It outlives the connection: a bus may be closed and opened again.
     """
@@ -56,7 +56,10 @@ class Dispatcher:
             BrokerError: the server can't be reached or can't serve.
         """
         connection = self._connection = BusConnection(self.settings)
-        await connection.broker.open(self)
+        known = connection.catalogue
+        await connection.broker.open(
+            AgentListener(self.on_frames, known.on_registry, known.on_service, known.on_item, self.on_replies_lost, self.on_failed)
+        )
         connection.forks = process_forks[0]
         connection.is_open = True
 
@@ -348,7 +351,7 @@ class Dispatcher:
             raise ConfigurationError(f"timeout {timeout:g} s is over the limit of {self.settings.max_timeout:g} s (TOOLBUS_MAX_TIMEOUT)")
         return timeout
 
-    # -- AgentListener ----------------------------------------------------------------------------
+    # -- for the broker ---------------------------------------------------------------------------
 
     def on_frames(self, frames: Sequence[Frame]) -> None:
         """Hand frames to their calls; those of ended calls are dropped."""
@@ -357,18 +360,6 @@ class Dispatcher:
             call = calls.get(frame.id)
             if call is not None:
                 call.feed(frame, now)
-
-    def on_registry(self, services: Mapping[str, ServiceRecord | RefusedTool], items: Mapping[str, bytes | RefusedTool]) -> None:
-        """Replace everything known of the registry by a snapshot."""
-        self.catalogue.on_registry(services, items)
-
-    def on_service(self, service: str, record: ServiceRecord | RefusedTool | None) -> None:
-        """Record that a service changed, can't be read, or is gone."""
-        self.catalogue.on_service(service, record)
-
-    def on_item(self, key: str, document: bytes | None) -> None:
-        """Record that a static descriptor changed, or was deleted."""
-        self.catalogue.on_item(key, document)
 
     def on_replies_lost(self) -> None:
         """Log that the reply stream was made anew; calls that miss frames of it notice by their seq."""

@@ -124,7 +124,7 @@ class ExecutorContext:
         Raises:
             ConfigurationError: the bus is not open.
         """
-        return self._state.conversations
+        return self._state.steps.conversations
 
     @property
     def shared_results(self) -> SessionResults:
@@ -133,7 +133,7 @@ class ExecutorContext:
         Raises:
             ConfigurationError: the bus is not open.
         """
-        return self._state.results
+        return self._state.steps.results
 
     @property
     def retention(self) -> float:

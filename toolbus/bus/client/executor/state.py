@@ -15,10 +15,7 @@ from toolbus.bus.client.executor.toolcalls import CallOrder
 from toolbus.bus.client.tools.view import ToolView
 
 if TYPE_CHECKING:
-    from toolbus.bus.broker.held.confirmations import Confirmations
-    from toolbus.bus.broker.held.conversations import Conversations
-    from toolbus.bus.broker.held.limits import Tallies
-    from toolbus.bus.broker.held.tasks import SessionResults
+    from toolbus.bus.broker.agent import AgentSteps
 
 
 class MakeCall(Protocol):
@@ -40,7 +37,7 @@ class BusState:
         self.make_call = make_call
         self.memories = Memories()
         self.events = EventBus()
-        self.confirmations = PendingConfirmations(lambda: self.shared_confirmations)
+        self.confirmations = PendingConfirmations(lambda: self.steps.confirmations)
         # Those that an executor uses.
         self._orders: WeakValueDictionary[tuple[str, str], CallOrder] = WeakValueDictionary()
 
@@ -54,19 +51,13 @@ class BusState:
         return self.dispatcher.opened().tools
 
     @property
-    def tallies(self) -> Tallies:
-        """The counters that all processes of the namespace share."""
-        return self.dispatcher.opened().broker.steps.tallies
+    def steps(self) -> AgentSteps:
+        """The steps of the bus's broker.
 
-    @property
-    def shared_confirmations(self) -> Confirmations:
-        """The open requests of all processes of the namespace."""
-        return self.dispatcher.opened().broker.steps.confirmations
-
-    @property
-    def results(self) -> SessionResults:
-        """The results of sessions' earlier calls, which all processes of the namespace share."""
-        return self.dispatcher.opened().broker.steps.results
+        Raises:
+            ConfigurationError: the bus is not open.
+        """
+        return self.dispatcher.opened().broker.steps
 
     def order(self, user: str, session: str) -> CallOrder:
         """Return the order of the calls in a session; without a session, a new one."""
@@ -81,11 +72,6 @@ class BusState:
         if found is None:
             found = self._orders[user, session] = CallOrder()
         return found
-
-    @property
-    def conversations(self) -> Conversations:
-        """The conversations that are kept for agents."""
-        return self.dispatcher.opened().broker.steps.conversations
 
     async def end_session(self, user: str, session: str) -> None:
         """End a session: cancel its calls, forget its results, and tell its services."""

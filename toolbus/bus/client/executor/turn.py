@@ -294,7 +294,7 @@ class Turn:
             if self._streaming or self._executor.events:
                 # Observers may change what they are given, and must not change the call.
                 self._emit(running, Requested(_copied(arguments), requested.changes))
-        grant = Grant(tool, place=running.place)
+        grant = Grant(tool, on_published=None if running.place is None else running.place.published)
         # A confirmation is useless while no worker serves the tool; if one appears now, the grant without a permission publishes nothing.
         if tool.descriptor.confirm and tool.available:
             arguments, grant.digest = await self._confirmed(running, tool, arguments)

@@ -19,14 +19,10 @@ from toolbus.bus.schema.dialects import check_possible
 from toolbus.bus.schema.mend import mended_document
 from toolbus.bus.support.safe_text import type_name
 from toolbus.bus.values.descriptors import ServiceDescriptor, is_tool_document, parse_service, parse_tool
-from toolbus.bus.values.naming import key_flaw
+from toolbus.bus.values.naming import DOCUMENT_KINDS, key_flaw
 from toolbus.bus.values.results import DescriptorError
 
-KINDS = ("recorded", "pending", "group", "backend-runtime")
-"""The first parts of their keys; ``toolbus.platform`` reads them."""
-
-KEYS = ", ".join(f"{kind}/ID" for kind in KINDS)
-"""Their keys, for people."""
+_OF_PLATFORM = frozenset(kind for kind, about in DOCUMENT_KINDS.items() if about.of_platform)
 
 
 class Documents:
@@ -151,7 +147,7 @@ class Catalogue:
         for subscription in self._subscriptions:
             subscription.close()
 
-    # -- changes, as an AgentListener -------------------------------------------------------------
+    # -- changes ----------------------------------------------------------------------------------
 
     def on_registry(self, services: Mapping[str, ServiceRecord | RefusedTool], items: Mapping[str, bytes | RefusedTool]) -> None:
         """Replace everything known by a snapshot."""
@@ -177,7 +173,7 @@ class Catalogue:
             self._settle(service)
         # Models are told of groups in the definitions of their tools.
         self.version += self.groups != groups
-        self._tell_corrections()
+        self._log_corrections()
         self.wake()
 
     def on_service(self, service: str, change: ServiceRecord | RefusedTool | None) -> None:
@@ -199,7 +195,7 @@ class Catalogue:
     def on_item(self, key: str, document: bytes | None) -> None:
         """Take in a static descriptor's change."""
         kind, _, name = key.partition("/")
-        if kind in KINDS:
+        if kind in _OF_PLATFORM:
             self._take_item(key, document)
             self.version += kind == "group"
             self.wake()
@@ -209,7 +205,7 @@ class Catalogue:
         concerned = {name} if kind == "tool-service" else self._services_of(name) if kind == "pin" else set()
         for service in concerned if kind == "pin" else before | self._services_of_items() | concerned:
             self._settle(service)
-        self._tell_corrections()
+        self._log_corrections()
         self.wake()
 
     # -- inside -----------------------------------------------------------------------------------
@@ -247,7 +243,7 @@ class Catalogue:
         if kind == "pin":
             self.withholding.take(name, document)
             return
-        if kind in KINDS:
+        if kind in _OF_PLATFORM:
             self.documents.take(key, document)
             self._refused_items.pop(key, None)
             if kind == "group":
@@ -288,8 +284,6 @@ class Catalogue:
         """
         if not isinstance(decoded, dict):
             raise DescriptorError(f"a descriptor is a JSON object, not {type_name(decoded)}")
-        if kind not in {"tool", "tool-service"}:
-            raise DescriptorError(f"its key is none of tool/NAME, tool-service/ID, toolkit/NAME, pin/NAME, {KEYS}")
         if kind == "tool" and not is_tool_document(decoded):
             return None
         if kind == "tool-service":
@@ -302,7 +296,7 @@ class Catalogue:
             self._corrections.setdefault(proper["service"], {})[name] = changes
         return proper
 
-    def _tell_corrections(self) -> None:
+    def _log_corrections(self) -> None:
         for service, changes in self._corrections.items():
             telemetry.log.warning("descriptor.mended", service=service, **summary(changes))
         self._corrections.clear()

@@ -17,7 +17,7 @@ from toolbus.bus.values.descriptors import ServiceDescriptor, ToolDescriptor
 from toolbus.bus.values.results import DescriptorError, ToolError
 
 if TYPE_CHECKING:
-    from toolbus.bus.schema.validate import Preparer
+    from toolbus.bus.schema.arguments import Preparer
 
 ChangeKind = Literal["added", "updated", "removed"]
 
@@ -138,7 +138,7 @@ class Tool:
         """
         preparer = self.preparer
         if preparer is None:
-            from toolbus.bus.schema.validate import preparer_for  # noqa: PLC0415 - it loads the compiler of schemas, which few need
+            from toolbus.bus.schema.arguments import preparer_for  # noqa: PLC0415 - a program that only looks at tools checks no arguments
 
             try:
                 preparer = preparer_for(self.descriptor)

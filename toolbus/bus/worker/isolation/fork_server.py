@@ -416,7 +416,7 @@ def run_child(descriptor: int, found: tuple[ChildTool, ...], parent: int) -> NoR
             for stream in (sys.stdout, sys.stderr):
                 if stream is not None:
                     stream.flush()
-            answer.send(Message("end", error=end.error, crashed=end.crashed, fit=end.fit and before.nothing_left(runner)))
+            answer.send(Message("end", error=end.error, crashed=end.crashed, fit=end.fit and before.is_restored(runner)))
 
 
 class _Environment:
@@ -467,7 +467,7 @@ class _Before:
         self._tasks = asyncio.all_tasks(runner.get_loop())
         self._surroundings.look()
 
-    def nothing_left(self, runner: asyncio.Runner) -> bool:
+    def is_restored(self, runner: asyncio.Runner) -> bool:
         """Return whether nothing of the call still runs, while folder and environment are as they were."""
         left = asyncio.all_tasks(runner.get_loop()) - self._tasks
         return _threads() <= self._threads and not left and not _offspring() and self._surroundings.are_kept()

@@ -349,14 +349,14 @@ class Notifier:
         if not self.period:
             yield
             return
-        task = asyncio.create_task(self._keep_telling())
+        task = asyncio.create_task(self._keep_notifying())
         try:
             yield
         finally:
             task.cancel()
             await asyncio.wait({task})
 
-    async def _keep_telling(self) -> None:
+    async def _keep_notifying(self) -> None:
         while True:
             self._tell("WATCHDOG=1")
             await asyncio.sleep(self.period)

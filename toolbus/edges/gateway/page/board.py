@@ -300,7 +300,7 @@ class Board:
                 change |= {"problems": problems, "silent": snapshot.silent}
             self._problems, self._silent = problems, snapshot.silent
         if change:
-            self._tell(event("change", change), self._observers())
+            self._send(event("change", change), self._observers())
 
     async def _follow(self) -> None:
         """Tell of changes of the catalogue a few times a second, however many there are."""
@@ -309,17 +309,17 @@ class Board:
             for audience in list(self._audiences.values()):
                 change = audience.refresh()
                 if change:
-                    self._tell(event("change", change), (watcher for watcher in self._watchers if watcher.audience is audience))
+                    self._send(event("change", change), (watcher for watcher in self._watchers if watcher.audience is audience))
             catalogue = self._bus.tools.catalogue
             if presets not in {-1, catalogue.presets_version}:
-                self._tell(event("change", {"presets": catalogue.presets_version}), self._observers())
+                self._send(event("change", {"presets": catalogue.presets_version}), self._observers())
             presets = catalogue.presets_version
             await asyncio.sleep(_CATALOGUE)
 
     def _observers(self) -> Iterator[Watcher]:
         return (watcher for watcher in self._watchers if watcher.observes)
 
-    def _tell(self, data: bytes, watchers: Iterable[Watcher]) -> None:
+    def _send(self, data: bytes, watchers: Iterable[Watcher]) -> None:
         for watcher in watchers:
             watcher.put(data)
 
@@ -338,10 +338,10 @@ async def events(asked: Admitted[None]) -> Response:
     board: Board | None = getattr(asked.request.app.state, "board", None)
     if board is None:
         raise Problem(503, "unavailable", "this application was started without its lifespan, which keeps the page up to date")
-    return StreamingResponse(_told(asked.request, board, asked.principal), 200, _HEADERS, EVENTS)
+    return StreamingResponse(_events(asked.request, board, asked.principal), 200, _HEADERS, EVENTS)
 
 
-async def _told(request: Request, board: Board, principal: Principal) -> AsyncIterator[bytes]:
+async def _events(request: Request, board: Board, principal: Principal) -> AsyncIterator[bytes]:
     checked = time.monotonic()
     with board.watched(principal) as watcher:
         while not board.closed:

@@ -264,18 +264,18 @@ def _document(tool: PinnedTool) -> dict[str, Any]:
 _READERS: tuple[Permission, ...] = ("call", "observe")
 
 OPERATIONS = (
-    Operation("GET", "/ui/events", events, may=_READERS),
-    Operation("POST", "/ui/dead/redrive", redrive, may=("operate",), body=Letter, own_page=True),
-    Operation("POST", "/ui/dead/drop", drop, may=("operate",), body=Letter, own_page=True),
-    Operation("POST", "/ui/confirmations/answer", settle, may=("operate",), body=Answer, own_page=True),
-    Operation("POST", "/ui/services/pause", pause, may=("operate",), body=Service, own_page=True),
-    Operation("POST", "/ui/services/resume", resume, may=("operate",), body=Service, own_page=True),
-    Operation("GET", "/ui/tools/{name}", tool, may=_READERS),
-    Operation("GET", "/ui/dead/{queue:path}/{id}", dead_letter, may=("observe",)),
-    Operation("GET", "/ui/confirmations/{id}", confirmation, may=("observe",)),
-    Operation("GET", "/ui/graph", graph, may=("observe",)),
-    Operation("GET", "/ui/pins", pins, may=("observe",)),
-    Operation("POST", "/ui/pins/approve", approve, may=("operate",), body=Decision, own_page=True),
-    Operation("POST", "/ui/pins/reject", reject, may=("operate",), body=Decision, own_page=True),
+    Operation("GET", "/ui/events", events, None, may=_READERS),
+    Operation("POST", "/ui/dead/redrive", redrive, None, may=("operate",), body=Letter, own_page=True),
+    Operation("POST", "/ui/dead/drop", drop, None, may=("operate",), body=Letter, own_page=True),
+    Operation("POST", "/ui/confirmations/answer", settle, None, may=("operate",), body=Answer, own_page=True),
+    Operation("POST", "/ui/services/pause", pause, None, may=("operate",), body=Service, own_page=True),
+    Operation("POST", "/ui/services/resume", resume, None, may=("operate",), body=Service, own_page=True),
+    Operation("GET", "/ui/tools/{name}", tool, None, may=_READERS),
+    Operation("GET", "/ui/dead/{queue:path}/{id}", dead_letter, None, may=("observe",)),
+    Operation("GET", "/ui/confirmations/{id}", confirmation, None, may=("observe",)),
+    Operation("GET", "/ui/graph", graph, None, may=("observe",)),
+    Operation("GET", "/ui/pins", pins, None, may=("observe",)),
+    Operation("POST", "/ui/pins/approve", approve, None, may=("operate",), body=Decision, own_page=True),
+    Operation("POST", "/ui/pins/reject", reject, None, may=("operate",), body=Decision, own_page=True),
 )
-"""The operations of the page; those that change something are for its own requests alone."""
+"""The operations of the page, which no other program is told of; those that change something are for its own requests alone."""

@@ -10,6 +10,8 @@ if ARGV[7] == '' then redis.call('PEXPIRE', KEYS[4], ARGV[10]) end
 -- While a cluster moves the slot, a key that was deleted can't be made anew here: it is written over, unless it is of another type.
 local written = redis.pcall('HSET', KEYS[4], 't', ARGV[7], 'c', ARGV[8], 'd', ARGV[9])
 if type(written) == 'table' then
+  -- After the key was deleted a full server would take what it has refused.
+  if not written.err:find('WRONGTYPE', 1, true) then return redis.error_reply(written.err) end
   redis.call('DEL', KEYS[4])
   redis.call('HSET', KEYS[4], 't', ARGV[7], 'c', ARGV[8], 'd', ARGV[9])
 end

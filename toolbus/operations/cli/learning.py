@@ -1,0 +1,568 @@
+"""``toolkit learning``: learn the scores of the toolkit's graph from recorded executions."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import click
+import msgspec
+
+from toolbus.bus.values.results import ToolbusError
+from toolbus.operations.cli.command import Output, Seconds, Share, argument, command, group, option
+from toolbus.operations.cli.common import settings_of, with_admin
+from toolbus.operations.cli.output import Columns, complain, fail, print_content, print_json, print_line, print_table, show
+
+if TYPE_CHECKING:
+    from toolbus.bus.broker.admin import Admin
+    from toolbus.toolkit.learning.evaluate import Evaluation, Standing
+    from toolbus.toolkit.learning.evidence import Episode, Parameters, ScoreFile
+    from toolbus.toolkit.learning.learn import Change, Learned
+    from toolbus.toolkit.learning.pipeline import Outcome
+    from toolbus.toolkit.learning.revisions import Revision, Revisions
+    from toolbus.toolkit.presets import Preset
+
+_MOST_PROBLEMS = 20
+
+Static = Annotated[Path | None, option("Static scores: a preset (.yaml), or JSON.", "--scores")]
+Log = Annotated[Path | None, option("Executions: .jsonl, .db or .sqlite.", "--log")]
+Skip = Annotated[bool, option("Skip records that can't be read, and list them.")]
+RevisionsFolder = Annotated[Path, option("Folder of revisions.", "--revisions", default=Path("revisions"))]
+HeldOut = Annotated[float, option("Share of the log (its end) to replay.", type=click.FloatRange(0.01, 0.99), default=0.3)]
+Threshold = Annotated[float, option("Score from which a tool is shown.", type=Share, default=0.5)]
+Unpublished = Annotated[bool, option("Change only the folder of revisions, and ask no server.")]
+
+
+class Learning(NamedTuple):
+    """The parameters of learning that were given."""
+
+    min_evidence: Annotated[float | None, option("Effective calls before a score moves (8).")]
+    half_life: Annotated[float | None, option("Days after which an execution counts half (30).")]
+    prior_strength: Annotated[float | None, option("Calls that a static score is worth (4).")]
+    clip: Annotated[float | None, option("Greatest weight of an execution that was improbable to be shown (10).")]
+    credibility: Annotated[float | None, option("Probability that a score is wrong before it moves (0.9).")]
+    guard: Annotated[float | None, option("Probability that a new order is better before it is accepted (0.99).")]
+
+    def checked(self) -> Parameters:
+        """Return all parameters.
+
+        Raises:
+            ConfigurationError: one is out of bounds.
+        """
+        from toolbus.toolkit.learning.evidence import Parameters
+
+        return Parameters(**{name: value for name, value in self._asdict().items() if value is not None}).checked()
+
+
+@group("learning", extra="toolkit")
+def learning_command() -> None:
+    """Learn the scores of the toolkit's graph from what agents recorded, publish them, and roll them back.
+
+    \b
+    Example:
+      toolbus agent "count the orders of March" --walk --record executions.jsonl
+      toolbus toolkit learning run analysis.yaml --log executions.jsonl
+      toolbus toolkit learning rollback
+    """
+
+
+class Round(NamedTuple):
+    """The options of what is learned from, and of what is done with it."""
+
+    file: Annotated[Path, argument()]
+    logs: Annotated[tuple[Path, ...], option("Executions (may be repeated).", "--log", required=True)]
+    folder: RevisionsFolder
+    report: Annotated[Path | None, option("Write the report to this file (.md), and its picture beside it (.svg).")]
+    dry_run: Annotated[bool, option("Report what would change, but keep and publish nothing.")]
+    resume: Annotated[bool, option("Learn on after a rollback.")]
+    no_publish: Unpublished
+    held_out: HeldOut
+    threshold: Threshold
+    learning: Learning
+    skip_corrupt: Skip
+    output: Output
+
+
+@command("run", into=learning_command)
+def learning_run(
+    options: Round,
+    every: Annotated[float | None, option("Run again and again, with this many seconds in between, until stopped.", type=Seconds())],
+) -> None:
+    """Learn scores for the preset FILE from what agents recorded, evaluate them, and publish them; running agents see them at once.
+
+    FILE has the scores that people gave, from which each run begins; it is not changed. Other scores are taken when the log supports
+    them and the evaluation on held-out episodes does not speak against them. Agents record with `toolbus agent --record`, or
+    with a `Recorder`. Undo it with `toolbus toolkit learning rollback`.
+
+    \b
+    Examples:
+      toolbus toolkit learning run support.yaml --log executions.jsonl --dry-run
+      toolbus toolkit learning run support.yaml --log executions.jsonl --report report.md --every 3600
+    """
+    report = options.report
+    if report is not None and (report.suffix != ".md" or not report.parent.is_dir()):
+        raise click.UsageError(f"--report takes the name of a file that ends in .md, in a folder that is there; this is {str(report)!r}")
+    if every is None:
+        _round(options)
+        return
+    while True:
+        try:
+            _round(options)
+        except (ToolbusError, OSError) as error:
+            complain(f"toolbus: {error}")
+        except click.ClickException as error:
+            error.show()
+        time.sleep(every)
+
+
+@command("rollback", into=learning_command)
+def learning_rollback(revision: str | None, folder: RevisionsFolder, no_publish: Unpublished) -> None:
+    """Make an earlier revision current again, by default the parent of the current one, and publish it. Nothing is deleted.
+
+    It is published wherever another revision of the folder is. Then `toolbus toolkit learning run` changes nothing until it is told to with
+    --resume.
+
+    \b
+    Example:
+      toolbus toolkit learning rollback
+      toolbus toolkit learning rollback 1
+    """
+    from toolbus.toolkit.learning.revisions import Revisions, difference
+
+    revisions = Revisions(folder)
+    if revisions.current() is None and not revision:
+        fail(f"{folder} has no current revision to roll back from")
+
+    def roll_back() -> None:
+        left, back = revisions.roll_back(revision or "")
+        if left is None:
+            print_line(f"revision {back.id} is current")
+            return
+        count = len(difference(left.scores, back.scores))
+        print_line(
+            f"revision {back.id} is current (before: {left.id}); {count} {'score is another' if count == 1 else 'scores are others'}"
+        )
+
+    if no_publish:
+        with revisions.alone():
+            roll_back()
+        return
+
+    async def main(admin: Admin) -> list[str]:
+        from toolbus.toolkit.live import publish_current
+
+        with revisions.alone():
+            roll_back()
+            return await publish_current(admin, revisions, settings_of().owner or "operator")
+
+    names = with_admin(main)
+    for name in names:
+        print_line(f"published toolkit/{name}")
+    if not names:
+        print_line(f"no published preset has scores of {folder}, so nothing was published")
+
+
+# -- one round ---------------------------------------------------------------------------------------
+
+
+def _round(options: Round) -> None:
+    from toolbus.toolkit import load_preset
+    from toolbus.toolkit.learning.revisions import Revisions
+    from toolbus.toolkit.presets import find_preset
+
+    preset = load_preset(find_preset(options.file))
+    revisions = Revisions(options.folder)
+    if options.no_publish:
+        outcome, published = _learned(preset, revisions, {}, options), None
+    else:
+        outcome, published = _learned_and_published(preset, revisions, options)
+    title = f"Learning: {preset.name}"
+    if options.output == "json":
+        print_json({**_outcome_document(outcome), "published": published})
+    else:
+        from toolbus.toolkit.learning.pipeline import text
+
+        print_content(text(outcome, title))
+        if published is not None:
+            print_line(f"toolkit/{preset.name} {'is published' if published else 'is published already'} with revision {outcome.revision}")
+    if options.report is not None:
+        _write(options.report, outcome, title)
+
+
+def _learned_and_published(preset: Preset, revisions: Revisions, options: Round) -> tuple[Outcome, bool | None]:
+    """Return the outcome, and whether the published preset was replaced; None when there is nothing to publish."""
+    from toolbus.toolkit import toolkit_of
+    from toolbus.toolkit.live import is_published, live_names, publish
+    from toolbus.toolkit.presets import with_scores
+
+    toolkit_of(preset, functions=False)
+    owner = settings_of().owner or "operator"
+
+    async def main(admin: Admin) -> tuple[Outcome, bool | None]:
+        names = await live_names(admin, preset)
+        if options.dry_run:
+            return _learned(preset, revisions, names, options), None
+        with revisions.alone():
+            outcome = _learned(preset, revisions, names, options)
+            current = revisions.current()
+            if current is None:
+                return outcome, None
+            scored = with_scores(preset, current.edges, current.id)
+            if await is_published(admin, scored):
+                return outcome, False
+            await publish(admin, scored, owner)
+            return outcome, True
+
+    return with_admin(main)
+
+
+def _learned(preset: Preset, revisions: Revisions, names: dict[str, list[str]], options: Round) -> Outcome:
+    from toolbus.toolkit.learning.evaluate import Options
+    from toolbus.toolkit.learning.pipeline import run
+    from toolbus.toolkit.learning.stores import open_store
+    from toolbus.toolkit.live import all_names
+    from toolbus.toolkit.presets import graph_of, scores_of
+
+    known = {vertex: sorted(found) for vertex, found in all_names(preset, names).items()}
+    problems = _Problems(options.skip_corrupt)
+    with contextlib.ExitStack() as stack:
+        outcome = run(
+            msgspec.structs.replace(scores_of(graph_of(preset)), names=known),
+            [stack.enter_context(open_store(log, must_exist=True)) for log in options.logs],
+            revisions,
+            graph=preset.name,
+            parameters=options.learning.checked(),
+            options=Options(held_out=options.held_out, threshold=options.threshold),
+            on_bad=problems.callback,
+            dry=options.dry_run,
+            resume=options.resume,
+        )
+    problems.report()
+    return outcome
+
+
+def _outcome_document(outcome: Outcome) -> dict[str, Any]:
+    """Return an outcome as values for JSON."""
+    return {
+        **{name: getattr(outcome, name) for name in ("decision", "revision", "added", "executions", "episodes", "notes", "changes")},
+        "verdicts": outcome.learned.verdicts,
+        "comparisons": None if outcome.evaluation is None else outcome.evaluation.comparisons,
+    }
+
+
+def _write(report: Path, outcome: Outcome, title: str) -> None:
+    """Write the report, and its picture where matplotlib is installed."""
+    from toolbus.toolkit.learning.pipeline import text
+    from toolbus.toolkit.learning.stores import write_file
+
+    picture = report.with_suffix(".svg")
+    content = text(outcome, title)
+    try:
+        from toolbus.toolkit.learning.picture import draw
+    except ImportError as error:
+        print_line(f"the picture is left out, since it needs {error.name}: pip install 'toolbus[draw]'", err=True)
+        write_file(report, content.encode())
+        return
+    write_file(picture, draw(outcome, title))
+    write_file(report, f"{content}\n![scores before and now, and the evaluation]({picture.name})\n".encode())
+
+
+# -- learn, evaluate, compare ------------------------------------------------------------------------
+
+
+@command("learn", into=learning_command)
+def learning_learn(
+    scores_file: Static,
+    log_file: Log,
+    folder: RevisionsFolder,
+    learning: Learning,
+    skip_corrupt: Skip,
+    dry_run: Annotated[bool, option("Print what would change, but write nothing.")],
+    output: Output,
+) -> None:
+    """Estimate scores from recorded executions, explain each change, and make the result the current revision.
+
+    The same log, scores and parameters give the same result. A log without information changes nothing. Undo it with
+    `toolbus toolkit learning rollback`.
+
+    \b
+    Example:
+      toolbus toolkit learning learn --scores scores.json --log executions.jsonl --dry-run
+      scores.json: {"edges": [{"kind": "call", "source": "count orders", "target": "run_sql", "score": 0.7},
+                              {"kind": "next", "source": "count orders", "target": "report", "score": 0.9}]}
+    """
+    from toolbus.toolkit.learning.learn import learn
+    from toolbus.toolkit.learning.revisions import Revisions, changed, digest
+
+    parameters = learning.checked()
+    file, logged = _inputs(scores_file, log_file, skip_corrupt)
+    static = file.scores
+    learned = learn(static, logged, parameters)
+    revisions = Revisions(folder)
+    current = revisions.of(static)
+    changes = changed(static if current is None else current.scores, static, learned)
+    made = None if dry_run else revisions.add(static, learned, digest(logged), parameters)
+    if output == "json":
+        print_json({"revision": None if made is None else made.id, **_plain(learned), "changes": changes})
+        return
+    for verdict in learned.verdicts:
+        print_line(f"{verdict.kind}: {verdict.why}")
+    _print_changes(changes)
+    if made is not None:
+        print_line(f"{len(changes)} of {len(static)} scores changed; revision {made.id} is current (before: {made.parent})")
+    else:
+        print_line(f"{len(changes)} of {len(static)} scores would change" if dry_run else "nothing changed, so there is no new revision")
+
+
+@command("evaluate", into=learning_command)
+def learning_evaluate(
+    scores_file: Static,
+    log_file: Log,
+    generated: Annotated[bool, option("Use a generated log with known success rates, instead of --scores and --log.")],
+    noise: Annotated[bool, option("Use a generated log of pure noise.")],
+    seed: Annotated[int, option("Seed of the generated log and of the bootstrap.", default=0, show_default=True)],
+    episodes: Annotated[
+        int, option("Episodes of the generated log.", type=click.IntRange(10, 100_000), default=600, needs=("generated", "noise"))
+    ],
+    wrong: Annotated[
+        float, option("Share of generated static scores that are wrong.", type=Share, default=0.6, needs=("generated", "noise"))
+    ],
+    held_out: HeldOut,
+    threshold: Threshold,
+    learning: Learning,
+    skip_corrupt: Skip,
+    output: Output,
+) -> None:
+    """Learn from the first episodes of a log, replay the last, and compare ways to choose tools.
+
+    hit@k is how often the tool that succeeded is among the first k, mrr the mean reciprocal rank, reach how often it is shown
+    at all; brier and ece measure the distance between scores and success rates. Intervals cover 95 %, over episodes.
+
+    \b
+    Example:
+      toolbus toolkit learning evaluate --generated --seed 1
+      toolbus toolkit learning evaluate --scores scores.json --log executions.jsonl --output json
+    """
+    from toolbus.toolkit.learning.evaluate import Options, evaluate
+    from toolbus.toolkit.learning.evidence import episodes as episodes_of
+    from toolbus.toolkit.learning.generated import World, generate
+
+    parameters = learning.checked()
+    if generated or noise:
+        if scores_file or log_file:
+            raise click.UsageError("--generated makes its own scores and log; leave out --scores and --log")
+        made = generate(World(seed=seed, episodes=episodes, wrong=wrong, noise=noise))
+        static, texts, logged = made.static, made.texts, episodes_of(made.executions)
+    else:
+        file, logged = _inputs(scores_file, log_file, skip_corrupt)
+        static, texts = file.scores, file.texts
+    found = evaluate(static, texts, logged, parameters, Options(held_out=held_out, threshold=threshold, seed=seed))
+    if output == "json":
+        print_json({**msgspec.to_builtins(msgspec.structs.asdict(found) | {"learned": None}), "learned": _plain(found.learned)})
+        return
+    _print_evaluation(found)
+
+
+@command("revisions", into=learning_command)
+def learning_revisions(revision: str | None, folder: RevisionsFolder, output: Output) -> None:
+    """List the revisions of the scores, or show one of them with its origin, its changes and their reasons.
+
+    \b
+    Example:
+      toolbus toolkit learning revisions
+      toolbus toolkit learning revisions 2
+    """
+    from toolbus.toolkit.learning.revisions import Revisions
+
+    revisions = Revisions(folder)
+    current = revisions.current()
+    if revision is not None:
+        _print_revision(revisions.get(revision), output)
+        return
+    found = [revisions.get(each) for each in revisions.ids()]
+    now = "" if current is None else current.id
+    show(
+        output,
+        found,
+        {
+            "": lambda each: "*" if each.id == now else "",
+            "ID": "id",
+            "PARENT": lambda each: each.parent or "-",
+            "CREATED (UTC)": "created",
+            "CHANGES": lambda each: len(each.changes),
+            "NOTE": "note",
+        },
+        empty="no revisions yet; `toolbus toolkit learning run` makes one",
+        document=[
+            {
+                **{name: getattr(each, name) for name in ("id", "parent", "created_at", "note", "log")},
+                "changes": len(each.changes),
+                "current": each.id == now,
+            }
+            for each in found
+        ],
+    )
+
+
+@command("diff", into=learning_command)
+def learning_diff(
+    old: str | None,
+    new: str | None,
+    folder: RevisionsFolder,
+    output: Output,
+) -> None:
+    """Show the scores that differ between two revisions: by default the current one and its parent.
+
+    \b
+    Example:
+      toolbus toolkit learning diff
+      toolbus toolkit learning diff 1 3
+    """
+    from toolbus.toolkit.learning.revisions import Revisions, difference
+
+    revisions = Revisions(folder)
+    after = revisions.current() if new is None else revisions.get(new)
+    if after is None:
+        fail(f"{folder} has no revisions yet; `toolbus toolkit learning run` makes one")
+    if old is None and not after.parent:
+        fail(f"{after.id} is the first revision; name the one to compare it with")
+    before = revisions.get(old or after.parent)
+    found = difference(before.scores, after.scores)
+    columns: Columns = {
+        **_EDGE,
+        before.id: lambda each: _score_text(each.old),
+        after.id: lambda each: _score_text(each.new),
+    }
+    document = {"old": before.id, "new": after.id, "differences": found}
+    show(output, found, columns, empty=f"{before.id} and {after.id} have the same scores", document=document)
+
+
+@command("convert", into=learning_command)
+def learning_convert(
+    source: Path,
+    target: Path,
+    skip_corrupt: Skip,
+) -> None:
+    """Add the executions of one log to another, of either format; existing ones are not added again.
+
+    \b
+    Example:
+      toolbus toolkit learning convert executions.jsonl executions.db
+    """
+    from toolbus.toolkit.learning.stores import copy, open_store
+
+    with open_store(source, must_exist=True) as before, open_store(target) as after:
+        problems = _Problems(skip_corrupt)
+        added = copy(before, after, problems.callback)
+        problems.report()
+    print_line(f"added {added} {'execution' if added == 1 else 'executions'} to {target}")
+
+
+# -- what they print ---------------------------------------------------------------------------------
+
+
+def _plain(learned: Learned) -> dict[str, Any]:
+    """Return what was learned as values for JSON."""
+    return {"verdicts": learned.verdicts, "changes": learned.changes, "edges": [*learned.scores]}
+
+
+_EDGE: Columns = {"EDGE": "kind", "FROM": "source", "TO": "target"}
+
+
+def _score_text(value: float | None) -> str:
+    """Return a score for a table."""
+    return "-" if value is None else f"{value:.3f}"
+
+
+def _print_changes(changes: Sequence[Change]) -> None:
+    """Print changed scores with their reasons."""
+    columns: Columns = {**_EDGE, "OLD": lambda each: _score_text(each.old), "NEW": lambda each: _score_text(each.new), "WHY": "why"}
+    if changes:
+        show("text", changes, columns, empty="")
+
+
+def _print_revision(revision: Revision, output: str) -> None:
+    """Print a revision with its origin and its changes."""
+    if output == "json":
+        print_json(revision)
+        return
+    print_line(f"{revision.id}  {revision.created} UTC  {revision.note}")
+    if revision.log is not None:
+        print_line(f"log: sha256 {revision.log.sha256}")
+    if revision.parameters is not None:
+        print_line("with: " + ", ".join(f"{name} {value:g}" for name, value in msgspec.structs.asdict(revision.parameters).items()))
+    for verdict in revision.verdicts:
+        print_line(f"{verdict.kind}: {verdict.why}")
+    _print_changes(revision.changes)
+
+
+def _print_evaluation(found: Evaluation) -> None:
+    """Print the tables of an evaluation."""
+    print_line(
+        f"learned from {found.learned_from} episodes; replayed {found.held_out}, with {found.calls} calls that succeeded "
+        f"and {found.transitions} changes of action"
+    )
+    for verdict in found.learned.verdicts:
+        print_line(f"{verdict.kind}: {verdict.why}")
+    print_line()
+    _print_standings(found.tools, ("hit@1", "hit@3", "hit@5", "mrr", "reach", "tools shown", "brier"), ece=True)
+    print_line()
+    _print_standings(found.actions, ("next hit@1", "next hit@3", "next mrr"), ece=False)
+    print_line()
+    rows = [(f"{each.better} - {each.than}", each.measure, str(each.difference), str(each.relative)) for each in found.comparisons]
+    print_table(("COMPARED", "MEASURE", "DIFFERENCE", "RELATIVE"), rows, empty="")
+
+
+def _print_standings(standings: Sequence[Standing], measures: Sequence[str], *, ece: bool) -> None:
+    columns = ("POLICY", *(measure.upper() for measure in measures), *(("ECE",) if ece else ()))
+    more = [(_score_text(each.ece),) if ece else () for each in standings]
+    rows = [(each.policy, *(str(each.figures[name]) for name in measures), *last) for each, last in zip(standings, more, strict=True)]
+    print_table(columns, rows, empty="")
+
+
+# -- what they read ----------------------------------------------------------------------------------
+
+
+class _Problems:
+    """Counts skipped records and reports the first of them."""
+
+    def __init__(self, skip: bool) -> None:
+        self.callback = self._add if skip else None
+        self._count = 0
+
+    def _add(self, error: Exception) -> None:
+        self._count += 1
+        if self._count <= _MOST_PROBLEMS:
+            print_line(f"left out: {error}", err=True)
+
+    def report(self) -> None:
+        """Print how many more were skipped."""
+        if self._count > _MOST_PROBLEMS:
+            print_line(f"left out: {self._count - _MOST_PROBLEMS} more", err=True)
+
+
+def _inputs(scores_file: Path | None, log_file: Path | None, skip_corrupt: bool) -> tuple[ScoreFile, list[Episode]]:
+    """Return the static scores, and the episodes of a log as far as they are of the graph's edges.
+
+    Raises:
+        ConfigurationError: a file can't be read, or none of the log's executions is of an edge.
+    """
+    from toolbus.toolkit import load_preset
+    from toolbus.toolkit.learning.evidence import episodes, load_scores, matched
+    from toolbus.toolkit.learning.stores import open_store
+    from toolbus.toolkit.presets import graph_of, scores_of
+
+    if scores_file is None or log_file is None:
+        raise click.UsageError("give --scores and --log")
+    is_preset = scores_file.suffix in {".yaml", ".yml"}
+    static = scores_of(graph_of(load_preset(scores_file))) if is_preset else load_scores(scores_file)
+    problems = _Problems(skip_corrupt)
+    with open_store(log_file, must_exist=True) as store:
+        found = matched(store.read(problems.callback), static.scores, static.names)
+    problems.report()
+    if found.left_out:
+        print_line(found.told(), err=True)
+    return static, episodes(found.executions)
