@@ -103,7 +103,7 @@ def frozen() -> None:
 
 @pytest.fixture(autouse=True)
 def collected(frozen: None) -> Iterator[None]:
-    """What a test leaves running or unclosed fails that test, and not the one in which Python happens to notice."""
+    """Fail the test that leaves something running or unclosed, and not the one in which Python happens to notice."""
     with nothing_left():
         yield
     gc.collect()
