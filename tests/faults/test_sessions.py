@@ -138,8 +138,8 @@ async def test_a_paused_worker_that_wakes_up_starts_no_second_life_of_a_session(
 async def test_a_woken_worker_answers_nothing_in_a_session_that_has_moved_on(place: Place, spawn: Spawn, more: int) -> None:
     """A call in progress when the lease ended goes to the session's new worker, unanswered, though nobody had taken it over yet.
 
-    Also when the worker had beaten while it was registered, since that beat did not prolong the lease of its service; and when another call of
-    the session has told the worker of its loss.
+    Also when the worker had beaten while it was registered, since that beat did not prolong the lease of its service; and when another
+    call of the session has told the worker of its loss.
     """
     worker, keys = spawn("late"), Keys(place.settings.namespace)
     with redis.Redis.from_url(place.settings.url, decode_responses=True) as client:
