@@ -237,10 +237,26 @@ async def test_an_inherited_session_is_told_with_the_time_of_the_answer(owning: 
     assert owning.sessions.said == [("inherited", "pool", "u", "s", (1790000000000, 2**63))]
 
 
-async def test_a_run_is_doubted_only_after_the_lease_lapsed(owning: Owning) -> None:
-    """A run of a session is doubted once the lease has lapsed; one that was never asked about, or has no session, is not."""
+@pytest.mark.parametrize("how", ["moved", "released"])
+async def test_a_run_is_doubted_when_its_session_is_this_workers_no_longer(owning: Owning, how: str) -> None:
+    """Another call of it was handed over, or it has ended here; a worker that leaves ends what it has begun."""
     one = owning.take()
+    await owning.settle(one)
+    if how == "moved":
+        owning.bench.times.now += LEASE
+        owning.verdicts = [b"moved"]
+        await owning.settle(owning.take())
+    else:
+        owning.ownership.release("pool", ("u", "s"), lost=False)
+    assert owning.ownership.doubts(one)
+    owning.ownership.leave()
     assert not owning.ownership.doubts(one)
+
+
+async def test_a_run_is_doubted_only_after_the_lease_lapsed(owning: Owning) -> None:
+    """A run of a session is doubted until it is known to be ours, and once the lease has lapsed; one that has no session is not."""
+    one = owning.take()
+    assert owning.ownership.doubts(one)
     await owning.settle(one)
     assert not owning.ownership.doubts(one)
     owning.bench.times.now += LEASE

@@ -134,10 +134,12 @@ async def test_a_paused_worker_that_wakes_up_starts_no_second_life_of_a_session(
         assert {pid for pid, _ in said} == {second}
 
 
-async def test_a_woken_worker_answers_nothing_in_a_session_that_has_moved_on(place: Place, spawn: Spawn) -> None:
+@pytest.mark.parametrize("more", [0, 1], ids=["alone", "before another call"])
+async def test_a_woken_worker_answers_nothing_in_a_session_that_has_moved_on(place: Place, spawn: Spawn, more: int) -> None:
     """A call in progress when the lease ended goes to the session's new worker, unanswered, though nobody had taken it over yet.
 
-    Also when the worker had beaten while it was registered: that beat did not prolong the lease of its service.
+    Also when the worker had beaten while it was registered, since that beat did not prolong the lease of its service; and when another
+    call of the session has told the worker of its loss.
     """
     worker, keys = spawn("late"), Keys(place.settings.namespace)
     with redis.Redis.from_url(place.settings.url, decode_responses=True) as client:
@@ -150,7 +152,7 @@ async def test_a_woken_worker_answers_nothing_in_a_session_that_has_moved_on(pla
             began = asyncio.Event()
 
             async def noted() -> ToolResult:
-                async with bus.stream("note", {"seconds": 2.0}, session="s", user="ann", timeout=30.0) as note:
+                async with bus.stream("note", {"seconds": 1.2}, session="s", user="ann", timeout=30.0) as note:
                     async for event in note.events():
                         if isinstance(event, Started):
                             began.set()
@@ -170,11 +172,13 @@ async def test_a_woken_worker_answers_nothing_in_a_session_that_has_moved_on(pla
             (owner,) = client.scan_iter(f"{keys.prefix}sess:*")
             client.set(owner, "ghost", px=60_000)
             os.kill(worker.pid, signal.SIGCONT)
-            await eventually(lambda: holders() == ["~to:ghost"], timeout=10)
+            others = [asyncio.create_task(note(bus, "s")) for _ in range(more)]
+            await eventually(lambda: holders() == ["~to:ghost"] * (1 + more), timeout=10)
             assert not call.done()
             client.hdel(keys.instances("notes"), "i:ghost")
             client.zrem(keys.live, "notes/ghost")
             assert (await call).output == f"{worker.pid} 1", "in a life of the session that begins anew"
+            assert [await other for other in others] == [(worker.pid, 2)] * more
 
 
 async def test_a_drained_worker_hands_its_sessions_on(place: Place, spawn: Spawn, ends: Path) -> None:

@@ -126,10 +126,16 @@ async def asking_job(question: str) -> str:
     await invocation().confirm(question)
     return f"allowed {question}"
 
+@tool(task=50, timeout=60)
+async def soon() -> str:
+    "Take less than the time after which it would be a task."
+    return "done"
+
 @tool(task=0.2, timeout=60)
-async def perhaps(seconds: float) -> str:
-    "Become a task when it takes long."
-    await asyncio.sleep(seconds)
+async def late(name: str) -> str:
+    "Become a task, since the file is there only then."
+    while not (HERE / f"{name}.go").exists():
+        await asyncio.sleep(0.01)
     return "done"
 
 @tool(task="always")

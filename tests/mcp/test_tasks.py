@@ -130,7 +130,7 @@ async def status_has(raw: Raw, task: str, part: str, into: dict[str, Any]) -> bo
 async def test_only_clients_that_have_tasks_get_them(url: str, raw: Raw) -> None:
     """Another client waits for the result, and is told which capability the methods of tasks need."""
     async with Raw(url, tasks=False) as plain:
-        assert text_of(await plain.call("perhaps", seconds=0)) == "done"
+        assert text_of(await plain.call("soon")) == "done"
         assert (await plain.call("broken_job"))["isError"] is True
         for method in ("tasks/get", "tasks/cancel", "tasks/update"):
             assert (await plain.ask(method, taskId="x"))["code"] == -32021
@@ -139,11 +139,12 @@ async def test_only_clients_that_have_tasks_get_them(url: str, raw: Raw) -> None
     assert (await raw.ask("tasks/list"))["code"] == -32601
 
 
-async def test_a_call_becomes_a_task_when_it_takes_long(raw: Raw) -> None:
+async def test_a_call_becomes_a_task_when_it_takes_long(site: Site, raw: Raw) -> None:
     """A short call of such a tool has its result, and a long one is a task."""
-    assert text_of(await raw.call("perhaps", seconds=0)) == "done"
-    made = await raw.call("perhaps", seconds=1)
+    assert text_of(await raw.call("soon")) == "done"
+    made = await raw.call("late", name="late")
     assert made["resultType"] == "task"
+    (site.folder / "late.go").touch()
     assert text_of((await status(raw, made["taskId"], "completed"))["result"]) == "done"
 
 

@@ -134,10 +134,15 @@ class Ownership:
         return deliveries
 
     def doubts(self, delivery: Delivery) -> bool:
-        """Return whether the session of a run that has ended may be another worker's: our lease has lapsed since it was ours."""
-        pair = session_of(delivery.request)
-        asked = None if pair is None else self._owned.get(delivery.queue, {}).get(pair)
-        return asked is not None and not self._certain(delivery.queue, asked)
+        """Return whether the session of a run may be another worker's: our lease has lapsed since it was ours, or we gave or lost it.
+
+        A worker that leaves ends what it has begun, whoever has the session by now.
+        """
+        pair, owned = session_of(delivery.request), self._owned.get(delivery.queue)
+        if pair is None or owned is None:
+            return False
+        asked = owned.get(pair)
+        return not self._leaves if asked is None else not self._certain(delivery.queue, asked)
 
     async def holds(self, delivery: Delivery) -> bool:
         """Return whether the session of a delivery is still this worker's; the server is asked only if that is in doubt."""
