@@ -8,6 +8,7 @@ stop, kill and start again. All yield URLs but the last, which yields the server
 from __future__ import annotations
 
 import collections
+import gc
 import importlib.util
 import os
 import secrets
@@ -19,7 +20,7 @@ import pytest
 
 from tests.contract import Place
 from tests.examples import load_profile
-from tests.forking import ForkServer
+from tests.forking import ForkServer, nothing_left
 from tests.servers import KINDS, Servers, leaks, new_server
 from toolbus.bus.broker.transport.embedded import EmbeddedServer
 from toolbus.bus.telemetry.logger import repeats
@@ -91,6 +92,21 @@ def anyio_backend() -> Any:
 def unsaid() -> None:
     """Every test begins as if nothing had been logged yet."""
     repeats.forget()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def frozen() -> None:
+    """Leave all that there is before a module's tests out of the collections that follow, which take less than a millisecond then."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def collected(frozen: None) -> Iterator[None]:
+    """Fail the test that leaves something running or unclosed, and not the one in which Python happens to notice."""
+    with nothing_left():
+        yield
+    gc.collect()
 
 
 @pytest.fixture(scope="session")

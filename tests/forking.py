@@ -12,11 +12,18 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Self, TextIO
 
-from tests.servers import eventually_sync
+import pytest
+
+from tests.servers import eventually_sync, put_down
+
+# What is killed ends at once; a busy machine may tell so later.
+_AT_ONCE = 60.0
+# Those of which nobody knows yet that they ended.
+_running: set[Program] = set()
 
 
 class Program:
@@ -29,6 +36,7 @@ class Program:
         self.stderr = stderr
         self.pid = _number(connection)
         self.returncode: int | None = None
+        _running.add(self)
         self._read: dict[str, str] = {}
         self._readers: list[threading.Thread] = []
 
@@ -47,6 +55,7 @@ class Program:
             except (TimeoutError, BlockingIOError):
                 raise subprocess.TimeoutExpired(self.args, timeout or 0) from None
             self._connection.close()
+            _running.remove(self)
         return self.returncode
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
@@ -78,8 +87,21 @@ class Program:
         self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Send SIGKILL."""
+        """Send SIGKILL, and wait until the program has ended."""
         self.send_signal(signal.SIGKILL)
+        self.wait(_AT_ONCE)
+
+
+@contextlib.contextmanager
+def nothing_left() -> Iterator[None]:
+    """Fail when programs are left running that were started here; they are killed."""
+    before = set(_running)
+    yield
+    left = _running - before
+    for program in left:
+        program.kill()
+    if left:
+        pytest.fail(f"left running: {', '.join(' '.join(program.args) for program in left)}", pytrace=False)
 
 
 class ForkServer:
@@ -90,12 +112,19 @@ class ForkServer:
         self._path = Path(self._folder.name) / "socket"
         command = [sys.executable, str(Path(__file__).with_name("fork_server.py")), str(self._path)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
-        eventually_sync(self._path.exists, timeout=60.0)
+        try:
+            eventually_sync(self._path.exists, timeout=60.0)
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.communicate(timeout=10)
-        self._folder.cleanup()
+        try:
+            self._process.communicate(timeout=10)
+        finally:
+            put_down(self._process)
+            self._folder.cleanup()
 
     def start(
         self,
@@ -152,18 +181,24 @@ class ForkServer:
     ) -> Program:
         chosen = dict(os.environ if environment is None else environment)
         order = json.dumps({"words": words, "folder": str(folder or Path.cwd()), "environment": chosen, "session": session}).encode()
-        connection = socket.socket(socket.AF_UNIX)
-        connection.settimeout(60)
-        connection.connect(str(self._path))
-        socket.send_fds(connection, [b"%10d" % len(order)], descriptors)
-        connection.sendall(order)
-        return Program(connection, words, *ours)
+        with contextlib.ExitStack() as failed:
+            for stream in filter(None, ours):
+                failed.enter_context(stream)
+            connection = failed.enter_context(socket.socket(socket.AF_UNIX))
+            connection.settimeout(60)
+            connection.connect(str(self._path))
+            socket.send_fds(connection, [b"%10d" % len(order)], descriptors)
+            connection.sendall(order)
+            program = Program(connection, words, *ours)
+            failed.pop_all()
+        return program
 
 
 def _number(connection: socket.socket) -> int:
     """Receive a number of ten digits."""
     text = connection.recv(10)
     if not text:
+        connection.close()
         raise RuntimeError("the fork server has ended")
     return int(text)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.forking import ForkServer
+from tests.forking import ForkServer, nothing_left
 
 ENDS = {
     "a": "",
@@ -78,6 +78,34 @@ def test_what_is_forked_ends_with_its_server(tmp_path: Path) -> None:
         program.stdout.readline()
     assert program.communicate(timeout=20) == ("", "")
     assert program.returncode == -signal.SIGKILL
+
+
+def test_a_program_that_is_left_running_is_told_and_killed(forks: ForkServer, tmp_path: Path) -> None:
+    """The test that started it fails, with the program's words."""
+    with pytest.raises(pytest.fail.Exception, match="left running: -c import time"), nothing_left():
+        program = forks.start("-c", "import time; time.sleep(600)", folder=tmp_path)
+    assert program.returncode == -signal.SIGKILL
+
+
+LEAVES = """
+import socket
+
+def test_leaves_a_socket():
+    held = [socket.socket()]
+    held.append(held)
+
+def test_leaves_nothing():
+    pass
+"""
+
+
+def test_what_is_not_closed_is_told_at_its_test(tmp_path: Path) -> None:
+    """A socket in a reference cycle, which only the collector finds, fails the test that opened it."""
+    (tmp_path / "test_leaves.py").write_text(LEAVES)
+    suite = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:langsmith_plugin", "-p", "tests.conftest"]
+    words = ["-W", "error", "--rootdir", str(tmp_path), str(tmp_path)]
+    done = subprocess.run([*suite, *words], stdout=subprocess.PIPE, text=True, timeout=100, check=False)
+    assert "::test_leaves_a_socket\n2 passed, 1 error" in done.stdout
 
 
 IGNORED = "import signal; print([each.name for each in (signal.SIGINT, signal.SIGHUP) if signal.getsignal(each) == signal.SIG_IGN])"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import resource
+import socket
 from collections import Counter
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from tests.broker.serving import Server, link, server, silent
 from tests.servers import eventually
 from toolbus.bus.broker.server import scripts
+from toolbus.bus.broker.transport import clients
 from toolbus.bus.broker.transport.command import ReplyError
 from toolbus.bus.broker.transport.connection import Connector
 from toolbus.bus.broker.transport.link import Link
@@ -325,6 +327,38 @@ async def test_a_cancelled_connect_is_cancelled_at_whatever_step_it_is(server: S
         with pytest.raises(asyncio.CancelledError):
             await connecting
     raise AssertionError("it never connected")
+
+
+async def test_a_link_that_is_closed_while_it_connects_leaves_nothing_open(server: Server) -> None:
+    """Closed at whatever step of opening its connection, it closes the connection, too, and says that it is not open."""
+    for turns in range(10_000):
+        link = Link(Connector(server.url))
+        connecting = asyncio.create_task(link.connect())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        connected = connecting.done()
+        link.close()
+        if not connected:
+            with pytest.raises(BrokerUnavailable, match="while it was opened"):
+                await connecting
+        await link.wait_closed()
+        await eventually(lambda: not server.connections)
+        if connected:
+            assert turns > 20
+            return
+    raise AssertionError("it never connected")
+
+
+async def test_what_a_hanging_server_does_not_take_keeps_no_connection_open() -> None:
+    """A connection that could not be opened is closed at once, whatever still waits to be written."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        connection = clients.connection({"host": "127.0.0.1", "port": listening.getsockname()[1]})
+        await connection._connect()
+        transport = connection._writer.transport
+        transport.write(bytes(50_000_000))
+        assert transport.get_write_buffer_size() > 0
+        await clients.drop(connection)
+        assert transport.get_write_buffer_size() == 0
 
 
 def test_pushed_messages_cost_no_memory() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import secrets
 from typing import Any
@@ -203,6 +204,7 @@ async def test_a_service_that_starts_is_listed_at_once(client: httpx.AsyncClient
     answer = await client.post("/v1/tools/late/invoke", json={})
     assert (answer.status_code, answer.json()["type"]) == (503, "urn:toolbus:error:unavailable")
     assert answer.headers["retry-after"]
+    assert await asyncio.to_thread(late.wait, 20) == 0
 
 
 async def test_metrics_count_calls_by_tool_and_outcome(client: httpx.AsyncClient) -> None:

@@ -209,3 +209,4 @@ async def test_all_streams_together_hold_no_more_than_the_bound(site: Site, clie
     assert most - before < 150_000_000, f"{(most - before) // 1_000_000} MB"
     assert site.logged(program, "gateway.stream_dropped")["bytes"] < 8_388_608
     program.terminate()
+    assert await asyncio.to_thread(program.wait, 20) == 0

@@ -40,6 +40,14 @@ def connection(options: Mapping[str, Any]) -> Any:
     return kind(**given)
 
 
+async def drop(connection: Any) -> None:
+    """Close an asynchronous connection at once, without waiting until a server that may hang has taken what was written to it."""
+    writer = connection._writer
+    await connection.disconnect(nowait=True)
+    if writer is not None:
+        writer.transport.abort()
+
+
 def client(options: Mapping[str, Any], timeout: float) -> redis.Redis:
     """Return a synchronous client with one open connection, whose answers may take ``timeout`` seconds each."""
     # A server that hangs accepts connections and never greets: news that another took its place would find no connection to close yet.

@@ -237,7 +237,7 @@ class Connector:
                     await connection.connect()
                     server = await _handshake(connection.send_command, connection.read_response, self._answered)
             except BaseException:
-                await connection.disconnect(nowait=True)
+                await clients.drop(connection)
                 raise
             server.node = node
             return connection, server

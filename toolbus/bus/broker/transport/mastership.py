@@ -43,7 +43,7 @@ class Observer(Wire):
             async with asyncio.timeout(_ANSWER):
                 await connection.connect()
         except BaseException:
-            await connection.disconnect(nowait=True)
+            await clients.drop(connection)
             raise
         self._take_over(connection)
         for channel in _CHANNELS:

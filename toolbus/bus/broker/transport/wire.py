@@ -246,13 +246,14 @@ class Wire(asyncio.Protocol):
 
     def _take_over(self, connection: Any) -> None:
         transport, early = connection._writer.transport, connection._reader._buffer
-        if transport.is_closing():
-            # Lost during the greeting: a protocol that is set only now would never hear of it.
-            raise BrokerUnavailable(f"{self._connector.display}: the connection was lost while it was opened")
         # A StreamWriter that is collected closes its transport, so it lives as long as the link uses it.
         self._opened_by = connection._writer
         # redis-py must not close what is ours now, nor warn about it.
         connection._reader = connection._writer = None
+        if self._closing or transport.is_closing():
+            # Closed during the greeting, by us or by the server: nobody would close it later, or hear of its end.
+            transport.abort()
+            raise BrokerUnavailable(f"{self._connector.display}: the connection was lost while it was opened")
         self._reader = hiredis.Reader(replyError=ReplyError, notEnoughData=_NOTHING)
         self._paused = False
         self._heard = self._loop.time()
