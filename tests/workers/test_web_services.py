@@ -34,7 +34,7 @@ def test_a_module_serves_its_one_tool_as_the_guide_says(name):
     assert tool.effect == "read"
 
 
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", [MODULES[0], *(pytest.param(each, marks=pytest.mark.usefixtures("slow")) for each in MODULES[1:])])
 async def test_a_module_starts_with_one_command(name, valkey_server, namespace):
     """``toolbus worker`` and the module's name are enough; the tool answers, if only that the arguments are wrong."""
     command = [sys.executable, "-m", "toolbus", "--url", valkey_server, "--namespace", namespace, "worker", name]
