@@ -70,6 +70,7 @@ def test_output_is_read_to_its_end(forks: ForkServer, tmp_path: Path) -> None:
     assert program.returncode == 0
 
 
+@pytest.mark.usefixtures("slow")
 def test_what_is_forked_ends_with_its_server(tmp_path: Path) -> None:
     """No program outlives the fork server."""
     with ForkServer() as server:

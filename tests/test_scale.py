@@ -32,12 +32,14 @@ def paper() -> Study:
     return study(costs(), Demand(), Server())
 
 
+@pytest.mark.usefixtures("slow")
 def test_every_figure_of_the_page_comes_from_the_measured_costs() -> None:
     """The tables of the page are those that the program computes from the file, with the same seed."""
     page = PAGE.read_text()
     assert renewed(page, paper().tables()) == page, f"python -m benchmarks.scale --page {PAGE.name}"
 
 
+@pytest.mark.usefixtures("slow")
 def test_every_limit_that_the_deployment_meets_has_an_advice() -> None:
     """A row of the page says what to do about everything that is used up below or near the deployment's own size."""
     advice = PAGE.read_text().partition("| Limit | What it looks like")[2].partition("\n\n")[0]
