@@ -343,6 +343,7 @@ MEANINGFUL = [
 ]
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("action", ["error", "ignore"])
 @settings(max_examples=examples(300), deadline=None)
 @given(value=DELICATE_OBJECTS, damage=st.sampled_from(sorted(DAMAGES)), data=st.data())
