@@ -1,13 +1,11 @@
 """Fixtures for every test: real servers, a namespace per test with a leak check, and asyncio as the loop.
 
-``server`` (and ``url``, the same) runs a test on every kind of server there is;
-``valkey_server`` on Valkey alone; ``fresh_server`` makes servers that a test may
-stop, kill and start again. All yield URLs but the last, which yields the server.
+``server`` (and ``url``, the same) is the URL of the server of this pytest process; ``fresh_server`` makes servers that
+a test may stop, kill and start again. TOOLBUS_TEST_SERVER names their program for a whole run.
 """
 
 from __future__ import annotations
 
-import collections
 import gc
 import importlib.util
 import os
@@ -21,7 +19,7 @@ import pytest
 from tests.contract import Place
 from tests.examples import load_profile
 from tests.forking import ForkServer, nothing_left
-from tests.servers import KINDS, Servers, leaks, new_server
+from tests.servers import leaks, new_server
 from toolbus.bus.broker.transport.embedded import EmbeddedServer
 from toolbus.bus.telemetry.logger import repeats
 
@@ -49,6 +47,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "slow" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.slow)
+        if "shared_server" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.server)
         for group in _GROUPS:
             if item.nodeid.startswith(group):
                 item.add_marker(pytest.mark.xdist_group(group))
@@ -62,15 +62,13 @@ def pytest_make_parametrize_id(val: object) -> str | None:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """List the tests without the fixture ``slow`` that took long."""
-    took: dict[str, float] = collections.defaultdict(float)
-    for report in [each for reports in terminalreporter.stats.values() for each in reports if isinstance(each, pytest.TestReport)]:
-        if "slow" not in report.keywords:
-            took[report.nodeid] += report.duration
-    long = sorted(((seconds, name) for name, seconds in took.items() if seconds > _MOST_SECONDS), reverse=True)
-    if long:
+    """List the tests without the fixture ``slow`` that took long by themselves, without what their fixtures start for others, too."""
+    reports = [each for found in terminalreporter.stats.values() for each in found if isinstance(each, pytest.TestReport)]
+    calls = [each for each in reports if each.when == "call" and each.duration > _MOST_SECONDS and "slow" not in each.keywords]
+    if calls:
         terminalreporter.section(f"over {_MOST_SECONDS:g} s: wait less, or use the fixture `slow`")
-        terminalreporter.write("".join(f"{seconds:7.1f} s {name}\n" for seconds, name in long))
+        for each in sorted(calls, key=lambda each: -each.duration):
+            terminalreporter.write_line(f"{each.duration:7.1f} s {each.nodeid}")
 
 
 @pytest.fixture(scope="session")
@@ -110,9 +108,10 @@ def collected(frozen: None) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def servers() -> Iterator[Servers]:
-    """The servers of this pytest process."""
-    running = Servers()
+def shared_server() -> Iterator[EmbeddedServer]:
+    """The server of this pytest process, on its own port and folder."""
+    running = new_server()
+    running.start()
     yield running
     running.stop()
 
@@ -124,10 +123,11 @@ def forks() -> Iterator[ForkServer]:
         yield running
 
 
-@pytest.fixture(params=KINDS)
-def server(request: pytest.FixtureRequest, servers: Servers) -> str:
-    """The URL of a running server, once per kind."""
-    return servers.get(request.param).url
+@pytest.fixture
+def server(shared_server: EmbeddedServer) -> str:
+    """The URL of a running server; started again when a test left it dead."""
+    shared_server.start()
+    return shared_server.url
 
 
 @pytest.fixture
@@ -137,18 +137,12 @@ def url(server: str) -> str:
 
 
 @pytest.fixture
-def valkey_server(servers: Servers) -> str:
-    """The URL of a running Valkey, for tests that gain nothing from another kind."""
-    return servers.get("valkey").url
-
-
-@pytest.fixture
 def fresh_server() -> Iterator[Callable[..., EmbeddedServer]]:
-    """Starts servers of the test's own: ``fresh_server(kind="valkey", **options of EmbeddedServer)``."""
+    """Starts servers of the test's own: ``fresh_server(**options of EmbeddedServer)``."""
     started: list[EmbeddedServer] = []
 
-    def start(kind: str = "valkey", **options: object) -> EmbeddedServer:
-        made = new_server(kind, **options)
+    def start(**options: object) -> EmbeddedServer:
+        made = new_server(**options)
         started.append(made)
         made.start()
         return made
@@ -159,11 +153,11 @@ def fresh_server() -> Iterator[Callable[..., EmbeddedServer]]:
 
 
 @pytest.fixture
-def namespace(servers: Servers) -> Iterator[str]:
+def namespace(shared_server: EmbeddedServer) -> Iterator[str]:
     """A namespace of the test's own; afterwards every key in it must have a TTL, or the test fails."""
     name = f"t-{secrets.token_hex(6)}"
     yield name
-    found = [leak for url in servers.urls() for leak in leaks(url, name)]
+    found = leaks(shared_server.url, name) if shared_server.running else []
     if found:
         pytest.fail(f"keys left without a TTL: {', '.join(found)}", pytrace=False)
 
@@ -173,9 +167,9 @@ def _has_roles(request: pytest.FixtureRequest) -> bool:
     return request.module.__name__.startswith("tests.test_contract_")
 
 
-@pytest.fixture(params=KINDS)
-def place(request: pytest.FixtureRequest, servers: Servers, namespace: str) -> Iterator[Place]:
-    """A namespace of the test's own on every kind of server."""
-    made = Place(servers.get(request.param).url, namespace, roles=_has_roles(request))
+@pytest.fixture
+def place(request: pytest.FixtureRequest, server: str, namespace: str) -> Iterator[Place]:
+    """A namespace of the test's own."""
+    made = Place(server, namespace, roles=_has_roles(request))
     yield made
     made.close()

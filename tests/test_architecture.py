@@ -146,13 +146,13 @@ MOST_FILES, MOST_CALLS = 16, 122
 
 
 @pytest.mark.anyio
-async def test_a_call_is_short(valkey_server: str, namespace: str) -> None:
+async def test_a_call_is_short(server: str, namespace: str) -> None:
     """A reader who follows one warm call, from the caller and back, meets no more files and calls than docs/adr/0034 counts.
 
     Counted is what runs in this process until the result is there: caller, broker and worker. Each function of the package counts as often
     as it is entered; a coroutine that goes on, a comprehension and a lambda count as well, as they do for sys.setprofile.
     """
-    settings = Settings.load({}, url=valkey_server, namespace=namespace)
+    settings = Settings.load({}, url=server, namespace=namespace)
     runs: list[list[str]] = []
 
     def note(frame: FrameType, event: str, _: object) -> None:

@@ -106,7 +106,7 @@ async def test_an_attempt_that_only_slept_has_not_worked(monkeypatch: pytest.Mon
     assert begun == MOST_FAILURES
 
 
-async def test_every_task_that_sleeps_says_for_how_long(valkey_server: str, namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_every_task_that_sleeps_says_for_how_long(server: str, namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each background task of an agent and a worker sleeps no longer than it was started with, though the lease is long."""
     kept: dict[str, float] = {}
     slept: dict[str, float] = {}
@@ -124,7 +124,7 @@ async def test_every_task_that_sleeps_says_for_how_long(valkey_server: str, name
     waiting = asyncio.sleep
     monkeypatch.setattr(links, "keep_running", keep)
     monkeypatch.setattr(asyncio, "sleep", sleep)
-    settings = Settings.load({}, url=valkey_server, namespace=namespace, lease=240.0)
+    settings = Settings.load({}, url=server, namespace=namespace, lease=240.0)
     async with Worker([nothing], settings=settings), ToolBus(settings=settings):
         await eventually(lambda: {"toolbus-upkeep", "toolbus-replies"} <= slept.keys())
     assert max(slept["toolbus-upkeep"], slept["toolbus-replies"]) > 60

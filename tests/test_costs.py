@@ -232,12 +232,12 @@ def frozen() -> Iterator[None]:
 
 @pytest.mark.usefixtures("slow")
 @pytest.mark.usefixtures("frozen")
-async def test_a_call_that_has_ended_leaves_nothing_in_memory(valkey_server: str, namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_call_that_has_ended_leaves_nothing_in_memory(server: str, namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """After calls end in any way, neither the caller nor the worker holds memory for them."""
     # A cancelled handler is looked at again after some seconds, and pytest keeps every log record.
     monkeypatch.setattr("toolbus.bus.worker.slots._STOPS_WITHIN", TIMEOUT / 2)
     logging.disable()
-    place = Place(valkey_server, namespace)
+    place = Place(server, namespace)
     batches = 2 * CALLS // AT_ONCE
     try:
         # Other tests' exporters would keep every span.

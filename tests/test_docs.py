@@ -295,16 +295,16 @@ def test_defaults_in_tables_of_options_are_those_of_the_settings() -> None:
     assert [each for each in found if each[2] != getattr(Settings(), each[1])] == [], "write the setting's default there"
 
 
-def test_the_readme_examples_run(tmp_path: Path, valkey_server: str, namespace: str, forks: ForkServer) -> None:
+def test_the_readme_examples_run(tmp_path: Path, server: str, namespace: str, forks: ForkServer) -> None:
     """The tool and the agent of the README, and the service of its guide, work as they stand there."""
     tools, agent = blocks("README.md")
     (service,) = blocks("docs/how-to/services.md")
     (tmp_path / "jokes.py").write_text(tools)
     (tmp_path / "service.py").write_text(service)
     (tmp_path / "agent.py").write_text(
-        agent.replace("redis://localhost:6379", valkey_server).replace(f'"{valkey_server}"', f'"{valkey_server}", namespace="{namespace}"')
+        agent.replace("redis://localhost:6379", server).replace(f'"{server}"', f'"{server}", namespace="{namespace}"')
     )
-    base = [sys.executable, "-m", "toolbus", "--url", valkey_server, "--namespace", namespace]
+    base = [sys.executable, "-m", "toolbus", "--url", server, "--namespace", namespace]
     worker = subprocess.Popen([*base, "worker", "jokes.py", "service.py"], cwd=tmp_path)
     try:
         told = forks.run("agent.py", folder=tmp_path, environment=os.environ)
@@ -317,11 +317,11 @@ def test_the_readme_examples_run(tmp_path: Path, valkey_server: str, namespace: 
         assert worker.wait(15) == 0
 
 
-def test_the_tutorial_runs(tmp_path: Path, valkey_server: str, namespace: str, forks: ForkServer) -> None:
+def test_the_tutorial_runs(tmp_path: Path, server: str, namespace: str, forks: ForkServer) -> None:
     """The tool that the tutorial has written is served, and the tutorial's program calls it."""
     (program,) = blocks("docs/tutorial/getting-started.md")
-    given = f'"{valkey_server}", namespace="{namespace}"'
-    base = [sys.executable, "-m", "toolbus", "--url", valkey_server, "--namespace", namespace]
+    given = f'"{server}", namespace="{namespace}"'
+    base = [sys.executable, "-m", "toolbus", "--url", server, "--namespace", namespace]
     subprocess.run([*base, "new", "weather"], cwd=tmp_path, capture_output=True, timeout=60, check=True)
     worker = subprocess.Popen([*base, "worker", "weather.py"], cwd=tmp_path)
     try:
@@ -398,21 +398,21 @@ def test_the_agent_example_is_python() -> None:
 
 
 @pytest.mark.anyio
-async def test_the_example_of_kept_conversations_runs(tmp_path: Path, valkey_server: str, namespace: str, forks: ForkServer) -> None:
+async def test_the_example_of_kept_conversations_runs(tmp_path: Path, server: str, namespace: str, forks: ForkServer) -> None:
     """The example of the guide prints one answer twice, in two processes' worth of agents, and the model is asked for it once."""
     (example,) = blocks("docs/how-to/durable.md")
     (tmp_path / "example.py").write_text(example)
     async with endpoint([says("42")]) as model:
-        environment = {**os.environ, "TOOLBUS_URL": valkey_server, "TOOLBUS_NAMESPACE": namespace}
+        environment = {**os.environ, "TOOLBUS_URL": server, "TOOLBUS_NAMESPACE": namespace}
         environment |= {"OPENAI_BASE_URL": model.url, "OPENAI_API_KEY": "k", "NO_PROXY": "127.0.0.1"}
         said = await asyncio.to_thread(forks.run, "example.py", folder=tmp_path, environment=environment)
         assert (said.stdout, said.stderr, len(model.bodies)) == ("42\n42\n", "", 1)
 
 
-def test_the_trustgraph_example_runs(tmp_path: Path, valkey_server: str, namespace: str, forks: ForkServer) -> None:
+def test_the_trustgraph_example_runs(tmp_path: Path, server: str, namespace: str, forks: ForkServer) -> None:
     """The service of the TrustGraph guide is launched as it stands there, and that project's descriptors make a tool of it."""
     (tmp_path / "quip.py").write_text(blocks("docs/how-to/trustgraph.md")[0])
-    environment = {**os.environ, "TOOLBUS_URL": valkey_server, "TOOLBUS_NAMESPACE": namespace}
+    environment = {**os.environ, "TOOLBUS_URL": server, "TOOLBUS_NAMESPACE": namespace}
     service = '{"id": "quip-service", "request-queue": "non-persistent://tg/request/quip", "config-params": ["style"]}'
     quip = '{"type": "tool-service", "name": "tell-quip", "description": "d", "service": "quip-service", "style": "haiku"}'
 
@@ -432,15 +432,15 @@ def test_the_trustgraph_example_runs(tmp_path: Path, valkey_server: str, namespa
         assert process.wait(15) == 0
 
 
-def test_the_nanoclaw_examples_run(tmp_path: Path, valkey_server: str, namespace: str, forks: ForkServer) -> None:
+def test_the_nanoclaw_examples_run(tmp_path: Path, server: str, namespace: str, forks: ForkServer) -> None:
     """The tool of the nanoClaw guide runs in process and, served by a worker, over the bus."""
     tool, agent = blocks("docs/how-to/nanoclaw.md")
     (tmp_path / "finder.py").write_text(tool)
-    given = f'"{valkey_server}", namespace="{namespace}"'
+    given = f'"{server}", namespace="{namespace}"'
     (tmp_path / "agent.py").write_text(agent.replace('"redis://localhost:6379"', given))
     here = forks.run("finder.py", folder=tmp_path, environment=os.environ)
     assert here.stdout == '{"success": true, "data": {"position": 2}, "error": null}\n', here.stderr
-    base = [sys.executable, "-m", "toolbus", "--url", valkey_server, "--namespace", namespace]
+    base = [sys.executable, "-m", "toolbus", "--url", server, "--namespace", namespace]
     worker = subprocess.Popen([*base, "worker", "finder.py"], cwd=tmp_path)
     try:
         there = forks.run("agent.py", folder=tmp_path, environment=os.environ)
@@ -450,7 +450,7 @@ def test_the_nanoclaw_examples_run(tmp_path: Path, valkey_server: str, namespace
         assert worker.wait(15) == 0
 
 
-def test_the_function_examples_run(tmp_path: Path, valkey_server: str, namespace: str, forks: ForkServer) -> None:
+def test_the_function_examples_run(tmp_path: Path, server: str, namespace: str, forks: ForkServer) -> None:
     """The tools of the guide to functions, in a package served whole, answer over the bus, in process and isolated."""
     (tmp_path / "mytools").mkdir()
     *modules, registry = blocks("docs/how-to/functions.md")
@@ -459,7 +459,7 @@ def test_the_function_examples_run(tmp_path: Path, valkey_server: str, namespace
         name = re.match(r"# (\w+\.py)\n", block)
         assert name is not None
         (tmp_path / "mytools" / name[1]).write_text(block)
-    base = [sys.executable, "-m", "toolbus", "--url", valkey_server, "--namespace", namespace]
+    base = [sys.executable, "-m", "toolbus", "--url", server, "--namespace", namespace]
     expected = {
         "area width=200 height=100 unit=ha": "2.0",
         "greet name=Ada": "Hello Ada!",
@@ -477,10 +477,10 @@ def test_the_function_examples_run(tmp_path: Path, valkey_server: str, namespace
         assert worker.wait(15) == 0
 
 
-def test_the_middleware_example_runs(tmp_path: Path, valkey_server: str, namespace: str, forks: ForkServer) -> None:
+def test_the_middleware_example_runs(tmp_path: Path, server: str, namespace: str, forks: ForkServer) -> None:
     """A worker runs with the middleware of its guide: calls pass, the quota holds, and usage is counted."""
     (tmp_path / "limits.py").write_text(blocks("docs/how-to/middleware.md")[0])
-    base = [sys.executable, "-m", "toolbus", "--url", valkey_server, "--namespace", namespace]
+    base = [sys.executable, "-m", "toolbus", "--url", server, "--namespace", namespace]
 
     def toolbus(*words: str) -> subprocess.CompletedProcess[str]:
         return forks.run(*base[1:], *words, folder=tmp_path, environment=os.environ)
@@ -535,14 +535,14 @@ def test_the_toolkit_example_runs_and_makes_the_pictures(tmp_path: Path, forks: 
 
 
 @pytest.mark.usefixtures("slow")
-def test_the_guide_to_learning_runs(tmp_path: Path, valkey_server: str, namespace: str, forks: ForkServer) -> None:
+def test_the_guide_to_learning_runs(tmp_path: Path, server: str, namespace: str, forks: ForkServer) -> None:
     """The guide's graph loses its wrong edge by the guide's commands, its picture is what they draw, and a rollback restores it."""
     tools, agent, program = blocks("docs/how-to/learning.md")
     compile(agent, "agent", "exec")
     (preset,) = re.findall(r"```yaml\n(.*?)```", read("docs/how-to/learning.md"), re.DOTALL)
     (tmp_path / "orders.py").write_text(tools)
     (tmp_path / "orders.yaml").write_text(preset)
-    base = ["--url", valkey_server, "--namespace", namespace]
+    base = ["--url", server, "--namespace", namespace]
 
     def toolbus(*words: str) -> str:
         done = forks.run("-m", "toolbus", *base, *words, folder=tmp_path, environment=os.environ)
@@ -552,7 +552,7 @@ def test_the_guide_to_learning_runs(tmp_path: Path, valkey_server: str, namespac
     worker = subprocess.Popen([sys.executable, "-m", "toolbus", *base, "worker", "orders.py"], cwd=tmp_path)
     try:
         toolbus("toolkit", "load", "orders.yaml")
-        run_example(forks, program.replace('"redis://localhost:6379"', f'"{valkey_server}", namespace="{namespace}"'), tmp_path)
+        run_example(forks, program.replace('"redis://localhost:6379"', f'"{server}", namespace="{namespace}"'), tmp_path)
         assert "grep_dump" in toolbus("toolkit", "recommend", "count")
         lines = [words for words in commands(ROOT / "docs/how-to/learning.md") if words[:3] == ["toolkit", "learning", "run"]]
         assert ["--dry-run" in words for words in lines] == [True, False]

@@ -76,11 +76,11 @@ def test_presets_and_scores_are_such_documents(tmp_path: Path) -> None:
     ],
     ids=lambda words: " ".join(words)[:40],
 )
-def test_every_command_that_reads_one_refuses_it(forks: ForkServer, tmp_path: Path, valkey_server: str, words: tuple[str, ...]) -> None:
+def test_every_command_that_reads_one_refuses_it(forks: ForkServer, tmp_path: Path, server: str, words: tuple[str, ...]) -> None:
     """As a file, from standard input, and as an argument; nothing is asked of the server before."""
     (tmp_path / "twice.json").write_text(TWICE)
     (tmp_path / "log.jsonl").touch()
-    done = Shell(forks, tmp_path, valkey_server, "documents").run(*words, given=TWICE)
+    done = Shell(forks, tmp_path, server, "documents").run(*words, given=TWICE)
     assert done.returncode in {1, 2}
     assert "twice" in done.stderr
 

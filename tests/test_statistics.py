@@ -68,9 +68,9 @@ TOOLS = (succeed, stream, fail, hold, fail_twice)
 
 
 @pytest.fixture
-def place(valkey_server: str, namespace: str) -> Place:
+def place(server: str, namespace: str) -> Place:
     """A namespace on a real server."""
-    return Place(valkey_server, namespace)
+    return Place(server, namespace)
 
 
 @asynccontextmanager

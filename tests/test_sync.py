@@ -40,9 +40,9 @@ async def hang() -> str:
 
 
 @pytest.fixture
-def bus(valkey_server: str, namespace: str) -> Iterator[ToolBus]:
+def bus(server: str, namespace: str) -> Iterator[ToolBus]:
     """Provide a synchronous bus with a worker in another loop."""
-    settings = Settings.load({}, url=valkey_server, namespace=namespace)
+    settings = Settings.load({}, url=server, namespace=namespace)
     with (
         start_blocking_portal("asyncio") as portal,
         portal.wrap_async_context_manager(portal.call(lambda: Worker(repeat, settings=settings))),
@@ -106,9 +106,9 @@ def test_a_closed_bus_says_so() -> None:
         view.call("x")
 
 
-def test_views_are_of_the_bus_that_is_open(valkey_server: str, namespace: str) -> None:
+def test_views_are_of_the_bus_that_is_open(server: str, namespace: str) -> None:
     """Views made before it was opened, or before it was opened again, work while it is open, and say so while it is not."""
-    settings = Settings.load({}, url=valkey_server, namespace=namespace)
+    settings = Settings.load({}, url=server, namespace=namespace)
     bus = ToolBus(settings=settings)
     views = [bus.bind(user="a"), bus.bind(user="b").bind(session="s")]
     lower = bus.service("sync-tests")

@@ -48,17 +48,17 @@ async def hang() -> str:
 
 
 @pytest.fixture
-def settings(valkey_server: str, namespace: str) -> Settings:
+def settings(server: str, namespace: str) -> Settings:
     """Provide the settings of a namespace."""
-    return Settings.load({}, url=valkey_server, namespace=namespace)
+    return Settings.load({}, url=server, namespace=namespace)
 
 
 @pytest.fixture
-def bus(valkey_server: str, namespace: str) -> Iterator[ToolBus]:
+def bus(server: str, namespace: str) -> Iterator[ToolBus]:
     """Provide a synchronous bus with a worker in another loop."""
     running.clear()
     ended.clear()
-    settings = Settings.load({}, url=valkey_server, namespace=namespace)
+    settings = Settings.load({}, url=server, namespace=namespace)
     with (
         start_blocking_portal("asyncio") as portal,
         portal.wrap_async_context_manager(portal.call(lambda: Worker([repeat, pay, hang], settings=settings))),

@@ -335,7 +335,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "adapters.md"
         (6, "pydantic_ai", "/v1/chat/completions"),
     ],
 )
-async def test_the_examples_run(index: int, package: str, path: str, valkey_server: str, namespace: str, tmp_path: Path) -> None:
+async def test_the_examples_run(index: int, package: str, path: str, server: str, namespace: str, tmp_path: Path) -> None:
     """Each example of the guide prints the answer of a scripted endpoint that called the calculator."""
     for needed in (package, "openai") if package == "pydantic_ai" else (package,):
         pytest.importorskip(needed)
@@ -345,10 +345,10 @@ async def test_the_examples_run(index: int, package: str, path: str, valkey_serv
         said = json.dumps((body.get("messages") or body["input"])[-1])
         return {"/v1/messages": _anthropic, "/v1/responses": _response}.get(path, _openai)(said)
 
-    calculator = Worker([toolbus_workers.calculator], url=valkey_server, namespace=namespace)
-    async with endpoint(answer, path) as model, calculator, ToolBus(valkey_server, namespace=namespace) as bus:
+    calculator = Worker([toolbus_workers.calculator], url=server, namespace=namespace)
+    async with endpoint(answer, path) as model, calculator, ToolBus(server, namespace=namespace) as bus:
         await bus.wait_for_tool("calculator")
-        out, err = await _run(tmp_path, model, valkey_server, namespace)
+        out, err = await _run(tmp_path, model, server, namespace)
     assert "18446744073709551616" in out, err
 
 

@@ -53,9 +53,9 @@ async def test_an_agent_runs_in_another_event_loop_than_the_bus(way: Way, namesp
 
 
 @pytest.fixture
-def bus(valkey_server: str, namespace: str) -> Iterator[SyncBus]:
+def bus(server: str, namespace: str) -> Iterator[SyncBus]:
     """Provide a synchronous bus, with a worker in a loop of its own."""
-    settings = Settings.load({}, url=valkey_server, namespace=namespace)
+    settings = Settings.load({}, url=server, namespace=namespace)
     with (
         start_blocking_portal("asyncio") as portal,
         portal.wrap_async_context_manager(portal.call(lambda: Worker([Desk(), Sums()], settings=settings, concurrency=64))),

@@ -95,29 +95,29 @@ async def ended(process: asyncio.subprocess.Process) -> tuple[int, str, str]:
     return process.returncode, out.decode(), err.decode()
 
 
-async def test_a_question_is_answered(valkey_server: str, namespace: str, forks: ForkServer) -> None:
+async def test_a_question_is_answered(server: str, namespace: str, forks: ForkServer) -> None:
     """The model's words are on standard output alone, what tools say is on standard error, and nothing commands the terminal."""
     script = [calls(("recite", {"lines": 2}), words="Listen:"), says("That was", " it.\x07")]
-    async with tools(valkey_server, namespace), endpoint(script) as model:
-        code, out, err = await run(forks, model.url, valkey_server, namespace, "a poem?")
+    async with tools(server, namespace), endpoint(script) as model:
+        code, out, err = await run(forks, model.url, server, namespace, "a poem?")
     assert (code, out) == (0, "Listen:\nThat was it.\\u0007\n"), err
     assert err.splitlines()[:3] == ['→ recite {"lines":2}', "  recite: line 0\\u001b[2J", "  recite: line 1\\u001b[2J"]
     assert err.splitlines()[3].startswith("✓ recite")
 
 
-async def test_the_command_walks_the_published_graph(valkey_server: str, namespace: str, forks: ForkServer) -> None:
+async def test_the_command_walks_the_published_graph(server: str, namespace: str, forks: ForkServer) -> None:
     """--walk finds the first action by the question, --action names it, --operator says all, and only what makes sense there is offered."""
     async with (
-        tools(valkey_server, namespace),
-        ToolBus(valkey_server, namespace=namespace) as bus,
+        tools(server, namespace),
+        ToolBus(server, namespace=namespace) as bus,
         endpoint([says("a"), says("b"), says("c")]) as model,
     ):
         await bus.put("toolkit/poems", PRESET, "ann")
         for words in (("recite me a poem", "--walk"), ("?", "--action", "fail"), ("?", "--operator", "reciter")):
-            code, _, err = await run(forks, model.url, valkey_server, namespace, *words)
+            code, _, err = await run(forks, model.url, server, namespace, *words)
             assert code == 0, err
-        code, _, err = await run(forks, model.url, valkey_server, namespace, "zebra", "--walk")
-        nobody, _, unknown = await run(forks, model.url, valkey_server, namespace, "?", "--operator", "nobody")
+        code, _, err = await run(forks, model.url, server, namespace, "zebra", "--walk")
+        nobody, _, unknown = await run(forks, model.url, server, namespace, "?", "--operator", "nobody")
         await bus.delete("toolkit/poems")
     assert (code, err.count("\n"), nobody, unknown.count("\n")) == (1, 1, 1, 1)
     assert "toolbus toolkit show" in err
@@ -127,22 +127,22 @@ async def test_the_command_walks_the_published_graph(valkey_server: str, namespa
     assert "declaim (at hand): Recite a poem aloud" in model.bodies[0]["messages"][0]["content"]
 
 
-async def test_a_walk_is_recorded(valkey_server: str, namespace: str, forks: ForkServer, tmp_path: Path) -> None:
+async def test_a_walk_is_recorded(server: str, namespace: str, forks: ForkServer, tmp_path: Path) -> None:
     """--record writes each call with its edge and the question; without a walk it is refused, since a call has no edge then."""
     log = tmp_path / "executions.jsonl"
     script = [calls(("recite", {"lines": 1})), calls(("broken", {})), says("done"), says("no call")]
     async with (
-        tools(valkey_server, namespace),
-        ToolBus(valkey_server, namespace=namespace) as bus,
+        tools(server, namespace),
+        ToolBus(server, namespace=namespace) as bus,
         endpoint(script) as model,
     ):
         await bus.put("toolkit/poems", PRESET, "ann")
         words = ("--action", "declaim", "--threshold", "0.3", "--record", str(log))
         for question in ("a poem?", "nothing?"):
-            code, _, err = await run(forks, model.url, valkey_server, namespace, question, *words)
+            code, _, err = await run(forks, model.url, server, namespace, question, *words)
             assert code == 0, err
-        refused, _, told = await run(forks, model.url, valkey_server, namespace, "?", "--record", str(log))
-        other, _, suffix = await run(forks, model.url, valkey_server, namespace, "?", "--walk", "--record", "log.txt")
+        refused, _, told = await run(forks, model.url, server, namespace, "?", "--record", str(log))
+        other, _, suffix = await run(forks, model.url, server, namespace, "?", "--walk", "--record", "log.txt")
         await bus.delete("toolkit/poems")
     found = [json.loads(line) for line in log.read_text().splitlines()]
     assert [(each["action"], each["target"], each["outcome"], each["query"]) for each in found] == [
@@ -154,10 +154,10 @@ async def test_a_walk_is_recorded(valkey_server: str, namespace: str, forks: For
     assert (other, suffix.count("\n"), ".jsonl, .db" in suffix) == (1, 1, True)
 
 
-async def test_json_is_for_programs(valkey_server: str, namespace: str, forks: ForkServer) -> None:
+async def test_json_is_for_programs(server: str, namespace: str, forks: ForkServer) -> None:
     """With --output json standard output is one document."""
-    async with tools(valkey_server, namespace), endpoint([says("hi")]) as model:
-        code, out, _ = await run(forks, model.url, valkey_server, namespace, "?", "--output", "json")
+    async with tools(server, namespace), endpoint([says("hi")]) as model:
+        code, out, _ = await run(forks, model.url, server, namespace, "?", "--output", "json")
     assert (code, json.loads(out)) == (0, {"text": "hi", "reason": "answered", "turns": 1, "calls": 0, "failed": 0})
 
 
@@ -170,45 +170,45 @@ async def test_json_is_for_programs(valkey_server: str, namespace: str, forks: F
     ],
 )
 async def test_what_is_not_set_is_said(
-    variables: dict[str, str], words: tuple[str, ...], line: str, valkey_server: str, forks: ForkServer
+    variables: dict[str, str], words: tuple[str, ...], line: str, server: str, forks: ForkServer
 ) -> None:
     """Without a key, a model or a usable address the command ends at once with one line and exit code 2."""
-    code, out, err = await run(forks, "http://127.0.0.1:1/v1", valkey_server, "n", "?", *words, **variables)
+    code, out, err = await run(forks, "http://127.0.0.1:1/v1", server, "n", "?", *words, **variables)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert line in err
 
 
-async def test_a_question_needs_words_and_a_selection_tools(valkey_server: str, forks: ForkServer) -> None:
+async def test_a_question_needs_words_and_a_selection_tools(server: str, forks: ForkServer) -> None:
     """An empty question is a mistake of usage; a selection that leaves no tool is named before the model is asked."""
-    code, _, err = await run(forks, "http://127.0.0.1:1/v1", valkey_server, "n", " ")
+    code, _, err = await run(forks, "http://127.0.0.1:1/v1", server, "n", " ")
     assert (code, "QUESTION is empty" in err) == (2, True)
-    code, _, err = await run(forks, "http://127.0.0.1:1/v1", valkey_server, "n", "?", "--tool", "nowhere")
+    code, _, err = await run(forks, "http://127.0.0.1:1/v1", server, "n", "?", "--tool", "nowhere")
     assert (code, err) == (1, "toolbus: there is no tool with names nowhere; `toolbus tools` lists the available tools\n")
 
 
-async def test_a_refused_key_is_one_line(valkey_server: str, forks: ForkServer) -> None:
+async def test_a_refused_key_is_one_line(server: str, forks: ForkServer) -> None:
     """An error of the endpoint is one line without the key, and exit code 1."""
     refused = Canned(b'{"error": {"message": "Incorrect key sk-secret"}}', status=401, kind="application/json")
     async with endpoint([refused]) as model:
-        code, out, err = await run(forks, model.url, valkey_server, "n", "?")
+        code, out, err = await run(forks, model.url, server, "n", "?")
     assert (code, out, err.count("\n")) == (1, "", 1)
     assert "refused the key (401): Incorrect key …; check OPENAI_API_KEY" in err
 
 
-async def test_the_bound_on_turns_is_said(valkey_server: str, namespace: str, forks: ForkServer) -> None:
+async def test_the_bound_on_turns_is_said(server: str, namespace: str, forks: ForkServer) -> None:
     """A model that repeats a failing call is stopped, with exit code 1 and a line that counts."""
-    async with tools(valkey_server, namespace), endpoint(lambda body: calls(("broken", {}))) as model:
-        code, _, err = await run(forks, model.url, valkey_server, namespace, "?", "--turns", "3")
+    async with tools(server, namespace), endpoint(lambda body: calls(("broken", {}))) as model:
+        code, _, err = await run(forks, model.url, server, namespace, "?", "--turns", "3")
     assert code == 1
     assert err.splitlines()[-1] == "toolbus: stopped: no answer in 3 turns (2 calls, 2 failed); --turns allows more"
 
 
-async def test_ctrl_c_ends_it_cleanly(valkey_server: str, namespace: str) -> None:
+async def test_ctrl_c_ends_it_cleanly(server: str, namespace: str) -> None:
     """Ctrl-C in the middle of an answer ends the line and the process with 130, without a traceback."""
     silent = Canned(event({"content": "I think"}))
     silent.hang = True
-    async with tools(valkey_server, namespace), endpoint([silent]) as model:
-        process = await start(model.url, valkey_server, namespace, "?")
+    async with tools(server, namespace), endpoint([silent]) as model:
+        process = await start(model.url, server, namespace, "?")
         assert process.stdout is not None
         async with asyncio.timeout(60):
             assert await process.stdout.readexactly(7) == b"I think"
@@ -217,7 +217,7 @@ async def test_ctrl_c_ends_it_cleanly(valkey_server: str, namespace: str) -> Non
     assert (code, out, err) == (130, "\n", "")
 
 
-async def test_ctrl_c_cancels_the_tools(valkey_server: str, namespace: str) -> None:
+async def test_ctrl_c_cancels_the_tools(server: str, namespace: str) -> None:
     """Ctrl-C while a tool runs cancels its call, and ends the process with 130 without a traceback."""
     cancelled = asyncio.Event()
 
@@ -231,10 +231,10 @@ async def test_ctrl_c_cancels_the_tools(valkey_server: str, namespace: str) -> N
             cancelled.set()
 
     script = [calls(("endless", {}))]
-    async with Worker([endless], url=valkey_server, namespace=namespace), endpoint(script) as model:
-        async with ToolBus(valkey_server, namespace=namespace) as bus:
+    async with Worker([endless], url=server, namespace=namespace), endpoint(script) as model:
+        async with ToolBus(server, namespace=namespace) as bus:
             await bus.wait_for_tool("endless")
-        process = await start(model.url, valkey_server, namespace, "?")
+        process = await start(model.url, server, namespace, "?")
         assert process.stderr is not None
         async with asyncio.timeout(60):
             await process.stderr.readuntil(b"begun")
@@ -246,23 +246,21 @@ async def test_ctrl_c_cancels_the_tools(valkey_server: str, namespace: str) -> N
 
 
 @pytest.mark.parametrize(("words", "told"), [((), "forbidden"), (("--yes",), "launched")])
-async def test_permission_without_a_person(
-    valkey_server: str, namespace: str, words: tuple[str, ...], told: str, forks: ForkServer
-) -> None:
+async def test_permission_without_a_person(server: str, namespace: str, words: tuple[str, ...], told: str, forks: ForkServer) -> None:
     """When no person can be asked, a tool that wants permission runs only with --yes."""
-    async with tools(valkey_server, namespace), endpoint([calls(("launch", {})), says("ok")]) as model:
-        code, _, err = await run(forks, model.url, valkey_server, namespace, "?", *words)
+    async with tools(server, namespace), endpoint([calls(("launch", {})), says("ok")]) as model:
+        code, _, err = await run(forks, model.url, server, namespace, "?", *words)
         assert code == 0, err
         assert told in model.bodies[1]["messages"][-1]["content"]
 
 
 @pytest.mark.parametrize(("typed", "told"), [(b"y\n", "launched"), (b"no\n", "forbidden"), (b"\x04", "forbidden")])
-async def test_a_person_is_asked(valkey_server: str, namespace: str, typed: bytes, told: str) -> None:
+async def test_a_person_is_asked(server: str, namespace: str, typed: bytes, told: str) -> None:
     """At a terminal the person reads what would run, and only a yes lets it."""
     ours, theirs = pty.openpty()
     try:
-        async with tools(valkey_server, namespace), endpoint([calls(("launch", {})), says("ok")]) as model:
-            process = await start(model.url, valkey_server, namespace, "?", stdin=theirs)
+        async with tools(server, namespace), endpoint([calls(("launch", {})), says("ok")]) as model:
+            process = await start(model.url, server, namespace, "?", stdin=theirs)
             assert process.stderr is not None
             async with asyncio.timeout(60):
                 asked = await process.stderr.readuntil(b"[y/N] ")

@@ -15,11 +15,11 @@ from tests.forking import ForkServer
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_kept_conversation_from_the_terminal(valkey_server: str, namespace: str, forks: ForkServer) -> None:
+async def test_a_kept_conversation_from_the_terminal(server: str, namespace: str, forks: ForkServer) -> None:
     """A question that failed is finished without it being said again, and the answer told again; operators see, and delete."""
     broken = Canned(b'{"error": {"message": "no"}}', status=400, kind="application/json")
-    async with tools(valkey_server, namespace), endpoint([calls(("recite", {"lines": 2})), broken, says("That", " was it.")]) as model:
-        place = (forks, model.url, valkey_server, namespace)
+    async with tools(server, namespace), endpoint([calls(("recite", {"lines": 2})), broken, says("That", " was it.")]) as model:
+        place = (forks, model.url, server, namespace)
         code, out, err = await run(*place, "a poem?", "--conversation", "c 1", "--user", "ann")
         assert (code, out) == (1, ""), err
         code, out, err = await run(*place, "--conversation", "c 1", "--user", "ann")
@@ -29,35 +29,35 @@ async def test_a_kept_conversation_from_the_terminal(valkey_server: str, namespa
         code, out, err = await run(*place, "--conversation", "c 1")
         assert (code, err) == (1, "toolbus: there is no conversation 'c 1'; begin it with a QUESTION\n")
         assert len(model.bodies) == 3
-        lines = [line.split() for line in (await operate(forks, valkey_server, namespace, "list"))[1].splitlines()]
+        lines = [line.split() for line in (await operate(forks, server, namespace, "list"))[1].splitlines()]
         assert [lines[0][:3], lines[1][:4]] == [["ID", "USER", "RECORDS"], ["c", "1", "ann", "4"]]
-        code, out, err = await operate(forks, valkey_server, namespace, "show", "c 1", "--user", "ann")
+        code, out, err = await operate(forks, server, namespace, "show", "c 1", "--user", "ann")
         assert [line.split()[3] for line in out.splitlines()] == ["question", "reply", "results", "reply"], err
         assert "\x1b" not in out
-        code, out, err = await operate(forks, valkey_server, namespace, "show", "c 1", "--user", "ann", "--output", "json")
+        code, out, err = await operate(forks, server, namespace, "show", "c 1", "--user", "ann", "--output", "json")
         assert json.loads(out)[0]["record"] == {"type": "question", "text": "a poem?", "key": ""}
         for words, said in (
             (("rm", "c 1", "--yes"), 1),
             (("rm", "c 1", "--user", "ann", "--yes"), 0),
             (("show", "c 1", "--user", "ann"), 1),
         ):
-            code, out, err = await operate(forks, valkey_server, namespace, *words)
+            code, out, err = await operate(forks, server, namespace, *words)
             assert code == said, (words, out, err)
 
 
 @pytest.mark.parametrize(
     "words", [(), ("--conversation", "c", "--idempotency-key", "k"), ("q", "--idempotency-key", "k"), ("--conversation", "c", "--walk")]
 )
-async def test_impossible_options_are_mistakes_of_usage(valkey_server: str, forks: ForkServer, words: tuple[str, ...]) -> None:
+async def test_impossible_options_are_mistakes_of_usage(server: str, forks: ForkServer, words: tuple[str, ...]) -> None:
     """Options that need a question or a conversation say so, before anything is asked."""
-    code, _, err = await run(forks, "http://127.0.0.1:1/v1", valkey_server, "n", *words)
+    code, _, err = await run(forks, "http://127.0.0.1:1/v1", server, "n", *words)
     assert (code, "QUESTION" in err) == (2, True)
 
 
 @pytest.mark.parametrize("option", ["--conversation", "--idempotency-key"])
-async def test_empty_names_are_mistakes_of_usage(valkey_server: str, forks: ForkServer, option: str) -> None:
+async def test_empty_names_are_mistakes_of_usage(server: str, forks: ForkServer, option: str) -> None:
     """An empty id or key, as of a variable that is not set, is refused instead of keeping nothing."""
-    code, _, err = await run(forks, "http://127.0.0.1:1/v1", valkey_server, "n", "question", "--conversation", "c", option, "")
+    code, _, err = await run(forks, "http://127.0.0.1:1/v1", server, "n", "question", "--conversation", "c", option, "")
     assert (code, f"{option} is empty" in err) == (2, True), err
 
 

@@ -161,11 +161,11 @@ def script(body: dict[str, Any]) -> Canned:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("part", range(PARTS))
 async def test_killed_at_each_step(
-    valkey_server: str, namespace: str, forks: ForkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: int
+    server: str, namespace: str, forks: ForkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: int
 ) -> None:
     """The next process finishes the task, after each step of the one before: one answer, the same messages, and no call twice."""
     monkeypatch.setattr(conversations, "_LONGEST_LEASE", LEASE)
-    settings = Settings.load({}, url=valkey_server, namespace=namespace)
+    settings = Settings.load({}, url=server, namespace=namespace)
     tools = Tools()
     async with (
         endpoint(script) as model,
@@ -194,11 +194,11 @@ async def test_killed_at_each_step(
 
 
 async def test_a_process_that_was_paused_writes_nothing(
-    valkey_server: str, namespace: str, forks: ForkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: str, namespace: str, forks: ForkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process that was stopped while another one finished its question ends with an error, and what was kept stays as it is."""
     monkeypatch.setattr(conversations, "_LONGEST_LEASE", LEASE)
-    settings = Settings.load({}, url=valkey_server, namespace=namespace)
+    settings = Settings.load({}, url=server, namespace=namespace)
     tools = Tools()
     gate = tools.shut["c/1"] = asyncio.Event()
     async with (
@@ -209,7 +209,7 @@ async def test_a_process_that_was_paused_writes_nothing(
     ):
         await bus.wait_for_tool("note", timeout=60.0)
         task = Task(settings, model, tools, forks, tmp_path)
-        words = ("-m", "tests.agent.dying", valkey_server, namespace, model.url, "c", str(tmp_path / "trace"), "")
+        words = ("-m", "tests.agent.dying", server, namespace, model.url, "c", str(tmp_path / "trace"), "")
         paused = forks.start(*words, environment={**os.environ, "NO_PROXY": "127.0.0.1"}, stderr=subprocess.PIPE)
         try:
             await eventually(lambda: tools.ran["c/1.2 story"], timeout=60.0)

@@ -24,9 +24,9 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-def shell(forks: ForkServer, tmp_path: Path, valkey_server: str, namespace: str) -> Iterator[Shell]:
+def shell(forks: ForkServer, tmp_path: Path, server: str, namespace: str) -> Iterator[Shell]:
     """Return a shell in an empty folder, with the test's namespace."""
-    made = Shell(forks, tmp_path, valkey_server, namespace)
+    made = Shell(forks, tmp_path, server, namespace)
     yield made
     made.close()
 
@@ -46,9 +46,9 @@ def echo(body: dict[str, Any]) -> Canned:
     return says("you said ", last(body))
 
 
-async def test_chat_on_a_command_line(shell: Shell, valkey_server: str, namespace: str) -> None:
+async def test_chat_on_a_command_line(shell: Shell, server: str, namespace: str) -> None:
     """One message, JSON, a message from standard input, lines from a pipe: each goes on with its chat."""
-    async with endpoint(echo) as model, ToolBus(valkey_server, namespace=namespace) as bus:
+    async with endpoint(echo) as model, ToolBus(server, namespace=namespace) as bus:
         configure(shell, model)
         worker = await asyncio.to_thread(shell.start, "worker", "service-agent")
         await bus.wait_for_tool("chat", 60)
@@ -91,11 +91,11 @@ async def test_a_worker_without_a_model_says_so(shell: Shell) -> None:
     assert "set OPENAI_API_KEY" in done.stderr
 
 
-async def test_ctrl_c_stops_an_answer_and_then_the_command(shell: Shell, valkey_server: str, namespace: str) -> None:
+async def test_ctrl_c_stops_an_answer_and_then_the_command(shell: Shell, server: str, namespace: str) -> None:
     """On a terminal Ctrl-C stops the answer alone, the next line is answered, and Ctrl-D ends the command."""
     async with (
         endpoint(lambda body: hanging("never ends") if last(body) == "hang" else echo(body)) as model,
-        ToolBus(valkey_server, namespace=namespace) as bus,
+        ToolBus(server, namespace=namespace) as bus,
     ):
         configure(shell, model)
         await asyncio.to_thread(shell.start, "worker", "service-agent")
@@ -131,7 +131,7 @@ async def test_ctrl_c_stops_an_answer_and_then_the_command(shell: Shell, valkey_
         assert b"Traceback" not in seen
 
 
-async def test_a_turn_survives_the_death_of_its_worker(shell: Shell, valkey_server: str, namespace: str) -> None:
+async def test_a_turn_survives_the_death_of_its_worker(shell: Shell, server: str, namespace: str) -> None:
     """After SIGKILL in the middle of a turn another worker goes on: one answer, and nothing that was answered is asked again."""
     held = True
 
@@ -140,7 +140,7 @@ async def test_a_turn_survives_the_death_of_its_worker(shell: Shell, valkey_serv
             return calls(("list_tools", {}))
         return hanging("half of ") if held else says("the whole answer")
 
-    async with endpoint(script) as model, ToolBus(valkey_server, namespace=namespace) as bus:
+    async with endpoint(script) as model, ToolBus(server, namespace=namespace) as bus:
         configure(shell, model)
         first = await asyncio.to_thread(shell.start, "worker", "service-agent", "--lease", "1")
         await bus.wait_for_tool("chat", 60)

@@ -31,9 +31,9 @@ COMMANDS = re.findall(r"^```bash\n(.*?)^```", GUIDE, re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture
-def shell(forks: ForkServer, tmp_path: Path, valkey_server: str, namespace: str) -> Iterator[Shell]:
+def shell(forks: ForkServer, tmp_path: Path, url: str, namespace: str) -> Iterator[Shell]:
     """Return a shell in an empty folder, with the test's namespace."""
-    made = Shell(forks, tmp_path, valkey_server, namespace)
+    made = Shell(forks, tmp_path, url, namespace)
     yield made
     made.close()
 

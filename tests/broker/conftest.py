@@ -15,9 +15,9 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from tests.broker.observing import Observed
 from tests.broker.taking import Taking
 from tests.broker.users import Users
-from tests.servers import KINDS, Servers
 from toolbus.bus import telemetry
 from toolbus.bus.broker.server.keys import Keys
+from toolbus.bus.broker.transport.embedded import EmbeddedServer
 from toolbus.bus.telemetry.logger import repeats
 
 # For scripts an error is a table, a read that found nothing is false, and what it found is a list of pairs.
@@ -51,10 +51,10 @@ class ScriptPlace:
         self.keys = Keys(namespace)
 
 
-@pytest.fixture(params=["fakeredis", *KINDS])
-def script_place(request: pytest.FixtureRequest, servers: Servers, namespace: str) -> Iterator[ScriptPlace]:
+@pytest.fixture(params=["fakeredis", "server"])
+def script_place(request: pytest.FixtureRequest, shared_server: EmbeddedServer, namespace: str) -> Iterator[ScriptPlace]:
     """A namespace of the test's own on fakeredis and on every kind of server."""
-    client = FakeServer() if request.param == "fakeredis" else redis.Redis.from_url(servers.get(request.param).url)
+    client = FakeServer() if request.param == "fakeredis" else redis.Redis.from_url(shared_server.url)
     yield ScriptPlace(client, namespace)
     client.close()
 

@@ -101,11 +101,11 @@ def test_a_new_revision_is_shown_by_what_it_changes(shell: Shell, folder: Path) 
     assert shell.json("operate", "items", "get", "recorded/stitcher")["meta"]["description"] == "Again."
 
 
-def test_a_pending_record_that_cannot_be_read_is_told(shell: Shell, folder: Path, valkey_server: str, namespace: str) -> None:
+def test_a_pending_record_that_cannot_be_read_is_told(shell: Shell, folder: Path, url: str, namespace: str) -> None:
     """It is not approved, and can be removed."""
     put(shell, "recorded/stitcher", folder)
     put(shell, "pending/stitcher", folder)
-    with redis.Redis.from_url(valkey_server) as server:
+    with redis.Redis.from_url(url) as server:
         server.hset(Keys(namespace).pending, "pending/stitcher", b'{"meta": {}}')
     done = shell.run("secure", "approve", "stitcher", "--yes")
     assert done.returncode == 1

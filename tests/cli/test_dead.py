@@ -41,9 +41,9 @@ class Frail(ToolService):
 
 
 @pytest.fixture
-def place(valkey_server: str, namespace: str) -> Place:
+def place(server: str, namespace: str) -> Place:
     """Return a namespace on Valkey."""
-    return Place(valkey_server, namespace)
+    return Place(server, namespace)
 
 
 @pytest.fixture

@@ -39,12 +39,12 @@ async def die() -> str:
 '''
 
 
-async def test_calls_of_a_dead_child_go_on_at_once(shell: Shell, valkey_server: str, namespace: str) -> None:
+async def test_calls_of_a_dead_child_go_on_at_once(shell: Shell, server: str, namespace: str) -> None:
     """The supervisor tells the others, so a call of a killed child does not wait for the end of its lease of 60 seconds."""
     (shell.folder / "mortal.py").write_text(TOOLS)
     shell.start_anew("worker", "mortal.py", "--processes", "2", "--lease", "60")
     mark = shell.folder / "mark"
-    async with ToolBus(valkey_server, namespace=namespace) as bus:
+    async with ToolBus(server, namespace=namespace) as bus:
         await bus.wait_for_tool("linger", 30)
         running = asyncio.ensure_future(bus.call("linger", {"mark": str(mark)}, timeout=50))
         victim = int(await eventually(lambda: (shell.folder / "mark.done").exists() and (shell.folder / "mark.done").read_text(), 20))
@@ -57,12 +57,12 @@ async def test_calls_of_a_dead_child_go_on_at_once(shell: Shell, valkey_server: 
     assert took < 10
 
 
-async def test_a_call_that_kills_every_process_ends_as_that(shell: Shell, valkey_server: str, namespace: str) -> None:
+async def test_a_call_that_kills_every_process_ends_as_that(shell: Shell, server: str, namespace: str) -> None:
     """It ends with the number of deaths long before its own timeout, and the processes serve again."""
     (shell.folder / "mortal.py").write_text(TOOLS)
     shell.environment["TOOLBUS_MAX_DELIVERIES"] = "3"
     shell.start_anew("worker", "mortal.py", "--processes", "2", "--lease", "60")
-    async with ToolBus(valkey_server, namespace=namespace) as bus:
+    async with ToolBus(server, namespace=namespace) as bus:
         await bus.wait_for_tool("die", 30)
         result = await bus.call("die", timeout=55)
     assert result.error is not None
@@ -83,11 +83,11 @@ async def cancel_all() -> str:
 '''
 
 
-async def test_a_worker_whose_tasks_a_tool_cancels_says_that_it_failed(shell: Shell, valkey_server: str, namespace: str) -> None:
+async def test_a_worker_whose_tasks_a_tool_cancels_says_that_it_failed(shell: Shell, server: str, namespace: str) -> None:
     """As an error, and not that it stopped as it was told to."""
     (shell.folder / "cancelling.py").write_text(CANCELLING)
     worker = shell.start_anew("worker", "cancelling.py", "--lease", "2")
-    async with ToolBus(valkey_server, namespace=namespace) as bus:
+    async with ToolBus(server, namespace=namespace) as bus:
         await bus.wait_for_tool("cancel_all", 30)
         await bus.call("cancel_all", timeout=2)
     _, said = await asyncio.to_thread(worker.communicate, timeout=30)

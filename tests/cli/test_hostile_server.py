@@ -128,7 +128,7 @@ def _problems(done: subprocess.CompletedProcess[str]) -> Iterator[str]:
 
 
 @pytest.mark.parametrize(("kind", "served"), [("values", False), ("values", True), ("types", False), ("ids", False)])
-def test_no_command_ends_in_a_traceback(shell: Shell, valkey_server: str, namespace: str, kind: str, served: bool) -> None:
+def test_no_command_ends_in_a_traceback(shell: Shell, server: str, namespace: str, kind: str, served: bool) -> None:
     """Junk is named or left out, whether it was there before the worker or came while it ran; nothing of it reaches the terminal raw."""
     (shell.folder / "tools.py").write_text(ECHO)
     shell.environment["OPENAI_API_KEY"] = "any"
@@ -137,7 +137,7 @@ def test_no_command_ends_in_a_traceback(shell: Shell, valkey_server: str, namesp
     (shell.folder / "platform" / "groups.json").write_text("[]")
     keys = Keys(namespace)
     places = hostile.places(keys, hostile.Names("canary", "a1", "i1", "c1", "d1", "2026-01-01"))
-    with redis.Redis.from_url(valkey_server) as client:
+    with redis.Redis.from_url(server) as client:
         if served:
             shell.start("worker", "tools.py", "--lease", "1")
             assert shell.run("call", "canary_echo", "text=x", "--wait", "20").returncode == 0

@@ -49,10 +49,10 @@ def test_keys_that_documents_have(key: str) -> None:
     assert key_flaw(key) == ""
 
 
-def test_documents_with_impossible_keys_are_told_and_removed(shell: Shell, valkey_server: str, namespace: str) -> None:
+def test_documents_with_impossible_keys_are_told_and_removed(shell: Shell, url: str, namespace: str) -> None:
     """No command lists or prints one as a document; each is told once, with the command that removes it."""
     assert shell.run("operate", "items", "put", "tool/slow", given=json.dumps(TOOL)).returncode == 0
-    with redis.Redis.from_url(valkey_server) as server:
+    with redis.Redis.from_url(url) as server:
         server.hset(Keys(namespace).items, mapping=dict.fromkeys(IMPOSSIBLE, json.dumps(TOOL)))
     assert [each["key"] for each in shell.json("operate", "items", "list")] == ["tool/slow"]
     kept = shell.run("operate", "items", "get", "--all")
@@ -68,10 +68,10 @@ def test_documents_with_impossible_keys_are_told_and_removed(shell: Shell, valke
     assert shell.run("operate", "items", "get", "--all").returncode == 0
 
 
-def test_misplaced_documents_are_removed(shell: Shell, valkey_server: str, namespace: str) -> None:
+def test_misplaced_documents_are_removed(shell: Shell, url: str, namespace: str) -> None:
     """``rm`` and ``pins rm`` remove what stands where workers may write, say so, and leave what stands in its place."""
     items = Keys(namespace).items
-    with redis.Redis.from_url(valkey_server) as server:
+    with redis.Redis.from_url(url) as server:
         misplaced = {
             "recorded/evil": encode(recorded("evil")),
             "pending/evil": b"{}",
@@ -94,21 +94,21 @@ def test_misplaced_documents_are_removed(shell: Shell, valkey_server: str, names
     assert shell.run("operate", "items", "rm", "recorded/evil").returncode == 1
 
 
-def test_a_tool_with_a_misplaced_pin_can_be_used_after_its_removal(shell: Shell, valkey_server: str, namespace: str) -> None:
+def test_a_tool_with_a_misplaced_pin_can_be_used_after_its_removal(shell: Shell, url: str, namespace: str) -> None:
     """A pin that a worker put there withholds the tool until an operator removes it."""
     (shell.folder / "slow.py").write_text(
         'from toolbus import tool\n\n@tool(service="slow", effect="read")\ndef slow() -> str:\n    "Wait."\n    return "here"\n'
     )
     shell.start("worker", "slow.py")
     assert shell.run("call", "slow", "--wait", "60").returncode == 0
-    with redis.Redis.from_url(valkey_server) as server:
+    with redis.Redis.from_url(url) as server:
         server.hset(Keys(namespace).items, "pin/slow", encoded(Pin("rejected")))
     assert shell.run("call", "slow").returncode == 1
     assert shell.run("secure", "pins", "rm", "slow").returncode == 0
     assert shell.run("call", "slow", "--wait", "60").stdout.strip() == "here"
 
 
-def test_all_documents_are_kept_and_restored(shell: Shell, valkey_server: str, namespace: str) -> None:
+def test_all_documents_are_kept_and_restored(shell: Shell, url: str, namespace: str) -> None:
     """A restore brings back each kind, may be repeated, and stores nothing of an entry that is wrong."""
     assert shell.run("toolkit", "load", "data-analysis").returncode == 0
     assert shell.run("operate", "items", "put", "tool/slow", given=json.dumps(TOOL)).returncode == 0
@@ -119,7 +119,7 @@ def test_all_documents_are_kept_and_restored(shell: Shell, valkey_server: str, n
     assert kept.returncode == 0, kept.stderr
     documents = json.loads(kept.stdout)
     assert sorted(documents) == ["group/g", "pin/slow", "recorded/r", "tool/slow", "toolkit/data-analysis"]
-    with redis.Redis.from_url(valkey_server) as server:
+    with redis.Redis.from_url(url) as server:
         server.delete(*Keys(namespace).tables())
     (shell.folder / "items.json").write_text(kept.stdout)
     first = shell.run("operate", "items", "put", "--all", "items.json")

@@ -117,10 +117,10 @@ def test_doctor_says_what_keeps_a_namespace_back(
     assert found.found.endswith(advice)
 
 
-def test_documents_that_workers_could_have_written_are_moved_after_a_yes(shell: Shell, valkey_server: str, namespace: str) -> None:
+def test_documents_that_workers_could_have_written_are_moved_after_a_yes(shell: Shell, url: str, namespace: str) -> None:
     """They are shown first; without a yes nothing is moved; a second run has nothing to do."""
     keys = Keys(namespace)
-    with redis.Redis.from_url(valkey_server) as server:
+    with redis.Redis.from_url(url) as server:
         server.hset(keys.items, mapping={"group/media": '{"name": "Media"}', "tool/x": "{}"})
         shown = json.loads(shell.run("operate", "migrate", "--dry-run", "--output", "json").stdout)
         assert shown["moves"] == {"group/media": '{"name": "Media"}'}

@@ -76,7 +76,7 @@ def test_a_wrong_setting_is_a_usage_error(words: tuple[str, ...], option: str, v
     assert "regex" not in done.output
 
 
-def test_a_command_uses_the_server_that_is_named_after_it(shell: Shell, valkey_server: str) -> None:
+def test_a_command_uses_the_server_that_is_named_after_it(shell: Shell, server: str) -> None:
     """Also a command of a group."""
     shell.environment["TOOLBUS_URL"] = "redis://127.0.0.1:1"
     assert "can't reach redis://127.0.0.1:1" in shell.run("see", "services").stderr
@@ -84,7 +84,7 @@ def test_a_command_uses_the_server_that_is_named_after_it(shell: Shell, valkey_s
         ("see", "services"),
         ("operate", "dead", "list"),
     ):
-        assert shell.run(*words, "--url", valkey_server).returncode == 0
+        assert shell.run(*words, "--url", server).returncode == 0
 
 
 @pytest.mark.parametrize(

@@ -71,13 +71,13 @@ def spoil(url: str, namespace: str, record: bytes, field: str, value: Any) -> No
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("field", ToolDescriptor.__struct_fields__)
-async def test_a_bad_field_hides_one_tool(valkey_server: str, namespace: str, field: str) -> None:
+async def test_a_bad_field_hides_one_tool(url: str, namespace: str, field: str) -> None:
     """With any invalid field in a tool, its siblings can be called as before, and the tool is listed with the field."""
-    async with Worker([good, victim], url=valkey_server, namespace=namespace):
-        record = published(valkey_server, namespace)
+    async with Worker([good, victim], url=url, namespace=namespace):
+        record = published(url, namespace)
         for value in [WRONG, *([IMPOSSIBLE[field]] if field in IMPOSSIBLE else [])]:
-            spoil(valkey_server, namespace, record, field, value)
-            async with ToolBus(valkey_server, namespace=namespace) as bus:
+            spoil(url, namespace, record, field, value)
+            async with ToolBus(url, namespace=namespace) as bus:
                 assert (await bus.call("good")).output == "fine"
                 assert list(bus.tools) == ["good"]
                 [refused] = bus.refused
@@ -91,16 +91,16 @@ async def test_a_bad_field_hides_one_tool(valkey_server: str, namespace: str, fi
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("flaw", UNREADABLE)
-async def test_a_tool_no_parser_takes_hides_no_other(valkey_server: str, namespace: str, flaw: str) -> None:
+async def test_a_tool_no_parser_takes_hides_no_other(url: str, namespace: str, flaw: str) -> None:
     """A tool that makes the parser give the whole publication up is listed with its name and reason; its siblings are called."""
     member, reason = UNREADABLE[flaw]
-    async with Worker([good, victim], url=valkey_server, namespace=namespace):
-        spoil(valkey_server, namespace, published(valkey_server, namespace), "description", "spoilt")
-        record = published(valkey_server, namespace)
+    async with Worker([good, victim], url=url, namespace=namespace):
+        spoil(url, namespace, published(url, namespace), "description", "spoilt")
+        record = published(url, namespace)
         assert record.count(b'"description": "spoilt"') == 1
-        with redis.Redis.from_url(valkey_server) as server:
+        with redis.Redis.from_url(url) as server:
             server.hset(Keys(namespace).services, "bad-siblings", record.replace(b'"description": "spoilt"', member))
-        async with ToolBus(valkey_server, namespace=namespace) as bus:
+        async with ToolBus(url, namespace=namespace) as bus:
             assert (await bus.call("good")).output == "fine"
             assert list(bus.tools) == ["good"]
             [refused] = bus.refused
@@ -150,7 +150,7 @@ def test_a_service_that_cannot_be_told_apart_is_refused(document: bytes) -> None
         read_record(b"+" + document)
 
 
-def test_commands_list_a_bad_tool_and_its_reason(shell: Shell, valkey_server: str, namespace: str) -> None:
+def test_commands_list_a_bad_tool_and_its_reason(shell: Shell, url: str, namespace: str) -> None:
     """``tools`` lists the siblings and names the bad one, ``tools --all`` and ``doctor`` say why, and doctor fails."""
     (shell.folder / "pair.py").write_text(
         "from toolbus import tool\n"
@@ -161,7 +161,7 @@ def test_commands_list_a_bad_tool_and_its_reason(shell: Shell, valkey_server: st
     assert worker.stderr is not None
     while "good" not in shell.run("tools").stdout:
         assert worker.poll() is None
-    spoil(valkey_server, namespace, published(valkey_server, namespace), "effect", "onec")
+    spoil(url, namespace, published(url, namespace), "effect", "onec")
     shown = shell.run("tools")
     assert "good" in shown.stdout
     assert "victim" not in shown.stdout
@@ -176,9 +176,9 @@ def test_commands_list_a_bad_tool_and_its_reason(shell: Shell, valkey_server: st
     assert shell.run("call", "good").stdout.strip() == "fine"
 
 
-def test_doctor_names_services_and_static_descriptors_that_cannot_be_used(shell: Shell, valkey_server: str, namespace: str) -> None:
+def test_doctor_names_services_and_static_descriptors_that_cannot_be_used(shell: Shell, url: str, namespace: str) -> None:
     """A service that can't be read, an operator's bad descriptor and an impossible schema are failures with their reason."""
-    with redis.Redis.from_url(valkey_server) as server:
+    with redis.Redis.from_url(url) as server:
         keys = Keys(namespace)
         tools = [{"name": "odd", "description": "d", "service": "s", "parameters": {"type": "object", "required": "a"}}]
         server.hset(keys.services, "s", b"-" + json.dumps({"service": {"id": "s"}, "tools": tools}).encode())
@@ -192,7 +192,7 @@ def test_doctor_names_services_and_static_descriptors_that_cannot_be_used(shell:
         doctor = shell.run("doctor", "--output", "json")
         found = " ".join(each["found"] for each in json.loads(doctor.stdout) if each["state"] == "fail")
     finally:
-        with redis.Redis.from_url(valkey_server) as server:
+        with redis.Redis.from_url(url) as server:
             server.delete(keys.services, keys.items)
     assert doctor.returncode == 1
     for word in ("all tools of broken", "static of s", "onec", "odd of s", "required"):

@@ -71,10 +71,10 @@ def test_the_guide_has_every_role() -> None:
     ("role", "command"), [*(("monitor", each) for each in watching()), ("approver", "tools"), ("approver", "see describe")]
 )
 async def test_the_commands_of_the_guide_work_under_monitor(
-    shell: Shell, under: As, valkey_server: str, namespace: str, role: str, command: str
+    shell: Shell, under: As, server: str, namespace: str, role: str, command: str
 ) -> None:
     """Each one does its work with the rights of the role alone; an approver has the tools listed, too."""
-    async with Worker(roles_echo, url=valkey_server, namespace=namespace):
+    async with Worker(roles_echo, url=server, namespace=namespace):
         with under(role):
             done = await asyncio.to_thread(shell.run, *command.split(), *REST.get(command, ()))
     assert done.returncode == 0, done.stderr

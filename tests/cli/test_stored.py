@@ -24,11 +24,11 @@ PRESETS = {
 
 
 @pytest.mark.parametrize("flaw", PRESETS)
-def test_a_preset_that_agents_leave_out_is_listed(shell: Shell, valkey_server: str, namespace: str, flaw: str) -> None:
+def test_a_preset_that_agents_leave_out_is_listed(shell: Shell, url: str, namespace: str, flaw: str) -> None:
     """With its name and its reason, by every command that shows tools or the graph; the others stay."""
     document, why = PRESETS[flaw]
     assert shell.run("toolkit", "load", "data-analysis").returncode == 0
-    with redis.Redis.from_url(valkey_server) as server:
+    with redis.Redis.from_url(url) as server:
         server.hset(Keys(namespace).items, "toolkit/broken", document)
     for command in ("tools --all", "see services", "doctor", "toolkit show", "toolkit recommend query", "toolkit export"):
         done = shell.run(*command.split())

@@ -79,10 +79,10 @@ def served(shell: Shell) -> Shell:
 
 
 @pytest.mark.parametrize("flaw", FLAWS)
-def test_what_agents_cannot_use_is_listed_with_its_reason(served: Shell, valkey_server: str, namespace: str, flaw: str) -> None:
+def test_what_agents_cannot_use_is_listed_with_its_reason(served: Shell, url: str, namespace: str, flaw: str) -> None:
     """``tools --all``, ``see services`` and ``doctor`` each name the place and the reason, as text and as JSON; the rest stays."""
     spoil, place, why = FLAWS[flaw]
-    with redis.Redis.from_url(valkey_server) as server:
+    with redis.Redis.from_url(url) as server:
         spoil(server, Keys(namespace))
     listed = {command: served.run(*command.split()) for command in ("tools --all", "see services", "doctor")}
     for command, done in listed.items():

@@ -51,14 +51,14 @@ async def test_results_have_an_end(place: Place) -> None:
 HOSTILE = [b"", b"{", b"[1]", b'["c1"]', b'["c1","find.docs",{"results":7}]', b"\xff", b"[" * 10_000, b'["c1","' + b"x" * 300_000 + b'"]']
 
 
-async def test_hostile_results_are_passed_over(valkey_server: str, namespace: str) -> None:
+async def test_hostile_results_are_passed_over(url: str, namespace: str) -> None:
     """A document that can't be read hides no other, a key of another type is made anew, and each reference is answered."""
     keys = Keys(namespace)
     key = keys.results(session_digest("", "s"))
-    place = Place(valkey_server, namespace)
+    place = Place(url, namespace)
     refers = [chat("c9", "info", {"ids": [{"$from": "good", "path": "results[0].id"}]})]
     async with place.serving(find_docs, info) as bus, client_of(bus) as client:
-        with redis.Redis.from_url(valkey_server) as server:
+        with redis.Redis.from_url(url) as server:
             for document in HOSTILE:
                 server.rpush(key, document)
             server.rpush(key, msgspec.json.encode(["good", "find.docs", {"results": [{"id": "q-1"}]}]))

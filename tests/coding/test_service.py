@@ -27,10 +27,10 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-def place(valkey_server: str, namespace: str) -> Place:
+def place(server: str, namespace: str) -> Place:
     """A namespace on one kind of server: the queue itself is tested on every kind."""
     needs_namespaces()
-    return Place(valkey_server, namespace)
+    return Place(server, namespace)
 
 
 async def test_a_task_becomes_a_tool_that_waits_for_approval(place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

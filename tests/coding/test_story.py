@@ -24,9 +24,9 @@ def confined() -> None:
     needs_namespaces()
 
 
-async def test_a_task_becomes_a_tool_that_is_served_and_repaired(valkey_server: str, namespace: str, tmp_path: Path) -> None:
+async def test_a_task_becomes_a_tool_that_is_served_and_repaired(url: str, namespace: str, tmp_path: Path) -> None:
     """Task, code, trial, approval, calls, a killed program, broken code, repair, approval, calls."""
-    async with story(valkey_server, namespace, tmp_path) as told:
+    async with story(url, namespace, tmp_path) as told:
         await told.tell()
 
 

@@ -145,9 +145,9 @@ def test_requests_have_that_projects_default_model() -> None:
 
 
 @pytest.fixture
-def bus(valkey_server: str, namespace: str) -> Iterator[sync.ToolBus]:
+def bus(server: str, namespace: str) -> Iterator[sync.ToolBus]:
     """Provide a synchronous bus, with a worker of this module's tools."""
-    settings = Settings.load({}, url=valkey_server, namespace=namespace)
+    settings = Settings.load({}, url=server, namespace=namespace)
     with (
         start_blocking_portal("asyncio") as portal,
         portal.wrap_async_context_manager(portal.call(lambda: Worker(sys.modules[__name__], settings=settings))),

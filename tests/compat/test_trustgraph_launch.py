@@ -138,7 +138,7 @@ async def test_two_processes_share_a_topic(place: Place, launch: Launch, tmp_pat
     assert told == {"joke-1", "joke-2"}
 
 
-def test_a_bad_command_line_says_what_is_wrong(launch: Launch, valkey_server: str, namespace: str) -> None:
+def test_a_bad_command_line_says_what_is_wrong(launch: Launch, url: str, namespace: str) -> None:
     """Wrong options exit with 2 and a usage line, wrong settings with 1 and one line; --help shows the document."""
     for options, code, said in (
         (("--topik", "joke"), 2, "unrecognized arguments: --topik joke"),
@@ -146,11 +146,11 @@ def test_a_bad_command_line_says_what_is_wrong(launch: Launch, valkey_server: st
         (("--concurrency", "-1"), 1, "concurrency"),
         (("--url", "http://nowhere"), 1, "http"),
     ):
-        process = launch(valkey_server, namespace, *options)
+        process = launch(url, namespace, *options)
         _, told = process.communicate(timeout=30)
         assert (process.returncode, said in told, "Traceback" in told) == (code, True, False), told
         assert told.splitlines()[-1].startswith("joke-service: ")
-    told, _ = launch(valkey_server, namespace, "--help").communicate(timeout=30)
+    told, _ = launch(url, namespace, "--help").communicate(timeout=30)
     assert '{"id": "joke-service", "topic": "joke"}' in told
     assert re.search(r"-t(, | TOPIC, )--topic", told)
 

@@ -124,9 +124,9 @@ def _provisioned(uid: str, prometheus: str, board: dict[str, Any]) -> type[BaseH
 
 
 @pytest.fixture
-def stack(tmp_path: Path, forks: ForkServer, valkey_server: str, namespace: str) -> Iterator[Stack]:
+def stack(tmp_path: Path, forks: ForkServer, server: str, namespace: str) -> Iterator[Stack]:
     """Return the stack, started."""
-    shell = Shell(forks, tmp_path, valkey_server, namespace)
+    shell = Shell(forks, tmp_path, server, namespace)
     made = Stack(shell, tmp_path)
     try:
         made.start()

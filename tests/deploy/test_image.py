@@ -83,10 +83,10 @@ def image() -> str:
 
 
 @pytest.fixture
-def worker(image: str, valkey_server: str, namespace: str) -> Iterator[tuple[str, int]]:
+def worker(image: str, server: str, namespace: str) -> Iterator[tuple[str, int]]:
     """Return the name of a container in which a worker serves, and its health port."""
     name, port = f"toolbus-test-{namespace}", free_port()
-    about = ["--env", f"TOOLBUS_URL={valkey_server}", "--env", f"TOOLBUS_NAMESPACE={namespace}"]
+    about = ["--env", f"TOOLBUS_URL={server}", "--env", f"TOOLBUS_NAMESPACE={namespace}"]
     words = ["run", "--detach", "--name", name, *CONFINED, *about, image, "worker", "calculator", "--processes", "2"]
     _docker(*words, "--health-port", str(port))
     try:
@@ -98,7 +98,7 @@ def worker(image: str, valkey_server: str, namespace: str) -> Iterator[tuple[str
 @pytest.mark.usefixtures("slow")
 @pytest.mark.timeout(1500)
 @pytest.mark.skipif(not _is_asked(), reason="it takes minutes: `make test-image` runs it where docker runs")
-def test_the_image_serves_calls_without_rights(worker: tuple[str, int], valkey_server: str, namespace: str) -> None:
+def test_the_image_serves_calls_without_rights(worker: tuple[str, int], server: str, namespace: str) -> None:
     """Its root is read-only, its user is nobody, it drains when it is stopped, and what we add to Python is small."""
     name, port = worker
 
@@ -110,7 +110,7 @@ def test_the_image_serves_calls_without_rights(worker: tuple[str, int], valkey_s
             return False
 
     eventually_sync(ready, timeout=100)
-    about = ["--env", f"TOOLBUS_URL={valkey_server}", "--env", f"TOOLBUS_NAMESPACE={namespace}"]
+    about = ["--env", f"TOOLBUS_URL={server}", "--env", f"TOOLBUS_NAMESPACE={namespace}"]
     assert _docker("run", "--rm", *CONFINED, *about, IMAGE, "call", "calculator", "expression=6*7") == "42\n"
     assert _docker("exec", name, "id", "-u") == "10001\n"
     assert subprocess.run(["docker", "exec", name, "touch", "/x"], capture_output=True, timeout=100, check=False).returncode == 1

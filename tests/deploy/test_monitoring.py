@@ -122,9 +122,9 @@ class Prometheus:
 
 
 @pytest.fixture
-def prometheus(tmp_path: Path, forks: ForkServer, valkey_server: str, namespace: str) -> Iterator[Prometheus]:
+def prometheus(tmp_path: Path, forks: ForkServer, server: str, namespace: str) -> Iterator[Prometheus]:
     """Return a Prometheus that scrapes a worker and a gateway of the test's namespace, which have served some calls."""
-    shell = Shell(forks, tmp_path, valkey_server, namespace)
+    shell = Shell(forks, tmp_path, server, namespace)
     (tmp_path / "watched.py").write_text(TOOLS)
     ports = {"worker": free_port(), "gateway": free_port()}
     http, own = free_port(), free_port()

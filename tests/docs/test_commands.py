@@ -22,7 +22,8 @@ from tests.docs.accounts import FOREIGN, LASTING, REFUSED, RUN_BY, SHOWN, TOOLS,
 from tests.docs.fences import PAGES, ROOT, SHELL, Fence, fences, program_of, statements
 from tests.forking import ForkServer
 from tests.gateway.served import Site
-from tests.servers import Servers, eventually_sync, leaks
+from tests.servers import eventually_sync, leaks
+from toolbus.bus.broker.transport.embedded import EmbeddedServer
 from toolbus.operations.cli import main
 from toolbus.toolkit.learning import Edge, Scores
 
@@ -138,9 +139,9 @@ def is_run(page: str, statement: str) -> bool:
 
 
 @pytest.fixture(scope="module")
-def scene(forks: ForkServer, servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def scene(forks: ForkServer, shared_server: EmbeddedServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """A worker of built-in tools, of the tools of the pages and the service of its guide, and a gateway."""
-    made = Site(forks, servers.get("valkey").url, tmp_path_factory.mktemp("scene"))
+    made = Site(forks, shared_server.url, tmp_path_factory.mktemp("scene"))
     (made.folder / "tools.py").write_text(TOOLS)
     (service,) = [fence for fence in FENCES if fence.page == "docs/how-to/services.md" and fence.kind == "python"]
     (made.folder / "service.py").write_text(service.text)
@@ -151,7 +152,7 @@ def scene(forks: ForkServer, servers: Servers, tmp_path_factory: pytest.TempPath
         yield made
     finally:
         made.close()
-        leaks(servers.get("valkey").url, made.namespace)
+        leaks(shared_server.url, made.namespace)
 
 
 def plain(statement: str) -> tuple[list[str], str, str] | None:

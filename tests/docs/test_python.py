@@ -75,7 +75,7 @@ async def test_a_tool_that_is_a_task_can_be_called() -> None:
 
 
 @pytest.mark.anyio
-async def test_what_is_there_is_approved(valkey_server: str, namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_there_is_approved(server: str, namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The program of the guide to approvals approves every tool that is offered, under the name that it gives."""
 
     @tool(service="found", effect="read")
@@ -83,7 +83,7 @@ async def test_what_is_there_is_approved(valkey_server: str, namespace: str, mon
         """Search."""
         return query
 
-    monkeypatch.setenv("TOOLBUS_URL", valkey_server)
+    monkeypatch.setenv("TOOLBUS_URL", server)
     monkeypatch.setenv("TOOLBUS_NAMESPACE", namespace)
     async with Worker([search]), ToolBus() as bus:
         await bus.wait_for_tool("search", timeout=60)

@@ -81,17 +81,17 @@ async def come_and_go(place: Place, number: int) -> None:
 
 
 @pytest.mark.usefixtures("slow")
-async def test_what_came_and_went_leaves_no_entries(valkey_server: str, namespace: str, forks: ForkServer, tmp_path: Path) -> None:
+async def test_what_came_and_went_leaves_no_entries(server: str, namespace: str, forks: ForkServer, tmp_path: Path) -> None:
     """After services, workers, agents and sessions have come and gone, also by SIGKILL, each key has what is alive and no more."""
-    place = place_of(valkey_server, namespace)
+    place = place_of(server, namespace)
     place.settings = place.with_(cooldown=0.2)
-    with programs(forks) as start, redis.Redis.from_url(valkey_server, decode_responses=True) as client:
+    with programs(forks) as start, redis.Redis.from_url(server, decode_responses=True) as client:
         async with place.worker(Stays()), place.bus() as bus:
             for first in range(0, _ROUNDS, 5):
                 await asyncio.gather(*(come_and_go(place, number) for number in range(first, first + 5)))
             for number in range(_KILLED):
-                agent = start("tests.faults.notes", "agent", valkey_server, namespace, str(LEASE), f"s{number}")
-                worker = start("tests.faults.notes", "worker", valkey_server, namespace, str(LEASE), str(tmp_path / "ends"))
+                agent = start("tests.faults.notes", "agent", server, namespace, str(LEASE), f"s{number}")
+                worker = start("tests.faults.notes", "worker", server, namespace, str(LEASE), str(tmp_path / "ends"))
                 assert agent.stdout is not None
                 await asyncio.to_thread(agent.stdout.readline)
                 for process in (worker, agent):

@@ -282,9 +282,9 @@ class Handing(ToolService):
 
 @pytest.mark.usefixtures("hurried")
 @pytest.mark.parametrize("broken", ["take", "_upkeep"])
-async def test_a_worker_that_cannot_go_on_leaves(valkey_server: str, namespace: str, monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
+async def test_a_worker_that_cannot_go_on_leaves(server: str, namespace: str, monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
     """A worker whose taking or upkeep fails for good is unhealthy, hands back what it runs, beats no more, and ends with the reason."""
-    settings = Settings.load({}, url=valkey_server, namespace=namespace, lease=1.0, grace=0.2)
+    settings = Settings.load({}, url=server, namespace=namespace, lease=1.0, grace=0.2)
     async with ToolBus(settings=settings) as bus:
         service = Handing()
         worker = Worker(service, settings=settings)
@@ -304,7 +304,7 @@ async def test_a_worker_that_cannot_go_on_leaves(valkey_server: str, namespace: 
         with pytest.raises(ToolbusError, match="a bug"):
             await asyncio.wait_for(running, 30.0)
         assert not worker.healthy
-        with redis.Redis.from_url(valkey_server) as client:
+        with redis.Redis.from_url(server) as client:
             assert client.zscore(Keys(namespace).live, f"{SERVICE}/{worker.instance}") is None
         monkeypatch.undo()
         async with Worker(service, settings=settings):

@@ -25,9 +25,9 @@ ROLLED, ROLLED_WORDS, AT_ONCE = 12, 60, 5
 
 
 @pytest.fixture
-def place(valkey_server: str, namespace: str) -> Place:
+def place(url: str, namespace: str) -> Place:
     """A namespace on Valkey, with the processes' lease."""
-    return place_of(valkey_server, namespace)
+    return place_of(url, namespace)
 
 
 @pytest.fixture

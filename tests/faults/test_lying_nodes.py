@@ -30,9 +30,9 @@ def sentinel_url(ports: list[int]) -> str:
     return f"redis+sentinel://{','.join(f'{HOST}:{port}' for port in ports)}/mymaster"
 
 
-async def test_a_sentinel_that_names_a_wrong_master_is_outvoted(valkey_server: str, namespace: str) -> None:
+async def test_a_sentinel_that_names_a_wrong_master_is_outvoted(server: str, namespace: str) -> None:
     """With an epoch beyond all others; whoever opens finds the master that the other two name."""
-    port = port_of(valkey_server)
+    port = port_of(server)
     with playing(PlayedSentinel(1, LATE), PlayedSentinel(port), PlayedSentinel(port)) as sentinels:
         settings = Settings.load({}, url=sentinel_url([each.port for each in sentinels]), namespace=namespace)
         async with Worker([echo], settings=settings), ToolBus(settings=settings) as bus:
@@ -42,10 +42,10 @@ async def test_a_sentinel_that_names_a_wrong_master_is_outvoted(valkey_server: s
 
 @pytest.mark.usefixtures("slow")
 async def test_an_epoch_that_one_sentinel_made_up_once_hides_no_failover(
-    valkey_server: str, fresh_server: Callable[..., EmbeddedServer], namespace: str
+    server: str, fresh_server: Callable[..., EmbeddedServer], namespace: str
 ) -> None:
     """The others name another master later, while the old one goes on answering: the agent is at the new one then."""
-    old, new = port_of(valkey_server), fresh_server()
+    old, new = port_of(server), fresh_server()
     said = [PlayedSentinel(old, LATE), PlayedSentinel(old), PlayedSentinel(old)]
     with playing(*said) as sentinels:
         url = sentinel_url([each.port for each in sentinels])
@@ -61,9 +61,9 @@ async def test_an_epoch_that_one_sentinel_made_up_once_hides_no_failover(
 
 @pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("payload", [b":-5\r\n", b"_\r\n", b",1.5\r\n"])
-async def test_a_sentinel_that_pushes_nonsense_is_followed_on(valkey_server: str, namespace: str, payload: bytes) -> None:
+async def test_a_sentinel_that_pushes_nonsense_is_followed_on(server: str, namespace: str, payload: bytes) -> None:
     """A payload of any type costs nothing, the connection neither."""
-    said = PlayedSentinel(port_of(valkey_server))
+    said = PlayedSentinel(port_of(server))
     said.pushes = b">3\r\n+message\r\n++sdown\r\n" + payload
     with playing(said) as [sentinel]:
         async with ToolBus(sentinel_url([sentinel.port]), namespace=namespace):
@@ -72,9 +72,9 @@ async def test_a_sentinel_that_pushes_nonsense_is_followed_on(valkey_server: str
             assert sentinel.connections <= connected + 1
 
 
-async def test_sentinels_whose_answers_never_end_are_given_up(valkey_server: str, namespace: str) -> None:
+async def test_sentinels_whose_answers_never_end_are_given_up(server: str, namespace: str) -> None:
     """One of them costs little beside two others; when all are like that, opening fails."""
-    port = port_of(valkey_server)
+    port = port_of(server)
     said = [PlayedSentinel(port) for _ in range(3)]
     said[0].answers = Drip()
     with playing(*said) as sentinels:

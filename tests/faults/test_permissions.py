@@ -21,12 +21,12 @@ async def guarded_echo(text: str) -> str:
     return text
 
 
-async def test_a_right_that_is_taken_away_is_named(valkey_server: str, namespace: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_right_that_is_taken_away_is_named(server: str, namespace: str, caplog: pytest.LogCaptureFixture) -> None:
     """Beats and commands that the server forbids are logged with the server, the user and the namespace, and seldom."""
     user = f"u-{namespace}"
-    with redis.Redis.from_url(valkey_server) as client:
+    with redis.Redis.from_url(server) as client:
         client.execute_command("ACL", "SETUSER", user, "on", ">secret", "~*", "&*", "+@all")
-        url = valkey_server.replace("redis://", f"redis://{user}:secret@")
+        url = server.replace("redis://", f"redis://{user}:secret@")
         settings = Settings.load({}, url=url, namespace=namespace, lease=1.0)
 
         def said(name: str) -> list[dict[str, object]]:
@@ -49,14 +49,14 @@ async def test_a_right_that_is_taken_away_is_named(valkey_server: str, namespace
 
 
 @pytest.mark.usefixtures("slow")
-async def test_a_worker_that_may_take_nothing_leaves(valkey_server: str, namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_worker_that_may_take_nothing_leaves(server: str, namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its lease would keep its service listed though no call is answered; it ends with the server's reason, and callers are told."""
     monkeypatch.setattr("toolbus.bus.broker.transport.opening._SECONDS", 1.0)
     user = f"u-{namespace}"
-    with redis.Redis.from_url(valkey_server) as client:
+    with redis.Redis.from_url(server) as client:
         client.execute_command("ACL", "SETUSER", user, "on", ">secret", "~*", "&*", "+@all")
-        settings = Settings.load({}, url=valkey_server, namespace=namespace, lease=0.5)
-        url = valkey_server.replace("redis://", f"redis://{user}:secret@")
+        settings = Settings.load({}, url=server, namespace=namespace, lease=0.5)
+        url = server.replace("redis://", f"redis://{user}:secret@")
         worker = Worker([guarded_echo], settings=Settings.load({}, url=url, namespace=namespace, lease=0.5))
         async with ToolBus(settings=settings) as bus:
             running = asyncio.ensure_future(worker.run())

@@ -173,11 +173,9 @@ async def start(place: Place) -> None:
 @pytest.mark.parametrize(
     "script", some(MET - {scripts.CANCEL}, [each for each in scripts.ALL if each in MET]), ids=lambda script: script.name
 )
-async def test_a_refused_script_misleads_nobody(
-    valkey_server: str, namespace: str, script: Script, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_refused_script_misleads_nobody(server: str, namespace: str, script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each call has its whole answer, or ends as one that never began or can be made again; nothing runs twice or is half kept."""
-    place = place_of(valkey_server, namespace)
+    place = place_of(server, namespace)
     refused = Refused(script, monkeypatch)
     RUNS.clear()
     while script in AT_START and refused.left:

@@ -30,9 +30,9 @@ Spawn = Callable[..., Program]
 
 
 @pytest.fixture
-def place(valkey_server: str, namespace: str) -> Place:
+def place(server: str, namespace: str) -> Place:
     """A namespace on Valkey, with the processes' lease."""
-    return place_of(valkey_server, namespace)
+    return place_of(server, namespace)
 
 
 @pytest.fixture

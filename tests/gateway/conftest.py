@@ -10,13 +10,14 @@ import pytest
 
 from tests.forking import ForkServer
 from tests.gateway.served import Site
-from tests.servers import Servers, eventually_sync, leaks
+from tests.servers import eventually_sync, leaks
+from toolbus.bus.broker.transport.embedded import EmbeddedServer
 
 
 @pytest.fixture(scope="module")
-def site(forks: ForkServer, servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def site(forks: ForkServer, shared_server: EmbeddedServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """A namespace of the module's own, with a worker and two gateways; afterwards every key in it has a TTL."""
-    url = servers.get("valkey").url
+    url = shared_server.url
     made = Site(forks, url, tmp_path_factory.mktemp("site"))
     try:
         made.worker()
@@ -46,8 +47,8 @@ async def other(site: Site) -> AsyncIterator[httpx.AsyncClient]:
 
 
 @pytest.fixture
-def own_site(forks: ForkServer, valkey_server: str, namespace: str, tmp_path: Path) -> Iterator[Site]:
+def own_site(forks: ForkServer, server: str, namespace: str, tmp_path: Path) -> Iterator[Site]:
     """A site of the test's own, in which nothing runs."""
-    made = Site(forks, valkey_server, tmp_path, namespace)
+    made = Site(forks, server, tmp_path, namespace)
     yield made
     made.close()

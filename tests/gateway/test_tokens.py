@@ -188,14 +188,14 @@ async def _status(client: httpx.AsyncClient, token: str) -> int:
 @pytest.mark.parametrize(
     "value", [b"", b"{", b"[1]", b"\xff", b'{"id":"000000000000","hash":"x","name":"n"}', b"[" * 50_000], ids=lambda value: str(value)[:20]
 )
-async def test_hostile_records_are_no_tokens(valkey_server: str, namespace: str, value: bytes) -> None:
+async def test_hostile_records_are_no_tokens(url: str, namespace: str, value: bytes) -> None:
     """A record that nothing of toolbus wrote is nobody's token, and hides no other."""
     token, record = made("good")
     (torn, other), (borrowed, third) = made("torn"), made("borrowed")
     keys = Keys(namespace)
-    async with ToolBus(valkey_server, namespace=namespace) as bus, gateway(bus, shared_tokens=True) as client:
+    async with ToolBus(url, namespace=namespace) as bus, gateway(bus, shared_tokens=True) as client:
         await bus.tokens.add(record)
-        with redis.Redis.from_url(valkey_server) as server:
+        with redis.Redis.from_url(url) as server:
             server.hset(keys.tokens, other.id, value)
             # A record under the id of another.
             server.hset(keys.tokens, third.id, msgspec.json.encode(record))

@@ -46,9 +46,9 @@ ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 
 
 @pytest.fixture
-def shell(forks: ForkServer, tmp_path: Path, valkey_server: str, namespace: str) -> Iterator[Shell]:
+def shell(forks: ForkServer, tmp_path: Path, server: str, namespace: str) -> Iterator[Shell]:
     """Runs commands; what was started is put down, and its output closed."""
-    made = Shell(forks, tmp_path, valkey_server, namespace)
+    made = Shell(forks, tmp_path, server, namespace)
     made.environment |= {"TOOLBUS_LEASE": "2"}
     (tmp_path / "program.py").write_text(PROGRAM)
     yield made
@@ -60,9 +60,9 @@ def shell(forks: ForkServer, tmp_path: Path, valkey_server: str, namespace: str)
 
 
 @pytest.fixture
-def place(valkey_server: str, namespace: str) -> Place:
+def place(server: str, namespace: str) -> Place:
     """The namespace of the shell."""
-    return Place(valkey_server, namespace)
+    return Place(server, namespace)
 
 
 def program(folder: Path, tool: str, **running: Any) -> RecordedTool:

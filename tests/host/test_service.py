@@ -39,9 +39,9 @@ RECORD = RecordedTool(
 
 
 @pytest.fixture
-def place(valkey_server: str, namespace: str) -> Place:
+def place(server: str, namespace: str) -> Place:
     """A namespace of the test's own."""
-    return Place(valkey_server, namespace)
+    return Place(server, namespace)
 
 
 @asynccontextmanager

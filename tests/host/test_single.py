@@ -80,33 +80,33 @@ class Server:
 
 
 @pytest.fixture
-async def server(valkey_server: str, namespace: str) -> AsyncIterator[Server]:
+async def board(server: str, namespace: str) -> AsyncIterator[Server]:
     """The routes of a namespace of the test's own."""
-    async with Admin(Settings.load({}, url=valkey_server, namespace=namespace)) as admin:
+    async with Admin(Settings.load({}, url=server, namespace=namespace)) as admin:
         yield Server(admin.routes)
 
 
-async def test_a_host_believes_in_no_claim_after_its_lease(server: Server) -> None:
+async def test_a_host_believes_in_no_claim_after_its_lease(board: Server) -> None:
     """Cut off for a lease, it serves the tool no more: another host may; back again, it asks anew."""
     heard: list[int] = []
-    lease = HostLease(server, "h1", 0.2, lambda: heard.append(1), lambda: False)
+    lease = HostLease(board, "h1", 0.2, lambda: heard.append(1), lambda: False)
     lease.want(["alone"])
     await lease.renew()
     assert (set(lease.claims), len(heard)) == ({"alone"}, 1)
-    server.away = True
+    board.away = True
     until = time.monotonic() + 0.2
     await eventually(lambda: time.monotonic() > until)
     await lease.renew()
     assert (set(lease.claims), len(heard)) == (set(), 2)
-    server.away = False
-    assert (await server.renew("h2", 60.0, changed={}, claims=["alone"])).claims
+    board.away = False
+    assert (await board.renew("h2", 60.0, changed={}, claims=["alone"])).claims
     await lease.renew()
     assert lease.claims == frozenset()
 
 
-async def test_one_write_tells_everything_that_changed(server: Server) -> None:
+async def test_one_write_tells_everything_that_changed(board: Server) -> None:
     """Changes of many tools go together, those that did not change are not told again, and lost ones are told anew."""
-    lease = HostLease(server, "h1", 60.0, lambda: None, lambda: True)
+    lease = HostLease(board, "h1", 60.0, lambda: None, lambda: True)
     tools = {f"t{number}" for number in range(200)}
     for each in tools:
         lease.put(ToolRoute(tool_id=each))
@@ -115,34 +115,34 @@ async def test_one_write_tells_everything_that_changed(server: Server) -> None:
     lease.remove("t8")
     await lease.renew()
     await lease.renew()
-    assert server.renewals == [tools, {"t7"}, set()]
+    assert board.renewals == [tools, {"t7"}, set()]
     await server.routes.leave("h1", [])
     await lease.renew()
     await lease.renew()
-    assert server.renewals[-1] == tools - {"t8"}
+    assert board.renewals[-1] == tools - {"t8"}
     assert len((await server.routes.all())["h1"]) == 199
 
 
-async def test_changes_are_not_lost_while_the_server_is_away(server: Server) -> None:
+async def test_changes_are_not_lost_while_the_server_is_away(board: Server) -> None:
     """They are told with the first renewal that succeeds."""
-    lease = HostLease(server, "h1", 60.0, lambda: None, lambda: True)
+    lease = HostLease(board, "h1", 60.0, lambda: None, lambda: True)
     for each in ("a", "b"):
         lease.put(ToolRoute(tool_id=each))
     await lease.renew()
-    server.away = True
+    board.away = True
     lease.put(ToolRoute(tool_id="c"))
     lease.remove("a")
     await lease.renew()
-    server.away = False
+    board.away = False
     await lease.renew()
     assert set((await server.routes.all())["h1"]) == {"b", "c"}
 
 
-async def test_a_host_that_nobody_can_see_gives_up(server: Server) -> None:
+async def test_a_host_that_nobody_can_see_gives_up(board: Server) -> None:
     """When routes are refused for long although the server is there, renewing ends with an error that says so."""
-    lease = HostLease(server, "h1", 0.01, lambda: None, lambda: True)
+    lease = HostLease(board, "h1", 0.01, lambda: None, lambda: True)
     await lease.renew()
-    server.away = True
+    board.away = True
     until = time.monotonic() + 0.1
     await eventually(lambda: time.monotonic() > until)
     with pytest.raises(ToolbusError, match="could not be renewed"):

@@ -63,9 +63,9 @@ async def connected(place: Place, server: Messenger, folder: Path, *, token: str
 
 
 @pytest.fixture
-def place(valkey_server: str, namespace: str) -> Place:
+def place(server: str, namespace: str) -> Place:
     """A namespace on a server."""
-    return Place(valkey_server, namespace)
+    return Place(server, namespace)
 
 
 async def test_answers_go_to_the_window_of_their_sender(place: Place, tmp_path: Path) -> None:

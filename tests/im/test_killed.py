@@ -81,9 +81,9 @@ class Scene:
 
 
 @pytest.mark.usefixtures("slow")
-async def test_killed_at_each_step(valkey_server: str, namespace: str, forks: ForkServer, tmp_path: Path) -> None:
+async def test_killed_at_each_step(url: str, namespace: str, forks: ForkServer, tmp_path: Path) -> None:
     """After SIGKILL at any step each message has one answer, and the chat was asked for it once."""
-    place = Place(valkey_server, namespace)
+    place = Place(url, namespace)
     chat = Chat()
     scene = Scene(place, forks, tmp_path)
     async with Worker(chat.tool(), settings=place.settings):

@@ -91,17 +91,17 @@ async def record(bus: ToolBus, log: Path, questions: int) -> None:
 
 
 @pytest.fixture
-def shell(forks: ForkServer, tmp_path: Path, valkey_server: str, namespace: str) -> Shell:
+def shell(forks: ForkServer, tmp_path: Path, server: str, namespace: str) -> Shell:
     """A shell whose folder has the preset, which is published."""
     (tmp_path / "orders.yaml").write_text(PRESET)
-    shell = Shell(forks, tmp_path, valkey_server, namespace)
+    shell = Shell(forks, tmp_path, server, namespace)
     done = shell.run("toolkit", "load", "orders.yaml")
     assert done.returncode == 0, done.stderr
     return shell
 
 
 @pytest.mark.usefixtures("slow")
-async def test_a_wrong_edge_is_learned_published_and_taken_back(shell: Shell, valkey_server: str, namespace: str) -> None:
+async def test_a_wrong_edge_is_learned_published_and_taken_back(shell: Shell, server: str, namespace: str) -> None:
     """Fifty recorded questions make a running agent lose the tool that never works, without a restart, and a rollback brings it back."""
     log = shell.folder / "executions.jsonl"
 
@@ -110,7 +110,7 @@ async def test_a_wrong_edge_is_learned_published_and_taken_back(shell: Shell, va
         assert (done.returncode, done.stderr) == (0, ""), done.stderr
         return done.stdout
 
-    async with served(valkey_server, namespace) as bus:
+    async with served(server, namespace) as bus:
         running = Walk(bus.tools, ["count"])
         await eventually(lambda: set(running.view) == {"grep_dump", "run_sql", "write_page"})
         await record(bus, log, 50)
@@ -165,9 +165,9 @@ def revision_of(shell: Shell) -> str:
 
 
 @pytest.mark.usefixtures("slow")
-async def test_what_a_killed_run_left_is_published_by_the_next(shell: Shell, valkey_server: str, namespace: str) -> None:
+async def test_what_a_killed_run_left_is_published_by_the_next(shell: Shell, server: str, namespace: str) -> None:
     """A run or rollback that was killed before it published leaves a folder that the next run publishes, whatever else it does."""
-    async with served(valkey_server, namespace) as bus:
+    async with served(server, namespace) as bus:
         log = await filled(shell, bus)
     words = ("toolkit", "learning", "run", "orders.yaml", "--log", str(log))
     revisions = Revisions(shell.folder / "revisions")
@@ -184,9 +184,9 @@ async def test_what_a_killed_run_left_is_published_by_the_next(shell: Shell, val
     assert revision_of(shell) == revisions.ids()[0]
 
 
-async def test_a_second_run_at_the_same_time_is_refused(shell: Shell, valkey_server: str, namespace: str) -> None:
+async def test_a_second_run_at_the_same_time_is_refused(shell: Shell, server: str, namespace: str) -> None:
     """It ends with one line and changes nothing, and so does a rollback; the folder is free again afterwards."""
-    async with served(valkey_server, namespace) as bus:
+    async with served(server, namespace) as bus:
         log = await filled(shell, bus)
     words = ("toolkit", "learning", "run", "orders.yaml", "--log", str(log))
     assert shell.run(*words, "--no-publish").returncode == 0
@@ -198,10 +198,10 @@ async def test_a_second_run_at_the_same_time_is_refused(shell: Shell, valkey_ser
     assert shell.run(*words).returncode == 0
 
 
-async def test_a_schedule_goes_on_after_mistakes(shell: Shell, valkey_server: str, namespace: str) -> None:
+async def test_a_schedule_goes_on_after_mistakes(shell: Shell, server: str, namespace: str) -> None:
     """With --every, a log that is not there yet is told, and learned from when it is; Ctrl-C ends it with 130."""
     program = shell.start("toolkit", "learning", "run", "orders.yaml", "--log", "log.jsonl", "--every", "0.2")
-    async with served(valkey_server, namespace) as bus:
+    async with served(server, namespace) as bus:
         running = Walk(bus.tools, ["count"])
         await record(bus, shell.folder / "later.jsonl", 25)
         assert "grep_dump" in running.view
@@ -215,9 +215,9 @@ async def test_a_schedule_goes_on_after_mistakes(shell: Shell, valkey_server: st
     assert "Taken: " in out
 
 
-async def test_another_owners_graph_is_not_replaced(shell: Shell, valkey_server: str, namespace: str) -> None:
+async def test_another_owners_graph_is_not_replaced(shell: Shell, server: str, namespace: str) -> None:
     """Nobody publishes over another owner's name: the refusal is told, and agents keep their graph."""
-    async with served(valkey_server, namespace) as bus:
+    async with served(server, namespace) as bus:
         log = await filled(shell, bus)
     shell.environment["TOOLBUS_OWNER"] = "mallory"
     refused = shell.run("toolkit", "learning", "run", "orders.yaml", "--log", str(log))
@@ -226,9 +226,9 @@ async def test_another_owners_graph_is_not_replaced(shell: Shell, valkey_server:
     assert revision_of(shell) == ""
 
 
-async def test_a_log_of_names_is_matched_with_groups_of_the_moment(shell: Shell, valkey_server: str, namespace: str) -> None:
+async def test_a_log_of_names_is_matched_with_groups_of_the_moment(shell: Shell, server: str, namespace: str) -> None:
     """A recorder without a walk knows names of actions and of the bus; a group's tools are those that its service has now."""
-    async with served(valkey_server, namespace) as bus:
+    async with served(server, namespace) as bus:
         service = bus.tools["run_sql"].service
         (shell.folder / "orders.yaml").write_text(
             f"name: orders\ngroups: [{{id: g, service: {service}}}]\nactions: [{{id: a, name: Count, call: [{{to: g, score: 0.2}}]}}]\n"

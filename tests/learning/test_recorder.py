@@ -50,10 +50,10 @@ def asked(*names: str) -> list[dict[str, Any]]:
     return [{"id": f"c{index}", "name": name, "input": inputs.get(name, {}), "type": "tool_use"} for index, name in enumerate(names)]
 
 
-async def test_calls_are_recorded_with_their_place(tmp_path: Path, valkey_server: str, namespace: str) -> None:
+async def test_calls_are_recorded_with_their_place(tmp_path: Path, server: str, namespace: str) -> None:
     """Each call of a turn becomes a record of its action with outcome, time and propensities; calls outside of actions become none."""
     store = open_store(tmp_path / "log.jsonl")
-    async with Worker(TOOLS, url=valkey_server, namespace=namespace), ToolBus(valkey_server, namespace=namespace) as bus:
+    async with Worker(TOOLS, url=server, namespace=namespace), ToolBus(server, namespace=namespace) as bus:
         await bus.wait_for_tool("count")
         executor = bus.executor()
         with Recorder(store, bus.events) as recorder:

@@ -9,13 +9,14 @@ import pytest
 
 from tests.forking import ForkServer
 from tests.mcp.site import Raw, Site
-from tests.servers import Servers, eventually, leaks
+from tests.servers import eventually, leaks
+from toolbus.bus.broker.transport.embedded import EmbeddedServer
 
 
 @pytest.fixture(scope="module")
-def site(forks: ForkServer, servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def site(forks: ForkServer, shared_server: EmbeddedServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """A namespace of the module's own, with a worker; afterwards every key in it has a TTL."""
-    url = servers.get("valkey").url
+    url = shared_server.url
     made = Site(forks, tmp_path_factory.mktemp("mcp"), url)
     made.worker()
     yield made
@@ -54,9 +55,9 @@ async def other(url: str, urls: list[str]) -> AsyncIterator[Raw]:
 
 
 @pytest.fixture
-def own_site(forks: ForkServer, tmp_path: Path, valkey_server: str, namespace: str) -> Iterator[Site]:
+def own_site(forks: ForkServer, tmp_path: Path, server: str, namespace: str) -> Iterator[Site]:
     """A site of the test's own, in which nothing runs."""
-    made = Site(forks, tmp_path, valkey_server, namespace)
+    made = Site(forks, tmp_path, server, namespace)
     yield made
     made.close()
 

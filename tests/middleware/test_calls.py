@@ -260,13 +260,13 @@ async def test_a_reader_that_is_too_slow_is_told(place: Place) -> None:
     assert error.type == "slow_consumer"
 
 
-def test_the_synchronous_bus_has_middleware_too(valkey_server: str, namespace: str) -> None:
+def test_the_synchronous_bus_has_middleware_too(server: str, namespace: str) -> None:
     """toolbus.sync.ToolBus takes the same middleware; a tool that nobody serves is answered by it."""
 
     async def answer(call: ToolCall, next: Next) -> ToolResult:
         return ToolResult(output=f"{call.user} asked {call.name}")
 
-    with sync.ToolBus(valkey_server, namespace=namespace, middleware=[answer]) as bus:
+    with sync.ToolBus(server, namespace=namespace, middleware=[answer]) as bus:
         assert bus.call("anything", user="al").output == "al asked anything"
         with bus.stream("anything", user="bo") as call:
             assert list(call) == ["bo asked anything"]

@@ -13,14 +13,14 @@ from tests.forking import ForkServer
 
 
 @pytest.fixture
-def valkey(valkey_server: str, namespace: str) -> Place:
+def valkey(server: str, namespace: str) -> Place:
     """A namespace of the test's own on Valkey."""
-    return Place(valkey_server, namespace)
+    return Place(server, namespace)
 
 
 @pytest.fixture
-def shell(forks: ForkServer, tmp_path: Path, valkey_server: str, namespace: str) -> Iterator[Shell]:
+def shell(forks: ForkServer, tmp_path: Path, server: str, namespace: str) -> Iterator[Shell]:
     """Return a shell in an empty folder, with the test's namespace."""
-    made = Shell(forks, tmp_path, valkey_server, namespace)
+    made = Shell(forks, tmp_path, server, namespace)
     yield made
     made.close()

@@ -30,9 +30,9 @@ def usual(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def valkey(valkey_server: str, namespace: str) -> Place:
+def valkey(server: str, namespace: str) -> Place:
     """A namespace of the test's own on Valkey."""
-    return Place(valkey_server, namespace)
+    return Place(server, namespace)
 
 
 async def test_tools_are_described_as_the_server_does(valkey: Place, usual: Path) -> None:

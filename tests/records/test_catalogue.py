@@ -30,9 +30,9 @@ ITEMS: list[dict[str, Any]] = [
 
 
 @pytest.fixture
-async def records(valkey_server: str, namespace: str) -> AsyncIterator[Records]:
+async def records(url: str, namespace: str) -> AsyncIterator[Records]:
     """A tool and a group."""
-    async with Admin(Settings(url=valkey_server, namespace=namespace)) as admin:
+    async with Admin(Settings(url=url, namespace=namespace)) as admin:
         made = Records(admin)
         await made.put_all([recorded(), ToolGroup("cycle", "Life cycle", tool_ids=("image_stitcher",))])
         yield made

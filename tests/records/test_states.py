@@ -28,9 +28,9 @@ TOOLS = {name: recorded(name) for name in ("a", "b", "c")}
 
 
 @pytest.fixture
-async def bus(valkey_server: str, namespace: str) -> AsyncIterator[ToolBus]:
+async def bus(server: str, namespace: str) -> AsyncIterator[ToolBus]:
     """A bus."""
-    async with ToolBus(settings=Settings(url=valkey_server, namespace=namespace)) as made:
+    async with ToolBus(settings=Settings(url=server, namespace=namespace)) as made:
         yield made
 
 
@@ -120,9 +120,9 @@ async def test_a_gateway_lists_recorded_tools_that_nobody_serves(bus: ToolBus) -
     assert (await supply.of(Principal("none", groups=frozenset({"x"}))))["tools"] == []
 
 
-async def test_an_operator_reads_the_same(valkey_server: str, namespace: str) -> None:
+async def test_an_operator_reads_the_same(server: str, namespace: str) -> None:
     """``Admin`` has all that the status is made of."""
-    async with Admin(Settings(url=valkey_server, namespace=namespace)) as admin:
+    async with Admin(Settings(url=server, namespace=namespace)) as admin:
         await Records(admin).put(recorded("a"))
         found = await Records(admin).all()
         assert (await get_system_status(admin, found))["tools"] == {"total": 1, "active": 1}

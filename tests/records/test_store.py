@@ -23,9 +23,9 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture(params=["admin", "bus"])
-async def records(request: pytest.FixtureRequest, valkey_server: str, namespace: str) -> AsyncIterator[Records]:
+async def records(request: pytest.FixtureRequest, server: str, namespace: str) -> AsyncIterator[Records]:
     """Records over either."""
-    settings = Settings(url=valkey_server, namespace=namespace)
+    settings = Settings(url=server, namespace=namespace)
     async with Admin(settings) if request.param == "admin" else ToolBus(settings=settings) as opened:
         yield Records(opened)
 
@@ -107,9 +107,9 @@ async def test_changes_at_once_lose_nothing(records: Records) -> None:
     await until(records, lambda found: len(found.tools["image_stitcher"].meta.tool_slug_ids) == 4)
 
 
-async def test_an_approval_is_of_what_is_there(valkey_server: str, namespace: str) -> None:
+async def test_an_approval_is_of_what_is_there(server: str, namespace: str) -> None:
     """A revision that was put meanwhile, which the approver's bus has not heard of, is not deleted unseen."""
-    settings = Settings(url=valkey_server, namespace=namespace)
+    settings = Settings(url=server, namespace=namespace)
     async with Admin(settings) as admin, ToolBus(settings=settings) as bus:
         await Records(admin).put(recorded(revision=2), pending=True)
         await until(Records(bus), lambda found: found.pending)
@@ -120,9 +120,9 @@ async def test_an_approval_is_of_what_is_there(valkey_server: str, namespace: st
         assert (await Records(admin).all()).pending["image_stitcher"].revision == 3
 
 
-async def test_what_people_wrote_by_hand_is_refused_alone(valkey_server: str, namespace: str) -> None:
+async def test_what_people_wrote_by_hand_is_refused_alone(server: str, namespace: str) -> None:
     """With its key and the reason; the others are read, and agents are not told that something is wrong with their tools."""
-    settings = Settings(url=valkey_server, namespace=namespace)
+    settings = Settings(url=server, namespace=namespace)
     async with Admin(settings) as admin, ToolBus(settings=settings) as bus:
         await Records(admin).put(recorded())
         await admin.put("recorded/broken", b"{")

@@ -118,9 +118,9 @@ def test_telemetry_without_its_extra_is_told(core: Path, tmp_path: Path) -> None
 
 
 @pytest.fixture
-def served(core: Path, tmp_path: Path, valkey_server: str, namespace: str) -> Iterator[dict[str, str]]:
+def served(core: Path, tmp_path: Path, server: str, namespace: str) -> Iterator[dict[str, str]]:
     """Return the variables with which calls reach a worker that has the services of ``CALLS``."""
-    about = {"TOOLBUS_URL": valkey_server, "TOOLBUS_NAMESPACE": namespace}
+    about = {"TOOLBUS_URL": server, "TOOLBUS_NAMESPACE": namespace}
     environment = {**os.environ, **about, "PATH": f"{core}:/usr/bin:/bin"}
     services = [service for service, _ in CALLS.values()]
     with (tmp_path / "log").open("w") as log:
@@ -142,9 +142,9 @@ def test_a_call_names_the_extra_that_its_worker_lacks(core: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("extra", STARTS)
-def test_a_service_that_cannot_start_names_its_extra(extra: str, core: Path, tmp_path: Path, valkey_server: str, namespace: str) -> None:
+def test_a_service_that_cannot_start_names_its_extra(extra: str, core: Path, tmp_path: Path, server: str, namespace: str) -> None:
     """The worker ends with one line."""
-    about = {"TOOLBUS_URL": valkey_server, "TOOLBUS_NAMESPACE": namespace}
+    about = {"TOOLBUS_URL": server, "TOOLBUS_NAMESPACE": namespace}
     done = ran(core, tmp_path, "toolbus", "worker", STARTS[extra], **about)
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1

@@ -44,9 +44,9 @@ def told(group: ToolGroup) -> list[tuple[str, str, str]]:
 
 
 @pytest.mark.anyio
-async def test_everything_of_a_service_or_group_of_the_bus(namespace: str, valkey_server: str) -> None:
+async def test_everything_of_a_service_or_group_of_the_bus(namespace: str, server: str) -> None:
     """The tools that a running worker registered become a group with their schemas, by service and by registry group."""
-    async with Worker([Jokes], url=valkey_server, namespace=namespace), ToolBus(valkey_server, namespace=namespace) as bus:
+    async with Worker([Jokes], url=server, namespace=namespace), ToolBus(server, namespace=namespace) as bus:
         await bus.wait_for_tool("tell-pun")
         service = group_of_service(bus.tools, "toolkit-jokes")
         assert (service.id, service.name, service.description) == ("service:toolkit-jokes", "toolkit-jokes", "Tells jokes.")

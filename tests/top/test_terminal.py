@@ -107,10 +107,10 @@ def terminal() -> Iterator[Open]:
         each.close()
 
 
-async def test_it_starts_follows_and_quits(terminal: Open, valkey_server: str, namespace: str) -> None:
+async def test_it_starts_follows_and_quits(terminal: Open, server: str, namespace: str) -> None:
     """A service appears by itself, the size of the terminal may change, and q leaves it as it was."""
-    place = Place(valkey_server, namespace)
-    top = terminal(valkey_server, namespace)
+    place = Place(server, namespace)
+    top = terminal(server, namespace)
     await top.shows("0/0 services", "no services; start a worker")
     async with place.serving(be_seen) as bus:
         await bus.wait_for_tool("be_seen")
@@ -126,9 +126,9 @@ async def test_it_starts_follows_and_quits(terminal: Open, valkey_server: str, n
 
 
 @pytest.mark.parametrize(("how", "code"), [("\x03", 130), (signal.SIGINT, 130), (signal.SIGTERM, 0), (signal.SIGHUP, 0)])
-async def test_it_ends_however_it_is_told_to(terminal: Open, valkey_server: str, namespace: str, how: Any, code: int) -> None:
+async def test_it_ends_however_it_is_told_to(terminal: Open, server: str, namespace: str, how: Any, code: int) -> None:
     """By Ctrl-C and by signals; the terminal is as it was."""
-    top = terminal(valkey_server, namespace)
+    top = terminal(server, namespace)
     await top.shows("0/0 services")
     if isinstance(how, str):
         top.press(how)
@@ -163,9 +163,9 @@ async def test_it_waits_for_a_server_that_was_never_there(terminal: Open, namesp
     assert await top.ended() == 130
 
 
-def test_without_a_terminal_it_says_what_to_do(valkey_server: str, namespace: str, tmp_path: Path) -> None:
+def test_without_a_terminal_it_says_what_to_do(server: str, namespace: str, tmp_path: Path) -> None:
     """One line, and exit code 1."""
-    environment = {**os.environ, "TOOLBUS_URL": valkey_server, "TOOLBUS_NAMESPACE": namespace}
+    environment = {**os.environ, "TOOLBUS_URL": server, "TOOLBUS_NAMESPACE": namespace}
     done = subprocess.run(
         [sys.executable, "-m", "toolbus", "see", "top"],
         env=environment,

@@ -101,9 +101,9 @@ class Site:
 
 
 @pytest.fixture
-def site(valkey_server: str, namespace: str, tmp_path: Path) -> Iterator[Site]:
+def site(server: str, namespace: str, tmp_path: Path) -> Iterator[Site]:
     """A namespace with nothing in it."""
-    made = Site(valkey_server, namespace, tmp_path)
+    made = Site(server, namespace, tmp_path)
     yield made
     made.close()
     made.client.delete(made.keys.format)

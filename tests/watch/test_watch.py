@@ -45,9 +45,9 @@ TOOLS = (work, hold, fail)
 
 
 @pytest.fixture
-def place(valkey_server: str, namespace: str) -> Place:
+def place(server: str, namespace: str) -> Place:
     """A namespace on a real server."""
-    return Place(valkey_server, namespace)
+    return Place(server, namespace)
 
 
 async def sampled(watch: Watch, fits: Any) -> Snapshot:

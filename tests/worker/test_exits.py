@@ -242,14 +242,14 @@ async def callback(kind: str) -> str:
 
 @pytest.mark.parametrize("kind", ["SystemExit", "KeyboardInterrupt"])
 async def test_tasks_of_handlers_end_no_worker_of_the_command_line(
-    kind: str, forks: ForkServer, tmp_path: Path, valkey_server: str, namespace: str
+    kind: str, forks: ForkServer, tmp_path: Path, server: str, namespace: str
 ) -> None:
     """Tasks, task groups and callbacks that handlers start may raise SystemExit: the process serves on, and SIGTERM ends it with 0."""
-    shell = Shell(forks, tmp_path, valkey_server, namespace)
+    shell = Shell(forks, tmp_path, server, namespace)
     (tmp_path / "strays.py").write_text(STRAYS)
     worker = shell.start("worker", "strays.py")
     try:
-        async with ToolBus(settings=Settings(url=valkey_server, namespace=namespace)) as bus:
+        async with ToolBus(settings=Settings(url=server, namespace=namespace)) as bus:
             await bus.wait_for_tool("callback", 30)
             for _ in range(2):
                 for name in ("stray_task", "callback"):

@@ -62,12 +62,12 @@ def command(url: str, namespace: str, *words: str) -> list[str]:
 @pytest.mark.usefixtures("slow")
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-async def test_nothing_survives_its_worker(start: Start, tmp_path: Path, valkey_server: str, namespace: str, how: signal.Signals) -> None:
+async def test_nothing_survives_its_worker(start: Start, tmp_path: Path, server: str, namespace: str, how: signal.Signals) -> None:
     """When a worker is killed, or is told to stop and its grace ends, a spinning child, idle ones and the fork server are gone."""
     (tmp_path / "spinner.py").write_text(SPINNER)
-    worker = start(*command(valkey_server, namespace, "spinner.py", "--grace", "0.2", "--lease", "2"))
+    worker = start(*command(server, namespace, "spinner.py", "--grace", "0.2", "--lease", "2"))
     pid_file = tmp_path / "pid"
-    async with ToolBus(valkey_server, namespace=namespace) as bus:
+    async with ToolBus(server, namespace=namespace) as bus:
         await bus.wait_for_tool("spin", timeout=20)
         async with bus.stream("spin", {"pid_file": str(pid_file)}):
             await eventually(pid_file.exists, timeout=10)
@@ -81,15 +81,15 @@ async def test_nothing_survives_its_worker(start: Start, tmp_path: Path, valkey_
         assert worker.returncode == 0
 
 
-async def test_a_drain_waits_for_isolated_calls(start: Start, tmp_path: Path, valkey_server: str, namespace: str) -> None:
+async def test_a_drain_waits_for_isolated_calls(start: Start, tmp_path: Path, server: str, namespace: str) -> None:
     """SIGTERM, also to every process of the worker, lets a running child finish within the grace."""
     (tmp_path / "slow.py").write_text(
         "import os, time\nfrom pathlib import Path\nfrom toolbus import tool\n\n"
         '@tool(effect="read", isolation="process")\ndef slow(started: str) -> str:\n'
         '    """Take a second."""\n    Path(started).touch()\n    time.sleep(1)\n    return "finished"\n'
     )
-    worker = start(*command(valkey_server, namespace, "slow.py"))
-    async with ToolBus(valkey_server, namespace=namespace) as bus:
+    worker = start(*command(server, namespace, "slow.py"))
+    async with ToolBus(server, namespace=namespace) as bus:
         await bus.wait_for_tool("slow", timeout=20)
         calling = asyncio.create_task(bus.call("slow", {"started": str(tmp_path / "started")}))
         await eventually((tmp_path / "started").exists)
@@ -102,11 +102,11 @@ async def test_a_drain_waits_for_isolated_calls(start: Start, tmp_path: Path, va
 
 
 @pytest.mark.usefixtures("slow")
-async def test_tools_of_a_script_are_found_again(start: Start, tmp_path: Path, valkey_server: str, namespace: str) -> None:
+async def test_tools_of_a_script_are_found_again(start: Start, tmp_path: Path, server: str, namespace: str) -> None:
     """A program that defines isolated tools and runs its worker itself works, if it guards its start."""
     (tmp_path / "program.py").write_text(SPINNER + MAIN)
-    worker = start("program.py", valkey_server, namespace)
-    async with ToolBus(valkey_server, namespace=namespace) as bus:
+    worker = start("program.py", server, namespace)
+    async with ToolBus(server, namespace=namespace) as bus:
         result = await bus.call("pid", wait=20.0)
     assert result.error is None
     assert result.data not in {worker.pid, None}
@@ -127,11 +127,11 @@ async def test_tools_of_a_script_are_found_again(start: Start, tmp_path: Path, v
     ],
 )
 async def test_what_can_not_be_imported_again_is_refused(
-    start: Start, tmp_path: Path, valkey_server: str, namespace: str, text: str, words: str
+    start: Start, tmp_path: Path, server: str, namespace: str, text: str, words: str
 ) -> None:
     """A program whose tools another process can't import ends at once, and says why."""
     (tmp_path / "program.py").write_text(SPINNER + text)
-    worker = start("program.py", valkey_server, namespace)
+    worker = start("program.py", server, namespace)
     _, told = worker.communicate(timeout=30)
     assert worker.returncode == 1
     assert words in told.splitlines()[-1]

@@ -137,15 +137,15 @@ def test_what_is_not_there_is_told() -> None:
 
 
 @pytest.mark.parametrize("target", some(["mytools/"], ["mytools", "mytools/", "./mytools"]))
-async def test_the_command_serves_a_package(start: Start, tmp_path: Path, valkey_server: str, namespace: str, target: str) -> None:
+async def test_the_command_serves_a_package(start: Start, tmp_path: Path, server: str, namespace: str, target: str) -> None:
     """``toolbus worker mytools`` serves every module of the package, by its name or its folder."""
     for place, text in WHOLE.items():
         path = tmp_path / "mytools" / place
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    command = ["-m", "toolbus", "--url", valkey_server, "--namespace", namespace, "worker", target]
+    command = ["-m", "toolbus", "--url", server, "--namespace", namespace, "worker", target]
     worker = start(*command)
-    async with ToolBus(valkey_server, namespace=namespace) as bus:
+    async with ToolBus(server, namespace=namespace) as bus:
         await eventually(lambda: list(bus.tools) == ["Deep-tool", "one", "three", "two"], timeout=20)
         assert (await bus.call("three")).output == "three"
     worker.terminate()

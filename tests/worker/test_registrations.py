@@ -235,7 +235,7 @@ WAYS = {
 
 @pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("way", WAYS)
-async def test_the_command_line_serves_every_form(shell: Shell, valkey_server: str, namespace: str, way: str) -> None:
+async def test_the_command_line_serves_every_form(shell: Shell, server: str, namespace: str, way: str) -> None:
     """A file, a module, several processes and ``toolbus dev`` all serve the same tools."""
     folder = shell.folder / "other" if "elsewhere" in way else shell.folder
     folder.mkdir(exist_ok=True)
@@ -243,7 +243,7 @@ async def test_the_command_line_serves_every_form(shell: Shell, valkey_server: s
     (folder / "kit.py").write_text("\n".join([HEAD.format(library="library"), *(text for text, _ in FORMS.values())]))
     shell.start(*WAYS[way])
     async with AsyncExitStack() as stack:
-        bus = await stack.enter_async_context(ToolBus(valkey_server, namespace=namespace))
+        bus = await stack.enter_async_context(ToolBus(server, namespace=namespace))
         for name in TOOLS:
             await bus.wait_for_tool(name, timeout=30)
             assert (await bus.call(name)).output == name

@@ -214,9 +214,9 @@ async def test_a_report_is_bounded():
     assert "at most 1,048,576" in await refused(write_report, "too_large", title="T", sections=sections, format="html")
 
 
-async def test_a_chart_reaches_a_report_by_reference(valkey_server, namespace):
+async def test_a_chart_reaches_a_report_by_reference(server, namespace):
     """Over a server, a model's second call takes table and picture from earlier ones without repeating them."""
-    async with Worker(charts, url=valkey_server, namespace=namespace), ToolBus(valkey_server, namespace=namespace) as bus:
+    async with Worker(charts, url=server, namespace=namespace), ToolBus(server, namespace=namespace) as bus:
         await bus.wait_for_tool("write_report", 10)
         executor = bus.executor(session="s")
         chart = await executor.execute("draw_chart", SALES)

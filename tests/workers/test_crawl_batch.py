@@ -195,13 +195,13 @@ async def test_bad_batches_are_refused_before_anything_is_fetched(urls, config):
     assert raised.value.error.type == "invalid_arguments"
 
 
-async def test_it_is_served(valkey_server, namespace):
+async def test_it_is_served(server, namespace):
     """Over a real server each page arrives as text of its own before the call ends."""
     gate = Gate()
     async with (
         site(gate.respond) as there,
-        Worker([crawler()], url=valkey_server, namespace=namespace),
-        ToolBus(valkey_server, namespace=namespace) as bus,
+        Worker([crawler()], url=server, namespace=namespace),
+        ToolBus(server, namespace=namespace) as bus,
     ):
         await bus.wait_for_tool("crawl_batch", 10)
         await gate.let("/quick")

@@ -21,9 +21,9 @@ def parquet(tmp_path, query):
 # -- what it does -------------------------------------------------------------------------------------
 
 
-async def test_uploaded_rows_are_queried(valkey_server, namespace):
+async def test_uploaded_rows_are_queried(server, namespace):
     """An upload makes a table that is listed, described and queried."""
-    async with serving(valkey_server, namespace) as client:
+    async with serving(server, namespace) as client:
         made = await client.upload("sales", SALES)
         assert made.output == "Table sales: 3 rows; columns: region VARCHAR, amount BIGINT\n"
         assert (await client.call("data_tables")).data == {"tables": [{"name": "sales", "rows": 3, "columns": 2, "temporary": False}]}
@@ -172,12 +172,12 @@ async def test_a_result_is_bounded_in_bytes(shared_client):
     assert "rows are shown" in result.output
 
 
-async def test_an_operator_adds_a_tool_with_tighter_limits(valkey_server, namespace, put):
+async def test_an_operator_adds_a_tool_with_tighter_limits(server, namespace, put):
     """Config params of a further tool bound its results, and its arguments are checked all the same."""
-    async with serving(valkey_server, namespace) as client:
-        await put(valkey_server, namespace, "few-rows", "data_analysis", operation="data_analysis", max_rows="2")
-        await put(valkey_server, namespace, "broken", "data_analysis", operation="data_analysis", max_rows="many")
-        await put(valkey_server, namespace, "nothing", "data_analysis", operation="drop_everything")
+    async with serving(server, namespace) as client:
+        await put(server, namespace, "few-rows", "data_analysis", operation="data_analysis", max_rows="2")
+        await put(server, namespace, "broken", "data_analysis", operation="data_analysis", max_rows="many")
+        await put(server, namespace, "nothing", "data_analysis", operation="drop_everything")
         for name in ("few-rows", "broken", "nothing"):
             await client.bus.wait_for_tool(name, 10)
         assert (await client.call("few-rows", sql="FROM range(9)")).data["rows"] == [[0], [1]]

@@ -182,10 +182,10 @@ async def test_tables_are_bounded_in_number(client):
     assert (await client.upload("more", "a\n1\n")).success
 
 
-async def test_an_upload_is_bounded_in_bytes_and_may_come_in_parts(valkey_server, namespace, put):
+async def test_an_upload_is_bounded_in_bytes_and_may_come_in_parts(server, namespace, put):
     """Too much at once is refused with how to send it, and parts make one table."""
-    async with serving(valkey_server, namespace) as client:
-        await put(valkey_server, namespace, "small", "data_analysis", operation="data_upload", max_upload=20)
+    async with serving(server, namespace) as client:
+        await put(server, namespace, "small", "data_analysis", operation="data_upload", max_upload=20)
         await client.bus.wait_for_tool("small", 10)
         for content, encoding in (("a\n" + "1\n" * 10, "text"), ("YQox" * 10, "base64")):
             refused = await client.call("small", table="t", content=content, encoding=encoding)
@@ -196,11 +196,11 @@ async def test_an_upload_is_bounded_in_bytes_and_may_come_in_parts(valkey_server
 
 
 @pytest.mark.usefixtures("slow")
-async def test_several_workers_serve_a_namespace(valkey_server, namespace):
+async def test_several_workers_serve_a_namespace(server, namespace):
     """Each session's tables are found again, whichever worker takes the call, and go when the session is closed."""
     services = [DataAnalysis(Limits()) for _ in range(3)]
-    workers = [Worker(service, url=valkey_server, namespace=namespace, concurrency=2) for service in services]
-    async with workers[0], workers[1], workers[2], ToolBus(valkey_server, namespace=namespace) as bus:
+    workers = [Worker(service, url=server, namespace=namespace, concurrency=2) for service in services]
+    async with workers[0], workers[1], workers[2], ToolBus(server, namespace=namespace) as bus:
         await bus.wait_for_tool("data_analysis", 10)
         clients = [Client(bus, None, user=f"u{number % 2}", session=f"s{number // 2}") for number in range(6)]
 
@@ -219,12 +219,12 @@ async def test_several_workers_serve_a_namespace(valkey_server, namespace):
 
 @pytest.mark.usefixtures("slow")
 @LINUX
-async def test_one_command_serves_it_and_a_killed_worker_leaves_no_process(valkey_server, namespace):
+async def test_one_command_serves_it_and_a_killed_worker_leaves_no_process(server, namespace):
     """The processes of its sessions end with the worker, even in the middle of a statement."""
-    command = ["-m", "toolbus", "--url", valkey_server, "--namespace", namespace, "worker", "toolbus_workers.data_analysis"]
+    command = ["-m", "toolbus", "--url", server, "--namespace", namespace, "worker", "toolbus_workers.data_analysis"]
     worker = await asyncio.create_subprocess_exec(sys.executable, *command)
     try:
-        async with ToolBus(valkey_server, namespace=namespace) as bus:
+        async with ToolBus(server, namespace=namespace) as bus:
             await bus.wait_for_tool("data_analysis", 30)
             client = Client(bus, None)
             assert (await client.upload("sales", SALES)).success

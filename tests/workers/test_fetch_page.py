@@ -291,12 +291,12 @@ async def test_proxies_of_the_environment_are_not_used(monkeypatch):
 # -- served ----------------------------------------------------------------------------------------------
 
 
-async def test_it_is_served_with_its_schema_and_its_errors(valkey_server, namespace):
+async def test_it_is_served_with_its_schema_and_its_errors(url, namespace):
     """Over a bus: the result has data and text, arguments are enforced, and a failure is a value."""
     async with (
         site({"/": answer(HTML), "/in": redirect("http://169.254.169.254/")}) as there,
-        Worker([FetchPage(local())], url=valkey_server, namespace=namespace),
-        ToolBus(valkey_server, namespace=namespace) as bus,
+        Worker([FetchPage(local())], url=url, namespace=namespace),
+        ToolBus(url, namespace=namespace) as bus,
     ):
         await bus.wait_for_tool("fetch_page", 10)
         good = await bus.call("fetch_page", {"url": there.url(), "extract_type": "structured"})

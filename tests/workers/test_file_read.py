@@ -54,9 +54,9 @@ def failed(result, type, code):
     return outcomes.failed(result, type, code)
 
 
-async def test_a_file_is_listed_and_read(root, valkey_server, namespace):
+async def test_a_file_is_listed_and_read(root, server, namespace):
     """A listing names what can be read."""
-    async with serving(root, valkey_server, namespace) as bus:
+    async with serving(root, server, namespace) as bus:
         listed = await bus.call("file_list", {})
         assert listed.output == "notes/\nempty.txt (0 bytes)"
         assert [entry["path"] for entry in (await bus.call("file_list", {"path": "notes"})).data["entries"]] == ["notes/note.txt"]
@@ -272,12 +272,12 @@ async def test_a_listing_is_bounded(root, bus):
     assert "(102 more entries are not listed" in result.output
 
 
-async def test_an_operators_tool_begins_at_its_folder(root, valkey_server, namespace, put):
+async def test_an_operators_tool_begins_at_its_folder(root, server, namespace, put):
     """The config's folder is the root of that tool's paths, and no config leads out of the service's root."""
-    async with serving(root, valkey_server, namespace) as bus:
-        await put(valkey_server, namespace, "read-note", "file_read", operation="file_read", folder="notes", max_bytes=100)
-        await put(valkey_server, namespace, "list-notes", "file_read", operation="file_list", folder="notes")
-        await put(valkey_server, namespace, "escape", "file_read", operation="file_read", folder="..")
+    async with serving(root, server, namespace) as bus:
+        await put(server, namespace, "read-note", "file_read", operation="file_read", folder="notes", max_bytes=100)
+        await put(server, namespace, "list-notes", "file_read", operation="file_list", folder="notes")
+        await put(server, namespace, "escape", "file_read", operation="file_read", folder="..")
         for name in ("read-note", "list-notes", "escape"):
             await bus.wait_for_tool(name, 10)
         assert (await bus.call("list-notes", {})).data["entries"][0]["path"] == "note.txt"

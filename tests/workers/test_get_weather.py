@@ -184,7 +184,7 @@ async def test_too_many_requests_say_when_to_come_back():
     assert (error.type, error.retry_after) == ("rate_limited", 30)
 
 
-async def test_another_provider_can_take_its_place(valkey_server, namespace):
+async def test_another_provider_can_take_its_place(server, namespace):
     """One method is all it needs; served over a real server."""
 
     class Sunny:
@@ -194,7 +194,7 @@ async def test_another_provider_can_take_its_place(valkey_server, namespace):
                 Place(location, 0, 0), "UTC", Units("°C", "mm", "km/h"), now, (Day("today", "clear sky", 20, 30, 0, 0, 5),) * days
             )
 
-    async with Worker([GetWeather(Sunny())], url=valkey_server, namespace=namespace), ToolBus(valkey_server, namespace=namespace) as bus:
+    async with Worker([GetWeather(Sunny())], url=server, namespace=namespace), ToolBus(server, namespace=namespace) as bus:
         await bus.wait_for_tool("get_weather", 10)
         result = await bus.call("get_weather", {"location": "Sunville", "days": 2})
         wrong = await bus.call("get_weather", {"location": "Sunville", "days": 99})

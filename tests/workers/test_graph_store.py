@@ -20,9 +20,9 @@ pytestmark = pytest.mark.anyio
 GUIDE = Path(__file__).parents[2] / "docs" / "reference" / "data-tools.md"
 
 
-async def test_one_command_serves_them_over_a_graph_in_memory(valkey_server, namespace):
+async def test_one_command_serves_them_over_a_graph_in_memory(server, namespace):
     """The package brings its own store; no schema shows it, and an argument of its name is refused."""
-    async with process(valkey_server, namespace, "toolbus_workers.graph_store"), ToolBus(valkey_server, namespace=namespace) as bus:
+    async with process(server, namespace, "toolbus_workers.graph_store"), ToolBus(server, namespace=namespace) as bus:
         for name in TOOLS:
             await bus.wait_for_tool(name, 30)
         assert all("store" not in bus.tools[name].parameters.get("properties", {}) for name in TOOLS)
@@ -32,10 +32,10 @@ async def test_one_command_serves_them_over_a_graph_in_memory(valkey_server, nam
         assert "store" in failed(await graph.query("RETURN 1", store={"query": "mine"}), "invalid_arguments", "")
 
 
-async def test_without_a_store_none_of_them_is_served(valkey_server, namespace):
+async def test_without_a_store_none_of_them_is_served(server, namespace):
     """A worker that nobody gave a store leaves them out, names what they need, and serves the rest."""
     targets = ("toolbus_workers.graph_store.tools", "toolbus_workers.joke")
-    async with process(valkey_server, namespace, *targets) as worker, ToolBus(valkey_server, namespace=namespace) as bus:
+    async with process(server, namespace, *targets) as worker, ToolBus(server, namespace=namespace) as bus:
         await bus.wait_for_tool("tell-pun", 30)
         assert TOOLS.isdisjoint(bus.tools)
         worker.terminate()
@@ -45,28 +45,28 @@ async def test_without_a_store_none_of_them_is_served(valkey_server, namespace):
     assert all("GraphStore" in line for line in told)
 
 
-async def test_they_appear_with_a_store_of_ones_own(valkey_server, namespace, tmp_path):
+async def test_they_appear_with_a_store_of_ones_own(server, namespace, tmp_path):
     """The store of the guide is what they ask."""
     (example,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text("utf-8"), re.DOTALL)
     (tmp_path / "mystore.py").write_text(example)
-    async with process(valkey_server, namespace, f"{tmp_path}/mystore.py:tools"), ToolBus(valkey_server, namespace=namespace) as bus:
+    async with process(server, namespace, f"{tmp_path}/mystore.py:tools"), ToolBus(server, namespace=namespace) as bus:
         for name in TOOLS:
             await bus.wait_for_tool(name, 30)
         assert (await Client(bus, None).query("anything")).data["rows"] == [["anything"]]
         assert (await bus.call("graph_schema")).output == "(:City) 2 vertices; id text"
 
 
-async def test_a_graph_in_a_file_outlives_its_worker_and_belongs_to_one(valkey_server, namespace, tmp_path):
+async def test_a_graph_in_a_file_outlives_its_worker_and_belongs_to_one(server, namespace, tmp_path):
     """Imported data is there for the next worker, also after a kill; a second worker at the same time gets an error with the reason."""
     limits = {"path": str(tmp_path / "people.graph")}
-    async with serving(namespace, valkey_server, **limits) as graph:
+    async with serving(namespace, server, **limits) as graph:
         assert (await graph.load("vertices", "Person", csv=PEOPLE)).success
         with pytest.raises(ToolError, match=r"the graph can't be opened: .*[Ll]ock"):
             await EmbeddedGraph(Limits(**limits)).__aenter__()
         graph.store._program._process.kill()
         await graph.store._program._process.wait()
         assert await graph.rows("MATCH (p:Person) RETURN count(*)") == [[3]]
-    async with serving(namespace, valkey_server, **limits) as graph:
+    async with serving(namespace, server, **limits) as graph:
         assert await graph.rows("MATCH (p:Person) RETURN p.name ORDER BY p.id") == [["Ann"], ["Bob"], ["Cid"]]
         failed(await graph.query("LOAD FROM 'x.csv' RETURN *"), "forbidden", "statement_refused")
 

@@ -60,9 +60,9 @@ def zipped(**members):
 
 
 @pytest.mark.anyio
-async def test_passages_are_streamed_and_lead_to_their_document(folder, valkey_server, namespace):
+async def test_passages_are_streamed_and_lead_to_their_document(folder, server, namespace):
     """Each passage is a piece of the stream, its ids stand in the data, and get_document_info takes them."""
-    async with searching(folder, valkey_server, namespace) as bus:
+    async with searching(folder, server, namespace) as bus:
         async with bus.stream("knowledge_search", {"query": "glaciers"}) as call:
             text = "".join([piece async for piece in call])
             result = await call.result()
@@ -132,12 +132,12 @@ async def test_the_index_follows_the_folder(folder):
 
 
 @pytest.mark.anyio
-async def test_an_operators_tool_sees_its_collection_only(folder, valkey_server, namespace, put):
+async def test_an_operators_tool_sees_its_collection_only(folder, server, namespace, put):
     """A tool whose config names a collection neither finds nor tells about documents outside of it."""
-    async with searching(folder, valkey_server, namespace) as bus:
-        await put(valkey_server, namespace, "handbook-search", "knowledge_search", operation="knowledge_search", collection="handbook")
-        await put(valkey_server, namespace, "handbook-info", "knowledge_search", operation="get_document_info", collection="handbook")
-        await put(valkey_server, namespace, "escape", "knowledge_search", operation="knowledge_search", collection="../..")
+    async with searching(folder, server, namespace) as bus:
+        await put(server, namespace, "handbook-search", "knowledge_search", operation="knowledge_search", collection="handbook")
+        await put(server, namespace, "handbook-info", "knowledge_search", operation="get_document_info", collection="handbook")
+        await put(server, namespace, "escape", "knowledge_search", operation="knowledge_search", collection="../..")
         for name in ("handbook-search", "handbook-info", "escape"):
             await bus.wait_for_tool(name, 10)
         bees = (await search(bus, "honey")).data["passages"][0]["document_id"]
@@ -283,12 +283,12 @@ async def test_whatever_a_file_brings_about_it_is_left_out_and_told_once(folder,
 
 
 @pytest.mark.anyio
-async def test_what_is_left_out_of_other_collections_is_not_told(folder, valkey_server, namespace, put):
+async def test_what_is_left_out_of_other_collections_is_not_told(folder, server, namespace, put):
     """A tool that knows one collection hears of no path in another, readable or not."""
     (folder / "secret.docx").write_bytes(b"no archive")
     (folder / "handbook" / "broken.docx").write_bytes(b"no archive")
-    async with searching(folder, valkey_server, namespace) as bus:
-        await put(valkey_server, namespace, "handbook-search", "knowledge_search", operation="knowledge_search", collection="handbook")
+    async with searching(folder, server, namespace) as bus:
+        await put(server, namespace, "handbook-search", "knowledge_search", operation="knowledge_search", collection="handbook")
         await bus.wait_for_tool("handbook-search", 10)
         result = await bus.call("handbook-search", {"query": "glacier"})
         assert [each["path"] for each in result.data["skipped"]] == ["handbook/broken.docx"]

@@ -80,7 +80,7 @@ async def walked(bus, operator, script):
 
 
 @pytest.mark.usefixtures("slow")
-async def test_an_agent_walks_from_a_file_to_a_report(valkey_server, namespace, tmp_path, command):
+async def test_an_agent_walks_from_a_file_to_a_report(server, namespace, tmp_path, command):
     """Each turn offers the tools of where the agent stands and of what follows, and the report holds the table and the chart."""
     (tmp_path / "orders.csv").write_text(ORDERS)
     query = {"sql": "SELECT region, sum(amount)::INT AS amount FROM orders GROUP BY region ORDER BY region"}
@@ -98,11 +98,11 @@ async def test_an_agent_walks_from_a_file_to_a_report(valkey_server, namespace, 
         calls(("write_report", {"title": "Sales by region", "sections": sections})),
         says("done"),
     ]
-    async with published(command, valkey_server, namespace, "data-analysis") as preset:
+    async with published(command, server, namespace, "data-analysis") as preset:
         environment = {"TOOLBUS_FILES_ROOT": str(tmp_path)}
         async with (
-            toolbus(valkey_server, namespace, *served_by(preset), **environment),
-            ToolBus(valkey_server, namespace=namespace) as bus,
+            toolbus(server, namespace, *served_by(preset), **environment),
+            ToolBus(server, namespace=namespace) as bus,
         ):
             named = {tool.bus or tool.name or tool.id for tool in preset.tools}
             await eventually(lambda: named <= set(bus.tools) and "file_read" in bus.tools, 30)
@@ -121,7 +121,7 @@ async def test_an_agent_walks_from_a_file_to_a_report(valkey_server, namespace, 
     assert base64.b64encode(drawn.content[0].data).decode() in text
 
 
-async def test_graph_tools_are_offered_while_a_store_is_provided(valkey_server, namespace, command):
+async def test_graph_tools_are_offered_while_a_store_is_provided(server, namespace, command):
     """Without a store the actions are there and their tools missing; with one, an agent imports, looks, asks and tells."""
     people = {"kind": "vertices", "label": "Person", "rows": [{"id": "ann"}, {"id": "bob"}, {"id": "cid"}]}
     rows = [{"from": "ann", "to": "bob"}, {"from": "ann", "to": "cid"}]
@@ -139,9 +139,9 @@ async def test_graph_tools_are_offered_while_a_store_is_provided(valkey_server, 
     ]
     names = {"graph_import", "graph_query", "graph_schema"}
     async with (
-        published(command, valkey_server, namespace, "graph") as preset,
-        Worker(charts, url=valkey_server, namespace=namespace),
-        ToolBus(valkey_server, namespace=namespace) as bus,
+        published(command, server, namespace, "graph") as preset,
+        Worker(charts, url=server, namespace=namespace),
+        ToolBus(server, namespace=namespace) as bus,
     ):
         await bus.wait_for_tool("write_report", 10)
         everything = {"threshold": 0.0, "hops": 9}
@@ -150,7 +150,7 @@ async def test_graph_tools_are_offered_while_a_store_is_provided(valkey_server, 
         assert set(before.missing) == names
         async with (
             EmbeddedGraph(Limits(memory=64 << 20)) as store,
-            Worker(tools, url=valkey_server, namespace=namespace, provide={GraphStore: store}),
+            Worker(tools, url=server, namespace=namespace, provide={GraphStore: store}),
         ):
             await eventually(lambda: names <= set(for_actions(bus.tools, ["understand"], **everything)), 10)
             offered, results, at = await walked(bus, preset.operator("explorer"), script)
@@ -165,7 +165,7 @@ async def test_graph_tools_are_offered_while_a_store_is_provided(valkey_server, 
 
 @pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("name", sorted(shipped_presets()))
-async def test_a_preset_names_tools_that_its_command_serves(name, valkey_server, namespace, tmp_path):
+async def test_a_preset_names_tools_that_its_command_serves(name, server, namespace, tmp_path):
     """Every tool of it appears when its command runs, the whole graph is reached from its operators' actions, and it can be published."""
     preset = load_preset(find_preset(name))
     assert preset.name == name
@@ -173,8 +173,8 @@ async def test_a_preset_names_tools_that_its_command_serves(name, valkey_server,
     assert all(graph.item(action) is not None for operator in preset.operators for action in operator.actions)
     assert len(msgspec.json.encode(preset)) < 10_000
     async with (
-        toolbus(valkey_server, namespace, *served_by(preset), TOOLBUS_FILES_ROOT=str(tmp_path)),
-        ToolBus(valkey_server, namespace=namespace) as bus,
+        toolbus(server, namespace, *served_by(preset), TOOLBUS_FILES_ROOT=str(tmp_path)),
+        ToolBus(server, namespace=namespace) as bus,
     ):
         await eventually(lambda: {tool.id for tool in preset.tools} <= set(bus.tools), 30)
         view = for_actions(bus.tools, preset.operators[0].actions, threshold=0.0, hops=9, toolkit=graph)

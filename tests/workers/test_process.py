@@ -141,10 +141,10 @@ def test_any_document_ends_in_a_result_or_a_tool_error(document, operation):
 
 
 @pytest.mark.anyio
-async def test_they_are_served(valkey_server, namespace):
+async def test_they_are_served(server, namespace):
     """Over a server, the operation is checked by the schema."""
     modules = [text_module, json_module]
-    async with Worker(modules, url=valkey_server, namespace=namespace), ToolBus(valkey_server, namespace=namespace) as bus:
+    async with Worker(modules, url=server, namespace=namespace), ToolBus(server, namespace=namespace) as bus:
         for name in ("text_process", "json_process"):
             await bus.wait_for_tool(name, 10)
         assert (await bus.call("text_process", {"text": "a", "operation": "upper"})).output == "A"

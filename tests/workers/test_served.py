@@ -19,10 +19,10 @@ DOCUMENT = "# A heading\n\nBees make honey in a hive. Honey keeps for years.\n\n
 
 
 @pytest.fixture
-async def bus(valkey_server, namespace):
+async def bus(server, namespace):
     """Provide a bus with every example worker behind it."""
     modules = examples()
-    async with Worker(modules, url=valkey_server, namespace=namespace), ToolBus(valkey_server, namespace=namespace) as opened:
+    async with Worker(modules, url=server, namespace=namespace), ToolBus(server, namespace=namespace) as opened:
         for name in sorted(TOOLS):
             await opened.wait_for_tool(name, 10)
         yield opened

@@ -155,12 +155,12 @@ async def test_searching_does_not_hold_up_the_event_loop(monkeypatch):
     assert results[3].data == {"results": [{"title": "q3", "url": "http://q3.test/", "snippet": ""}]}
 
 
-async def test_it_is_served(valkey_server, namespace):
+async def test_it_is_served(server, namespace):
     """Over a real server: results, and a failure of the backend as a value; the backend is closed with the worker."""
     good = Backend(Hit("Bees", "https://bees.test/", "All about bees"))
     async with (
-        Worker([WebSearch(SearchService(good))], url=valkey_server, namespace=namespace),
-        ToolBus(valkey_server, namespace=namespace) as bus,
+        Worker([WebSearch(SearchService(good))], url=server, namespace=namespace),
+        ToolBus(server, namespace=namespace) as bus,
     ):
         await bus.wait_for_tool("web_search", 10)
         result = await bus.call("web_search", {"query": "bees"})

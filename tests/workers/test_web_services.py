@@ -36,12 +36,12 @@ def test_a_module_serves_its_one_tool_as_the_guide_says(name):
 
 
 @pytest.mark.parametrize("name", some(MODULES[:1], MODULES))
-async def test_a_module_starts_with_one_command(name, valkey_server, namespace):
+async def test_a_module_starts_with_one_command(name, server, namespace):
     """``toolbus worker`` and the module's name are enough; the tool answers, if only that the arguments are wrong."""
-    command = [sys.executable, "-m", "toolbus", "--url", valkey_server, "--namespace", namespace, "worker", name]
+    command = [sys.executable, "-m", "toolbus", "--url", server, "--namespace", namespace, "worker", name]
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL)
     try:
-        async with ToolBus(valkey_server, namespace=namespace) as bus:
+        async with ToolBus(server, namespace=namespace) as bus:
             tool = name.rpartition(".")[2]
             await bus.wait_for_tool(tool, 30)
             result = await bus.call(tool, {})
@@ -62,19 +62,19 @@ def test_the_guide_shows_how_to_open_an_intranet():
     assert not guard.permits("10.21.1.1")
 
 
-async def test_the_guide_s_narrowed_tool_can_be_added_to_a_running_service(valkey_server, namespace, command):
+async def test_the_guide_s_narrowed_tool_can_be_added_to_a_running_service(server, namespace, command):
     """A descriptor with config values makes another tool of the same service, which keeps to them."""
     (document,) = re.findall(r"echo '(\{.*?\})' \| toolbus operate items put", GUIDE, re.DOTALL)
     resolve = names(docs_python_org="127.0.0.1", elsewhere_test="127.0.0.1")
     async with (
         site(answer("<p>honey " * 10_000)) as there,
-        Worker([FetchPage(local(resolve=resolve))], url=valkey_server, namespace=namespace),
-        ToolBus(valkey_server, namespace=namespace) as bus,
+        Worker([FetchPage(local(resolve=resolve))], url=server, namespace=namespace),
+        ToolBus(server, namespace=namespace) as bus,
     ):
-        await command(valkey_server, namespace, "operate", "items", "put", "tool/read-docs", given=document)
+        await command(server, namespace, "operate", "items", "put", "tool/read-docs", given=document)
         await bus.wait_for_tool("read-docs", 10)
         inside = await bus.call("read-docs", {"url": there.url(host="docs.python.org")})
         outside = await bus.call("read-docs", {"url": there.url(host="elsewhere.test")})
-        await command(valkey_server, namespace, "operate", "items", "rm", "tool/read-docs")
+        await command(server, namespace, "operate", "items", "rm", "tool/read-docs")
     assert len(inside.data["text"]) == 20_000
     assert (outside.error.type, outside.error.code) == ("forbidden", "forbidden_host")

@@ -26,18 +26,18 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def shell(forks: ForkServer, tmp_path: Path, valkey_server: str, namespace: str) -> Iterator[Shell]:
+def shell(forks: ForkServer, tmp_path: Path, server: str, namespace: str) -> Iterator[Shell]:
     """Commands in a folder of their own, on the test's namespace, with a short lease."""
-    made = Shell(forks, tmp_path, valkey_server, namespace)
+    made = Shell(forks, tmp_path, server, namespace)
     made.environment["TOOLBUS_LEASE"] = "1"
     yield made
     made.close()
 
 
 @pytest.fixture
-async def bus(valkey_server: str, namespace: str) -> AsyncIterator[ToolBus]:
+async def bus(server: str, namespace: str) -> AsyncIterator[ToolBus]:
     """The gateway's bus."""
-    async with ToolBus(settings=Settings(url=valkey_server, namespace=namespace, lease=1.0)) as found:
+    async with ToolBus(settings=Settings(url=server, namespace=namespace, lease=1.0)) as found:
         yield found
 
 

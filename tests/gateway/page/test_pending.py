@@ -21,9 +21,9 @@ OPERATOR = Principal("olga", may=frozenset({"call", "observe", "operate"}))
 WATCHER = Principal("wim", may=frozenset({"call", "observe"}))
 
 
-async def test_a_pending_tool_is_approved_in_the_form_that_was_shown(valkey_server: str, namespace: str) -> None:
+async def test_a_pending_tool_is_approved_in_the_form_that_was_shown(server: str, namespace: str) -> None:
     """Not without a digest, not in another form, and by operators alone; one that is rejected leaves what is served."""
-    settings = Settings(url=valkey_server, namespace=namespace)
+    settings = Settings(url=server, namespace=namespace)
     async with Admin(settings) as admin, ToolBus(settings=settings) as bus:
         records = Records(admin)
         await records.put(recorded())
@@ -50,11 +50,11 @@ async def test_a_pending_tool_is_approved_in_the_form_that_was_shown(valkey_serv
             assert (await records.get("image_stitcher")) == recorded(revision=2, description="New.")
 
 
-async def test_a_gateway_without_the_role_of_approvers_approves_nothing(valkey_server: str, namespace: str) -> None:
+async def test_a_gateway_without_the_role_of_approvers_approves_nothing(server: str, namespace: str) -> None:
     """The answer names the role, and what waits still waits."""
-    users = Users(valkey_server, namespace)
+    users = Users(server, namespace)
     try:
-        async with Admin(Settings(url=valkey_server, namespace=namespace)) as admin:
+        async with Admin(Settings(url=server, namespace=namespace)) as admin:
             await Records(admin).put(recorded(), pending=True)
             asked = {"name": "image_stitcher", "pending": True, "digest": digest_of(recorded())}
             for roles, status in ((("gateway",), 403), (("gateway", "approver"), 200)):
