@@ -30,8 +30,8 @@ from toolbus.platform.host.host import make_runner
 async def main():
     runner = await make_runner("local", "to-be-killed")
     place = Place(runner, local_source(Path(sys.argv[1])))
-    for _ in range(2):
-        await place.start(env={"START": "family"})
+    # Programs end when nobody holds them any more.
+    held = [await place.start(env={"START": "family"}) for _ in range(2)]
     print("started", flush=True)
     await asyncio.Event().wait()
 
