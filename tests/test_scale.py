@@ -59,6 +59,7 @@ def test_load_adds_up() -> None:
     assert 10 * tenth.memory == pytest.approx(whole.memory)
 
 
+@pytest.mark.usefixtures("slow")
 def test_each_limit_is_where_its_share_is_used_up() -> None:
     """A namespace of the size that a limit names uses exactly what there is."""
     server = Server()
@@ -111,7 +112,7 @@ def test_the_program_writes_every_figure(tmp_path: Path, capsys: pytest.CaptureF
     [
         (["--costs", "nowhere.json"], "nowhere.json can't be read"),
         (["--costs", str(PAGE)], "holds no measured costs"),
-        (["--page", str(MEASURED.with_name("costs.py"))], "should have calls"),
+        pytest.param(["--page", str(MEASURED.with_name("costs.py"))], "should have calls", marks=pytest.mark.slow),
     ],
 )
 def test_a_mistake_gives_one_clear_line(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:

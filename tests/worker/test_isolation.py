@@ -291,7 +291,7 @@ async def test_nothing_of_a_call_outlives_it(here: Place, what: str) -> None:
         await eventually(lambda: not alive(left.data))
 
 
-@pytest.mark.parametrize("then", ["ends", "dies", "deadline", "leaves"])
+@pytest.mark.parametrize("then", some(["ends", "dies", "leaves"], ["ends", "dies", "deadline", "leaves"]))
 async def test_no_process_slips_away_from_a_call(here: Place, tmp_path: Path, then: str) -> None:
     """Forked twice, in a session and group of its own, a process still dies with its call, however that ends."""
     pid_file = tmp_path / "pids"
