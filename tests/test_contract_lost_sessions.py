@@ -223,6 +223,7 @@ async def test_a_session_that_was_idle_is_lost_and_not_silently_new(place: Place
         assert told(await bus.call("put", {"what": "c"}, session="s")) == "session_lost"
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("policy", ["error", "restart", "restore"])
 async def test_whoever_speaks_next_in_a_session_finds_its_state_or_is_told(place: Place, policy: str) -> None:
     """A state is there within two leases; later it is restored, or lost, which is said once, to whoever comes next."""

@@ -205,6 +205,7 @@ async def test_questions_wait_for_each_other(place: Place) -> None:
         assert (await call).output == "allowed: a? allowed: b?"
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_drained_worker_hands_its_question_on(place: Place) -> None:
     """A call that waits for a person when its worker stops is asked anew by the next one, with the time it had; the old request is gone."""
     async with place.bus() as bus:

@@ -94,6 +94,7 @@ async def _load(bus: ToolBus, change: str, done: list[ToolResult], stopped: asyn
         done.append(await bus.call("pay", fitting(bus, change), timeout=20))
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("change", CHANGES)
 async def test_a_rolling_update_and_its_way_back_fail_no_call(place: Place, change: str) -> None:
     """Two workers are replaced one after the other, and again by the first revision, with a queue before them: every call succeeds."""

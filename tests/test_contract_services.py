@@ -252,6 +252,7 @@ async def test_a_server_of_the_process_that_is_not_installed_is_said(monkeypatch
         await ToolBus("memory://").open()
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_server_of_the_process_serves_nobody_else() -> None:
     """Another program of the machine that finds its port gets nothing."""
     async with ToolBus("memory://"):

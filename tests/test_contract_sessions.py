@@ -70,6 +70,7 @@ async def test_a_synchronous_caller_closes_sessions_too(place: Place) -> None:
         await eventually(lambda: notes.cleaned == [Session("ann", "s1")])
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_session_ends_after_the_last_bus_that_used_it(place: Place) -> None:
     """Two leases after a bus was closed, the sessions end that only it used; those that another bus uses go on."""
     notes = Notes()

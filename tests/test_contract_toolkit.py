@@ -156,6 +156,7 @@ async def test_tools_are_narrowed_to_what_makes_sense(place: Place) -> None:
         await bus.delete("toolkit/analysis")
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_graph_is_shared_and_updated_while_agents_run(place: Place) -> None:
     """Another agent sees a preset, its change and its end; presets are merged, and a broken one is left out alone."""
     async with place.serving(inspect_schema, run_sql, role="operator") as bus, place.bus(role="operator") as other:

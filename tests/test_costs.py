@@ -230,6 +230,7 @@ def frozen() -> Iterator[None]:
     gc.unfreeze()
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.usefixtures("frozen")
 async def test_a_call_that_has_ended_leaves_nothing_in_memory(valkey_server: str, namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """After calls end in any way, neither the caller nor the worker holds memory for them."""
@@ -263,6 +264,7 @@ async def left_of_each(place: Place, batches: int) -> float:
         return min(left)
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.usefixtures("frozen")
 async def test_a_call_that_waits_holds_no_more_memory_than_it_did(namespace: str) -> None:
     """The memory of a queued call is at the caller, and the additional memory of a running one at the worker."""

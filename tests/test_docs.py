@@ -307,7 +307,7 @@ def test_the_readme_examples_run(tmp_path: Path, valkey_server: str, namespace: 
     base = [sys.executable, "-m", "toolbus", "--url", valkey_server, "--namespace", namespace]
     worker = subprocess.Popen([*base, "worker", "jokes.py", "service.py"], cwd=tmp_path)
     try:
-        told = subprocess.run([sys.executable, "agent.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+        told = forks.run("agent.py", folder=tmp_path, environment=os.environ)
         assert told.stdout == 'Here is one about cats: …\n3 {"stars":3,"words":6}\nHere is one about dogs: … 1\n', told.stderr
         words = ("call", "tell-limerick", "topic=tea", "--user", "al", "--wait", "10")
         poem = forks.run(*base[1:], *words, folder=tmp_path, environment=os.environ)
@@ -317,7 +317,7 @@ def test_the_readme_examples_run(tmp_path: Path, valkey_server: str, namespace: 
         assert worker.wait(15) == 0
 
 
-def test_the_tutorial_runs(tmp_path: Path, valkey_server: str, namespace: str) -> None:
+def test_the_tutorial_runs(tmp_path: Path, valkey_server: str, namespace: str, forks: ForkServer) -> None:
     """The tool that the tutorial has written is served, and the tutorial's program calls it."""
     (program,) = blocks("docs/tutorial/getting-started.md")
     given = f'"{valkey_server}", namespace="{namespace}"'
@@ -325,25 +325,25 @@ def test_the_tutorial_runs(tmp_path: Path, valkey_server: str, namespace: str) -
     subprocess.run([*base, "new", "weather"], cwd=tmp_path, capture_output=True, timeout=60, check=True)
     worker = subprocess.Popen([*base, "worker", "weather.py"], cwd=tmp_path)
     try:
-        assert run_example(program.replace('"redis://localhost:6379"', given), tmp_path) == "1: hello\n2: hello\n3: hello\n"
+        assert run_example(forks, program.replace('"redis://localhost:6379"', given), tmp_path) == "1: hello\n2: hello\n3: hello\n"
     finally:
         worker.terminate()
         assert worker.wait(15) == 0
 
 
-def test_the_example_for_models_runs(tmp_path: Path) -> None:
+def test_the_example_for_models_runs(tmp_path: Path, forks: ForkServer) -> None:
     """The example of the guide to models prints what the guide says, and its second one is Python."""
     page = read("docs/how-to/models.md")
     example, watching = blocks("docs/how-to/models.md")
     (tmp_path / "example.py").write_text(example)
-    said = subprocess.run([sys.executable, "example.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    said = forks.run("example.py", folder=tmp_path, environment=os.environ)
     expected = re.search(r"It prints:\n\n```\n(.*?)```", page, re.DOTALL)
     assert expected is not None
     assert said.stdout == expected[1], said.stderr
     compile(watching, "watching", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
 
 
-def test_the_example_for_confirmations_runs(tmp_path: Path) -> None:
+def test_the_example_for_confirmations_runs(tmp_path: Path, forks: ForkServer) -> None:
     """The example of the guide to confirmations prints what the guide says, and its handler asks before it says what it did."""
     page = read("docs/how-to/confirmations.md")
     example, handler = blocks("docs/how-to/confirmations.md")
@@ -356,16 +356,16 @@ def test_the_example_for_confirmations_runs(tmp_path: Path) -> None:
             return (await environment.run(defined["tidy"], {"table": "orders"})).text
 
     assert asyncio.run(tidied()) == "deleted 3 rows, allowed"
-    said = subprocess.run([sys.executable, "example.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    said = forks.run("example.py", folder=tmp_path, environment=os.environ)
     expected = re.search(r"It prints:\n\n```\n(.*?)```", page, re.DOTALL)
     assert expected is not None, page
     assert (said.stdout, said.stderr) == (expected[1], "")
 
 
-def test_the_example_of_sessions_runs(tmp_path: Path) -> None:
+def test_the_example_of_sessions_runs(tmp_path: Path, forks: ForkServer) -> None:
     """The example of the guide to sessions prints what the guide says."""
     (tmp_path / "example.py").write_text(blocks("docs/how-to/sessions.md")[0])
-    said = subprocess.run([sys.executable, "example.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    said = forks.run("example.py", folder=tmp_path, environment=os.environ)
     expected = re.search(r"It prints:\n\n```\n(.*?)```", read("docs/how-to/sessions.md"), re.DOTALL)
     assert expected is not None
     assert said.stdout == expected[1], said.stderr
@@ -432,18 +432,18 @@ def test_the_trustgraph_example_runs(tmp_path: Path, valkey_server: str, namespa
         assert process.wait(15) == 0
 
 
-def test_the_nanoclaw_examples_run(tmp_path: Path, valkey_server: str, namespace: str) -> None:
+def test_the_nanoclaw_examples_run(tmp_path: Path, valkey_server: str, namespace: str, forks: ForkServer) -> None:
     """The tool of the nanoClaw guide runs in process and, served by a worker, over the bus."""
     tool, agent = blocks("docs/how-to/nanoclaw.md")
     (tmp_path / "finder.py").write_text(tool)
     given = f'"{valkey_server}", namespace="{namespace}"'
     (tmp_path / "agent.py").write_text(agent.replace('"redis://localhost:6379"', given))
-    here = subprocess.run([sys.executable, "finder.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    here = forks.run("finder.py", folder=tmp_path, environment=os.environ)
     assert here.stdout == '{"success": true, "data": {"position": 2}, "error": null}\n', here.stderr
     base = [sys.executable, "-m", "toolbus", "--url", valkey_server, "--namespace", namespace]
     worker = subprocess.Popen([*base, "worker", "finder.py"], cwd=tmp_path)
     try:
-        there = subprocess.run([sys.executable, "agent.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+        there = forks.run("agent.py", folder=tmp_path, environment=os.environ)
         assert there.stdout == '{"success": false, "data": null, "error": "it is not there"}\n', there.stderr
     finally:
         worker.terminate()
@@ -454,7 +454,7 @@ def test_the_function_examples_run(tmp_path: Path, valkey_server: str, namespace
     """The tools of the guide to functions, in a package served whole, answer over the bus, in process and isolated."""
     (tmp_path / "mytools").mkdir()
     *modules, registry = blocks("docs/how-to/functions.md")
-    assert run_example(registry, tmp_path) == "['add']\n3\n"
+    assert run_example(forks, registry, tmp_path) == "['add']\n3\n"
     for block in modules:
         name = re.match(r"# (\w+\.py)\n", block)
         assert name is not None
@@ -507,10 +507,10 @@ def printed(page: str) -> str:
     return expected[1]
 
 
-def run_example(example: str, folder: Path) -> str:
+def run_example(forks: ForkServer, example: str, folder: Path) -> str:
     """Run an example as a program of its own, and return what it prints."""
     (folder / "example.py").write_text(example)
-    done = subprocess.run([sys.executable, "example.py"], cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+    done = forks.run("example.py", folder=folder, environment=os.environ)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -522,18 +522,19 @@ def told_by(picture: bytes) -> tuple[set[str], list[str]]:
     return names, sorted(each.text or "" for each in root.iter("{http://www.w3.org/2000/svg}text"))
 
 
-def test_the_toolkit_example_runs_and_makes_the_pictures(tmp_path: Path) -> None:
+def test_the_toolkit_example_runs_and_makes_the_pictures(tmp_path: Path, forks: ForkServer) -> None:
     """The example prints what the page says, and the pictures beside the page show what it draws."""
     first, second, _ = blocks("docs/how-to/toolkit.md")
-    assert run_example(first, tmp_path) == printed("docs/how-to/toolkit.md")
+    assert run_example(forks, first, tmp_path) == printed("docs/how-to/toolkit.md")
     for name in ("toolkit.svg", "toolkit-recommended.svg"):
         names, texts = told_by((ROOT / "docs" / "how-to" / name).read_bytes())
         assert names
         assert (names, texts) == told_by((tmp_path / name).read_bytes())
     assert (tmp_path / "toolkit.html").read_text().startswith("<!DOCTYPE html>")
-    assert run_example(second, tmp_path) == "[('read', 'write'), ('read', 'fetch')]\n"
+    assert run_example(forks, second, tmp_path) == "[('read', 'write'), ('read', 'fetch')]\n"
 
 
+@pytest.mark.usefixtures("slow")
 def test_the_guide_to_learning_runs(tmp_path: Path, valkey_server: str, namespace: str, forks: ForkServer) -> None:
     """The guide's graph loses its wrong edge by the guide's commands, its picture is what they draw, and a rollback restores it."""
     tools, agent, program = blocks("docs/how-to/learning.md")
@@ -551,7 +552,7 @@ def test_the_guide_to_learning_runs(tmp_path: Path, valkey_server: str, namespac
     worker = subprocess.Popen([sys.executable, "-m", "toolbus", *base, "worker", "orders.py"], cwd=tmp_path)
     try:
         toolbus("toolkit", "load", "orders.yaml")
-        run_example(program.replace('"redis://localhost:6379"', f'"{valkey_server}", namespace="{namespace}"'), tmp_path)
+        run_example(forks, program.replace('"redis://localhost:6379"', f'"{valkey_server}", namespace="{namespace}"'), tmp_path)
         assert "grep_dump" in toolbus("toolkit", "recommend", "count")
         lines = [words for words in commands(ROOT / "docs/how-to/learning.md") if words[:3] == ["toolkit", "learning", "run"]]
         assert ["--dry-run" in words for words in lines] == [True, False]
@@ -582,11 +583,11 @@ def test_the_pictures_of_shipped_presets_are_what_the_command_draws(name: str, t
     assert f"`{name}` " in read("docs/how-to/toolkit.md")
 
 
-def test_the_chat2graph_example_runs(tmp_path: Path) -> None:
+def test_the_chat2graph_example_runs(tmp_path: Path, forks: ForkServer) -> None:
     """The toolkit of the Chat2Graph guide recommends what the guide says."""
     example, importing = blocks("docs/how-to/chat2graph.md")
-    assert run_example(example, tmp_path) == printed("docs/how-to/chat2graph.md")
+    assert run_example(forks, example, tmp_path) == printed("docs/how-to/chat2graph.md")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "tools.py").write_text(example.replace("SchemaGetter", "Getter"))
     (tmp_path / "chat2graph.yml").write_text("tools: [{name: Getter, module_path: app.tools}, {name: Missing, module_path: app.tools}]\n")
-    assert "chat2graph.yml:1: tools[1].name: the module mine.tools has no class 'Missing'" in run_example(importing, tmp_path)
+    assert "chat2graph.yml:1: tools[1].name: the module mine.tools has no class 'Missing'" in run_example(forks, importing, tmp_path)

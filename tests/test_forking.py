@@ -70,6 +70,7 @@ def test_output_is_read_to_its_end(forks: ForkServer, tmp_path: Path) -> None:
     assert program.returncode == 0
 
 
+@pytest.mark.usefixtures("slow")
 def test_what_is_forked_ends_with_its_server(tmp_path: Path) -> None:
     """No program outlives the fork server."""
     with ForkServer() as server:
@@ -99,6 +100,7 @@ def test_leaves_nothing():
 """
 
 
+@pytest.mark.usefixtures("slow")
 def test_what_is_not_closed_is_told_at_its_test(tmp_path: Path) -> None:
     """A socket in a reference cycle, which only the collector finds, fails the test that opened it."""
     (tmp_path / "test_leaves.py").write_text(LEAVES)
@@ -121,6 +123,7 @@ def test_a_started_program_has_the_signals_of_a_terminal() -> None:
     assert subprocess.run([sys.executable, "-c", IGNORED], stdout=subprocess.PIPE, text=True, check=True).stdout == "[]\n"
 
 
+@pytest.mark.usefixtures("slow")
 def test_a_suite_in_the_background_gives_its_programs_the_signals_of_a_terminal() -> None:
     """Started by a script with & and nohup, which make a process ignore Ctrl-C and hang-ups, it passes neither on."""
     ignoring = ["sh", "-c", 'trap "" INT HUP; exec "$@"', "sh"]

@@ -251,6 +251,9 @@ def test_a_forked_child_writes_nothing_of_its_parent(logger: logging.Logger) -> 
     program = """
 import asyncio, os, sys
 from toolbus.bus import telemetry
+from toolbus.bus.telemetry import output
+# The parent's line waits until the program ends, however long a fork takes.
+output._PERIOD = 60.0
 telemetry.configure_logging(format="json")
 async def main():
     telemetry.log.info("call.finished", id="parent")

@@ -32,12 +32,14 @@ def paper() -> Study:
     return study(costs(), Demand(), Server())
 
 
+@pytest.mark.usefixtures("slow")
 def test_every_figure_of_the_page_comes_from_the_measured_costs() -> None:
     """The tables of the page are those that the program computes from the file, with the same seed."""
     page = PAGE.read_text()
     assert renewed(page, paper().tables()) == page, f"python -m benchmarks.scale --page {PAGE.name}"
 
 
+@pytest.mark.usefixtures("slow")
 def test_every_limit_that_the_deployment_meets_has_an_advice() -> None:
     """A row of the page says what to do about everything that is used up below or near the deployment's own size."""
     advice = PAGE.read_text().partition("| Limit | What it looks like")[2].partition("\n\n")[0]
@@ -57,6 +59,7 @@ def test_load_adds_up() -> None:
     assert 10 * tenth.memory == pytest.approx(whole.memory)
 
 
+@pytest.mark.usefixtures("slow")
 def test_each_limit_is_where_its_share_is_used_up() -> None:
     """A namespace of the size that a limit names uses exactly what there is."""
     server = Server()
@@ -109,7 +112,7 @@ def test_the_program_writes_every_figure(tmp_path: Path, capsys: pytest.CaptureF
     [
         (["--costs", "nowhere.json"], "nowhere.json can't be read"),
         (["--costs", str(PAGE)], "holds no measured costs"),
-        (["--page", str(MEASURED.with_name("costs.py"))], "should have calls"),
+        pytest.param(["--page", str(MEASURED.with_name("costs.py"))], "should have calls", marks=pytest.mark.slow),
     ],
 )
 def test_a_mistake_gives_one_clear_line(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -191,8 +191,14 @@ def _logged(*folder: str) -> set[str]:
     """Return the names of the events that the source of a folder logs."""
     used: set[str] = set()
     for path in Path(toolbus.__path__[0], *folder).rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and re.fullmatch(r"(telemetry\.)?log\.\w+", ast.unparse(node.func)):
+        text = path.read_text("utf-8")
+        for node in ast.walk(ast.parse(text if "log." in text else "")):
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and "log" in {getattr(node.func.value, "id", ""), getattr(node.func.value, "attr", "")}
+                and ast.unparse(node.func.value) in {"log", "telemetry.log"}
+            ):
                 names = {each.value for each in _choices(node.args[0]) if isinstance(each, ast.Constant)}
                 assert names, f"{path}:{node.lineno} logs a computed event name"
                 used |= names

@@ -157,6 +157,7 @@ def script(body: dict[str, Any]) -> Canned:
     return calls(*((name, {"name": f"{task}/{turn}.{place} {name}"}) for place, name in enumerate(TURNS[turn])))
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("part", range(PARTS))
 async def test_killed_at_each_step(

@@ -98,6 +98,7 @@ def test_the_files_of_the_guide_can_be_recorded(tmp_path: Path) -> None:
     assert len(found.records) == 6
 
 
+@pytest.mark.usefixtures("slow")
 async def test_the_commands_of_the_guide_do_what_it_says(shell: Shell) -> None:
     """The program, the API, the mounted document and the chat answer as they are shown."""
 

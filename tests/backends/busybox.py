@@ -50,7 +50,7 @@ def _missing() -> str:
     """Return why no container can run here; empty when one can."""
     busybox = shutil.which("busybox")
     if shutil.which("docker") is None or busybox is None:
-        return "docker or busybox is not installed, so no container is tried"
+        return "docker or busybox is not installed (Debian: docker.io, busybox-static), so no container is tried"
     if subprocess.run(["docker", "info"], capture_output=True, timeout=60, check=False).returncode:
         return "no docker daemon answers on this machine, so no container is tried"
     if subprocess.run(["docker", "image", "inspect", IMAGE], capture_output=True, timeout=60, check=False).returncode == 0:

@@ -133,3 +133,21 @@ def test_who_has_lost_a_request_begins_nothing(beginning: Beginning) -> None:
 def test_an_equal_counter_proves_it_without_a_look(beginning: Beginning) -> None:
     """Nothing was moved away since, so the number of the attempt is not compared."""
     assert beginning.start("one", attempt=9) == b"started"
+
+
+@pytest.mark.parametrize("needs_session", ["", "1"])
+def test_who_has_lost_a_request_or_its_session_keeps_no_snapshot(beginning: Beginning, needs_session: str) -> None:
+    """The snapshot of a session is written by the worker that holds the call, and that has the session if the call needs it."""
+    owner, snapshot = beginning.keys.session("pool", "s"), beginning.keys.snapshot("pool", "s")
+
+    def save(counter: str = "7") -> int:
+        keys = (beginning.queue, beginning.fence, owner, snapshot)
+        args = ("mine", "1.a", counter, beginning.entry, 1, needs_session, "token", "call", "{}", 60_000)
+        return int(beginning.redis.eval(scripts.SAVE.source, len(keys), *keys, *args))
+
+    beginning.redis.set(owner, "other", px=60_000)
+    assert (save(), beginning.redis.exists(snapshot)) == ((0, 0) if needs_session else (1, 1))
+    beginning.redis.delete(snapshot)
+    beginning.redis.set(owner, "mine", px=60_000)
+    beginning.redis.xclaim(beginning.queue, "g", "other", 0, [beginning.entry], justid=True)
+    assert (save(counter="6"), beginning.redis.exists(snapshot)) == (0, 0)

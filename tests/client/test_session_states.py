@@ -45,7 +45,7 @@ EVERY_ORDER: dict[str, tuple[list[Frame], str]] = {
 @pytest.mark.parametrize(("frames", "state"), EVERY_ORDER.values(), ids=EVERY_ORDER)
 async def test_the_next_call_is_meant_for_the_state_that_answered(namespace: str, frames: list[Frame], state: str) -> None:
     """Frames of a replaced run change nothing, in whichever order they come; the state is that of the accepted run's end."""
-    settings = Settings.load({}, url="memory://", namespace=namespace)
+    settings = Settings.load({}, url="memory://", namespace=namespace, grace=0.1)
     async with Worker(Waiting(), settings=settings), ToolBus(settings=settings) as bus:
         await bus.wait_for_tool("wait")
         dispatcher = bus._state.dispatcher

@@ -57,10 +57,17 @@ def said_by_code() -> set[tuple[str, str]]:
     found = {(kind, made.code) for made in (RateLimit, Quota) for kind in ("rate_limited", "unavailable")}
     for path in PACKAGE.rglob("*.py"):
         if not {"compat", "cli", "demo"} & set(path.relative_to(PACKAGE).parts):
-            for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-                if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            for node in calls(path, "ErrorInfo", "ToolError", "deadline_exceeded"):
+                if isinstance(node.func, ast.Name):
                     found |= set(of_call(node))
     return {(kind, code) for kind, code in found if code}
+
+
+def calls(path: Path, *names: str) -> list[ast.Call]:
+    """Return the calls of a file that has one of these names."""
+    text = path.read_text("utf-8")
+    tree = ast.parse(text if any(name in text for name in names) else "")
+    return [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
 
 
 def of_call(node: ast.Call) -> Iterator[tuple[str, str]]:
@@ -85,8 +92,8 @@ def test_the_bus_makes_timeouts_in_one_place() -> None:
     elsewhere = [
         f"{path.relative_to(PACKAGE)}:{node.lineno}"
         for path in PACKAGE.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text("utf-8")))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in {"ErrorInfo", "ToolError"}
+        for node in calls(path, "ErrorInfo", "ToolError")
+        if isinstance(node.func, ast.Name) and node.func.id in {"ErrorInfo", "ToolError"}
         for kind in (*node.args[:1], *(each.value for each in node.keywords if each.arg == "type"))
         if "deadline_exceeded" in texts(kind) and path.name != "results.py"
     ]

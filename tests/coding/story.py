@@ -61,10 +61,20 @@ class Processes:
         await process.wait()
         await self.start(name)
 
+    async def offering(self, bus: ToolBus, name: str) -> None:
+        """Wait until a tool is offered; a process that has ended by itself will offer none, and fails the wait at once."""
+
+        def offered() -> bool:
+            assert [name for name, each in self._running.items() if each.returncode is not None] == [], self.logs()
+            return name in bus.tools
+
+        await eventually(offered, timeout=PATIENCE)
+
     async def stop(self) -> None:
         """End all, in order."""
         for process in self._running.values():
-            process.terminate()
+            if process.returncode is None:
+                process.terminate()
         for process in self._running.values():
             try:
                 async with asyncio.timeout(30):
@@ -89,7 +99,7 @@ class Story:
 
     async def tell(self) -> None:
         """Go through all of it."""
-        await self.bus.wait_for_tool("submit_task", PATIENCE)
+        await self.processes.offering(self.bus, "submit_task")
         await self._on_point("before the task")
         task = await self._submitted()
         await self._on_point("after the task")

@@ -100,7 +100,7 @@ def test_grafana_finds_the_dashboard(services: dict[str, Any]) -> None:
     assert (source["type"], source["url"]) == ("prometheus", "http://prometheus:9090")
 
 
-@pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed")
+@pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed (Debian: prometheus)")
 def test_prometheus_reads_its_configuration(tmp_path: Path) -> None:
     """Beside the rules that it names."""
     shutil.copy(FOLDER / "prometheus.yaml", tmp_path)

@@ -137,7 +137,7 @@ def stack(tmp_path: Path, forks: ForkServer, valkey_server: str, namespace: str)
 
 @pytest.mark.usefixtures("slow")
 @pytest.mark.timeout(300)
-@pytest.mark.skipif(PROMETHEUS is None, reason="prometheus is not installed")
+@pytest.mark.skipif(PROMETHEUS is None, reason="prometheus is not installed (Debian: prometheus)")
 def test_a_call_is_shown_by_every_panel(stack: Stack) -> None:
     """From nothing to a call that Prometheus has, and that all panels of the dashboard show, within three minutes."""
     urls = {"gateway": "http", "prometheus": "prometheus", "grafana": "grafana"}

@@ -84,7 +84,7 @@ def test_dashboards_can_be_loaded_by_every_grafana() -> None:
         assert {target["datasource"]["uid"] for target in panel["targets"]} == {"${datasource}"}
 
 
-@pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed")
+@pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed (Debian: prometheus)")
 @pytest.mark.parametrize("words", [("check", "rules", str(ALERTS)), ("test", "rules", str(Path(__file__).parent / "alerts.yaml"))])
 def test_alerts_fire_when_they_should(words: tuple[str, ...]) -> None:
     """Each of them fires for its cause, and not for what looks like it."""
@@ -178,7 +178,7 @@ def _post(url: str, body: dict[str, Any]) -> None:
     eventually_sync(answered, timeout=60)
 
 
-@pytest.mark.skipif(PROMETHEUS is None, reason="prometheus is not installed")
+@pytest.mark.skipif(PROMETHEUS is None, reason="prometheus is not installed (Debian: prometheus)")
 def test_a_prometheus_answers_every_query(prometheus: Prometheus) -> None:
     """Every panel shows something while a worker and a gateway serve; every alert has been evaluated and is quiet or waits."""
     for place, query in queries():

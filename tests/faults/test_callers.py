@@ -105,6 +105,7 @@ class Caller:
         return [frame for frame in frames if frame.get("end_of_stream")]
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_dead_callers_work_is_skipped_and_stopped(place: Place) -> None:
     """Without its reply stream a call that runs is cancelled, though it sends nothing, and one that waits is never run."""
     async with place.worker(wait, concurrency=2, lease=1.0), place.bus() as bus:

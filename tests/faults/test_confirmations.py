@@ -96,6 +96,7 @@ async def one_but(bus: ToolBus, *others: str) -> ConfirmationRequest:
     return request
 
 
+@pytest.mark.usefixtures("slow")
 async def test_the_request_of_a_dead_agent_disappears(place: Place, processes: Processes) -> None:
     """An agent that is killed while it waits leaves its request for ten seconds; who answers it meanwhile does no harm."""
     async with place.serving(guarded, lease=1.0) as bus:
@@ -111,6 +112,7 @@ async def test_the_request_of_a_dead_agent_disappears(place: Place, processes: P
         assert time.monotonic() - killed < 15
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_dead_workers_question_is_asked_anew(place: Place, processes: Processes) -> None:
     """When the worker is killed in mid-wait the next one asks anew, and the call goes on, though its timeout is long over."""
     async with place.bus(lease=1.0) as bus:
@@ -133,6 +135,7 @@ async def test_a_dead_workers_question_is_asked_anew(place: Place, processes: Pr
         assert result.output == "went on, attempt 2", result.error
 
 
+@pytest.mark.usefixtures("slow")
 async def test_once_work_that_asked_is_not_run_again(place: Place, processes: Processes) -> None:
     """A `once` handler whose worker is killed in mid-wait ends as outcome_unknown, and nobody is asked twice."""
     async with place.bus(lease=1.0) as bus:

@@ -56,6 +56,7 @@ async def test_connections_cut_at_any_byte_cost_no_call(proxied: tuple[EmbeddedS
         assert {(await call).output for call in counts} == {expected}
 
 
+@pytest.mark.usefixtures("slow")
 async def test_half_open_connections_are_given_up_in_bounded_time(
     proxied: tuple[EmbeddedServer, Proxy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,6 +93,7 @@ async def test_replies_that_never_arrive_repeat_nothing(proxied: tuple[EmbeddedS
     assert sorted(ran, key=int) == [str(number) for number in range(50)]
 
 
+@pytest.mark.usefixtures("slow")
 async def test_an_agent_that_comes_back_is_not_taken_for_dead(proxied: tuple[EmbeddedServer, Proxy]) -> None:
     """Its reply stream is gone, as with a server's memory, and is there again before a worker can see a call of its new connection."""
     server, proxy = proxied
@@ -187,6 +189,7 @@ async def cut_again_and_again(proxy: Proxy, chance: random.Random) -> None:
         await asyncio.sleep(chance.random() * 0.02)
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_drain_without_a_server_ends(fresh_server: FreshServer) -> None:
     """A worker whose server does not answer any more signs off in bounded time all the same."""
     server = fresh_server()

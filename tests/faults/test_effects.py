@@ -114,6 +114,7 @@ def take_back(server: EmbeddedServer, service: str) -> None:
     server.start()
 
 
+@pytest.mark.usefixtures("slow")
 async def test_once_work_restored_from_a_snapshot_is_not_run(fresh_server: FreshServer) -> None:
     """A server that comes back with an older state has forgotten that the work began: its worker knows, and answers."""
     server = fresh_server(config={"save": "3600 1"})

@@ -80,6 +80,7 @@ async def come_and_go(place: Place, number: int) -> None:
             assert result.success, result.error
 
 
+@pytest.mark.usefixtures("slow")
 async def test_what_came_and_went_leaves_no_entries(valkey_server: str, namespace: str, forks: ForkServer, tmp_path: Path) -> None:
     """After services, workers, agents and sessions have come and gone, also by SIGKILL, each key has what is alive and no more."""
     place = place_of(valkey_server, namespace)

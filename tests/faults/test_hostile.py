@@ -10,9 +10,10 @@ import pytest
 import redis
 
 from tests.faults import hostile
-from tests.faults.canary import SERVICE, Canary, Sung
+from tests.faults.canary import SERVICE, Canary
 from tests.servers import eventually
-from toolbus import Settings, ToolBus, ToolbusError, Worker, tool
+from tests.tiers import some
+from toolbus import Settings, ToolBus, ToolbusError, ToolService, Worker, tool
 from toolbus.bus.broker.replies.reader import ReplyReader
 from toolbus.bus.broker.server import reading
 from toolbus.bus.broker.server.keys import Keys
@@ -24,6 +25,7 @@ from toolbus.bus.values.results import BrokerError
 
 pytestmark = pytest.mark.anyio
 
+CHANNELS = {"wake", "wake_all", "confirmed", "creations_told"}
 # What Python reads of a key is said; Lua puts right what it can't use.
 READ_HERE = {"cancelled", "confirmations", "items", "queue", "replies", "services", "usage", "wake"}
 
@@ -44,7 +46,7 @@ def test_every_key_of_the_protocol_is_tried() -> None:
     assert known.items() <= tried.items()
 
 
-@pytest.mark.parametrize("name", hostile.KEY_NAMES)
+@pytest.mark.parametrize("name", some(READ_HERE, hostile.KEY_NAMES))
 async def test_hostile_values_stop_nobody(canary: Canary, name: str) -> None:
     """Calls are answered, whatever stands in a key or its fields, before and after everybody reads it anew."""
     place = canary.place(name)
@@ -58,7 +60,10 @@ async def test_hostile_values_stop_nobody(canary: Canary, name: str) -> None:
     canary.forget(place)
 
 
-@pytest.mark.parametrize("name", [name for name in hostile.KEY_NAMES if name not in {"wake", "wake_all", "confirmed", "creations_told"}])
+@pytest.mark.parametrize(
+    "name",
+    some(["fence", "live", "log", "names", "queue", "replies"], [name for name in hostile.KEY_NAMES if name not in CHANNELS]),
+)
 async def test_a_key_of_another_type_stops_nobody(canary: Canary, name: str) -> None:
     """A key that is replaced by one of another type is made anew, or concerns nobody but its own call."""
     place = canary.place(name)
@@ -70,7 +75,7 @@ async def test_a_key_of_another_type_stops_nobody(canary: Canary, name: str) -> 
     canary.forget(place)
 
 
-@pytest.mark.parametrize("name", ["log", "queue", "replies", "dead_letters", "call"])
+@pytest.mark.parametrize("name", some(["queue", "replies"], ["log", "queue", "replies", "dead_letters", "call"]))
 async def test_the_highest_possible_id_stops_nobody(canary: Canary, name: str) -> None:
     """A stream whose ids are used up takes nothing more, and is made anew."""
     place = canary.place(name)
@@ -87,6 +92,7 @@ async def test_the_highest_possible_id_stops_nobody(canary: Canary, name: str) -
     canary.forget(place)
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("waiting", [False, True])
 async def test_a_group_beyond_its_stream_stops_nobody(canary: Canary, waiting: bool) -> None:
     """A group that stands beyond its stream's newest entry is set back within about a lease: what waits is run, what runs is run once."""
@@ -126,6 +132,7 @@ async def test_hostile_requests_are_set_aside_or_answered(canary: Canary) -> Non
     assert letters > MOST_LINES
 
 
+@pytest.mark.usefixtures("slow")
 async def test_hostile_frames_end_no_call_but_their_own(canary: Canary) -> None:
     """Frames with every field hostile reach a call that waits, and others that don't; the reader goes on, and the log stays small."""
     async with canary.bus.stream("canary_echo", {"text": "whole", "seconds": 3.0}, timeout=20.0) as call:
@@ -256,16 +263,34 @@ async def test_an_agent_that_cannot_read_says_so_and_ends_its_calls(canary: Cana
     assert canary.said()["task.given_up"] == 1
 
 
+class Handing(ToolService):
+    """A tool whose first run never ends."""
+
+    id = SERVICE
+
+    def __init__(self) -> None:
+        self._begun = 0
+
+    @tool(effect="read")
+    async def canary_hold(self, text: str) -> str:
+        """Give a text back, at the second time."""
+        self._begun += 1
+        if self._begun == 1:
+            await asyncio.Event().wait()
+        return text
+
+
 @pytest.mark.usefixtures("hurried")
 @pytest.mark.parametrize("broken", ["take", "_upkeep"])
 async def test_a_worker_that_cannot_go_on_leaves(valkey_server: str, namespace: str, monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
     """A worker whose taking or upkeep fails for good is unhealthy, hands back what it runs, beats no more, and ends with the reason."""
     settings = Settings.load({}, url=valkey_server, namespace=namespace, lease=1.0, grace=0.2)
     async with ToolBus(settings=settings) as bus:
-        worker = Worker(Sung, settings=settings)
+        service = Handing()
+        worker = Worker(service, settings=settings)
         running = asyncio.create_task(worker.run())
-        await bus.wait_for_tool("canary_echo")
-        call = asyncio.create_task(bus.call("canary_echo", {"text": "handed on", "seconds": 2.0}, timeout=30.0))
+        await bus.wait_for_tool("canary_hold")
+        call = asyncio.create_task(bus.call("canary_hold", {"text": "handed on"}, timeout=30.0))
         await eventually(lambda: worker.started == 1)
 
         async def failing(*_: object, **__: object) -> None:
@@ -282,7 +307,7 @@ async def test_a_worker_that_cannot_go_on_leaves(valkey_server: str, namespace: 
         with redis.Redis.from_url(valkey_server) as client:
             assert client.zscore(Keys(namespace).live, f"{SERVICE}/{worker.instance}") is None
         monkeypatch.undo()
-        async with Worker(Sung, settings=settings):
+        async with Worker(service, settings=settings):
             assert (await call).output == "handed on"
 
 

@@ -48,6 +48,7 @@ async def home(bus: ToolBus, session: str) -> int:
     return int(str((await bus.call("home", session=session, timeout=60.0)).output))
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_killed_worker_is_told_and_never_silently_replaced(place: Place, spawn: Callable[[str], Program]) -> None:
     """The agent's next call in the session says that its state is gone, and so do those that ran or waited; none of them is run again."""
     workers = {process.pid: process for process in (spawn("error"), spawn("error"))}
@@ -122,6 +123,7 @@ async def test_pipelined_calls_go_on_from_a_snapshot(place: Place, spawn: Callab
         assert [result.output for result in results] == [" ".join(map(str, range(number + 1))) for number in range(30)]
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("signal", ["TERM", "KILL"])
 async def test_a_rolling_restart_costs_no_session_its_state(place: Place, spawn: Callable[[str], Program], signal: str) -> None:
     """While one worker after another leaves or dies under load, each call of a session has what all calls before it put in."""
@@ -159,6 +161,7 @@ async def test_a_rolling_restart_costs_no_session_its_state(place: Place, spawn:
     assert done == ROLLED * ROLLED_WORDS
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_session_whose_first_call_dies_with_its_worker_has_lost_nothing(place: Place, spawn: Callable[[str], Program]) -> None:
     """Killed before the first snapshot was kept, it begins again with that call, at another worker."""
     first = spawn("restore")

@@ -40,6 +40,7 @@ async def test_a_sentinel_that_names_a_wrong_master_is_outvoted(valkey_server: s
             assert (await bus.call("echo", {"text": "here"})).output == "here"
 
 
+@pytest.mark.usefixtures("slow")
 async def test_an_epoch_that_one_sentinel_made_up_once_hides_no_failover(
     valkey_server: str, fresh_server: Callable[..., EmbeddedServer], namespace: str
 ) -> None:
@@ -58,6 +59,7 @@ async def test_an_epoch_that_one_sentinel_made_up_once_hides_no_failover(
             assert (await bus.call("echo", {"text": "here"})).output == "here"
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("payload", [b":-5\r\n", b"_\r\n", b",1.5\r\n"])
 async def test_a_sentinel_that_pushes_nonsense_is_followed_on(valkey_server: str, namespace: str, payload: bytes) -> None:
     """A payload of any type costs nothing, the connection neither."""

@@ -48,6 +48,7 @@ async def test_a_right_that_is_taken_away_is_named(valkey_server: str, namespace
     assert len(forbidden) == len({str(each["error"]) for each in forbidden}), "each is said once"
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_worker_that_may_take_nothing_leaves(valkey_server: str, namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its lease would keep its service listed though no call is answered; it ends with the server's reason, and callers are told."""
     monkeypatch.setattr("toolbus.bus.broker.transport.opening._SECONDS", 1.0)

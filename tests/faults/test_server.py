@@ -64,6 +64,7 @@ async def count(numbers: int) -> AsyncIterator[str]:
         await asyncio.sleep(0.005)
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("seconds", [0.5, 2.5])
 async def test_streams_outlast_a_server_that_refuses_writes(fresh_server: FreshServer, seconds: float) -> None:
     """While a save fails, frames and ends are kept; then every stream goes on where it was, in its first attempt."""

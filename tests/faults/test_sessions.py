@@ -134,6 +134,7 @@ async def test_a_paused_worker_that_wakes_up_starts_no_second_life_of_a_session(
         assert {pid for pid, _ in said} == {second}
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("more", [0, 1], ids=["alone", "before another call"])
 async def test_a_woken_worker_answers_nothing_in_a_session_that_has_moved_on(place: Place, spawn: Spawn, more: int) -> None:
     """A call in progress when the lease ended goes to the session's new worker, unanswered, though nobody had taken it over yet.

@@ -88,6 +88,7 @@ async def both_go_on(turns: Counter[Upkeep]) -> None:
     await eventually(lambda: len(turns) == 2 and all(turns[upkeep] > before[upkeep] + 1 for upkeep in turns), timeout=30)
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("name", ["look", "pay"])
 async def test_what_runs_does_not_begin_again(place: Place, turns: Counter[Upkeep], name: str, caplog: pytest.LogCaptureFixture) -> None:
     """Neither at another worker nor at its own, nor does it end; its result arrives, and the log says what happened."""
@@ -154,6 +155,7 @@ async def test_what_a_group_passed_over_runs(place: Place, caplog: pytest.LogCap
     client.close()
 
 
+@pytest.mark.usefixtures("slow")
 async def test_what_runs_goes_on_when_its_consumer_is_deleted(place: Place, turns: Counter[Upkeep]) -> None:
     """Its worker has it pending again with the next renewal, so no other one begins it."""
     held = Held()

@@ -146,6 +146,7 @@ async def test_a_worker_with_patience_waits_for_a_server_that_was_never_there(pl
         server.close()
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("command", ["worker", "serve", "platform host", "platform im"])
 async def test_commands_that_serve_wait_for_a_server_that_restarts(place: Place, command: str, tmp_path: Path) -> None:
     """They say so in one line, and end with the error when the time is over; a name that does not exist ends them at once."""

@@ -39,6 +39,7 @@ def in_vain(monkeypatch: pytest.MonkeyPatch) -> list[Taking]:
     return found
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_dead_workers_call_is_recovered_by_who_was_busy(place: Place, in_vain: list[Taking]) -> None:
     """A worker that has no free slot whenever it is time to reap does it when it next has one, ahead of what is queued."""
     begun: list[str] = []

@@ -259,7 +259,7 @@ async def test_a_key_of_another_certificate_is_refused(proxy: Proxy, authority: 
     assert f"{own['tls_cert']!r} with the key {other['tls_key']!r} can't be read" in str(error)
 
 
-@pytest.mark.skipif("redis" not in KINDS, reason="the wheel's server is built without TLS")
+@pytest.mark.skipif("redis" not in KINDS, reason="the wheel's server is built without TLS (Debian: redis-server)")
 async def test_a_server_that_speaks_tls_itself_serves_and_refuses_alike(
     fresh_server: Callable[..., EmbeddedServer], authority: Authority, namespace: str
 ) -> None:

@@ -196,6 +196,7 @@ async def test_a_blocked_event_loop_loses_nothing(place: Place, spawn: Spawn) ->
     assert (result.output, result.meta.attempts) == ("unblocked", 1)
 
 
+@pytest.mark.usefixtures("slow")
 async def test_long_work_is_not_run_twice_because_it_is_long(place: Place, spawn: Spawn) -> None:
     """A call of several leases runs once."""
     spawn()
@@ -248,6 +249,7 @@ async def test_sigterm_drains_and_exits_with_zero(place: Place, spawn: Spawn) ->
         assert "count" not in bus.tools
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize(("tool", "arguments"), [("count", {"n": 60, "delay": 0.1}), ("pay", {"seconds": 6.0})])
 async def test_what_a_drain_finishes_nobody_else_begins(place: Place, spawn: Spawn, tool: str, arguments: dict[str, float]) -> None:
     """Another worker looks for work of the dead all the while; what the leaving one still runs, for leases, is not among it."""
@@ -346,6 +348,7 @@ async def test_a_rolling_restart_to_another_release_costs_callers_nothing_but_la
     assert called - {process.pid for process in old}, "the new release was never called"
 
 
+@pytest.mark.usefixtures("slow")
 async def test_poison_takes_its_neighbours_with_it_only_until_it_runs_alone(place: Place, spawn: Spawn) -> None:
     """Its last two attempts of four it dies alone: calls that ran beside it are answered by their third attempt at the latest."""
     processes = [spawn(max_deliveries=4) for _ in range(2)]
@@ -366,6 +369,7 @@ async def test_poison_takes_its_neighbours_with_it_only_until_it_runs_alone(plac
     assert max(result.meta.attempts for result in results) <= 3
 
 
+@pytest.mark.usefixtures("slow")
 async def test_what_waits_behind_a_request_that_kills_at_once_loses_nothing_by_it(place: Place, spawn: Spawn) -> None:
     """Taken over together with it, the others have not been tried, and begin before it the next time: at worst it meets them once more."""
     processes = [spawn(max_deliveries=5)]
@@ -382,6 +386,7 @@ async def test_what_waits_behind_a_request_that_kills_at_once_loses_nothing_by_i
     assert max(task.result().meta.attempts for task in behind) <= 3
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_stuck_handler_keeps_no_suspect_waiting(place: Place, spawn: Spawn) -> None:
     """A worker with a thread that can't be stopped still runs what must run alone, and goes on taking."""
     spawn(max_deliveries=4)

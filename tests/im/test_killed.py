@@ -80,6 +80,7 @@ class Scene:
         return condition
 
 
+@pytest.mark.usefixtures("slow")
 async def test_killed_at_each_step(valkey_server: str, namespace: str, forks: ForkServer, tmp_path: Path) -> None:
     """After SIGKILL at any step each message has one answer, and the chat was asked for it once."""
     place = Place(valkey_server, namespace)

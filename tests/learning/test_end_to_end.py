@@ -100,6 +100,7 @@ def shell(forks: ForkServer, tmp_path: Path, valkey_server: str, namespace: str)
     return shell
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_wrong_edge_is_learned_published_and_taken_back(shell: Shell, valkey_server: str, namespace: str) -> None:
     """Fifty recorded questions make a running agent lose the tool that never works, without a restart, and a rollback brings it back."""
     log = shell.folder / "executions.jsonl"
@@ -163,6 +164,7 @@ def revision_of(shell: Shell) -> str:
     return str(json.loads(document).get("revision", ""))
 
 
+@pytest.mark.usefixtures("slow")
 async def test_what_a_killed_run_left_is_published_by_the_next(shell: Shell, valkey_server: str, namespace: str) -> None:
     """A run or rollback that was killed before it published leaves a folder that the next run publishes, whatever else it does."""
     async with served(valkey_server, namespace) as bus:

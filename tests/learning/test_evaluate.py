@@ -33,6 +33,7 @@ def figure(found: Evaluation, policy: str, measure: str) -> float:
     return value
 
 
+@pytest.mark.usefixtures("slow")
 def test_learned_scores_beat_static_ones() -> None:
     """Over ten seeds hit@3 rises by 20 % and more on average, with an interval over seeds above that; no seed is credibly worse."""
     gains = []
@@ -61,6 +62,7 @@ def test_one_log_is_enough_to_tell(seed: int) -> None:
     assert learned.ece < static.ece / 2
 
 
+@pytest.mark.usefixtures("slow")
 def test_nothing_is_lost_on_noise() -> None:
     """Over twenty seeds of pure noise no measure of any log is credibly worse than with static scores."""
     for seed in range(20):
@@ -79,6 +81,7 @@ def test_nothing_is_lost_where_static_scores_are_right() -> None:
         assert gain.difference.high >= 0
 
 
+@pytest.mark.usefixtures("slow")
 def test_learned_scores_come_near_the_best_possible() -> None:
     """Ranking by learned scores is within a sixth of ranking by the truth."""
     for seed in (0, 1, 3):

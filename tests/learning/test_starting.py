@@ -82,6 +82,7 @@ def test_scores_are_bm25() -> None:
     assert [match.score, other.score] == pytest.approx([b / 2.2, a / 2.2])
 
 
+@pytest.mark.usefixtures("slow")
 def test_ten_thousand_actions_are_ranked_in_milliseconds() -> None:
     """Each of 10,000 actions is found by its own words; a query takes milliseconds, also one of common words, and results are bounded."""
     draw = random.Random(1)

@@ -61,6 +61,7 @@ def test_values_survive_json_and_binding(**values: Any) -> None:
     assert derive(f).bind(msgspec.to_builtins(values)) == values
 
 
+@pytest.mark.usefixtures("slow")
 @given(
     st.dictionaries(st.text() | st.sampled_from(["query", "count", "exact"]), st.recursive(st.none() | st.integers() | st.text(), st.lists))
 )

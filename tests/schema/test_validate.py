@@ -237,6 +237,7 @@ def test_a_deep_schema_is_refused_at_once() -> None:
         Validator(schema)
 
 
+@pytest.mark.usefixtures("slow")
 @settings(max_examples=examples(300))
 @given(ARGUMENTS, st.sampled_from([SEARCH, TREE, {}, {"propertyNames": {"maxLength": 3}}, {"maxProperties": 1}, {"not": {}}]))
 def test_checking_only_ever_raises_tool_error(arguments: dict[str, Any], schema: dict[str, Any]) -> None:

@@ -150,6 +150,7 @@ def test_the_size_with_references_replaced_is_known_without_replacing_them() -> 
     assert unfolded({"properties": {"a": {"$ref": "#"}}}) is None
 
 
+@pytest.mark.usefixtures("slow")
 def test_large_schemas_are_looked_at_in_bounded_time() -> None:
     """Documents with thousands of definitions, anchors or identifiers take no time that grows with their square."""
     many = 4_000

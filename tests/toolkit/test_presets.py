@@ -150,6 +150,7 @@ def test_hostile_text_is_refused_at_once() -> None:
         read_preset(b" " * 33 * 1024 * 1024, "p.yaml")
 
 
+@pytest.mark.usefixtures("slow")
 @given(
     st.one_of(
         st.text(max_size=60),

@@ -66,7 +66,7 @@ while not (folder / "go").exists():
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("twice", [False, True], ids=["parent", "person"])
+@pytest.mark.parametrize("twice", [pytest.param(False, id="parent", marks=pytest.mark.slow), pytest.param(True, id="person")])
 async def test_the_end_of_the_parent_is_no_second_signal(tmp_path: Path, twice: bool) -> None:
     """A process that drains finishes its call when its parent ends; a second signal of a person still ends it at once."""
     with Lifeline() as line:

@@ -59,6 +59,7 @@ def command(url: str, namespace: str, *words: str) -> list[str]:
     return ["-m", "toolbus", "--url", url, "--namespace", namespace, "worker", *words]
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 async def test_nothing_survives_its_worker(start: Start, tmp_path: Path, valkey_server: str, namespace: str, how: signal.Signals) -> None:
@@ -100,6 +101,7 @@ async def test_a_drain_waits_for_isolated_calls(start: Start, tmp_path: Path, va
     assert worker.returncode == 0
 
 
+@pytest.mark.usefixtures("slow")
 async def test_tools_of_a_script_are_found_again(start: Start, tmp_path: Path, valkey_server: str, namespace: str) -> None:
     """A program that defines isolated tools and runs its worker itself works, if it guards its start."""
     (tmp_path / "program.py").write_text(SPINNER + MAIN)
@@ -112,6 +114,7 @@ async def test_tools_of_a_script_are_found_again(start: Start, tmp_path: Path, v
     assert worker.wait(15) == 0
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize(
     ("text", "words"),
     [

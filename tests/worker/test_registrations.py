@@ -233,6 +233,7 @@ WAYS = {
 }
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("way", WAYS)
 async def test_the_command_line_serves_every_form(shell: Shell, valkey_server: str, namespace: str, way: str) -> None:
     """A file, a module, several processes and ``toolbus dev`` all serve the same tools."""

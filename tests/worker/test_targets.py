@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -43,17 +44,29 @@ def where_pickled() -> str:
         return pool.submit(place).result()
 '''
 RELATIVE = "from . import __name__ as package\nfrom .helper import HELPS\n" + TOOL
+# Each case has a fork of an interpreter to itself.
 LOAD = """
-import sys
+import json, os, sys
 from toolbus.bus.values.results import ConfigurationError
 from toolbus.bus.worker.loading import folders, load
-for target in sys.argv[1:]:
+for folder, targets in json.load(sys.stdin):
+    if not os.fork():
+        break
+    assert os.wait()[1] == 0, folder
+    print(end=chr(0), flush=True)
+else:
+    sys.exit()
+os.chdir(folder)
+sys.path.insert(sys.path[0] == "", folder + "/site-packages")
+for target in targets:
     try:
         loaded = load(target)
         folders((target,))
         print(loaded.__name__, getattr(loaded, "__file__", None) or list(loaded.__path__), getattr(loaded, "BESIDE", ""))
     except ConfigurationError as error:
         print("refused:", error)
+sys.stdout.flush()
+os._exit(0)
 """
 BESIDE = "from beside import BESIDE\n"
 
@@ -91,41 +104,63 @@ CASES = {
 }  # fmt: skip
 
 
-# A file that hides a module of Python from Python itself is told by Python, and long before.
-@pytest.mark.parametrize(
-    ("case", "safe"),
-    [(case, safe) for case in CASES for safe in ("1", "") if safe or "of Python" not in case],
-    ids=lambda each: each or "unsafe",
-)
-def test_what_was_asked_for_is_imported(tmp_path: Path, case: str, safe: str) -> None:
-    """A file or folder is imported as it was named, or refused in one line, never another one of its name."""
-    files, targets, expected = CASES[case]
+def cases(safe: str) -> list[str]:
+    """The cases, without or with the current folder on Python's path."""
+    # A file that hides a module of Python from Python itself is told by Python, and long before.
+    return [case for case in CASES if safe or "of Python" not in case]
+
+
+def make(folder: Path, files: list[str]) -> None:
+    """Make the files of a case."""
+    folder.mkdir()
     for each in files:
         file, _, link = each.partition(" -> ")
-        path = tmp_path / file.removesuffix(" <beside>")
+        path = folder / file.removesuffix(" <beside>")
         path.parent.mkdir(parents=True, exist_ok=True)
         if link:
-            path.symlink_to(tmp_path / link)
+            path.symlink_to(folder / link)
         elif path.name == "beside.py":
             path.write_text("BESIDE = __file__\n")
         else:
             path.write_text(BESIDE if file.endswith("<beside>") else "")
+
+
+@pytest.fixture(scope="module", params=["1", ""], ids=["safe", "unsafe"])
+def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """The modules that each case loads, and what it is told, without or with the current folder on Python's path."""
+    names = cases(request.param)
+    folders = [tmp_path_factory.mktemp("targets") / f"{number}" for number in range(len(names))]
+    for folder, name in zip(folders, names, strict=True):
+        make(folder, CASES[name][0])
+    given = [[str(folder), [each.format(here=folder) for each in CASES[name][1]]] for folder, name in zip(folders, names, strict=True)]
     done = subprocess.run(
-        [sys.executable, "-c", LOAD, *(each.format(here=tmp_path) for each in targets)],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONSAFEPATH": safe, "PYTHONPATH": str(tmp_path / "site-packages")},
+        [sys.executable, "-c", LOAD],
+        cwd=tmp_path_factory.mktemp("nothing"),
+        env={**os.environ, "PYTHONSAFEPATH": request.param},
+        input=json.dumps(given),
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
-    lines = done.stdout.replace(f"{tmp_path}/", "").splitlines()
+    said = done.stdout.split(chr(0))[:-1]
+    return {name: text.replace(f"{folder}/", "").splitlines() for name, folder, text in zip(names, folders, said, strict=True)}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_was_asked_for_is_imported(loaded: dict[str, list[str]], case: str) -> None:
+    """A file or folder is imported as it was named, or refused in one line, never another one of its name."""
+    if case not in loaded:
+        assert "of Python" in case
+        return
+    lines, expected = loaded[case], CASES[case][2]
     assert len(lines) == len(expected), lines
     for line, words in zip(lines, expected, strict=True):
         assert words == line.rstrip() or (line.startswith("refused: ") and words in line), line
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("target", ["other/one.py", "{here}/other/one.py"])
 @pytest.mark.parametrize(
     "words", [("worker",), ("worker", "--processes", "2"), ("worker", "--reload"), ("dev", "--http-port", "0")], ids=" ".join
@@ -142,6 +177,7 @@ def test_every_command_serves_the_file_in_every_process(shell: Shell, words: tup
     assert {shell.run("call", tool, "--wait", "20").stdout for tool in ("where", "where_isolated", "where_pickled")} == {f"{expected}\n"}
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("around", ["pkg/sub", "workers", "tests"])
 def test_a_module_of_a_package_is_served_in_every_process(shell: Shell, around: str) -> None:
     """By its path, with its relative imports, also where a child imports it again."""

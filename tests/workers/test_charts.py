@@ -237,6 +237,7 @@ def kinds(tokens):
         yield from kinds(token.children or ())
 
 
+@pytest.mark.usefixtures("slow")
 @example("\\<script>alert(1)</script>")
 @example("```")
 @example("text\n~~~\n")

@@ -45,11 +45,11 @@ async def test_uploaded_rows_are_queried(valkey_server, namespace):
         (base64.b64encode("a,b\n1,x\n2,ü\n".encode("cp1252")).decode(), {"encoding": "base64", "charset": "windows-1252"}),
     ],
 )
-async def test_text_formats_are_read_in_their_usual_shapes_and_encodings(client, content, arguments):
+async def test_text_formats_are_read_in_their_usual_shapes_and_encodings(shared_client, content, arguments):
     """JSON arrays and lines, other separators, byte order marks and old encodings all make the same table."""
-    result = await client.upload("t", content, **arguments)
+    result = await shared_client.upload("t", content, **arguments)
     assert result.success, result.error
-    assert (await client.sql("SELECT * FROM t ORDER BY a")).data["rows"] == [[1, "x"], [2, "ü"]]
+    assert (await shared_client.sql("SELECT * FROM t ORDER BY a")).data["rows"] == [[1, "x"], [2, "ü"]]
 
 
 @pytest.mark.parametrize(
@@ -62,19 +62,19 @@ async def test_text_formats_are_read_in_their_usual_shapes_and_encodings(client,
         ("windows-1251", "Москва"),
     ],
 )
-async def test_an_upload_says_which_charset_was_assumed(client, charset, word):
+async def test_an_upload_says_which_charset_was_assumed(shared_client, charset, word):
     """Text in other encodings is read as what it is, and named; what can't be told is refused until it is named."""
     content = base64.b64encode(f"a,b\n1,{word}\n".encode(charset)).decode()
-    found = await client.upload("t", content, encoding="base64")
+    found = await shared_client.upload("t", content, encoding="base64")
     assert found.data["assumed_charset"]
     assert f"was read as {found.data['assumed_charset']}" in found.output
-    given = await client.upload("u", content, encoding="base64", charset=charset)
+    given = await shared_client.upload("u", content, encoding="base64", charset=charset)
     assert given.data["assumed_charset"] == ""
     for table in "tu":
-        assert (await client.sql(f"SELECT b FROM {table}")).data["rows"] == [[word]]
+        assert (await shared_client.sql(f"SELECT b FROM {table}")).data["rows"] == [[word]]
     unsure = base64.b64encode("name\nJosé García\n".encode("cp1252")).decode()
-    assert (await client.upload("v", unsure, encoding="base64")).error.code == "bad_encoding"
-    assert (await client.upload("v", unsure, encoding="base64", charset="windows-1252")).success
+    assert (await shared_client.upload("v", unsure, encoding="base64")).error.code == "bad_encoding"
+    assert (await shared_client.upload("v", unsure, encoding="base64", charset="windows-1252")).success
 
 
 async def test_parquet_is_read_and_appended_to(client, tmp_path):
@@ -85,9 +85,9 @@ async def test_parquet_is_read_and_appended_to(client, tmp_path):
     assert (await client.sql("FROM t ORDER BY a")).data["rows"] == [[1, "2024-01-02"], [2, "2024-02-03"]]
 
 
-async def test_every_type_arrives_as_json(client):
+async def test_every_type_arrives_as_json(shared_client):
     """Values that JSON lacks arrive as text, and no package is needed for any type."""
-    result = await client.sql(
+    result = await shared_client.sql(
         "SELECT 1::HUGEINT, 1.5::DECIMAL(9,2), 'nan'::DOUBLE, NULL, TIMESTAMPTZ '2024-01-02 03:04:05+00', INTERVAL 3 DAY, "
         "[1, 2], {'k': 'v'}, MAP {'m': 1}, 'x'::BLOB, true, TIME '10:00'"
     )
@@ -117,9 +117,9 @@ async def test_every_type_arrives_as_json(client):
         "/* first */ SELECT ';' AS \"a;b\" -- ;\n ; ;",
     ],
 )
-async def test_reading_statements_and_temporary_tables_are_allowed(sales, statement):
+async def test_reading_statements_and_temporary_tables_are_allowed(shared_sales, statement):
     """The gate lets through what reads, and what only the session sees."""
-    result = await sales.sql(statement)
+    result = await shared_sales.sql(statement)
     assert result.success, result.error
 
 
@@ -134,37 +134,37 @@ async def test_reading_statements_and_temporary_tables_are_allowed(sales, statem
         "CREATE TEMP VIEW Sales AS SELECT 3",
     ],
 )
-async def test_an_uploaded_table_can_be_neither_changed_nor_hidden(sales, statement):
+async def test_an_uploaded_table_can_be_neither_changed_nor_hidden(shared_sales, statement):
     """Statements that would drop, replace or cover it are refused, and it stays as it was uploaded."""
-    failed(await sales.sql(statement), "forbidden", "uploaded")
-    assert (await sales.sql("SELECT count(*), sum(amount)::BIGINT FROM sales")).data["rows"] == [[3, 35]]
-    assert len((await sales.call("data_tables")).data["tables"]) == 1
+    failed(await shared_sales.sql(statement), "forbidden", "uploaded")
+    assert (await shared_sales.sql("SELECT count(*), sum(amount)::BIGINT FROM sales")).data["rows"] == [[3, 35]]
+    assert len((await shared_sales.call("data_tables")).data["tables"]) == 1
 
 
 @pytest.mark.parametrize("reading", ["t", "seen", '"T"', "sales WHERE amount IN (SELECT amount FROM t)"])
-async def test_a_statement_that_would_change_more_each_time_is_refused(sales, reading):
+async def test_a_statement_that_would_change_more_each_time_is_refused(shared_sales, reading):
     """A statement that reads the table it replaces, also through a view, is refused: it would give 2, 4, 8 rows."""
     for statement in ("CREATE TEMP TABLE t AS FROM sales", "CREATE TEMP VIEW seen AS FROM t"):
-        assert (await sales.sql(statement)).success
-    refused = await sales.sql(f"CREATE OR REPLACE TEMP TABLE t AS FROM sales UNION ALL FROM {reading}")
+        assert (await shared_sales.sql(statement)).success
+    refused = await shared_sales.sql(f"CREATE OR REPLACE TEMP TABLE t AS FROM sales UNION ALL FROM {reading}")
     failed(refused, "invalid_arguments", "reads_itself")
     for _ in range(2):
-        assert (await sales.sql("CREATE OR REPLACE TEMP TABLE t AS FROM sales UNION ALL FROM sales")).success
-        assert (await sales.sql("SELECT count(*) FROM seen")).data["rows"] == [[6]]
-    failed(await sales.upload("T", "a\n1\n"), "invalid_arguments", "derived")
+        assert (await shared_sales.sql("CREATE OR REPLACE TEMP TABLE t AS FROM sales UNION ALL FROM sales")).success
+        assert (await shared_sales.sql("SELECT count(*) FROM seen")).data["rows"] == [[6]]
+    failed(await shared_sales.upload("T", "a\n1\n"), "invalid_arguments", "derived")
 
 
-async def test_a_result_is_bounded_in_rows_and_says_what_was_left_out(client):
+async def test_a_result_is_bounded_in_rows_and_says_what_was_left_out(shared_client):
     """The first rows come with a note on how to see the others."""
-    result = await client.sql("FROM range(1000000) ORDER BY 1")
+    result = await shared_client.sql("FROM range(1000000) ORDER BY 1")
     assert [row[0] for row in result.data["rows"]] == list(range(200))
     assert result.data["truncated"]
     assert "only the first 200 rows are shown" in result.output
 
 
-async def test_a_result_is_bounded_in_bytes(client):
+async def test_a_result_is_bounded_in_bytes(shared_client):
     """Long values are cut, and long rows fewer, with a note for each."""
-    result = await client.sql("SELECT range, repeat('x', 5000) FROM range(150)")
+    result = await shared_client.sql("SELECT range, repeat('x', 5000) FROM range(150)")
     assert 1 <= len(result.data["rows"]) < 150
     assert len(result.output) < 120_000
     assert all(len(text) == MAX_CELL for _, text in result.data["rows"])
@@ -203,10 +203,10 @@ async def test_an_operator_adds_a_tool_with_tighter_limits(valkey_server, namesp
         "FROM query_table('sales')",
     ],
 )
-async def test_statements_in_values_are_refused(sales, statement):
+async def test_statements_in_values_are_refused(shared_sales, statement):
     """A function that runs the statement in its argument is refused by name: nothing has looked at that statement."""
-    assert "is not allowed here: write its statement itself" in failed(await sales.sql(statement), "forbidden", "statement_refused")
-    assert (await sales.sql("SELECT query FROM (SELECT 1 AS query)")).success
+    assert "is not allowed here: write its statement itself" in failed(await shared_sales.sql(statement), "forbidden", "statement_refused")
+    assert (await shared_sales.sql("SELECT query FROM (SELECT 1 AS query)")).success
 
 
 @pytest.mark.parametrize(
@@ -241,12 +241,12 @@ async def test_statements_in_values_are_refused(sales, statement):
         ("VACUUM", "VACUUM"),
     ],
 )
-async def test_other_statements_are_refused_by_name(sales, tmp_path, statement, word):
+async def test_other_statements_are_refused_by_name(shared_sales, tmp_path, statement, word):
     """Statements that write, attach, install or set are refused by name, with the allowed ones, and leave nothing behind."""
-    message = failed(await sales.sql(statement.format(tmp_path / "out")), "forbidden", "statement_refused")
+    message = failed(await shared_sales.sql(statement.format(tmp_path / "out")), "forbidden", "statement_refused")
     assert message.startswith(f"{word} is not allowed here; allowed are one SELECT")
     assert list(tmp_path.iterdir()) == []
-    assert (await sales.sql("SELECT count(*) FROM sales")).data["rows"] == [[3]]
+    assert (await shared_sales.sql("SELECT count(*) FROM sales")).data["rows"] == [[3]]
 
 
 @pytest.mark.parametrize(
@@ -270,11 +270,11 @@ async def test_other_statements_are_refused_by_name(sales, tmp_path, statement, 
         "SELECT * FROM query('SELECT * FROM read_text(''{}'')')",
     ],
 )
-async def test_no_file_and_no_address_can_be_read(client, tmp_path, statement):
+async def test_no_file_and_no_address_can_be_read(shared_client, tmp_path, statement):
     """Functions that read files or the network are refused, and nothing of the file is told."""
     secret = tmp_path / "secret.csv"
     secret.write_text("password\nhunter2\n")
-    result = await client.sql(statement.format(secret))
+    result = await shared_client.sql(statement.format(secret))
     assert not result.success
     assert result.error.type in {"forbidden", "invalid_arguments"}
     assert "hunter2" not in str(result)
@@ -296,12 +296,12 @@ async def test_no_file_and_no_address_can_be_read(client, tmp_path, statement):
         "EXPLAIN ANALYZE INSERT INTO sales VALUES ('x', 1)",
     ],
 )
-async def test_what_only_looks_like_reading_changes_nothing(sales, tmp_path, statement):
+async def test_what_only_looks_like_reading_changes_nothing(shared_sales, tmp_path, statement):
     """Statements that pass as SELECT reach no file, variable or setting, and delete nothing."""
     target = tmp_path / "made"
-    assert not (await sales.sql(statement.format(target))).success
+    assert not (await shared_sales.sql(statement.format(target))).success
     assert not target.exists()
-    assert (await sales.sql("SELECT count(*) FROM sales")).data["rows"] == [[3]]
+    assert (await shared_sales.sql("SELECT count(*) FROM sales")).data["rows"] == [[3]]
 
 
 async def test_an_upload_leaves_nothing_to_read_behind(client):
@@ -331,11 +331,11 @@ async def test_an_upload_leaves_nothing_to_read_behind(client):
         ("SELECT " + "1 + " * 6000 + "1", "too_long"),
     ],
 )
-async def test_wrong_statements_say_what_is_wrong(sales, statement, code):
+async def test_wrong_statements_say_what_is_wrong(shared_sales, statement, code):
     """Each is the caller's to mend, with a short message, and the session goes on."""
-    result = await sales.bus.call("data_analysis", {"sql": statement}, timeout=30, **sales.who)
+    result = await shared_sales.bus.call("data_analysis", {"sql": statement}, timeout=30, **shared_sales.who)
     failed(result, "invalid_arguments", code)
-    assert (await sales.sql("SELECT count(*) FROM sales")).data["rows"] == [[3]]
+    assert (await shared_sales.sql("SELECT count(*) FROM sales")).data["rows"] == [[3]]
 
 
 async def test_an_unknown_table_is_answered_with_the_known_ones(sales):
@@ -366,12 +366,12 @@ async def test_an_unknown_table_is_answered_with_the_known_ones(sales):
         ({"content": "a\n1", "table": 'x"; DROP TABLE y; --'}, "bad_name"),
     ],
 )
-async def test_broken_uploads_make_no_table(client, arguments, code):
+async def test_broken_uploads_make_no_table(shared_client, arguments, code):
     """Broken, empty or misnamed data is refused with what is wrong with it, and the path of no file is told."""
-    message = failed(await client.call("data_upload", **{"table": "t", **arguments}), "invalid_arguments", code)
+    message = failed(await shared_client.call("data_upload", **{"table": "t", **arguments}), "invalid_arguments", code)
     assert "/dev/fd" not in message
-    failed(await client.call("data_append", table="t", content="a\n1"), "invalid_arguments", "no_table")
-    assert (await client.call("data_tables")).data == {"tables": []}
+    failed(await shared_client.call("data_append", table="t", content="a\n1"), "invalid_arguments", "no_table")
+    assert (await shared_client.call("data_tables")).data == {"tables": []}
 
 
 async def test_damaged_parquet_never_takes_the_worker_with_it(client, tmp_path):

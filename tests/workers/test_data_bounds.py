@@ -15,6 +15,7 @@ from toolbus_workers.data_sessions import Limits
 from toolbus_workers.operations import load_limits
 
 from tests.servers import eventually
+from tests.tiers import some
 from tests.workers.data_client import SALES, Client, serving
 from tests.workers.outcomes import failed
 from toolbus import ConfigurationError, ToolBus, Worker
@@ -62,19 +63,19 @@ async def test_a_cancelled_statement_runs_no_longer(client, statement):
     assert (await client.sql("SELECT 42", timeout=10)).data["rows"] == [[42]]
 
 
+GREEDY = [
+    "SELECT repeat('x', 4000000000)",
+    "SELECT len(range(1000000000))",
+    "CREATE TEMP TABLE t AS SELECT range a, repeat('y', 100) b FROM range(1000000000)",
+    "SELECT sum(a) FROM (SELECT unnest(range(2000000000)) a)",
+    "SELECT list(range) FROM range(1000000000)",
+    "SELECT string_agg(repeat('x', 1000000), '') FROM range(100000)",
+    "SELECT array_agg(x) FROM (SELECT range(1000000) x FROM range(100000))",
+]
+
+
 @LINUX
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "SELECT repeat('x', 4000000000)",
-        "SELECT len(range(1000000000))",
-        "SELECT sum(a) FROM (SELECT unnest(range(2000000000)) a)",
-        "SELECT list(range) FROM range(1000000000)",
-        "SELECT string_agg(repeat('x', 1000000), '') FROM range(100000)",
-        "SELECT array_agg(x) FROM (SELECT range(1000000) x FROM range(100000))",
-        "CREATE TEMP TABLE t AS SELECT range a, repeat('y', 100) b FROM range(1000000000)",
-    ],
-)
+@pytest.mark.parametrize("statement", some(GREEDY[:3], GREEDY))
 async def test_a_statement_that_eats_memory_fails_within_its_limit(namespace, statement):
     """It ends in an error, its process never grew beyond its share, and the worker serves on."""
     async with serving(namespace=namespace, memory=64 << 20) as client:
@@ -194,6 +195,7 @@ async def test_an_upload_is_bounded_in_bytes_and_may_come_in_parts(valkey_server
         assert (await client.sql("FROM t")).data["rows"] == [[1], [2]]
 
 
+@pytest.mark.usefixtures("slow")
 async def test_several_workers_serve_a_namespace(valkey_server, namespace):
     """Each session's tables are found again, whichever worker takes the call, and go when the session is closed."""
     services = [DataAnalysis(Limits()) for _ in range(3)]
@@ -215,6 +217,7 @@ async def test_several_workers_serve_a_namespace(valkey_server, namespace):
         failed(await clients[0].sql("FROM t"), "invalid_arguments", "bad_sql")
 
 
+@pytest.mark.usefixtures("slow")
 @LINUX
 async def test_one_command_serves_it_and_a_killed_worker_leaves_no_process(valkey_server, namespace):
     """The processes of its sessions end with the worker, even in the middle of a statement."""

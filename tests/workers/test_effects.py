@@ -81,6 +81,7 @@ STATE = [
 ]
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_second_run_does_what_the_declared_effect_says(namespace, tmp_path, monkeypatch):
     """``read`` changes nothing and answers alike, ``idempotent`` leaves what the first run left, and only ``once`` does more."""
     (tmp_path / "bees.txt").write_text("Bees make honey.")

@@ -23,6 +23,8 @@ pytestmark = pytest.mark.anyio
         (f"RETURN {'CASE WHEN true THEN ' * 40}1{' END' * 40}", "too_deep"),
         (f"RETURN {'case when true then (' * 11}1{') end' * 11}", "too_deep"),
         (f"RETURN {'CASE WHEN true THEN 1 END + ' * 201}1", "too_deep"),
+        (f"RETURN [1]{'[1]' * 501}", "too_deep"),
+        (f"RETURN [1]{' [1:1]' * 501}", "too_deep"),
         ("RETURN \"it's", "bad_query"),
         ("RETURN 'a\\' LOAD FROM 'x' RETURN 1", "bad_query"),
     ],
@@ -42,6 +44,8 @@ def test_the_gate_refuses_what_it_can_not_read(statement, code):
         'OPTIONAL MATCH (n) WHERE n.a =~ "it\'s" RETURN n UNION RETURN 1',
         f"RETURN {'CASE WHEN true THEN ' * 10}1{' END' * 10}",
         f"RETURN {'CASE WHEN true THEN 1 END + ' * 100}1",
+        f"RETURN [1]{'[1]' * 400}, [1]{'[1]' * 400}",
+        f"RETURN {', '.join(['[[1], [2]]'] * 600)}",
         f"RETURN n{'.case' * 50}, {'`CASE` ' * 50}, '{'CASE ' * 50}'",
     ],
 )
@@ -50,19 +54,18 @@ def test_the_gate_lets_words_stand_where_they_are_names(statement):
     check(statement)
 
 
+STATEMENTS = [
+    "LOAD FROM '{}/in.csv' RETURN *",
+    "COPY (MATCH (n) RETURN n.id) TO '{}/out.csv'",
+    "CREATE (:Person {{id: 'x'}})",
+    "MATCH (n) SET n.age = 1",
+    "INSTALL json",
+    "CREATE NODE TABLE Other(id STRING, PRIMARY KEY (id))",
+]
+
+
 @pytest.mark.parametrize("stored", [False, True], ids=["memory", "file"])
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "LOAD FROM '{}/in.csv' RETURN *",
-        "COPY (MATCH (n) RETURN n.id) TO '{}/out.csv'",
-        "CREATE (:Person {{id: 'x'}})",
-        "MATCH (n) SET n.age = 1",
-        "INSTALL json",
-        "CREATE NODE TABLE Other(id STRING, PRIMARY KEY (id))",
-    ],
-)
-def test_past_the_gate_nothing_is_reached_or_changed(tmp_path, statement, stored):
+def test_past_the_gate_nothing_is_reached_or_changed(tmp_path, stored):
     """Without the gate a statement would still open no file and no socket and change nothing: the system and the transaction refuse."""
     (tmp_path / "in.csv").write_text("a\n1\n")
     program = (
@@ -70,16 +73,18 @@ def test_past_the_gate_nothing_is_reached_or_changed(tmp_path, statement, stored
         "engine.check = lambda query: None\n"
         "made = engine.Engine(sys.argv[1], 64 << 20, 64 << 20)\n"
         "made.load('Person', [{'id': 'ann', 'age': 1}], '', '')\n"
-        "for query in (sys.argv[2], 'MATCH (n) RETURN n.id, n.age'):\n"
-        "    print(engine._answer(made, {'do': 'query', 'query': query, 'parameters': {}, 'max_rows': 9, 'max_bytes': 999}))\n"
+        "for statement in sys.argv[2:]:\n"
+        "    for query in (statement, 'MATCH (n) RETURN n.id, n.age'):\n"
+        "        print(engine._answer(made, {'do': 'query', 'query': query, 'parameters': {}, 'max_rows': 9, 'max_bytes': 999}))\n"
     )
     path = str(tmp_path / "a.graph") if stored else ""
-    done = subprocess.run(
-        [sys.executable, "-c", program, path, statement.format(tmp_path)], capture_output=True, text=True, timeout=60, check=False
-    )
-    refused, after = done.stdout.splitlines()
-    assert "'code': 'no_access'" in refused, done.stderr
-    assert "[['ann', 1]]" in after
+    command = [sys.executable, "-c", program, path, *(each.format(tmp_path) for each in STATEMENTS)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    answers = done.stdout.splitlines()
+    assert len(answers) == 2 * len(STATEMENTS), done.stderr
+    for statement, refused, after in zip(STATEMENTS, answers[::2], answers[1::2], strict=True):
+        assert "'code': 'no_access'" in refused, statement
+        assert "[['ann', 1]]" in after, statement
     assert not (tmp_path / "out.csv").exists()
 
 

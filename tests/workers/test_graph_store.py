@@ -90,9 +90,9 @@ async def test_an_empty_graph_says_so(graph):
     assert "graph_import" in failed(await graph.query("MATCH (n:Person) RETURN n"), "invalid_arguments", "bad_query")
 
 
-async def test_the_schema_shows_labels_types_properties_and_counts(people):
+async def test_the_schema_shows_labels_types_properties_and_counts(same_people):
     """CSV columns have the types of their values, and edges say what they connect."""
-    result = await people.call("graph_schema")
+    result = await same_people.call("graph_schema")
     properties = {"id": "STRING", "name": "STRING", "age": "INT64", "score": "DOUBLE"}
     assert result.data["vertices"] == [{"name": "Person", "count": 3, "properties": properties}]
     ends = {"source": "Person", "target": "Person"}
@@ -100,10 +100,10 @@ async def test_the_schema_shows_labels_types_properties_and_counts(people):
     assert "(:Person)-[:KNOWS]->(:Person) 2 edges; since INT64" in result.output
 
 
-async def test_a_query_with_parameters_returns_rows(people):
+async def test_a_query_with_parameters_returns_rows(same_people):
     """Values come by name; vertices, edges and paths are plain objects without the database's own ids."""
     query = "MATCH p = (a:Person)-[k:KNOWS*1..2]->(b) WHERE a.id = $id RETURN b.name, p ORDER BY b.id"
-    result = await people.query(query, parameters={"id": "ann"})
+    result = await same_people.query(query, parameters={"id": "ann"})
     ann, bob = {"label": "Person", "id": "ann", "name": "Ann", "age": 30}, {"label": "Person", "id": "bob", "name": "Bob", "score": 1.5}
     assert result.data["columns"] == ["b.name", "p"]
     assert result.data["rows"][0] == ["Bob", {"vertices": [ann, bob], "edges": [{"label": "KNOWS", "since": 2001}]}]
@@ -161,11 +161,11 @@ async def test_an_import_is_taken_whole_or_not_at_all(people):
         ({"csv": "id\n\0"}, "bad_character"),
     ],
 )
-async def test_what_can_not_be_imported_is_told(people, arguments, code):
+async def test_what_can_not_be_imported_is_told(same_people, arguments, code):
     """Each mistake has a code of its own and changes nothing."""
-    failed(await people.load(**{"kind": "vertices", "label": "Person", **arguments}), "invalid_arguments", code)
-    assert [each["name"] for each in (await people.call("graph_schema")).data["vertices"]] == ["Person"]
-    assert await people.rows("MATCH (n) RETURN count(*)") == [[3]]
+    failed(await same_people.load(**{"kind": "vertices", "label": "Person", **arguments}), "invalid_arguments", code)
+    assert [each["name"] for each in (await same_people.call("graph_schema")).data["vertices"]] == ["Person"]
+    assert await same_people.rows("MATCH (n) RETURN count(*)") == [[3]]
 
 
 async def test_a_result_is_bounded_in_rows_and_bytes(graph):

@@ -79,6 +79,7 @@ async def walked(bus, operator, script):
     return [[each["function"]["name"] for each in body.get("tools", [])] for body in model.bodies], heard.results, walk.at
 
 
+@pytest.mark.usefixtures("slow")
 async def test_an_agent_walks_from_a_file_to_a_report(valkey_server, namespace, tmp_path, command):
     """Each turn offers the tools of where the agent stands and of what follows, and the report holds the table and the chart."""
     (tmp_path / "orders.csv").write_text(ORDERS)
@@ -120,6 +121,7 @@ async def test_an_agent_walks_from_a_file_to_a_report(valkey_server, namespace, 
     assert base64.b64encode(drawn.content[0].data).decode() in text
 
 
+@pytest.mark.usefixtures("slow")
 async def test_graph_tools_are_offered_while_a_store_is_provided(valkey_server, namespace, command):
     """Without a store the actions are there and their tools missing; with one, an agent imports, looks, asks and tells."""
     people = {"kind": "vertices", "label": "Person", "rows": [{"id": "ann"}, {"id": "bob"}, {"id": "cid"}]}
@@ -162,6 +164,7 @@ async def test_graph_tools_are_offered_while_a_store_is_provided(valkey_server, 
     assert "| who | knows |\n|---|---|\n| ann | 2 |" in results[5].content[0].data.decode()
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("name", sorted(shipped_presets()))
 async def test_a_preset_names_tools_that_its_command_serves(name, valkey_server, namespace, tmp_path):
     """Every tool of it appears when its command runs, the whole graph is reached from its operators' actions, and it can be published."""

@@ -83,6 +83,7 @@ class _Chains:
     def __init__(self) -> None:
         self._rows = [0]
         self._all = 0
+        self._last = ""
 
     def take(self, token: str) -> None:
         """Take the next token.
@@ -90,12 +91,15 @@ class _Chains:
         Raises:
             Refused: too many are nested by now.
         """
-        if token in _OPERATORS or token == "NOT":  # noqa: S105 - a word of Cypher
+        # An index of what is indexed already is an operator: the time for thousands of them grows with the square.
+        indexes = token == "[" and self._last == "]"  # noqa: S105 - a bracket
+        self._last = self._last if token.isspace() else token
+        if indexes or token in _OPERATORS or token == "NOT":  # noqa: S105 - a word of Cypher
             self._rows[-1] += 1
             self._all += 1
             if self._all > MAX_OPERATORS:
                 raise Refused(f"more than {MAX_OPERATORS} operators stand in a row; write it flatter", "too_deep")
-        elif token in {"(", "[", "{", "CASE"}:
+        if token in {"(", "[", "{", "CASE"}:
             self._rows.append(0)
         elif token in {")", "]", "}", "END"} and len(self._rows) > 1:
             self._all -= self._rows.pop()

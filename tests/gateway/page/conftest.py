@@ -20,7 +20,7 @@ pytestmark = pytest.mark.anyio
 def browser() -> Iterator[Browser]:
     """The browser of this pytest process."""
     if PROGRAM is None:
-        pytest.skip("there is no Chromium on PATH, so nothing was run in a browser")
+        pytest.skip("no Chromium on PATH (Debian: chromium), so nothing was run in a browser")
     with running() as found:
         yield found
 

@@ -89,21 +89,36 @@ def check_names(tool: str, arguments: Sequence[str], schema: Mapping[str, Any] |
 
 
 def _check(name: str, what: str, path: str) -> None:
-    # The first is the quick answer for almost every name.
-    if not (name.isascii() and name.isprintable()) and visible(name) != name:
+    if _misleads(name):
         raise DescriptorError(f"the name of the {what} has invisible or imitating characters: '{visible(name)}'", path=path)
+
+
+def _misleads(name: str) -> bool:
+    # The first is the quick answer for almost every name.
+    return not (name.isascii() and name.isprintable()) and visible(name) != name
 
 
 def _check_properties(schema: Mapping[str, Any], what: str) -> None:
     """Check the names of all properties, without a stack that a schema could overflow."""
-    left: list[tuple[str, object]] = [("$.parameters", schema)]
+    # A place is that of its parent and a step from there: whole paths take time by the square of the depth.
+    left: list[tuple[tuple[Any, str], object]] = [((None, "$.parameters"), schema)]
     while left:
-        path, part = left.pop()
+        place, part = left.pop()
         if isinstance(part, dict):
             properties = part.get("properties")
             if isinstance(properties, dict):
                 for name in properties:
-                    _check(name, what, f"{path}.properties")
-            left += [(f"{path}.{visible(key)[:_MOST_STEP]}", each) for key, each in part.items() if isinstance(each, (dict, list))]
+                    if _misleads(name):
+                        _check(name, what, f"{_path(place)}.properties")
+            left += [((place, visible(key)[:_MOST_STEP]), each) for key, each in part.items() if isinstance(each, (dict, list))]
         elif isinstance(part, list):
-            left += [(path, each) for each in part]
+            left += [(place, each) for each in part]
+
+
+def _path(place: tuple[Any, str] | None) -> str:
+    """Return the steps to a place in a schema."""
+    steps: list[str] = []
+    while place is not None:
+        place, step = place
+        steps.append(step)
+    return ".".join(reversed(steps))
