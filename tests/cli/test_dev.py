@@ -69,7 +69,9 @@ def title(place: Path) -> str:
 
 
 @pytest.mark.parametrize("reload", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["plain", "reload"])
-@pytest.mark.parametrize("number", [signal.SIGHUP, pytest.param(signal.SIGKILL, marks=pytest.mark.slow), signal.SIGTERM], ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    "number", [signal.SIGHUP, pytest.param(signal.SIGKILL, marks=pytest.mark.slow), signal.SIGTERM], ids=lambda number: number.name
+)
 def test_dev_leaves_nothing_behind(forks: ForkServer, tmp_path: Path, number: signal.Signals, reload: bool) -> None:
     """Its worker, its server and the server's folder go, after a hang-up and a kill, too."""
     mark = f"TOOLBUS_TEST_DEV={tmp_path}"
