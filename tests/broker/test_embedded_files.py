@@ -78,6 +78,7 @@ def test_a_configuration_that_is_no_text_is_refused(tmp_path: Path) -> None:
         EmbeddedServer(data_dir=tmp_path, config={"requirepass": "\ud800"}).start()
 
 
+@pytest.mark.usefixtures("slow")
 def test_a_killed_owner_leaves_no_temporary_folder(tmp_path: Path) -> None:
     """A folder that was given stays, with its files."""
     for given, left in (("", 0), (f"data_dir=__import__('pathlib').Path({str(tmp_path / 'given')!r})", 1)):

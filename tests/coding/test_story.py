@@ -24,7 +24,12 @@ def confined() -> None:
     needs_namespaces()
 
 
+<<<<<<< HEAD
 async def test_a_task_becomes_a_tool_that_is_served_and_repaired(url: str, namespace: str, tmp_path: Path) -> None:
+=======
+@pytest.mark.usefixtures("slow")
+async def test_a_task_becomes_a_tool_that_is_served_and_repaired(url: str, namespace: str, tmp_path: Path) -> None:
+>>>>>>> next
     """Task, code, trial, approval, calls, a killed program, broken code, repair, approval, calls."""
     async with story(url, namespace, tmp_path) as told:
         await told.tell()
@@ -73,6 +78,7 @@ class Disturbed:
         await asyncio.gather(*self._tasks)
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("seed", [int(each) for each in os.environ.get("TOOLBUS_STORY_SEEDS", "1").split(",")])
 async def test_the_story_goes_on_when_each_process_is_killed_once(fresh_server: Any, tmp_path: Path, seed: int) -> None:
     """Worker, host and server are killed at random points; nothing is done twice, and nothing is lost."""

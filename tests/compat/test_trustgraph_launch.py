@@ -138,7 +138,12 @@ async def test_two_processes_share_a_topic(place: Place, launch: Launch, tmp_pat
     assert told == {"joke-1", "joke-2"}
 
 
+<<<<<<< HEAD
 def test_a_bad_command_line_says_what_is_wrong(launch: Launch, url: str, namespace: str) -> None:
+=======
+@pytest.mark.usefixtures("slow")
+def test_a_bad_command_line_says_what_is_wrong(launch: Launch, url: str, namespace: str) -> None:
+>>>>>>> next
     """Wrong options exit with 2 and a usage line, wrong settings with 1 and one line; --help shows the document."""
     for options, code, said in (
         (("--topik", "joke"), 2, "unrecognized arguments: --topik joke"),
@@ -155,6 +160,7 @@ def test_a_bad_command_line_says_what_is_wrong(launch: Launch, url: str, namespa
     assert re.search(r"-t(, | TOPIC, )--topic", told)
 
 
+@pytest.mark.usefixtures("slow")
 async def test_launch_waits_for_its_server(launch: Launch, namespace: str, fresh_server: Callable[..., EmbeddedServer]) -> None:
     """Started before its server, the process serves when the server is there; SIGTERM while it waits ends it with 0."""
     server = fresh_server()

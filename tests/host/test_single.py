@@ -116,11 +116,11 @@ async def test_one_write_tells_everything_that_changed(board: Server) -> None:
     await lease.renew()
     await lease.renew()
     assert board.renewals == [tools, {"t7"}, set()]
-    await server.routes.leave("h1", [])
+    await board.routes.leave("h1", [])
     await lease.renew()
     await lease.renew()
     assert board.renewals[-1] == tools - {"t8"}
-    assert len((await server.routes.all())["h1"]) == 199
+    assert len((await board.routes.all())["h1"]) == 199
 
 
 async def test_changes_are_not_lost_while_the_server_is_away(board: Server) -> None:
@@ -135,7 +135,7 @@ async def test_changes_are_not_lost_while_the_server_is_away(board: Server) -> N
     await lease.renew()
     board.away = False
     await lease.renew()
-    assert set((await server.routes.all())["h1"]) == {"b", "c"}
+    assert set((await board.routes.all())["h1"]) == {"b", "c"}
 
 
 async def test_a_host_that_nobody_can_see_gives_up(board: Server) -> None:

@@ -121,6 +121,7 @@ async def test_an_agent_walks_from_a_file_to_a_report(server, namespace, tmp_pat
     assert base64.b64encode(drawn.content[0].data).decode() in text
 
 
+@pytest.mark.usefixtures("slow")
 async def test_graph_tools_are_offered_while_a_store_is_provided(server, namespace, command):
     """Without a store the actions are there and their tools missing; with one, an agent imports, looks, asks and tells."""
     people = {"kind": "vertices", "label": "Person", "rows": [{"id": "ann"}, {"id": "bob"}, {"id": "cid"}]}
