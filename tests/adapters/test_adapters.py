@@ -323,6 +323,7 @@ async def test_the_last_turn_without_tools_says_nothing_of_tools() -> None:
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "adapters.md"
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize(
     ("index", "package", "path"),
     [

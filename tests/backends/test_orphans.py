@@ -7,7 +7,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +15,8 @@ import pytest
 from tests.backends.places import Place, call, folder_with
 from tests.backends.processes import alive, is_keeper
 from tests.backends.served import PROGRAM
-from tests.servers import eventually, put_down
+from tests.forking import ForkServer, Program
+from tests.servers import eventually
 from toolbus.platform.backends.keeper import descendants
 
 pytestmark = pytest.mark.anyio
@@ -30,8 +30,8 @@ from toolbus.platform.host.host import make_runner
 async def main():
     runner = await make_runner("local", "to-be-killed")
     place = Place(runner, local_source(Path(sys.argv[1])))
-    for _ in range(2):
-        await place.start(env={"START": "family"})
+    # Programs end when nobody holds them any more.
+    held = await asyncio.gather(*(place.start(env={"START": "family"}) for _ in range(2)))
     print("started", flush=True)
     await asyncio.Event().wait()
 
@@ -40,24 +40,24 @@ asyncio.run(main())
 
 
 @pytest.fixture
-def host(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+def host(forks: ForkServer, tmp_path: Path) -> Iterator[Program]:
     """A process that has started two programs with children and grandchildren."""
-    words = [sys.executable, "-c", _HOST, str(folder_with(PROGRAM, tmp_path))]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
+    process = forks.start("-c", _HOST, str(folder_with(PROGRAM, tmp_path)), stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    with process.stdout:
         assert process.stdout.readline() == "started\n"
         yield process
-        put_down(process)
+    process.kill()
 
 
-async def test_programs_end_with_their_host(host: subprocess.Popen[str]) -> None:
+async def test_programs_end_with_their_host(host: Program) -> None:
     """After SIGKILL of a host its programs end by themselves, with all that they have started."""
     family = await _family(host)
     host.kill()
     await eventually(lambda: not any(map(alive, family)), timeout=30)
 
 
-async def test_the_next_host_ends_what_is_left(host: subprocess.Popen[str], local: Place) -> None:
+async def test_the_next_host_ends_what_is_left(host: Program, local: Place) -> None:
     """When host and keepers were killed at once, the next host of the machine ends what is left, and tells it; its own go on."""
     family = await _family(host)
     own = await local.start()
@@ -77,6 +77,7 @@ async def test_the_next_host_ends_what_is_left(host: subprocess.Popen[str], loca
     await own.stop(5)
 
 
+@pytest.mark.usefixtures("slow")
 async def test_fifty_kills_at_random(local: Place) -> None:
     """Any process of a program may be killed at any time: its calls end, its instance ends, and nothing of it is left."""
     chosen = random.Random(1)
@@ -112,7 +113,7 @@ def _told(lines: list[str]) -> set[int]:
     return {int(line.split()[1]) for line in lines}
 
 
-async def _family(host: subprocess.Popen[str]) -> list[int]:
+async def _family(host: Program) -> list[int]:
     """Return two keepers, their programs, and four more processes of each."""
 
     def whole() -> list[int] | None:

@@ -19,6 +19,7 @@ from tests.servers import eventually
 COMMAND = [sys.executable, "-m", "tests.chaos", "--seed", "11"]
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.timeout(120)
 def test_a_small_run_kills_workers_and_finds_nothing(tmp_path: Path) -> None:
     """A few seconds, two hundred calls, killed and paused workers, cut connections: zero violations and exit code 0."""
@@ -34,6 +35,7 @@ def test_a_small_run_kills_workers_and_finds_nothing(tmp_path: Path) -> None:
     assert "violations: 0" in done.stdout
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.timeout(120)
 def test_every_second_process_imports_the_other_version(tmp_path: Path) -> None:
     """A copy of the package writes down who has it: those that the history names, half of the agents and of the workers."""

@@ -9,7 +9,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.forking import ForkServer, Program
+
+# Steps through a table of all commands: `make test` tries some of them, and `make test-slow` all.
+STEPS = [pytest.param(8, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)]
 
 
 class Shell:

@@ -363,6 +363,7 @@ def test_doctor_advises_what_a_server_with_replicas_lacks(shell: Shell, fresh_se
         assert finding()["state"] == "fail"
 
 
+@pytest.mark.usefixtures("slow")
 def test_new_writes_a_tool_whose_test_passes(shell: Shell) -> None:
     """The generated test passes as it is, and nothing is ever overwritten."""
     assert shell.run("new", "weather").returncode == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import redis
 
 from tests.cli.shell import Shell
@@ -24,6 +25,7 @@ def _without(shell: Shell, url: str, user: str) -> None:
         client.execute_command("ACL", "DELUSER", user)
 
 
+@pytest.mark.usefixtures("slow")
 def test_a_good_deployment_passes_every_trial(shell: Shell) -> None:
     """Calls, a stream, a cancellation and a worker's death end as they must, and neither a service nor a recent call stays."""
     findings = {each["check"]: each for each in shell.json("doctor", "--deep")}
@@ -34,6 +36,7 @@ def test_a_good_deployment_passes_every_trial(shell: Shell) -> None:
     assert shell.json("see", "calls") == []
 
 
+@pytest.mark.usefixtures("slow")
 def test_the_rights_of_an_agent_and_a_worker_are_enough(shell: Shell) -> None:
     """The trials run under the least rights that are documented."""
     url = shell.environment["TOOLBUS_URL"]

@@ -68,8 +68,10 @@ def title(place: Path) -> str:
         return ""
 
 
-@pytest.mark.parametrize("reload", [False, True], ids=["plain", "reload"])
-@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGKILL, signal.SIGTERM], ids=lambda number: number.name)
+@pytest.mark.parametrize("reload", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["plain", "reload"])
+@pytest.mark.parametrize(
+    "number", [signal.SIGHUP, pytest.param(signal.SIGKILL, marks=pytest.mark.slow), signal.SIGTERM], ids=lambda number: number.name
+)
 def test_dev_leaves_nothing_behind(forks: ForkServer, tmp_path: Path, number: signal.Signals, reload: bool) -> None:
     """Its worker, its server and the server's folder go, after a hang-up and a kill, too."""
     mark = f"TOOLBUS_TEST_DEV={tmp_path}"
@@ -77,7 +79,7 @@ def test_dev_leaves_nothing_behind(forks: ForkServer, tmp_path: Path, number: si
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     (tmp_path / "spoken.py").write_text(TOOL)
-    shell.environment |= {"TMPDIR": str(temporary), "TOOLBUS_TEST_DEV": str(tmp_path)}
+    shell.environment |= {"TMPDIR": str(temporary), "TOOLBUS_TEST_DEV": str(tmp_path), "TOOLBUS_GRACE": "1"}
     try:
         dev = shell.start_anew("dev", "spoken.py", *(["--reload"] if reload else []))
         introduced(dev)
@@ -100,12 +102,13 @@ def test_a_worker_of_a_killed_dev_leaves_the_server_that_was_there(shell: Shell)
     eventually_sync(lambda: shell.json("see", "services") == [], timeout=45)
 
 
+@pytest.mark.usefixtures("slow")
 def test_dev_says_that_its_server_has_ended(forks: ForkServer, tmp_path: Path) -> None:
     """It ends with one line of its own and exit code 1, and takes its worker along."""
     mark = f"TOOLBUS_TEST_DEV={tmp_path}"
     port = free_port()
     shell = Shell(forks, tmp_path, f"redis://127.0.0.1:{port}", "default")
-    shell.environment |= {"TOOLBUS_TEST_DEV": str(tmp_path)}
+    shell.environment |= {"TOOLBUS_TEST_DEV": str(tmp_path), "TOOLBUS_GRACE": "1"}
     try:
         dev = shell.start_anew("dev")
         introduced(dev)
@@ -152,7 +155,7 @@ def test_dev_obeys_an_interrupt_that_its_parent_ignored(shell: Shell) -> None:
     assert dev.wait(20) == 0
 
 
-@pytest.mark.parametrize("taken", [False, True], ids=["usual", "taken"])
+@pytest.mark.parametrize("taken", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["usual", "taken"])
 def test_dev_prints_the_address_of_its_gateway(forks: ForkServer, tmp_path: Path, taken: bool) -> None:
     """It is the usual one unless another program is there; what is printed works."""
     shell = Shell(forks, tmp_path, f"redis://127.0.0.1:{free_port()}", "default")
@@ -176,7 +179,7 @@ def test_dev_prints_the_address_of_its_gateway(forks: ForkServer, tmp_path: Path
     assert dev.returncode == 0
 
 
-@pytest.mark.parametrize("way", ["option", "environment"])
+@pytest.mark.parametrize("way", [pytest.param("option", marks=pytest.mark.slow), "environment"])
 def test_the_port_of_its_gateway_is_chosen(forks: ForkServer, tmp_path: Path, way: str) -> None:
     """The gateway of dev listens at the port that was named, and one that another program has is refused in one line."""
     shell = Shell(forks, tmp_path, f"redis://127.0.0.1:{free_port()}", "default")

@@ -13,6 +13,7 @@ import pytest
 
 from tests.cli.shell import Shell
 from tests.cli.test_mistakes import commands
+from tests.tiers import some
 from toolbus.bus.broker.transport.embedded import EmbeddedServer
 from toolbus.bus.worker.process.lifeline import Lifeline
 from toolbus.operations.cli import main
@@ -65,7 +66,7 @@ def test_every_command_with_a_lifeline_is_tried() -> None:
     assert {" ".join(words) for words, command in commands(main) if with_lifeline(command)} == STARTED.keys()
 
 
-@pytest.mark.parametrize("words", [words for each in STARTED.values() for words in each], ids=" ".join)
+@pytest.mark.parametrize("words", some([["worker", "calculator"]], [words for each in STARTED.values() for words in each]), ids=" ".join)
 def test_a_process_ends_in_order_when_its_parent_and_the_server_are_gone(shell: Shell, words: list[str]) -> None:
     """No step of its end waits for the server, so that it need not be killed."""
     (shell.folder / "mcp_server.py").write_text(MOUNTED)

@@ -20,6 +20,7 @@ def test_no_installed_package_is_hidden(shell: Shell, name: str) -> None:
     assert list(shell.folder.iterdir()) == []
 
 
+@pytest.mark.usefixtures("slow")
 def test_a_project_has_workers_and_tests(shell: Shell) -> None:
     """Its test passes as it is written, its tool is served, and a folder that is there is left as it is."""
     done = shell.run("new", "weather", "--project")

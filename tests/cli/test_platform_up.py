@@ -104,6 +104,7 @@ def echo(body: dict[str, Any]) -> Canned:
     return says("you said ", next(each["content"] for each in reversed(body["messages"]) if each["role"] == "user"))
 
 
+@pytest.mark.usefixtures("slow")
 async def test_one_command_serves_the_four_interfaces(shell: Shell) -> None:
     """Health, tools, calls and chat answer over HTTP; a part that is killed is started again; Ctrl-C ends everything."""
     async with endpoint(echo) as model, up(shell, "toolbus", "platform", "up", "--http-port", "0", **model_of(model.url)) as platform:
@@ -135,6 +136,7 @@ async def test_one_command_serves_the_four_interfaces(shell: Shell) -> None:
         assert gone(processes)
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_host_that_is_killed_is_replaced_long_before_its_lease_ends(shell: Shell) -> None:
     """Its tools answer again, also the one that a single host may serve, though the dead host's lease runs on for minutes."""
     tools = ("plain", "alone")
@@ -160,6 +162,7 @@ async def test_a_host_that_is_killed_is_replaced_long_before_its_lease_ends(shel
         await eventually(answers, 60)
 
 
+@pytest.mark.usefixtures("slow")
 async def test_without_a_model_the_rest_runs_and_nothing_outlives_it(shell: Shell) -> None:
     """A part that is left out is named; after SIGKILL of the command no process of it is left, nor its own server."""
     shell.environment.pop("TOOLBUS_URL")

@@ -44,6 +44,7 @@ def ended(worker: subprocess.Popen[str]) -> tuple[list[str], list[dict[str, Any]
     return [line for line in lines if not line.startswith("{")], log
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("processes", ["1", "2"])
 def test_each_save_restarts_at_once(shell: Shell, processes: str) -> None:
     """Ordinary saves are no crashes: each is logged at info, and none is waited for longer than the one before."""
@@ -58,6 +59,7 @@ def test_each_save_restarts_at_once(shell: Shell, processes: str) -> None:
     assert [each["level"] for each in log if each["event"] == "supervisor.reloading"] == ["info"] * SAVES
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("processes", ["1", "2"])
 @pytest.mark.parametrize("from_the_start", [True, False], ids=["from the start", "later"])
 def test_a_broken_file_is_told_once_and_waited_for(shell: Shell, processes: str, from_the_start: bool) -> None:
@@ -115,6 +117,7 @@ def test_a_process_that_dies_is_started_again(shell: Shell) -> None:
 def test_what_no_change_can_mend_ends_it(shell: Shell, words: tuple[str, ...], told: str) -> None:
     """It ends with one line and exit code 1, as without ``--reload``."""
     (shell.folder / "spoken.py").write_text(TOOL.format("x"))
+    shell.environment["TOOLBUS_CONNECT_TIMEOUT"] = "1"
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -8,6 +8,7 @@ import pytest
 import redis
 
 from tests.cli.shell import Shell
+from tests.tiers import some
 from toolbus.bus.broker.server.keys import Keys
 
 # Each with words of its reason.
@@ -23,7 +24,7 @@ PRESETS = {
 }
 
 
-@pytest.mark.parametrize("flaw", PRESETS)
+@pytest.mark.parametrize("flaw", some(["an unknown key"], PRESETS))
 def test_a_preset_that_agents_leave_out_is_listed(shell: Shell, valkey_server: str, namespace: str, flaw: str) -> None:
     """With its name and its reason, by every command that shows tools or the graph; the others stay."""
     document, why = PRESETS[flaw]

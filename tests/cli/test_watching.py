@@ -124,6 +124,7 @@ def test_calls_can_be_narrowed(called: Shell) -> None:
     assert "tool_error: luck: no luck" in lines[3]
 
 
+@pytest.mark.usefixtures("slow")
 def test_running_calls_are_listed(called: Shell) -> None:
     """With their users and workers, as text and JSON, also for who may only watch; what makes no sense with them is refused."""
     assert called.json("see", "calls", "--running") == []

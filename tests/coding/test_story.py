@@ -24,6 +24,7 @@ def confined() -> None:
     needs_namespaces()
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_task_becomes_a_tool_that_is_served_and_repaired(valkey_server: str, namespace: str, tmp_path: Path) -> None:
     """Task, code, trial, approval, calls, a killed program, broken code, repair, approval, calls."""
     async with story(valkey_server, namespace, tmp_path) as told:
@@ -73,6 +74,7 @@ class Disturbed:
         await asyncio.gather(*self._tasks)
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("seed", [int(each) for each in os.environ.get("TOOLBUS_STORY_SEEDS", "1").split(",")])
 async def test_the_story_goes_on_when_each_process_is_killed_once(fresh_server: Any, tmp_path: Path, seed: int) -> None:
     """Worker, host and server are killed at random points; nothing is done twice, and nothing is lost."""

@@ -209,6 +209,7 @@ async def test_an_mcp_server_is_started_listed_and_called(tmp_path: Path) -> Non
     assert await tool.function(text="abc") == "ABC"
 
 
+@pytest.mark.usefixtures("slow")
 async def test_an_mcp_servers_tools_are_served(place: Place, tmp_path: Path) -> None:
     """A worker of a graph serves them as a service named after the server, and calls start the server."""
     wrapper = ToolkitWrapper(Toolkit()).chain(Action("plan", "plan", ""), _server(tmp_path))

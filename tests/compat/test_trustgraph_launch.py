@@ -138,6 +138,7 @@ async def test_two_processes_share_a_topic(place: Place, launch: Launch, tmp_pat
     assert told == {"joke-1", "joke-2"}
 
 
+@pytest.mark.usefixtures("slow")
 def test_a_bad_command_line_says_what_is_wrong(launch: Launch, valkey_server: str, namespace: str) -> None:
     """Wrong options exit with 2 and a usage line, wrong settings with 1 and one line; --help shows the document."""
     for options, code, said in (
@@ -155,6 +156,7 @@ def test_a_bad_command_line_says_what_is_wrong(launch: Launch, valkey_server: st
     assert re.search(r"-t(, | TOPIC, )--topic", told)
 
 
+@pytest.mark.usefixtures("slow")
 async def test_launch_waits_for_its_server(launch: Launch, namespace: str, fresh_server: Callable[..., EmbeddedServer]) -> None:
     """Started before its server, the process serves when the server is there; SIGTERM while it waits ends it with 0."""
     server = fresh_server()

@@ -24,6 +24,7 @@ GOOD: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.usefixtures("slow")
 def test_the_demo_holds() -> None:
     """`toolbus demo` exits with 0, every check held, and the summary is counted."""
     done = subprocess.run([sys.executable, "-m", "toolbus", "demo"], capture_output=True, text=True, timeout=90, check=False)

@@ -74,11 +74,17 @@ def test_what_the_chart_makes_of_its_defaults_is_valid() -> None:
     ]
 
 
+@pytest.fixture(scope="module")
+def bases() -> list[tuple[dict[str, Any], list[Manifest]]]:
+    """The values with everything on, and what is made of them."""
+    return [(base, manifests(base)) for base in (INTERNAL, EXTERNAL)]
+
+
 @pytest.mark.parametrize("path", sorted(LEAVES))
-def test_every_value_changes_what_is_made(path: str) -> None:
+def test_every_value_changes_what_is_made(path: str, bases: list[tuple[dict[str, Any], list[Manifest]]]) -> None:
     """With everything on, another value changes a manifest, and what is made stays valid."""
     used = False
-    for base in (INTERNAL, EXTERNAL):
+    for base, before in bases:
         now = value_at(base, path)
         value = another(dict(LEAVES[path]), value_at(VALUES, path) if now is None else now)
         values = changed(base, path, value)
@@ -89,7 +95,6 @@ def test_every_value_changes_what_is_made(path: str) -> None:
         except helm_python.HelmRenderError:
             # The two do not go together; with the other base they must.
             continue
-        before = manifests(base)
         if made != before:
             used = True
             for each in made:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
 from tests.examples_run.desk import Desk
 from tests.examples_run.pages import EXAMPLES
 
@@ -22,6 +24,7 @@ def test_it_is_stored_without_outputs() -> None:
         assert (cell["outputs"], cell["execution_count"], cell["metadata"]) == ([], None, {})
 
 
+@pytest.mark.usefixtures("slow")
 def test_it_runs_to_its_end(desk: Desk) -> None:
     """A kernel of Jupyter runs every cell: calls, a stream with its progress, and the drawing."""
     desk.run("jupyter execute notebook/tour.ipynb --output=executed")

@@ -17,6 +17,7 @@ NODE = shutil.which("node")
 SHARED = {"home", "outcomes", "places"}
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("row", rows(), ids=lambda row: row.file)
 def test_an_example_prints_what_its_page_says(row: Row, desk: Desk) -> None:
     """Each command of a table succeeds, and its output has what the table says is seen."""
@@ -69,6 +70,7 @@ def test_the_worker_in_node_answers(desk: Desk) -> None:
         assert "1 2 3" in desk.run(call)
 
 
+@pytest.mark.usefixtures("slow")
 def test_the_recorded_tools_answer(desk: Desk) -> None:
     """The folder of records is imported, a host serves it, and calls reach the API; all by the page's commands, at another port."""
     found = commands(EXAMPLES / "README.md")

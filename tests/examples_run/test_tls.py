@@ -39,6 +39,7 @@ async def server(desk: Desk, certificates: Path) -> AsyncIterator[str]:
         yield str(proxy.port)
 
 
+@pytest.mark.usefixtures("slow")
 async def test_an_agent_and_a_worker_speak_tls(desk: Desk, certificates: Path) -> None:
     """With the page's settings a worker serves, the doctor finds nothing wrong, and calls are answered, in a namespace of their own."""
     exports = "; ".join(each for each in PAGE if each.startswith("export "))

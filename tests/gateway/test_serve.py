@@ -42,7 +42,7 @@ def test_a_port_in_use_is_one_line(shell: Shell) -> None:
 
 def test_without_a_server_it_does_not_start(shell: Shell) -> None:
     """It says how to start one."""
-    shell.environment["TOOLBUS_URL"] = "redis://127.0.0.1:1"
+    shell.environment |= {"TOOLBUS_URL": "redis://127.0.0.1:1", "TOOLBUS_CONNECT_TIMEOUT": "1"}
     done = shell.run("serve", "--port", "0")
     assert done.returncode == 1
     assert "127.0.0.1:1" in done.stderr
@@ -148,6 +148,7 @@ async def test_a_server_that_hangs_is_told_at_once(own_site: Site, fresh_server:
         assert [(await client.get(each)).status_code for each in probes] == [200, 200]
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_server_that_goes_away_is_503_until_it_is_back(own_site: Site, fresh_server: Callable[..., EmbeddedServer]) -> None:
     """The gateway stays, says so at once, and goes on by itself."""
     server = fresh_server()

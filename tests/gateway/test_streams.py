@@ -133,6 +133,7 @@ async def test_an_id_of_another_key_is_422(client: httpx.AsyncClient) -> None:
         assert response.status_code == 422
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_stopping_gateway_hands_streams_to_another(site: Site, other: httpx.AsyncClient) -> None:
     """A stream with a key goes on at another replica; one without is finished within the grace period."""
     mark = secrets.token_hex(4)

@@ -86,6 +86,7 @@ async def called(stage: Stage, tool: str) -> int:
     return int(result.data["pid"])
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_killed_hosts_routes_and_programs_go_and_another_host_takes_over(shell: Shell, place: Place) -> None:
     """No orphan is left, no route is stale after a lease, and a tool that runs at one host runs at the next one."""
     async with staged(place) as stage:

@@ -92,6 +92,7 @@ async def test_too_much_of_a_subscription_is_refused(raw: Raw) -> None:
         assert answer.get("code") == -32602 or ids == ["x"] * 1000, ids
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_server_that_is_away(forks: ForkServer, tmp_path: Path, fresh_server: Callable[..., EmbeddedServer]) -> None:
     """Lists are answered from what is known, calls and tasks say that the server is away, and all goes on when it is back."""
     server = fresh_server()

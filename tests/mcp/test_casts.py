@@ -147,6 +147,7 @@ async def ways_in(site: Site, url: str, forks: ForkServer) -> AsyncIterator[dict
         }  # fmt: skip
 
 
+@pytest.mark.usefixtures("slow")
 async def test_every_way_in_casts_alike(site: Site, url: str, forks: ForkServer) -> None:
     """5.0 is an integer and 5.5 is none, a text is the number that it says, and a float that stands for several integers is refused."""
     (site.folder / "casting.py").write_text(TOOLS)

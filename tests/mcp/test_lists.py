@@ -82,6 +82,7 @@ async def test_pages_hold_every_tool_once(namespace: str) -> None:
                 page_of(bus.tools, wrong, modern=True)
 
 
+@pytest.mark.usefixtures("slow")
 async def test_changes_reach_every_replica(site: Site, url: str, urls: list[str]) -> None:
     """A worker that starts, and one that leaves, is heard of by the subscribers of both gateways, in both revisions."""
     (site.folder / "late.py").write_text('from toolbus import tool\n@tool\ndef late() -> str:\n    "Come late."\n    return ""\n')

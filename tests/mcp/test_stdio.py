@@ -26,7 +26,7 @@ def parameters(site: Site, url: str) -> StdioServerParameters:
     return StdioServerParameters(command=sys.executable, args=WORDS, env=site.environment, cwd=site.folder)
 
 
-@pytest.mark.parametrize("mode", ["auto", "legacy"])
+@pytest.mark.parametrize("mode", ["auto", pytest.param("legacy", marks=pytest.mark.slow)])
 @pytest.mark.anyio
 async def test_a_client_lists_calls_and_cancels(site: Site, parameters: StdioServerParameters, mode: Any) -> None:
     """Lists, results, progress and cancellation work as over HTTP."""
@@ -60,6 +60,7 @@ async def test_a_client_hears_of_new_tools(site: Site, parameters: StdioServerPa
         worker.terminate()
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.anyio
 async def test_fastmcp_uses_it_for_one_user(site: Site, url: str) -> None:
     """Options say the user and the tools that are served."""
@@ -94,7 +95,7 @@ def test_junk_on_standard_input_ends_nothing(site: Site) -> None:
 
 def test_without_a_server_it_says_so(site: Site) -> None:
     """The command ends with one line on standard error when the server can't be reached."""
-    environment = {**site.environment, "TOOLBUS_URL": "redis://127.0.0.1:9", "TOOLBUS_TIMEOUT": "1"}
+    environment = {**site.environment, "TOOLBUS_URL": "redis://127.0.0.1:9", "TOOLBUS_CONNECT_TIMEOUT": "1"}
     words = [sys.executable, *WORDS]
     done = subprocess.run(words, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1

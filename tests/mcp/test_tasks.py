@@ -229,6 +229,7 @@ async def test_news_of_a_task_are_streamed_at_another_gateway(site: Site, raw: R
     assert said == "part 0. part 1. part 2. "
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_task_outlives_gateway_and_worker(own_site: Site) -> None:
     """Its gateway gets SIGKILL, then its worker: another gateway reads the whole text, of which no piece came twice."""
     site = own_site

@@ -49,6 +49,7 @@ def test_list_names_what_is_left_out(shell: Shell) -> None:
     assert "left out: ref: inputSchema.type" in shown.stderr
 
 
+@pytest.mark.usefixtures("slow")
 def test_a_mount_is_served_by_several_processes(shell: Shell, server: Path) -> None:
     """Each has a server of its own; after SIGTERM none of them is left, and the exit code is 0."""
     words = ("mount", "demo", "--processes", "2", "--group", "some group", "--", sys.executable, "server.py")
@@ -127,6 +128,7 @@ def test_what_cannot_be_mounted_is_one_line(shell: Shell, words: tuple[str, ...]
     )
 
 
+@pytest.mark.usefixtures("slow")
 def test_what_changes_after_its_approval_is_withheld(shell: Shell, server: Path) -> None:
     """--pin approves what was never decided about, once; a tool that says something else then waits for somebody to approve it."""
     mount = shell.start_anew("mount", "demo", "--pin", "--", sys.executable, "server.py")
@@ -149,6 +151,7 @@ def test_what_changes_after_its_approval_is_withheld(shell: Shell, server: Path)
 GUIDE = Path(__file__).parents[2] / "docs" / "how-to" / "mount.md"
 
 
+@pytest.mark.usefixtures("slow")
 def test_the_guide_runs(shell: Shell) -> None:
     """The guide's server is served by the command and by the program, its provider lists tools, and its options exist."""
     text = GUIDE.read_text("utf-8")

@@ -103,6 +103,7 @@ def test_only_server_objects_are_taken() -> None:
     assert mount_of(fast()).id == "Fast_server"
 
 
+@pytest.mark.usefixtures("slow")
 def test_the_worker_command_serves_an_object(shell: Shell) -> None:
     """``toolbus worker server.py:mcp`` serves a FastMCP, in several processes if asked."""
     (shell.folder / "server.py").write_text(

@@ -147,6 +147,7 @@ elif method == "tools/call":
         assert server.connection.starts == 1
 
 
+@pytest.mark.usefixtures("slow")
 async def test_floods_are_bounded(valkey: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Endless lines on standard error are counted, and progress without end is thinned out; calls are answered all the same."""
     caplog.set_level(logging.INFO)
@@ -174,6 +175,7 @@ elif method == "tools/call":
     assert sum("mount.stderr " in record.getMessage() for record in caplog.records) < 1_000
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_flood_of_nonsense_ends_the_server(tmp_path: Path) -> None:
     """A program that writes without end and is no MCP server is given up at the start."""
     endless = tmp_path / "yes.py"
@@ -247,6 +249,7 @@ elif method == "tools/call":
     assert "lists that name twice" in caplog.text
 
 
+@pytest.mark.usefixtures("slow")
 async def test_names_of_two_mounts_that_collide(valkey: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The first mount keeps a name, the second serves its other tools and says so; a prefix serves all of them."""
     file = program(tmp_path, USUAL)

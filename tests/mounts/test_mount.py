@@ -157,6 +157,7 @@ async def test_a_command_that_cannot_start_says_why(tmp_path: Path) -> None:
         await MountedServer("m", command(silent), Options(start=0.5)).__aenter__()
 
 
+@pytest.mark.usefixtures("slow")
 async def test_two_workers_share_the_calls_of_one_mount(valkey: Place, usual: Path) -> None:
     """Each has a server of its own; one that leaves costs no call."""
     async with mounting(valkey, usual) as (bus, _):

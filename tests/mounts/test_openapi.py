@@ -349,12 +349,13 @@ def places(part: Any) -> Iterator[tuple[Any, Any]]:
 ODD = [None, 5, [[]], {"$ref": "#/servers/" + "9" * 5_000}, "//[::1"]
 
 
+@pytest.mark.parametrize("step", [pytest.param(8, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("value", ODD, ids=range(len(ODD)))
-async def test_no_part_of_a_document_can_break_the_mount(tmp_path: Path, value: Any) -> None:
+async def test_no_part_of_a_document_can_break_the_mount(tmp_path: Path, value: Any, step: int) -> None:
     """With any part in place of any other it is mounted, or refused."""
     content = {**copy.deepcopy(PETS), "servers": [{"url": "https://{host}/", "variables": {"host": {"default": "example.com"}}}]}
     file, outcomes = tmp_path / "api.json", list[bool]()
-    for part, key in list(places(content)):
+    for part, key in list(places(content))[::step]:
         kept, part[key] = part[key], value
         file.write_text(json.dumps(content))
         part[key] = kept

@@ -48,6 +48,7 @@ def test_actions_are_pinned_by_commit() -> None:
     assert {name: commits for name, commits in found.items() if len(commits) > 1} == {}
 
 
+@pytest.mark.usefixtures("slow")
 def test_a_workflow_is_one() -> None:
     """GitHub's own schema accepts each."""
     done = tool("check-jsonschema", "--builtin-schema", "vendor.github-workflows", *WORKFLOWS)

@@ -7,7 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 GUIDE = Path(__file__).parents[2] / "docs" / "how-to" / "testing.md"
+
+pytestmark = pytest.mark.usefixtures("slow")
 
 
 def test_the_examples_of_the_guide_pass(tmp_path: Path) -> None:

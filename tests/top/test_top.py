@@ -260,6 +260,7 @@ async def test_it_ends_by_q_and_by_ctrl_c(key: str, code: int) -> None:
     assert watch.closed
 
 
+@pytest.mark.usefixtures("slow")
 async def test_no_text_commands_the_terminal() -> None:
     """Controls and hidden characters of names and errors are written out, and markup is text."""
     evil = Snapshot(

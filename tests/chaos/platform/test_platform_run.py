@@ -11,6 +11,7 @@ import pytest
 from tests.chaos.platform.watchdog import EXIT_CODE
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.timeout(240)
 def test_a_small_run_kills_hosts_and_programs_and_finds_nothing() -> None:
     """Three kills among two hosts and the programs of seven tools: no broken promise, and exit code 0."""

@@ -191,7 +191,7 @@ async def test_the_network_is_there_when_the_deployment_says_so(tmp_path: Path) 
         ("i=0; while [ $i -lt 400 ]; do sleep 60 & i=$((i+1)); done 2>/dev/null; wait", "processes"),
         ("yes", "output"),
         ("i=0; while [ $i -lt 100 ]; do head -c 1000000 /dev/zero > f$i; i=$((i+1)); done; sleep 60", "disk"),
-        (f"exec {PYTHON} -c '{DEEP}'", "disk"),
+        pytest.param(f"exec {PYTHON} -c '{DEEP}'", "disk", marks=pytest.mark.slow),
         (f"exec {PYTHON} -c '{MANY}'", "disk"),
         ("mkdir d; cd d; i=0; while :; do mkdir x 2>/dev/null && cd x || sleep 0.1; head -c 500000 /dev/zero > z; done", "disk"),
     ],

@@ -52,6 +52,7 @@ assert MISSING not in sys.modules
 """
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("missing", ["networkx", "mcp", "opentelemetry.sdk"])
 def test_no_route_fails_without_a_package_of_another_extra(missing: str) -> None:
     """Each path that is read answers, the page itself with 200, and none with 500."""

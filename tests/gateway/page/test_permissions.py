@@ -74,10 +74,10 @@ async def test_no_other_site_can_change_anything(client: httpx.AsyncClient, rout
 
 
 @pytest.mark.parametrize("route", CHANGING, ids=lambda route: route.path)
-@pytest.mark.parametrize("body", ["", "{", "[]", "null", '{"id": 1}', '{"queue": {}, "id": []}', '{"more": 1}', "\\ud800", "[" * 5000])
-async def test_wrong_bodies_are_refused(client: httpx.AsyncClient, route: Route, body: str) -> None:
+async def test_wrong_bodies_are_refused(client: httpx.AsyncClient, route: Route) -> None:
     """A body that is no JSON, or of another form, is the sender's mistake."""
-    assert await status(client, route, "operate", body=body) in {400, 422}
+    for body in ("", "{", "[]", "null", '{"id": 1}', '{"queue": {}, "id": []}', '{"more": 1}', "\\ud800", "[" * 5000):
+        assert await status(client, route, "operate", body=body) in {400, 422}, body
 
 
 @pytest.mark.parametrize(
