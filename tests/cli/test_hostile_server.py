@@ -129,11 +129,7 @@ def _problems(done: subprocess.CompletedProcess[str]) -> Iterator[str]:
 
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize(("kind", "served"), [("values", False), ("values", True), ("types", False), ("ids", False)])
-<<<<<<< HEAD
-def test_no_command_ends_in_a_traceback(shell: Shell, server: str, namespace: str, kind: str, served: bool) -> None:
-=======
 def test_no_command_ends_in_a_traceback(shell: Shell, server: str, namespace: str, kind: str, served: bool, step: int) -> None:
->>>>>>> next
     """Junk is named or left out, whether it was there before the worker or came while it ran; nothing of it reaches the terminal raw."""
     (shell.folder / "tools.py").write_text(ECHO)
     shell.environment["OPENAI_API_KEY"] = "any"

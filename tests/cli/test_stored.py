@@ -24,13 +24,8 @@ PRESETS = {
 }
 
 
-<<<<<<< HEAD
-@pytest.mark.parametrize("flaw", PRESETS)
-def test_a_preset_that_agents_leave_out_is_listed(shell: Shell, url: str, namespace: str, flaw: str) -> None:
-=======
 @pytest.mark.parametrize("flaw", some(["an unknown key"], PRESETS))
 def test_a_preset_that_agents_leave_out_is_listed(shell: Shell, url: str, namespace: str, flaw: str) -> None:
->>>>>>> next
     """With its name and its reason, by every command that shows tools or the graph; the others stay."""
     document, why = PRESETS[flaw]
     assert shell.run("toolkit", "load", "data-analysis").returncode == 0

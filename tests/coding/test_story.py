@@ -24,12 +24,8 @@ def confined() -> None:
     needs_namespaces()
 
 
-<<<<<<< HEAD
-async def test_a_task_becomes_a_tool_that_is_served_and_repaired(url: str, namespace: str, tmp_path: Path) -> None:
-=======
 @pytest.mark.usefixtures("slow")
 async def test_a_task_becomes_a_tool_that_is_served_and_repaired(url: str, namespace: str, tmp_path: Path) -> None:
->>>>>>> next
     """Task, code, trial, approval, calls, a killed program, broken code, repair, approval, calls."""
     async with story(url, namespace, tmp_path) as told:
         await told.tell()

@@ -138,12 +138,8 @@ async def test_two_processes_share_a_topic(place: Place, launch: Launch, tmp_pat
     assert told == {"joke-1", "joke-2"}
 
 
-<<<<<<< HEAD
-def test_a_bad_command_line_says_what_is_wrong(launch: Launch, url: str, namespace: str) -> None:
-=======
 @pytest.mark.usefixtures("slow")
 def test_a_bad_command_line_says_what_is_wrong(launch: Launch, url: str, namespace: str) -> None:
->>>>>>> next
     """Wrong options exit with 2 and a usage line, wrong settings with 1 and one line; --help shows the document."""
     for options, code, said in (
         (("--topik", "joke"), 2, "unrecognized arguments: --topik joke"),
