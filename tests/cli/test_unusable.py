@@ -9,6 +9,7 @@ import pytest
 import redis
 
 from tests.cli.shell import Shell
+from tests.tiers import some
 from toolbus.bus.broker.server.keys import Keys
 
 RHYMES = """
@@ -78,7 +79,7 @@ def served(shell: Shell) -> Shell:
     return shell
 
 
-@pytest.mark.parametrize("flaw", FLAWS)
+@pytest.mark.parametrize("flaw", some(["a service of junk", "a tool of a taken name", "an item of another kind", "a missing param"], FLAWS))
 def test_what_agents_cannot_use_is_listed_with_its_reason(served: Shell, url: str, namespace: str, flaw: str) -> None:
     """``tools --all``, ``see services`` and ``doctor`` each name the place and the reason, as text and as JSON; the rest stays."""
     spoil, place, why = FLAWS[flaw]

@@ -121,7 +121,7 @@ async def test_a_tool_that_was_built_in_a_container_is_registered_as_one(
         ({"network": False}, {"network": "all"}, "say network=true"),
         ({}, {}, "lets no tool reach a network"),
         ({}, {"network": "all", "docker": "false"}, "no containers"),
-        ({"project": "elsewhere"}, {"network": "all"}, "has no Dockerfile"),
+        pytest.param({"project": "elsewhere"}, {"network": "all"}, "has no Dockerfile", marks=pytest.mark.slow),
     ],
 )
 async def test_a_container_that_may_not_be_is_refused(
@@ -139,13 +139,13 @@ async def test_a_container_that_may_not_be_is_refused(
     ("changed", "told"),
     [
         ({"example": {"text": 5}}, "the example does not fit"),
-        ({"example": {}}, "the example does not fit"),
+        pytest.param({"example": {}}, "the example does not fit", marks=pytest.mark.slow),
         ({"input_schema": {"type": "object", "properties": 5}}, "no JSON Schema"),
-        ({"input_schema": {"type": "string"}}, '"type": "object"'),
+        pytest.param({"input_schema": {"type": "string"}}, '"type": "object"', marks=pytest.mark.slow),
         ({"tool_id": "../x"}, "tool_id"),
-        ({"project": "../../etc"}, "main.py"),
+        pytest.param({"project": "../../etc"}, "main.py", marks=pytest.mark.slow),
         ({"project": "elsewhere"}, "main.py"),
-        ({"endpoint_path": "http://other"}, "endpoint_path"),
+        pytest.param({"endpoint_path": "http://other"}, "endpoint_path", marks=pytest.mark.slow),
         ({"network": True}, "this deployment lets no tool reach a network"),
         ({"tool_id": "submit_task"}, "the name of a tool that a worker serves"),
     ],

@@ -92,28 +92,29 @@ async def test_what_takes_too_long_is_told(tools: ToolRegistry, project: str) ->
     assert "characters left out" in long.output
 
 
-@pytest.mark.parametrize(
-    ("tool", "arguments", "code"),
-    [
-        ("create_uv_project", {"name": "../x"}, "bad_name"),
-        ("create_uv_project", {"name": "-x"}, "bad_name"),
-        ("create_uv_project", {"name": "stitcher"}, "exists"),
-        ("create_uv_project", {"name": "other", "dependencies": ["--index=http://evil"]}, "bad_package"),
-        ("uv_add_dependency", {"project": "nothing", "packages": ["six"]}, "no_project"),
-        ("uv_add_dependency", {"project": "stitcher", "packages": []}, "no_packages"),
-        ("uv_add_dependency", {"project": "stitcher", "packages": ["x @ http://169.254.169.254/x.whl"]}, "bad_package"),
-        ("uv_add_dependency", {"project": "stitcher", "packages": ["./local"]}, "bad_package"),
-        ("uv_add_dependency", {"project": "stitcher", "packages": ["toolbus-no-such-package"]}, "uv_failed"),
-        ("run_in_uv", {"project": "../..", "command": "ls"}, "no_project"),
-        ("run_in_uv", {"project": "stitcher", "command": " "}, "no_command"),
-    ],
-)
-async def test_mistakes_are_told(tools: ToolRegistry, project: str, tool: str, arguments: dict[str, Any], code: str) -> None:
+# Calls with a mistake, each with the code of its error.
+MISTAKES: list[tuple[str, dict[str, Any], str]] = [
+    ("create_uv_project", {"name": "../x"}, "bad_name"),
+    ("create_uv_project", {"name": "-x"}, "bad_name"),
+    ("create_uv_project", {"name": "stitcher"}, "exists"),
+    ("create_uv_project", {"name": "other", "dependencies": ["--index=http://evil"]}, "bad_package"),
+    ("uv_add_dependency", {"project": "nothing", "packages": ["six"]}, "no_project"),
+    ("uv_add_dependency", {"project": "stitcher", "packages": []}, "no_packages"),
+    ("uv_add_dependency", {"project": "stitcher", "packages": ["x @ http://169.254.169.254/x.whl"]}, "bad_package"),
+    ("uv_add_dependency", {"project": "stitcher", "packages": ["./local"]}, "bad_package"),
+    ("uv_add_dependency", {"project": "stitcher", "packages": ["toolbus-no-such-package"]}, "uv_failed"),
+    ("run_in_uv", {"project": "../..", "command": "ls"}, "no_project"),
+    ("run_in_uv", {"project": "stitcher", "command": " "}, "no_command"),
+]
+
+
+async def test_mistakes_are_told(tools: ToolRegistry, project: str) -> None:
     """Names, requirements and folders that are none are errors that a model can act upon."""
-    result = await tools.execute(tool, arguments)
-    assert result.error.code == code
-    if code == "uv_failed":
-        assert "this deployment gives no network" in result.error.message
+    for tool, arguments, code in MISTAKES:
+        result = await tools.execute(tool, arguments)
+        assert result.error.code == code, (tool, arguments)
+        if code == "uv_failed":
+            assert "this deployment gives no network" in result.error.message
 
 
 async def test_packages_are_added_from_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
