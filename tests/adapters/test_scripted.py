@@ -162,6 +162,7 @@ async def test_other_calls_of_a_turn_run_together(way: str, namespace: str) -> N
             assert await WAYS[way](model, executor, "one") == "done"
 
 
+@pytest.mark.usefixtures("slow")
 async def test_fifty_agents_at_once_each_get_their_own_answers(way: str, namespace: str) -> None:
     """Fifty agents on one bus, whose models give their calls the same ids, do not get each other's results."""
 

@@ -169,6 +169,7 @@ def test_a_component_that_is_not_installed_is_told(shell: Shell, variable: str, 
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.usefixtures("slow")
 def test_a_collector_that_is_away_does_not_delay_the_end(shell: Shell) -> None:
     """The end comes although an export may take 600 s, lost signals are told once, and all lines are JSON."""
     (shell.folder / "exported.py").write_text(TOOLS)

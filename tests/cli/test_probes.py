@@ -15,6 +15,7 @@ import pytest
 
 from tests.cli.shell import Shell
 from tests.servers import eventually_sync
+from tests.tiers import some
 from toolbus.bus.broker.transport.embedded import free_port
 
 TOOLS = '''
@@ -95,7 +96,7 @@ def probed(kind: str, port: int) -> list[str]:
     return [*words[:own], "--health-port", str(port), *words[own:]]
 
 
-@pytest.mark.parametrize("kind", COMMANDS)
+@pytest.mark.parametrize("kind", some(["worker", "serve", "host"], COMMANDS))
 def test_every_command_that_serves_answers_probes(place: Shell, kind: str, tmp_path: Path) -> None:
     """They say that it has started and is ready; the service manager is told that, and that it stops."""
     port = free_port()

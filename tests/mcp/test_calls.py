@@ -15,13 +15,14 @@ from mcp_types import ElicitResult
 
 from tests.mcp.site import OLDER, Raw, Site, messages, text_of
 from tests.servers import eventually
+from tests.tiers import some
 
 pytestmark = pytest.mark.anyio
 
 MODES = ["auto", "legacy"]
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", some(["auto"], MODES))
 async def test_results_of_all_kinds(url: str, mode: Any) -> None:
     """Text, data, images, sounds and files arrive as what they are; data beside a schema is checked."""
     async with Client(url, mode=mode) as client:

@@ -26,6 +26,7 @@ def server(shell: Shell) -> Path:
     return program(shell.folder, USUAL)
 
 
+@pytest.mark.usefixtures("slow")
 def test_list_shows_what_would_be_served(shell: Shell, server: Path) -> None:
     """A table for people, descriptors for programs, and nothing is registered; no bus is needed."""
     words = ("mount", "demo", "--list", "--include", "[ap]*", "--exclude", "parts", "--prefix", "my_")
