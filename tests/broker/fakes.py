@@ -152,6 +152,7 @@ class FakeSessions:
     def __init__(self) -> None:
         self.said: list[tuple[Any, ...]] = []
         self.callers: set[str] = set()
+        self.refused: set[tuple[str, str, str]] = set()
 
     def closed(self, service: str, user: str, session: str) -> None:
         """Take note."""
@@ -164,6 +165,10 @@ class FakeSessions:
     def moved(self, service: str, user: str, session: str) -> None:
         """Take note."""
         self.said.append(("moved", service, user, session))
+
+    def is_open(self, service: str, user: str, session: str) -> bool:
+        """Return whether no call of it was refused before it opened the session."""
+        return (service, user, session) not in self.refused
 
     def inherited(self, service: str, user: str, session: str, upto: tuple[int, ...]) -> None:
         """Take note."""

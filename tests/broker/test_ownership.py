@@ -208,6 +208,23 @@ async def test_owners_are_renewed_before_their_keys_end(owning: Owning) -> None:
     assert owning.asked == 3, "it is not ours any more"
 
 
+async def test_a_session_that_no_call_opened_is_renewed_no_more(owning: Owning) -> None:
+    """All of its calls were refused before they ran: its key ends by itself, with what others keep of it, and its next call asks again."""
+    await owning.settle(owning.take("refused"), owning.take("runs"))
+    owning.sessions.refused = {("pool", "u", "refused")}
+    owning.bench.times.now += 1_201.0
+    owning.beat()
+    await owning.ownership.keep()
+    assert len(owning.bench.link.keys("own")[1]) == 5 + 1
+    assert owning.bench.link.keys("disown") == []
+    owning.bench.times.now += 1_201.0
+    owning.beat()
+    await owning.ownership.keep()
+    assert (owning.asked, len(owning.bench.link.keys("own")[2])) == (3, 5 + 1)
+    await owning.settle(owning.take("refused"))
+    assert (owning.asked, owning.sessions.said) == (4, [])
+
+
 async def test_sessions_that_end_are_given_up_together(owning: Owning) -> None:
     """Sessions that end in one tick are given up in one script, only by their owner; a session that is not here is left alone."""
     await owning.settle(owning.take("one"), owning.take("two"))

@@ -434,6 +434,9 @@ class SessionListener(Protocol):
     def inherited(self, service: str, user: str, session: str, upto: tuple[int, ...]) -> None:
         """Take in that a session is this worker's whose state was lost, which calls up to an entry can't know."""
 
+    def is_open(self, service: str, user: str, session: str) -> bool:
+        """Return whether a session is open here."""
+
     def agents(self) -> set[str]:
         """Return the callers that use open sessions."""
 

@@ -106,6 +106,9 @@ class OpenSessions:
     def __len__(self) -> int:
         return len(self._open)
 
+    def __contains__(self, session: Session) -> bool:
+        return session in self._open
+
     def opened(self) -> list[OpenSession]:
         """Return the open sessions, those used last first; some hundred at most."""
         now, service = self._clock(), self._served.id
@@ -379,6 +382,10 @@ class WorkerSessions:
         """Take in that a session is this worker's whose state was lost, which calls up to an entry can't know."""
         if service in self.services:
             self.services[service].inherit(Session(user, session), upto)
+
+    def is_open(self, service: str, user: str, session: str) -> bool:
+        """Return whether a session is open here."""
+        return service in self.services and Session(user, session) in self.services[service]
 
     def agents(self) -> set[str]:
         """Return the callers that use open sessions."""

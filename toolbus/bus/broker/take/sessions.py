@@ -224,14 +224,19 @@ class Ownership:
     # -- upkeep -----------------------------------------------------------------------------------
 
     async def keep(self) -> None:
-        """Renew the owners of sessions whose keys have used up a third of their time, a bounded number at once.
+        """Renew the owners of open sessions whose keys have used up a third of their time, a bounded number at once.
+
+        A session that is not open is forgotten: its calls were all refused before they ran, so that no end of it gives it up.
 
         Raises:
             BrokerError: the server can't be asked.
         """
         asked = self._monotonic()
         for stream, owned in list(self._owned.items()):
-            due = [pair for pair, then in owned.items() if asked - then > _KEEP_EVERY][:_MOST]
+            due = [pair for pair, then in owned.items() if asked - then > _KEEP_EVERY]
+            for pair in [pair for pair in due if not self._sessions.is_open(stream.service, *pair)]:
+                del owned[pair]
+            due = [pair for pair in due if pair in owned][:_MOST]
             if not due:
                 continue
             for pair, verdict in zip(due, await self._own(stream, due, [(b"", 0, False)] * len(due)), strict=True):
