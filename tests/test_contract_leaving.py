@@ -13,6 +13,7 @@ from tests.servers import eventually
 from tests.test_contract_lost_sessions import told
 from tests.test_contract_snapshots import Kept, ready
 from toolbus import ToolService, Worker, invocation, tool
+from toolbus.bus.broker.admin import Admin
 
 pytestmark = pytest.mark.anyio
 
@@ -28,8 +29,13 @@ async def leaving(place: Place, worker: Worker, first: Kept) -> AsyncIterator[Wo
     async with place.worker(Kept()) as second, place.bus() as other:
         await other.wait_for_tool("put")
         drain = asyncio.create_task(worker.drain())
-        # Whoever takes this knows that the first worker takes nothing more.
-        await eventually(lambda: not worker.healthy)
+        async with Admin(place.settings) as admin:
+
+            async def signed_off() -> bool:
+                return all(each.workers <= 1 for each in await admin.services())
+
+            # Until the server knows it, calls of the first worker's sessions are handed over to it.
+            await eventually(signed_off)
         assert told(await other.call("put", {"what": "x"}, session="other")) == "x"
         yield second
         first.go.set()

@@ -71,7 +71,7 @@ async def test_a_task_has_what_the_extension_says(site: Site, raw: Raw) -> None:
 
 
 @pytest.fixture
-async def quick(url: str, namespace: str) -> AsyncIterator[tuple[Worker, ToolBus, ToolCalls]]:
+async def quick(server: str, namespace: str) -> AsyncIterator[tuple[Worker, ToolBus, ToolCalls]]:
     """A worker of a tool that always makes tasks and fails at once, and what calls it."""
 
     @tool(service="quick", task="always")
@@ -79,7 +79,7 @@ async def quick(url: str, namespace: str) -> AsyncIterator[tuple[Worker, ToolBus
         """Fail."""
         raise ToolError("at once")
 
-    place = Place(url, namespace)
+    place = Place(server, namespace)
     async with place.worker(fails) as worker, place.bus() as bus:
         await bus.wait_for_tool("fails")
         yield worker, bus, ToolCalls(bus, lambda _: Principal("test"))

@@ -21,13 +21,13 @@ from toolbus.operations.cli.mount import mount_command
 
 
 @pytest.fixture
-def server(shell: Shell) -> Path:
+def programmed(shell: Shell) -> Path:
     """A server with a tool of every kind, in the shell's folder."""
     return program(shell.folder, USUAL)
 
 
 @pytest.mark.usefixtures("slow")
-def test_list_shows_what_would_be_served(shell: Shell, server: Path) -> None:
+def test_list_shows_what_would_be_served(shell: Shell, programmed: Path) -> None:
     """A table for people, descriptors for programs, and nothing is registered; no bus is needed."""
     words = ("mount", "demo", "--list", "--include", "[ap]*", "--exclude", "parts", "--prefix", "my_")
     shown = shell.run(*words, "--", sys.executable, "server.py")
@@ -51,7 +51,7 @@ def test_list_names_what_is_left_out(shell: Shell) -> None:
 
 
 @pytest.mark.usefixtures("slow")
-def test_a_mount_is_served_by_several_processes(shell: Shell, server: Path) -> None:
+def test_a_mount_is_served_by_several_processes(shell: Shell, programmed: Path) -> None:
     """Each has a server of its own; after SIGTERM none of them is left, and the exit code is 0."""
     words = ("mount", "demo", "--processes", "2", "--group", "some group", "--", sys.executable, "server.py")
     mount = shell.start_anew(*words)
@@ -130,7 +130,7 @@ def test_what_cannot_be_mounted_is_one_line(shell: Shell, words: tuple[str, ...]
 
 
 @pytest.mark.usefixtures("slow")
-def test_what_changes_after_its_approval_is_withheld(shell: Shell, server: Path) -> None:
+def test_what_changes_after_its_approval_is_withheld(shell: Shell, programmed: Path) -> None:
     """--pin approves what was never decided about, once; a tool that says something else then waits for somebody to approve it."""
     mount = shell.start_anew("mount", "demo", "--pin", "--", sys.executable, "server.py")
     assert shell.run("call", "put", "key=k", "--wait", "60").returncode == 0
@@ -141,7 +141,7 @@ def test_what_changes_after_its_approval_is_withheld(shell: Shell, server: Path)
     eventually_sync(pinned, timeout=60.0)
     mount.send_signal(signal.SIGTERM)
     mount.communicate(timeout=60)
-    server.write_text(server.read_text().replace("Put a key.", "Put a key, and tell it to everyone."))
+    programmed.write_text(programmed.read_text().replace("Put a key.", "Put a key, and tell it to everyone."))
     shell.start("mount", "demo", "--pin", "--", sys.executable, "server.py")
     assert shell.run("call", "add", "a=1", "b=2", "--wait", "60").returncode == 0
     assert shell.run("call", "put", "key=k").returncode == 1
