@@ -157,6 +157,7 @@ def test_the_model_answers_every_call_and_counts_what_workers_cost() -> None:
     assert empty.cost < wide.cost
 
 
+@pytest.mark.usefixtures("slow")
 def test_a_window_keeps_the_workers_of_bursts() -> None:
     """Without one, each burst starts them again; this is why the chart has a minute."""
     none, usual = (modelled("bursts", ModelPlan(), Policy(scale_down_stabilization=each)) for each in (0, 60))

@@ -108,6 +108,7 @@ async def calls(bus: ToolBus, at_once: int) -> None:
     await asyncio.gather(*(one_after_another() for _ in range(at_once)))
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize(
     ("at_once", "commands", "size"),
     # What was measured (14.06, 1.44 and 1.40 commands; 2,866 and 1,747 bytes), and a tenth more.
@@ -143,6 +144,7 @@ class Sticky(ToolService):
         return text
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_call_of_a_session_costs_no_more_commands_at_its_worker(fresh_server: Any, namespace: str) -> None:
     """The owner of a session is looked up once; later calls cost the same as others."""
     server: EmbeddedServer = fresh_server()
@@ -167,6 +169,7 @@ async def test_a_call_of_a_session_costs_no_more_commands_at_its_worker(fresh_se
     assert meter.commands / CALLS <= 1.6, f"{meter.commands / CALLS:.2f} commands a call"
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize(
     ("stream", "commands"),
     # Measured: 0.022. One piece each per turn of the loop shares at least that turn's flush, at most 4 commands for 16 pieces;

@@ -78,6 +78,7 @@ def test_calls_back_on_time(delays: list[float], early: float) -> None:
     assert (clock.pending, clock.errors) == ([], [])
 
 
+@pytest.mark.usefixtures("slow")
 def test_there_is_one_timer_for_the_earliest() -> None:
     """One timer waits for the earliest of any number of deadlines; without deadlines there is no timer."""
     clock = Clock()
@@ -115,6 +116,7 @@ def test_past_deadline_is_called_at_the_next_turn() -> None:
     assert len(called) == 1
 
 
+@pytest.mark.usefixtures("slow")
 def test_callback_may_add_and_remove() -> None:
     """A callback may add new deadlines and remove others of later slots."""
     clock = Clock()

@@ -48,6 +48,7 @@ def test_a_right_document_is_read() -> None:
     assert read_document(b"\xef\xbb\xbf" + text.encode(), dict) == json.loads(text)
 
 
+@pytest.mark.usefixtures("slow")
 def test_presets_and_scores_are_such_documents(tmp_path: Path) -> None:
     """As YAML, too."""
     for text in (TWICE, "name: a\nname: b\n", "name: {a: 1, a: 2}"):

@@ -82,12 +82,14 @@ def damaged(draw: st.DrawFn) -> bytes:
 HOSTILE = st.binary(max_size=200) | JSON.map(lambda value: json.dumps(value).encode()) | damaged() | st.sampled_from(ENDLESS + ODD)
 
 
+@pytest.mark.usefixtures("slow")
 @given(REQUESTS)
 def test_request_survives_the_wire(request: Request) -> None:
     """Any request decodes to what was encoded."""
     assert envelope.decode_request(envelope.encode(request), limit=LIMIT) == request
 
 
+@pytest.mark.usefixtures("slow")
 @given(st.lists(FRAMES, max_size=4))
 def test_frames_survive_the_wire(frames: list[Frame]) -> None:
     """Any frames that share one entry decode to what was encoded, in order."""
@@ -95,6 +97,7 @@ def test_frames_survive_the_wire(frames: list[Frame]) -> None:
     assert envelope.decode_frames(payload, limit=LIMIT) == (frames, [])
 
 
+@pytest.mark.usefixtures("slow")
 @given(HOSTILE)
 def test_hostile_request_only_raises_envelope_error(payload: bytes) -> None:
     """For any bytes, decoding a request returns one or raises EnvelopeError, and reading its address never fails."""

@@ -55,6 +55,7 @@ def names_types(node: ast.AST) -> bool:
     return any(isinstance(each, ast.Constant) and each.value in ERROR_TYPES for each in ast.walk(node))
 
 
+@pytest.mark.usefixtures("slow")
 def test_whoever_decides_by_a_type_has_thought_of_its_origin() -> None:
     """A new place that looks at types looks at the origin, or stands in the table."""
     found = {str(path): path.read_text() for path in SOURCES}

@@ -392,6 +392,7 @@ except ValueError:
     assert "id=d" in second
 
 
+@pytest.mark.usefixtures("slow")
 def test_an_applications_standard_logging_gets_the_events() -> None:
     """Without structlog configured, events are records of the logger ``toolbus``; without handlers, nothing is written."""
     logged = """telemetry.log.warning("link.lost", id="a"); telemetry.log.info("call.finished", id="b")"""

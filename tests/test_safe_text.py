@@ -188,6 +188,7 @@ def _asks(node: ast.AST, name: str) -> bool:
     return isinstance(node, ast.Call) and ast.unparse(node.func) in {"str", "repr"} and name in map(ast.unparse, node.args)
 
 
+@pytest.mark.usefixtures("slow")
 def test_nothing_asks_a_users_class_directly() -> None:
     """Outside of the broker's own errors: where anything may have been raised its text comes from ``safe_text``, and so do class names."""
     found = []

@@ -70,6 +70,7 @@ def test_each_limit_is_where_its_share_is_used_up() -> None:
         assert used == pytest.approx(1, rel=0.01), limit.what
 
 
+@pytest.mark.usefixtures("slow")
 def test_masters_are_enough_and_no_more_than_needed() -> None:
     """Equal namespaces that are placed by hand take what their sum takes; by name more; and the same seed gives the same."""
     demand, server = Demand(namespaces=600), Server()

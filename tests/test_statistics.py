@@ -170,6 +170,7 @@ def hostile_answers(instance: str) -> list[bytes]:
     return [b"", b"nonsense", b"[" * 100_000, b'{"instance": "\\ud800"}', b"\xff", b"null", b"[]", *documents]
 
 
+@pytest.mark.usefixtures("slow")
 async def test_answers_of_strangers_stop_no_reader(place: Place) -> None:
     """An answer that can't be read, or of no live worker, is left out; the workers' own ones are found."""
     keys = Keys(place.settings.namespace)
@@ -313,6 +314,7 @@ async def test_many_calls_leave_a_bounded_record(place: Place) -> None:
     assert "fail" in {each.tool for each in found}
 
 
+@pytest.mark.usefixtures("slow")
 async def test_the_oldest_records_make_room(place: Place) -> None:
     """However many strangers have written."""
     key = Keys(place.settings.namespace).recent

@@ -205,6 +205,7 @@ def _logged(*folder: str) -> set[str]:
     return used
 
 
+@pytest.mark.usefixtures("slow")
 def test_every_logged_event_is_documented() -> None:
     """Each event name in the package's source stands in EVENTS, and each name there is used."""
     # The writer of lines says itself what it dropped.

@@ -121,6 +121,7 @@ async def test_langgraph_streams_what_a_tool_says() -> None:
         assert silent["messages"][1].content == recited.content
 
 
+@pytest.mark.usefixtures("slow")
 async def test_openai_agents_run_the_tools() -> None:
     """An agent of the Agents SDK calls the tools of a bus, casts as the executor does, reads failures, and sees who has gone."""
     pytest.importorskip("agents")
@@ -203,6 +204,7 @@ async def test_langchain_is_not_given_what_it_would_blow_up(namespace: str) -> N
         assert (await bus.call("steep", {"a": {"a": {"b": {}}}})).output == "fine"
 
 
+@pytest.mark.usefixtures("slow")
 async def test_pydantic_ai_runs_the_tools() -> None:
     """An agent of Pydantic AI calls the tools of a bus, reads failures as observations, and keeps results as metadata."""
     pytest.importorskip("pydantic_ai")
@@ -272,6 +274,7 @@ async def test_openai_responses_go_on_until_an_answer() -> None:
     assert len(model.bodies) == 3
 
 
+@pytest.mark.usefixtures("slow")
 async def test_anthropic_goes_on_until_an_answer() -> None:
     """The SDK's messages run with the tools, all results of a turn in one message."""
     anthropic = pytest.importorskip("anthropic")

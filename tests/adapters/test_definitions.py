@@ -43,6 +43,7 @@ def tools(*schemas: dict[str, Any]) -> ToolView:
     return ToolView(catalogue)
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize(("format", "package", "name"), FORMATS, ids=[each[0] for each in FORMATS])
 def test_definitions_are_what_the_sdk_says_they_are(format: Format, package: str, name: str, strict: bool) -> None:

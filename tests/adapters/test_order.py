@@ -33,6 +33,7 @@ class Hooks:
         await asyncio.sleep(0.02 * next(self._turns))
 
 
+@pytest.mark.usefixtures("slow")
 async def test_hooks_of_the_agents_sdk_change_no_order(namespace: str) -> None:
     """Calls keep the model's order though hooks of earlier ones take longer."""
     pytest.importorskip("agents")
@@ -49,6 +50,7 @@ async def test_hooks_of_the_agents_sdk_change_no_order(namespace: str) -> None:
     assert desk.log == LOG * 2
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_hook_that_fails_holds_up_nothing(namespace: str) -> None:
     """A call that a hook of the Agents SDK has ended leaves its place, and the next agent is served."""
     pytest.importorskip("agents")
@@ -108,6 +110,7 @@ async def test_wrapped_calls_of_langgraph_change_no_order(namespace: str) -> Non
     assert desk.log == LOG * 2
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_call_that_langgraph_answers_itself_holds_up_nothing(namespace: str) -> None:
     """A wrapper that answers a call instead of running it delays those after it for a moment only."""
     pytest.importorskip("langgraph")
@@ -190,6 +193,7 @@ class Walk(ToolService):
         return "/".join(steps)
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("way", WAYS)
 async def test_calls_of_a_sticky_session_run_in_the_models_order(way: str, namespace: str) -> None:
     """By default a session's calls run one after another in the model's order, through every adapter."""

@@ -66,6 +66,7 @@ def bus(server: str, namespace: str) -> Iterator[SyncBus]:
         yield made
 
 
+@pytest.mark.usefixtures("slow")
 def test_an_agent_per_thread_shares_a_synchronous_bus(way: Way, bus: SyncBus) -> None:
     """Agents in event loops of their own, one in each thread, each get their own answers."""
     with ThreadPoolExecutor(8) as pool:

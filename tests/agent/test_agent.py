@@ -282,6 +282,7 @@ async def test_an_endpoints_errors_are_one_clear_line(answer: Canned, line: str)
         assert len(given.agent.messages) == 1
 
 
+@pytest.mark.usefixtures("slow")
 async def test_what_passes_is_tried_again() -> None:
     """A limit, a failure or a proxy's page that passes soon is waited for, and the listener is told."""
     page = Canned(b"<html>back soon</html>", kind="text/html")
@@ -296,6 +297,7 @@ def failing(error: dict[str, Any], *before: bytes) -> Canned:
     return Canned(*before, b"data: " + json.dumps({"error": error}).encode() + b"\n\n")
 
 
+@pytest.mark.usefixtures("slow")
 async def test_an_error_before_any_words_is_tried_again() -> None:
     """An endpoint that is overloaded says so as an event."""
     async with setting([failing({"message": "overloaded"}), failing({"message": "m", "code": 429}), says("there")]) as given:

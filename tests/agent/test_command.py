@@ -95,6 +95,7 @@ async def ended(process: asyncio.subprocess.Process) -> tuple[int, str, str]:
     return process.returncode, out.decode(), err.decode()
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_question_is_answered(server: str, namespace: str, forks: ForkServer) -> None:
     """The model's words are on standard output alone, what tools say is on standard error, and nothing commands the terminal."""
     script = [calls(("recite", {"lines": 2}), words="Listen:"), says("That was", " it.\x07")]
@@ -105,6 +106,7 @@ async def test_a_question_is_answered(server: str, namespace: str, forks: ForkSe
     assert err.splitlines()[3].startswith("✓ recite")
 
 
+@pytest.mark.usefixtures("slow")
 async def test_the_command_walks_the_published_graph(server: str, namespace: str, forks: ForkServer) -> None:
     """--walk finds the first action by the question, --action names it, --operator says all, and only what makes sense there is offered."""
     async with (
@@ -154,6 +156,7 @@ async def test_a_walk_is_recorded(server: str, namespace: str, forks: ForkServer
     assert (other, suffix.count("\n"), ".jsonl, .db" in suffix) == (1, 1, True)
 
 
+@pytest.mark.usefixtures("slow")
 async def test_json_is_for_programs(server: str, namespace: str, forks: ForkServer) -> None:
     """With --output json standard output is one document."""
     async with tools(server, namespace), endpoint([says("hi")]) as model:
@@ -203,6 +206,7 @@ async def test_the_bound_on_turns_is_said(server: str, namespace: str, forks: Fo
     assert err.splitlines()[-1] == "toolbus: stopped: no answer in 3 turns (2 calls, 2 failed); --turns allows more"
 
 
+@pytest.mark.usefixtures("slow")
 async def test_ctrl_c_ends_it_cleanly(server: str, namespace: str) -> None:
     """Ctrl-C in the middle of an answer ends the line and the process with 130, without a traceback."""
     silent = Canned(event({"content": "I think"}))
@@ -217,6 +221,7 @@ async def test_ctrl_c_ends_it_cleanly(server: str, namespace: str) -> None:
     assert (code, out, err) == (130, "\n", "")
 
 
+@pytest.mark.usefixtures("slow")
 async def test_ctrl_c_cancels_the_tools(server: str, namespace: str) -> None:
     """Ctrl-C while a tool runs cancels its call, and ends the process with 130 without a traceback."""
     cancelled = asyncio.Event()
@@ -254,6 +259,7 @@ async def test_permission_without_a_person(server: str, namespace: str, words: t
         assert told in model.bodies[1]["messages"][-1]["content"]
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize(("typed", "told"), [(b"y\n", "launched"), (b"no\n", "forbidden"), (b"\x04", "forbidden")])
 async def test_a_person_is_asked(server: str, namespace: str, typed: bytes, told: str) -> None:
     """At a terminal the person reads what would run, and only a yes lets it."""

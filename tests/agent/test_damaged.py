@@ -42,6 +42,7 @@ class Damage:
         return self._keys.conversation(member.decode())
 
 
+@pytest.mark.usefixtures("slow")
 async def test_damaged_conversations_end_in_one_error(place: Place) -> None:
     """Every hostile value in every field is passed over or one error that says what to do, and the conversation can be deleted."""
     async with setting(place, lambda body: says("yes")) as given, given.agent() as agent:

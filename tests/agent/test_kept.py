@@ -288,6 +288,7 @@ async def test_what_only_kept_conversations_have_is_refused(place: Place) -> Non
             await agent.resume()
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_call_that_still_runs_is_joined(place: Place) -> None:
     """An agent that comes after one that vanished reads the stream of its call from the start to the end; the call runs once."""
     async with setting(place, [calls(("story", {"name": "s"})), says("done")]) as given:

@@ -131,6 +131,7 @@ async def test_ctrl_c_stops_an_answer_and_then_the_command(shell: Shell, server:
         assert b"Traceback" not in seen
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_turn_survives_the_death_of_its_worker(shell: Shell, server: str, namespace: str) -> None:
     """After SIGKILL in the middle of a turn another worker goes on: one answer, and nothing that was answered is asked again."""
     held = True

@@ -60,6 +60,7 @@ async def test_code_that_needs_no_approval_needs_no_lock_file(folder: Path) -> N
     assert (folder / "uv.lock").exists()
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_lock_file_stays_as_it_was_approved(folder: Path) -> None:
     """A lock file that uv would bring up to date is used as it is: the code that runs has the digest that was approved."""
     lock(folder)
@@ -71,6 +72,7 @@ async def test_a_lock_file_stays_as_it_was_approved(folder: Path) -> None:
     assert digest_of_folder(folder) == approved
 
 
+@pytest.mark.usefixtures("slow")
 async def test_what_the_digest_leaves_out_is_not_used(folder: Path, tmp_path: Path) -> None:
     """Byte code and an environment in the folder are never read: those that run are in the host's own cache."""
     (folder / "helper.py").write_text("")

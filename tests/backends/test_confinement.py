@@ -94,6 +94,7 @@ async def value(instance: Instance, expression: str) -> object:
     return (await instance.call({"run": expression}, Heard(), deadline=asyncio.get_running_loop().time() + 30)).data
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_program_of_a_model_sees_nothing_of_its_host(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Secrets of other processes, files of the host and servers of the machine are out of its reach; it has a user of its own."""
     monkeypatch.setenv("SECRET_OF_TESTS", "hunter2")
@@ -120,6 +121,7 @@ async def test_a_program_of_a_model_sees_nothing_of_its_host(folder: Path, tmp_p
             assert await value(instance, "os.path.exists('/etc/shadow')") is False
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_program_of_a_person_runs_as_before(folder: Path, tmp_path: Path) -> None:
     """Only what a model wrote is confined, and only unless the deployment says otherwise."""
     (tmp_path / "seen").write_text("s")
@@ -128,6 +130,7 @@ async def test_a_program_of_a_person_runs_as_before(folder: Path, tmp_path: Path
             assert await value(instance, f"os.path.exists({str(tmp_path / 'seen')!r})") is True
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_program_that_wants_too_much_is_ended(folder: Path) -> None:
     """Its memory and processes are bounded, and the host says which bound it was."""
     async with started(folder, memory="200m") as instance:
@@ -135,6 +138,7 @@ async def test_a_program_that_wants_too_much_is_ended(folder: Path) -> None:
         assert await value(instance, "[threading.Thread(target=time.sleep, args=(30,)).start() for _ in range(400)]") == "RuntimeError"
 
 
+@pytest.mark.usefixtures("slow")
 async def test_calls_are_passed_on_as_they_are(folder: Path) -> None:
     """A hundred calls at once are answered, each by its own answer, and large ones are whole."""
     async with started(folder) as instance:
@@ -145,6 +149,7 @@ async def test_calls_are_passed_on_as_they_are(folder: Path) -> None:
         assert not await instance.health(answered=True)
 
 
+@pytest.mark.usefixtures("slow")
 async def test_nothing_is_served_where_nothing_can_be_confined(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The host refuses what a model wrote, and says why and what to do; other programs run."""
     monkeypatch.setattr("toolbus.platform.backends.confinement.why_not", lambda: "new namespaces: Operation not permitted")
@@ -165,6 +170,7 @@ async def test_a_folder_that_its_own_user_cannot_read_is_told(folder: Path) -> N
     assert raised.value.permanent
 
 
+@pytest.mark.usefixtures("slow")
 async def test_packages_are_readable_whatever_the_umask_of_the_host(folder: Path) -> None:
     """A host with a narrow umask installs what another user can read."""
     before = os.umask(0o077)
@@ -175,6 +181,7 @@ async def test_packages_are_readable_whatever_the_umask_of_the_host(folder: Path
         os.umask(before)
 
 
+@pytest.mark.usefixtures("slow")
 async def test_nothing_of_it_is_left(folder: Path) -> None:
     """The end of an instance ends all that the program had started."""
     async with started(folder) as instance:

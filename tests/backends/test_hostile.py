@@ -77,6 +77,7 @@ async def test_a_taken_port_is_another_try(local: Place, monkeypatch: pytest.Mon
         await instance.stop(5)
 
 
+@pytest.mark.usefixtures("slow")
 async def test_floods_of_output(local: Place) -> None:
     """Megabytes of output neither block a program nor reach the host whole: lines are cut, and left out above a rate, and counted."""
     instance = await local.start(env={"START": "flood"})

@@ -175,6 +175,7 @@ _WRITING = (
 )  # fmt: skip
 
 
+@pytest.mark.usefixtures("slow")
 def test_the_guide_says_what_each_role_can_do(users: Users, namespace: str, server: str) -> None:
     """The table of the guide is what the server allows to a user of the role who sends commands by hand, family of keys by family."""
     page = (Path(__file__).parents[2] / "docs/how-to/roles.md").read_text("utf-8")

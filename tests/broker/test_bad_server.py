@@ -173,6 +173,7 @@ async def test_what_an_operator_must_end_is_waited_for(
     assert [event["event"] for event in observed.events] == ["link.held_up"]
 
 
+@pytest.mark.usefixtures("slow")
 async def test_connections_that_open_and_end_are_made_less_and_less_often(server: Server, link: Link) -> None:
     """A server that closes at every command is no hot loop."""
 

@@ -189,6 +189,7 @@ def frames_in(args: tuple[Any, ...]) -> list[bytes]:
     return [each for word in args if type(word) is bytes for each in re.findall(rb"run\d+:\d+:", word)]
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("refusal", [None, "MISCONF", "OOM"])
 async def test_nothing_of_a_run_overtakes_anything_of_it(monkeypatch: pytest.MonkeyPatch, refusal: str | None) -> None:
     """In any order of frames, texts, ends, answers and refusals, no run is in two unanswered scripts, and all is written in order."""

@@ -62,6 +62,7 @@ def test_a_folder_without_the_package_is_no_other_version(tmp_path: Path) -> Non
     assert "there is no package toolbus" in done.stderr
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.anyio
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 async def test_an_interrupted_run_leaves_no_process_behind(tmp_path: Path, how: signal.Signals) -> None:

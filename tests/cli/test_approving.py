@@ -35,6 +35,7 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
+@pytest.mark.usefixtures("slow")
 def test_a_pending_tool_is_shown_and_approved_by_its_digest(shell: Shell, folder: Path) -> None:
     """Its fields and files are told; nothing is approved without a yes; another digest is refused."""
     put(shell, "pending/stitcher", folder)

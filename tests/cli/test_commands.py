@@ -121,6 +121,7 @@ def test_call_takes_arguments_in_every_form(served: Shell) -> None:
         assert served.run("call", "shout", *wrong).returncode == 2
 
 
+@pytest.mark.usefixtures("slow")
 def test_tools_services_and_describe_show_what_there_is(served: Shell) -> None:
     """Tools, services and one tool's whole description, for people and as JSON."""
     assert [tool["name"] for tool in served.json("tools")] == ["hang", "shout", "who"]
@@ -153,6 +154,7 @@ def test_static_descriptors_are_checked_stored_and_removed(served: Shell) -> Non
     assert served.run("operate", "items", "put", "nonsense").returncode == 2
 
 
+@pytest.mark.usefixtures("slow")
 def test_a_paused_service_takes_nothing_until_it_is_resumed(served: Shell) -> None:
     """While paused calls wait; purge answers them as cancelled; resume serves again."""
     (worker,) = served.started
@@ -173,6 +175,7 @@ def test_a_paused_service_takes_nothing_until_it_is_resumed(served: Shell) -> No
         assert (unknown.returncode, "there is no service 'nowhere'" in unknown.stderr) == (1, True)
 
 
+@pytest.mark.usefixtures("slow")
 def test_several_processes_are_kept_alive_and_stopped_together(shell: Shell) -> None:
     """A killed child is replaced, SIGTERM stops them all with exit code 0, and none outlives a killed supervisor."""
     supervisor = shell.start_anew("worker", "loud.py", "--processes", "2", "--lease", "1")
@@ -196,6 +199,7 @@ def test_several_processes_are_kept_alive_and_stopped_together(shell: Shell) -> 
     eventually_sync(lambda: not any(each["live"] for each in shell.json("see", "services")))
 
 
+@pytest.mark.usefixtures("slow")
 def test_a_service_whose_workers_were_killed_is_listed_as_down(shell: Shell) -> None:
     """Registry entries of a killed worker are not shown as live, even when no process sweeps them out."""
     killed, stopped = (shell.start("worker", "loud.py", "--lease", "1") for _ in range(2))
@@ -206,6 +210,7 @@ def test_a_service_whose_workers_were_killed_is_listed_as_down(shell: Shell) -> 
     eventually_sync(lambda: [(each["live"], each["workers"]) for each in shell.json("see", "services")] in ([], [(False, 0)]))
 
 
+@pytest.mark.usefixtures("slow")
 def test_reload_serves_what_the_file_says_now(shell: Shell) -> None:
     """With --reload a changed tool file is served without anybody restarting the worker, also within the second in which it was written."""
     del shell.environment["PYTHONDONTWRITEBYTECODE"]
@@ -215,6 +220,7 @@ def test_reload_serves_what_the_file_says_now(shell: Shell) -> None:
     eventually_sync(lambda: shell.run("call", "shout", "text=a", "--wait", "5").stdout == "A?\n")
 
 
+@pytest.mark.usefixtures("slow")
 def test_health_is_told_by_file_and_port(shell: Shell) -> None:
     """The file is fresh and the port answers while the worker serves; the file goes when it stops."""
     port = free_port()
@@ -295,6 +301,7 @@ def test_an_unreachable_server_says_what_to_do(shell: Shell) -> None:
     assert shell.run("doctor").returncode == 1
 
 
+@pytest.mark.usefixtures("slow")
 def test_output_that_cannot_be_written_is_one_line(shell: Shell) -> None:
     """A full disk ends a command with the system's own words and exit code 1; a reader that has enough ends it quietly."""
     command = [sys.executable, "-m", "toolbus", "see", "settings"]
@@ -327,6 +334,7 @@ def test_doctor_finds_a_good_server_good(shell: Shell) -> None:
     assert {finding["state"] for finding in findings.values()} <= {"ok", "warn"}
 
 
+@pytest.mark.usefixtures("slow")
 def test_doctor_says_how_programs_of_models_would_run(shell: Shell) -> None:
     """It names those that are recorded, and warns where they would have the rights of the host."""
     record = {"meta": {"name": "Made", "description": "Do it."}, "sources": [{"type": "local", "host_dir": "made"}], "made_by": "create_1"}
@@ -341,6 +349,7 @@ def test_doctor_says_how_programs_of_models_would_run(shell: Shell) -> None:
     assert "all rights" in found["found"]
 
 
+@pytest.mark.usefixtures("slow")
 def test_doctor_advises_what_a_server_with_replicas_lacks(shell: Shell, fresh_server: Callable[..., EmbeddedServer]) -> None:
     """A master that takes writes without its replicas is a warning, and more replicas to wait for than there are is a failure."""
     primary, replica = (fresh_server(config={"repl-diskless-sync-delay": "0"}) for _ in range(2))
@@ -416,6 +425,7 @@ def test_what_is_no_time_is_a_mistake_of_usage(words: tuple[str, ...]) -> None:
     assert (done.exit_code, words[0] in done.output) == (2, True)
 
 
+@pytest.mark.usefixtures("slow")
 def test_dev_ends_with_its_worker(shell: Shell) -> None:
     """A target that can't be served ends the command at once, with the worker's own words."""
     done = shell.run("dev", "nowhere.py")
@@ -425,6 +435,7 @@ def test_dev_ends_with_its_worker(shell: Shell) -> None:
     assert said == ["toolbus: there is no file or folder 'nowhere.py'"]
 
 
+@pytest.mark.usefixtures("slow")
 def test_dev_starts_a_server_and_workers_and_stops_all(forks: ForkServer, tmp_path: Path) -> None:
     """`toolbus dev` serves the examples on a server of its own, and SIGTERM leaves nothing running."""
     port = free_port()

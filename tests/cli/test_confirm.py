@@ -60,6 +60,7 @@ def said(process: Program | subprocess.Popen[str]) -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
+@pytest.mark.usefixtures("slow")
 def test_a_call_is_allowed_by_another_process(shell: Shell) -> None:
     """`toolbus call` says what it waits for and how to allow it; list, show and allow do the rest, with the start of the id."""
     call = shell.start("call", "order", "item=tea", "--user", "alice", "--wait", "20")
@@ -87,6 +88,7 @@ def test_a_call_is_allowed_by_another_process(shell: Shell) -> None:
     assert shell.run("confirm", "list").stderr == "nothing waits for a person\n"
 
 
+@pytest.mark.usefixtures("slow")
 def test_the_whole_can_be_read_and_the_digest_named(shell: Shell) -> None:
     """`show` has every argument, `show --full` all of each, and `allow --digest` allows nothing else."""
     long = ("memo=" + "m" * 9_000, "account=DE02", "amount=99999", "footer=" + "f" * 8_000)
@@ -143,6 +145,7 @@ def test_a_table_shows_brackets(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     assert "[/]\\u001b[2J" in shown
 
 
+@pytest.mark.usefixtures("slow")
 def test_a_call_is_denied(shell: Shell) -> None:
     """A denied call fails with the reason, and so does one that nobody answers; --yes needs nobody."""
     call = shell.start("call", "order", "item=tea", "--wait", "20")
@@ -201,6 +204,7 @@ def test_unknown_requests_are_errors(shell: Shell, words: tuple[str, ...]) -> No
     assert "answered, expired or withdrawn" in done.stderr
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize(("answer", "code", "told"), [(b"y\n", 0, "tidied, "), (b"\n", 1, "")])
 def test_the_person_at_the_terminal_answers_a_handler(shell: Shell, answer: bytes, code: int, told: str) -> None:
     """A running handler's question is asked on the terminal of `toolbus call`, too; an empty line is a no."""
@@ -226,6 +230,7 @@ def test_the_person_at_the_terminal_answers_a_handler(shell: Shell, answer: byte
     assert "[y/N]" in err
 
 
+@pytest.mark.usefixtures("slow")
 def test_the_person_at_the_terminal_is_asked(shell: Shell) -> None:
     """On a terminal `toolbus call` asks there, too, and a yes lets the call go on."""
     shell.run("call", "order", "item=x", "--yes", "--wait", "20")

@@ -39,6 +39,7 @@ async def die() -> str:
 '''
 
 
+@pytest.mark.usefixtures("slow")
 async def test_calls_of_a_dead_child_go_on_at_once(shell: Shell, server: str, namespace: str) -> None:
     """The supervisor tells the others, so a call of a killed child does not wait for the end of its lease of 60 seconds."""
     (shell.folder / "mortal.py").write_text(TOOLS)
@@ -57,6 +58,7 @@ async def test_calls_of_a_dead_child_go_on_at_once(shell: Shell, server: str, na
     assert took < 10
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_call_that_kills_every_process_ends_as_that(shell: Shell, server: str, namespace: str) -> None:
     """It ends with the number of deaths long before its own timeout, and the processes serve again."""
     (shell.folder / "mortal.py").write_text(TOOLS)
@@ -83,6 +85,7 @@ async def cancel_all() -> str:
 '''
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_worker_whose_tasks_a_tool_cancels_says_that_it_failed(shell: Shell, server: str, namespace: str) -> None:
     """As an error, and not that it stopped as it was told to."""
     (shell.folder / "cancelling.py").write_text(CANCELLING)

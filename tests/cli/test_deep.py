@@ -49,6 +49,7 @@ def test_the_rights_of_an_agent_and_a_worker_are_enough(shell: Shell) -> None:
     assert findings["lease"]["state"] == "ok", findings["lease"]
 
 
+@pytest.mark.usefixtures("slow")
 def test_a_user_without_rights_is_told(shell: Shell) -> None:
     """A monitor can't serve: the trial says which right it lacks, in one line."""
     url = shell.environment["TOOLBUS_URL"]

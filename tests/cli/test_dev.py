@@ -93,6 +93,7 @@ def test_dev_leaves_nothing_behind(forks: ForkServer, tmp_path: Path, number: si
         shell.close()
 
 
+@pytest.mark.usefixtures("slow")
 def test_a_worker_of_a_killed_dev_leaves_the_server_that_was_there(shell: Shell) -> None:
     """Its tools go with it rather than join the next one's."""
     dev = shell.start_anew("dev")
@@ -124,6 +125,7 @@ def test_dev_says_that_its_server_has_ended(forks: ForkServer, tmp_path: Path) -
         shell.close()
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize(
     ("target", "words"),
     [("nofile.py", "no file or folder"), ("broken.py", "SyntaxError"), ("taken.py", "belongs to")],
@@ -145,6 +147,7 @@ def test_dev_introduces_nothing_that_did_not_start(shell: Shell, target: str, wo
     assert "Try in another terminal" not in done.stdout
 
 
+@pytest.mark.usefixtures("slow")
 def test_dev_obeys_an_interrupt_that_its_parent_ignored(shell: Shell) -> None:
     """A script that starts it with & makes it ignore SIGINT, as ``toolbus worker`` does not."""
     ignoring = ["sh", "-c", 'trap "" INT; exec "$@"', "sh", sys.executable, "-m", "toolbus", "dev"]

@@ -102,6 +102,7 @@ def test_a_worker_exports_what_the_environment_asks_for(shell: Shell, collector:
     assert {"service.registered", "worker.stopped"} <= collector.events()
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize(
     "words",
     [

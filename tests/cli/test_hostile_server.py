@@ -127,6 +127,7 @@ def _problems(done: subprocess.CompletedProcess[str]) -> Iterator[str]:
         yield f"{len(done.stderr)} characters of complaint"
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize(("kind", "served"), [("values", False), ("values", True), ("types", False), ("ids", False)])
 def test_no_command_ends_in_a_traceback(shell: Shell, server: str, namespace: str, kind: str, served: bool, step: int) -> None:

@@ -49,6 +49,7 @@ def test_keys_that_documents_have(key: str) -> None:
     assert key_flaw(key) == ""
 
 
+@pytest.mark.usefixtures("slow")
 def test_documents_with_impossible_keys_are_told_and_removed(shell: Shell, url: str, namespace: str) -> None:
     """No command lists or prints one as a document; each is told once, with the command that removes it."""
     assert shell.run("operate", "items", "put", "tool/slow", given=json.dumps(TOOL)).returncode == 0
@@ -68,6 +69,7 @@ def test_documents_with_impossible_keys_are_told_and_removed(shell: Shell, url: 
     assert shell.run("operate", "items", "get", "--all").returncode == 0
 
 
+@pytest.mark.usefixtures("slow")
 def test_misplaced_documents_are_removed(shell: Shell, url: str, namespace: str) -> None:
     """``rm`` and ``pins rm`` remove what stands where workers may write, say so, and leave what stands in its place."""
     items = Keys(namespace).items

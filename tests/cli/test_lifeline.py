@@ -66,6 +66,7 @@ def test_every_command_with_a_lifeline_is_tried() -> None:
     assert {" ".join(words) for words, command in commands(main) if with_lifeline(command)} == STARTED.keys()
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("words", some([["worker", "calculator"]], [words for each in STARTED.values() for words in each]), ids=" ".join)
 def test_a_process_ends_in_order_when_its_parent_and_the_server_are_gone(shell: Shell, words: list[str]) -> None:
     """No step of its end waits for the server, so that it need not be killed."""

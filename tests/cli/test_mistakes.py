@@ -145,6 +145,7 @@ def test_variables_of_services_are_no_mistakes() -> None:
     assert misspelt(dict.fromkeys(names, "x")) == {}
 
 
+@pytest.mark.usefixtures("slow")
 def test_a_misspelt_variable_is_told_once(shell: Shell) -> None:
     """A command says so once, and so does a worker with its child processes."""
     shell.environment["TOOLBUS_NAMESPCE"] = "other"
@@ -164,6 +165,7 @@ def test_levels_and_formats_have_any_case() -> None:
     assert (settings.log_level, settings.log_format) == ("debug", "json")
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("target", ["spoken", "spoken.inner", "bare"])
 def test_packages_of_the_current_folder_are_reloaded(shell: Shell, target: str) -> None:
     """``worker pkg --reload`` serves what its files say now, whether it is a package, its module, or a folder of modules."""
@@ -181,6 +183,7 @@ def test_packages_of_the_current_folder_are_reloaded(shell: Shell, target: str) 
     eventually_sync(lambda: shell.run("call", "say", "--wait", "5").stdout == "changed\n", timeout=30)
 
 
+@pytest.mark.usefixtures("slow")
 def test_reload_without_its_extra_is_one_line(shell: Shell) -> None:
     """It names the extra, in one line."""
     (shell.folder / "spoken.py").write_text(TOOL.format("x"))

@@ -20,6 +20,7 @@ def findings(shell: Shell) -> dict[str, tuple[str, str]]:
     return {each["check"]: (each["state"], each["found"]) for each in shell.json("doctor")}
 
 
+@pytest.mark.usefixtures("slow")
 def test_an_open_server_is_told_under_every_role(shell: Shell, fresh_server: Callable[..., EmbeddedServer]) -> None:
     """As long as the default user is on, roles protect nothing; when it is off, the check is content; without a user, nothing is tried."""
     server = fresh_server()

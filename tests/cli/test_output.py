@@ -186,6 +186,7 @@ def test_every_command_is_here() -> None:
     assert paths(main) == {*ENDING, *OTHERS}
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("step", STEPS)
 def test_nothing_that_a_command_prints_commands_the_terminal(served: Shell, step: int) -> None:
     """Descriptions, keys, errors, files and wrong words are shown with their escapes written out."""
@@ -197,6 +198,7 @@ def test_nothing_that_a_command_prints_commands_the_terminal(served: Shell, step
             assert HARMFUL.search(said) is None, f"{path}: {said!a}"
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize(
     "words", [("tools",), ("see", "describe", "evil_data"), ("call", "evil_text"), ("call", "evil_data"), ("call", "evil_error")]
 )

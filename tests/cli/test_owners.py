@@ -43,6 +43,7 @@ def ended(worker: subprocess.Popen[str]) -> str:
     return worker.communicate(timeout=30)[1]
 
 
+@pytest.mark.usefixtures("slow")
 def test_a_refusal_says_how_long_and_what_else_to_do(shell: Shell) -> None:
     """It names the wait, ``TOOLBUS_OWNER`` and ``rm --force``, while the name is held and while it cools down; both ways work."""
     file = write(shell.folder / "one", "say")
@@ -76,6 +77,7 @@ def test_a_name_that_an_operator_holds_says_how_to_remove_it(shell: Shell) -> No
     assert "`toolbus operate items rm tool/say` removes it" in shell.run("worker", file).stderr
 
 
+@pytest.mark.usefixtures("slow")
 def test_two_files_of_one_name_are_told_apart(shell: Shell) -> None:
     """The second program that joins the first one's service warns with both places; a replica, and one with an owner, do not."""
     shell.environment["TOOLBUS_COOLDOWN"] = "0"

@@ -204,6 +204,7 @@ def test_one_place_of_the_server_is_named(shell: Shell) -> None:
     assert "--url or --server-port" in done.stderr
 
 
+@pytest.mark.usefixtures("slow")
 def test_a_part_that_refuses_to_serve_ends_all(shell: Shell) -> None:
     """A wrong setting of one part is the message of the command, and nothing is left."""
     shell.environment |= {"OPENAI_API_KEY": "k", "OPENAI_MODEL": "m", "TOOLBUS_CHAT_MEMORY": "few"}

@@ -116,6 +116,7 @@ def test_every_command_that_serves_answers_probes(place: Shell, kind: str, tmp_p
     assert process.returncode == 0
 
 
+@pytest.mark.usefixtures("slow")
 def test_several_processes_are_counted_together(place: Shell, tmp_path: Path) -> None:
     """A process that is killed takes none of the counted calls with it, is started again, and cannot speak to the service manager."""
     port = free_port()

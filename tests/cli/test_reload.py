@@ -88,6 +88,7 @@ def test_a_broken_file_is_told_once_and_waited_for(shell: Shell, processes: str,
     assert not [each for each in log if each["event"] == "supervisor.restarting"]
 
 
+@pytest.mark.usefixtures("slow")
 def test_a_process_that_dies_is_started_again(shell: Shell) -> None:
     """A death is no broken file: it is logged, nothing waits for a change, and a change is served as ever."""
     (shell.folder / "spoken.py").write_text(TOOL.format("first"))
@@ -134,6 +135,7 @@ def test_several_processes_that_cannot_start_say_why_once(shell: Shell) -> None:
     assert (done.returncode, done.stderr.splitlines()) == (1, ["toolbus: there is no file or folder 'nofile.py'"])
 
 
+@pytest.mark.usefixtures("slow")
 def test_a_package_that_cannot_be_imported_is_told_by_its_worker(shell: Shell) -> None:
     """Looking for the folders to watch runs no code: a package that raises is one line, and waited for."""
     (shell.folder / "pack").mkdir()

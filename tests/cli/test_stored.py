@@ -24,6 +24,7 @@ PRESETS = {
 }
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("flaw", some(["an unknown key"], PRESETS))
 def test_a_preset_that_agents_leave_out_is_listed(shell: Shell, url: str, namespace: str, flaw: str) -> None:
     """With its name and its reason, by every command that shows tools or the graph; the others stay."""

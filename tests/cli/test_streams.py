@@ -114,6 +114,7 @@ def test_every_command_is_here() -> None:
     assert {" ".join(words) for words in ALL} == set(ENDING) | RUNNING
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_closed_stream_is_no_traceback(served: Shell, number: int, step: int) -> None:

@@ -45,6 +45,7 @@ def test_a_preset_is_checked_published_shown_and_removed(shell: Shell) -> None:
     assert shell.json("toolkit", "show") == []
 
 
+@pytest.mark.usefixtures("slow")
 def test_recommending_says_what_is_there_and_what_is_not(shell: Shell) -> None:
     """Actions are named by id, name or in a sentence; live tools, missing ones and the prompt are told."""
     shell.start("worker", "data.py")
@@ -80,6 +81,7 @@ def test_mistakes_are_one_line_with_the_place(shell: Shell) -> None:
     assert shell.json("toolkit", "show") == []
 
 
+@pytest.mark.usefixtures("slow")
 def test_pictures_and_other_formats_are_written(shell: Shell) -> None:
     """SVG, PNG and a page, scores, GraphML and dot come from one preset; the schema is JSON."""
     for name, begins in [("graph.svg", b"<?xml"), ("graph.png", b"\x89PNG"), ("graph.html", b"<!doctype html>")]:

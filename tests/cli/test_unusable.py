@@ -79,6 +79,7 @@ def served(shell: Shell) -> Shell:
     return shell
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("flaw", some(["a service of junk", "a tool of a taken name", "an item of another kind", "a missing param"], FLAWS))
 def test_what_agents_cannot_use_is_listed_with_its_reason(served: Shell, url: str, namespace: str, flaw: str) -> None:
     """``tools --all``, ``see services`` and ``doctor`` each name the place and the reason, as text and as JSON; the rest stays."""

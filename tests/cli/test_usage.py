@@ -34,6 +34,7 @@ def shell(shell: Shell) -> Shell:
     return shell
 
 
+@pytest.mark.usefixtures("slow")
 async def test_usage_is_shown_for_people_and_programs(shell: Shell) -> None:
     """Two worker processes with middleware count together; the table can be narrowed, and says what is missing when it is empty."""
     nothing = shell.run("see", "usage")

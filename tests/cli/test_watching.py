@@ -66,6 +66,7 @@ def test_stats_are_shown_by_tool_and_by_worker(called: Shell) -> None:
     assert len(found["bounds_ms"]) >= len(answer["tools"][0]["buckets"])
 
 
+@pytest.mark.usefixtures("slow")
 def test_stats_name_those_that_did_not_answer(called: Shell) -> None:
     """The others' answers are shown."""
     key = Keys(called.environment["TOOLBUS_NAMESPACE"]).live
@@ -100,6 +101,7 @@ def test_an_unknown_service_and_an_empty_namespace_are_told(shell: Shell) -> Non
         assert said in done.stderr
 
 
+@pytest.mark.usefixtures("slow")
 def test_calls_can_be_narrowed(called: Shell) -> None:
     """By tool, user, outcome and id; the oldest comes first, and the limit keeps the newest."""
     found = called.json("see", "calls")
@@ -139,6 +141,7 @@ def test_running_calls_are_listed(called: Shell) -> None:
     assert called.run("see", "calls", "--running", "--follow").returncode == 2
 
 
+@pytest.mark.usefixtures("slow")
 async def test_calls_are_followed_until_ctrl_c(called: Shell) -> None:
     """Requests that are there already, and then each new one on a line of its own."""
     program = called.start_anew("see", "calls", "--follow", "--output", "json", "--tool", "shout")

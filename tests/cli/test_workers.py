@@ -153,6 +153,7 @@ def test_a_module_of_the_users_wins_over_an_installed_name(shell: Shell) -> None
     eventually_sync(lambda: [each["name"] for each in shell.json("tools")] == ["mine"])
 
 
+@pytest.mark.usefixtures("slow")
 def test_the_owner_is_the_project_however_its_files_are_named(shell: Shell) -> None:
     """Renaming a file, or serving the package instead of a file of it, takes the tools over instead of being refused."""
     (shell.folder / "pyproject.toml").write_text(PROJECT)

@@ -157,6 +157,7 @@ async def test_wait_true_lasts_as_long_as_the_timeout(bus: ToolBus) -> None:
     assert result.error.type == "not_found"
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("wait", [True, 30.0])
 async def test_the_wait_for_a_worker_is_part_of_the_timeout(place: Place, wait: float) -> None:
     """A call whose worker comes late ends when its timeout says, and its handler knows how long it has."""

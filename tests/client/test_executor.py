@@ -322,6 +322,7 @@ async def test_options_reach_every_call(place: Place) -> None:
             assert len(ran) == 2
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("wait", [True, 30.0])
 async def test_the_wait_of_a_models_call_is_part_of_its_timeout(place: Place, wait: float) -> None:
     """Like that of a program's call: its worker comes late, and gets what is left."""

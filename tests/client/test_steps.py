@@ -85,6 +85,7 @@ def of_call(node: ast.Call) -> Iterator[tuple[str, str]]:
         yield from ((kind, text) for kind in kinds for text in texts(named.get("code")))
 
 
+@pytest.mark.usefixtures("slow")
 def test_the_bus_makes_timeouts_in_one_place() -> None:
     """So they are retryable wherever they come from."""
     made = deadline_exceeded("late")
@@ -111,6 +112,7 @@ def texts(node: ast.expr | None) -> Iterator[str]:
         yield from texts(node.orelse)
 
 
+@pytest.mark.usefixtures("slow")
 def test_every_code_has_been_thought_of() -> None:
     """Each error that toolbus makes has a next step of its own, or is listed here because its type's is true of it."""
     unknown = said_by_code() - AFTER.keys() - BY_TYPE

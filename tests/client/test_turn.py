@@ -62,6 +62,7 @@ async def test_a_turn_in_every_shape(place: Place) -> None:
         assert await bus.process_tool_calls({"role": "assistant", "content": "no calls"}) == []
 
 
+@pytest.mark.usefixtures("slow")
 async def test_calls_run_together_or_one_after_another(place: Place) -> None:
     """Calls of a turn run at the same time, unless the caller or the tool opts out."""
     async with place.serving(repeat) as bus:

@@ -33,6 +33,7 @@ def place(server: str, namespace: str) -> Place:
     return Place(server, namespace)
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_task_becomes_a_tool_that_waits_for_approval(place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """It was called with its example, its code stands where hosts find it, and nobody serves it yet."""
     monkeypatch.setenv("TOOLBUS_MODEL_PRICES", "m=2/8")
@@ -58,6 +59,7 @@ async def test_a_task_becomes_a_tool_that_waits_for_approval(place: Place, monke
         assert [each["task_id"] for each in listed["recent"]] == [task]
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_tool_that_does_not_answer_is_refused(place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The model is told why, with what the program printed; a task that ends without a tool has failed."""
     broken = "raise SystemExit('no such thing')"
@@ -162,6 +164,7 @@ async def test_a_registration_that_is_wrong_is_refused(
         assert (await Records(given.bus).all()).pending == {}
 
 
+@pytest.mark.usefixtures("slow")
 async def test_another_tools_id_is_not_taken(place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A tool that one task registered is replaced by no other task."""
     async with coding(place, monkeypatch, tmp_path, steps(*STEPS)) as given:
@@ -173,6 +176,7 @@ async def test_another_tools_id_is_not_taken(place: Place, monkeypatch: pytest.M
         assert (await Records(given.bus).all()).pending["reverse_text"].made_by == first
 
 
+@pytest.mark.usefixtures("slow")
 async def test_an_id_that_is_taken_during_the_trial_is_not_replaced(place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A record that is stored while a project is tried stays, and the model is told."""
     other = recorded("reverse_text", made_by="create_other")
@@ -271,6 +275,7 @@ async def test_a_submission_that_is_repeated_is_one_task(place: Place, monkeypat
         await given.ended(found.pop())
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_tool_is_served_at_once_where_the_deployment_says_so(place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """With auto-approval the record needs no person."""
     async with coding(place, monkeypatch, tmp_path, steps(*STEPS), auto_approve="true", labels="gpu, lab") as given:
@@ -280,6 +285,7 @@ async def test_a_tool_is_served_at_once_where_the_deployment_says_so(place: Plac
         assert record.sources[0].hosts == ("gpu", "lab")
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_worker_that_leaves_gives_its_task_back(place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Another one goes on where it was: nothing that the model said is asked for again."""
     held = Canned(event({"role": "assistant", "content": "It turns"}))
@@ -294,6 +300,7 @@ async def test_a_worker_that_leaves_gives_its_task_back(place: Place, monkeypatc
         assert (await given.status(task))["attempts"] == 1
 
 
+@pytest.mark.usefixtures("slow")
 async def test_what_ended_tasks_left_is_removed(place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A workspace goes with the end of its task, and at the start those of tasks that ended elsewhere; others stay."""
     kept, gone = tmp_path / "tasks" / "create_00000001", tmp_path / "tasks"

@@ -295,6 +295,7 @@ def test_servers_are_asked_only_on_request(transport: str, said: str, tmp_path: 
     assert found.toolkit.vertices() == ["a"]
 
 
+@pytest.mark.usefixtures("slow")
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It writes the preset to standard output and the problems to standard error, and exits with 1 when there are any."""
     (tmp_path / "good.yml").write_text(GOOD)

@@ -197,6 +197,7 @@ def _server(folder: Path) -> McpService:
     return McpService(McpConfig(ToolGroupType.MCP, "words", transport))
 
 
+@pytest.mark.usefixtures("slow")
 async def test_an_mcp_server_is_started_listed_and_called(tmp_path: Path) -> None:
     """A group of the graph has the server's tools with their schemas, and calling one calls the server."""
     service = ToolkitService.instance or ToolkitService()

@@ -101,6 +101,7 @@ async def served(bus: ToolBus, processes: int = 1) -> None:
     await eventually(lambda: "trustgraph.joke" in bus.services)
 
 
+@pytest.mark.usefixtures("slow")
 async def test_launch_serves_until_sigterm_and_finishes_what_runs(place: Place, launch: Launch, tmp_path: Path) -> None:
     """The process serves its topic with the subclass's own options; on SIGTERM the running call is answered, and it exits with 0."""
     url, namespace = place.settings.url, place.settings.namespace
@@ -120,6 +121,7 @@ async def test_launch_serves_until_sigterm_and_finishes_what_runs(place: Place, 
     assert (process.returncode, "Traceback" in told) == (0, False), told
 
 
+@pytest.mark.usefixtures("slow")
 async def test_two_processes_share_a_topic(place: Place, launch: Launch, tmp_path: Path) -> None:
     """Each takes one call at a time, as in that project: two calls run at once in two processes."""
     url, namespace = place.settings.url, place.settings.namespace

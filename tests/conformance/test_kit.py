@@ -119,6 +119,7 @@ def test_scripts_are_written_whole(folder: Path) -> None:
         assert "\n-- include " not in text
 
 
+@pytest.mark.usefixtures("slow")
 def test_a_command_that_is_not_there_is_a_clear_error() -> None:
     """A command that can't be started ends the kit in one line."""
     found = subprocess.run(
@@ -131,6 +132,7 @@ def test_a_command_that_is_not_there_is_a_clear_error() -> None:
     assert found.stderr.strip().endswith("can't start 'no-such-program': No such file or directory")
 
 
+@pytest.mark.usefixtures("slow")
 def test_an_unknown_check_is_a_usage_error() -> None:
     """`--only` with a check that does not exist says which there are."""
     command = [sys.executable, "-m", "toolbus", "protocol", "conformance", "agent", "--only", "nothing", "--", "true"]

@@ -35,6 +35,7 @@ def test_the_demo_holds() -> None:
     assert done.stdout.endswith("the page at http://127.0.0.1:8001/ that it serves.\n")
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("when", ["worker", "unary"])
 def test_ctrl_c_ends_the_demo_quietly(when: str) -> None:
     """Its workers sign off at a server that still runs, so nothing complains, and no process stays behind."""

@@ -35,6 +35,7 @@ def environment(pod: Manifest) -> dict[str, str]:
     return {each["name"]: each.get("value", "") for each in pod["containers"][0]["env"]}
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("base", BASES)
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
 def test_every_manifest_fits_the_schemas_of_kubernetes(base: str, version: str) -> None:

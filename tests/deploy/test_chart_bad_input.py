@@ -59,6 +59,7 @@ def test_a_user_without_a_secret_is_refused(base: dict[str, Any], role: str) -> 
         render(changed(base, f"redis.auth.{role}", {"username": "someone", "secret": ""}))
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("base", [INTERNAL, EXTERNAL], ids=["internal", "external"])
 def test_releases_in_one_namespace_share_no_name(base: dict[str, Any]) -> None:
     """Also those whose long names begin alike; every name is one that Kubernetes takes."""

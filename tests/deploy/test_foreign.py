@@ -50,6 +50,7 @@ def _no_triggers(spec: Manifest) -> None:
     spec["triggers"] = []
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("change", [_misname, _number, _no_stream, _no_triggers])
 def test_a_mistake_in_a_scaled_object_is_found(change: Callable[[Manifest], None]) -> None:
     """A field of another kind, a number where KEDA wants text, a trigger without its stream, and none at all."""

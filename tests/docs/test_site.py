@@ -63,6 +63,7 @@ def directives() -> list[str]:
     return [name for page in API.glob("*.md") for name in re.findall(r"^::: (\S+)$", page.read_text("utf-8"), re.MULTILINE)]
 
 
+@pytest.mark.usefixtures("slow")
 def test_every_public_name_is_in_the_reference() -> None:
     """A new public name is missing until a page of the reference has it; a name that is public twice is there once at least."""
     named = directives()
@@ -71,6 +72,7 @@ def test_every_public_name_is_in_the_reference() -> None:
     assert sorted(set(missing)) == []
 
 
+@pytest.mark.usefixtures("slow")
 def test_the_reference_names_only_what_exists_and_is_public() -> None:
     """No entry is private, stands twice, or names nothing."""
     named = directives()
@@ -145,6 +147,7 @@ def small(tmp_path: Path) -> Path:
 ADD = 'def add(a: int) -> int:\n    """Add one.\n\n    Args:\n        a: a number.\n    """\n    return a + 1\n'
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize(
     ("file", "wrong", "said"),
     [
@@ -166,6 +169,7 @@ def test_a_mistake_fails_the_build(file: str, wrong: str, said: str, small: Path
     assert "\x1b" not in str(error.value)
 
 
+@pytest.mark.usefixtures("slow")
 def test_a_small_site_is_built(small: Path) -> None:
     """Sources without a mistake are built, with anchors as the repository's pages have them, and have no faults."""
     _generate(small)

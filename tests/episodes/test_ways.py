@@ -21,6 +21,7 @@ WORKERS = 3
 EPISODES = 3
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize(
     ("way", "declared"),
     [*((way, False) for way in PACKAGES), *((way, True) for way in ("executor", "langgraph"))],

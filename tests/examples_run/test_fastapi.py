@@ -47,6 +47,7 @@ def application(desk: Desk) -> Iterator[Application]:
         yield Application(running, port)
 
 
+@pytest.mark.usefixtures("slow")
 def test_a_request_is_answered_with_the_value_of_a_tool(application: Application) -> None:
     """The first request of the page gets the trains as JSON."""
     found = json.loads(application.get(application.paths[0]))
@@ -70,6 +71,7 @@ def test_failures_have_a_status(application: Application) -> None:
     assert '"success": false' in application.get("/seats?train=none")
 
 
+@pytest.mark.usefixtures("slow")
 def test_a_client_that_leaves_cancels_its_call(application: Application, desk: Desk) -> None:
     """Closing the connection in the middle of a stream ends the tool's run."""
     before = desk.run("toolbus see calls").count("cancelled")
@@ -78,6 +80,7 @@ def test_a_client_that_leaves_cancels_its_call(application: Application, desk: D
     eventually_sync(lambda: desk.run("toolbus see calls").count("cancelled") > before, timeout=PATIENCE)
 
 
+@pytest.mark.usefixtures("slow")
 def test_ctrl_c_ends_it_cleanly(desk: Desk) -> None:
     """A stream that is open ends with an event that says so, the bus is closed, and nothing is said to have gone wrong."""
     port = str(free_port())

@@ -42,6 +42,7 @@ def options(arguments: list[str]) -> dict[str, Any]:
     return command.make_context(arguments[0], arguments[1:]).params
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
 def test_every_manifest_fits_the_schemas_of_kubernetes(made: list[Manifest], version: str) -> None:
     """Only KEDA's kind has no schema there."""
@@ -138,6 +139,7 @@ def test_the_page_names_what_is_there(made: list[Manifest]) -> None:
             assert (ROOT / path).exists(), path
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.anyio
 async def test_the_service_answers_the_call_of_the_page(namespace: str) -> None:
     """Its tool streams a chapter after the other."""

@@ -26,6 +26,7 @@ def test_an_example_prints_what_its_page_says(row: Row, desk: Desk) -> None:
     assert "Warning" not in printed
 
 
+@pytest.mark.usefixtures("slow")
 def test_agents_show_progress_and_calls(desk: Desk) -> None:
     """An agent prints each call, each step of its progress, and the result, before the answer."""
     lines = desk.run("python model.py agents/openai_chat.py").splitlines()
@@ -47,17 +48,20 @@ def test_every_adapter_has_an_example() -> None:
         assert "Needs `toolbus[" in text.splitlines()[0], name
 
 
+@pytest.mark.usefixtures("slow")
 def test_an_agent_says_that_its_tools_are_not_served(desk: Desk) -> None:
     """Without a worker the scripted model says which command serves the tools."""
     assert "toolbus worker tools.py" in desk.run("TOOLBUS_NAMESPACE=empty python model.py agents/openai_chat.py")
 
 
+@pytest.mark.usefixtures("slow")
 def test_the_command_line_takes_the_scripted_model(desk: Desk) -> None:
     """`toolbus agent` runs with the model of the examples, whose answers it reads as a stream."""
     [command] = [each for each in commands(EXAMPLES / "README.md") if "-m toolbus agent" in each]
     assert "Take R601: it has 41 free seats." in desk.run(command)
 
 
+@pytest.mark.usefixtures("slow")
 def test_the_worker_in_node_answers(desk: Desk) -> None:
     """The commands of the page write the scripts, start the worker in Node.js, and call its tool."""
     if NODE is None:

@@ -56,6 +56,7 @@ async def test_an_agent_and_a_worker_speak_tls(desk: Desk, certificates: Path) -
     assert "Take R601" in answered
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize(
     ("without", "told"), [("TOOLBUS_TLS_CA", "TOOLBUS_TLS_CA"), ("TOOLBUS_TLS_CERT TOOLBUS_TLS_KEY", "TOOLBUS_TLS_CERT")]
 )

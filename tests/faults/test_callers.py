@@ -160,6 +160,7 @@ async def test_cancellation_follows_nested_calls(place: Place) -> None:
         await eventually(lambda: stage.cancelled == ["inner"])
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("skew", [3600.0, -3600.0])
 async def test_a_wrong_clock_on_a_machine_changes_nothing(place: Place, monkeypatch: pytest.MonkeyPatch, skew: float) -> None:
     """With wall clocks an hour off at agent and worker, deadlines, leases and streams are as ever."""

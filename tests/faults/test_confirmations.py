@@ -172,6 +172,7 @@ async def test_a_server_restart_in_mid_wait(fresh_server: Callable[..., Embedded
         assert result.output == "ran", result.error
 
 
+@pytest.mark.usefixtures("slow")
 async def test_an_answer_that_was_not_heard_is_found(fresh_server: Callable[..., EmbeddedServer]) -> None:
     """An answer given while the asker is cut off reaches it when it is back: the connections are dropped just then."""
     server = fresh_server()

@@ -40,6 +40,7 @@ def settings_of(port: int, **changes: object) -> Settings:
     return Settings.load({}, url=f"redis://127.0.0.1:{port}", lease=2.0, **changes)
 
 
+@pytest.mark.usefixtures("slow")
 async def test_connections_cut_at_any_byte_cost_no_call(proxied: tuple[EmbeddedServer, Proxy]) -> None:
     """While connections are reset again and again, within messages too, each call ends with its own answer, whole."""
     _, proxy = proxied
@@ -162,6 +163,7 @@ async def test_a_missing_password_file_says_so(tmp_path: Path) -> None:
         await ToolBus(settings=settings_of(1, password_file=str(tmp_path / "none"))).open()
 
 
+@pytest.mark.usefixtures("slow")
 async def test_an_opening_that_is_cut_in_the_middle_succeeds_or_says_why(proxied: tuple[EmbeddedServer, Proxy]) -> None:
     """Connections that are lost between the first byte and the last answer never leave a worker or an agent hanging."""
     _, proxy = proxied

@@ -39,6 +39,7 @@ async def test_a_stream_whose_last_id_is_the_highest_deafens_nobody(canary: Cana
     canary.forget(place)
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_reply_stream_that_ends_before_what_was_read_is_read_from_its_start(canary: Canary) -> None:
     """Its entries have lower ids than the one after which the agent reads."""
     replies = canary.place("replies").key
@@ -51,6 +52,7 @@ async def test_a_reply_stream_that_ends_before_what_was_read_is_read_from_its_st
     canary.is_quiet()
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("op", ["gone", "up", "down"])
 async def test_a_forged_change_of_the_registry_is_undone(canary: Canary, op: str) -> None:
     """The tables know nothing of it, however well it fits behind the last entry."""
@@ -63,6 +65,7 @@ async def test_a_forged_change_of_the_registry_is_undone(canary: Canary, op: str
     assert canary.said()["registry.out_of_step"] == 1
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_log_that_ends_before_what_was_read_is_followed_again(canary: Canary) -> None:
     """Its new entries have lower ids than the one after which the agent reads."""
     log, token = canary.keys.log, canary.client.hget(canary.keys.meta, "token")

@@ -151,6 +151,7 @@ async def test_once_work_that_server_and_worker_forget_is_not_run(fresh_server: 
             put_down(process)
 
 
+@pytest.mark.usefixtures("slow")
 async def test_once_work_queued_in_an_append_only_file_is_run_after_a_restart(fresh_server: FreshServer) -> None:
     """A server that forgets nothing is believed: what had not begun runs, once."""
     server = fresh_server(appendonly=True)
@@ -183,6 +184,7 @@ async def test_once_work_whose_time_is_up_says_whether_it_may_have_happened(plac
     assert runs == ["running", "next"]
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_paused_agent_still_learns_that_once_work_is_unknown(place: Place) -> None:
     """When no worker says anything until the deadline the caller finds out by itself, within about a second."""
     async with place.bus() as bus:

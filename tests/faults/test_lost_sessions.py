@@ -110,6 +110,7 @@ async def test_no_session_is_silently_wrong_while_workers_are_killed(place: Plac
                 assert not server.exists(key)
 
 
+@pytest.mark.usefixtures("slow")
 async def test_pipelined_calls_go_on_from_a_snapshot(place: Place, spawn: Callable[[str], Program]) -> None:
     """Calls that were published at once, before their worker was killed, run once each, in order, on one state."""
     workers = {process.pid: process for process in (spawn("restore"), spawn("restore"))}

@@ -58,6 +58,7 @@ def check(story: list[tuple[str, int]], count: int) -> None:
     assert done == count - 1, story
 
 
+@pytest.mark.usefixtures("slow")
 async def test_order_holds_while_workers_are_killed_and_drained(place: Place, spawn: Callable[[], Program], tmp_path: Path) -> None:
     """Calls of many sessions that are published at once run in their order, also when their workers die and leave, one after another."""
     chance = random.Random(1)

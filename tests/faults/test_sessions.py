@@ -96,6 +96,7 @@ async def test_sessions_stay_at_their_workers_under_load(place: Place, spawn: Sp
         assert len({answers[0][0] for answers in said}) > 1, "not all at one worker"
 
 
+@pytest.mark.usefixtures("slow")
 async def test_sessions_of_a_killed_worker_go_on_elsewhere(place: Place, spawn: Spawn) -> None:
     """Its running calls and the next ones are answered by another, in sessions that start anew there and stay."""
     workers = {process.pid: process for process in (spawn(), spawn())}
@@ -116,6 +117,7 @@ async def test_sessions_of_a_killed_worker_go_on_elsewhere(place: Place, spawn: 
         assert [(await note(bus, session))[0] for session in homes] == [survivor] * 12
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_paused_worker_that_wakes_up_starts_no_second_life_of_a_session(place: Place, spawn: Spawn) -> None:
     """A session that moved on while its worker was stopped stays there: the old worker hands calls over and drops its state."""
     workers = [spawn(), spawn()]
@@ -201,6 +203,7 @@ async def test_a_drained_worker_hands_its_sessions_on(place: Place, spawn: Spawn
         assert {(await note(bus, f"s{number}"))[0] for number in range(10)} == {staying.pid}
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_killed_agent_ends_its_sessions(place: Place, spawn: Spawn, ends: Path) -> None:
     """Nobody signs off: the worker notices that the agent's lease is over. What another agent uses too goes on."""
     spawn()

@@ -136,6 +136,7 @@ async def test_once_work_that_began_a_moment_ago_is_left_alone(place: Place) -> 
     client.close()
 
 
+@pytest.mark.usefixtures("slow")
 async def test_what_a_group_passed_over_runs(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     """Requests that wait behind a group's position were never delivered, so they wait for workers to find them."""
     held = Held()

@@ -191,6 +191,7 @@ async def test_a_worker_outlasts_the_restart_of_its_server(fresh_server: Callabl
     assert made.returncode == 0
 
 
+@pytest.mark.usefixtures("slow")
 async def test_the_patience_of_a_worker_ends(place: Place) -> None:
     """It does so for servers that have answered, and for those that have not."""
     async with dropping(place, b"SCRIPT", float("inf")) as way:

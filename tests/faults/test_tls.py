@@ -171,6 +171,7 @@ async def test_an_authority_that_cannot_be_read_is_named(
 # -- found elsewhere ------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_cluster_is_asked_and_used_over_tls(
     fresh_server: Callable[..., EmbeddedServer], authority: Authority, namespace: str
 ) -> None:
@@ -300,6 +301,7 @@ async def test_a_plain_url_to_a_port_with_tls_says_so(proxy: Proxy, namespace: s
         assert "write rediss:// for redis://" in str(error)
 
 
+@pytest.mark.usefixtures("slow")
 async def test_tls_to_a_plain_port_says_so_in_bounded_time(port: int, namespace: str) -> None:
     """A server that waits for the rest of a command is given up after the connect timeout; one that answers, at once."""
     began = time.monotonic()
@@ -350,6 +352,7 @@ async def test_dev_starts_no_plain_server_for_a_url_with_tls(shell: Shell, proxy
 # -- faults ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("slow")
 async def test_connections_cut_within_records_cost_no_call(proxy: Proxy, veiled: Settings, caplog: pytest.LogCaptureFixture) -> None:
     """While encrypted connections are reset at any byte of their records, each call ends with its own answer, whole."""
     outer, chance = Proxy(proxy.port), random.Random(11)

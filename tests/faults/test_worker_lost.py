@@ -27,6 +27,7 @@ def spawn(place: Place, forks: ForkServer) -> Iterator[Callable[[], Program]]:
         yield lambda: start("tests.faults.serve", place.settings.url, place.settings.namespace, str(LEASE))
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_caller_is_told_that_its_worker_has_stopped(place: Place, spawn: Callable[[], Program]) -> None:
     """The time of its call is up, a worker began it and was killed, and no other one lives: that is what the error says."""
     worker = spawn()

@@ -29,6 +29,7 @@ def headers(token: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"}
 
 
+@pytest.mark.usefixtures("slow")
 async def test_tokens_of_the_server_count_at_every_gateway(own_site: Site) -> None:
     """A token that a command makes is accepted by two gateways, with its user and tools, and refused by both once it is revoked."""
     site = own_site
@@ -72,6 +73,7 @@ async def test_tokens_of_the_server_count_at_every_gateway(own_site: Site) -> No
         site.start("secure", "tokens", "revoke", "ci").communicate(timeout=60)
 
 
+@pytest.mark.usefixtures("slow")
 async def test_tokens_of_a_file(own_site: Site, tmp_path: Path) -> None:
     """``--tokens FILE`` accepts the tokens that a command wrote, also those that come later, and no log has anything secret."""
     site = own_site

@@ -256,6 +256,7 @@ async def test_endless_trailers(namespace: str, path: bytes, lines: bytes) -> No
         assert [name for headers in Watched.kept for name, _ in headers] == [b"host", b"content-type", b"transfer-encoding"]
 
 
+@pytest.mark.usefixtures("slow")
 async def test_few_trailers_are_dropped(namespace: str) -> None:
     """A request with trailers is answered, and so is the next one of its connection."""
     request = CHUNKED % b"v1/nothing" + b"2\r\n{}\r\n0\r\nX-B: 1\r\n\r\n"

@@ -42,6 +42,7 @@ def at(document: Any, reference: str) -> Any:
     return document
 
 
+@pytest.mark.usefixtures("slow")
 async def test_every_live_tool_has_an_operation(client: httpx.AsyncClient) -> None:
     """With the schema of its arguments; every reference leads somewhere."""
     found = (await client.get("/openapi.json")).json()
@@ -55,6 +56,7 @@ async def test_every_live_tool_has_an_operation(client: httpx.AsyncClient) -> No
     assert found["components"]["schemas"]["tool.add"]["required"] == ["left", "right"]
 
 
+@pytest.mark.usefixtures("slow")
 async def test_the_answers_are_as_described(client: httpx.AsyncClient) -> None:
     """Each answer that can be had without a body meets its schema."""
     found = (await client.get("/openapi.json")).json()
@@ -71,6 +73,7 @@ async def test_the_answers_are_as_described(client: httpx.AsyncClient) -> None:
             jsonschema_rs.validator_for(schema).validate(answer.json())
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_whole_message_is_described(client: httpx.AsyncClient) -> None:
     """The operation that takes a model's message has the schema of its answer, and those timeouts are allowed that are taken."""
     found = (await client.get("/openapi.json")).json()
@@ -89,6 +92,7 @@ async def test_a_whole_message_is_described(client: httpx.AsyncClient) -> None:
         assert answer.status_code == (200 if taken else 422)
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_document_is_made_once_for_a_state_of_the_catalogue(client: httpx.AsyncClient) -> None:
     """The same tools give the same bytes."""
     first, second = [(await client.get("/openapi.json")).content for _ in range(2)]
@@ -157,6 +161,7 @@ def test_references_within_a_schema_lead_to_its_place() -> None:
         assert moved.is_valid(value) == jsonschema_rs.validator_for(schema).is_valid(value)
 
 
+@pytest.mark.usefixtures("slow")
 @given(st.recursive(st.none() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=10))
 def test_a_schema_without_references_stays_as_it_is(value: Any) -> None:
     """Only references change, and what says where a schema is."""

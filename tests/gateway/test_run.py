@@ -15,6 +15,7 @@ from tests.gateway.served import events, noted, run, stream
 pytestmark = pytest.mark.anyio
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_result_is_answered_as_json(client: httpx.AsyncClient) -> None:
     """The answer has the fields of ToolResult."""
     answer = await run(client, "add", {"left": 2, "right": 3})
@@ -194,6 +195,7 @@ async def test_a_client_that_leaves_cancels_its_call(client: httpx.AsyncClient) 
     await noted(client, f"{mark}-cancelled")
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_call_that_others_wait_for_goes_on_when_one_leaves(client: httpx.AsyncClient, other: httpx.AsyncClient) -> None:
     """Only the last of them ends it."""
     mark = secrets.token_hex(4)
@@ -209,6 +211,7 @@ async def test_a_call_that_others_wait_for_goes_on_when_one_leaves(client: httpx
     await noted(client, f"{mark}-cancelled", 0)
 
 
+@pytest.mark.usefixtures("slow")
 async def test_the_last_client_of_a_key_has_a_time_to_come_back(client: httpx.AsyncClient) -> None:
     """Then its call is cancelled."""
     mark = secrets.token_hex(4)
@@ -218,6 +221,7 @@ async def test_the_last_client_of_a_key_has_a_time_to_come_back(client: httpx.As
     await noted(client, f"{mark}-cancelled")
 
 
+@pytest.mark.usefixtures("slow")
 async def test_many_requests_at_once_get_their_own_answers(client: httpx.AsyncClient) -> None:
     """None is swapped."""
     answers = await asyncio.gather(*(run(client, "add", {"left": number, "right": 1}) for number in range(200)))

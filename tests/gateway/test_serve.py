@@ -72,6 +72,7 @@ async def test_an_open_gateway_answers_only_for_names_of_its_machine(client: htt
     assert (answer.status_code, "echo" in answer.text) == (421, False)
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
 async def test_a_signal_lets_answers_finish(own_site: Site, number: signal.Signals) -> None:
     """It takes no more connections, and exits with 0."""
@@ -131,6 +132,7 @@ async def test_without_a_chat_service_chat_is_503(own_site: Site) -> None:
     assert answer.headers["retry-after"]
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_server_that_hangs_is_told_at_once(own_site: Site, fresh_server: Callable[..., EmbeddedServer]) -> None:
     """The first probe after the server was stopped says that nothing is ready, at both ports; the first one afterwards is content."""
     server = fresh_server()
@@ -179,6 +181,7 @@ async def test_a_server_that_goes_away_is_503_until_it_is_back(own_site: Site, f
         assert (await client.get("/ready")).status_code == 200
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("policy", ["error", "restore"])
 def test_a_session_goes_on_through_gateways_and_commands(own_site: Site, shell: Shell, policy: str) -> None:
     """A user's basket is as it was after a gateway has restarted, and for the next command; another user has another one."""

@@ -46,6 +46,7 @@ async def test_a_call_that_cannot_begin_has_its_status(client: httpx.AsyncClient
         assert (response.status_code, response.headers["content-type"]) == (status, "application/problem+json")
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_silent_stream_has_heartbeats(client: httpx.AsyncClient) -> None:
     """Proxies close connections on which nothing is said."""
     beats = 0
@@ -56,6 +57,7 @@ async def test_a_silent_stream_has_heartbeats(client: httpx.AsyncClient) -> None
                 return
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_deadline_ends_a_stream(client: httpx.AsyncClient) -> None:
     """The text stays, and the end has the error."""
     async with stream(client, "counts", {"upto": 1000, "pause": 0.2}, Toolbus_Timeout="1.5") as response:
@@ -85,6 +87,7 @@ async def broken_off(client: httpx.AsyncClient, mark: str, after: int) -> list[E
     return found
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("after", [1, 2, 20])
 async def test_a_lost_stream_goes_on_at_another_replica(client: httpx.AsyncClient, other: httpx.AsyncClient, after: int) -> None:
     """Nothing is lost, repeated, or run again."""
@@ -111,6 +114,7 @@ async def test_a_stream_that_has_ended_can_be_read_again(client: httpx.AsyncClie
     await noted(client, mark, 1)
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_lost_stream_that_nobody_goes_on_with_is_cancelled(client: httpx.AsyncClient) -> None:
     """After the time that its client has to come back."""
     mark = secrets.token_hex(4)
@@ -173,6 +177,7 @@ async def flooded(url: str, mark: str) -> asyncio.StreamWriter:
     return writer
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_client_that_reads_nothing_ends_as_a_slow_consumer(client: httpx.AsyncClient, site: Site) -> None:
     """Its call ends, the gateway's memory is bounded, and others go on."""
     mark = secrets.token_hex(4)
@@ -186,6 +191,7 @@ def resident(program: Program) -> int:
     return int(Path(f"/proc/{program.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+@pytest.mark.usefixtures("slow")
 async def test_all_streams_together_hold_no_more_than_the_bound(site: Site, client: httpx.AsyncClient) -> None:
     """The slowest end, though none holds as much as a call may; one that is read goes on to its end."""
     program, url = site.gateway("--buffer", "8")

@@ -132,6 +132,7 @@ async def test_permissions_and_ends(namespace: str, tmp_path: Path) -> None:
         assert (refused.status_code, refused.json()["detail"]) == (401, "the token has expired")
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_changed_file_counts(namespace: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A token that is added or taken out counts without a restart; a broken file changes nothing, one that is gone takes all."""
     path = tmp_path / "tokens.json"
@@ -163,6 +164,7 @@ async def _told(status: Any, caplog: pytest.LogCaptureFixture, event: str) -> bo
     return event in caplog.text
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_token_of_the_server_counts_at_every_gateway_until_it_is_revoked(place: Place) -> None:
     """Every replica accepts a token of the namespace, and refuses it soon after its revocation."""
     token, record = made("shared", user="alice")
@@ -203,6 +205,7 @@ async def test_hostile_records_are_no_tokens(url: str, namespace: str, value: by
         assert [each.name for each in await bus.tokens.all()] == ["good"]
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_server_that_is_away_lets_nobody_in(fresh_server: Any, namespace: str) -> None:
     """While the server can't be asked whose a token is, the answer is 503, never a success."""
     server = fresh_server()

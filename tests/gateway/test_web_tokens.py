@@ -141,6 +141,7 @@ def _forged(issuer: Issuer) -> dict[str, str]:
     }
 
 
+@pytest.mark.usefixtures("slow")
 async def test_forged_tokens_are_refused(namespace: str, issuer: Issuer, clock: Clock) -> None:
     """A token that the issuer did not sign, that is over, or that is for others is refused; the good one beside it counts."""
     async with gateway(namespace, issuer, clock) as client:
@@ -151,6 +152,7 @@ async def test_forged_tokens_are_refused(namespace: str, issuer: Issuer, clock: 
             assert (await asked(client, issuer.token())).status_code == 200, kind
 
 
+@pytest.mark.usefixtures("slow")
 async def test_rotated_keys(namespace: str, issuer: Issuer, clock: Clock) -> None:
     """A new key is fetched when its first token comes, and tokens of a key that is gone are refused from then on."""
     async with gateway(namespace, issuer, clock) as client:
@@ -174,6 +176,7 @@ async def test_unknown_keys_make_few_requests(namespace: str, issuer: Issuer, cl
         assert issuer.asked == 2
 
 
+@pytest.mark.usefixtures("slow")
 async def test_an_address_that_hangs_stops_nobody_who_is_known(namespace: str, issuer: Issuer, clock: Clock) -> None:
     """Without keys the answer is 503 within the time limit; with keys that were fetched before, tokens go on being accepted."""
     async with gateway(namespace, issuer, clock, within=0.5) as client:
@@ -188,6 +191,7 @@ async def test_an_address_that_hangs_stops_nobody_who_is_known(namespace: str, i
         assert (await asked(client, issuer.token(sub="bob"))).status_code == 200
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("way", ["hangs", "fails"])
 async def test_a_new_key_that_can_not_be_fetched_is_no_bad_token(namespace: str, issuer: Issuer, clock: Clock, way: str) -> None:
     """While the address of the keys does not answer, a token of an unknown key is 503 with a time to come back, then accepted."""
@@ -221,6 +225,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("answer", BROKEN.values(), ids=BROKEN)
 async def test_bad_answers_replace_no_keys(namespace: str, issuer: Issuer, clock: Clock, answer: bytes) -> None:
     """Keys that can't be read, or an error, leave those that are known, for a day."""

@@ -78,6 +78,7 @@ async def test_a_revision_takes_new_calls_and_running_ones_end(place: Place) -> 
             await eventually(lambda: _answers(stage, "c"))
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_call_that_waits_for_a_program_is_answered_by_the_next_revision(place: Place) -> None:
     """A revision that never becomes ready keeps nobody from the one that replaces it."""
 
@@ -123,6 +124,7 @@ async def test_labels_choose_the_hosts_of_a_source(place: Place) -> None:
             assert (plain.begun, gpu.begun) == (0, 1)
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_name_of_others_is_told_and_taken_when_it_is_free(place: Place) -> None:
     """The route says why the tool is not served; the others are, and it is as soon as the name is free."""
     async with staged(place) as stage:

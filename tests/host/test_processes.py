@@ -112,6 +112,7 @@ async def test_a_killed_hosts_routes_and_programs_go_and_another_host_takes_over
         assert not lives(again)
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.skipif(bool(why_not()), reason="this machine can't confine programs")
 async def test_a_host_confines_what_a_model_wrote(shell: Shell, place: Place) -> None:
     """It is called over the bus as ever, and is a process of its own world; a deployment may say otherwise."""
@@ -139,6 +140,7 @@ async def _nowhere(stage: Stage, host: str) -> bool:
     return all(not where.startswith(host) for _, where in await stage.routes())
 
 
+@pytest.mark.usefixtures("slow")
 async def test_logs_show_what_programs_print(shell: Shell, place: Place) -> None:
     """The latest lines come first, later ones as they are printed; tools that nobody recorded are told apart from silent ones."""
     async with staged(place) as stage:

@@ -68,6 +68,7 @@ async def outcome(pool: Pool, **arguments: Any) -> Any:
         return error.error.type, error.error.code
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("effect", ["", "read", "idempotent", "once"])
 async def test_a_call_whose_program_dies(tmp_path: Path, effect: str) -> None:
     """A call that kills its program runs again on a fresh one, unless the tool is ``once``; one that always kills fails."""
@@ -83,6 +84,7 @@ async def test_a_call_whose_program_dies(tmp_path: Path, effect: str) -> None:
         assert len(note.read_text().splitlines()) == (1 if effect == "once" else 2)
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("ready", ["port", "path:/"])
 async def test_a_call_does_not_run_again_at_a_program_that_is_dying(tmp_path: Path, ready: str) -> None:
     """A program that still takes connections and answers none is given no further call: the lost one runs again at a new program."""
@@ -105,6 +107,7 @@ async def test_a_stream_that_breaks_off_does_not_run_again(tmp_path: Path) -> No
         assert broken.value.error.retryable
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_program_that_hangs_is_replaced(tmp_path: Path) -> None:
     """A paused program fails its health checks, and another one takes its place."""
     timing = Timing(health_within=0.5, again_after=0.2)
@@ -125,6 +128,7 @@ async def test_a_program_without_calls_is_stopped(tmp_path: Path) -> None:
         assert (await pool.call({}, Heard())).data["pid"] != first
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("within", [0.0, 1.0], ids=["cancelled", "deadline"])
 async def test_a_program_that_goes_on_with_a_call_that_was_given_up_is_ended(tmp_path: Path, within: float) -> None:
     """A program that is still at work ``stop_within`` seconds after the connection was closed is ended, and another one answers."""

@@ -136,6 +136,7 @@ async def test_a_repeated_message_is_answered_once(place: Place, tmp_path: Path)
     assert set(server.heard.values()) == {1}
 
 
+@pytest.mark.usefixtures("slow")
 async def test_messages_outlive_the_connection_and_the_server(place: Place, tmp_path: Path) -> None:
     """A connection that breaks while an answer is made, and a server that is away for a while, lose nothing."""
     chat = Chat()

@@ -62,6 +62,7 @@ def test_learning_tells_programs_everything(shell: Shell) -> None:
     assert (len(told["edges"]), told["verdicts"][0]["taken"], told["revision"][:5]) == (3, "levels", "0002-")
 
 
+@pytest.mark.usefixtures("slow")
 def test_logs_are_evaluated(shell: Shell) -> None:
     """A log of one's own and a generated one give tables and JSON with every policy."""
     (shell.folder / "log.jsonl").unlink()

@@ -184,6 +184,7 @@ async def test_what_a_killed_run_left_is_published_by_the_next(shell: Shell, ser
     assert revision_of(shell) == revisions.ids()[0]
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_second_run_at_the_same_time_is_refused(shell: Shell, server: str, namespace: str) -> None:
     """It ends with one line and changes nothing, and so does a rollback; the folder is free again afterwards."""
     async with served(server, namespace) as bus:
@@ -198,6 +199,7 @@ async def test_a_second_run_at_the_same_time_is_refused(shell: Shell, server: st
     assert shell.run(*words).returncode == 0
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_schedule_goes_on_after_mistakes(shell: Shell, server: str, namespace: str) -> None:
     """With --every, a log that is not there yet is told, and learned from when it is; Ctrl-C ends it with 130."""
     program = shell.start("toolkit", "learning", "run", "orders.yaml", "--log", "log.jsonl", "--every", "0.2")
@@ -215,6 +217,7 @@ async def test_a_schedule_goes_on_after_mistakes(shell: Shell, server: str, name
     assert "Taken: " in out
 
 
+@pytest.mark.usefixtures("slow")
 async def test_another_owners_graph_is_not_replaced(shell: Shell, server: str, namespace: str) -> None:
     """Nobody publishes over another owner's name: the refusal is told, and agents keep their graph."""
     async with served(server, namespace) as bus:
@@ -226,6 +229,7 @@ async def test_another_owners_graph_is_not_replaced(shell: Shell, server: str, n
     assert revision_of(shell) == ""
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_log_of_names_is_matched_with_groups_of_the_moment(shell: Shell, server: str, namespace: str) -> None:
     """A recorder without a walk knows names of actions and of the bus; a group's tools are those that its service has now."""
     async with served(server, namespace) as bus:

@@ -165,6 +165,7 @@ def rows() -> st.SearchStrategy[list[Estimate]]:
     )
 
 
+@pytest.mark.usefixtures("slow")
 @settings(max_examples=examples(300))
 @given(rows())
 def test_an_order_that_is_kept_is_kept(row: list[Estimate]) -> None:

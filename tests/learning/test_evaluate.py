@@ -49,6 +49,7 @@ def test_learned_scores_beat_static_ones() -> None:
     assert statistics.mean(gains) - margin > 0.2
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("seed", [1, 3, 4])
 def test_one_log_is_enough_to_tell(seed: int) -> None:
     """On single logs the interval of the difference excludes 0, and scores are better calibrated."""
@@ -73,6 +74,7 @@ def test_nothing_is_lost_on_noise() -> None:
             assert each.difference.high >= 0, (seed, each)
 
 
+@pytest.mark.usefixtures("slow")
 def test_nothing_is_lost_where_static_scores_are_right() -> None:
     """With static scores near the truth there is nothing to win, and nothing is lost."""
     for seed in range(5):

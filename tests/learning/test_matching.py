@@ -29,6 +29,7 @@ chains:
 """
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize(
     ("action", "tool", "edge"),
     [

@@ -33,6 +33,7 @@ def texts(picture: bytes) -> list[str]:
     return re.findall(r"<text[^>]*>([^<]*)</text>", picture.decode())
 
 
+@pytest.mark.usefixtures("slow")
 def test_changes_and_evaluation_are_drawn(tmp_path: Path) -> None:
     """Each change has its edge and new score, the evaluation its measures, and the same outcome gives the same bytes."""
     found = outcome(tmp_path, scores(count={"sql": 0.9, "grep": 0.7}), "sql")
@@ -43,6 +44,7 @@ def test_changes_and_evaluation_are_drawn(tmp_path: Path) -> None:
     assert draw(found, "Learning: x", format="png").startswith(b"\x89PNG")
 
 
+@pytest.mark.usefixtures("slow")
 def test_many_changes_are_cut_and_few_episodes_said(tmp_path: Path) -> None:
     """The greatest changes are drawn, and the title says of how many; nothing to draw is said in words."""
     many = {f"tool {number:02}": 0.9 - number / 100 for number in range(40)}
@@ -53,6 +55,7 @@ def test_many_changes_are_cut_and_few_episodes_said(tmp_path: Path) -> None:
     assert "no score differs" in texts(draw(outcome(tmp_path / "few", scores(count={"sql": 0.9}), "sql", count=1), "t"))
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("name", ["数据库查询", "$x^2_{$", "a\n" + "b" * 200, "<b>&amp;"])
 def test_any_name_is_drawn(tmp_path: Path, name: str) -> None:
     """Names in other scripts, with marks of formulas or of XML, and long ones, are drawn as they are, without a warning."""

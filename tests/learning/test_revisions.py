@@ -131,6 +131,7 @@ for number in range(8):
 """
 
 
+@pytest.mark.usefixtures("slow")
 def test_processes_add_revisions_together(tmp_path: Path) -> None:
     """Revisions of three processes have numbers of their own, each descends from one that is there, and no part of a file is left."""
     writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)]) for _ in range(3)]

@@ -135,6 +135,7 @@ def test_embeddings_find_what_words_do_not() -> None:
     assert starter.rank("xylophone") == []
 
 
+@pytest.mark.usefixtures("slow")
 def test_embeddings_are_computed_once() -> None:
     """Actions are embedded in batches with the first sentence, sentences when they come, and neither again."""
     embed = Counting()

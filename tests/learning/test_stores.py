@@ -112,6 +112,7 @@ def test_a_torn_line_is_left_out_and_then_removed(tmp_path: Path, caplog: pytest
     assert [each.id for each in store.read()] == ["x1", "x3"]
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_killed_writer_loses_nothing_that_was_safe(tmp_path: Path, name: str) -> None:
     """After SIGKILL at any moment each append that returned is there, and what is there besides is whole batches or a torn line."""
@@ -129,6 +130,7 @@ def test_a_killed_writer_loses_nothing_that_was_safe(tmp_path: Path, name: str) 
     assert len(found) >= safe
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("name", NAMES)
 def test_processes_write_together(tmp_path: Path, name: str) -> None:
     """Four processes append to one log at the same time, and every record of each is there, in its order."""
@@ -161,6 +163,7 @@ def test_rows_are_bounded(tmp_path: Path) -> None:
         assert [each.id for each in store.read()] == [f"x{number}" for number in range(30, 40)]
 
 
+@pytest.mark.usefixtures("slow")
 def test_a_full_disk_leaves_whole_lines(tmp_path: Path) -> None:
     """A write that fails half-way is taken back, and the error names the file."""
     script = (

@@ -81,6 +81,7 @@ async def test_an_unknown_tool_and_one_that_is_not_in_view_leave_no_record(tmp_p
     assert await recorded(tmp_path, plain, ["nothing", "walked_gone"]) == []
 
 
+@pytest.mark.usefixtures("slow")
 async def test_tools_below_the_threshold_are_explored(tmp_path: Path) -> None:
     """With the probability 1 they are always shown; otherwise in that share of the episodes, and the record has the probability."""
 

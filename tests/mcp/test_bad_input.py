@@ -21,6 +21,7 @@ pytestmark = pytest.mark.anyio
 HOSTILE = "\x1b[2J\u202eevil\u2028</script><system>\x00\ud7ff\uffff{}\r\nMcp-Name: x"
 
 
+@pytest.mark.usefixtures("slow")
 async def test_bodies_that_are_no_requests(raw: Raw) -> None:
     """Each is refused with a status of the client's fault, and the gateway goes on."""
     headers, body = raw.request("tools/call", {"name": "echo", "arguments": {"text": "x"}})
@@ -39,6 +40,7 @@ async def test_bodies_that_are_no_requests(raw: Raw) -> None:
     assert text_of(await raw.call("echo", text="still here")) == "still here"
 
 
+@pytest.mark.usefixtures("slow")
 async def test_headers_that_say_something_else(raw: Raw) -> None:
     """A header that differs from the body, is missing, or is there twice, is refused; so are other media types."""
     headers, body = raw.request("tools/call", {"name": "echo", "arguments": {"text": "x"}})
@@ -58,6 +60,7 @@ async def test_headers_that_say_something_else(raw: Raw) -> None:
         assert (await raw.http.request(method, raw.url, headers=headers)).status_code == 405
 
 
+@pytest.mark.usefixtures("slow")
 async def test_unknown_methods(raw: Raw) -> None:
     """A method that the server does not know is answered with an error, whatever its name."""
     for method in ("tools/destroy", "initialize", "ping", "logging/setLevel", "tasks/result", "a" * 10_000):
@@ -65,6 +68,7 @@ async def test_unknown_methods(raw: Raw) -> None:
         assert answer["code"] == -32601, method
 
 
+@pytest.mark.usefixtures("slow")
 async def test_hostile_names_and_arguments(raw: Raw) -> None:
     """A hostile name is no tool, and what is said of it can't be taken for anything else; a hostile text comes back as it was."""
     headers, body = raw.request("tools/call", {"name": HOSTILE, "arguments": {}})
@@ -123,6 +127,7 @@ async def test_a_server_that_is_away(forks: ForkServer, tmp_path: Path, fresh_se
         site.close()
 
 
+@pytest.mark.usefixtures("slow")
 async def test_nothing_is_left_of_clients_that_vanish(url: str, raw: Raw) -> None:
     """Connections that end in the middle of a head, a body or an answer leave the gateway as it was."""
     host, port = url.removeprefix("http://").removesuffix("/mcp").split(":")

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.anyio
 MODES = ["auto", "legacy"]
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("mode", some(["auto"], MODES))
 async def test_results_of_all_kinds(url: str, mode: Any) -> None:
     """Text, data, images, sounds and files arrive as what they are; data beside a schema is checked."""
@@ -41,6 +42,7 @@ async def test_results_of_all_kinds(url: str, mode: Any) -> None:
         assert base64.b64decode(file.resource.blob) == b"%PDF"  # type: ignore[union-attr]
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("mode", MODES)
 async def test_failures_are_results_and_unknown_tools_are_errors(url: str, mode: Any) -> None:
     """A tool that fails, or refuses its arguments, answers with isError and what to do; a tool that is not there is an error."""
@@ -63,6 +65,7 @@ async def test_failures_are_results_and_unknown_tools_are_errors(url: str, mode:
             await client.call_tool("ecko", {})
 
 
+@pytest.mark.usefixtures("slow")
 async def test_the_quick_answer_is_that_of_the_sdk(raw: Raw) -> None:
     """An answer without the SDK is the same as one of the SDK, which a trace in the request enforces."""
     plain = {"_meta": {"io.modelcontextprotocol/clientCapabilities": {}}}
@@ -80,6 +83,7 @@ async def test_the_quick_answer_is_that_of_the_sdk(raw: Raw) -> None:
         assert quick == whole, name
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("mode", MODES)
 async def test_text_and_progress_are_heard(url: str, mode: Any) -> None:
     """Every piece of text and every progress arrives in order, and the numbers only grow."""
@@ -97,6 +101,7 @@ async def test_text_and_progress_are_heard(url: str, mode: Any) -> None:
     assert "".join(message for _, total, message in heard if total is None) == "0 1 2 3 4 "
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("mode", MODES)
 async def test_a_cancelled_request_cancels_the_handler(site: Site, url: str, mode: Any) -> None:
     """The worker stops a call whose client has cancelled it."""
@@ -109,6 +114,7 @@ async def test_a_cancelled_request_cancels_the_handler(site: Site, url: str, mod
         await eventually((site.folder / f"{name}.cancelled").exists, timeout=20)
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_client_that_vanishes_cancels_the_handler(site: Site, url: str, raw: Raw) -> None:
     """A connection that is lost ends the call, whether it is answered with or without the SDK, or could be asked questions."""
     for name, tasks, elicits, meta in (
@@ -154,6 +160,7 @@ async def test_older_revisions_have_a_handshake(url: str, version: str) -> None:
         assert messages(await http.post(url, headers=mine, json=tasks))[-1]["error"]["code"] == -32601
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("allow", [True, False])
 async def test_the_user_of_a_client_is_asked(url: str, mode: Any, allow: bool) -> None:

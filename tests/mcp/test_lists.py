@@ -20,6 +20,7 @@ from toolbus.edges.mcp.listing import PAGE, page_of
 pytestmark = pytest.mark.anyio
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_tool_says_what_it_does(raw: Raw) -> None:
     """Effects become hints, names fit MCP's alphabet, and lists may be kept for a while by one caller."""
     found = await raw.ask("tools/list")
@@ -36,6 +37,7 @@ async def test_a_tool_says_what_it_does(raw: Raw) -> None:
     assert (await raw.call(named))["content"][0]["text"] == "rain"
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_caller_sees_its_own_tools(url: str) -> None:
     """A tool for one tenant is neither listed nor called by another, who is told what anybody is told of no tool."""
     async with Raw(url, "alice") as alice, Raw(url, "bob") as bob:
@@ -45,6 +47,7 @@ async def test_a_caller_sees_its_own_tools(url: str) -> None:
         assert await bob.call("secret_of_alice") == {"code": -32602, "message": "Unknown tool: secret_of_alice"}
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
 async def test_real_clients_list(url: str, mode: Any) -> None:
     """The Python SDK and FastMCP list the tools; a client of an older revision is spared schemas that it can't read."""
@@ -56,6 +59,7 @@ async def test_real_clients_list(url: str, mode: Any) -> None:
         assert {tool.name for tool in await fast.list_tools()} == set(tools)
 
 
+@pytest.mark.usefixtures("slow")
 async def test_pages_hold_every_tool_once(namespace: str) -> None:
     """A list of many pages has each tool once, in order; a cursor that is none of ours is refused."""
     described = [{"name": f"tool_{number:04}", "description": "One of many.", "arguments": []} for number in range(2 * PAGE + 7)]
@@ -122,6 +126,7 @@ async def test_changes_reach_every_replica(site: Site, url: str, urls: list[str]
         group.cancel_scope.cancel()
 
 
+@pytest.mark.usefixtures("slow")
 async def test_nobody_hears_of_tools_that_they_do_not_see(site: Site, url: str) -> None:
     """A subscriber hears nothing of another tenant's tools."""
     (site.folder / "hers.py").write_text(

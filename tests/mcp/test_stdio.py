@@ -48,6 +48,7 @@ async def test_a_client_lists_calls_and_cancels(site: Site, parameters: StdioSer
         await eventually((site.folder / f"{name}.cancelled").exists, timeout=20)
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.anyio
 async def test_a_client_hears_of_new_tools(site: Site, parameters: StdioServerParameters) -> None:
     """A worker that starts is announced to a client that listens."""
@@ -70,6 +71,7 @@ async def test_fastmcp_uses_it_for_one_user(site: Site, url: str) -> None:
         assert (await client.call_tool("secret_of_alice", {})).content[0].text == "hers"
 
 
+@pytest.mark.usefixtures("slow")
 def test_junk_on_standard_input_ends_nothing(site: Site) -> None:
     """Lines that are no requests are answered or skipped, the next request is served, and the end of input ends the command."""
     hello = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
@@ -93,6 +95,7 @@ def test_junk_on_standard_input_ends_nothing(site: Site) -> None:
     process.stdout.close()
 
 
+@pytest.mark.usefixtures("slow")
 def test_without_a_server_it_says_so(site: Site) -> None:
     """The command ends with one line on standard error when the server can't be reached."""
     environment = {**site.environment, "TOOLBUS_URL": "redis://127.0.0.1:9", "TOOLBUS_CONNECT_TIMEOUT": "1"}

@@ -52,6 +52,7 @@ def go_on(site: Site, name: str, *parts: int | str) -> None:
         (site.folder / f"{name}.{part}").touch()
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_task_has_what_the_extension_says(site: Site, raw: Raw) -> None:
     """A call becomes a task at once, which says what it does, then has the result that the call would have had."""
     made = await raw.call("job", name="plain", parts=2)
@@ -111,6 +112,7 @@ async def test_a_call_that_ends_while_its_task_is_kept_is_a_task(
     assert str(state.result and state.result.error) == "tool_error: at once"
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_call_that_could_not_be_published_is_no_task(quick: tuple[Worker, ToolBus, ToolCalls]) -> None:
     """Nobody could find it, so that the client gets the reason at once."""
     worker, bus, calls = quick
@@ -127,6 +129,7 @@ async def status_has(raw: Raw, task: str, part: str, into: dict[str, Any]) -> bo
     return part in into.get("statusMessage", "")
 
 
+@pytest.mark.usefixtures("slow")
 async def test_only_clients_that_have_tasks_get_them(url: str, raw: Raw) -> None:
     """Another client waits for the result, and is told which capability the methods of tasks need."""
     async with Raw(url, tasks=False) as plain:
@@ -139,6 +142,7 @@ async def test_only_clients_that_have_tasks_get_them(url: str, raw: Raw) -> None
     assert (await raw.ask("tasks/list"))["code"] == -32601
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_call_becomes_a_task_when_it_takes_long(site: Site, raw: Raw) -> None:
     """A short call of such a tool has its result, and a long one is a task."""
     assert text_of(await raw.call("soon")) == "done"
@@ -170,6 +174,7 @@ async def test_a_forged_id_is_no_task(raw: Raw, id: str) -> None:
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, -32020)
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_task_is_answered_and_cancelled_at_another_gateway(site: Site, url: str, urls: list[str]) -> None:
     """The second gateway reads the question of a task that the first began, answers it, and cancels another one."""
     async with Raw(urls[0], elicits=True) as first, Raw(urls[1], elicits=True) as second, Raw(urls[1]) as mute:
@@ -193,6 +198,7 @@ async def test_a_task_is_answered_and_cancelled_at_another_gateway(site: Site, u
         await status(second, made["taskId"], "cancelled")
 
 
+@pytest.mark.usefixtures("slow")
 async def test_cancelled_work_that_had_begun_is_cancelled_with_an_unknown_outcome(site: Site, raw: Raw) -> None:
     """A task of a ``once`` tool that is cancelled while it runs ends as ``cancelled``, and says that its outcome is unknown."""
     made = await raw.call("once_job", name="stopped")
@@ -258,6 +264,7 @@ async def has_text(raw: Raw, task: str, text: str) -> bool:
     return text in found["_meta"]["toolbus/text"]["text"]
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_once_task_runs_once(own_site: Site) -> None:
     """A task with an effect whose worker dies is not run again, and says that its outcome is unknown."""
     site = own_site
@@ -275,6 +282,7 @@ async def test_a_once_task_runs_once(own_site: Site) -> None:
     assert (site.folder / "paid.runs").read_text() == "x"
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_task_outlives_the_server(forks: ForkServer, tmp_path: Path, fresh_server: Callable[..., EmbeddedServer]) -> None:
     """A server that keeps its data gets SIGKILL and starts again; the task goes on, and is read where it was."""
     data = tmp_path / "data"
@@ -302,6 +310,7 @@ async def test_a_task_outlives_the_server(forks: ForkServer, tmp_path: Path, fre
         site.close()
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_task_that_never_ran_is_cancelled(own_site: Site) -> None:
     """A task that waits in the queue of a paused service is removed, and a subscriber hears of its end."""
     site = own_site

@@ -97,6 +97,7 @@ async def test_a_limit_that_can_not_be_asked_refuses(place: Place) -> None:
         assert (result.error.type, result.error.retryable) == ("unavailable", True)
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("limit", [1, 5])
 async def test_a_rate_survives_a_clock_that_is_set_back(place: Place, limit: int) -> None:
     """A use that was counted an hour later keeps nobody out: after one interval calls pass again, one for each interval."""

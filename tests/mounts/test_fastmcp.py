@@ -77,6 +77,7 @@ def official() -> Any:
     return mcp
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("made", [fast, official])
 async def test_a_server_object_is_served_in_process(valkey: Place, made: Any) -> None:
     """Its tools are the worker's own: not external, with its schemas, its progress, its results and its failures."""

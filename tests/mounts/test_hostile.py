@@ -35,6 +35,7 @@ def failure(result: ToolResult) -> ErrorInfo:
     return result.error
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_killed_server_is_started_again(valkey: Place, tmp_path: Path) -> None:
     """Calls after its death are answered by a new one, without a new worker."""
     async with mounting(valkey, program(tmp_path, USUAL)) as (bus, server):
@@ -46,6 +47,7 @@ async def test_a_killed_server_is_started_again(valkey: Place, tmp_path: Path) -
         assert after.output != before
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_server_that_dies_in_each_call(valkey: Place, tmp_path: Path) -> None:
     """A call that reads is tried again and is unavailable then; one that may run once is not, and its outcome is unknown."""
     runs = tmp_path / "runs"
@@ -66,6 +68,7 @@ elif method == "tools/call":
         assert runs.read_text().split() == ["do", "read", "read", "read"]
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_server_that_hangs_in_a_call_is_started_again(valkey: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Its caller is answered at the deadline, the server that answers nothing any more is ended, and calls go on."""
     once = tmp_path / "hung"
@@ -87,6 +90,7 @@ elif method == "tools/call":
     assert "no sign of life" in caplog.text
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_slow_server_that_lives_is_left_alone(valkey: Place, tmp_path: Path) -> None:
     """A call that is given up does not end a server that still answers."""
     body = '''
@@ -215,6 +219,7 @@ elif method == "tools/call":
         assert int((await bus.call("tool_200")).output or "") < 20
 
 
+@pytest.mark.usefixtures("slow")
 async def test_thousands_of_tools_and_flawed_ones(valkey: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Pages that never end are cut, and what can't be published is left out and named; the rest is callable."""
     file = raw(
@@ -360,6 +365,7 @@ async def test_lines_of_standard_error_that_come_together_are_one_event(caplog: 
     assert log.last_words == "line / line / line / line / line"
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_reader_that_fails_ends_the_server(valkey: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """When what a server writes can't be taken in, it is started again with the reason in the log, and does not only look alive."""
     async with mounting(valkey, program(tmp_path, USUAL)) as (bus, server):

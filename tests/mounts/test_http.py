@@ -68,6 +68,7 @@ async def running(file: Path, port: int) -> AsyncIterator[asyncio.subprocess.Pro
         await child.wait()
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_server_at_an_address(valkey: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its tools are called with progress and headers from their sources; one that was away is found again."""
     monkeypatch.setenv("MCP_TOKEN", "s3cret")

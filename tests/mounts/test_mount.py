@@ -35,6 +35,7 @@ def valkey(server: str, namespace: str) -> Place:
     return Place(server, namespace)
 
 
+@pytest.mark.usefixtures("slow")
 async def test_tools_are_described_as_the_server_does(valkey: Place, usual: Path) -> None:
     """Schemas, descriptions and effects are the server's; every tool is external, also for a model."""
     async with mounting(valkey, usual, groups=("g",), timeout=7.0) as (bus, _):
@@ -48,6 +49,7 @@ async def test_tools_are_described_as_the_server_does(valkey: Place, usual: Path
         assert shown["function"]["description"] == "(external) Add two numbers."
 
 
+@pytest.mark.usefixtures("slow")
 async def test_answers_are_results(valkey: Place, usual: Path) -> None:
     """Texts are the output, images blobs, structured content data; a failure of the tool is a tool_error with its words."""
     async with mounting(valkey, usual) as (bus, _):
@@ -66,6 +68,7 @@ async def test_answers_are_results(valkey: Place, usual: Path) -> None:
         assert wrong.error.type == "invalid_arguments"
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_picture_that_is_repeated_as_data_is_no_text(valkey: Place, usual: Path) -> None:
     """A model sees the picture itself in every format that has pictures, and nowhere its bytes as text."""
     data = b"x" * 120_000
@@ -82,6 +85,7 @@ async def test_a_picture_that_is_repeated_as_data_is_no_text(valkey: Place, usua
             assert shown.count(repeated) == 1, each
 
 
+@pytest.mark.usefixtures("slow")
 async def test_progress_is_passed_on(valkey: Place, usual: Path) -> None:
     """Each notification is a Progress of the call, with its message."""
     async with mounting(valkey, usual) as (bus, _):
@@ -91,6 +95,7 @@ async def test_progress_is_passed_on(valkey: Place, usual: Path) -> None:
         assert (await call.result()).output == "counted"
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_cancelled_call_is_cancelled_at_the_server(valkey: Place, usual: Path, tmp_path: Path) -> None:
     """The server hears of it, and goes on with other calls."""
     told = tmp_path / "told"
@@ -104,6 +109,7 @@ async def test_a_cancelled_call_is_cancelled_at_the_server(valkey: Place, usual:
         assert server.connection.starts == 1
 
 
+@pytest.mark.usefixtures("slow")
 async def test_resources_and_prompts_are_tools_that_read(valkey: Place, usual: Path) -> None:
     """They can be listed, read and filled in; what there is not is said."""
     async with mounting(valkey, usual) as (bus, _):
@@ -120,6 +126,7 @@ async def test_resources_and_prompts_are_tools_that_read(valkey: Place, usual: P
         assert "demo_read_resource" not in bus.tools
 
 
+@pytest.mark.usefixtures("slow")
 async def test_the_child_gets_no_secret(valkey: Place, usual: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its environment has none of the worker's variables but harmless ones and those that are named."""
     monkeypatch.setenv("TOOLBUS_URL", "redis://:secret@host")
@@ -136,6 +143,7 @@ async def test_the_child_gets_no_secret(valkey: Place, usual: Path, monkeypatch:
         command(usual, "WANTED=value")
 
 
+@pytest.mark.usefixtures("slow")
 async def test_only_the_selected_tools_are_served_under_a_prefix(valkey: Place, usual: Path) -> None:
     """--include and --exclude are about the server's names, the prefix about those on the bus."""
     async with mounting(valkey, usual, include=("add", "p*"), exclude=("parts",), prefix="x.") as (bus, _):
@@ -143,6 +151,7 @@ async def test_only_the_selected_tools_are_served_under_a_prefix(valkey: Place, 
         assert (await bus.call("x.put", {"key": "k"})).output == "put k"
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_command_that_cannot_start_says_why(tmp_path: Path) -> None:
     """A program that is not there, or ends at once, is one sentence with its last words."""
     with pytest.raises(ConfigurationError, match="no program 'no-such-program'"):

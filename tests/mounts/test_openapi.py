@@ -243,6 +243,7 @@ async def test_what_goes_wrong_is_a_tool_error(
         assert (error.type, error.code, error.retryable, error.retry_after) == ("tool_error", code, retryable, wait)
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_lost_connection_says_whether_the_call_may_have_run(valkey: Place, tmp_path: Path) -> None:
     """A read is unavailable, an operation that may run once has an unknown outcome, and what was never sent is unavailable."""
     async with api(lambda _: (0, {}, b"")) as served, mounted(valkey, PETS, tmp_path, served.address) as (bus, _):

@@ -240,6 +240,7 @@ GROUPS = st.builds(ToolGroup, group_id=IDS, name=TEXT, description=TEXT, tool_id
 RUNTIMES = st.builds(BackendRuntime, backend_runtime=IDS, name=TEXT, description=TEXT)
 
 
+@pytest.mark.usefixtures("slow")
 @given(st.lists(TOOLS | GROUPS | RUNTIMES, max_size=6))
 def test_what_is_written_is_what_is_read(records: list[Any]) -> None:
     """Export then import is the identity, and so is import then export."""

@@ -107,6 +107,7 @@ async def test_changes_at_once_lose_nothing(records: Records) -> None:
     await until(records, lambda found: len(found.tools["image_stitcher"].meta.tool_slug_ids) == 4)
 
 
+@pytest.mark.usefixtures("slow")
 async def test_an_approval_is_of_what_is_there(server: str, namespace: str) -> None:
     """A revision that was put meanwhile, which the approver's bus has not heard of, is not deleted unseen."""
     settings = Settings(url=server, namespace=namespace)

@@ -41,6 +41,7 @@ def test_arguments_that_are_no_object_are_refused(arguments: Any) -> None:
     assert refused(derive(search).bind, arguments).startswith("Expected `object`, got `")
 
 
+@pytest.mark.usefixtures("slow")
 @given(
     n=st.integers(),
     x=st.floats(allow_nan=False),

@@ -146,6 +146,7 @@ def test_changes_are_told_with_their_place() -> None:
     assert changes == ["string → integer - at `$.i`", "null left out - at `$.o.deep`"]
 
 
+@pytest.mark.usefixtures("slow")
 @given(SCHEMAS, ARGUMENTS)
 def test_valid_arguments_are_not_changed(schema: dict[str, Any], arguments: dict[str, Any]) -> None:
     """Arguments that a schema of plain types accepts come out the same, and what came out stays."""
@@ -193,6 +194,7 @@ MULTIPLYING = [
 ]
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("parts", some(MULTIPLYING[:1], MULTIPLYING))
 def test_no_schema_makes_casting_take_long(parts: Any) -> None:
     """Definitions that multiply at each step are followed a bounded number of steps, for values and for nulls."""

@@ -273,6 +273,7 @@ def test_a_key_that_stands_twice_is_refused(text: str | bytes) -> None:
     assert (refused.value.error.type, refused.value.error.code) == ("invalid_arguments", "bad_json")
 
 
+@pytest.mark.usefixtures("slow")
 @given(OBJECTS, st.integers(0, 3), st.booleans())
 def test_repeated_keys_are_found_at_any_place(value: dict[str, Any], depth: int, binary: bool) -> None:
     """A repeated key is refused at each level, beside any values, and in texts and bytes."""

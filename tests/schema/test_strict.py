@@ -144,6 +144,7 @@ def test_what_strict_mode_has_no_words_for_is_not_forced(part: Any) -> None:
     assert strict({"type": "object", "properties": {"a": part}}) is None
 
 
+@pytest.mark.usefixtures("slow")
 @given(SCHEMAS)
 def test_strict_schemas_are_closed_and_possible(schema: dict[str, Any]) -> None:
     """A strict schema is valid and all of its objects are closed, and the given schema is not modified."""
@@ -161,6 +162,7 @@ FLAT_PARTS = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.usefixtures("slow")
 @example({"type": "object", "properties": {"a": {"type": "string"}}}, ["a", "a"])
 @given(st.one_of(SCHEMAS, objects(FLAT_PARTS), objects(st.one_of(FLAT_PARTS, LEAVES))), st.lists(st.sampled_from(["a", "b", 1, ["a"]])))
 def test_the_short_way_is_the_long_way(schema: dict[str, Any], required: list[Any]) -> None:

@@ -250,6 +250,7 @@ def test_checking_only_ever_raises_tool_error(arguments: dict[str, Any], schema:
     assert 0 < len(message) <= 1000
 
 
+@pytest.mark.usefixtures("slow")
 @given(st.dictionaries(st.text(), JSON, max_size=4))
 def test_any_mapping_as_a_schema_compiles_or_is_a_descriptor_error(schema: dict[str, Any]) -> None:
     """Schemas come from other people's services: whatever they hold, only DescriptorError comes out."""

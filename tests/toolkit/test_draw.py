@@ -43,6 +43,7 @@ def test_kinds_of_vertices_and_edges_differ_and_scores_are_shown() -> None:
     assert [text.get_text() for text in legend.get_texts()] == ["action", "tool", "group", "next", "call", "holds"]
 
 
+@pytest.mark.usefixtures("slow")
 def test_matplotlib_keeps_no_figure_that_is_not_shown() -> None:
     """Drawing many pictures in a long-lived process does not fill pyplot's list of figures."""
     for _ in range(30):
@@ -61,6 +62,7 @@ def test_showing_opens_the_figure_in_matplotlib(monkeypatch: pytest.MonkeyPatch)
     plt.close(figure)
 
 
+@pytest.mark.usefixtures("slow")
 def test_the_same_graph_gives_the_same_bytes() -> None:
     """SVG and PNG do not depend on when they are drawn; the SVG is well-formed, with its text as text."""
     assert draw(graph_of(*SAMPLE), "Sample", format="png") == draw(graph_of(*SAMPLE), "Sample", format="png")
@@ -79,6 +81,7 @@ def test_names_are_drawn_as_they_are() -> None:
     assert {"<b>& $\\frac{$", "a name that is much", "too long for its box", "$x < y & z"} <= texts
 
 
+@pytest.mark.usefixtures("slow")
 def test_a_large_graph_is_cut_and_says_so() -> None:
     """At most so many vertices are drawn, actions with what they call first, and the title says how many of how many."""
     toolkit = graph_of(*((f"a{number}", f"t{number}") for number in range(200)))

@@ -275,6 +275,7 @@ def test_update_refuses_a_vertex_of_another_kind() -> None:
     assert facts(mine) == before
 
 
+@pytest.mark.usefixtures("slow")
 @given(toolkits(), toolkits())
 def test_update_is_a_union_that_prefers_what_is_here(mine: Toolkit, other: Toolkit) -> None:
     """Afterwards everything of both is there, the scores being those from here where both have an edge; doing it again changes nothing."""

@@ -138,6 +138,7 @@ def test_a_mistake_is_named_with_file_line_and_key(text: str, told: str) -> None
     assert str(refused.value).startswith(told)
 
 
+@pytest.mark.usefixtures("slow")
 def test_hostile_text_is_refused_at_once() -> None:
     """Bombs of aliases, endless nesting and bytes that are no text end in a clear error."""
     bomb = "a: &a [x,x,x,x,x,x,x,x,x]\n"
@@ -163,6 +164,7 @@ def test_any_text_is_a_preset_or_refused(text: str) -> None:
         toolkit_of(read_preset(text.encode("utf-8", "surrogatepass")), functions=False)
 
 
+@pytest.mark.usefixtures("slow")
 def test_files_are_read_with_their_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """YAML and JSON files make the same preset; a missing one and a missing function are told."""
     (tmp_path / "a.yaml").write_text(PRESET)
@@ -191,6 +193,7 @@ def test_the_schema_for_editors_accepts_what_is_right() -> None:
     assert not validator.is_valid({**good, "more": 1})
 
 
+@pytest.mark.usefixtures("slow")
 def test_scores_leave_and_return() -> None:
     """A graph's scores go out for learning, and learned ones come back into the preset under their revision."""
     preset = read_preset(PRESET.encode())
@@ -204,6 +207,7 @@ def test_scores_leave_and_return() -> None:
     assert toolkit_of(preset).get_score("query", "both") == 1.0
 
 
+@pytest.mark.usefixtures("slow")
 def test_edges_of_chains_get_scores_as_well() -> None:
     """An edge that stands only in a chain gets its learned score, and all other edges, also of functions, stay as they are."""
     lines = "tools: [{id: a}, {id: b, function: 'no.such:function'}]\ngroups: [{id: g, tools: [a]}]"
@@ -227,6 +231,7 @@ def test_other_formats_have_every_edge() -> None:
     assert '"a\\"b" -> "a\\"b" [label="0.50"]' in dot(graph)
 
 
+@pytest.mark.usefixtures("slow")
 def test_a_large_preset_is_read_whole() -> None:
     """Thousands of entries arrive with all their edges."""
     chosen = random.Random(5)

@@ -49,6 +49,7 @@ def crossed(toolkit: Toolkit) -> list[tuple[str, str, str]]:
     return found
 
 
+@pytest.mark.usefixtures("slow")
 @given(toolkits())
 def test_no_arrow_runs_behind_a_box(toolkit: Toolkit) -> None:
     """In any graph, each arrow touches only the boxes of its two ends."""
@@ -58,6 +59,7 @@ def test_no_arrow_runs_behind_a_box(toolkit: Toolkit) -> None:
 BACK = tuple((f"a{number}", f"a{to}") for number in range(40) for to in ((number * 7 + 3) % 41, 0) if to != number)
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize(
     "edges",
     [
@@ -78,6 +80,7 @@ def test_no_arrow_of_a_crowded_graph_runs_behind_a_box(edges: tuple[tuple[str, s
     assert crossed(graph_of(*edges)) == []
 
 
+@pytest.mark.usefixtures("slow")
 def test_a_long_chain_goes_on_in_further_rows() -> None:
     """No picture is much wider than it can be read; every row but the last is filled, and the boxes keep their distances."""
     placed = layout(graph_of(*CHAIN, *CALLS), 1_000)
@@ -99,6 +102,7 @@ NAMES = [
 ]  # fmt: skip
 
 
+@pytest.mark.usefixtures("slow")
 def test_names_fit_their_boxes_and_are_drawn_without_warnings() -> None:
     """The text of any name is within its box; no font lacks a character, and no control character is drawn."""
     toolkit = Toolkit()

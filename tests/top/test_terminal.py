@@ -107,6 +107,7 @@ def terminal() -> Iterator[Open]:
         each.close()
 
 
+@pytest.mark.usefixtures("slow")
 async def test_it_starts_follows_and_quits(terminal: Open, server: str, namespace: str) -> None:
     """A service appears by itself, the size of the terminal may change, and q leaves it as it was."""
     place = Place(server, namespace)
@@ -125,6 +126,7 @@ async def test_it_starts_follows_and_quits(terminal: Open, server: str, namespac
         assert await top.ended() == 0
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize(("how", "code"), [("\x03", 130), (signal.SIGINT, 130), (signal.SIGTERM, 0), (signal.SIGHUP, 0)])
 async def test_it_ends_however_it_is_told_to(terminal: Open, server: str, namespace: str, how: Any, code: int) -> None:
     """By Ctrl-C and by signals; the terminal is as it was."""
@@ -137,6 +139,7 @@ async def test_it_ends_however_it_is_told_to(terminal: Open, server: str, namesp
     assert await top.ended() == code
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_server_may_be_away_go_and_come_back(terminal: Open, namespace: str, fresh_server: Any) -> None:
     """It says so, goes on by itself, and ends at once while the server is away."""
     server: EmbeddedServer = fresh_server()
@@ -155,6 +158,7 @@ async def test_a_server_may_be_away_go_and_come_back(terminal: Open, namespace: 
     assert await top.ended() == 0
 
 
+@pytest.mark.usefixtures("slow")
 async def test_it_waits_for_a_server_that_was_never_there(terminal: Open, namespace: str) -> None:
     """A wrong address is told, and Ctrl-C ends it."""
     top = terminal("redis://127.0.0.1:1", namespace)
@@ -163,6 +167,7 @@ async def test_it_waits_for_a_server_that_was_never_there(terminal: Open, namesp
     assert await top.ended() == 130
 
 
+@pytest.mark.usefixtures("slow")
 def test_without_a_terminal_it_says_what_to_do(server: str, namespace: str, tmp_path: Path) -> None:
     """One line, and exit code 1."""
     environment = {**os.environ, "TOOLBUS_URL": server, "TOOLBUS_NAMESPACE": namespace}

@@ -104,6 +104,7 @@ async def gone(app: Top, pilot: Pilot[None], text: str) -> None:
     await eventually(away, timeout=20.0)
 
 
+@pytest.mark.usefixtures("slow")
 async def test_every_table_has_its_key() -> None:
     """The digits choose tables, and so does Tab; each shows its rows."""
     app = app_of(Staged(state()))
@@ -126,6 +127,7 @@ async def test_every_table_has_its_key() -> None:
         await shown(app, pilot, "no running calls")
 
 
+@pytest.mark.usefixtures("slow")
 async def test_rows_are_sorted_by_any_column_either_way() -> None:
     """By the keys, and by a click on a title."""
     app = app_of(Staged(state(services=9)))
@@ -147,6 +149,7 @@ async def test_rows_are_sorted_by_any_column_either_way() -> None:
         await shown(app, pilot, "WORKERS ▲")
 
 
+@pytest.mark.usefixtures("slow")
 async def test_rows_are_filtered_while_a_text_is_typed() -> None:
     """Enter keeps the filter, Escape ends it; keys are text as long as it is typed, and replace the last one."""
     app = app_of(Staged(state(services=9)))
@@ -164,6 +167,7 @@ async def test_rows_are_filtered_while_a_text_is_typed() -> None:
         await shown(app, pilot, "service008")
 
 
+@pytest.mark.usefixtures("slow")
 async def test_the_cursor_stays_on_its_row() -> None:
     """Rows that come and go move it along, and a long table scrolls with it."""
     watch = Staged(state(services=200))
@@ -186,6 +190,7 @@ async def test_the_cursor_stays_on_its_row() -> None:
         assert grid.chosen is None
 
 
+@pytest.mark.usefixtures("slow")
 async def test_details_of_a_call_have_all_of_its_attempts() -> None:
     """Enter opens them, Escape closes them, and the table's keys do nothing meanwhile."""
     app = app_of(Staged(state()))
@@ -206,6 +211,7 @@ async def test_details_of_a_call_have_all_of_its_attempts() -> None:
         await gone(app, pilot, '"outcome"')
 
 
+@pytest.mark.usefixtures("slow")
 async def test_it_can_be_held() -> None:
     """The rows stay as they are until it goes on."""
     watch = Staged(state())
@@ -222,6 +228,7 @@ async def test_it_can_be_held() -> None:
         await shown(app, pilot, "service008")
 
 
+@pytest.mark.usefixtures("slow")
 async def test_trouble_is_told_and_passes() -> None:
     """The last rows stay while the server is away; silent workers and unreadable parts are named."""
     watch = Staged(BrokerUnavailable("can't reach the server"))
@@ -236,6 +243,7 @@ async def test_trouble_is_told_and_passes() -> None:
         await gone(app, pilot, "the connection was lost")
 
 
+@pytest.mark.usefixtures("slow")
 async def test_it_follows_the_size_of_the_terminal() -> None:
     """Also one of no use."""
     app = app_of(Staged(state(services=50)))
@@ -247,6 +255,7 @@ async def test_it_follows_the_size_of_the_terminal() -> None:
         await shown(app, pilot, "service049", "TOOLS")
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize(("key", "code"), [("q", 0), ("ctrl+c", 130)])
 async def test_it_ends_by_q_and_by_ctrl_c(key: str, code: int) -> None:
     """The connection is closed."""
@@ -290,6 +299,7 @@ async def test_no_text_commands_the_terminal() -> None:
                 await pilot.pause()
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_large_registry_is_drawn_row_by_row() -> None:
     """Only rows in view are formatted, however many there are."""
     app = app_of(Staged(state(services=5_000)))

@@ -142,6 +142,7 @@ def test_one_group_or_tenant_may_be_given_as_a_text() -> None:
     assert (many_published.groups, many_published.tenants) == (("shop",), ("alice", "bob"))
 
 
+@pytest.mark.usefixtures("slow")
 def test_a_command_tells_the_file_and_line(tmp_path: Path) -> None:
     """`toolbus worker` says a wrong option in one line, with where it is written."""
     file = tmp_path / "wronged_tools.py"
@@ -155,6 +156,7 @@ def test_a_command_tells_the_file_and_line(tmp_path: Path) -> None:
     assert len(said.stderr.strip().splitlines()) == 1
 
 
+@pytest.mark.usefixtures("slow")
 def test_a_program_from_standard_input_has_tools() -> None:
     """The tools of a program that is read from standard input form the service ``main``, as those of ``python -c`` do."""
     program = 'from toolbus import Worker, tool\n@tool\ndef f() -> None: ...\nprint(*Worker(f, url="memory://")._served)'

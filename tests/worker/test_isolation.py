@@ -150,6 +150,7 @@ FEW = ["early", "half", "closed", "later"]
 DEVIATIONS = ["early", "plain", "noise", "half", "huge", "skip", "unreadable", "empty"]
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("how", some(FEW, [*DEVIATIONS, "half_of_this", "shut", "closed", "after", "after_a_while", "later", "thread"]))
 async def test_a_child_that_forges_answers_harms_no_other_call(here: Place, how: str) -> None:
     """Messages of no call, half ones, more after the end, a closed channel: the call fails, and all others get their own answers."""
@@ -237,6 +238,7 @@ async def test_a_memory_limit_holds(here: Place) -> None:
         assert (await bus.call("iso_big", {"megabytes": 2})).output == "x" * (2 << 20)
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("way", ["deadline", "cancel", "drain"])
 async def test_a_call_that_is_given_up_is_killed(place: Place, tmp_path: Path, way: str) -> None:
     """At the deadline, when the caller leaves, and when the grace ends, the child dies with what it started, and its slot is free."""
@@ -312,6 +314,7 @@ async def test_no_process_slips_away_from_a_call(here: Place, tmp_path: Path, th
         await asyncio.wait([call])
 
 
+@pytest.mark.usefixtures("slow")
 async def test_calls_run_at_once_up_to_the_limit(here: Place, tmp_path: Path) -> None:
     """Two children run two calls at once; a third call waits for one of them, and is answered in its time."""
     async with here.worker(isolated, isolated=2) as worker, here.bus() as bus:
@@ -333,6 +336,7 @@ async def test_a_worn_child_is_replaced(here: Place, monkeypatch: pytest.MonkeyP
         assert [(await bus.call("iso_count")).data for _ in range(7)] == [1, 2, 3, 1, 2, 3, 1]
 
 
+@pytest.mark.usefixtures("slow")
 async def test_children_that_nobody_needs_go(here: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """All but one of the idle children end after a while."""
     monkeypatch.setattr("toolbus.bus.worker.isolation.pool._IDLE", 0.2)
@@ -343,6 +347,7 @@ async def test_children_that_nobody_needs_go(here: Place, monkeypatch: pytest.Mo
         assert isinstance((await bus.call("iso_pid")).data, int)
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_lost_fork_server_is_replaced(here: Place, tmp_path: Path) -> None:
     """When the fork server is killed its children die, the running call says so, and the next call runs."""
     pid_file = tmp_path / "pids"

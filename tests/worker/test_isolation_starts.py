@@ -81,6 +81,7 @@ async def test_nothing_survives_its_worker(start: Start, tmp_path: Path, server:
         assert worker.returncode == 0
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_drain_waits_for_isolated_calls(start: Start, tmp_path: Path, server: str, namespace: str) -> None:
     """SIGTERM, also to every process of the worker, lets a running child finish within the grace."""
     (tmp_path / "slow.py").write_text(
@@ -137,6 +138,7 @@ async def test_what_can_not_be_imported_again_is_refused(
     assert words in told.splitlines()[-1]
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_module_with_threads_gets_fresh_interpreters(namespace: str) -> None:
     """When an import started threads, children are not forks, so that what the tools need is there."""
     async with Place("memory://", namespace).serving(isolated_threaded, isolated) as bus:
@@ -175,6 +177,7 @@ def test_a_local_function_is_refused_at_the_start() -> None:
         Worker(local, url="memory://")
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_handler_under_test_runs_isolated() -> None:
     """The testing environment runs isolated tools in children, and ends them with itself."""
     async with InvocationEnvironment(user="al", timeout=10) as environment:

@@ -101,6 +101,7 @@ async def differing_fields(bus: ToolBus, tool: str) -> dict[str, str]:
     return {name: ascii(found[name])[:300] for name in FIELDS if not right[name]}
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("tool", some(WITHIN, [*RETURNING, "held", *YIELDING]))
 async def test_every_kind_of_value_arrives_or_is_refused(here: Place, tool: str) -> None:
     """From a coroutine, a thread or a child process, returned or yielded: what arrives is what the table says, never nothing."""
@@ -108,6 +109,7 @@ async def test_every_kind_of_value_arrives_or_is_refused(here: Place, tool: str)
         assert await differing(bus, tool, "kinds", expected_values(tool)) == {}
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("tool", some(WITHIN[1:], [*RETURNING, *YIELDING]))
 async def test_every_kind_of_text_arrives(here: Place, tool: str) -> None:
     """A text is told whole; half a surrogate pair, which can't travel, becomes U+FFFD."""
@@ -115,6 +117,7 @@ async def test_every_kind_of_text_arrives(here: Place, tool: str) -> None:
         assert await differing(bus, tool, "texts", expected_texts()) == {}
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("tool", some(WITHIN, [*RETURNING, "held", *YIELDING]))
 async def test_bytes_become_blobs(here: Place, tool: str) -> None:
     """Wherever bytes are in a value, the caller gets a blob, and their place in the data says which; base64 is nowhere."""
@@ -122,6 +125,7 @@ async def test_bytes_become_blobs(here: Place, tool: str) -> None:
         assert await differing_bytes(bus, tool) == {}
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("tool", some(WITHIN[1:], [*RETURNING, *YIELDING]))
 async def test_fields_of_wrong_types_are_the_tools_error(here: Place, tool: str) -> None:
     """In a ToolResult, an error, a Blob or progress: the caller gets the error, or what can be told of it, and never waits."""
@@ -129,6 +133,7 @@ async def test_fields_of_wrong_types_are_the_tools_error(here: Place, tool: str)
         assert await differing_fields(bus, tool) == {}
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("tool", some(["returned", "yielded"], ["returned", "yielded", "returned_in_child"]))
 async def test_servers_carry_the_same(place: Place, tool: str) -> None:
     """All of it arrives over a server as it does in process."""
@@ -139,6 +144,7 @@ async def test_servers_carry_the_same(place: Place, tool: str) -> None:
         assert await differing_fields(bus, tool) == {}
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_text_of_control_characters_arrives_at_any_frame_size(place: Place) -> None:
     """JSON takes six bytes for one of them; the largest frame may be as large as that."""
     async with place.serving(kinds, max_frame=400_000) as bus:

@@ -42,6 +42,7 @@ def blocked(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
     return [event for event in events if event["event"] == "worker.loop_blocked"]
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("name", ["block_the_loop", "hold_the_interpreter"])
 async def test_a_blocked_loop_is_told_once_with_the_place(namespace: str, caplog: pytest.LogCaptureFixture, name: str) -> None:
     """At the usual lease, and within a second, not when the worker would lose its lease."""
@@ -59,6 +60,7 @@ async def test_a_blocked_loop_is_told_once_with_the_place(namespace: str, caplog
         assert "time.sleep(seconds)" in events[0]["stack"]
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_busy_loop_is_not_told_of(namespace: str, caplog: pytest.LogCaptureFixture) -> None:
     """Many short steps leave the loop time to answer."""
     settings = Settings.load({}, url="memory://", namespace=namespace)

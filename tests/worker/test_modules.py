@@ -136,6 +136,7 @@ def test_what_is_not_there_is_told() -> None:
         init_tools("no_such_module")
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("target", some(["mytools/"], ["mytools", "mytools/", "./mytools"]))
 async def test_the_command_serves_a_package(start: Start, tmp_path: Path, server: str, namespace: str, target: str) -> None:
     """``toolbus worker mytools`` serves every module of the package, by its name or its folder."""

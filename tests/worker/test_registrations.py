@@ -210,6 +210,7 @@ async def test_a_worker_serves_every_form(every: ModuleType, namespace: str, giv
         assert [(await bus.call(name)).output for name in TOOLS] == TOOLS
 
 
+@pytest.mark.usefixtures("slow")
 async def test_the_testing_kit_and_a_registry_serve_every_form(every: ModuleType) -> None:
     """Handlers without a bus, and tools of one process."""
     async with InvocationEnvironment() as environment:

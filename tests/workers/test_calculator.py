@@ -174,6 +174,7 @@ def compound(inner):
 PYTHON = {name: getattr(math, name) for name in ["sqrt", "sin", "cos", "tan", "log", "log10", "exp", "floor", "ceil", "pi", "e", "tau"]}
 
 
+@pytest.mark.usefixtures("slow")
 @settings(deadline=None)
 @given(st.recursive(numbers(), compound, max_leaves=12))
 def test_generated_expressions_agree_with_python(expression):

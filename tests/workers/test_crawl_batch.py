@@ -104,6 +104,7 @@ async def test_no_network_says_so_for_every_page():
     assert ["has no network" in text for text in texts] == [True, True]
 
 
+@pytest.mark.usefixtures("slow")
 async def test_requests_at_a_time_are_bounded():
     """In all of a call, and for one host among all calls."""
     gate = Gate()
@@ -125,6 +126,7 @@ async def test_requests_at_a_time_are_bounded():
     assert gate.most == 2
 
 
+@pytest.mark.usefixtures("slow")
 async def test_requests_to_one_host_keep_their_distance():
     """Other hosts do not wait for it; config can lengthen the pause."""
     began = {}

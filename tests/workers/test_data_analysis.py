@@ -172,6 +172,7 @@ async def test_a_result_is_bounded_in_bytes(shared_client):
     assert "rows are shown" in result.output
 
 
+@pytest.mark.usefixtures("slow")
 async def test_an_operator_adds_a_tool_with_tighter_limits(server, namespace, put):
     """Config params of a further tool bound its results, and its arguments are checked all the same."""
     async with serving(server, namespace) as client:
@@ -304,6 +305,7 @@ async def test_what_only_looks_like_reading_changes_nothing(shared_sales, tmp_pa
     assert (await shared_sales.sql("SELECT count(*) FROM sales")).data["rows"] == [[3]]
 
 
+@pytest.mark.usefixtures("slow")
 async def test_an_upload_leaves_nothing_to_read_behind(client):
     """The one file that the sandbox may read is empty again once its table is made."""
     await client.upload("t", "a\nhunter2\n")
@@ -338,6 +340,7 @@ async def test_wrong_statements_say_what_is_wrong(shared_sales, statement, code)
     assert (await shared_sales.sql("SELECT count(*) FROM sales")).data["rows"] == [[3]]
 
 
+@pytest.mark.usefixtures("slow")
 async def test_an_unknown_table_is_answered_with_the_known_ones(sales):
     """The model sees which tables there are."""
     assert "the session has: sales" in failed(await sales.sql("FROM nowhere"), "invalid_arguments", "bad_sql")
@@ -374,6 +377,7 @@ async def test_broken_uploads_make_no_table(shared_client, arguments, code):
     assert (await shared_client.call("data_tables")).data == {"tables": []}
 
 
+@pytest.mark.usefixtures("slow")
 async def test_damaged_parquet_never_takes_the_worker_with_it(client, tmp_path):
     """For any damage to a Parquet file, the answer is an error or a table, and the next call is served."""
     whole = base64.b64decode(parquet(tmp_path, "SELECT i, 'value ' || i AS s FROM range(1000) t(i)"))

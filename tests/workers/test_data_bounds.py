@@ -30,6 +30,7 @@ ENDLESS = "SELECT count(*) FROM range(1000000) a, range(1000000) b WHERE a.range
 # -- what it bounds -----------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("statement", [ENDLESS, "WITH RECURSIVE r AS (SELECT 1 a UNION ALL SELECT a + 1 FROM r) SELECT count(*) FROM r"])
 async def test_an_endless_statement_is_interrupted_in_time_and_keeps_the_session(sales, statement):
     """It ends before its caller's deadline with what to do, and the tables are still there."""
@@ -40,6 +41,7 @@ async def test_an_endless_statement_is_interrupted_in_time_and_keeps_the_session
     assert (await sales.sql("SELECT count(*) FROM sales")).data["rows"] == [[3]]
 
 
+@pytest.mark.usefixtures("slow")
 @LINUX
 async def test_a_statement_that_cannot_be_interrupted_ends_with_its_session(sales):
     """A statement that can't be interrupted is ended with its process, the error says so, and the next call is answered."""
@@ -108,6 +110,7 @@ def _peak(process):
     return 0
 
 
+@pytest.mark.usefixtures("slow")
 async def test_sessions_and_users_do_not_see_each_other(sales):
     """A table belongs to its user and session: another session, and another user with that session's name, have their own."""
     assert (await sales.sql("CREATE TEMP TABLE mine AS SELECT 1 AS a")).success
@@ -120,6 +123,7 @@ async def test_sessions_and_users_do_not_see_each_other(sales):
     assert (await sales.sql("FROM mine")).data["rows"] == [[1]]
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_slow_session_holds_up_no_other(client):
     """Another session is answered while one runs an endless statement."""
     async with client.bus.stream("data_analysis", {"sql": ENDLESS}, timeout=60, **client.who):
@@ -127,6 +131,7 @@ async def test_a_slow_session_holds_up_no_other(client):
         assert (await client.other(session="two").sql("SELECT 42", timeout=10)).data["rows"] == [[42]]
 
 
+@pytest.mark.usefixtures("slow")
 @LINUX
 async def test_an_idle_session_goes_with_its_tables(namespace):
     """After the idle time its process is gone, and a later call starts an empty one."""
@@ -140,6 +145,7 @@ async def test_an_idle_session_goes_with_its_tables(namespace):
         assert (await client.call("data_tables")).data == {"tables": []}
 
 
+@pytest.mark.usefixtures("slow")
 async def test_sessions_are_bounded_in_all_and_per_user(namespace):
     """Beyond the bound a call is refused with when to try again, and what lives stays."""
     async with serving(namespace=namespace, sessions=3, sessions_per_user=2) as client:
@@ -154,6 +160,7 @@ async def test_sessions_are_bounded_in_all_and_per_user(namespace):
         assert (await client.sql("FROM t")).data["rows"] == [[1]]
 
 
+@pytest.mark.usefixtures("slow")
 async def test_an_idle_session_makes_room_for_another(namespace):
     """The one that was used longest ago goes when it was not used for a while."""
     async with serving(namespace=namespace, sessions=1, idle=0.4) as client:
@@ -166,12 +173,14 @@ async def test_an_idle_session_makes_room_for_another(namespace):
         assert client.service.statistics().sessions <= 1
 
 
+@pytest.mark.usefixtures("slow")
 async def test_calls_of_one_session_at_once_take_turns(sales):
     """Concurrent statements of a session are all answered, one after the other."""
     results = await asyncio.gather(*(sales.sql(f"SELECT {number} + count(*) FROM sales") for number in range(20)))
     assert [result.data["rows"] for result in results] == [[[number + 3]] for number in range(20)]
 
 
+@pytest.mark.usefixtures("slow")
 async def test_tables_are_bounded_in_number(client):
     """A session has so many tables and no more, and one that is dropped makes room."""
     for number in range(MAX_TABLES):

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.anyio
 # -- what it costs ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_server_that_drips_is_left_when_the_time_is_up():
     """The limit is on the whole fetch: a byte now and then does not extend it, in the headers or in the body."""
 
@@ -123,6 +124,7 @@ async def test_ten_gigabytes_are_not_read():
     assert sent < 50_000_000
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_gzip_bomb_is_not_unpacked():
     """Decompressed data is bounded, also for nested bombs and a hundred thousand empty members."""
     packer = zlib.compressobj(9, zlib.DEFLATED, 31)
@@ -200,6 +202,7 @@ async def test_nobody_there_says_what_to_do():
     assert await failure(local(), url) == ("unavailable", "unreachable")
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize(
     "page", ["<div>" * 600_000, "<a " + " ".join(f"a{n}=1" for n in range(300_000)) + ">", "<select>" + "<option>" * 500_000]
 )

@@ -81,6 +81,7 @@ async def test_malformed_html_is_read_as_well_as_it_goes(body):
         assert isinstance((await fetched(local(), there.url())).data["text"], str)
 
 
+@pytest.mark.usefixtures("slow")
 async def test_long_pages_are_cut_and_say_so():
     """The text is bounded, by the tool's config too."""
     async with site(answer("<p>honey " * 50_000)) as there:

@@ -108,6 +108,7 @@ async def test_encodings_and_line_ends_are_mended(bus, root):
     assert (await read(bus, "empty.txt")).data["lines"] == 0
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("encoding", ["gbk", "shift_jis", "windows-1251"])
 async def test_a_file_that_is_not_utf_8_is_read_alike_in_all_its_parts(bus, root, encoding):
     """The answer says what was assumed, no part cuts a character, and what can't be told is refused until it is named."""
@@ -192,6 +193,7 @@ async def test_a_linked_folder_is_not_entered(bus, root, tmp_path):
     failed(await bus.call("file_list", {"path": "door"}), "forbidden", "not_a_file")
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_folder_that_becomes_a_link_while_it_is_opened_leads_nowhere(bus, root, tmp_path):
     """Only files inside the root are ever read, even when a folder and a link to the outside keep changing places."""
     stop = threading.Event()
@@ -272,6 +274,7 @@ async def test_a_listing_is_bounded(root, bus):
     assert "(102 more entries are not listed" in result.output
 
 
+@pytest.mark.usefixtures("slow")
 async def test_an_operators_tool_begins_at_its_folder(root, server, namespace, put):
     """The config's folder is the root of that tool's paths, and no config leads out of the service's root."""
     async with serving(root, server, namespace) as bus:

@@ -60,6 +60,7 @@ async def test_other_statements_are_refused_by_name(same_people, tmp_path, state
     assert await same_people.rows("MATCH (n) RETURN count(*)") == [[3]]
 
 
+@pytest.mark.usefixtures("slow")
 async def test_an_endless_statement_is_interrupted_in_time_and_the_graph_stays(people):
     """The answer comes before the caller gives up, says what to do, and the next statement finds what was there."""
     began = time.monotonic()
@@ -145,6 +146,7 @@ def test_a_transaction_that_can_not_be_rolled_back_is_nobody_elses(monkeypatch):
     assert said == ["BEGIN TRANSACTION READ ONLY", "wrong", "ROLLBACK", "closed"]
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_statement_whose_caller_leaves_is_stopped(people):
     """The next call does not wait for what nobody waits for."""
     call = asyncio.ensure_future(people.query(ENDLESS))
@@ -171,6 +173,7 @@ async def test_a_greedy_statement_ends_in_an_error(same_people, statement):
     assert await same_people.rows("MATCH (n) RETURN count(*)") == [[3]]
 
 
+@pytest.mark.usefixtures("slow")
 async def test_what_can_not_be_interrupted_ends_with_its_process_and_says_so(people):
     """The caller is told in time that the statement was stopped, and the others' graph is there for the next call."""
     began = time.monotonic()
@@ -180,6 +183,7 @@ async def test_what_can_not_be_interrupted_ends_with_its_process_and_says_so(peo
     assert await people.rows("MATCH (p:Person)-[:KNOWS]->(q:Person) RETURN p.id, q.id ORDER BY p.id") == [["ann", "bob"], ["bob", "cid"]]
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_process_that_dies_is_started_again(people):
     """A call in the middle is told so, and later ones find the graph as it was, and can add to it."""
     for deaths in range(3):
@@ -191,6 +195,7 @@ async def test_a_process_that_dies_is_started_again(people):
         assert (await people.load("vertices", "Person", rows=[{"id": f"new-{deaths}"}])).success
 
 
+@pytest.mark.usefixtures("slow")
 async def test_an_import_that_dies_in_the_middle_took_nothing(people):
     """A process that is killed while it imports leaves all rows of the import or none, and the graph can be used."""
     rows = [{"id": f"p{number}", "age": number} for number in range(5_000)]
@@ -203,6 +208,7 @@ async def test_an_import_that_dies_in_the_middle_took_nothing(people):
     assert count == there
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_graph_that_goes_with_its_worker_leaves_no_file(monkeypatch, tmp_path):
     """Its temporary file is gone with the store, and also when the worker was killed: the graph's process removes it."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

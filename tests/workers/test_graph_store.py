@@ -20,6 +20,7 @@ pytestmark = pytest.mark.anyio
 GUIDE = Path(__file__).parents[2] / "docs" / "reference" / "data-tools.md"
 
 
+@pytest.mark.usefixtures("slow")
 async def test_one_command_serves_them_over_a_graph_in_memory(server, namespace):
     """The package brings its own store; no schema shows it, and an argument of its name is refused."""
     async with process(server, namespace, "toolbus_workers.graph_store"), ToolBus(server, namespace=namespace) as bus:
@@ -32,6 +33,7 @@ async def test_one_command_serves_them_over_a_graph_in_memory(server, namespace)
         assert "store" in failed(await graph.query("RETURN 1", store={"query": "mine"}), "invalid_arguments", "")
 
 
+@pytest.mark.usefixtures("slow")
 async def test_without_a_store_none_of_them_is_served(server, namespace):
     """A worker that nobody gave a store leaves them out, names what they need, and serves the rest."""
     targets = ("toolbus_workers.graph_store.tools", "toolbus_workers.joke")
@@ -45,6 +47,7 @@ async def test_without_a_store_none_of_them_is_served(server, namespace):
     assert all("GraphStore" in line for line in told)
 
 
+@pytest.mark.usefixtures("slow")
 async def test_they_appear_with_a_store_of_ones_own(server, namespace, tmp_path):
     """The store of the guide is what they ask."""
     (example,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text("utf-8"), re.DOTALL)
@@ -56,6 +59,7 @@ async def test_they_appear_with_a_store_of_ones_own(server, namespace, tmp_path)
         assert (await bus.call("graph_schema")).output == "(:City) 2 vertices; id text"
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_graph_in_a_file_outlives_its_worker_and_belongs_to_one(server, namespace, tmp_path):
     """Imported data is there for the next worker, also after a kill; a second worker at the same time gets an error with the reason."""
     limits = {"path": str(tmp_path / "people.graph")}
@@ -120,6 +124,7 @@ async def test_importing_again_changes_nothing_and_updates_what_is_said(people):
     assert found == [["7", None, None, None], ["ann", "Ann", 31, "A"], ["bob", "Bob", None, None], ["cid", "Cid", 41, None]]
 
 
+@pytest.mark.usefixtures("slow")
 async def test_an_import_is_taken_whole_or_not_at_all(people):
     """An edge to a vertex that is not there undoes the rest of its import, its new type included."""
     rows = [{"from": "ann", "to": "cid"}, {"from": "ann", "to": "nobody"}]

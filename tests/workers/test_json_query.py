@@ -343,6 +343,7 @@ CALLS = ['"a"', "length(", "map(&", "join(", "sort_by(", "merge(", "to_string(",
 TOKENS = st.sampled_from([*SYMBOLS, *CALLS])
 
 
+@pytest.mark.usefixtures("slow")
 @settings(max_examples=examples(500), deadline=None)
 @pytest.mark.filterwarnings("ignore:deprecated string literal syntax")
 @given(JSON, st.lists(TOKENS, max_size=25).map("".join) | st.text(max_size=50))

@@ -24,6 +24,7 @@ def test_a_small_run_kills_hosts_and_programs_and_finds_nothing() -> None:
     assert re.search(r"killed: \d+ ", done.stdout)
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.timeout(120)
 def test_a_run_that_does_not_end_says_what_it_waits_for() -> None:
     """The watchdog ends it with the stacks of its tasks and of its hosts'."""

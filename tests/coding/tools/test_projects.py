@@ -38,6 +38,7 @@ async def project(tools: ToolRegistry) -> str:
     return "stitcher"
 
 
+@pytest.mark.usefixtures("slow")
 async def test_commands_run_in_the_project(tools: ToolRegistry, project: str, place: Workspace) -> None:
     """The project's own Python runs, and what is printed and how it ended is told."""
     await tools.execute("write_file", {"path": "stitcher/main.py", "content": "import sys; print(sys.prefix); sys.exit(3)"})
@@ -49,6 +50,7 @@ async def test_commands_run_in_the_project(tools: ToolRegistry, project: str, pl
     assert sys.prefix not in result.output
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_program_in_the_background_is_read_and_stopped(tools: ToolRegistry, project: str) -> None:
     """A handle gives what is new of the output, programs of the task reach each other, and the handle ends it."""
     await tools.execute("write_file", {"path": "stitcher/serve.py", "content": SERVER})
@@ -81,6 +83,7 @@ async def test_only_so_many_run_in_the_background(tools: ToolRegistry, project: 
     assert (await run(tools, "sleep 60", mode="background")).success
 
 
+@pytest.mark.usefixtures("slow")
 async def test_what_takes_too_long_is_told(tools: ToolRegistry, project: str) -> None:
     """Output until the end is kept, and the reason said."""
     result = await run(tools, "echo begun; sleep 60", seconds=0.5)
@@ -117,6 +120,7 @@ async def test_mistakes_are_told(tools: ToolRegistry, project: str) -> None:
             assert "this deployment gives no network" in result.error.message
 
 
+@pytest.mark.usefixtures("slow")
 async def test_packages_are_added_from_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A wheel is installed where the deployment lets uv reach an index, with its cache out of reach of the task's programs."""
     needs_namespaces()

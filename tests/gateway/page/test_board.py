@@ -67,6 +67,7 @@ async def test_a_page_gets_the_state_and_then_what_has_changed(bus: ToolBus) -> 
             assert [(row["id"], row["queued"]) for row in change["set"]] == [("b", 1)]
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_server_that_is_away_is_told_once(bus: ToolBus) -> None:
     """A failed sample becomes a problem, which a later sample takes back."""
     sampler = Sampler()

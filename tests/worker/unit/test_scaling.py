@@ -47,6 +47,7 @@ def spread(demand: float) -> Callable[[float, int], list[Load]]:
     return lambda _, processes: [Load(blocked=min(1.0, demand / processes))] * processes
 
 
+@pytest.mark.usefixtures("slow")
 @given(BOUNDS, st.lists(st.lists(LOADS, max_size=8), min_size=1, max_size=80))
 def test_the_number_keeps_to_its_bounds_and_to_its_pace(bounds: Bounds, turns: list[list[Load]]) -> None:
     """No reports make it leave its bounds, more than double, or fall below half."""
@@ -58,6 +59,7 @@ def test_the_number_keeps_to_its_bounds_and_to_its_pace(bounds: Bounds, turns: l
         processes = wanted
 
 
+@pytest.mark.usefixtures("slow")
 @given(BOUNDS, st.floats(0, 64))
 def test_a_steady_demand_is_followed_once_and_in_one_direction(bounds: Bounds, demand: float) -> None:
     """From the fewest, the number only grows, in few steps, and then stays; no process is in use more than it should be unless all run."""
@@ -69,6 +71,7 @@ def test_a_steady_demand_is_followed_once_and_in_one_direction(bounds: Bounds, d
     assert numbers[-1] == bounds.most or demand / numbers[-1] <= RULES.high + 1e-6
 
 
+@pytest.mark.usefixtures("slow")
 @given(st.integers(2, 32), st.floats(0, 32))
 def test_a_demand_that_has_fallen_is_followed_without_a_way_back(most: int, demand: float) -> None:
     """After a peak the number only falls, and what then runs is in use neither too much nor, above one process, too little."""
