@@ -132,7 +132,7 @@ async def soon() -> str:
     return "done"
 
 @tool(task=0.2, timeout=60)
-async def late(name: str) -> str:
+async def lengthy(name: str) -> str:
     "Become a task, since the file is there only then."
     while not (HERE / f"{name}.go").exists():
         await asyncio.sleep(0.01)

@@ -146,7 +146,7 @@ async def test_only_clients_that_have_tasks_get_them(url: str, raw: Raw) -> None
 async def test_a_call_becomes_a_task_when_it_takes_long(site: Site, raw: Raw) -> None:
     """A short call of such a tool has its result, and a long one is a task."""
     assert text_of(await raw.call("soon")) == "done"
-    made = await raw.call("late", name="late")
+    made = await raw.call("lengthy", name="late")
     assert made["resultType"] == "task"
     (site.folder / "late.go").touch()
     assert text_of((await status(raw, made["taskId"], "completed"))["result"]) == "done"
