@@ -93,6 +93,7 @@ MUTANTS = {
         "worker/session_state.py", 'if not self.is_lost_for(delivery) or self._served.session_lost == "restart":', "if True:"
     ),
     "Snapshots of sessions": Mutant(f"{_LUA}/sessions/save.lua", "if not may_keep() then return 0 end"),
+    "Snapshots of sessions: calls in them": Mutant("worker/session_state.py", "if delivery.request.id == self._included:", "if False:"),
     "Ends of sessions": Mutant("broker/lease/recover.py", "self._listener.sessions.gone({replies[key] for key in gone})", "pass"),
     "Numbered flushes": Mutant(f"{_LUA}/publish/publish.lua", "if memo[1] then", "if false then"),
     "Comparison": Mutant("client/calls/assembly.py", "events.append(Reset(self.attempt))", "pass"),

@@ -158,6 +158,27 @@ async def test_a_state_that_outlives_a_stopped_call_is_kept_after_the_next_one(p
             assert told(await view.call("put", {"what": "d"})) == "a b c d"
 
 
+@pytest.mark.parametrize("looks", [True, False])
+async def test_a_call_that_is_in_the_snapshot_does_not_run_again(place: Place, looks: bool) -> None:
+    """Whichever call restores the state: the one that took effect before its worker died, or another one that comes first."""
+    worker = place.worker(Kept())
+    async with worker, place.bus() as bus:
+        view = await ready(bus)
+        async with replaced(place, worker, Kept()):
+            call = view.stream("put", {"what": "b"})
+            # As its first worker leaves it that dies after the snapshot and before the end.
+            with redis.Redis.from_url(place.settings.url) as server:
+                key = Keys(place.settings.namespace).snapshot("basket", session_digest("", "s"))
+                assert server.hset(key, mapping={"c": call.id, "d": b'["a","b"]'}) == 0
+            if looks:
+                assert told(await view.call("look")) == "a b"
+            async with call:
+                error = (await call.result()).error
+            assert error is not None
+            assert (error.type, error.code) == ("outcome_unknown", "answer_lost")
+            assert told(await view.call("put", {"what": "c"})) == "a b c"
+
+
 async def test_an_attempt_that_is_tried_again_may_move_to_another_worker(place: Place) -> None:
     """The snapshot after a failed attempt does not say that the call took effect."""
     first = Kept()

@@ -44,7 +44,7 @@ class SessionState:
         value: what ``open_session`` or ``load_session`` returned.
     """
 
-    __slots__ = ("_begun", "_changing", "_entered", "_lock", "_served", "_session", "first", "inherited", "token", "value")
+    __slots__ = ("_begun", "_changing", "_entered", "_included", "_lock", "_served", "_session", "first", "inherited", "token", "value")
 
     def __init__(self, served: Served, session: Session, first: str, inherited: EntryNumbers = ()) -> None:
         self._served = served
@@ -54,6 +54,8 @@ class SessionState:
         # Runs whose handlers may be changing the state now, and how many there ever were.
         self._changing: set[str] = set()
         self._entered = 0
+        # The last call that changed the state for good, here or before the snapshot; its end may have been lost since.
+        self._included = ""
         self.first = first
         self.inherited = inherited
         self.token = new_run()
@@ -80,6 +82,8 @@ class SessionState:
                 error = ErrorInfo("unavailable", "state_unread", f"the state of the session could not be read: {failure}", retryable=True)
             if error is not None:
                 return error
+        if delivery.request.id == self._included:
+            return _REPEATED
         if delivery.request.state == NEW_STATE:
             # Its caller has closed the session: those behind it are meant for this state, and not for the one that was lost.
             self.inherited = min(self.inherited, numbers_of(delivery.entry))
@@ -105,9 +109,9 @@ class SessionState:
     async def _begin(self, delivery: Delivery, snapshots: Snapshots) -> ErrorInfo | None:
         snapshot = await self._snapshot(delivery, snapshots) if self._served.restores_sessions else None
         if snapshot is not None:
-            self.token, self.inherited, self._begun = snapshot.state, (), True
+            self.token, self.inherited, self._included, self._begun = snapshot.state, (), snapshot.call, True
             telemetry.log.info("session.restored", service=self._served.id, user=self._session.user, session=self._session.id)
-            return _REPEATED if snapshot.call == delivery.request.id else None
+            return None
         if self.is_lost_for(delivery) and self._served.session_lost != "restart":
             # The first call that runs makes the state, of what its own caller says.
             return None
@@ -164,6 +168,7 @@ class SessionState:
     async def _save(self, delivery: Delivery, snapshots: Snapshots, call: str) -> bool:
         if not self._served.restores_sessions:
             return True
+        self._included = call
         document = b""
         entered = self._entered
         try:
