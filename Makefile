@@ -37,7 +37,7 @@ venv: $(STAMP) ## Set up .venv with everything for development
 demo: $(DEMO_STAMP) ## Start a server, workers and an agent, and check what they do (under 30 s)
 	@$(BIN)/toolbus demo
 
-test: $(STAMP) ## Run the tests that every change needs (four minutes)
+test: $(STAMP) ## Run the tests that every change needs (six minutes on two cores)
 	@echo "== tests"
 	@$(PYTEST) -m "not slow"
 

@@ -135,7 +135,7 @@ class Worker:
 
         try:
             with ended_by(begin, again):
-                # This process is the worker's own. Who looks for garbage blocks the event loop, so nobody calls this worker yet.
+                # In this process, which is the worker's own, and before anybody can call it: collecting garbage blocks the event loop.
                 gc.collect()
                 async with self:
                     if on_open is not None:

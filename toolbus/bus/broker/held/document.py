@@ -19,11 +19,11 @@ T = TypeVar("T")
 Value = str | int | bytes
 
 By = Literal["holder", "next", "new", "anyone"]
-"""Who may make a change: the process that holds the document; the ``next`` one, which takes or begins it when nobody holds it; who begins a
-``new`` one; or ``anyone``."""
+"""The right to make a change: that of the process that holds the document; of the ``next`` one, which takes or begins it when nobody holds
+it; of the process that begins a ``new`` one; or of ``anyone``."""
 
 Word = Literal["kept", "lost", "other", "gone", "held", "full", "behind", "damaged"]
-"""What became of a change, see the script: ``kept``, or why it was not made."""
+"""The server's answer to a change: ``kept``, or why it was not made, as the script says."""
 
 
 class Shape(NamedTuple):
@@ -67,7 +67,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         token: of the process that holds the document, or is to hold it.
-        by: who may make it, see ``By``.
+        by: the right that it needs.
         lease: from now on; 0 ends it, None leaves it as it is.
         ttl: of the document; 0 deletes it, None leaves it as it is.
         expected: what fields must be; empty for none.
@@ -104,7 +104,7 @@ class Outcome(NamedTuple):
     """The outcome of a change.
 
     Attributes:
-        word: see ``Word``.
+        word: the answer.
         now: the server's time, in milliseconds.
         first: number of the log's first record; the end of the lease for ``held``, the number of members for ``full``.
         next: number of the log's next record.

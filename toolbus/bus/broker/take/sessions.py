@@ -233,11 +233,13 @@ class Ownership:
         """
         asked = self._monotonic()
         for stream, owned in list(self._owned.items()):
-            due = [pair for pair, then in owned.items() if asked - then > _KEEP_EVERY]
-            for pair in [pair for pair in due if not self._sessions.is_open(stream.service, *pair)]:
-                del owned[pair]
-            due = [pair for pair in due if pair in owned][:_MOST]
-            if not due:
+            due: list[SessionName] = []
+            for pair in [pair for pair, then in owned.items() if asked - then > _KEEP_EVERY]:
+                if self._sessions.is_open(stream.service, *pair):
+                    due.append(pair)
+                else:
+                    del owned[pair]
+            if not (due := due[:_MOST]):
                 continue
             for pair, verdict in zip(due, await self._own(stream, due, [(b"", 0, False)] * len(due)), strict=True):
                 if verdict == b"moved":
