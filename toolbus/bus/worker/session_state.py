@@ -54,7 +54,7 @@ class SessionState:
         # Runs whose handlers may be changing the state now, and how many there ever were.
         self._changing: set[str] = set()
         self._entered = 0
-        # The last call that changed the state for good, here or before the snapshot; its end may have been lost since.
+        # The last call in the snapshot that was restored; its end may have been lost with its worker.
         self._included = ""
         self.first = first
         self.inherited = inherited
@@ -168,7 +168,6 @@ class SessionState:
     async def _save(self, delivery: Delivery, snapshots: Snapshots, call: str) -> bool:
         if not self._served.restores_sessions:
             return True
-        self._included = call
         document = b""
         entered = self._entered
         try:
