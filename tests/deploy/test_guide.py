@@ -28,7 +28,7 @@ def test_its_values_make_a_release() -> None:
 
 
 def test_the_image_can_run_what_is_mounted() -> None:
-    """What the guide, the chart's values and their examples mount is a URL, or a program that the image has."""
+    """The guide and the examples of the values mount a URL, or a program that the image has."""
     examples = [schema["examples"][0] for path, schema in leaves() if path == "workerDefaults.mount"]
     values = [group["mount"] for group in [*VALUES["workers"].values(), *DEFAULTS["workers"].values()] if group and "mount" in group]
     mounted = [each["target"][0] for each in (*examples, *values)]
