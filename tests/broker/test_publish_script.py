@@ -135,6 +135,7 @@ def test_calls_with_one_key_are_one_call(publishing: Publishing) -> None:
     assert publishing.share("third", digest="other") == [b"conflict"]
     assert len(publishing.waiting()) == 1
 
+
 def test_releases_with_other_digests_share_a_call(publishing: Publishing) -> None:
     """Whichever of them publishes first, each knows the call by its own digest, and other work is a conflict for both."""
     record = publishing.keys.shared("key")
