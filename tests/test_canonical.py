@@ -88,7 +88,7 @@ def test_values_are_written_and_digested_as_in_javascript(in_node: InNode, value
 
 @given(VALUES)
 def test_a_value_that_was_sent_has_the_same_digest(value: Any) -> None:
-    """Whoever reads the canonical form makes the same of it again, and it stands for the same value."""
+    """The canonical form of what was read from it is the same again, and it stands for the same value."""
     made = canonical(value)
     assert canonical(json.loads(made)) == made
     assert json.loads(made, parse_int=float) == value
