@@ -42,3 +42,6 @@ def test_certificates_of_a_process_are_named_before_they_end(tmp_path: Path, day
     end = datetime.now(UTC) + timedelta(days=days)
     issued = trustme.CA().issue_cert("worker@example.org", not_before=datetime(2020, 1, 1, tzinfo=UTC), not_after=end)
     issued.cert_chain_pems[0].write_to_path(str(file))
+    settings = Settings.load({}, url="rediss://127.0.0.1:1", tls_cert=str(file))
+    faults = faults_of(Seen(settings=settings, health=HEALTHY, now=datetime.now(UTC).timestamp()))
+    assert [str(file) in each.found and f"{end:%Y-%m-%d}" in each.found for each in faults] == [True] * found
