@@ -27,7 +27,7 @@ def test_every_runbook_of_a_check_exists() -> None:
 
 
 def test_every_runbook_begins_with_what_one_sees_and_ends_with_how_it_is_over() -> None:
-    """Who opens one in the night recognizes it, and knows when to stop."""
+    """A person who opens one in the night recognizes it, and knows when to stop."""
     for part in RUNBOOKS.read_text().split("\n## ")[1:]:
         title, _, text = part.partition("\n")
         if title not in NOT_RUNBOOKS:
