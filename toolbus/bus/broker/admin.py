@@ -24,12 +24,12 @@ from toolbus.bus.broker.registry.versions import NamespaceVersions
 from toolbus.bus.broker.server import scripts
 from toolbus.bus.broker.server.access import ROLES, is_forbidden, mark
 from toolbus.bus.broker.server.keys import Keys
-from toolbus.bus.broker.server.reading import integer, skip, text
+from toolbus.bus.broker.server.reading import integer, shown, skip, text
 from toolbus.bus.broker.statistics.asking import PATIENCE, Statistics, ask
 from toolbus.bus.broker.statistics.recent import RecentCall, after, newest
 from toolbus.bus.broker.transport.command import ReplyError, fields_of, info_fields
 from toolbus.bus.broker.transport.connection import Connector, ServerInfo
-from toolbus.bus.broker.transport.links import ShortLink, scan_hash, server_ms
+from toolbus.bus.broker.transport.links import ProbingLink, ShortLink, scan_hash, server_ms
 from toolbus.bus.broker.transport.mastership import Replication
 from toolbus.bus.broker.transport.opening import NotOpen
 from toolbus.bus.values.descriptors import Publication, ServiceDescriptor
@@ -40,6 +40,14 @@ from toolbus.bus.values.settings import Settings
 
 _PAGE = 256
 _OVERVIEWS_AT_ONCE = 40
+_SCANNED = 1_000
+# What the server writes, by the fields that say whether it could.
+_FILES = {
+    "the snapshot": "rdb_last_bgsave_status",
+    "the append-only file": "aof_last_write_status",
+    "a shorter append-only file": "aof_last_bgrewrite_status",
+}
+_CUT_OFF = ("client_output_buffer_limit_disconnections", "client_query_buffer_limit_disconnections")
 
 
 ServiceState = Literal["live", "asleep", "withdrawn", "down"]
@@ -77,19 +85,31 @@ class ServiceOverview(NamedTuple):
 
 
 class ServerHealth(NamedTuple):
-    """The state of a server. Latency in milliseconds, skew in seconds (server minus local).
+    """The state of a server. Latency in milliseconds, skew in seconds (server minus local), memory in bytes.
 
-    ``needs_replicas`` when the server takes no writes while it has lost its replicas.
+    Attributes:
+        refusal: why the server refuses what changes something, with its code first; empty when it does not.
+        unsaved: which of its files it could not write when it tried last; empty when it could.
+        appendfsync: as configured; empty when it is not known.
+        needs_replicas: whether it takes no writes while it has lost its replicas.
+        cut_off: clients that it has disconnected since its start because they read too slowly.
+        certificate_ends: when its certificate ends, in seconds since 1970; None without TLS, or when it is not checked.
     """
 
     server: ServerInfo
     policy: str
+    used_memory: int
     max_memory: int
     append_only: bool
+    appendfsync: str
+    unsaved: str
+    refusal: str
     latency_ms: float
     skew: float
     replicas: int
     needs_replicas: bool
+    cut_off: int
+    certificate_ends: float | None
 
 
 class Admin:
@@ -293,30 +313,57 @@ class Admin:
         """Return the server's time, in seconds since 1970."""
         return await server_ms(self._link) / 1000
 
-    async def health(self) -> ServerHealth:
-        """Look at the server: its memory policy, persistence, latency and clock."""
-        memory = await self._info("memory")
-        persistence = await self._info("persistence")
-        replication = await self._info("replication")
+    async def health(self, *, trips: int = 50, configuration: bool = False) -> ServerHealth:
+        """Look at the server: its memory, persistence, replicas, latency and clock, and whether it takes writes.
+
+        Args:
+            trips: round trips of which the median is the latency.
+            configuration: whether to read its configuration, which no role may.
+        """
+        memory, persistence, replication, counts = [await self._info(each) for each in ("memory", "persistence", "replication", "stats")]
         times: list[float] = []
-        for _ in range(50):
+        for _ in range(trips):
             asked = time.perf_counter()
-            await self._link.execute("PING")
+            # A server that can't write to its disk refuses PING.
+            await self._link.execute("TIME")
             times.append((time.perf_counter() - asked) * 1000)
+        configured = await self._link.execute("CONFIG", "GET", "appendfsync") if configuration else {}
         skew = await self.now() - time.time()
         if self._link.server is None:
             raise BrokerError("the connection was lost")
         return ServerHealth(
             server=self._link.server,
             policy=memory.get("maxmemory_policy", "unknown"),
+            used_memory=integer(memory.get("used_memory", "0")),
             max_memory=integer(memory.get("maxmemory", "0")),
             append_only=persistence.get("aof_enabled") == "1",
+            appendfsync=shown(configured.get(b"appendfsync", b"")),
+            unsaved=", ".join(name for name, field in _FILES.items() if persistence.get(field, "ok") != "ok"),
+            refusal=await self._refusal(),
             latency_ms=sorted(times)[len(times) // 2],
             skew=skew,
             replicas=int(replication.get("connected_slaves", "0")),
             # The server says it only when `min-replicas-to-write` is set.
             needs_replicas="min_slaves_good_slaves" in replication,
+            cut_off=sum(integer(counts.get(field, "0")) for field in _CUT_OFF),
+            certificate_ends=self._link.certificate_ends,
         )
+
+    async def lapsed(self, most: int = 100) -> list[str]:
+        """Return the workers, as ``service/instance``, whose leases have ended and that nobody has taken out of the registry yet."""
+        now = int(await server_ms(self._link))
+        return list(map(shown, await self._link.execute("ZRANGE", self._keys.live, "-inf", now, "BYSCORE", "LIMIT", 0, most)))
+
+    async def namespaces(self, most: int = 20_000) -> list[str]:
+        """Return the namespaces with a registry that are found among some ``most`` keys of the server."""
+        head, _, tail = Keys("\0").meta.partition("\0")
+        found, cursor = set[str](), b"0"
+        for _ in range(0, most, _SCANNED):
+            cursor, page = await self._link.execute("SCAN", cursor, "MATCH", f"{head}*{tail}", "COUNT", _SCANNED)
+            found |= {shown(key).removeprefix(head).removesuffix(tail) for key in page}
+            if cursor == b"0":
+                break
+        return sorted(found)
 
     async def roles(self) -> list[str] | None:
         """Return the roles of this connection's user (``toolbus secure acl``); None for one with all rights, whose keys are not named."""
@@ -337,6 +384,19 @@ class Admin:
         return await after(self._link, self._keys, entry)
 
     # -- inside -----------------------------------------------------------------------------------
+
+    async def _refusal(self) -> str:
+        link = ProbingLink(self._connector)
+        await link.connect()
+        try:
+            await link.execute_script(scripts.PROBE, (), ())
+        except ReplyError as error:
+            # A role may be forbidden to bring the script to a server that has forgotten it.
+            return "" if is_forbidden(error) else str(error)
+        finally:
+            link.close()
+            await link.wait_closed()
+        return ""
 
     async def _may_look_for(self, role: str) -> bool:
         try:

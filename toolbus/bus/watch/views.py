@@ -7,7 +7,7 @@ but for those of confirmations and running calls that have their defaults.
 Struct              Fields
 ==================  ==============================================================================================================
 ``Snapshot``        at, took_ms, window, services, instances, tools, recent, dead, confirmations, sessions, running, pins, silent,
-                    problems
+                    faults, problems
 ``ServiceView``     id, owner, digest, live, state, gone, paused, workers, queued, running, dead, tools, calls, calls_per_s,
                     failures_per_s, p50_ms, p99_ms
 ``InstanceView``    id, answered, host, pid, version, python, started, uptime, services, slots, running, waiting, calls, failures,
@@ -180,6 +180,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         running: calls that run, the longest first.
         pins: approved descriptors by name.
         silent: ids of workers that did not answer.
+        faults: what is wrong with the server, the services and the workers, the causes first, each with what to do.
         problems: parts of the snapshot that could not be read, each with the reason.
     """
 
@@ -196,4 +197,5 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     running: tuple[RunningCall, ...] = ()
     pins: tuple[PinView, ...] = ()
     silent: tuple[str, ...] = ()
+    faults: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
