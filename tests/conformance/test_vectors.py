@@ -49,7 +49,7 @@ def in_node(file: Path) -> dict[str, Any]:
 
 
 def test_a_second_implementation_agrees(tmp_path: Path) -> None:
-    """What was written in JavaScript from the page does the same, and says so of each vector when it does not."""
+    """A program in JavaScript agrees with each vector, and names each one that was changed."""
     vectors = made()
     checked = sum(len(group) for name, group in vectors.items() if name not in {"large integers", "refused"})
     assert in_node(VECTORS) == {"checked": checked, "wrong": []}
@@ -148,7 +148,7 @@ def listen(client: redis.Redis, prefix: str, until: bytes, found: list[tuple[str
 
 @pytest.mark.anyio
 async def test_real_messages_fit_the_schemas(place: Place) -> None:
-    """What agents, workers and operators write is valid, and documents with a wrong field are not."""
+    """Messages of agents, workers and operators are valid, and documents with a wrong field are not."""
     prefix, found, started = f"tb:{{{place.settings.namespace}}}:", list[tuple[str, Any]](), asyncio.Event()
     client = redis.Redis.from_url(place.settings.url, protocol=2)
     loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""What programs in other languages load beside the scripts: vectors, and JSON Schemas of the messages."""
+"""Write vectors, and JSON Schemas of the messages, for programs in other languages."""
 
 from __future__ import annotations
 
