@@ -197,7 +197,7 @@ ROLES: Mapping[str, Role] = MappingProxyType(
         ),
         "gateway": Role(
             about="serves tools over HTTP and MCP, keeps groups and tokens, watches",
-            scripts=(*_AGENT_SCRIPTS, "limits/count", "registry/change", "registry/unregister", "registry/overview"),
+            scripts=(*_AGENT_SCRIPTS, "limits/count", "registry/change", "registry/unregister", "registry/overview", "registry/probe"),
             commands=_together(
                 _AGENT_COMMANDS,
                 _STATISTICS,
@@ -239,7 +239,7 @@ ROLES: Mapping[str, Role] = MappingProxyType(
         ),
         "monitor": Role(
             about="watches services, workers, queues and recent calls, and changes nothing",
-            scripts=("registry/overview",),
+            scripts=("registry/overview", "registry/probe"),
             commands=_together(
                 {command: touched for command, touched in _READ_REGISTRY.items() if command != "xrevrange"},
                 {
