@@ -123,7 +123,8 @@ _READ_TIMEOUT = BLOCK + 5.0
 # Connecting, authenticating and loading the scripts, all in all. A server that hangs is waited for, unless another may take its place.
 _OPEN_TIMEOUT, _OPEN_TIMEOUT_FOUND = 7.0, 3.0
 # Every script, to be written at once: a write for each would take a third of the time in which a connection is opened.
-_LOADS = b"".join(hiredis.pack_command(("SCRIPT", "LOAD", script.source)) for script in scripts.ALL)
+_COMMANDS: list[Any] = [("SCRIPT", "LOAD", script.source) for script in scripts.ALL]
+_LOADS = b"".join(map(hiredis.pack_command, _COMMANDS))
 _CUT = re.compile(r"Connection closed by server|Error while reading from|while writing to socket")
 _NO_SUCH_NAME = socket.EAI_NONAME
 _SPEAKS_TLS = "if the server speaks TLS at this port, write rediss:// for redis://"
