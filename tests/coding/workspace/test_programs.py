@@ -79,7 +79,9 @@ time.sleep(60)
 async def place(tmp_path: Path) -> AsyncIterator[Workspace]:
     """A workspace whose commands are bounded tightly."""
     needs_namespaces()
-    async with workspace(tmp_path, memory=200 << 20, processes=40, file_bytes=1 << 20, total_bytes=20 << 20, entries=5_000, output=2_000) as made:
+    async with workspace(
+        tmp_path, memory=200 << 20, processes=40, file_bytes=1 << 20, total_bytes=20 << 20, entries=5_000, output=2_000
+    ) as made:
         yield made
 
 
