@@ -109,7 +109,7 @@ async def test_a_wrong_answer_is_one_error(server: Server, name: str, monkeypatc
 
 @pytest.mark.parametrize("script", scripts.ALL, ids=repr)
 def test_a_script_begins_with_its_keys_and_arguments(script: scripts.Script) -> None:
-    """What it takes stands before its code, and no comment of a file that others include, too, is in the code."""
+    """KEYS and ARGV stand before the code, and no comment of a file that others include, too, is in the code."""
     found = re.fullmatch(r"(#![^\n]*\n)?((?:--[^\n]*\n)+)(.*)", script.source, re.DOTALL)
     assert found is not None
     flags, header, code = found.groups()
