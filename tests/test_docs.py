@@ -241,15 +241,19 @@ def test_events_and_metrics_are_listed() -> None:
     assert [name for name in EXPOSED if f"`{name}`" not in page] == [], "tell of them in docs/reference/telemetry.md"
 
 
+def _protocol() -> str:
+    return read("docs/protocol.md") + read("docs/reference/protocol-extensions.md")
+
+
 def test_the_protocol_page_knows_every_key() -> None:
-    """Each key and channel that the code names has a row on the protocol page."""
-    page = read("docs/protocol.md")
+    """Each key and channel that the code names has a row on one of the protocol's pages."""
+    page = _protocol()
     keys = Keys("n")
     made = {name: getattr(keys, name) for name in KEY_NAMES}
     texts = {name: key if isinstance(key, str) else key(*["<x>"] * len(inspect.signature(key).parameters)) for name, key in made.items()}
     shown = {name: key.removeprefix(keys.prefix).partition("<")[0] for name, key in texts.items()}
     missing = [name for name, key in shown.items() if not re.search(rf"`P {re.escape(key)}[<`]", page)]
-    assert missing == [], "tell of these keys in docs/protocol.md"
+    assert missing == [], "tell of these keys in docs/protocol.md, or in docs/reference/protocol-extensions.md"
 
 
 def test_every_kind_of_document_is_read_and_has_a_row() -> None:
@@ -258,7 +262,7 @@ def test_every_kind_of_document_is_read_and_has_a_row() -> None:
     assert {each.rstrip("/") for each in PREFIXES} == of_platform, "give the kind a type in toolbus/platform/documents.py"
     others = {"tool", "tool-service", "toolkit", "pin"}
     assert DOCUMENT_KINDS.keys() - of_platform == others, "read it in Catalogue and in `toolbus operate items`, then add it here"
-    rows = read("docs/protocol.md").splitlines()
+    rows = _protocol().splitlines()
     tables = {kind: Keys("").table(f"{kind}/x").removeprefix(Keys("").prefix) for kind in DOCUMENT_KINDS}
     missing = {kind for kind, table in tables.items() if not any(f"`P {table}`" in row and f"`{kind}/<" in row for row in rows)}
     assert missing == set(), "tell of them in docs/protocol.md"

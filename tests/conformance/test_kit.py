@@ -23,6 +23,7 @@ HERE = Path(__file__).parent
 NODE = shutil.which("node")
 EXAMPLES = HERE.parent.parent / "examples" / "node"
 PROTOCOL = HERE.parent.parent / "docs" / "protocol.md"
+EXTENSIONS = PROTOCOL.parent / "reference" / "protocol-extensions.md"
 NUMBER = re.compile(r"\b[WA]\d+\b")
 
 
@@ -120,7 +121,7 @@ def test_each_fault_has_a_check(table: Table[Any], faults: dict[str, tuple[str, 
 
 def test_the_document_and_the_kit_name_the_same_requirements() -> None:
     """Each number of the protocol is one of the kit's, each of the kit's stands in the protocol, and each step has some."""
-    text = PROTOCOL.read_text("utf-8")
+    text = PROTOCOL.read_text("utf-8") + EXTENSIONS.read_text("utf-8")
     known = {each.id for table in (WORKER, AGENT) for each in table.requirements}
     assert set(NUMBER.findall(text)) == known
     for title, letter in (("An agent", "A"), ("A worker", "W")):
