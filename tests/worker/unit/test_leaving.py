@@ -188,7 +188,7 @@ async def test_a_worker_leaves_even_if_it_can_not_sign_off(hangs: bool, caplog: 
     """A refusal is logged; a server that does not answer is waited for three seconds."""
     bench = Bench(hold)
 
-    async def unregister(*, died: bool) -> None:
+    async def unregister(*, died: bool = False) -> None:
         if not hangs:
             raise BrokerUnavailable("refused")
         await asyncio.Event().wait()

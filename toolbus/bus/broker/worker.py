@@ -576,7 +576,7 @@ class WorkerBroker:
             telemetry.log.warning("upkeep.failed", error=str(error))
 
     async def unregister(self, *, died: bool = False) -> None:
-        """Take every service of this instance out of the registry, which leaves, or ``died`` of a failure; leases of running calls go on."""
+        """Take every service of this instance out of the registry: it leaves, or ``died``. Leases of running calls go on."""
         steps = self.steps
         steps.registration.active = False
         steps.upkeep.taking = False
