@@ -95,7 +95,7 @@ async def test_a_long_lease_gives_more_time(taking: Taking) -> None:
 
 
 async def test_a_read_that_is_not_refused_starts_the_count_anew(taking: Taking) -> None:
-    """What was refused before it counts no more."""
+    """Refusals before it count no more."""
     failing = Failing(taking)
     await failing.read(FORBIDDEN)
     assert taking.intake.trouble == f"the server refuses to give it requests: {FORBIDDEN}"
