@@ -164,7 +164,7 @@ class Intake:
         connected = self._links.blocking.connected
         # Without a beat for a lease, others take over what this worker has, and would take over at once what it takes now. The lease thread
         # says why.
-        if not known or not connected or self._has_no_lease:
+        if not known or not connected or self._monotonic() - self._last_beat > self._lease:
             if known and not connected:
                 self._miss_connection()
             await self.pause()
