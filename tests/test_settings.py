@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -22,6 +23,17 @@ def test_argument_beats_variable_beats_default() -> None:
     environ = {"TOOLBUS_LEASE": "12.5", "TOOLBUS_CONCURRENCY": "7", "TOOLBUS_URL": "redis://elsewhere"}
     settings = Settings.load(environ, lease=5.0, url=None)
     assert (settings.lease, settings.concurrency, settings.url, settings.grace) == (5.0, 7, "redis://elsewhere", 30.0)
+
+
+def test_a_credential_of_systemd_is_the_file_that_no_variable_names(tmp_path: Path) -> None:
+    """A variable wins over it, its source is told, and a setting that is no file is never read from one."""
+    for name in ("toolbus.password_file", "toolbus.url"):
+        (tmp_path / name).write_text("secret")
+    environ = {"CREDENTIALS_DIRECTORY": str(tmp_path)}
+    password = (str(tmp_path / "toolbus.password_file"), "credential 'toolbus.password_file'")
+    assert Settings.sources(environ)["password_file"] == password
+    assert Settings.load(environ).url == Settings().url
+    assert Settings.load({**environ, "TOOLBUS_PASSWORD_FILE": "/other"}).password_file == "/other"
 
 
 def test_environment_is_read_by_default(monkeypatch: pytest.MonkeyPatch) -> None:

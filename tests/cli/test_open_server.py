@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import redis
@@ -41,11 +42,21 @@ def test_an_open_server_is_told_under_every_role(shell: Shell, fresh_server: Cal
     assert findings(shell)[CHECK] == ("ok", "the server refuses users without a password")
 
 
-def test_a_password_in_a_file_is_left_out_of_the_attempt(shell: Shell, fresh_server: Callable[..., EmbeddedServer]) -> None:
+@pytest.mark.parametrize(
+    "given",
+    [
+        lambda folder: {"TOOLBUS_PASSWORD_FILE": str(folder / "toolbus.password_file")},
+        lambda folder: {"CREDENTIALS_DIRECTORY": str(folder)},
+    ],
+    ids=["variable", "credential"],
+)
+def test_a_password_in_a_file_is_left_out_of_the_attempt(
+    given: Callable[[Path], dict[str, str]], shell: Shell, fresh_server: Callable[..., EmbeddedServer]
+) -> None:
     """A server with one password for all is closed."""
     server = fresh_server(config={"requirepass": "secret"})
-    (shell.folder / "password").write_text("secret")
-    shell.environment |= {"TOOLBUS_URL": f"redis://127.0.0.1:{server.port}", "TOOLBUS_PASSWORD_FILE": str(shell.folder / "password")}
+    (shell.folder / "toolbus.password_file").write_text("secret")
+    shell.environment |= {"TOOLBUS_URL": f"redis://127.0.0.1:{server.port}", **given(shell.folder)}
     assert findings(shell)[CHECK][0] == "ok"
 
 

@@ -12,6 +12,8 @@ from typing import Any
 import helm_python
 import yaml
 
+from benchmarks.autoscaling.hpa import desired
+
 DEPLOY = Path(__file__).parents[2] / "deploy"
 CHART = DEPLOY / "helm" / "toolbus"
 SCHEMA: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text())
@@ -40,7 +42,7 @@ EXTERNAL: Values = {
     "gateway": {"jwt": {"keys": "https://id.example.org/keys", "issuer": "https://id.example.org", "audience": "tools"}},
     "workers": {
         "tools": {"autoscaling": {"enabled": True, "minReplicas": 0}},
-        "mounted": {"mount": {"name": "time", "options": ["--prefix=t_"], "target": ["uvx", "mcp-server-time"]}},
+        "mounted": {"mount": {"name": "time", "options": ["--prefix=t_"], "target": ["https://time.example.org/mcp"]}},
     },
 }
 
@@ -58,13 +60,34 @@ def render(values: Mapping[str, Any], name: str = "demo", namespace: str = "prod
 def manifests(values: Mapping[str, Any], name: str = "demo") -> list[Manifest]:
     """Return the manifests that the chart makes."""
     texts = [text for path, text in render(values, name).items() if path.endswith(".yaml")]
-    return [each for text in texts for each in yaml.safe_load_all(text) if each]
+    return [each for text in texts for each in loaded(text) if each]
+
+
+@functools.lru_cache(maxsize=256)
+def loaded(text: str) -> tuple[Any, ...]:
+    """Return the documents of a YAML text, which must not be changed: most values leave most texts as they are."""
+    # PyYAML's own parser takes ten times as long.
+    return tuple(yaml.load_all(text, yaml.CSafeLoader))
 
 
 def found(made: list[Manifest], kind: str, name: str) -> Manifest:
     """Return the manifest of a kind whose name ends so."""
     [only] = [each for each in made if each["kind"] == kind and each["metadata"]["name"].endswith(name)]
     return only
+
+
+def replicas(scaled: Manifest, lengths: Mapping[str, int], current: int) -> int:
+    """Return how many replicas KEDA and the autoscaler want, where streams have these lengths.
+
+    As the documentation of KEDA says: a formula makes one metric of the triggers that it names; without one, the trigger that asks
+    for most decides.
+    """
+    triggers = scaled["spec"]["triggers"]
+    if modifiers := scaled["spec"].get("advanced", {}).get("scalingModifiers"):
+        named = {each["name"]: lengths[each["metadata"]["stream"]] for each in triggers}
+        return desired(current, sum(named[name] for name in modifiers["formula"].split(" + ")), int(modifiers["target"]))
+    asked = ((lengths[each["metadata"]["stream"]], int(each["metadata"]["streamLength"])) for each in triggers)
+    return max(desired(current, length, target) for length, target in asked)
 
 
 def validate(manifest: Manifest, version: str = NEWEST) -> bool:

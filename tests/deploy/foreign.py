@@ -18,6 +18,8 @@ from tests.deploy.chart import Manifest
 Schema = dict[str, Any]
 
 TEXT: Schema = {"type": "string", "minLength": 1}
+# What a formula can name.
+NAME: Schema = {"type": "string", "pattern": "^[A-Za-z_][A-Za-z0-9_]*$"}
 COUNT: Schema = {"type": "integer", "minimum": 0}
 LABELS: Schema = {"type": "object", "additionalProperties": {"type": "string"}}
 
@@ -36,7 +38,7 @@ def _trigger(kind: str, needed: dict[str, Schema]) -> Schema:
     number, flag = {"type": "string", "pattern": "^[0-9]+$"}, {"enum": ["true", "false"]}
     more = {"databaseIndex": number, "username": TEXT, "enableTLS": flag}
     about = _fields({**needed, "stream": TEXT, "streamLength": number}, more)
-    return _fields({"type": {"const": kind}, "metadata": about}, {"authenticationRef": _fields({"name": TEXT})})
+    return _fields({"type": {"const": kind}, "metadata": about}, {"name": NAME, "authenticationRef": _fields({"name": TEXT})})
 
 
 _TRIGGERS = [
@@ -55,6 +57,7 @@ _RULES = _fields(
         "selectPolicy": {"enum": ["Max", "Min", "Disabled"]},
     },
 )
+_MODIFIERS = _fields({"formula": TEXT, "target": {"type": "string", "pattern": "^[0-9]+$"}})
 _HPA = _fields({}, {"behavior": _fields({}, {"scaleUp": _RULES, "scaleDown": _RULES}), "name": TEXT})
 _SCALED = _fields(
     {"scaleTargetRef": _fields({"name": TEXT}, {"kind": TEXT, "apiVersion": TEXT}), "triggers": _list({"oneOf": _TRIGGERS})},
@@ -66,7 +69,7 @@ _SCALED = _fields(
         "maxReplicaCount": COUNT,
         "idleReplicaCount": COUNT,
         "fallback": _fields({"failureThreshold": COUNT, "replicas": COUNT}, {"behavior": TEXT}),
-        "advanced": _fields({}, {"horizontalPodAutoscalerConfig": _HPA, "restoreToOriginalReplicaCount": {"type": "boolean"}}),
+        "advanced": _fields({}, {"scalingModifiers": _MODIFIERS, "horizontalPodAutoscalerConfig": _HPA}),
     },
 )
 _RULE = _fields(

@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import helm_python
 import pytest
+import yaml
 
-from tests.deploy.chart import CHART, EXTERNAL, INTERNAL, NEWEST, OLDEST, Manifest, Values, changed, found, manifests, render, validate
+from tests.deploy.chart import (
+    CHART,
+    DEPLOY,
+    EXTERNAL,
+    INTERNAL,
+    NEWEST,
+    OLDEST,
+    Manifest,
+    Values,
+    changed,
+    found,
+    manifests,
+    render,
+    replicas,
+    validate,
+)
 from toolbus.bus.broker.server.keys import Keys
 from toolbus.bus.values.settings import PREFIX, Settings
 from toolbus.bus.values.urls import check_url
@@ -137,6 +154,26 @@ def test_a_group_is_scaled_by_the_streams_of_its_services() -> None:
     assert "replicas" not in deployment["spec"]
 
 
+def scaled_groups() -> Iterator[Manifest]:
+    """Return what scales each group of workers of the chart with everything on, of its guide, and of the overlay."""
+    overlay = DEPLOY / "kustomize" / "overlays" / "production" / "scaling.yaml"
+    [guide] = re.findall(r"```yaml\n(.*?)```", (DEPLOY.parent / "docs" / "how-to" / "deploy.md").read_text(), re.DOTALL)
+    many: Values = {"workers": {"many": {"targets": ["a"], "services": list("abcde"), "autoscaling": {"enabled": True}}}}
+    texts = (manifests(values) for values in (INTERNAL, EXTERNAL, many, yaml.safe_load(guide)))
+    return (each for made in (*texts, yaml.safe_load_all(overlay.read_text())) for each in made if each["kind"] == "ScaledObject")
+
+
+def test_a_group_is_scaled_by_the_sum_of_its_services() -> None:
+    """As many requests of each service as one pod is to have need a pod for each service, though none alone needs a second one."""
+    sizes = set()
+    for scaled in scaled_groups():
+        triggers = scaled["spec"]["triggers"]
+        lengths = {each["metadata"]["stream"]: int(each["metadata"]["streamLength"]) for each in triggers}
+        assert replicas(scaled, lengths, current=1) == len(triggers), scaled["metadata"]["name"]
+        sizes.add(len(triggers))
+    assert sizes == {1, 2, 5}
+
+
 @pytest.mark.parametrize(
     ("url", "kind", "about"),
     [
@@ -168,7 +205,27 @@ def test_every_role_connects_as_its_own_user() -> None:
         secrets = {each["name"]: each["secret"]["secretName"] for each in pod["volumes"] if "secret" in each}
         assert secrets == {"password": role, "ca": "ca", "client": "client"}
     scaler = found(made, "TriggerAuthentication", "scaler")["spec"]["secretTargetRef"]
-    assert [(each["parameter"], each["name"]) for each in scaler] == [("password", "scaler"), ("ca", "ca")]
+    assert [(each["parameter"], each["name"], each["key"]) for each in scaler] == [
+        ("password", "scaler", "password"),
+        ("ca", "ca", "ca.crt"),
+        ("cert", "client", "tls.crt"),
+        ("key", "client", "tls.key"),
+    ]
+
+
+def test_the_scaler_shows_a_certificate_where_nothing_else_is_secret() -> None:
+    """A server that knows clients by their certificates alone is asked with one."""
+    made = manifests(
+        {
+            "valkey": {"enabled": False},
+            "redis": {"url": "rediss://host:6380", "tls": {"enabled": True, "clientSecret": "client"}},
+            "workers": {"tools": {"autoscaling": {"enabled": True}}},
+        }
+    )
+    authentication = found(made, "TriggerAuthentication", "scaler")
+    assert [each["parameter"] for each in authentication["spec"]["secretTargetRef"]] == ["cert", "key"]
+    [*triggers] = found(made, "ScaledObject", "worker-tools")["spec"]["triggers"]
+    assert [each["authenticationRef"] for each in triggers] == [{"name": authentication["metadata"]["name"]}] * 2
 
 
 def test_valkey_keeps_what_it_was_told() -> None:
@@ -194,5 +251,7 @@ def test_prometheus_finds_every_pod_that_has_metrics() -> None:
 
 
 def test_the_notes_say_how_to_reach_it() -> None:
-    """After an installation Helm prints a command for the gateway."""
-    assert "service/demo-toolbus-gateway 8001:80" in render({})["toolbus/templates/NOTES.txt"]
+    """After an installation Helm prints a command for the gateway, and the groups, of which one is the chart's own."""
+    notes = render({"workers": {"mine": {"targets": ["joke"]}}})["toolbus/templates/NOTES.txt"]
+    assert "service/demo-toolbus-gateway 8001:80" in notes
+    assert "Groups of workers: mine, tools." in notes

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.deploy.chart import DEPLOY
-from toolbus.bus.values.settings import Settings
+from toolbus.bus.values.settings import FILES, Settings
 from toolbus.operations.cli import main
 
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
@@ -50,6 +50,19 @@ def test_they_are_sandboxed(unit: Path) -> None:
     level = re.search(r"exposure level for \S+: ([\d.]+)", told)
     assert level is not None
     assert float(level[1]) <= _MOST_EXPOSED, told
+
+
+@pytest.mark.parametrize("unit_file", UNITS, ids=lambda unit: unit.name)
+def test_they_take_every_file_of_the_settings_as_a_credential(unit_file: Path, tmp_path: Path) -> None:
+    """The names that a unit loads are those that the program looks for; a file that is missing is no secret of the unit."""
+    loaded = re.findall(r"^LoadCredential=(\S+)$", unit_file.read_text(), re.MULTILINE)
+    assert sorted(loaded) == sorted(f"toolbus.{name}" for name in FILES)
+    given = {"CREDENTIALS_DIRECTORY": str(tmp_path)}
+    assert Settings.load(given) == Settings()
+    for name in loaded:
+        (tmp_path / name).write_text("secret")
+    settings = Settings.load(given)
+    assert {getattr(settings, name) for name in FILES} == {str(tmp_path / name) for name in loaded}
 
 
 @pytest.mark.parametrize("unit_file", UNITS, ids=lambda unit: unit.name)

@@ -50,6 +50,7 @@ FOREIGN = {
     "cp": "writes to /etc",
     "docker": "needs a daemon; tests/deploy builds the image and checks the compose file",
     "helm": "needs a cluster; tests/deploy renders the chart",
+    "install": "writes to /etc",
     "kubectl": "needs a cluster; tests/deploy checks the manifests",
     "mkdir": "writes to /etc",
     "printf": "writes to /etc",

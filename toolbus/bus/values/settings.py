@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 import msgspec
@@ -27,12 +29,13 @@ PREFIX = "TOOLBUS_"
 _SAID = {"namespace": "it has 1 to 64 letters (A to Z), digits, dots, dashes and underscores"}
 _WORDS = frozenset({"log_level", "log_format", "recent"})
 # Files may have names of any bytes; other texts are sent.
-_FILES = frozenset({"password_file", "tls_ca", "tls_cert", "tls_key"})
+FILES = frozenset({"password_file", "tls_ca", "tls_cert", "tls_key"})
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of one process; each field is read from ``TOOLBUS_<NAME>`` unless an argument gives it.
 
+    A file that neither names is systemd's credential ``toolbus.<name>``, if the process has it.
     Times are in seconds and sizes in bytes unless a name says otherwise.
     """
 
@@ -91,7 +94,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         variables = {} if base is not None else os.environ if environ is None else environ
         for name, (value, source) in _provided(variables, arguments).items():
             # First, since its message shows nothing of the value.
-            if isinstance(value, str) and name not in _FILES and whole_text(value) != value:
+            if isinstance(value, str) and name not in FILES and whole_text(value) != value:
                 raise ConfigurationError(f"{source} is wrong: its text is not UTF-8")
             if name == "url" and isinstance(value, str):
                 _check_url(value, source)
@@ -120,6 +123,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return {name: (getattr(settings, name), given[name][1] if name in given else "default") for name in cls.__struct_fields__}
 
     @classmethod
+    @functools.cache
     def _types(cls) -> dict[str, Any]:
         return {field.name: field.type for field in msgspec.structs.fields(cls)}
 
@@ -151,12 +155,15 @@ def misspelt(environ: Mapping[str, str]) -> dict[str, str]:
 
 def _provided(environ: Mapping[str, str], arguments: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
     given: dict[str, tuple[Any, str]] = {}
+    credentials = environ.get("CREDENTIALS_DIRECTORY", "")
     for name in Settings.__struct_fields__:
-        variable = PREFIX + name.upper()
+        variable, credential = PREFIX + name.upper(), f"toolbus.{name}"
         if arguments.get(name) is not None:
             given[name] = (arguments[name], f"argument {name!r}")
         elif environ.get(variable, "") != "":
             given[name] = (environ[variable], variable)
+        elif name in FILES and credentials and (file := Path(credentials, credential)).is_file():
+            given[name] = (str(file), f"credential {credential!r}")
     for name in arguments:
         if name not in Settings.__struct_fields__:
             raise ConfigurationError(f"there is no setting {name!r}; `toolbus see settings` lists them")
