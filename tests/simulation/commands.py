@@ -153,38 +153,38 @@ def _set(db: Storage, random: Random, words: list[bytes]) -> Any:
 
 @_command("HGET")
 def _hget(db: Storage, random: Random, words: list[bytes]) -> Any:
-    return (db.get(words[0], Hash) or {}).get(words[1])
+    return (db.get(words[0], Hash) or Hash()).get(words[1])
 
 
 @_command("HMGET")
 def _hmget(db: Storage, random: Random, words: list[bytes]) -> Any:
-    found = db.get(words[0], Hash) or {}
+    found = db.get(words[0], Hash) or Hash()
     return [found.get(name) for name in words[1:]]
 
 
 @_command("HGETALL")
 def _hgetall(db: Storage, random: Random, words: list[bytes]) -> Any:
-    return dict(db.get(words[0], Hash) or {})
+    return dict(db.get(words[0], Hash) or Hash())
 
 
 @_command("HKEYS")
 def _hkeys(db: Storage, random: Random, words: list[bytes]) -> Any:
-    return list(db.get(words[0], Hash) or {})
+    return list(db.get(words[0], Hash) or Hash())
 
 
 @_command("HLEN")
 def _hlen(db: Storage, random: Random, words: list[bytes]) -> Any:
-    return len(db.get(words[0], Hash) or {})
+    return len(db.get(words[0], Hash) or Hash())
 
 
 @_command("HEXISTS")
 def _hexists(db: Storage, random: Random, words: list[bytes]) -> Any:
-    return int(words[1] in (db.get(words[0], Hash) or {}))
+    return int(words[1] in (db.get(words[0], Hash) or Hash()))
 
 
 @_command("HSTRLEN")
 def _hstrlen(db: Storage, random: Random, words: list[bytes]) -> Any:
-    return len((db.get(words[0], Hash) or {}).get(words[1], b""))
+    return len((db.get(words[0], Hash) or Hash()).get(words[1], b""))
 
 
 @_command("HSET", grows=True)
@@ -219,7 +219,7 @@ def _hdel(db: Storage, random: Random, words: list[bytes]) -> Any:
 @_command("HINCRBY", grows=True)
 def _hincrby(db: Storage, random: Random, words: list[bytes]) -> Any:
     by = _integer(words[2])
-    known = (db.get(words[0], Hash) or {}).get(words[1], b"0")
+    known = (db.get(words[0], Hash) or Hash()).get(words[1], b"0")
     try:
         number = _integer(known) + by
     except ErrorReply:
@@ -270,7 +270,7 @@ def _srem(db: Storage, random: Random, words: list[bytes]) -> Any:
 
 @_command("SISMEMBER")
 def _sismember(db: Storage, random: Random, words: list[bytes]) -> Any:
-    return int(words[1] in (db.get(words[0], Members) or {}))
+    return int(words[1] in (db.get(words[0], Members) or Members()))
 
 
 @_command("RPUSH", grows=True)
@@ -344,12 +344,12 @@ def _zrem(db: Storage, random: Random, words: list[bytes]) -> Any:
 
 @_command("ZSCORE")
 def _zscore(db: Storage, random: Random, words: list[bytes]) -> Any:
-    return (db.get(words[0], Scores) or {}).get(words[1])
+    return (db.get(words[0], Scores) or Scores()).get(words[1])
 
 
 @_command("ZCARD")
 def _zcard(db: Storage, random: Random, words: list[bytes]) -> Any:
-    return len(db.get(words[0], Scores) or {})
+    return len(db.get(words[0], Scores) or Scores())
 
 
 def _bounds(low: bytes, high: bytes) -> Callable[[float], bool]:

@@ -41,8 +41,9 @@ def install() -> None:
     socket.gethostname = _in_world(socket.gethostname, lambda world: world.current.name)
     threading.Thread = _made("Thread", _thread)  # type: ignore[misc,assignment]
     threading.Event = _made("Event", _event)  # type: ignore[misc,assignment]
-    redis.Connection._connect = _connected
-    redis.Connection.can_read = lambda self, timeout=0: _can_read(self, timeout) if world is None else self._sock.can_read()
+    patched: Any = redis.Connection
+    patched._connect = _connected
+    patched.can_read = lambda self, timeout=0: _can_read(self, timeout) if world is None else self._sock.can_read()
 
 
 def _in_world(real: Callable[[], Any], answer: Callable[[World], Any]) -> Callable[[], Any]:

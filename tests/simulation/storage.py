@@ -87,8 +87,8 @@ class Stream:
         return [each for each in self.entries if first <= each <= last]
 
 
-V = TypeVar("V")
 Value = bytes | Hash | Members | Scores | Elements | Stream
+V = TypeVar("V", bytes, Hash, Members, Scores, Elements, Stream)
 
 _NAMES: dict[type, str] = {bytes: "string", Hash: "hash", Members: "set", Scores: "zset", Elements: "list", Stream: "stream"}
 

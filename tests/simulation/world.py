@@ -10,12 +10,15 @@ import heapq
 import random as randomness
 import sys
 from collections.abc import Callable, Coroutine
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, TypeVarTuple, Unpack
 
 from tests.simulation import seams
 from tests.simulation.network import Network, Transport
 from tests.simulation.server import Server
 from tests.simulation.threads import Thread
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 _BEGINS = 1_800_000_000.0
 EARLIEST = 1000.0
@@ -146,12 +149,14 @@ class Loop(asyncio.BaseEventLoop):
         self._ready.clear()
         self._scheduled.clear()
 
-    def call_soon_threadsafe(self, callback: Any, *args: Any, context: contextvars.Context | None = None) -> asyncio.Handle:
+    def call_soon_threadsafe(
+        self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: contextvars.Context | None = None
+    ) -> asyncio.Handle:
         """Call a function soon, in the loop of the process whose thread asks."""
         self._check_closed()
         return self.call_soon(callback, *args, context=context or self._world.current.context)
 
-    def run_in_executor(self, executor: Any, function: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+    def run_in_executor(self, executor: Any, func: Callable[[Unpack[Ts]], T], *args: *Ts) -> asyncio.Future[T]:
         """Run a function in a thread of the process."""
         future = self.create_future()
 
@@ -161,7 +166,7 @@ class Loop(asyncio.BaseEventLoop):
 
         def run() -> None:
             try:
-                result = function(*args)
+                result = func(*args)
             except Exception as error:
                 self.call_soon_threadsafe(settle, None, error)
             else:
