@@ -18,11 +18,11 @@ MOST = 2**63 - 1
 
 
 class Streams(dict[bytes, Any]):
-    """What was found in streams: a map in RESP3, a list of pairs in scripts."""
+    """Entries found in streams: a map in RESP3, a list of pairs in scripts."""
 
 
 class Command(NamedTuple):
-    """How a command is carried out.
+    """A command, and its flags.
 
     Attributes:
         run: called with the storage, the random numbers of the server, and the words after the name.

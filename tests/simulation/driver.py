@@ -36,7 +36,7 @@ _SCRIPTS = {script.sha.encode(): script.name for script in scripts.ALL}
 
 
 class Outcome(NamedTuple):
-    """What came of a run.
+    """The result of a run.
 
     Attributes:
         digest: of everything that was said to the server and of everything that was written down.

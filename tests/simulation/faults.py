@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tests.simulation.driver import Driver
 
 What = tuple[str, tuple[int, ...]] | None
-"""What was done, and to which processes; None when nobody was there."""
+"""A fault as it was applied: in words, and to which processes; None when nobody was there."""
 
 
 class Kind(NamedTuple):

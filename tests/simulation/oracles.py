@@ -1,4 +1,4 @@
-"""What must hold in every run: the promises, as the oracle of the chaos runs has them, and what only a simulated server can see."""
+"""The rules of every run: the promises, as the oracle of the chaos runs has them, and what only a simulated server can see."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ _LOSSY_SHARE = 0.1
 
 
 class Scenario(msgspec.Struct, frozen=True):
-    """What happens in a run, apart from the order in which it does.
+    """The calls and faults of a run; their order in detail is left to chance.
 
     Attributes:
         seed: of everything that is left to chance.

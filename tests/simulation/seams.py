@@ -1,4 +1,4 @@
-"""What the product asks of Python and the system, answered by the world that runs: clocks, random bytes, threads, blocking sockets.
+"""Clocks, random bytes, threads and blocking sockets, as the product asks for them, answered by the world that runs.
 
 Without a world everything is as it was.
 """

@@ -1,4 +1,4 @@
-"""What the simulated server keeps: keys with values of Redis' types and their expiry, on a clock that the world sets."""
+"""The keys of the simulated server, with values of Redis' types and their expiry, on a clock that the world sets."""
 
 from __future__ import annotations
 

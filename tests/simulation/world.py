@@ -43,7 +43,7 @@ class Stuck(Exception):
 
 
 class Strand:
-    """What goes on, or stands still, together: the event loop of a process, or its threads."""
+    """A part of a process that goes on, or stands still, as one: the event loop of a process, or its threads."""
 
     __slots__ = ("held", "paused", "process")
 
