@@ -17,6 +17,7 @@ from toolbus import ToolBus, ToolResult, ToolService, tool
 from toolbus.bus.broker.agent import AgentBroker
 from toolbus.bus.client.calls.dispatcher import Dispatcher
 from toolbus.bus.client.executor.observers import Confirming
+from toolbus.bus.values.canonical import own_digest
 from toolbus.bus.values.confirmations import ConfirmationAnswer, digest_of
 from toolbus.bus.values.results import ConfirmationClosed
 
@@ -142,17 +143,25 @@ async def test_no_field_forges_another_request(place: Place, hostile: str) -> No
         assert str(late.value).isprintable()
 
 
+# The digest that an agent of an earlier release makes of a whole number that is a float.
+_FORMERLY = own_digest(("agent", "careful", "erase", "alice", "", "", {"rows": 1.0}), 32)
+
+
 @pytest.mark.parametrize(
     ("change", "code"),
-    [({"arguments": {"rows": 2}}, "unconfirmed"), ({"user": "bob"}, "unconfirmed"), ({"digest": "another"}, "other_revision"), ({}, "")],
-)
+    [
+        ({"arguments": {"rows": 2}}, "unconfirmed"), ({"user": "bob"}, "unconfirmed"), ({"digest": "another"}, "other_revision"), ({}, ""),
+        ({"arguments": {"rows": 1.0}}, ""), ({"arguments": {"rows": 1.0}, "confirmed": _FORMERLY}, ""),
+        ({"confirmed": _FORMERLY}, "unconfirmed"),
+    ],
+)  # fmt: skip
 async def test_a_worker_runs_what_was_allowed(place: Place, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], code: str) -> None:
     """A worker compares a confirmed call with the digest of what was allowed, and with its own descriptor, before it begins."""
     allowed = digest_of("agent", "careful", "erase", "alice", "", "", {"rows": 1})
     made = Dispatcher._send
 
     def send(self: Any, call: Any, request: Any, *others: Any) -> Any:
-        return made(self, call, msgspec.structs.replace(request, confirmed=allowed, **change), *others)
+        return made(self, call, msgspec.structs.replace(request, **{"confirmed": allowed, **change}), *others)
 
     monkeypatch.setattr(Dispatcher, "_send", send)
     async with place.serving(erase) as bus:

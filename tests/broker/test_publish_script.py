@@ -136,6 +136,29 @@ def test_calls_with_one_key_are_one_call(publishing: Publishing) -> None:
     assert len(publishing.waiting()) == 1
 
 
+def test_releases_with_other_digests_share_a_call(publishing: Publishing) -> None:
+    """Whichever of them publishes first, each knows the call by its own digest, and other work is a conflict for both."""
+    record = publishing.keys.shared("key")
+    for first, second in (("old", "new old"), ("new old", "old"), ("new", "new old"), ("new old", "new"), ("new old", "new other")):
+        publishing.redis.delete(record)
+        word, entry = publishing.share("first", digest=first)
+        assert word == b"queued"
+        assert publishing.share("second", digest=second) == [b"joined", entry, b"first"], (first, second)
+        assert publishing.share("third", digest="work else") == [b"conflict"]
+        # Earlier releases compare this field alone.
+        assert publishing.redis.hget(record, "digest") == first.split()[-1].encode()
+
+
+def test_a_digest_of_an_earlier_call_is_forgotten(publishing: Publishing) -> None:
+    """An earlier release that takes over a key writes its own digest alone, beside which the other one means nothing."""
+    record = publishing.keys.shared("key")
+    publishing.share("first", digest="new old")
+    publishing.redis.hset(record, "digest", "of other work")
+    assert publishing.share("second", digest="new old") == [b"conflict"]
+    publishing.redis.hdel(record, "digest")
+    assert publishing.share("second", digest="new old") == [b"conflict"]
+
+
 def test_a_key_whose_call_is_gone_stands_for_a_new_one(publishing: Publishing) -> None:
     """Its old callers are not callers of the new call."""
     publishing.share("first")

@@ -181,6 +181,7 @@ class Scene:
                 2 * (queue, letters, keys.paused, instances, keys.live, fence),
                 ("pool", "pool"),
             ),
+            Run(scripts.PROBE, (), ()),
             Run(scripts.APPEND, (keys.recent,), (100, 60_000, 2, "c", "{}")),
             Run(scripts.APPEND, (keys.ended,), (100, 60_000, 2, "c", "{}")),
             Run(scripts.APPEND, (keys.answers("q1"),), (100, 60_000, 2, "a", "{}")),

@@ -46,7 +46,7 @@ NOT_MET = {
         scripts.HAND_OVER,
         scripts.TAKE,
     ),
-    *(scripts.CHANGE, scripts.OVERVIEW, scripts.PAUSE),
+    *(scripts.CHANGE, scripts.OVERVIEW, scripts.PAUSE, scripts.PROBE),
 }
 MET = set(scripts.ALL) - NOT_MET
 # Without these no worker and no agent begins, which is told where it is started.

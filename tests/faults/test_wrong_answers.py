@@ -27,7 +27,7 @@ REACHED = (
     "CLIENT", "DEL", "EXISTS", "HGET", "HMGET", "HSCAN", "INFO", "PING", "TIME", "XADD", "XRANGE", "XREAD", "XREADGROUP", "XREVRANGE",
     "XTRIM", "ZRANGE", "finish/finish", "finish/finish_each", "limits/count", "publish/cancel",
     "publish/listen", "publish/publish", "publish/share", "recover/mend", "recover/reap", "recover/rescue", "registry/overview",
-    "registry/unregister", "streams/append", "take/start",
+    "registry/probe", "registry/unregister", "streams/append", "take/start",
 )  # fmt: skip
 
 

@@ -25,6 +25,7 @@ from toolbus.bus.values.envelope import VERSION
 from toolbus.bus.values.results import BrokerError, ToolbusError, ToolError, ToolResult
 from toolbus.bus.values.settings import Settings
 from toolbus.bus.values.urls import redact, without_credentials
+from toolbus.bus.watch.faults import RUNBOOKS, Fault, faults_of, look, unreachable
 from toolbus.bus.worker.invocation import invocation
 from toolbus.bus.worker.service import ToolService
 from toolbus.bus.worker.worker import Worker
@@ -34,22 +35,24 @@ from toolbus.platform.records import RecordedTool
 from toolbus.platform.store import Reader
 
 _SLOW_MS = 5.0
-_SKEWED = 5.0
+# Round trips of which the median is the latency.
+_TRIPS = 50
 # Seconds for the attempt without a password.
 _ATTEMPT = 5.0
 _SERVICE = "the service {0!r}, which no worker has served yet: start one that serves it, or `toolbus operate items rm tool/{1}`"
 
 
 class Finding(NamedTuple):
-    """The result of one check; ``state`` is ok, warn or fail."""
+    """The result of one check; ``state`` is ok, warn or fail, and ``runbook`` the address of what to do, for a fault."""
 
     check: str
     state: str
     found: str
+    runbook: str = ""
 
 
 async def diagnose(settings: Settings, *, deep: bool = False) -> list[Finding]:
-    """Check a deployment; ``deep`` also tries calls when nothing has failed."""
+    """Check a deployment, faults first; ``deep`` also tries calls when nothing has failed."""
     findings = await _examine(settings)
     if deep and not any(finding.state == "fail" for finding in findings):
         findings += [each async for each in Trials(settings).run()]
@@ -60,36 +63,19 @@ async def _examine(settings: Settings) -> list[Finding]:
     findings = [Finding("url", "ok", redact(settings.url))]
     try:
         async with Admin(settings) as admin:
-            health = await admin.health()
             roles = await admin.roles()
+            seen = await look(admin, settings, ask=True, trips=_TRIPS, roles=roles)
             snapshot = await admin.snapshot()
             catalogue = catalogue_of(snapshot, require_approval=settings.require_approval)
             protocol = _protocol(await admin.versions.read(), await admin.versions.workers())
     except BrokerError as error:
-        return [*findings, Finding("server", "fail", str(error))]
+        return [_of(unreachable(error)), *findings]
     except ToolbusError as error:
         return [Finding("url", "fail", str(error))]
     records = Reader().snapshot(catalogue.documents.by_key)
-    evicts = health.policy not in {"noeviction", "unknown"}
-    policy = f"{health.policy}: keys may be evicted; set `maxmemory-policy noeviction`" if evicts else health.policy
-    kept = (
-        "append-only file is on" if health.append_only else "append-only file is off: a restart forgets queued calls; set `appendonly yes`"
-    )
-    slow, skewed = health.latency_ms > _SLOW_MS, abs(health.skew) > _SKEWED
-    owner = settings.owner or "unset: owners are derived from distributions and modules; set TOOLBUS_OWNER in production"
-    return [
-        *findings,
-        Finding("server", "ok", str(health.server)),
-        Finding("scripts", "ok", "all load"),
-        Finding("memory policy", "warn" if evicts else "ok", policy),
-        Finding("persistence", "ok" if health.append_only else "warn", kept),
-        _replicas(health, settings.wait_replicas),
-        Finding("latency", "warn" if slow else "ok", f"{health.latency_ms:.2f} ms (median of 50)"),
-        Finding(
-            "clock",
-            "warn" if skewed else "ok",
-            f"server is {round(health.skew, 1) + 0.0:+.1f} s from here" + ("; harmless if it stays so" if skewed else ""),
-        ),
+    faults = [_of(fault) for fault in faults_of(seen)]
+    findings += [
+        *_of_server(seen.health),
         _role(roles),
         *await _nobody(settings),
         protocol,
@@ -106,8 +92,41 @@ async def _examine(settings: Settings) -> list[Finding]:
         ),
         *(Finding("tool", "warn", f"{tool.name} waits for {_SERVICE.format(tool.service, tool.name)}") for tool in pending(catalogue)),
         await asyncio.to_thread(_confinement, records.tools.values(), confine=settings.confine),
-        Finding("owner", "ok" if settings.owner else "warn", owner),
+        _owner(settings),
     ]
+    named = {fault.check for fault in faults}
+    return [*faults, *(finding for finding in findings if finding.check not in named)]
+
+
+def _of(fault: Fault) -> Finding:
+    return Finding(fault.check, fault.state, fault.found, f"{RUNBOOKS}#{fault.runbook}")
+
+
+def _of_server(health: ServerHealth) -> list[Finding]:
+    """Return what is to be known of a server without faults, and how it could be made safer."""
+    kept = (
+        "append-only file is on" if health.append_only else "append-only file is off: a restart forgets queued calls; set `appendonly yes`"
+    )
+    slow = health.latency_ms > _SLOW_MS
+    return [
+        Finding("server", "ok", str(health.server)),
+        Finding("scripts", "ok", "all load"),
+        Finding("memory", "ok", f"{health.used_memory / 1_000_000:.1f} MB used{_bound(health.max_memory)}"),
+        Finding("memory policy", "ok", health.policy),
+        Finding("persistence", "ok" if health.append_only else "warn", kept),
+        _replicas(health),
+        Finding("latency", "warn" if slow else "ok", f"{health.latency_ms:.2f} ms (median of {_TRIPS})"),
+        Finding("clock", "ok", f"server is {round(health.skew, 1) + 0.0:+.1f} s from here"),
+    ]
+
+
+def _bound(most: int) -> str:
+    return f" of {most / 1_000_000:.1f} MB" if most else ", and no `maxmemory` is set"
+
+
+def _owner(settings: Settings) -> Finding:
+    owner = settings.owner or "unset: owners are derived from distributions and modules; set TOOLBUS_OWNER in production"
+    return Finding("owner", "ok" if settings.owner else "warn", owner)
 
 
 def _confinement(tools: Iterable[RecordedTool], *, confine: bool) -> Finding:
@@ -177,10 +196,7 @@ async def _nobody(settings: Settings) -> list[Finding]:
     return [Finding(check, "warn", f"users without a password {may} on the server: {advice}")]
 
 
-def _replicas(health: ServerHealth, waited_for: int) -> Finding:
-    if waited_for > health.replicas:
-        found = f"{health.replicas} connected, and TOOLBUS_WAIT_REPLICAS is {waited_for}: no `once` call runs until there are as many"
-        return Finding("replicas", "fail", found)
+def _replicas(health: ServerHealth) -> Finding:
     if not health.replicas:
         return Finding("replicas", "ok", "none connected")
     if not health.needs_replicas:
@@ -281,6 +297,8 @@ class Trials:
                 for name, trial in trials:
                     yield await _tried(name, trial)
             yield await _tried("lease", self._takeover)
+            async with Admin(self._settings) as admin:
+                await admin.forget(self._id)
         except ToolbusError as error:
             yield Finding("worker", "fail", str(error))
 

@@ -210,7 +210,7 @@ class Grid(ScrollView, can_focus=True):
 def _tone(view: Any) -> Style:
     word = getattr(view, "outcome", "")
     if getattr(view, "live", True) is False:
-        word = "down"
+        word = view.state
     elif getattr(view, "paused", False):
         word = "paused"
     elif getattr(view, "answered", True) is False:
@@ -339,7 +339,9 @@ class Top(App[None]):
             return
         self._show_status(_summary(snapshot))
         silent = f"{len(snapshot.silent)} workers do not answer: {', '.join(snapshot.silent)}" if snapshot.silent else ""
-        self._show_trouble("\n".join([*(f"can't be read: {each}" for each in snapshot.problems), *filter(None, [silent])]))
+        self._show_trouble(
+            "\n".join([*snapshot.faults, *(f"can't be read: {each}" for each in snapshot.problems), *filter(None, [silent])])
+        )
         order = self._orders[self._shown]
         rows = self._table.sorted(self._chosen(snapshot), order[0], down=order[1])
         self._grid.show_rows(rows, order)

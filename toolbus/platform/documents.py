@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from toolbus.bus.client.tools.groups import ToolGroup
-from toolbus.bus.values.descriptors import digest
+from toolbus.bus.values.canonical import own_digest
 from toolbus.bus.values.results import ConfigurationError, DescriptorError
 from toolbus.platform.checks import check_group, check_recorded, check_runtime
 from toolbus.platform.records import GROUP_KEY, PENDING_KEY, RECORD_KEY, RUNTIME_KEY, BackendRuntime, RecordedTool
@@ -83,7 +83,7 @@ def encode(record: Record) -> bytes:
 
 def digest_of(tool: RecordedTool) -> str:
     """Return the digest of all that a person approves: the descriptor, the sources, how it runs, and its code's digest."""
-    return digest(tool)
+    return own_digest(tool)
 
 
 def told(entry: str, error: DescriptorError) -> DescriptorError:

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Iterable, Sequence
 from types import TracebackType
-from typing import NamedTuple, Self, cast
+from typing import Literal, NamedTuple, Self, cast
 
 from toolbus.bus.broker.held.confirmations import Confirmations
 from toolbus.bus.broker.held.conversations import Chats, Conversations
@@ -16,7 +16,7 @@ from toolbus.bus.broker.held.routes import Routes
 from toolbus.bus.broker.held.tokens import Tokens
 from toolbus.bus.broker.lease.dead_letters import DeadLetters
 from toolbus.bus.broker.protocols import ItemChange, RefusedTool, ServiceRecord, WorkerId
-from toolbus.bus.broker.registry.follower import read_items, read_services
+from toolbus.bus.broker.registry.follower import read_gone, read_items, read_services
 from toolbus.bus.broker.registry.pins import Pins
 from toolbus.bus.broker.registry.publications import read_record
 from toolbus.bus.broker.registry.registry import TTL, Registry
@@ -24,12 +24,12 @@ from toolbus.bus.broker.registry.versions import NamespaceVersions
 from toolbus.bus.broker.server import scripts
 from toolbus.bus.broker.server.access import ROLES, is_forbidden, mark
 from toolbus.bus.broker.server.keys import Keys
-from toolbus.bus.broker.server.reading import integer, skip, text
+from toolbus.bus.broker.server.reading import integer, shown, skip, text
 from toolbus.bus.broker.statistics.asking import PATIENCE, Statistics, ask
 from toolbus.bus.broker.statistics.recent import RecentCall, after, newest
 from toolbus.bus.broker.transport.command import ReplyError, fields_of, info_fields
 from toolbus.bus.broker.transport.connection import Connector, ServerInfo
-from toolbus.bus.broker.transport.links import ShortLink, scan_hash, server_ms
+from toolbus.bus.broker.transport.links import ProbingLink, ShortLink, scan_hash, server_ms
 from toolbus.bus.broker.transport.mastership import Replication
 from toolbus.bus.broker.transport.opening import NotOpen
 from toolbus.bus.values.descriptors import Publication, ServiceDescriptor
@@ -40,7 +40,18 @@ from toolbus.bus.values.settings import Settings
 
 _PAGE = 256
 _OVERVIEWS_AT_ONCE = 40
+_SCANNED = 1_000
+# What the server writes, by the fields that say whether it could.
+_FILES = {
+    "the snapshot": "rdb_last_bgsave_status",
+    "the append-only file": "aof_last_write_status",
+    "a shorter append-only file": "aof_last_bgrewrite_status",
+}
+_CUT_OFF = ("client_output_buffer_limit_disconnections", "client_query_buffer_limit_disconnections")
 _ENDED = 1_000
+
+
+ServiceState = Literal["live", "asleep", "withdrawn", "down"]
 
 
 def _position(entry: str) -> tuple[int, int]:
@@ -50,7 +61,19 @@ def _position(entry: str) -> tuple[int, int]:
 
 
 class ServiceOverview(NamedTuple):
-    """One service as an operator sees it; without ``workers`` that beat it is not ``live``."""
+    """One service as an operator sees it.
+
+    Attributes:
+        publication: what its workers publish; of a service that has gone, the ids and the owner alone.
+        live: a worker of it beats.
+        workers: how many do.
+        queued, running, dead: requests that wait, that workers hold, and that were set aside.
+        paused: its workers take no requests.
+        state: ``live``; without a worker ``asleep`` when it scales to zero, ``withdrawn`` when its last worker left by itself, and ``down``
+            otherwise.
+        gone: when its last worker went, in seconds since 1970 by the server's clock; 0 while it is in the registry, which it can be for
+            a while after its workers have died. It is listed for a day.
+    """
 
     publication: Publication
     live: bool
@@ -59,22 +82,41 @@ class ServiceOverview(NamedTuple):
     running: int
     dead: int
     paused: bool
+    state: ServiceState
+    gone: float = 0.0
+
+    @property
+    def down(self) -> bool:
+        """True when its workers are missing: it has none, and was neither withdrawn nor scaled to zero."""
+        return self.state == "down"
 
 
 class ServerHealth(NamedTuple):
-    """The state of a server. Latency in milliseconds, skew in seconds (server minus local).
+    """The state of a server. Latency in milliseconds, skew in seconds (server minus local), memory in bytes.
 
-    ``needs_replicas`` when the server takes no writes while it has lost its replicas.
+    Attributes:
+        refusal: why the server refuses what changes something, with its code first; empty when it does not.
+        unsaved: which of its files it could not write when it tried last; empty when it could.
+        appendfsync: as configured; empty when it is not known.
+        needs_replicas: whether it takes no writes while it has lost its replicas.
+        cut_off: clients that it has disconnected since its start because they read too slowly.
+        certificate_ends: when its certificate ends, in seconds since 1970; None without TLS, or when it is not checked.
     """
 
     server: ServerInfo
     policy: str
+    used_memory: int
     max_memory: int
     append_only: bool
+    appendfsync: str
+    unsaved: str
+    refusal: str
     latency_ms: float
     skew: float
     replicas: int
     needs_replicas: bool
+    cut_off: int
+    certificate_ends: float | None
 
 
 class Admin:
@@ -124,12 +166,14 @@ class Admin:
         await self._link.wait_closed()
 
     async def services(self) -> list[ServiceOverview]:
-        """Return every service in the registry, by id."""
+        """Return every service, by id: those in the registry, and those that were there within the last day."""
         return await self.overviews(await self.records())
 
     async def records(self) -> list[ServiceRecord]:
-        """Return what is published of each service, without those that can't be read."""
-        records = await read_services(self._link, self._keys)
+        """Return what is known of each service, also of those that have gone, without those that can't be read."""
+        # In this order, so that one that goes meanwhile is not missed.
+        listed = await read_services(self._link, self._keys)
+        records = {**await read_gone(self._link, self._keys), **listed}
         return [each for each in records.values() if isinstance(each, ServiceRecord)]
 
     async def revision(self) -> bytes:
@@ -238,8 +282,16 @@ class Admin:
         return moved
 
     async def transfer(self, key: str) -> bool:
-        """Free a self-published name for another owner; False when it was free."""
-        return await self._registry.transfer(key)
+        """Free a self-published name for another owner, and forget its service if that has gone; False when neither was to do."""
+        kind, _, service = key.partition("/")
+        gone = kind == "tool-service" and service in await read_gone(self._link, self._keys)
+        if gone:
+            await self.forget(service)
+        return await self._registry.transfer(key) or gone
+
+    async def forget(self, service: str) -> None:
+        """List a service no more that has gone."""
+        await self._registry.unregister([f"{service}/"], "forgotten")
 
     async def retire(self, instance: WorkerId) -> int:
         """End the leases of a worker that is known to be dead, so that others go on with what it held; returns its services.
@@ -256,7 +308,7 @@ class Admin:
                 break
         # A service's queue is looked up in what goes with its last worker.
         queues = {service: await self.queue(service) for service in found}
-        await self._registry.unregister([f"{service}{suffix}" for service in found])
+        await self._registry.unregister([f"{service}{suffix}" for service in found], "died")
         for service, queue in queues.items():
             keys = self._keys
             args = (keys.queue(queue), keys.fence(queue), keys.cancelled(queue), keys.instances(service), keys.live)
@@ -268,30 +320,57 @@ class Admin:
         """Return the server's time, in seconds since 1970."""
         return await server_ms(self._link) / 1000
 
-    async def health(self) -> ServerHealth:
-        """Look at the server: its memory policy, persistence, latency and clock."""
-        memory = await self._info("memory")
-        persistence = await self._info("persistence")
-        replication = await self._info("replication")
+    async def health(self, *, trips: int = 50, configuration: bool = False) -> ServerHealth:
+        """Look at the server: its memory, persistence, replicas, latency and clock, and whether it takes writes.
+
+        Args:
+            trips: round trips of which the median is the latency.
+            configuration: whether to read its configuration, which no role may.
+        """
+        memory, persistence, replication, counts = [await self._info(each) for each in ("memory", "persistence", "replication", "stats")]
         times: list[float] = []
-        for _ in range(50):
+        for _ in range(trips):
             asked = time.perf_counter()
-            await self._link.execute("PING")
+            # A server that can't write to its disk refuses PING.
+            await self._link.execute("TIME")
             times.append((time.perf_counter() - asked) * 1000)
+        configured = await self._link.execute("CONFIG", "GET", "appendfsync") if configuration else {}
         skew = await self.now() - time.time()
         if self._link.server is None:
             raise BrokerError("the connection was lost")
         return ServerHealth(
             server=self._link.server,
             policy=memory.get("maxmemory_policy", "unknown"),
+            used_memory=integer(memory.get("used_memory", "0")),
             max_memory=integer(memory.get("maxmemory", "0")),
             append_only=persistence.get("aof_enabled") == "1",
+            appendfsync=shown(configured.get(b"appendfsync", b"")),
+            unsaved=", ".join(name for name, field in _FILES.items() if persistence.get(field, "ok") != "ok"),
+            refusal=await self._refusal(),
             latency_ms=sorted(times)[len(times) // 2],
             skew=skew,
             replicas=int(replication.get("connected_slaves", "0")),
             # The server says it only when `min-replicas-to-write` is set.
             needs_replicas="min_slaves_good_slaves" in replication,
+            cut_off=sum(integer(counts.get(field, "0")) for field in _CUT_OFF),
+            certificate_ends=self._link.certificate_ends,
         )
+
+    async def lapsed(self, most: int = 100) -> list[str]:
+        """Return the workers, as ``service/instance``, whose leases have ended and that nobody has taken out of the registry yet."""
+        now = int(await server_ms(self._link))
+        return list(map(shown, await self._link.execute("ZRANGE", self._keys.live, "-inf", now, "BYSCORE", "LIMIT", 0, most)))
+
+    async def namespaces(self, most: int = 20_000) -> list[str]:
+        """Return the namespaces with a registry that are found among some ``most`` keys of the server."""
+        head, _, tail = Keys("\0").meta.partition("\0")
+        found, cursor = set[str](), b"0"
+        for _ in range(0, most, _SCANNED):
+            cursor, page = await self._link.execute("SCAN", cursor, "MATCH", f"{head}*{tail}", "COUNT", _SCANNED)
+            found |= {shown(key).removeprefix(head).removesuffix(tail) for key in page}
+            if cursor == b"0":
+                break
+        return sorted(found)
 
     async def roles(self) -> list[str] | None:
         """Return the roles of this connection's user (``toolbus secure acl``); None for one with all rights, whose keys are not named."""
@@ -324,6 +403,19 @@ class Admin:
 
     # -- inside -----------------------------------------------------------------------------------
 
+    async def _refusal(self) -> str:
+        link = ProbingLink(self._connector)
+        await link.connect()
+        try:
+            await link.execute_script(scripts.PROBE, (), ())
+        except ReplyError as error:
+            # A role may be forbidden to bring the script to a server that has forgotten it.
+            return "" if is_forbidden(error) else str(error)
+        finally:
+            link.close()
+            await link.wait_closed()
+        return ""
+
     async def _may_look_for(self, role: str) -> bool:
         try:
             await self._link.execute("EXISTS", mark(self._keys, role))
@@ -337,13 +429,10 @@ class Admin:
         services = [each.publication.service for each in records]
         keys = tuple(key for each in services for key in overview_keys(self._keys, each.id, each.queue))
         found = await self._link.execute_script(scripts.OVERVIEW, keys, tuple(each.id for each in services))
-        return [
-            ServiceOverview(each.publication, each.live and workers > 0, workers, queued, running, dead, bool(paused))
-            for each, (queued, running, dead, paused, workers) in zip(records, found, strict=True)
-        ]
+        return [_overview(each, counts) for each, counts in zip(records, found, strict=True)]
 
     async def queue(self, service: str) -> str:
-        """Return the name of a service's queue; its id when it is not in the registry any more."""
+        """Return the name of a service's queue; its id when it has been gone for long."""
         found = await self._descriptor(service)
         return service if found is None else found.queue
 
@@ -355,7 +444,8 @@ class Admin:
     async def _descriptor(self, service: str) -> ServiceDescriptor | None:
         value = await self._link.execute("HGET", self._keys.services, service)
         if value is None:
-            return None
+            gone = (await read_gone(self._link, self._keys)).get(service)
+            return None if gone is None else gone.publication.service
         try:
             return read_record(value).publication.service
         except DescriptorError:
@@ -394,6 +484,20 @@ class Admin:
             return info_fields(await self._link.execute("INFO", section))
         except ReplyError:
             return {}
+
+
+def _overview(record: ServiceRecord, counts: Sequence[int]) -> ServiceOverview:
+    queued, running, dead, paused, workers = counts
+    gone = record.gone
+    state: ServiceState = "down"
+    if record.live and workers:
+        state = "live"
+    elif gone is None and not record.live:
+        state = "asleep"
+    elif gone is not None and gone.left:
+        state = "withdrawn"
+    at = 0.0 if gone is None else gone.at
+    return ServiceOverview(record.publication, state == "live", workers, queued, running, dead, bool(paused), state, at)
 
 
 def overview_keys(keys: Keys, service: str, queue: str) -> tuple[str, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import math
@@ -219,6 +218,9 @@ class LineWriter:
     Args:
         stream: takes the lines.
         dropped: makes the line that says how many were dropped.
+
+    Attributes:
+        lost: how many lines were dropped, or could not be written.
     """
 
     def __init__(self, stream: TextIO, dropped: Callable[[int], str]) -> None:
@@ -228,6 +230,7 @@ class LineWriter:
         # Characters that wait; threads may lose an addition to each other's, and an empty queue sets it right.
         self._size = 0
         self._dropped = 0
+        self.lost = 0
         self._writing = threading.Lock()
         self._held = False
         self._begin_thread()
@@ -242,6 +245,7 @@ class LineWriter:
         """Write a line after those that wait: now, or soon by the thread when an event loop runs in this one."""
         if self._size > MAX_WAITING:
             self._dropped += 1
+            self.lost += 1
             return
         self._size += len(line)
         self._waiting.append(line)
@@ -289,7 +293,7 @@ class LineWriter:
         """Go on; in a child without the collected lines and the thread."""
         if child:
             self._waiting.clear()
-            self._size = self._dropped = 0
+            self._size = self._dropped = self.lost = 0
             self._writing = threading.Lock()
             self._begin_thread()
         elif self._held:
@@ -326,12 +330,19 @@ class LineWriter:
                 lines += self._dropped_line(dropped)
             # When the reader is gone or the stream is closed, the lines have no destination left. An application's own stream may raise
             # anything else, which must not end the thread: all later lines would wait for ever.
-            with contextlib.suppress(Exception):
+            try:
                 try:
                     self._stream.write(lines)
                 except UnicodeEncodeError:
                     self._stream.write(lines.encode("ascii", "backslashreplace").decode("ascii"))
                 self._stream.flush()
+            except Exception:  # noqa: BLE001 - see above
+                self.lost += lines.count("\n")
+
+
+def lines_lost() -> int:
+    """Return how many log lines of this process were dropped, or could not be written."""
+    return sum(writer.lost for writer in _writers())
 
 
 def flush_logging() -> None:

@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 import msgspec
 
 from toolbus.bus.support.display import TooMuch, pretty, readable, shortened, visible, visible_lines
-from toolbus.bus.values.descriptors import digest
+from toolbus.bus.values.canonical import digests
 from toolbus.bus.values.envelope import encode
 from toolbus.bus.values.results import EnvelopeError, ErrorInfo, ToolError
 
@@ -156,7 +156,12 @@ def digest_of(asker: str, service: str, tool: str, user: str, session: str, ques
         question: the handler's question; empty for a call that has not started.
         arguments: plain JSON values, as they travel.
     """
-    return digest((asker, service, tool, user, session, question, arguments), 32)
+    return digests_of(asker, service, tool, user, session, question, arguments)[0]
+
+
+def digests_of(asker: str, service: str, tool: str, user: str, session: str, question: str, arguments: Any) -> list[str]:
+    """Return the digest of an action and, if that is another, the one that earlier releases made of it."""
+    return digests((asker, service, tool, user, session, question, arguments), 32)
 
 
 def plain(value: Any, *, anything: bool = False) -> tuple[Any, bytes]:

@@ -6,7 +6,6 @@ A service descriptor names config params. A tool descriptor names its service an
 from __future__ import annotations
 
 import difflib
-import hashlib
 import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Literal, NamedTuple, TypeVar, get_args
@@ -14,6 +13,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, get_args
 import msgspec
 
 from toolbus.bus.support.safe_text import type_name
+from toolbus.bus.values.canonical import own_digest
 from toolbus.bus.values.naming import SERVICE_ID, TOOL_NAME, check_names
 from toolbus.bus.values.results import DescriptorError
 
@@ -216,12 +216,7 @@ class Publication(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def with_digest(self) -> Publication:
         """Return the same publication with its digest filled in; the owner is not part of the digest."""
-        return msgspec.structs.replace(self, digest=digest(msgspec.structs.replace(self, owner="", digest="")))
-
-
-def digest(value: object, size: int = 16) -> str:
-    """Return a stable digest of a value: so many bytes of BLAKE2b over its canonical JSON, in hexadecimal."""
-    return hashlib.blake2b(msgspec.json.encode(value, order="deterministic"), digest_size=size).hexdigest()
+        return msgspec.structs.replace(self, digest=own_digest(msgspec.structs.replace(self, owner="", digest="")))
 
 
 def parse_service(document: object) -> ServiceDescriptor:

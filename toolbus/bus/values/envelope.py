@@ -6,7 +6,6 @@ newer than the other. docs/protocol.md specifies them for other languages.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -16,7 +15,8 @@ import msgspec
 
 from toolbus.bus.support.safe_text import reason_of
 from toolbus.bus.values import encoding
-from toolbus.bus.values.encoding import encode_json, simpler, whole_text
+from toolbus.bus.values.canonical import digest, digests
+from toolbus.bus.values.encoding import encode_json, whole_text
 from toolbus.bus.values.results import Blob, EnvelopeError, ErrorInfo, Progress, ResultMeta, ToolResult
 
 OLDEST, VERSION = 1, 1
@@ -216,7 +216,6 @@ def new_run() -> str:
     return os.urandom(6).hex()
 
 
-_ordered_encoder = msgspec.json.Encoder(enc_hook=simpler, order="deterministic")
 _request_decoder = msgspec.json.Decoder(Request)
 _frame_decoder = msgspec.json.Decoder(Frame)
 _frames_decoder = msgspec.json.Decoder(list[Frame])
@@ -296,17 +295,18 @@ def decode_request(payload: bytes, *, limit: int) -> Request:
 
 def share_digest(request: Request) -> str:
     """Return the digest that callers of one shared call have in common: user and idempotency key."""
-    return hashlib.blake2b(_ordered_encoder.encode((request.user, request.idempotency_key)), digest_size=16).hexdigest()
+    return digest((request.user, request.idempotency_key))
 
 
 def work_digest(request: Request) -> str:
-    """Return the digest of what a call does: service, tool, config, arguments (in any order) and session.
+    """Return the digest of what a call does, of service, tool, config, arguments and session.
 
-    Calls that differ in it can't share one idempotency key: an answer may depend on its session, which another session must not
-    read, and running the call once more might be a second effect.
+    When agents of earlier releases have another digest of it, that one follows after a space. Calls that differ in it can't share one
+    idempotency key: an answer may depend on its session, which another session must not read, and running the call once more might be a
+    second effect.
     """
     work = (request.service, request.tool, request.config, request.arguments, request.session)
-    return hashlib.blake2b(_ordered_encoder.encode(work), digest_size=16).hexdigest()
+    return " ".join(digests(work))
 
 
 def address(payload: bytes) -> tuple[str, str] | None:

@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from toolbus.bus.values.descriptors import ToolDescriptor, digest
+from toolbus.bus.values.canonical import digest, own_digest
+from toolbus.bus.values.descriptors import ToolDescriptor
 from toolbus.bus.values.results import ConfigurationError, DescriptorError
 
 KEY = "pin/"
@@ -29,6 +30,7 @@ class Pin(msgspec.Struct, frozen=True, omit_defaults=True):
     Attributes:
         state: ``approved`` for the form with this digest alone; ``rejected`` for every form.
         digest: see ``digest_of``.
+        canonical: the same of canonical JSON, which other languages can make, too; empty in pins of earlier releases.
         parts: the digest of each field that is not at its default, to say later which of them have changed.
         by, reason: who decided it and why, for people.
         at: seconds since 1970.
@@ -36,6 +38,7 @@ class Pin(msgspec.Struct, frozen=True, omit_defaults=True):
 
     state: PinState
     digest: Annotated[str, msgspec.Meta(max_length=128)] = ""
+    canonical: Annotated[str, msgspec.Meta(max_length=128)] = ""
     parts: dict[str, str] = {}
     by: _Told = ""
     reason: _Told = ""
@@ -51,7 +54,14 @@ def digest_of(tool: ToolDescriptor) -> str:
     It is of everything that the publisher says of a tool, but for its time limit and the length of its observations: of what a model is
     shown, what it may send, who may call it, and what runs then.
     """
-    return digest(_pinned(tool), _DIGEST)
+    return own_digest(_pinned(tool), _DIGEST)
+
+
+def approves(pin: Pin, tool: ToolDescriptor) -> bool:
+    """Return whether a pin approves a tool as it is."""
+    if pin.state != "approved":
+        return False
+    return pin.canonical == _canonical_of(tool) if pin.canonical else pin.digest == digest_of(tool)
 
 
 def check_prefix(digest: str) -> None:
@@ -68,7 +78,7 @@ def check_prefix(digest: str) -> None:
 
 def approved(tool: ToolDescriptor, *, by: str = "", reason: str = "", at: float = 0.0) -> Pin:
     """Return a pin that approves a tool as it is."""
-    return Pin("approved", digest_of(tool), _parts(tool), by, reason, at)
+    return Pin("approved", digest_of(tool), _canonical_of(tool), _parts(tool), by, reason, at)
 
 
 def changes(pin: Pin, tool: ToolDescriptor) -> list[str]:
@@ -98,6 +108,11 @@ def _pinned(tool: ToolDescriptor) -> ToolDescriptor:
     return msgspec.structs.replace(tool, timeout=0.0, output_limit=0)
 
 
+def _canonical_of(tool: ToolDescriptor) -> str:
+    fields = msgspec.to_builtins(tool)
+    return digest({name: value for name, value in fields.items() if name not in {"timeout", "output_limit"}}, _DIGEST)
+
+
 def _parts(tool: ToolDescriptor) -> dict[str, str]:
     fields: dict[str, Any] = msgspec.to_builtins(_pinned(tool))
-    return {name: digest(value, _DIGEST) for name, value in fields.items()}
+    return {name: own_digest(value, _DIGEST) for name, value in fields.items()}

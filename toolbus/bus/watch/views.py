@@ -7,9 +7,9 @@ but for those of confirmations and running calls that have their defaults.
 Struct              Fields
 ==================  ==============================================================================================================
 ``Snapshot``        at, took_ms, window, services, instances, tools, recent, dead, confirmations, sessions, running, pins, silent,
-                    problems
-``ServiceView``     id, owner, digest, live, paused, workers, queued, running, dead, tools, calls, calls_per_s, failures_per_s,
-                    p50_ms, p99_ms
+                    faults, problems
+``ServiceView``     id, owner, digest, live, state, gone, paused, workers, queued, running, dead, tools, calls, calls_per_s,
+                    failures_per_s, p50_ms, p99_ms
 ``InstanceView``    id, answered, host, pid, version, python, started, uptime, services, slots, running, waiting, calls, failures,
                     cancelled, retaken, calls_per_s, commands, connects
 ``ToolView``        service, name, effect, description, started, succeeded, failed, failures, cancelled, retaken, refused, running,
@@ -40,6 +40,7 @@ class ServiceView(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         live: a worker of it beats.
+        state, gone: as in ``toolbus.bus.broker.admin.ServiceOverview``.
         queued, running, dead: requests that wait, that workers hold, and that were set aside.
         tools: how many it has.
         calls: attempts that ended, since its present workers started.
@@ -51,6 +52,8 @@ class ServiceView(msgspec.Struct, frozen=True, kw_only=True):
     owner: str = ""
     digest: str = ""
     live: bool = False
+    state: str = "down"
+    gone: float = 0.0
     paused: bool = False
     workers: int = 0
     queued: int = 0
@@ -177,6 +180,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         running: calls that run, the longest first.
         pins: approved descriptors by name.
         silent: ids of workers that did not answer.
+        faults: what is wrong with the server, the services and the workers, the causes first, each with what to do.
         problems: parts of the snapshot that could not be read, each with the reason.
     """
 
@@ -193,4 +197,5 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     running: tuple[RunningCall, ...] = ()
     pins: tuple[PinView, ...] = ()
     silent: tuple[str, ...] = ()
+    faults: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()

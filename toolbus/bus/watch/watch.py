@@ -25,6 +25,7 @@ from toolbus.bus.values.confirmations import ConfirmationRequest
 from toolbus.bus.values.descriptors import ToolDescriptor
 from toolbus.bus.values.results import BrokerError, EnvelopeError
 from toolbus.bus.values.settings import Settings
+from toolbus.bus.watch.faults import faults_of, look
 from toolbus.bus.watch.views import DeadLetterView, InstanceView, PinView, ServiceView, SessionView, Snapshot, ToolView
 
 if TYPE_CHECKING:
@@ -234,6 +235,8 @@ def service_views(overviews: Iterable[ServiceOverview], activity: Activity) -> t
                 owner=publication.owner,
                 digest=publication.digest,
                 live=each.live,
+                state=each.state,
+                gone=each.gone,
                 paused=each.paused,
                 workers=each.workers,
                 queued=max(0, each.queued),
@@ -362,6 +365,8 @@ WINDOW = 10.0
 
 # What no change of the registry tells of is found all the same.
 _READ_ANEW_AFTER = 30.0
+# Seconds between two looks at the server, which take some round trips.
+_LOOK_EVERY = 5.0
 _MOST_DEAD = 50
 _MOST_PAGES = 20
 
@@ -389,6 +394,9 @@ class Watch:
         self._calls: deque[RecentCall] = deque(maxlen=calls)
         self._last_call = ""
         self._dead: dict[str, tuple[int, list[DeadLetterView]]] = {}
+        # Of this user; empty until they are known.
+        self._roles: list[str] | tuple[()] | None = ()
+        self._faults: tuple[float, tuple[str, ...]] = (-math.inf, ())
 
     async def __aenter__(self) -> Self:
         return self
@@ -412,6 +420,7 @@ class Watch:
         began = time.monotonic()
         if self._admin is None:
             self._admin = await Admin(self._settings).__aenter__()
+            self._roles = ()
         try:
             return await self._sample(self._admin, began)
         except ReplyError:
@@ -440,6 +449,7 @@ class Watch:
         dead: list[DeadLetterView] = await read("dead letters", self._dead_letters(admin, overviews), [])
         waiting: list[ConfirmationRequest] = await read("confirmations", admin.confirmations.pending(), [])
         pins: tuple[PinView, ...] = await read("pins", self._approved(admin), ())
+        faults: tuple[str, ...] = await read("faults", self._found_faults(admin, overviews, statistics), ())
         answers = statistics.answers.values()
         return Snapshot(
             at=at,
@@ -455,8 +465,19 @@ class Watch:
             running=tuple(running_calls(answers)),
             pins=pins,
             silent=tuple(statistics.silent),
+            faults=faults,
             problems=tuple(problems),
         )
+
+    async def _found_faults(self, admin: Admin, services: list[ServiceOverview], statistics: Statistics) -> tuple[str, ...]:
+        """Return what is wrong, for which the server is looked at every few seconds."""
+        now = time.monotonic()
+        if now - self._faults[0] > _LOOK_EVERY:
+            if self._roles == ():
+                self._roles = await admin.roles()
+            seen = await look(admin, self._settings, services=services, statistics=statistics, roles=self._roles)
+            self._faults = now, tuple(fault.found for fault in faults_of(seen))
+        return self._faults[1]
 
     async def _services(self, admin: Admin) -> list[ServiceOverview]:
         """Return what goes on in the services; their descriptions, which are long, are read when they have changed."""

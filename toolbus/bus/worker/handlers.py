@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from toolbus.bus.broker.protocols import session_of
-from toolbus.bus.values.confirmations import digest_of
+from toolbus.bus.values.confirmations import digests_of
 from toolbus.bus.values.descriptors import Effect, Publication
 from toolbus.bus.values.envelope import Request
 from toolbus.bus.values.results import ErrorInfo, ToolError
@@ -200,8 +200,8 @@ class Served:
                 f" {self.publication.digest}; it did not run"
             )
             raise ToolError(ErrorInfo("unavailable", "other_revision", message, retryable=True))
-        allowed = digest_of("agent", request.service, request.tool, request.user, request.session, "", request.arguments)
-        if allowed != request.confirmed:
+        allowed = digests_of("agent", request.service, request.tool, request.user, request.session, "", request.arguments)
+        if request.confirmed not in allowed:
             raise ToolError(f"a person allowed another call of {request.tool!r} than this one", type="forbidden", code="unconfirmed")
 
     def handlers(self) -> Iterator[tuple[str, Handler]]:

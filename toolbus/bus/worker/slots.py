@@ -21,6 +21,7 @@ from toolbus.bus.support.deadlines import Deadlines
 from toolbus.bus.support.display import shortened
 from toolbus.bus.support.safe_text import reason_of
 from toolbus.bus.telemetry.background import keep_running
+from toolbus.bus.telemetry.output import lines_lost
 from toolbus.bus.values.envelope import NOT_TAKEN
 from toolbus.bus.values.results import BrokerError, ErrorInfo, ToolbusError, ToolError, deadline_exceeded
 from toolbus.bus.values.settings import Settings
@@ -463,6 +464,7 @@ class Slots:
             tools=tuple(filter(None, (of_tool.statistics(service, tool, now) for service, tool, of_tool, now in counts))),
             sessions=tuple(each for found in opened.values() for each in found),
             calls=tuple(map(_running, held[:MOST_CALLS])),
+            lines_lost=lines_lost(),
         )
 
     def idle(self) -> bool:

@@ -22,6 +22,7 @@ _OF_SERVICES = {
     "toolbus_workers": (("", "workers"),),
     "toolbus_dead_letters": (("", "dead"),),
     "toolbus_service_paused": (("", "paused"),),
+    "toolbus_service_down": (("", "down"),),
 }
 
 

@@ -83,7 +83,9 @@ def tools_command(
 
 @command("services")
 def services_command(output: Output) -> None:
-    """List the services, their workers and their backlog.
+    """List the services, their workers and their backlog, also those whose last worker went within the last day.
+
+    Without a worker a service is `asleep` when it scales to zero, `withdrawn` when its last worker left by itself, and `down` otherwise.
 
     \b
     Example:
@@ -111,7 +113,7 @@ def services_command(output: Output) -> None:
             "QUEUED": "queued",
             "RUNNING": "running",
             "DEAD": "dead",
-            "STATE": lambda each: "paused" if each.paused else "live" if each.live else "down",
+            "STATE": lambda each: "paused" if each.paused else each.state,
         },
         empty=f"no services{namespace_of()}; {_START}",
         document=[
@@ -125,7 +127,7 @@ def services_command(output: Output) -> None:
 
 def _service_document(found: ServiceOverview, refused: list[RefusedTool]) -> dict[str, Any]:
     publication = found.publication
-    counts = {name: getattr(found, name) for name in ("live", "workers", "queued", "running", "dead", "paused")}
+    counts = {name: getattr(found, name) for name in ("live", "state", "gone", "workers", "queued", "running", "dead", "paused")}
     return {
         "id": publication.service.id,
         "owner": publication.owner,
@@ -583,6 +585,8 @@ def _print_snapshot(snapshot: Snapshot, output: str) -> None:
             continue
         print_line(f"{'' if not number else chr(10)}{table.title}")
         print_table([column.title for column in table.columns], map(table.cells, rows), empty=table.empty)
+    for fault in snapshot.faults:
+        warn(visible(fault))
     for problem in snapshot.problems:
         warn(f"could not be read: {visible(problem)}")
     if snapshot.silent:
@@ -597,14 +601,15 @@ def doctor_command(
     deep: Annotated[bool, option("Also try calls, a stream, a cancellation and a worker's death, with a service of its own.")],
     output: Output,
 ) -> None:
-    """Check the server and say what to fix. Memory policy, persistence and latency are checked, too.
+    """Check the server, the services and their workers, and say what to fix: first what is wrong, each with its runbook.
 
     --deep needs the rights of an agent and a worker (`toolbus secure acl agent worker`), takes some seconds, and leaves nothing behind.
     """
     from toolbus.operations.diagnosis import diagnose
 
     findings = asyncio.run(diagnose(settings_with_server(), deep=deep))
-    columns = {"CHECK": "check", "STATE": "state", "FOUND": "found"}
-    show(output, findings, columns, empty="", document=[finding._asdict() for finding in findings])
+    columns = {"CHECK": "check", "STATE": "state", "FOUND": "found", "RUNBOOK": "runbook"}
+    document = [{name: value for name, value in finding._asdict().items() if value} for finding in findings]
+    show(output, findings, columns, empty="", document=document)
     if any(finding.state == "fail" for finding in findings):
         fail("something must be fixed, see above")

@@ -34,6 +34,7 @@ from toolbus.bus.broker.server.reading import MOST_TEXT, integer, shown, skip, t
 from toolbus.bus.broker.transport.command import ReplyError
 from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.broker.transport.links import server_ms
+from toolbus.bus.values.canonical import digest
 from toolbus.bus.values.encoding import whole_text
 from toolbus.bus.values.envelope import is_ident, new_id
 from toolbus.bus.values.results import ConfigurationError, EnvelopeError, ToolError
@@ -59,7 +60,7 @@ def submitted(spec: str, by: str, key: str, about: str) -> tuple[str, str]:
             raise ConfigurationError(f"the {name} of a task is a text of at most {MOST_TEXT} characters")
     if not key:
         return spec, secrets.token_hex(16)
-    return spec, hashlib.blake2b(msgspec.json.encode((by, key)), digest_size=16).hexdigest()
+    return spec, digest((by, key))
 
 
 def ids_of(token: str, *, keyed: bool) -> Iterator[str]:

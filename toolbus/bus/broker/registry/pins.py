@@ -177,8 +177,9 @@ def _described(name: str, tool: ToolDescriptor | None, decided: dict[str, Pin | 
     pin = decided[name]
     if pin is None:
         return PinnedTool(name, "unreadable", service, digest)
-    differing = tuple(pins.changes(pin, tool)) if tool is not None and pin.state == "approved" and pin.digest != digest else ()
-    state: State = "rejected" if pin.state == "rejected" else "gone" if tool is None else "approved" if pin.digest == digest else "changed"
+    is_approved = tool is not None and pins.approves(pin, tool)
+    differing = tuple(pins.changes(pin, tool)) if tool is not None and pin.state == "approved" and not is_approved else ()
+    state: State = "rejected" if pin.state == "rejected" else "gone" if tool is None else "approved" if is_approved else "changed"
     return PinnedTool(name, state, service, digest, pin.digest, differing, pin.by, pin.reason, pin.at)
 
 

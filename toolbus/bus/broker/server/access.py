@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -196,7 +197,7 @@ ROLES: Mapping[str, Role] = MappingProxyType(
         ),
         "gateway": Role(
             about="serves tools over HTTP and MCP, keeps groups and tokens, watches",
-            scripts=(*_AGENT_SCRIPTS, "limits/count", "registry/change", "registry/unregister", "registry/overview"),
+            scripts=(*_AGENT_SCRIPTS, "limits/count", "registry/change", "registry/unregister", "registry/overview", "registry/probe"),
             commands=_together(
                 _AGENT_COMMANDS,
                 _STATISTICS,
@@ -238,7 +239,7 @@ ROLES: Mapping[str, Role] = MappingProxyType(
         ),
         "monitor": Role(
             about="watches services, workers, queues and recent calls, and changes nothing",
-            scripts=("registry/overview",),
+            scripts=("registry/overview", "registry/probe"),
             commands=_together(
                 {command: touched for command, touched in _READ_REGISTRY.items() if command != "xrevrange"},
                 {
@@ -348,6 +349,7 @@ def mark(keys: Keys, role: str) -> str:
     return f"{keys.prefix}role:{role}"
 
 
+@functools.cache
 def commands_of(script: str) -> frozenset[str]:
     """Return the commands in a script's source, in lower case, as ACL rules name them."""
     [source] = [each.source for each in scripts.ALL if each.name == script]

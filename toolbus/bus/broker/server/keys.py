@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-
-import msgspec
-
+from toolbus.bus.values.canonical import digest
 from toolbus.bus.values.naming import DOCUMENT_KINDS
 
 
 def session_digest(user: str, session: str) -> str:
     """Return what stands for a user's session, conversation or task in key names: the same id of another user is another key."""
-    return hashlib.blake2b(msgspec.json.encode((user, session)), digest_size=16).hexdigest()
+    return digest((user, session))
 
 
 class Keys:

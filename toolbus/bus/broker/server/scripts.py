@@ -139,6 +139,7 @@ UNREGISTER = Script("registry/unregister", int, given=_SERVICES)
 CHANGE = Script("registry/change", tuple[bytes, bytes | int], given=f"{_REGISTRY} reg:s")
 PAUSE = Script("registry/pause", bytes, given="reg:paused")
 OVERVIEW = Script("registry/overview", list[tuple[int, int, int, int, int]], given="q dlq reg:paused reg:s live fence")
+PROBE = Script("registry/probe", int)
 
 # What features keep.
 WRITE = Script("held/write", _Change)
@@ -193,6 +194,7 @@ COMMANDS: Mapping[str, Form] = MappingProxyType(
         name: _form(name, kind)
         for name, kind in {
             "CLIENT": int,
+            "CONFIG": dict[bytes, bytes],
             "DEL": int,
             "EXISTS": int,
             "HDEL": int,

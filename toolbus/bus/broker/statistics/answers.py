@@ -124,6 +124,7 @@ class InstanceAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
         sessions: open sessions, the last used ones first; some hundred at most.
         calls: those that run, the longest first; ``MOST_CALLS`` at most.
         commands, connects: commands sent to the server, and connections made, since it started.
+        lines_lost: log lines that were dropped, or could not be written.
     """
 
     instance: str
@@ -142,6 +143,7 @@ class InstanceAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     calls: tuple[RunningCall, ...] = ()
     commands: _Count = 0
     connects: _Count = 0
+    lines_lost: _Count = 0
 
 
 def added(histograms: Iterable[Sequence[int]]) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import ssl
 from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, NamedTuple
@@ -159,6 +160,13 @@ class Link(Wire):
     def statistics(self) -> LinkStatistics:
         """Return the counts of this link."""
         return LinkStatistics(self._connects, self._commands, self._writes, len(self._refused) + len(self._unsent), len(self._unanswered))
+
+    @property
+    def certificate_ends(self) -> float | None:
+        """When the server's certificate ends, in seconds since 1970; None without TLS, and when it was not checked."""
+        encrypted = None if self._transport is None else self._transport.get_extra_info("ssl_object")
+        ends = None if encrypted is None else (encrypted.getpeercert() or {}).get("notAfter")
+        return None if ends is None else float(ssl.cert_time_to_seconds(ends))
 
     async def connect(self) -> None:
         """Open the first connection.

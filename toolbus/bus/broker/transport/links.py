@@ -234,6 +234,13 @@ class ShortLink(Link):
         return str(error).partition(" ")[0] not in ELSEWHERE and super()._put_off(command, error)
 
 
+class ProbingLink(ShortLink):
+    """A short link whose commands are answered with what the server refuses them for, also where another try would help."""
+
+    def _put_off(self, command: Command, error: ReplyError) -> bool:
+        return str(error).startswith("NOSCRIPT") and super()._put_off(command, error)
+
+
 @contextlib.contextmanager
 def _naming(keys: Sequence[object]) -> Iterator[None]:
     try:

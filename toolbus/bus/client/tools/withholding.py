@@ -9,7 +9,7 @@ from toolbus.bus import telemetry
 from toolbus.bus.broker.protocols import RefusedTool
 from toolbus.bus.client.tools.tool import Tool
 from toolbus.bus.support.display import shortened
-from toolbus.bus.values.pins import Pin, changes, digest_of, read
+from toolbus.bus.values.pins import Pin, approves, changes, read
 from toolbus.bus.values.results import DescriptorError
 
 _MOST_REASON = 200
@@ -96,7 +96,7 @@ class Withholding:
         if pin.state == "rejected":
             why = f" ({shortened(pin.reason, _MOST_REASON)})" if pin.reason else ""
             return f"an operator rejected it{why}; `toolbus secure approve {name}` lets it be used"
-        if pin.digest == digest_of(tool.descriptor):
+        if approves(pin, tool.descriptor):
             return ""
         what = ", ".join(changes(pin, tool.descriptor)) or "something"
         told = f"it has changed since it was approved ({shortened(what, _MOST_REASON)})"

@@ -295,7 +295,7 @@ class Board:
             self._sections = sections
             self._at = snapshot.at
             change |= {"now": snapshot.at, "sample": self.history.add(snapshot)}
-            problems = list(snapshot.problems)
+            problems = [*snapshot.faults, *snapshot.problems]
             if problems != self._problems or snapshot.silent != self._silent:
                 change |= {"problems": problems, "silent": snapshot.silent}
             self._problems, self._silent = problems, snapshot.silent

@@ -2,18 +2,20 @@
 -- include publish/_line
 -- Publish a call that carries an idempotency key, or join the one that does already. Running it again changes nothing.
 -- KEYS: 1 record of the key, 2 request stream, 3 reply stream of this call, 4 the queue's order of sessions if the call keeps its place in its session
--- ARGV: 1 call id, 2 digest of the arguments and session, 3 agent, 4 bound, 5 timeout (ms), 6 document, 7 retention (ms),
+-- ARGV: 1 call id, 2 digest of the arguments and session, with a space and the one of earlier releases if that is another, 3 agent, 4 bound, 5 timeout (ms), 6 document, 7 retention (ms),
 --       8 run id of the server that is to know of work that must not happen twice, or "", 9 key prefix, 10 wake channel, 11 session, with KEYS[4]
 -- Returns {"queued", entry}, {"joined", entry, id of the call that runs}, {"conflict"}, {"full", depth} or {"absent"}
 local call, agent = ARGV[1], ARGV[3]
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local deadline, kept = string.format('%.0f', now + ARGV[5]), ARGV[5] + ARGV[7]
-local known = redis.call('HMGET', KEYS[1], 'id', 'digest', 'entry', 'deadline')
+local digest, former = ARGV[2]:match('^(%S+) ?(%S*)$')
+local known = redis.call('HMGET', KEYS[1], 'id', 'digest', 'entry', 'deadline', 'digests')
 local answered = known[1] and redis.pcall('EXISTS', ARGV[9] .. 'call:' .. known[1])
 if is_elsewhere(answered) then return try_again() end
 if answered == 1 then
-  if known[2] ~= ARGV[2] then return {'conflict'} end
+  -- Earlier releases compare and write the field digest alone.
+  if known[2] ~= digest and known[2] ~= former and known[5] ~= digest .. ' ' .. (known[2] or '') then return {'conflict'} end
   redis.call('HSET', KEYS[1], 'c:' .. call, agent)
   -- One that has more time gives it to the call, if that has not ended.
   if ARGV[10] and (tonumber(known[4] or '') or now) < tonumber(deadline) and #redis.call('XRANGE', KEYS[2], known[3], known[3]) > 0 then
@@ -46,7 +48,7 @@ if lines then
 end
 -- A record whose call is gone is overwritten, and never gone in between: where a cluster moves the slot, it could not be made again.
 local known_fields = redis.call('HKEYS', KEYS[1])
-redis.call('HSET', KEYS[1], 'id', call, 'digest', ARGV[2], 'entry', entry, 'deadline', deadline, 'c:' .. call, agent)
+redis.call('HSET', KEYS[1], 'id', call, 'digest', former ~= '' and former or digest, 'digests', ARGV[2], 'entry', entry, 'deadline', deadline, 'c:' .. call, agent)
 for _, field in ipairs(known_fields) do
   if field:sub(1, 2) == 'c:' and field ~= 'c:' .. call then redis.call('HDEL', KEYS[1], field) end
 end

@@ -1,0 +1,187 @@
+"""A deployment of real processes, in which one thing is broken."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from tests.cli.shell import Shell
+from tests.forking import ForkServer, Program
+from tests.servers import eventually, new_server
+from toolbus import Settings, ToolBus
+from toolbus.bus.broker.server.keys import Keys
+from toolbus.bus.broker.transport.embedded import EmbeddedServer
+
+SERVICE = "pool"
+TOOLS = '''
+"""Tools that succeed, take their time, fail, and kill their worker."""
+
+import asyncio
+import logging
+import os
+import signal
+
+from toolbus import ToolService, tool
+
+
+class Asleep(ToolService):
+    """Naps."""
+
+    id = "asleep"
+    scale_to_zero = True
+
+    @tool(effect="read")
+    async def nap(self) -> str:
+        """Answer."""
+        return "done"
+
+
+@tool(service="pool", effect="idempotent")
+async def work(seconds: float = 0.0) -> str:
+    """Take some seconds."""
+    await asyncio.sleep(seconds)
+    return "done"
+
+
+@tool(service="pool", effect="read")
+async def broken() -> str:
+    """Fail."""
+    raise ValueError("broken")
+
+
+@tool(service="pool", effect="read")
+async def shout() -> str:
+    """Log a lot."""
+    for _ in range(1_000):
+        logging.getLogger("toolbus").warning("x" * 8_000)
+    return "done"
+
+
+@tool(service="pool", effect="idempotent")
+async def die() -> str:
+    """Kill the worker."""
+    os.kill(os.getpid(), signal.SIGKILL)
+    return ""
+'''
+LEASE = 2.0
+
+
+class Installation:
+    """A server, a worker with one slot, and what a test adds.
+
+    Attributes:
+        server: of its own.
+        shell: runs commands.
+        settings: of an agent.
+        worker: the process.
+        bus: an agent.
+        stack: what is left at the end.
+    """
+
+    def __init__(self, forks: ForkServer, folder: Path, namespace: str = "prod", **options: Any) -> None:
+        self.server: EmbeddedServer = new_server(**options)
+        self.server.start()
+        self.settings = Settings.load({}, url=self.server.url, namespace=namespace, lease=LEASE)
+        self.keys = Keys(namespace)
+        self.shell = Shell(forks, folder, self.server.url, namespace)
+        self.shell.environment |= {"TOOLBUS_LEASE": str(LEASE), "TOOLBUS_CONCURRENCY": "1", "TOOLBUS_MAX_DELIVERIES": "1"}
+        self.bus = ToolBus(settings=self.settings)
+        self.worker: Program = None  # type: ignore[assignment]
+        self.stack = contextlib.AsyncExitStack()
+        self._calls: list[asyncio.Task[Any]] = []
+
+    @property
+    def redis(self) -> redis.Redis:
+        """A client of the server, which the caller closes."""
+        return redis.Redis.from_url(self.server.url)
+
+    def configure(self, **values: object) -> None:
+        """Change the server's configuration."""
+        with self.redis as client:
+            for name, value in values.items():
+                client.config_set(name.replace("_", "-"), str(value))
+
+    async def call(self, tool: str, times: int = 1, **arguments: Any) -> None:
+        """Make calls, and wait for none of them."""
+        self._calls += [asyncio.ensure_future(self.bus.call(tool, arguments, timeout=600.0)) for _ in range(times)]
+
+    async def answered(self, tool: str, times: int, **arguments: Any) -> None:
+        """Make calls, and wait until they have ended."""
+        await asyncio.gather(*(self.bus.call(tool, arguments, timeout=60.0) for _ in range(times)))
+
+    async def occupied(self, waiting: int) -> None:
+        """Let the worker's only slot be taken for long, and calls wait for it."""
+        await self.call("work", 1 + waiting, seconds=600.0)
+
+        def queued() -> bool:
+            with self.redis as client:
+                queue = self.keys.queue(SERVICE)
+                return client.xlen(queue) == 1 + waiting and client.xpending(queue, "g")["pending"] == 1
+
+        await eventually(queued, timeout=30)
+
+    async def start_worker(self) -> None:
+        """Start the worker, and wait until its tools can be called."""
+        self.worker = self.shell.start("worker", "pool.py", "--grace", "0.1")
+        await self.bus.wait_for_tool("work", timeout=60)
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        """Send the worker a signal."""
+        os.kill(self.worker.pid, number)
+
+    async def lapsed(self) -> None:
+        """Wait until the lease of the worker has ended."""
+
+        def ended() -> bool:
+            with self.redis as client:
+                seconds, micros = client.time()
+                scores = [score for _, score in client.zrange(self.keys.live, 0, -1, withscores=True)]
+                return all(score < seconds * 1000 + micros / 1000 for score in scores)
+
+        await eventually(ended, timeout=30)
+
+    async def doctor(self) -> list[dict[str, str]]:
+        """Return the findings of ``toolbus doctor``."""
+        done = await asyncio.to_thread(self.shell.run, "doctor", "--output", "json")
+        found: list[dict[str, str]] = json.loads(done.stdout)
+        assert (done.returncode == 1) == any(each["state"] == "fail" for each in found), done.stderr
+        return found
+
+    async def close(self) -> None:
+        """End everything."""
+        for call in self._calls:
+            call.cancel()
+        await asyncio.gather(*self._calls, return_exceptions=True)
+        for process in self.shell.started:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGCONT)
+        if self.server.running:
+            os.kill(self.server.pid, signal.SIGCONT)
+        await asyncio.to_thread(self.shell.close)
+        await self.bus.aclose()
+        await self.stack.aclose()
+        self.server.stop()
+
+
+Installed = Callable[..., "contextlib.AbstractAsyncContextManager[Installation]"]
+
+
+@contextlib.asynccontextmanager
+async def installed(forks: ForkServer, folder: Path, **options: Any) -> AsyncIterator[Installation]:
+    """Yield an installation whose worker serves."""
+    (folder / "pool.py").write_text(TOOLS)
+    made = Installation(forks, folder, **options)
+    try:
+        await made.bus.open()
+        await made.start_worker()
+        yield made
+    finally:
+        await made.close()

@@ -1,0 +1,47 @@
+"""The table of checks: its runbooks, and files that no server is needed for."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+import trustme
+
+from tests.test_docs import anchors
+from toolbus import Settings
+from toolbus.bus.broker.admin import ServerHealth
+from toolbus.bus.broker.transport.connection import ServerInfo
+from toolbus.bus.values.results import BrokerError
+from toolbus.bus.watch.faults import CHECKS, Seen, faults_of, unreachable
+
+RUNBOOKS = Path(__file__).parents[2] / "docs/how-to/runbooks.md"
+NOT_RUNBOOKS = {"Plan capacity"}
+HEALTHY = ServerHealth(ServerInfo("Valkey", "9", "r", 1), "noeviction", 1, 0, True, "everysec", "", "", 0.1, 0.0, 0, False, 0, None)
+
+
+def test_every_runbook_of_a_check_exists() -> None:
+    """A fault leads to a heading of the page."""
+    found = {unreachable(BrokerError("away")).runbook, *(check.runbook for check in CHECKS)}
+    assert found <= anchors(RUNBOOKS)
+
+
+def test_every_runbook_begins_with_what_one_sees_and_ends_with_how_it_is_over() -> None:
+    """A person who opens one in the night recognizes it, and knows when to stop."""
+    for part in RUNBOOKS.read_text().split("\n## ")[1:]:
+        title, _, text = part.partition("\n")
+        if title not in NOT_RUNBOOKS:
+            assert text.strip().startswith("You see: "), title
+            assert "It is over when" in text.replace("\n", " "), title
+
+
+@pytest.mark.parametrize(("days", "found"), [(3, True), (300, False), (-1, True)])
+def test_certificates_of_a_process_are_named_before_they_end(tmp_path: Path, days: int, found: bool) -> None:
+    """The file is named, with the day, two weeks before."""
+    file = tmp_path / "client.pem"
+    end = datetime.now(UTC) + timedelta(days=days)
+    issued = trustme.CA().issue_cert("worker@example.org", not_before=datetime(2020, 1, 1, tzinfo=UTC), not_after=end)
+    issued.cert_chain_pems[0].write_to_path(str(file))
+    settings = Settings.load({}, url="rediss://127.0.0.1:1", tls_cert=str(file))
+    faults = faults_of(Seen(settings=settings, health=HEALTHY, now=datetime.now(UTC).timestamp()))
+    assert [str(file) in each.found and f"{end:%Y-%m-%d}" in each.found for each in faults] == [True] * found

@@ -1,0 +1,372 @@
+"""Checks for what may be wrong with a deployment: a table, over what its server and its workers answer.
+
+``toolbus doctor`` prints the faults, ``/metrics`` has them as ``toolbus_fault``, for which there are alerts, and the page shows them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import ssl
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from toolbus.bus.broker.admin import Admin, ServerHealth, ServiceOverview
+from toolbus.bus.broker.statistics.answers import ToolStatistics, added, quantile
+from toolbus.bus.broker.statistics.asking import Statistics, merged
+from toolbus.bus.support.display import one_line
+from toolbus.bus.values.results import ToolbusError
+from toolbus.bus.values.secrets import TokenRecord
+from toolbus.bus.values.settings import PREFIX, Settings
+
+State = Literal["fail", "warn"]
+
+RUNBOOKS = "https://toolbus.github.io/toolbus/latest/how-to/runbooks/"
+"""The page of runbooks; a fault's anchor follows ``#``."""
+
+_DAY = 86_400.0
+
+
+class Seen(msgspec.Struct, kw_only=True):
+    """A deployment as it was looked at; what this user may not ask for is empty.
+
+    Attributes:
+        settings: of who looks.
+        health: of the server.
+        services: those of the namespace.
+        lapsed: workers whose leases have ended, as ``service/instance``.
+        statistics: what workers answered; None when they were not asked.
+        tokens: of gateways.
+        others: namespaces on this server, if this one is empty.
+        now: seconds since 1970, by the clock of who looks.
+    """
+
+    settings: Settings
+    health: ServerHealth
+    services: Sequence[ServiceOverview] = ()
+    lapsed: Sequence[str] = ()
+    statistics: Statistics | None = None
+    tokens: Sequence[TokenRecord] = ()
+    others: Sequence[str] = ()
+    now: float = 0.0
+
+
+class Check(NamedTuple):
+    """One thing that may be wrong.
+
+    Attributes:
+        name: of the check, and the label of its metric.
+        state: how bad it is: ``fail`` when calls fail or wait because of it.
+        lines: return a line for everything that is wrong.
+        remedy: what to do.
+        runbook: the heading of its runbook, as an anchor.
+    """
+
+    name: str
+    state: State
+    lines: Callable[[Seen], Iterable[str]]
+    remedy: str
+    runbook: str
+
+
+class Fault(NamedTuple):
+    """Something that is wrong: which check found it, how bad it is, what was found and what to do, and the anchor of its runbook."""
+
+    check: str
+    state: State
+    found: str
+    runbook: str
+
+
+# -- the server ---------------------------------------------------------------------------------------
+
+
+def _memory(seen: Seen) -> Iterable[str]:
+    health = seen.health
+    if _code(health) == "OOM":
+        yield f"the server's memory is full ({_megabytes(health.used_memory)} of {_megabytes(health.max_memory)}): it takes no new calls"
+
+
+_REFUSALS = {"MISCONF": "it can't write to its disk", "NOREPLICAS": "too few replicas follow it"}
+
+
+def _refused_writes(seen: Seen) -> Iterable[str]:
+    code, _, message = seen.health.refusal.partition(" ")
+    if code not in {"", "OOM"}:
+        yield f"the server refuses every write: {_REFUSALS.get(code, 'it says why')} ({one_line(f'{code} {message}', 300)})"
+
+
+def _unsaved(seen: Seen) -> Iterable[str]:
+    if seen.health.unsaved and not seen.health.refusal:
+        yield f"the server could not write {seen.health.unsaved}: what it takes from now on is lost with it"
+
+
+def _missing_replicas(seen: Seen) -> Iterable[str]:
+    connected, waited_for = seen.health.replicas, seen.settings.wait_replicas
+    if waited_for > connected:
+        yield f"{connected} replicas connected, and {PREFIX}WAIT_REPLICAS is {waited_for}: no `once` call runs until there are as many"
+
+
+def _evicting(seen: Seen) -> Iterable[str]:
+    if seen.health.policy not in {"noeviction", "unknown"}:
+        yield f"maxmemory-policy is {seen.health.policy}: a full server deletes keys, and each is a lost call"
+
+
+def _unsynced(seen: Seen) -> Iterable[str]:
+    if seen.health.append_only and seen.health.appendfsync == "no":
+        yield "appendfsync is no: a crash of the machine loses the calls of half a minute"
+
+
+def _cut_off(seen: Seen) -> Iterable[str]:
+    if seen.health.cut_off:
+        yield f"the server has cut off {seen.health.cut_off} connections since its start that read too slowly for its output buffers"
+
+
+def _skewed(seen: Seen) -> Iterable[str]:
+    if abs(seen.health.skew) > SKEWED:
+        yield f"the server's clock is {round(seen.health.skew, 1) + 0.0:+.1f} s from here"
+
+
+def _certificates(seen: Seen) -> Iterable[str]:
+    ends = {"the server's certificate": seen.health.certificate_ends}
+    ends |= {path: _ends(path) for path in (seen.settings.tls_cert, seen.settings.tls_ca) if path}
+    for name, end in ends.items():
+        if end is not None and end - seen.now < _CERTIFICATE_DAYS * _DAY:
+            yield f"{name} {_until(end, seen.now)}"
+
+
+def _tokens(seen: Seen) -> Iterable[str]:
+    for token in seen.tokens:
+        if token.expires is not None and 0 < token.expires - seen.now < _TOKEN_DAYS * _DAY:
+            yield f"the token {token.name!r} ({token.id}) {_until(token.expires, seen.now)}"
+
+
+# -- workers and services -----------------------------------------------------------------------------
+
+
+def _stopped(seen: Seen) -> Iterable[str]:
+    silent = {} if seen.statistics is None or seen.health.refusal else seen.statistics.silent
+    # Of a worker that has just stopped, the lease has not ended yet.
+    names = {*seen.lapsed, *(f"{service}/{instance}" for instance, services in silent.items() for service in services)}
+    for name in sorted(names)[:_MOST_LINES]:
+        service, _, instance = name.rpartition("/")
+        why = "its lease has ended" if name in seen.lapsed else "it beats and does not answer"
+        yield f"the worker {instance} of {service} gives no sign of life ({why}): it was killed, stands still, or can't reach the server"
+
+
+def _nobody_serves(seen: Seen) -> Iterable[str]:
+    for each in seen.services:
+        if each.queued > 0 and not each.live and not each.paused:
+            yield f"{_calls_wait(each)} for {_id(each)}, and no worker serves it"
+
+
+def _paused_and_waiting(seen: Seen) -> Iterable[str]:
+    for each in seen.services:
+        if each.queued > 0 and each.paused:
+            yield f"{_id(each)} is paused, and {_calls_wait(each)}"
+
+
+def _backlog(seen: Seen) -> Iterable[str]:
+    for each in seen.services:
+        if each.live and not each.paused and each.queued > LONG_BACKLOG * each.workers:
+            yield f"{_calls_wait(each)} for {_id(each)}, and {each.workers} workers serve it"
+
+
+def _dead_letters(seen: Seen) -> Iterable[str]:
+    for each in seen.services:
+        if each.dead:
+            yield f"{_number(each.dead, 'call')} of {_id(each)} set aside as dead letters"
+
+
+def _paused(seen: Seen) -> Iterable[str]:
+    for each in seen.services:
+        if each.paused and not each.queued:
+            yield f"{_id(each)} is paused: what comes for it waits"
+
+
+def _failing(seen: Seen) -> Iterable[str]:
+    for (service, tool), counts in _tools(seen).items():
+        failed = merged(each.failed for each in counts)
+        ended, failures = sum(sum(each.buckets) for each in counts), sum(failed.values())
+        if ended >= _FEW and failures > FAILING * ended:
+            worst = max(failed, key=lambda kind: failed[kind])
+            yield f"{failures} of {ended} runs of {tool or service} have failed, most of them as {worst}"
+
+
+def _slow(seen: Seen) -> Iterable[str]:
+    for (service, tool), counts in _tools(seen).items():
+        buckets = added(each.buckets for each in counts)
+        longest = quantile(buckets, 0.95)
+        if longest is not None and longest > SLOW * 1000:
+            yield f"{tool or service} is slow: one run in twenty takes {longest / 1000:.0f} s or more"
+
+
+def _lost_lines(seen: Seen) -> Iterable[str]:
+    for answer in [] if seen.statistics is None else seen.statistics.answers.values():
+        if answer.lines_lost:
+            yield f"{answer.lines_lost} log lines of the worker {answer.instance} are lost: who reads its log stands still"
+
+
+def _mistyped(seen: Seen) -> Iterable[str]:
+    if not seen.others:
+        return
+    namespace = seen.settings.namespace
+    near = difflib.get_close_matches(namespace, seen.others, n=3) or seen.others[:3]
+    yield f"the namespace {namespace!r} is empty, and this server has {', '.join(map(repr, near))}"
+
+
+SKEWED = 5.0
+"""Seconds between two clocks from which on it is said."""
+
+LONG_BACKLOG, FAILING, SLOW = 10, 0.1, 10.0
+"""Waiting calls a worker, the share of failures, the seconds of a slow run: what is above is a fault."""
+
+_CERTIFICATE_DAYS, _TOKEN_DAYS = 14, 7
+_FEW, _MOST_LINES = 10, 20
+
+CHECKS: tuple[Check, ...] = (
+    Check("memory", "fail", _memory, "purge what nobody needs, or raise maxmemory", "the-servers-memory-is-full"),
+    Check("writes", "fail", _refused_writes, "free its disk, or start its replicas again", "the-server-refuses-writes"),
+    Check("disk", "fail", _unsaved, "free its disk, or let it write to its folder", "the-server-refuses-writes"),
+    Check("replicas", "fail", _missing_replicas, f"start them, or lower {PREFIX}WAIT_REPLICAS", "the-server-refuses-writes"),
+    Check("worker", "warn", _stopped, "look at its process and its log, and start it again", "nobody-serves-a-service"),
+    Check(
+        "paused", "fail", _paused_and_waiting, "`toolbus operate resume SERVICE` lifts the pause", "a-service-is-slow-or-answers-overloaded"
+    ),
+    Check("service", "fail", _nobody_serves, "start workers of it, or look why they end", "nobody-serves-a-service"),
+    Check("memory policy", "warn", _evicting, "set `maxmemory-policy noeviction`", "the-servers-memory-is-full"),
+    Check("appendfsync", "warn", _unsynced, "set `appendfsync everysec`", "the-server-is-gone"),
+    Check("clock", "warn", _skewed, "let both machines follow one time server", "a-clock-was-set"),
+    Check("backlog", "warn", _backlog, "start more workers", "a-service-is-slow-or-answers-overloaded"),
+    Check("slow tool", "warn", _slow, "`toolbus see stats` shows its times", "a-service-is-slow-or-answers-overloaded"),
+    Check("failures", "warn", _failing, "`toolbus see calls --failed` shows their errors", "calls-of-a-tool-fail"),
+    Check("dead letters", "warn", _dead_letters, "`toolbus operate dead list` shows why", "calls-end-as-dead-letters"),
+    Check("forgotten pause", "warn", _paused, "`toolbus operate resume SERVICE` lifts it", "a-service-is-slow-or-answers-overloaded"),
+    Check("certificate", "warn", _certificates, "renew it", "change-a-password-or-a-key"),
+    Check("token", "warn", _tokens, "make another with `toolbus secure tokens add`", "change-a-password-or-a-key"),
+    Check("output buffers", "warn", _cut_off, "raise `client-output-buffer-limit`", "connections-are-lost-again-and-again"),
+    Check("log", "warn", _lost_lines, "look at who reads its output", "log-lines-are-lost"),
+    Check("namespace", "warn", _mistyped, f"set {PREFIX}NAMESPACE", "nobody-serves-a-service"),
+)
+"""Every check; a cause stands before what follows from it."""
+
+SERVER = "server"
+"""The check that the server can be asked at all."""
+
+
+async def look(
+    admin: Admin,
+    settings: Settings,
+    *,
+    services: Sequence[ServiceOverview] | None = None,
+    statistics: Statistics | None = None,
+    ask: bool = False,
+    trips: int = 1,
+    roles: Sequence[str] | None,
+) -> Seen:
+    """Look at a deployment, as far as this user may.
+
+    Args:
+        admin: an open connection.
+        settings: its settings.
+        services: what goes on in the services, if it is known.
+        statistics: what the workers have answered.
+        ask: whether to ask the workers, if it is not known.
+        trips: see ``Admin.health``.
+        roles: of this user, as ``Admin.roles`` returns them.
+
+    Raises:
+        BrokerError: the server can't be asked.
+    """
+
+    def may(*names: str) -> bool:
+        return roles is None or not set(names).isdisjoint(roles)
+
+    seen = Seen(
+        settings=settings,
+        health=await admin.health(trips=trips, configuration=roles is None),
+        services=() if services is None else services,
+        statistics=statistics,
+        now=time.time(),
+    )
+    if may("gateway", "operator", "monitor"):
+        if services is None:
+            seen.services = await admin.services()
+        seen.lapsed = await admin.lapsed()
+        # Workers can't answer a server that takes no writes.
+        if ask and not seen.health.refusal:
+            seen.statistics = await admin.statistics()
+    if may("gateway", "operator"):
+        seen.tokens = await admin.tokens.all()
+    if may("operator") and not seen.services and not await admin.revision():
+        seen.others = await admin.namespaces()
+    return seen
+
+
+def faults_of(seen: Seen) -> list[Fault]:
+    """Return what is wrong, the causes first."""
+    return [Fault(check.name, check.state, f"{line}; {check.remedy}", check.runbook) for check in CHECKS for line in check.lines(seen)]
+
+
+def unreachable(error: ToolbusError | TimeoutError) -> Fault:
+    """Return the fault of a server that could not be asked."""
+    return Fault(SERVER, "fail", str(error) or "the server did not answer in time", "the-server-is-gone")
+
+
+# -- words --------------------------------------------------------------------------------------------
+
+
+def _code(health: ServerHealth) -> str:
+    return health.refusal.partition(" ")[0]
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 1_000_000:.1f} MB"
+
+
+def _number(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def _calls_wait(service: ServiceOverview) -> str:
+    return f"{_number(service.queued, 'call')} wait{'s' if service.queued == 1 else ''}"
+
+
+def _id(service: ServiceOverview) -> str:
+    return service.publication.service.id
+
+
+def _until(end: float, now: float) -> str:
+    date = datetime.fromtimestamp(end, UTC).strftime("%Y-%m-%d")
+    return f"ended on {date}" if end <= now else f"ends on {date}, in {_number(int((end - now) / _DAY), 'day')}"
+
+
+def _tools(seen: Seen) -> Mapping[tuple[str, str], list[ToolStatistics]]:
+    found: dict[tuple[str, str], list[ToolStatistics]] = {}
+    for answer in [] if seen.statistics is None else seen.statistics.answers.values():
+        for tool in answer.tools:
+            found.setdefault((tool.service, tool.tool), []).append(tool)
+    return found
+
+
+# The times of a certificate's validity, as DER writes them: a sequence of two.
+_VALIDITY = re.compile(rb"\x30.(?:\x17\x0d|\x18\x0f)(\d{12,14})Z(?:\x17\x0d|\x18\x0f)(\d{12,14})Z", re.DOTALL)
+_PEM = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
+
+
+def _ends(path: str) -> float | None:
+    """Return when the first certificate of a file ends that does, in seconds since 1970; None when none can be read."""
+    try:
+        blocks = _PEM.findall(Path(path).read_text("ascii", "replace"))
+        found = [_VALIDITY.search(ssl.PEM_cert_to_DER_cert(block)) for block in blocks]
+        times = [match[2].decode() for match in found if match is not None]
+        # Of years with two digits, those from 50 on are of the last century.
+        full = [each if len(each) == 14 else ("19" if each >= "50" else "20") + each for each in times]
+        return min((datetime.strptime(each, "%Y%m%d%H%M%S").replace(tzinfo=UTC).timestamp() for each in full), default=None)
+    except (OSError, ValueError):
+        return None
