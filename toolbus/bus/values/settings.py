@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -68,6 +69,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     wait_replicas: Annotated[int, msgspec.Meta(ge=0)] = 0
     wait_timeout: Annotated[float, msgspec.Meta(gt=0, le=5)] = 1.0
     recent: Literal["off", "on", "arguments"] = "on"
+    history: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["auto", "text", "json"] = "auto"
 
@@ -122,6 +124,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return {name: (getattr(settings, name), given[name][1] if name in given else "default") for name in cls.__struct_fields__}
 
     @classmethod
+    @functools.cache
     def _types(cls) -> dict[str, Any]:
         return {field.name: field.type for field in msgspec.structs.fields(cls)}
 
