@@ -207,7 +207,7 @@ def of(name: str, status: Status, **more: Any) -> Outcome:
 
 
 def test_expected_failures_are_no_surprise() -> None:
-    """What is known to be broken may be so; what is not, and what holds although it is known to be broken, fails."""
+    """A broken requirement fails unless it is in the file of expected ones, and one of those fails when it holds."""
     for expected, status, failed in ((True, "broken", False), (False, "broken", True), (True, "holds", True), (False, "holds", False)):
         report = Report(frozenset({"a"} if expected else ()), None)
         report.add(of("a", status, problem="wrong" if status == "broken" else ""))  # type: ignore[arg-type]
