@@ -38,14 +38,20 @@ def protocol_command() -> None:
 
 @command("scripts", into=protocol_command)
 def scripts_command(folder: Annotated[Path, argument(type=Folder)]) -> None:
-    """Write each Lua script into FOLDER, whole, in a folder for each step, and index.json with their SHA-1 digests."""
+    """Write each Lua script into FOLDER, whole, in a folder for each step.
+
+    index.json has the SHA-1 digest of each, by which EVALSHA knows it. vectors.json has inputs and what becomes of them: digests, keys,
+    frames, deadlines, verdicts. schemas/ has a JSON Schema of each kind of message.
+    """
     from toolbus.bus.broker.server import scripts
+    from toolbus.operations.conformance import exported
 
     try:
         scripts.write_scripts(folder)
+        exported.write(folder)
     except OSError as error:
         fail(f"can't write the scripts: {reason(error)}")
-    print_line(f"wrote {len(scripts.ALL)} scripts to {folder}")
+    print_line(f"wrote {len(scripts.ALL)} scripts, {exported.VECTORS.name} and {len(exported.SCHEMAS)} schemas to {folder}")
 
 
 @command("constants", into=protocol_command)
