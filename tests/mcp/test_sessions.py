@@ -237,8 +237,8 @@ async def test_a_request_that_comes_twice_runs_once(site: Site, url: str, urls: 
             for each in (first, second):
                 assert text_of((await each.next() or {})["result"]) == "0 "
         assert (site.folder / "twice.runs").read_text() == "x"
-        for each in urls:
-            assert text_of((await session.call(each, "ticks", 7, name="twice", to=1))["result"]) == "0 "
+        for gateway in urls:
+            assert text_of((await session.call(gateway, "ticks", 7, name="twice", to=1))["result"]) == "0 "
         assert (site.folder / "twice.runs").read_text() == "xxx"
 
 

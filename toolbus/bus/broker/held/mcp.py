@@ -22,8 +22,10 @@ MOST_SESSIONS = 10_000
 """Most sessions of one user."""
 
 REQUEST_TTL = 120.0
-"""Seconds for which a client may come back to a request that it has lost: after its answer, or after its gateway has died. It is at most the
-retention: a request that outlives its idempotency key would run again."""
+"""Seconds for which a client may come back to a request that it has lost: after its answer, or after its gateway has died.
+
+The retention is a bound, too: a request that outlives its idempotency key would run again.
+"""
 
 # Seconds for which a cancellation waits for the request that it is for.
 _CANCELLATION = 5.0
