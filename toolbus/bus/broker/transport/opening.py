@@ -12,6 +12,7 @@ from typing import Any, NoReturn, Self, cast
 from toolbus.bus import telemetry
 from toolbus.bus.broker.server.keys import Keys
 from toolbus.bus.broker.server.scripts import Script
+from toolbus.bus.broker.transport.command import REFUSES_ALL
 from toolbus.bus.broker.transport.connection import Connector
 from toolbus.bus.broker.transport.links import ShortLink
 from toolbus.bus.values.results import BrokerUnavailable, ToolbusError
@@ -66,8 +67,6 @@ class NotOpen:
 
 # A worker that only beats looks alive. Its callers learn otherwise when it leaves, after so many leases and seconds without success.
 _LEASES, _SECONDS = 3, 30.0
-# The server refuses the writes of every process, and workers that went on trying serve at once when it accepts them again.
-_FOR_ALL = frozenset({"MISCONF", "OOM"})
 
 
 class Failing:
@@ -95,7 +94,8 @@ class Failing:
     def refused(self, error: str) -> None:
         """Take in that the server has refused the step once more."""
         now = self._monotonic()
-        if self.since is None or error.partition(" ")[0] in _FOR_ALL:
+        # Workers that went on trying serve at once when the server accepts writes again.
+        if self.since is None or error.partition(" ")[0] in REFUSES_ALL:
             self.since = now
         elif now - self.since >= self._most:
             self._give_up(ToolbusError(f"{self._failed} for {now - self.since:.0f} s: {error}"))
