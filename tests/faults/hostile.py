@@ -94,6 +94,7 @@ def places(keys: Keys, names: Names) -> dict[str, Place]:
             ("token", "spec", "status", "created", "claim", "until", "lease", "attempts", "lines", "l:0", "price", "cancel"),
         ),
         "recent": Place(keys.recent, "stream", ("c",)),
+        "ended": Place(keys.ended, "stream", ("c",)),
         "hosts": Place(keys.hosts, "zset", ("other",)),
         "routes": Place(keys.routes("other"), "hash", ("other",)),
         "single": Place(keys.single("other"), "string"),

@@ -208,7 +208,7 @@ class FakeBroker:
     def release(self, service: str, pair: tuple[str, str], *, lost: bool) -> None:
         pass
 
-    def note(self, delivery: Delivery, ending: Ending) -> None:
+    def note(self, delivery: Delivery, ending: Ending, *, sampled: bool, kept: bool, left_out: int) -> None:
         self.noted.append((delivery.request.tool, delivery.attempt, ending))
 
     def before_sending(self, pack: Callable[[], None]) -> None:

@@ -48,9 +48,16 @@ _FILES = {
     "a shorter append-only file": "aof_last_bgrewrite_status",
 }
 _CUT_OFF = ("client_output_buffer_limit_disconnections", "client_query_buffer_limit_disconnections")
+_ENDED = 1_000
 
 
 ServiceState = Literal["live", "asleep", "withdrawn", "down"]
+
+
+def _position(entry: str) -> tuple[int, int]:
+    """Return the two numbers of an entry's id."""
+    at, _, number = entry.partition("-")
+    return int(at), int(number or 0)
 
 
 class ServiceOverview(NamedTuple):
@@ -377,11 +384,22 @@ class Admin:
 
     async def recent(self, limit: int = 200) -> list[RecentCall]:
         """Return the newest of the recent calls' attempts, the newest first."""
-        return await newest(self._link, self._keys, limit)
+        return await newest(self._link, self._keys.recent, limit)
 
     async def recent_after(self, entry: str) -> tuple[list[RecentCall], str]:
         """Return some recent calls after the ``entry`` of one, the oldest first, and the entry to go on after."""
-        return await after(self._link, self._keys, entry)
+        return await after(self._link, self._keys.recent, entry)
+
+    async def ended_after(self, entry: str) -> tuple[list[RecentCall], str]:
+        """Return some of all attempts that have ended, as workers with ``TOOLBUS_HISTORY`` tell of them, as ``recent_after`` does.
+
+        Where the server's newest one is before the ``entry``, as after a failover, the next ones are read from the oldest on.
+        """
+        found, last = await after(self._link, self._keys.ended, entry, _ENDED)
+        if found or last != entry or not entry:
+            return found, last
+        latest = await newest(self._link, self._keys.ended, 1)
+        return [], "" if latest and _position(latest[0].entry) < _position(entry) else entry
 
     # -- inside -----------------------------------------------------------------------------------
 

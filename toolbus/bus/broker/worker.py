@@ -236,7 +236,7 @@ class WorkerSteps:
             server=connector.display,
         )
         self.endings = Endings(link, keys, instance, outbox=self.outbox, ownership=self.ownership, notes=self.notes, start=self.links.start)
-        self.recent = RecentWriter(link, keys, clock, instance, settings.recent, self.outbox.before_sending)
+        self.recent = RecentWriter(link, keys, clock, instance, settings.recent, settings.history, self.outbox.before_sending)
         # Recover.
         self._abandoned = abandoned = AbandonedCalls(link, keys, clock, self.streams, outbox=self.outbox, listener=listener)
         self.upkeep = Upkeep(
@@ -430,6 +430,7 @@ class WorkerBroker:
         try:
             async with asyncio.timeout(_CLOSING):
                 await steps.endings.settled()
+                steps.recent.flush()
                 await steps.outbox.drained()
                 # Dead letters and notes are answered to no caller, so wait for them here.
                 await steps.link.settled()
@@ -600,9 +601,17 @@ class WorkerBroker:
 
     # -- answering --------------------------------------------------------------------------------
 
-    def note(self, delivery: Delivery, ending: Ending) -> None:
-        """Tell operators of an attempt that has ended, with what is sent next. Returns at once."""
-        self.steps.recent.note(delivery, ending)
+    def note(self, delivery: Delivery, ending: Ending, *, sampled: bool, kept: bool, left_out: int) -> None:
+        """Tell of an attempt that has ended, with what is sent next; returns at once.
+
+        Args:
+            delivery: what was run, or not.
+            ending: how it ended.
+            sampled: tell operators.
+            kept: tell who keeps the history.
+            left_out: attempts that were left out of the history before this one.
+        """
+        self.steps.recent.note(delivery, ending, sampled=sampled, kept=kept, left_out=left_out)
 
     async def hand_back(self, deliveries: Sequence[Delivery]) -> None:
         """Give deliveries that have not been answered to other workers, after the frames that were sent until now.

@@ -94,7 +94,7 @@ class Slots:
         self.broker = broker
         self.isolation = isolation
         self.clock = clock
-        self.sampling = Sampling(broker.note, enabled=settings.recent != "off")
+        self.sampling = Sampling(broker.note, sampled=settings.recent != "off", kept=settings.history > 0)
         self._served = served
         self._loop = asyncio.get_running_loop()
         # What starts a run is often the end of another one, whose context variables are another caller's.

@@ -69,8 +69,8 @@ _READ_CONFIRMATIONS = {"zrange": Touched(reads="confirms"), "hget": Touched(read
 _STATISTICS = {
     "publish": Touched(tells="wake:"),
     "zrange": Touched(reads="live"),
-    "xrange": Touched(reads="stats recent"),
-    "xrevrange": Touched(reads="recent"),
+    "xrange": Touched(reads="stats recent ended"),
+    "xrevrange": Touched(reads="recent ended"),
     "del": Touched(writes="stats"),
 }
 
@@ -124,7 +124,7 @@ _WORKER_SCRIPTS = (
 )  # fmt: skip
 _TASKS = "creation creations:queued creations:running creations:ended"
 _PLATFORM_USES = MappingProxyType(
-    {"streams/append": "recent stats output results", **dict.fromkeys(("held/write", "held/settle"), f"conv convs {_TASKS}")}
+    {"streams/append": "recent ended stats output results", **dict.fromkeys(("held/write", "held/settle"), f"conv convs {_TASKS}")}
 )
 _WORKER_COMMANDS = _together(
     _READ_REGISTRY,
@@ -158,7 +158,7 @@ ROLES: Mapping[str, Role] = MappingProxyType(
             scripts=_WORKER_SCRIPTS,
             commands=_WORKER_COMMANDS,
             hears="wake confirmed",
-            uses=MappingProxyType({"streams/append": "recent stats"}),
+            uses=MappingProxyType({"streams/append": "recent ended stats"}),
         ),
         "nested": Role(
             about="calls other tools from handlers; belongs to a worker's user, beside the role worker",
@@ -257,7 +257,7 @@ ROLES: Mapping[str, Role] = MappingProxyType(
                 },
             ),
             # Its scripts are given queues and dead letters, whose entries have the arguments of calls.
-            alone=MappingProxyType({"del": "stats", "xrange": "stats recent", "xrevrange": "log recent"}),
+            alone=MappingProxyType({"del": "stats", "xrange": "stats recent ended", "xrevrange": "log recent ended"}),
             # A lease that is further ahead than any can be is put right by others.
             never=frozenset({"zadd"}),
             sources=False,
