@@ -346,7 +346,7 @@ class Admin:
             append_only=persistence.get("aof_enabled") == "1",
             appendfsync=shown(configured.get(b"appendfsync", b"")),
             unsaved=", ".join(name for name, field in _FILES.items() if persistence.get(field, "ok") != "ok"),
-            refusal=await self._refusal(),
+            refusal=await self.refusal(),
             latency_ms=sorted(times)[len(times) // 2],
             skew=skew,
             replicas=int(replication.get("connected_slaves", "0")),
@@ -355,6 +355,20 @@ class Admin:
             cut_off=sum(integer(counts.get(field, "0")) for field in _CUT_OFF),
             certificate_ends=self._link.certificate_ends,
         )
+
+    async def refusal(self) -> str:
+        """Return why the server refuses what changes something, with its code first; empty when it does not."""
+        link = ProbingLink(self._connector)
+        await link.connect()
+        try:
+            await link.execute_script(scripts.PROBE, (), ())
+        except ReplyError as error:
+            # A role may be forbidden to bring the script to a server that has forgotten it.
+            return "" if is_forbidden(error) else str(error)
+        finally:
+            link.close()
+            await link.wait_closed()
+        return ""
 
     async def lapsed(self, most: int = 100) -> list[str]:
         """Return the workers, as ``service/instance``, whose leases have ended and that nobody has taken out of the registry yet."""
@@ -402,19 +416,6 @@ class Admin:
         return [], "" if latest and _position(latest[0].entry) < _position(entry) else entry
 
     # -- inside -----------------------------------------------------------------------------------
-
-    async def _refusal(self) -> str:
-        link = ProbingLink(self._connector)
-        await link.connect()
-        try:
-            await link.execute_script(scripts.PROBE, (), ())
-        except ReplyError as error:
-            # A role may be forbidden to bring the script to a server that has forgotten it.
-            return "" if is_forbidden(error) else str(error)
-        finally:
-            link.close()
-            await link.wait_closed()
-        return ""
 
     async def _may_look_for(self, role: str) -> bool:
         try:
