@@ -100,5 +100,5 @@ def _number(value: float) -> float | int | msgspec.Raw:
     # Both languages write the fewest digits that stand for a number, in another form.
     digits = repr(value)
     if _LEAST_DIGITS <= size < _MOST_DIGITS:
-        return msgspec.Raw(f"{Decimal(digits):f}")
+        return msgspec.Raw(f"{Decimal(digits):f}".removesuffix(".0"))
     return msgspec.Raw(digits.replace("e-0", "e-"))
