@@ -183,7 +183,7 @@ class FakeBroker:
     async def hand_over(self, delivery: Delivery) -> bool:
         return False
 
-    async def unregister(self) -> None:
+    async def unregister(self, *, died: bool = False) -> None:
         self.unregistered += 1
         if isinstance(self.hand_back_failure, Exception):
             raise self.hand_back_failure

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Iterable, Sequence
 from types import TracebackType
@@ -346,7 +347,7 @@ class Admin:
             append_only=persistence.get("aof_enabled") == "1",
             appendfsync=shown(configured.get(b"appendfsync", b"")),
             unsaved=", ".join(name for name, field in _FILES.items() if persistence.get(field, "ok") != "ok"),
-            refusal=await self._refusal(),
+            refusal=await self.refusal(),
             latency_ms=sorted(times)[len(times) // 2],
             skew=skew,
             replicas=int(replication.get("connected_slaves", "0")),
@@ -355,6 +356,20 @@ class Admin:
             cut_off=sum(integer(counts.get(field, "0")) for field in _CUT_OFF),
             certificate_ends=self._link.certificate_ends,
         )
+
+    async def refusal(self) -> str:
+        """Return why the server refuses what changes something, with its code first; empty when it does not."""
+        link = ProbingLink(self._connector)
+        await link.connect()
+        try:
+            await link.execute_script(scripts.PROBE, (), ())
+        except ReplyError as error:
+            # A role may be forbidden to bring the script to a server that has forgotten it.
+            return "" if is_forbidden(error) else str(error)
+        finally:
+            link.close()
+            await link.wait_closed()
+        return ""
 
     async def lapsed(self, most: int = 100) -> list[str]:
         """Return the workers, as ``service/instance``, whose leases have ended and that nobody has taken out of the registry yet."""
@@ -402,19 +417,6 @@ class Admin:
         return [], "" if latest and _position(latest[0].entry) < _position(entry) else entry
 
     # -- inside -----------------------------------------------------------------------------------
-
-    async def _refusal(self) -> str:
-        link = ProbingLink(self._connector)
-        await link.connect()
-        try:
-            await link.execute_script(scripts.PROBE, (), ())
-        except ReplyError as error:
-            # A role may be forbidden to bring the script to a server that has forgotten it.
-            return "" if is_forbidden(error) else str(error)
-        finally:
-            link.close()
-            await link.wait_closed()
-        return ""
 
     async def _may_look_for(self, role: str) -> bool:
         try:
@@ -484,6 +486,36 @@ class Admin:
             return info_fields(await self._link.execute("INFO", section))
         except ReplyError:
             return {}
+
+
+# What no change of the registry tells of is found all the same.
+_READ_ANEW_AFTER = 30.0
+
+
+class KnownServices:
+    """Tells what goes on in the services again and again; their descriptions, which are long, are read when the registry has changed.
+
+    Attributes:
+        revision: the registry's, when they were read.
+    """
+
+    def __init__(self) -> None:
+        self.revision: bytes | None = None
+        self._records: list[ServiceRecord] = []
+        self._read_at = -math.inf
+
+    @property
+    def expired(self) -> bool:
+        """True when the next reading reads them in any case."""
+        return time.monotonic() - self._read_at > _READ_ANEW_AFTER
+
+    async def read(self, admin: Admin) -> list[ServiceOverview]:
+        """Return what is going on in the services, as ``Admin.services`` does."""
+        revision = await admin.revision()
+        if revision != self.revision or self.expired:
+            self._records = await admin.records()
+            self.revision, self._read_at = revision, time.monotonic()
+        return await admin.overviews(self._records)
 
 
 def _overview(record: ServiceRecord, counts: Sequence[int]) -> ServiceOverview:

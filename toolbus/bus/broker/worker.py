@@ -368,8 +368,11 @@ class WorkerSteps:
             self.links.mastership.demoted("it is a replica now")
 
     def _beaten(self, beat: Beat | None) -> None:
-        if not self.links.closing:
-            self._beats.apply(beat)
+        if self.links.closing:
+            return
+        self._beats.apply(beat)
+        if beat is None:
+            self.intake.unbeaten(self.leases.failure)
 
     def _register_again(self, services: list[str]) -> None:
         if self.registration.active:
@@ -573,8 +576,8 @@ class WorkerBroker:
         except BrokerError as error:
             telemetry.log.warning("upkeep.failed", error=str(error))
 
-    async def unregister(self) -> None:
-        """Take every service of this instance out of the registry; leases of running calls go on."""
+    async def unregister(self, *, died: bool = False) -> None:
+        """Take every service of this instance out of the registry: it leaves, or ``died``. Leases of running calls go on."""
         steps = self.steps
         steps.registration.active = False
         steps.upkeep.taking = False
@@ -582,7 +585,7 @@ class WorkerBroker:
         # A server that does not even answer the interruption of a waiting read must not keep the worker.
         asyncio.get_running_loop().call_later(_STOP_WAITING, steps.intake.abort)
         if steps.streams:
-            await steps.registration.unregister()
+            await steps.registration.unregister(died=died)
             await pass_on(steps.link, list(steps.streams.values()))
 
     # -- running ----------------------------------------------------------------------------------

@@ -46,6 +46,7 @@ EVENTS: Mapping[str, str] = {
     "confirmation.unreadable": "a confirmation request on the server can't be read and is left out",
     "mcp.answer_too_late": "the user of an MCP client answered a question that had its answer, or waited no longer",
     "mcp.elicitation_failed": "an MCP client that says it can ask its user did not; others can still answer",
+    "mcp.request_unkept": "a request in an MCP session can't be kept on the server, so that its client can't come back to it",
     "confirmation.failed": "the confirmer raised (the traceback follows), or returned something else than True, False or None",
     "executions.dropped": "executions were not recorded, because too many waited or the store refused them",
     "executions.torn_line": "the last line of a log of executions was cut off by a crash and is left out",

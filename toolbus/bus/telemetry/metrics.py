@@ -32,7 +32,7 @@ METRICS: Mapping[str, tuple[Literal["counter", "histogram"], str, str]] = {
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
 
 OTHER = "_OTHER"
-"""Stands for the tools that are not known, and for those beyond the first thousand."""
+"""Stands for the tools that are not known, and for those that have no metrics of their own."""
 
 _MOST_NAMES = 1_000
 _names: set[str] = set()
@@ -150,13 +150,14 @@ MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 # Every metric of /metrics: its kind and description.
 EXPOSED: Mapping[str, tuple[Literal["counter", "gauge", "histogram"], str]] = {
+    # Of a gateway and a worker.
+    "toolbus_up": ("gauge", "Whether it can do its work: a gateway's calls are accepted, a worker takes requests"),
     # Of a gateway.
     "toolbus_calls_total": ("counter", "Calls that ended, by outcome"),
     "gen_ai_execute_tool_duration_seconds": ("histogram", "Duration of a tool call as its caller sees it"),
     "toolbus_gateway_in_flight": ("gauge", "Calls that came over HTTP and have not ended"),
     "toolbus_gateway_streams": ("gauge", "Those of them whose events are streamed"),
     "toolbus_gateway_tools": ("gauge", "Tools that can be called"),
-    "toolbus_up": ("gauge", "Whether the server could be asked"),
     "toolbus_queue_length": ("gauge", "Requests that are queued or running, by state"),
     "toolbus_workers": ("gauge", "Live workers of a service"),
     "toolbus_dead_letters": ("gauge", "Requests that are set aside"),

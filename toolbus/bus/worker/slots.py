@@ -11,11 +11,11 @@ import platform
 import socket
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from toolbus.bus import telemetry
-from toolbus.bus.broker.statistics.answers import MOST_CALLS, InstanceAnswer, RunningCall, ServedService
+from toolbus.bus.broker.statistics.answers import MOST_CALLS, InstanceAnswer, RunningCall, ServedService, ToolStatistics
 from toolbus.bus.middleware.chain import Middleware
 from toolbus.bus.support.deadlines import Deadlines
 from toolbus.bus.support.display import shortened
@@ -77,6 +77,7 @@ class Slots:
         free: how many slots are free.
         started, finished: how many runs began, and ended.
         overgrown: set when half of the slots are held by handlers that can't be stopped.
+        failure: what ends the worker; None while nothing does.
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class Slots:
         self._early = Early()
         self.free = settings.concurrency
         self._alone_from = settings.alone_from
-        self._failure: ToolbusError | None = None
+        self.failure: ToolbusError | None = None
         self._handing_back: set[asyncio.Task[None]] = set()
         self._counting: set[asyncio.Task[None]] = set()
         # Services that are being withdrawn.
@@ -177,14 +178,14 @@ class Slots:
                 await keep_running("taking", self._taking.run, every=0)
             except ToolbusError as error:
                 self.on_failed(error)
-            if self._failure is not None:
-                telemetry.log.error("worker.failed", error=str(self._failure), running=self.running)
-                await sign_off(self.broker)
+            if self.failure is not None:
+                telemetry.log.error("worker.failed", error=str(self.failure), running=self.running)
+                await sign_off(self.broker, died=True)
             await self._finish_running()
         finally:
             await self._abandon_running()
-        if self._failure is not None:
-            raise self._failure
+        if self.failure is not None:
+            raise self.failure
 
     def stop(self) -> None:
         """Take nothing more."""
@@ -439,15 +440,20 @@ class Slots:
 
     # -- WorkerListener ---------------------------------------------------------------------------
 
-    def answer(self) -> InstanceAnswer:
-        """Return the statistics of this worker, to which its broker adds the rest."""
-        held = list(self._runs.values())
+    def counts(self) -> Iterator[ToolStatistics]:
+        """Return the counts of each tool that was called; who has no time for thousands at once may read them bit by bit."""
         # A handler that was told to stop and still runs is not counted: its attempt has ended.
-        running = Counter(id(run.handler) for run in held if run.state < RunState.ANSWERED)
-        opened = self.sessions.opened()
+        running = Counter(id(run.handler) for run in self._runs.values() if run.state < RunState.ANSWERED)
         served = self._served.values()
         counts = [(each.id, tool, handler.counts, running[id(handler)]) for each in served for tool, handler in each.handlers()]
         counts += [(each.id, "", each.unknown, 0) for each in served]
+        return filter(None, (of_tool.statistics(service, tool, now) for service, tool, of_tool, now in counts))
+
+    def answer(self, tools: Iterable[ToolStatistics] | None = None) -> InstanceAnswer:
+        """Return the statistics of this worker, to which its broker adds the rest; ``tools`` are ``counts`` that were read before."""
+        held = list(self._runs.values())
+        opened = self.sessions.opened()
+        served = self._served.values()
         return InstanceAnswer(
             instance="",
             host=socket.gethostname(),
@@ -461,7 +467,7 @@ class Slots:
                 ServedService(each.id, each.publication.service.queue, each.publication.digest, sessions=len(opened.get(each.id, ())))
                 for each in served
             ),
-            tools=tuple(filter(None, (of_tool.statistics(service, tool, now) for service, tool, of_tool, now in counts))),
+            tools=tuple(self.counts() if tools is None else tools),
             sessions=tuple(each for found in opened.values() for each in found),
             calls=tuple(map(_running, held[:MOST_CALLS])),
             lines_lost=lines_lost(),
@@ -482,13 +488,8 @@ class Slots:
 
     def on_failed(self, error: ToolbusError) -> None:
         """Take nothing more, since it could not be relied on; ``serve`` raises the error at its end."""
-        self._failure = self._failure or error
+        self.failure = self.failure or error
         self.stop()
-
-    @property
-    def failed(self) -> bool:
-        """True after a failure that ends the worker."""
-        return self._failure is not None
 
     def on_cancelled(self, call: str, why: str = "cancelled") -> None:
         """Stop a call, or remember that it must not start."""
@@ -731,11 +732,16 @@ async def _change(wake: asyncio.Event, seconds: float) -> None:
 _ANSWERS_WITHIN = 3.0
 
 
-async def sign_off(broker: WorkerBroker) -> None:
-    """Leave the registry, so that a worker that takes nothing more is not listed as live. A failure is logged."""
+async def sign_off(broker: WorkerBroker, *, died: bool = False) -> None:
+    """Leave the registry, so that a worker that takes nothing more is not listed as live. A failure is logged.
+
+    Args:
+        broker: the worker's.
+        died: whether the worker ends because of a failure.
+    """
     try:
         async with asyncio.timeout(_ANSWERS_WITHIN):
-            await broker.unregister()
+            await broker.unregister(died=died)
     except Exception as error:  # noqa: BLE001 - the worker leaves whatever the server says
         reason = "the server did not answer" if isinstance(error, TimeoutError) else reason_of(error)
         telemetry.log.warning("worker.unregister_failed", error=reason)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ from starlette.responses import Response
 from toolbus.bus.telemetry.metrics import MEDIA_TYPE, Exposition
 from toolbus.bus.worker.process.health import Probed
 from toolbus.edges.gateway.bodies import Problem, answer
-from toolbus.edges.gateway.gateway import BUCKETS, Gateway, Measures
+from toolbus.edges.gateway.gateway import BUCKETS, Durations, Gateway, Measures
 from toolbus.edges.gateway.operations import Admitted
 
 if TYPE_CHECKING:
@@ -32,13 +33,12 @@ async def health(asked: Admitted[None]) -> Response:
 
 
 async def ready(asked: Admitted[None]) -> Response:
-    """Answer that requests can be served, or 503: the server is away, or the gateway stops."""
+    """Answer that requests can be served, or 503: the server is away or refuses calls, or the gateway stops."""
     gateway = asked.gateway
     if gateway.stopping.is_set():
         raise Problem(503, "unavailable", "the gateway is stopping", {"Retry-After": "1"}, code="stopping", retryable=True)
-    if not gateway.connected or not await gateway.answers():
-        detail = "the server does not answer, or the gateway has lost its connection to it and is restoring it"
-        raise Problem(503, "unavailable", detail, {"Retry-After": "1"}, code="no_server", retryable=True)
+    if reason := await gateway.unready():
+        raise Problem(503, "unavailable", reason, {"Retry-After": "1"}, code="no_server", retryable=True)
     return answer({"status": "ready"})
 
 
@@ -49,19 +49,27 @@ async def metrics(asked: Admitted[None]) -> Response:
 
 async def metrics_of(gateway: Gateway) -> str:
     """Return the metrics of a gateway, and the queues of the namespace."""
-    found = await gateway.backlog.read()
+    services = await gateway.backlog.read() or ()
+    up = not await gateway.unready()
+    available = sum(tool.available for tool in gateway.bus.tools.values())
+    # It takes long where there are many tools, and a call goes on meanwhile.
+    return await asyncio.to_thread(_exposed, gateway.measures, sorted(gateway.measures.calls.items()), services, up=up, tools=available)
+
+
+def _exposed(
+    measures: Measures, calls: Sequence[tuple[tuple[str, str], Durations]], services: Sequence[ServiceOverview], *, up: bool, tools: int
+) -> str:
     made = Exposition()
-    _add_calls(made, gateway.measures)
-    made.add("toolbus_gateway_in_flight", gateway.measures.in_flight)
-    made.add("toolbus_gateway_streams", gateway.measures.streams)
-    made.add("toolbus_gateway_tools", sum(tool.available for tool in gateway.bus.tools.values()))
-    made.add("toolbus_up", int(found is not None))
-    _add_services(made, found or ())
+    _add_calls(made, calls)
+    made.add("toolbus_gateway_in_flight", measures.in_flight)
+    made.add("toolbus_gateway_streams", measures.streams)
+    made.add("toolbus_gateway_tools", tools)
+    made.add("toolbus_up", int(up))
+    _add_services(made, services)
     return made.text()
 
 
-def _add_calls(made: Exposition, measures: Measures) -> None:
-    calls = sorted(measures.calls.items())
+def _add_calls(made: Exposition, calls: Sequence[tuple[tuple[str, str], Durations]]) -> None:
     made.declare("toolbus_calls_total")
     made.declare("gen_ai_execute_tool_duration_seconds")
     for (tool, error), found in calls:
@@ -83,17 +91,20 @@ class ProbedGateway(Probed):
     """Answers probes for a gateway."""
 
     def __init__(self, gateway: Gateway) -> None:
+        super().__init__(gateway.settings)
         self._gateway = gateway
 
-    async def ready(self) -> bool:
-        """Return whether requests can be served: the server is connected, and nothing stops the gateway."""
+    async def unready(self) -> str:
+        """Return why no requests can be served; empty when they can."""
         gateway = self._gateway
-        return self.started and gateway.connected and not gateway.draining.is_set() and await gateway.answers()
+        if not self.started:
+            return "the gateway does not serve yet"
+        return "the gateway is stopping" if gateway.draining.is_set() else await gateway.unready()
 
-    async def report(self) -> dict[str, bool | int]:
+    async def report(self) -> dict[str, bool | int | str]:
         """Return a few counts."""
-        measures = self._gateway.measures
-        return {"healthy": await self.ready(), "in_flight": measures.in_flight, "streams": measures.streams}
+        measures, reason = self._gateway.measures, await self.unready()
+        return {"healthy": not reason, "reason": reason, "in_flight": measures.in_flight, "streams": measures.streams}
 
     async def metrics(self) -> str:
         """Return the gateway's metrics, and the queues of the namespace."""

@@ -102,6 +102,7 @@ _AGENT_COMMANDS = _together(
 )
 _AGENT_SCRIPTS = (*_CALL, "confirmations/ask", "confirmations/answer", "held/write", "held/settle", "streams/append")
 _AGENT_USES = MappingProxyType({"held/write": "conv convs", "held/settle": "conv convs", "streams/append": "results"})
+_GATEWAY_USES = MappingProxyType({**_AGENT_USES, **dict.fromkeys(("held/write", "held/settle"), "conv convs mcp mcps mcpreq")})
 # A session's end removes its snapshot, and nothing else of an agent's may touch snapshots.
 _FORGET_SNAPSHOTS = MappingProxyType({"del": "snap"})
 
@@ -202,12 +203,18 @@ ROLES: Mapping[str, Role] = MappingProxyType(
                 _AGENT_COMMANDS,
                 _STATISTICS,
                 _READ_PLATFORM,
-                {"hget": Touched(reads="tokens"), "hscan": Touched(reads="tokens usage"), "xlen": Touched(reads="q")},
+                {
+                    "hget": Touched(reads="tokens"),
+                    "hscan": Touched(reads="tokens usage"),
+                    "xlen": Touched(reads="q"),
+                    "hmget": Touched(reads="mcp mcpreq"),
+                    "del": Touched(writes="key"),
+                },
             ),
             alone=_FORGET_SNAPSHOTS,
             hears="confirmed",
             tables="reg:groups",
-            uses=_AGENT_USES,
+            uses=_GATEWAY_USES,
         ),
         "operator": Role(
             about="looks after everything, by `toolbus` on the command line",

@@ -154,6 +154,18 @@ class Keys:
         """Return the key of a task's record: where its call is; the digest stands for its user and its id."""
         return f"{self.prefix}task:{digest}"
 
+    def mcp_session(self, digest: str) -> str:
+        """Return the key of an MCP client's session; the digest stands for its user and its id."""
+        return f"{self.prefix}mcp:{digest}"
+
+    def mcp_sessions(self, digest: str) -> str:
+        """Return the key of the list of a user's MCP sessions."""
+        return f"{self.prefix}mcps:{digest}"
+
+    def mcp_request(self, digest: str) -> str:
+        """Return the key of a request in an MCP session that takes long; the digest stands for the session and the request's id."""
+        return f"{self.prefix}mcpreq:{digest}"
+
     def pause(self, queue: str, entry: str) -> str:
         """Return the key of the note of a request's later deadline, whose handler has waited for a confirmation."""
         return f"{self.prefix}pause:{queue}:{entry}"

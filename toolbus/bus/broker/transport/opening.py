@@ -12,7 +12,6 @@ from typing import Any, NoReturn, Self, cast
 from toolbus.bus import telemetry
 from toolbus.bus.broker.server.keys import Keys
 from toolbus.bus.broker.server.scripts import Script
-from toolbus.bus.broker.transport.command import REFUSES_ALL
 from toolbus.bus.broker.transport.connection import Connector
 from toolbus.bus.broker.transport.links import ShortLink
 from toolbus.bus.values.results import BrokerUnavailable, ToolbusError
@@ -91,13 +90,12 @@ class Failing:
         self._monotonic = monotonic
         self.since: float | None = None
 
-    def refused(self, error: str) -> None:
-        """Take in that the server has refused the step once more."""
+    def refused(self, error: str, *, may_end: bool = True) -> None:
+        """Take in that the server has refused the step once more; without ``may_end`` the worker is not ended yet."""
         now = self._monotonic()
-        # Workers that went on trying serve at once when the server accepts writes again.
-        if self.since is None or error.partition(" ")[0] in REFUSES_ALL:
+        if self.since is None:
             self.since = now
-        elif now - self.since >= self._most:
+        elif may_end and now - self.since >= self._most:
             self._give_up(ToolbusError(f"{self._failed} for {now - self.since:.0f} s: {error}"))
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import heapq
 import os
 import secrets
 import stat
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +20,10 @@ import msgspec
 
 from toolbus.bus import telemetry
 from toolbus.bus.broker.statistics.answers import BOUNDS, ToolStatistics, added
-from toolbus.bus.telemetry.metrics import MEDIA_TYPE, Exposition
+from toolbus.bus.telemetry.metrics import MEDIA_TYPE, OTHER, Exposition
 
 if TYPE_CHECKING:
+    from toolbus.bus.values.settings import Settings
     from toolbus.bus.worker.process.supervisor import Supervisor
     from toolbus.bus.worker.worker import Worker
 
@@ -55,6 +58,7 @@ class Report(msgspec.Struct):
     Attributes:
         healthy: whether any process takes requests.
         ready: how many do.
+        reason: why one takes none.
         instances: their ids.
         version, python: of toolbus and Python.
         slots, running, waiting: as in ``InstanceAnswer``.
@@ -68,6 +72,7 @@ class Report(msgspec.Struct):
 
     healthy: bool = False
     ready: int = 0
+    reason: str = ""
     instances: list[str] = []
     version: str = ""
     python: str = ""
@@ -82,12 +87,13 @@ class Report(msgspec.Struct):
     processes: ProcessCounts = ProcessCounts()
 
 
-def report_of(worker: Worker) -> Report:
+async def report_of(worker: Worker) -> Report:
     """Return the report of a worker that was opened in this process."""
-    answer = worker.answer()
+    answer = await worker.answer()
     return Report(
         healthy=worker.healthy,
         ready=int(worker.healthy),
+        reason=worker.unready,
         instances=[worker.instance],
         version=answer.version,
         python=answer.python,
@@ -95,7 +101,8 @@ def report_of(worker: Worker) -> Report:
         running=answer.running,
         waiting=answer.waiting,
         sessions={each.id: each.sessions for each in answer.services},
-        tools=[msgspec.structs.replace(each, last_error=None) for each in answer.tools],
+        # Anybody may read it, and an error may tell more than its type.
+        tools=await asyncio.to_thread(lambda: [msgspec.structs.replace(each, last_error=None) for each in answer.tools]),
         counts=worker.statistics(),
         cpu=time.process_time(),
         memory=_resident(),
@@ -108,6 +115,7 @@ def summed(reports: Iterable[Report]) -> Report:
     tools: dict[tuple[str, str], ToolStatistics] = {}
     for each in reports:
         total.healthy |= each.healthy
+        total.reason = total.reason or each.reason
         for name in ("ready", "instances", "slots", "running", "waiting", "cpu", "memory"):
             setattr(total, name, getattr(total, name) + getattr(each, name))
         total.version, total.python = each.version or total.version, each.python or total.python
@@ -136,7 +144,45 @@ def _sum(one: ToolStatistics, other: ToolStatistics) -> ToolStatistics:
     )
 
 
+def _since(now: ToolStatistics, before: ToolStatistics) -> ToolStatistics:
+    """Return what was counted since earlier counts."""
+    return msgspec.structs.replace(
+        now,
+        **{name: getattr(now, name) - getattr(before, name) for name in _NUMBERS},
+        failed=dict(Counter(now.failed) - Counter(before.failed)),
+        refused=dict(Counter(now.refused) - Counter(before.refused)),
+        buckets=tuple(one - other for one, other in zip_longest(now.buckets, before.buckets, fillvalue=0)),
+    )
+
+
 _NUMBERS = ("started", "succeeded", "cancelled", "retaken", "running", "total_ms")
+
+
+class Busiest:
+    """Tells the tools that are used most apart from the others, which are counted as one.
+
+    The counters of that one never fall, as a tool that rises among the first, or falls behind them, would have them do: it counts what each
+    tool does while it is not among the first.
+
+    Args:
+        most: how many are told apart.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._before: dict[tuple[str, str], ToolStatistics] = {}
+        self._others = ToolStatistics(OTHER, OTHER)
+
+    def of(self, tools: Sequence[ToolStatistics]) -> list[ToolStatistics]:
+        """Return the counts of the busiest tools, and of the others together."""
+        counted = {(each.service, each.tool): each for each in tools}
+        first = heapq.nlargest(self._most, counted, key=lambda name: counted[name].started + sum(counted[name].refused.values()))
+        for name in counted.keys() - set(first):
+            now, before = counted[name], self._before.get(name)
+            if now != before:
+                self._others = _sum(self._others, now if before is None else _since(now, before))
+        self._before = counted
+        return [*(counted[name] for name in first), *([self._others] if self._others.started or self._others.refused else ())]
 
 
 def _resident() -> int:
@@ -170,6 +216,7 @@ _COUNTS = {
 def worker_metrics(report: Report) -> str:
     """Return the metrics of a worker, from the report of its processes together."""
     made, processes = Exposition(), report.processes
+    made.add("toolbus_up", int(report.healthy))
     made.add("toolbus_worker_info", 1, {"version": report.version, "python": report.python})
     for name, field in _OF_PROCESSES.items():
         made.add(name, round(getattr(processes, field), 3))
@@ -212,15 +259,23 @@ _STATUS = {200: b"200 OK", 404: b"404 Not Found", 405: b"405 Method Not Allowed"
 class Probed:
     """A process, as far as probes are concerned: one that serves nothing.
 
+    Args:
+        settings: how many tools have metrics of their own.
+
     Attributes:
         started: true once it has served.
     """
 
     started = False
 
-    async def ready(self) -> bool:
-        """Return whether it takes requests now."""
-        return bool((await self.report()).healthy)
+    def __init__(self, settings: Settings) -> None:
+        self._busiest = Busiest(settings.metric_tools)
+        self._asked = asyncio.Lock()
+
+    async def unready(self) -> str:
+        """Return why it can't do its work now; empty when it can."""
+        found = await self.report()
+        return "" if found.healthy else found.reason or "no process serves: its log says what it waits for"
 
     async def report(self) -> Any:
         """Return its counts, as a value that can be written as JSON."""
@@ -228,18 +283,23 @@ class Probed:
 
     async def metrics(self) -> str:
         """Return its metrics in the text format of Prometheus."""
-        return worker_metrics(await self.report())
+        async with self._asked:
+            return await asyncio.to_thread(self._exposed, await self.report())
+
+    def _exposed(self, report: Report) -> str:
+        return worker_metrics(msgspec.structs.replace(report, tools=self._busiest.of(report.tools)))
 
 
 class ProbedWorker(Probed):
     """Answers probes for a worker, which has no counts before it has served."""
 
     def __init__(self, worker: Worker) -> None:
+        super().__init__(worker.settings)
         self._worker = worker
 
     async def report(self) -> Report:
         """Return its counts."""
-        return report_of(self._worker) if self.started else Report()
+        return await report_of(self._worker) if self.started else Report()
 
 
 @contextlib.asynccontextmanager
@@ -300,12 +360,12 @@ async def _answer(probed: Probed, method: str, path: str) -> tuple[int, str, byt
         case "/startup":
             return _json(200 if probed.started else 503, {"started": probed.started})
         case "/ready":
-            ready = await probed.ready()
-            return _json(200 if ready else 503, {"ready": ready})
+            reason = await probed.unready()
+            return _json(503, {"ready": False, "reason": reason}) if reason else _json(200, {"ready": True})
         case "/metrics":
             return 200, MEDIA_TYPE, (await probed.metrics()).encode()
         case "/":
-            return _json(200 if await probed.ready() else 503, await probed.report())
+            return _json(503 if await probed.unready() else 200, await probed.report())
         case _:
             return _json(404, {"error": "there are /live, /startup, /ready, /metrics, and / with all counts"})
 
@@ -328,6 +388,7 @@ class ProbedChildren(Probed):
     """Answers probes for the children of a supervisor."""
 
     def __init__(self, supervisor: Supervisor) -> None:
+        super().__init__(supervisor.settings)
         self._supervisor = supervisor
         # By slot and number of the start: the last report of each process that lives.
         self._last: dict[tuple[int, int], Report] = {}
@@ -342,7 +403,8 @@ class ProbedChildren(Probed):
         for key in [*self._last]:
             if key not in ports:
                 self._past = summed([self._past, _ended(self._last.pop(key))])
-        total = summed([self._past, *self._last.values()])
+        # Thousands of tools take long, and this process follows the load of its children.
+        total = await asyncio.to_thread(summed, [self._past, *self._last.values()])
         total.processes = self._counts()
         return total
 
@@ -371,7 +433,7 @@ class ProbedChildren(Probed):
         except (OSError, ValueError, asyncio.IncompleteReadError):
             # TimeoutError is an OSError.
             found = self._last.get(key, Report())
-            found.healthy, found.ready = False, 0
+            found.healthy, found.ready, found.reason = False, 0, "a process does not answer"
         # The counts of one that has ended meanwhile may be among the past ones.
         if key in self._ports():
             self._last[key] = found
