@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import signal
+import urllib.request
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from tests.forking import ForkServer, Program
 from tests.servers import eventually, new_server
 from toolbus import Settings, ToolBus
 from toolbus.bus.broker.server.keys import Keys
-from toolbus.bus.broker.transport.embedded import EmbeddedServer
+from toolbus.bus.broker.transport.embedded import EmbeddedServer, free_port
 
 SERVICE = "pool"
 TOOLS = '''
@@ -84,6 +85,8 @@ class Installation:
         worker: the process.
         bus: an agent.
         stack: what is left at the end.
+        gateways: two of them.
+        ports: where the worker, the gateways and an exporter answer probes.
     """
 
     def __init__(self, forks: ForkServer, folder: Path, namespace: str = "prod", **options: Any) -> None:
@@ -94,7 +97,11 @@ class Installation:
         self.shell = Shell(forks, folder, self.server.url, namespace)
         self.shell.environment |= {"TOOLBUS_LEASE": str(LEASE), "TOOLBUS_CONCURRENCY": "1", "TOOLBUS_MAX_DELIVERIES": "1"}
         self.bus = ToolBus(settings=self.settings)
+        self.processes = "1"
         self.worker: Program = None  # type: ignore[assignment]
+        self.ports = {name: free_port() for name in ("worker", "one", "two", "exporter", "page")}
+        self.gateways: list[Program] = []
+        self.exporter: Program = None  # type: ignore[assignment]
         self.stack = contextlib.AsyncExitStack()
         self._calls: list[asyncio.Task[Any]] = []
 
@@ -113,6 +120,17 @@ class Installation:
         """Make calls, and wait for none of them."""
         self._calls += [asyncio.ensure_future(self.bus.call(tool, arguments, timeout=600.0)) for _ in range(times)]
 
+    def keep(self, tool: str, times: int, **arguments: Any) -> None:
+        """Make calls again and again, the first of them a second after each other."""
+
+        async def one(number: int) -> None:
+            await asyncio.sleep(number)
+            while True:
+                await self.bus.call(tool, arguments, timeout=60.0)
+                await asyncio.sleep(0.1)
+
+        self._calls += [asyncio.ensure_future(one(number)) for number in range(times)]
+
     async def answered(self, tool: str, times: int, **arguments: Any) -> None:
         """Make calls, and wait until they have ended."""
         await asyncio.gather(*(self.bus.call(tool, arguments, timeout=60.0) for _ in range(times)))
@@ -130,8 +148,55 @@ class Installation:
 
     async def start_worker(self) -> None:
         """Start the worker, and wait until its tools can be called."""
-        self.worker = self.shell.start("worker", "pool.py", "--grace", "0.1")
+        self.worker = self.shell.start(
+            "worker", "pool.py", "--grace", "0.1", "--processes", self.processes, "--health-port", f"{self.ports['worker']}"
+        )
         await self.bus.wait_for_tool("work", timeout=60)
+
+    def start_watchers(self) -> None:
+        """Start two gateways and an exporter."""
+        for name, port in (("one", self.ports["page"]), ("two", 0)):
+            self.gateways.append(self.shell.start("serve", "--port", f"{port}", "--health-port", f"{self.ports[name]}"))
+        self.exporter = self.shell.start("exporter", "--port", f"{self.ports['exporter']}")
+
+    async def restart_watchers(self) -> None:
+        """Start what watches again, if it was started, with the environment as it is now."""
+        if self.gateways:
+            for process in (*self.gateways, self.exporter):
+                process.send_signal(signal.SIGTERM)
+            await eventually(lambda: all(each.poll() is not None for each in (*self.gateways, self.exporter)), timeout=60)
+            self.gateways.clear()
+            self.start_watchers()
+
+    @property
+    def watched(self) -> list[int]:
+        """The ports that Prometheus scrapes."""
+        return [self.ports[name] for name in ("worker", "one", "two", "exporter")]
+
+    def page(self) -> list[str]:
+        """Return what the page of the first gateway names as wrong; nothing while it does not answer."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.ports['page']}/ui/events", timeout=10) as events:
+                for line in events:
+                    if line.startswith(b"data: "):
+                        found: list[str] = json.loads(line[6:]).get("problems", [])
+                        return found
+        except OSError:
+            pass
+        return []
+
+    def metric(self, port: str, name: str) -> float:
+        """Return the sum of a metric's samples; 0 while nobody answers."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.ports[port]}/metrics", timeout=10) as answer:
+                lines = answer.read().decode().splitlines()
+        except OSError:
+            return 0.0
+        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith((f"{name} ", f"{name}{{")))
+
+    def children(self) -> list[int]:
+        """Return the processes of the worker's supervisor."""
+        return [int(pid) for pid in Path(f"/proc/{self.worker.pid}/task/{self.worker.pid}/children").read_text().split()]
 
     def kill(self, number: int = signal.SIGKILL) -> None:
         """Send the worker a signal."""

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
 from starlette.responses import Response
 
 from toolbus.bus.telemetry.metrics import MEDIA_TYPE, Exposition
@@ -12,17 +9,6 @@ from toolbus.bus.worker.process.health import Probed
 from toolbus.edges.gateway.bodies import Problem, answer
 from toolbus.edges.gateway.gateway import BUCKETS, Gateway, Measures
 from toolbus.edges.gateway.operations import Admitted
-
-if TYPE_CHECKING:
-    from toolbus.bus.broker.admin import ServiceOverview
-
-# The metrics of services: each with its states, and the fields that count them.
-_OF_SERVICES = {
-    "toolbus_queue_length": (("queued", "queued"), ("running", "running")),
-    "toolbus_workers": (("", "workers"),),
-    "toolbus_dead_letters": (("", "dead"),),
-    "toolbus_service_paused": (("", "paused"),),
-}
 
 
 async def health(asked: Admitted[None]) -> Response:
@@ -48,14 +34,11 @@ async def metrics(asked: Admitted[None]) -> Response:
 
 async def metrics_of(gateway: Gateway) -> str:
     """Return the metrics of a gateway, and the queues of the namespace."""
-    found = await gateway.backlog.read()
-    made = Exposition()
+    made = await gateway.namespace.exposition()
     _add_calls(made, gateway.measures)
     made.add("toolbus_gateway_in_flight", gateway.measures.in_flight)
     made.add("toolbus_gateway_streams", gateway.measures.streams)
     made.add("toolbus_gateway_tools", sum(tool.available for tool in gateway.bus.tools.values()))
-    made.add("toolbus_up", int(found is not None))
-    _add_services(made, found or ())
     return made.text()
 
 
@@ -67,15 +50,6 @@ def _add_calls(made: Exposition, measures: Measures) -> None:
         labels = {"gen_ai_tool_name": tool, "error_type": error}
         made.add("toolbus_calls_total", found.count, labels)
         made.add_histogram("gen_ai_execute_tool_duration_seconds", BUCKETS, found.buckets, found.seconds, labels)
-
-
-def _add_services(made: Exposition, services: Sequence[ServiceOverview]) -> None:
-    for name, parts in _OF_SERVICES.items():
-        made.declare(name)
-        for service in services:
-            for state, field in parts:
-                labels = {"messaging_destination_name": service.publication.service.id, "state": state}
-                made.add(name, int(getattr(service, field)), labels)
 
 
 class ProbedGateway(Probed):

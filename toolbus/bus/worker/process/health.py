@@ -19,6 +19,7 @@ import msgspec
 from toolbus.bus import telemetry
 from toolbus.bus.broker.statistics.answers import BOUNDS, ToolStatistics, added
 from toolbus.bus.telemetry.metrics import MEDIA_TYPE, Exposition
+from toolbus.bus.telemetry.output import lines_lost
 
 if TYPE_CHECKING:
     from toolbus.bus.worker.process.supervisor import Supervisor
@@ -53,6 +54,7 @@ class Report(msgspec.Struct):
     """The counts of one worker process, or of several together.
 
     Attributes:
+        namespace: where it serves.
         healthy: whether any process takes requests.
         ready: how many do.
         instances: their ids.
@@ -66,6 +68,7 @@ class Report(msgspec.Struct):
         processes: of the command that started them.
     """
 
+    namespace: str = ""
     healthy: bool = False
     ready: int = 0
     instances: list[str] = []
@@ -86,6 +89,7 @@ def report_of(worker: Worker) -> Report:
     """Return the report of a worker that was opened in this process."""
     answer = worker.answer()
     return Report(
+        namespace=worker.settings.namespace,
         healthy=worker.healthy,
         ready=int(worker.healthy),
         instances=[worker.instance],
@@ -96,7 +100,7 @@ def report_of(worker: Worker) -> Report:
         waiting=answer.waiting,
         sessions={each.id: each.sessions for each in answer.services},
         tools=[msgspec.structs.replace(each, last_error=None) for each in answer.tools],
-        counts=worker.statistics(),
+        counts={**worker.statistics(), "lines_lost": lines_lost()},
         cpu=time.process_time(),
         memory=_resident(),
     )
@@ -164,12 +168,13 @@ _COUNTS = {
     "toolbus_worker_frames_total": "frames_sent",
     "toolbus_worker_commands_total": "commands",
     "toolbus_worker_connects_total": "connects",
+    "toolbus_log_lines_lost_total": "lines_lost",
 }
 
 
 def worker_metrics(report: Report) -> str:
     """Return the metrics of a worker, from the report of its processes together."""
-    made, processes = Exposition(), report.processes
+    made, processes = Exposition(report.namespace), report.processes
     made.add("toolbus_worker_info", 1, {"version": report.version, "python": report.python})
     for name, field in _OF_PROCESSES.items():
         made.add(name, round(getattr(processes, field), 3))
@@ -239,7 +244,7 @@ class ProbedWorker(Probed):
 
     async def report(self) -> Report:
         """Return its counts."""
-        return report_of(self._worker) if self.started else Report()
+        return report_of(self._worker) if self.started else Report(namespace=self._worker.settings.namespace)
 
 
 @contextlib.asynccontextmanager
@@ -343,7 +348,7 @@ class ProbedChildren(Probed):
             if key not in ports:
                 self._past = summed([self._past, _ended(self._last.pop(key))])
         total = summed([self._past, *self._last.values()])
-        total.processes = self._counts()
+        total.namespace, total.processes = self._supervisor.settings.namespace, self._counts()
         return total
 
     def _ports(self) -> dict[tuple[int, int], int]:
