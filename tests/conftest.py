@@ -6,15 +6,19 @@ a test may stop, kill and start again. TOOLBUS_TEST_SERVER names their program f
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib.util
 import os
 import secrets
 import signal
+import ssl
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import certifi
 import pytest
+import redis.utils
 
 from tests.contract import Place
 from tests.examples import load_profile
@@ -25,8 +29,8 @@ from toolbus.bus.telemetry.logger import repeats
 
 _UVLOOP = "TOOLBUS_TEST_UVLOOP"
 
-# Tests that share something dear (a cluster, the SDKs' imports), so that one process of pytest-xdist runs them all.
-_GROUPS = ("tests/adapters/", "tests/faults/test_migrating.py", "tests/toolkit/test_draw.py")
+# Tests that import something dear (SDKs, the schemas of Kubernetes), so that one process of pytest-xdist runs them all.
+_GROUPS = ("tests/adapters/", "tests/deploy/", "tests/toolkit/test_draw.py")
 
 # Of characters or bytes, in what a test is called by pytest.
 _LONGEST_ID = 80
@@ -49,9 +53,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
         if "shared_server" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.server)
-        for group in _GROUPS:
-            if item.nodeid.startswith(group):
-                item.add_marker(pytest.mark.xdist_group(group))
+        if isinstance(item, pytest.Function) and (group := _group(item)):
+            item.add_marker(pytest.mark.xdist_group(group))
+
+
+def _group(item: pytest.Function) -> str:
+    """Return which tests share something dear with one, so that one process of pytest-xdist runs them all; empty for none."""
+    if group := next((each for each in _GROUPS if item.nodeid.startswith(each)), ""):
+        return group
+    fixtures = item._fixtureinfo.name2fixturedefs
+    shared = any(each[-1].scope == "module" for name, each in fixtures.items() if name != "frozen")
+    return item.nodeid.partition("::")[0] if shared else ""
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:
@@ -84,6 +96,21 @@ def anyio_backend() -> Any:
     if importlib.util.find_spec("uvloop") is None:
         pytest.exit(f"{_UVLOOP} is set, but uvloop is not installed", returncode=2)
     return ("asyncio", {"use_uvloop": True})
+
+
+@pytest.fixture(autouse=True, scope="session")
+def looked_up() -> Iterator[None]:
+    """Look up once what each client would for milliseconds: the certificates of public authorities (30) and redis-py's version (3)."""
+    make, public = ssl.create_default_context, {certifi.where(), os.environ.get("SSL_CERT_FILE")} - {None}
+    kept = functools.cache(make)
+
+    def context(purpose: ssl.Purpose = ssl.Purpose.SERVER_AUTH, **options: Any) -> ssl.SSLContext:
+        return (kept if options.get("cafile") in public and len(options) == 1 else make)(purpose, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ssl, "create_default_context", context)
+        patch.setattr(redis.utils, "get_lib_version", functools.cache(redis.utils.get_lib_version))
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -26,9 +26,10 @@ class Place:
         self.settings = Settings.load({}, url=url, namespace=namespace, lease=2.0, grace=5.0)
         self._users = [f"{namespace}-{role}" for role in _RIGHTS] if roles and not url.startswith("memory:") else []
         if self._users:
-            with redis.Redis.from_url(url) as client:
+            with redis.Redis.from_url(url) as client, client.pipeline(transaction=False) as made:
                 for role, user in zip(_RIGHTS, self._users, strict=True):
-                    client.execute_command("ACL", "SETUSER", user, "on", ">secret", *rights(_RIGHTS[role], namespace).rules().split())
+                    made.execute_command("ACL", "SETUSER", user, "on", ">secret", *rights(_RIGHTS[role], namespace).rules().split())
+                made.execute()
 
     def close(self) -> None:
         """Remove the users."""

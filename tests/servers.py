@@ -68,11 +68,20 @@ def leaks(url: str, namespace: str) -> list[str]:
     prefix = f"tb:{{{namespace}}}:"
     with redis.Redis.from_url(url, decode_responses=True) as client:
         keys = sorted(client.scan_iter(match=f"{prefix}*", count=1000))
-        found = [f"{key} ({client.type(key)})" for key in keys if key.removeprefix(prefix) not in _KEPT and client.ttl(key) == -1]
+        with client.pipeline(transaction=False) as asked:
+            for key in keys:
+                asked.ttl(key).type(key)
+            answers = asked.execute()
+        found = [
+            f"{key} ({kind})"
+            for key, ttl, kind in zip(keys, answers[::2], answers[1::2], strict=True)
+            if key.removeprefix(prefix) not in _KEPT and ttl == -1
+        ]
+        bounded = [key for key in keys if family(key.removeprefix(prefix)) in BOUNDS]
         found += [
             f"{key} ({number} entries)"
-            for key, number in entries(client, keys).items()
-            if number > BOUNDS.get(family(key.removeprefix(prefix)), number)
+            for key, number in entries(client, bounded).items()
+            if number > BOUNDS[family(key.removeprefix(prefix))]
         ]
         if keys:
             client.delete(*keys)

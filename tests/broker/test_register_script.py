@@ -50,6 +50,13 @@ class Registry:
         tables = (keys.services, keys.names, keys.meta, keys.items, keys.live, keys.log, *own)
         self.redis.eval(scripts.UNREGISTER.source, len(tables), *tables, keys.prefix, "out", 60_000, COOLDOWN, *members)
 
+    def leave(self, service: str, queue: str, member: str) -> None:
+        """Take an instance of a service on another queue out."""
+        keys = self.keys
+        tables = (keys.services, keys.names, keys.meta, keys.items, keys.live, keys.log)
+        own = (keys.instances(service), keys.queue(queue), keys.fence(queue), keys.cancelled(queue))
+        self.redis.eval(scripts.UNREGISTER.source, 10, *tables, *own, keys.prefix, "out", 60_000, COOLDOWN, member)
+
     def sweep(self, *members: str) -> int:
         """Sweep members of services on their own queues; how many are out."""
         keys, services, now = self.keys, [member.partition("/")[0] for member in members], self.now()
@@ -315,6 +322,54 @@ def test_a_service_ends_with_its_last_living_instance(registry: Registry) -> Non
     registry.redis.hset(registry.keys.instances("pool"), "i:ghost", "9:d1")
     registry.unregister("pool/mine")
     assert not registry.redis.exists(registry.keys.services, registry.keys.instances("pool"))
+
+
+def test_a_service_without_workers_is_remembered(registry: Registry) -> None:
+    """With its queue and its owner, when its last worker went, and whether it left by itself; until a worker serves it again."""
+
+    def told() -> list[str]:
+        return (registry.redis.hget(registry.keys.meta, "gone") or b"").decode().split("\n")
+
+    ours = ("left", "died", "swept")
+    for service in ours:
+        registry.register(service=service, queue="other" if service == "left" else "", owner=f"of {service}")
+        registry.register(service=service, instance="second", queue="other" if service == "left" else "", owner=f"of {service}")
+    registry.unregister(*(f"{service}/second" for service in ours if service != "left"))
+    before = registry.now()
+    assert told() == [""]
+    registry.leave("left", "other", "left/mine")
+    registry.leave("left", "other", "left/second")
+    registry.unregister("died/mine", "died")
+    registry.redis.zadd(registry.keys.live, {"swept/mine": 1})
+    registry.sweep("swept/mine")
+    words = [line.split(" ", 4) for line in told()]
+    assert all(before <= int(each.pop(2)) <= registry.now() for each in words)
+    assert words == [["left", "other", "1", "of left"], ["died", "died", "0", "of died"], ["swept", "swept", "0", "of swept"]]
+    registry.unregister("died/", "forgotten")
+    assert [line.split(" ")[0] for line in told()] == ["left", "swept"]
+    for service in ours:
+        registry.register(service=service, owner=f"of {service}")
+    assert not registry.redis.hexists(registry.keys.meta, "gone")
+
+
+def test_what_is_remembered_of_services_is_bounded(registry: Registry) -> None:
+    """The newest 500 of the last day, and no line that can't be read."""
+    now, day = registry.now(), 86_400_000
+    times = {"old": now - day - 1, "future": now + day + 60_000}
+    times |= {f"s{number}": now - 1_000 + number for number in range(499)}
+    lines = ["", "junk", f"a b {'9' * 30} 1 x", f"no left {now} 2 x", *(f"{name} q {at} 1 owner" for name, at in times.items())]
+    registry.register()
+    registry.redis.hset(registry.keys.meta, "gone", "\n".join(lines))
+    registry.unregister("pool/mine")
+    found = registry.redis.hget(registry.keys.meta, "gone").decode().split("\n")
+    assert [line.split(" ")[0] for line in found] == [*(f"s{number}" for number in range(499)), "pool"]
+    registry.register(service="last")
+    registry.unregister("last/mine")
+    found = registry.redis.hget(registry.keys.meta, "gone").decode().split("\n")
+    assert [line.split(" ")[0] for line in found] == [*(f"s{number}" for number in range(1, 499)), "pool", "last"]
+    registry.register(service="long", owner="x" * 1024)
+    registry.unregister("long/mine")
+    assert b"long" not in registry.redis.hget(registry.keys.meta, "gone")
 
 
 def test_a_service_without_a_queue_of_its_own_is_swept(registry: Registry) -> None:

@@ -207,7 +207,23 @@ def test_a_service_whose_workers_were_killed_is_listed_as_down(shell: Shell) -> 
     killed.kill()
     stopped.terminate()
     assert stopped.wait(20) == 0
-    eventually_sync(lambda: [(each["live"], each["workers"]) for each in shell.json("see", "services")] in ([], [(False, 0)]))
+    eventually_sync(lambda: [(each["live"], each["workers"]) for each in shell.json("see", "services")] == [(False, 0)])
+
+
+@pytest.mark.usefixtures("slow")
+def test_a_service_that_was_stopped_is_listed_until_it_is_forgotten(shell: Shell) -> None:
+    """It was withdrawn on purpose, and says so; an operator takes it off the list."""
+    stopped = shell.start("worker", "loud.py")
+    eventually_sync(lambda: [each["state"] for each in shell.json("see", "services")] == ["live"])
+    stopped.terminate()
+    assert stopped.wait(20) == 0
+    [found] = shell.json("see", "services")
+    assert (found["state"], found["workers"], found["live"], found["gone"] > 0) == ("withdrawn", 0, False, True)
+    assert " withdrawn" in shell.run("see", "services").stdout
+    key = f"tool-service/{found['id']}"
+    assert shell.run("operate", "items", "rm", "--force", key).returncode == 0
+    assert shell.json("see", "services") == []
+    assert "there is no static descriptor" in shell.run("operate", "items", "rm", "--force", key).stderr
 
 
 @pytest.mark.usefixtures("slow")

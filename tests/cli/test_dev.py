@@ -100,7 +100,7 @@ def test_a_worker_of_a_killed_dev_leaves_the_server_that_was_there(shell: Shell)
     introduced(dev)
     assert shell.json("see", "services")
     dev.kill()
-    eventually_sync(lambda: shell.json("see", "services") == [], timeout=45)
+    eventually_sync(lambda: not any(each["workers"] for each in shell.json("see", "services")), timeout=45)
 
 
 @pytest.mark.usefixtures("slow")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -83,10 +84,11 @@ def status(port: int, path: str) -> int:
 
 
 def metrics(port: int) -> dict[str, float]:
-    """Return the samples."""
+    """Return the samples, without the label of the namespace, which each of them has."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
         lines = [line for line in answer.read().decode().splitlines() if not line.startswith("#")]
-    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
+    found = {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
+    return {re.sub(r'\{\}|(?<=\{)toolbus_namespace="[^"]+",?', "", name).removesuffix("{}"): value for name, value in found.items()}
 
 
 def probed(kind: str, port: int) -> list[str]:

@@ -18,40 +18,6 @@ from typing import Any
 
 import redis.asyncio as redis
 
-# The check that finds each, and what the fault is.
-FAULTS = {
-    "no-end": ("answers", "forgets the frame with end_of_stream"),
-    "two-ends": ("answers", "answers twice"),
-    "skips-seq": ("streams", "leaves a number out of seq"),
-    "seq-from-one": ("answers", "counts seq from 1"),
-    "one-run": ("draws-runs", "uses one run token for all calls"),
-    "wrong-id": ("answers", "answers under another id"),
-    "keeps-entries": ("answers", "never acknowledges"),
-    "splits-utf8": ("cuts-between-characters", "cuts text between bytes"),
-    "huge-pieces": ("cuts-between-characters", "sends pieces of any size"),
-    "trusts-d": ("survives-hostile-deadlines", "ends at a deadline that is no number"),
-    "trusts-requests": ("survives-unreadable-requests", "ends at a request that is no JSON"),
-    "runs-expired": ("leaves-expired-requests", "runs what has expired"),
-    "runs-unknown": ("refuses-unknown-tools", "answers for tools that it does not have"),
-    "any-version": ("refuses-other-versions", "accepts any envelope version"),
-    "ignores-cancel": ("cancels", "never hears of cancellations"),
-    "ignores-deadline": ("keeps-deadlines", "lets calls run beyond their deadline"),
-    "no-start": ("tells-starts", "sends no start frame"),
-    "all-at-end": ("streams", "sends all text with the end"),
-    "makes-streams": ("survives-callers-that-left", "writes to a caller that left with XADD"),
-    "leaks-slots": ("frees-slots", "loses a slot with each expired call"),
-    "stays": ("leaves", "stays in the registry when it ends"),
-    "no-again": ("registers-again", "never registers again"),
-    "no-renew": ("renews", "never renews what it holds"),
-    "no-beat": ("beats", "never beats"),
-    "no-fence": ("drops-what-it-lost", "finishes without asking the fence"),
-    "no-reap": ("takes-over", "takes nothing over"),
-    "reruns-poison": ("buries-poison", "runs a request however often it failed"),
-    "drops-at-end": ("hands-back", "drops what runs when it is told to end"),
-    "counts-no-hand-back": ("hands-back", "hands a call back under the number of the run that it cut off"),
-    "same-attempt": ("takes-over", "calls every attempt the first"),
-}
-
 FAULT = sys.argv[1] if len(sys.argv) > 1 else "none"
 SCRIPTS = Path(sys.argv[2] if len(sys.argv) > 2 else "scripts")
 SERVICE = "conformance"

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.conformance.planted_worker import FAULTS
+from tests.conformance.faults import AGENT_FAULTS, PAGE, WORKER_FAULTS, page
 from toolbus.bus.broker.server import scripts
 from toolbus.operations.conformance.agent_checks import AGENT
-from toolbus.operations.conformance.checks import LEVELS, Outcome
+from toolbus.operations.conformance.checks import LEVELS, Outcome, Table
 from toolbus.operations.conformance.scene import AgentScene, WorkerScene, run_checks
 from toolbus.operations.conformance.worker_checks import WORKER
 
 HERE = Path(__file__).parent
 NODE = shutil.which("node")
 EXAMPLES = HERE.parent.parent / "examples" / "node"
+PROTOCOL = HERE.parent.parent / "docs" / "protocol.md"
+NUMBER = re.compile(r"\b[WA]\d+\b")
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def broken(outcomes: list[Outcome]) -> dict[str, str]:
     """Return the problems by check."""
-    return {outcome.name: outcome.problem for outcome in outcomes if not outcome.holds}
+    return {outcome.name: outcome.problem for outcome in outcomes if outcome.status == "broken"}
 
 
 def of_worker(command: list[str], level: int, *only: str) -> dict[str, str]:
@@ -68,8 +72,8 @@ def test_the_worker_of_toolbus_keeps_every_level() -> None:
 def test_the_agent_of_toolbus_keeps_every_level() -> None:
     """toolbus's own agent keeps the protocol up to the highest level that agents have."""
     found = of_agent([sys.executable, "-m", "toolbus.operations.conformance.agent"], max(LEVELS))
-    assert len(found) == len(AGENT.checks)
-    assert broken(found) == {}
+    assert [(each.id, each.problem) for each in found if each.status == "broken"] == []
+    assert [each.id for each in found if each.status == "not checked"] == [each.id for each in AGENT.requirements if each.run is None]
 
 
 @pytest.mark.usefixtures("slow")
@@ -91,19 +95,38 @@ def test_a_worker_written_from_the_document_keeps_level_2(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("slow")
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", WORKER_FAULTS)
 def test_each_planted_fault_is_found(fault: str, folder: Path) -> None:
     """The check that is meant for a fault finds it, and says so in words."""
-    check, _ = FAULTS[fault]
+    check, _ = WORKER_FAULTS[fault]
     problems = of_worker(planted(fault, folder), 2, check)
     assert list(problems) == [check]
     assert problems[check]
 
 
-def test_at_least_twenty_faults_are_planted() -> None:
-    """There are twenty faults or more, and each names a check that exists."""
-    assert len(FAULTS) >= 20
-    assert {check for check, _ in FAULTS.values()} <= {check.name for check in WORKER.checks}
+def test_the_page_lists_every_requirement_and_fault() -> None:
+    """The page of requirements has the tables of the code, with the faults that each check finds."""
+    assert PAGE.read_text("utf-8") == page(), "run python -m tests.conformance.faults"
+
+
+@pytest.mark.parametrize(("table", "faults"), [(WORKER, WORKER_FAULTS), (AGENT, AGENT_FAULTS)], ids=["worker", "agent"])
+def test_each_fault_has_a_check(table: Table[Any], faults: dict[str, tuple[str, str]]) -> None:
+    """Each fault names a check that exists; numbers and names are given once, and without gaps."""
+    assert {check for check, _ in faults.values()} <= {each.name for each in table.requirements if each.run}
+    numbers = [int(each.id[1:]) for each in table.requirements]
+    assert sorted(numbers) == list(range(1, len(numbers) + 1))
+    assert len({each.name for each in table.requirements}) == len(numbers)
+
+
+def test_the_document_and_the_kit_name_the_same_requirements() -> None:
+    """Each number of the protocol is one of the kit's, each of the kit's stands in the protocol, and each step has some."""
+    text = PROTOCOL.read_text("utf-8")
+    known = {each.id for table in (WORKER, AGENT) for each in table.requirements}
+    assert set(NUMBER.findall(text)) == known
+    for title, letter in (("An agent", "A"), ("A worker", "W")):
+        section = text.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+        for step in re.split(r"^(?=\d+\. )", section, flags=re.MULTILINE)[1:]:
+            assert re.search(rf"\b{letter}\d+\b", step), f"no requirement in: {step[:80]}"
 
 
 def test_the_examples_are_short() -> None:

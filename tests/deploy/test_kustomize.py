@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 import subprocess
 
 import pytest
-import yaml
 
-from tests.deploy.chart import DEPLOY, NEWEST, OLDEST, Manifest, found, manifests, validate
+from tests.deploy.chart import DEPLOY, NEWEST, OLDEST, Manifest, found, loaded, manifests, validate
 from toolbus.bus.broker.server.keys import Keys
 from toolbus.bus.values.settings import PREFIX, Settings
 
@@ -19,12 +19,13 @@ KUBECTL = shutil.which("kubectl")
 pytestmark = pytest.mark.skipif(KUBECTL is None, reason="kubectl is not installed")
 
 
-def build(overlay: str) -> list[Manifest]:
+@functools.cache
+def build(overlay: str) -> tuple[Manifest, ...]:
     """Return the manifests of an overlay."""
     words = [str(KUBECTL), "kustomize", str(FOLDER / "overlays" / overlay)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=100, check=True)
     assert done.stderr == ""
-    return list(yaml.safe_load_all(done.stdout))
+    return loaded(done.stdout)
 
 
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])

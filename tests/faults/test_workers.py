@@ -15,10 +15,13 @@ from tests.contract import Place
 from tests.forking import ForkServer, Program
 from tests.servers import eventually, put_down
 from toolbus import ToolBus
-from toolbus.bus.broker.admin import Admin
+from toolbus.bus.broker.admin import Admin, ServiceOverview
 from toolbus.bus.broker.statistics.recent import RecentCall
 from toolbus.bus.values.events import Finished, Reset, Started, Text
 from toolbus.bus.values.results import StreamReset
+from toolbus.edges.gateway.gateway import Gateway
+from toolbus.edges.gateway.metrics import metrics_of
+from toolbus.edges.gateway.options import Everyone
 
 pytestmark = pytest.mark.anyio
 
@@ -107,6 +110,46 @@ async def test_a_worker_lost_in_mid_stream_costs_the_caller_nothing_it_can_see(
             os.kill(pid_of(first), signal.SIGCONT)
             results = await asyncio.gather(*(bus.call("count", {"n": 2}) for _ in range(20)))
             assert {result.output for result in results} == {"0 1 "}
+
+
+@pytest.mark.parametrize("waiting", [0, 2])
+@pytest.mark.parametrize(("how", "state"), [(signal.SIGKILL, "down"), (signal.SIGTERM, "withdrawn")], ids=["killed", "stopped"])
+async def test_a_service_without_workers_stays_visible(place: Place, spawn: Spawn, how: signal.Signals, state: str, waiting: int) -> None:
+    """Operators and metrics see it, what waits for it, and whether it was stopped on purpose, until a worker serves it again."""
+    process = spawn()
+    async with bus_of(place) as bus, Admin(place.settings) as admin:
+        gateway = Gateway(bus, Everyone())
+        await workers_up(bus, place, 1)
+        await admin.pause("faults")
+        calls = [asyncio.create_task(bus.call("count", {"n": 1})) for _ in range(waiting)]
+
+        async def seen(workers: int) -> ServiceOverview | None:
+            [found] = await admin.services()
+            return found if (found.workers, found.queued, found.running) == (workers, waiting, 0) else None
+
+        await eventually(lambda: seen(1))
+        assert "faults" in bus.services
+        process.send_signal(how)
+        await asyncio.to_thread(process.wait, 20)
+        found = await eventually(lambda: seen(0), timeout=20.0)
+        assert (found.live, found.state) == (False, state)
+        # When its lease has ended, the bus takes a worker that was killed out of the registry.
+        await eventually(lambda: "faults" not in bus.services, timeout=20.0)
+        found = await seen(0)
+        assert found is not None
+        assert (found.state, found.down, found.paused) == (state, state == "down", True)
+        assert 0 <= await admin.now() - found.gone < 60
+        samples = (await metrics_of(gateway)).splitlines()
+        labels = 'messaging_destination_name="faults"'
+        assert f"toolbus_workers{{{labels}}} 0" in samples
+        assert f'toolbus_queue_length{{{labels},state="queued"}} {waiting}' in samples
+        assert f"toolbus_service_down{{{labels}}} {int(state == 'down')}" in samples
+        await admin.resume("faults")
+        spawn()
+        assert [(await call).output for call in calls] == ["0 "] * waiting
+        await workers_up(bus, place, 1)
+        [found] = await admin.services()
+        assert (found.state, found.workers, found.gone, found.down) == ("live", 1, 0.0, False)
 
 
 async def test_the_lost_attempt_of_a_killed_worker_is_told(place: Place, spawn: Spawn) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.learning.samples import calls, scores
 from toolbus.toolkit.learning import Edge, Revisions, Scores, open_store
 from toolbus.toolkit.learning.evidence import ScoreFile
-from toolbus.toolkit.learning.picture import draw
 from toolbus.toolkit.learning.pipeline import Outcome, run
 
 
@@ -26,6 +26,13 @@ def outcome(folder: Path, static: Scores, *tools: str, count: int = 30) -> Outco
     with open_store(folder / "log.db") as store:
         store.append(good + bad)
         return run(ScoreFile(edges=[*static]), [store], Revisions(folder / "revisions"))
+
+
+def draw(found: Outcome, title: str, **options: Any) -> bytes:
+    """Draw an outcome; only who does imports matplotlib."""
+    from toolbus.toolkit.learning import picture
+
+    return picture.draw(found, title, **options)
 
 
 def texts(picture: bytes) -> list[str]:

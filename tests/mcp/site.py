@@ -7,7 +7,6 @@ import os
 import secrets
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any, Self
 
@@ -212,14 +211,8 @@ class Site:
                     pipe.close()
 
     def _start(self, *words: str) -> Any:
-        process = subprocess.Popen(
-            [sys.executable, *words],
-            cwd=self.folder,
-            env=self.environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            start_new_session=True,
+        process = self._forks.start(
+            *words, folder=self.folder, environment=self.environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, session=True
         )
         self._running.append(process)
         return process

@@ -8,7 +8,6 @@ from typing import Any
 
 import httpx
 import pytest
-from fastmcp import Client as FastClient
 from mcp.client import Client
 from mcp.shared.exceptions import MCPError
 from mcp_types import ElicitResult
@@ -131,6 +130,8 @@ async def test_a_client_that_vanishes_cancels_the_handler(site: Site, url: str, 
 
 async def test_fastmcp_calls(url: str) -> None:
     """FastMCP's client calls, and raises the failure of a tool."""
+    from fastmcp import Client as FastClient
+
     async with FastClient(url) as client:
         assert (await client.call_tool("add", {"a": 2, "b": 2})).data is not None
         failed = await client.call_tool("broken", {}, raise_on_error=False)

@@ -18,7 +18,6 @@ from tests.client.executing import chat
 from tests.forking import ForkServer
 from tests.mcp.site import Raw, Site, text_of
 from toolbus import Settings, ToolBus
-from toolbus.adapters.langchain import structured_tools
 
 pytestmark = pytest.mark.anyio
 
@@ -94,6 +93,8 @@ def said(ok: bool, text: str) -> str:
 @asynccontextmanager
 async def ways_in(site: Site, url: str, forks: ForkServer) -> AsyncIterator[dict[str, Way]]:
     """Provide every way to call a tool of a site."""
+    from toolbus.adapters.langchain import structured_tools
+
     settings = Settings.load(site.environment)
     base = url.removesuffix("/mcp")
     async with AsyncExitStack() as stack:

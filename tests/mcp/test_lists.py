@@ -7,7 +7,6 @@ from typing import Any
 
 import anyio
 import pytest
-from fastmcp import Client as FastClient
 from mcp.client import Client
 from mcp.shared.exceptions import MCPError
 
@@ -51,6 +50,8 @@ async def test_a_caller_sees_its_own_tools(url: str) -> None:
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
 async def test_real_clients_list(url: str, mode: Any) -> None:
     """The Python SDK and FastMCP list the tools; a client of an older revision is spared schemas that it can't read."""
+    from fastmcp import Client as FastClient
+
     async with Client(url, mode=mode) as client:
         tools = {tool.name: tool for tool in (await client.list_tools()).tools}
         assert client.protocol_version == (MODERN if mode == "auto" else "2025-11-25")

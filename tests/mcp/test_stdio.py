@@ -9,8 +9,6 @@ import sys
 from typing import Any
 
 import pytest
-from fastmcp import Client as FastClient
-from fastmcp.client.transports import StdioTransport
 from mcp.client import Client
 from mcp.client.stdio import StdioServerParameters
 
@@ -65,6 +63,9 @@ async def test_a_client_hears_of_new_tools(site: Site, parameters: StdioServerPa
 @pytest.mark.anyio
 async def test_fastmcp_uses_it_for_one_user(site: Site, url: str) -> None:
     """Options say the user and the tools that are served."""
+    from fastmcp import Client as FastClient
+    from fastmcp.client.transports import StdioTransport
+
     words = [*WORDS, "--user", "alice", "--tool", "echo", "--tool", "secret_of_alice"]
     async with FastClient(StdioTransport(sys.executable, words, env=site.environment, cwd=str(site.folder))) as client:
         assert {tool.name for tool in await client.list_tools()} == {"echo", "secret_of_alice"}

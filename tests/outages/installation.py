@@ -8,7 +8,7 @@ import json
 import os
 import signal
 import urllib.request
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +72,6 @@ async def die() -> str:
     os.kill(os.getpid(), signal.SIGKILL)
     return ""
 '''
-LEASE = 2.0
 
 
 class Installation:
@@ -89,15 +88,15 @@ class Installation:
         ports: where the worker, the gateways and an exporter answer probes.
     """
 
-    def __init__(self, forks: ForkServer, folder: Path, namespace: str = "prod", **options: Any) -> None:
+    def __init__(self, forks: ForkServer, folder: Path, namespace: str = "prod", lease: float = 2.0, **options: Any) -> None:
         self.server: EmbeddedServer = new_server(**options)
         self.server.start()
-        self.settings = Settings.load({}, url=self.server.url, namespace=namespace, lease=LEASE)
+        self.settings = Settings.load({}, url=self.server.url, namespace=namespace, lease=lease)
         self.keys = Keys(namespace)
         self.shell = Shell(forks, folder, self.server.url, namespace)
-        self.shell.environment |= {"TOOLBUS_LEASE": str(LEASE), "TOOLBUS_CONCURRENCY": "1", "TOOLBUS_MAX_DELIVERIES": "1"}
+        self.shell.environment |= {"TOOLBUS_LEASE": str(lease), "TOOLBUS_CONCURRENCY": "1", "TOOLBUS_MAX_DELIVERIES": "1"}
         self.bus = ToolBus(settings=self.settings)
-        self.processes = "1"
+        self.processes: tuple[str, ...] = ()
         self.worker: Program = None  # type: ignore[assignment]
         self.ports = {name: free_port() for name in ("worker", "one", "two", "exporter", "page")}
         self.gateways: list[Program] = []
@@ -120,16 +119,21 @@ class Installation:
         """Make calls, and wait for none of them."""
         self._calls += [asyncio.ensure_future(self.bus.call(tool, arguments, timeout=600.0)) for _ in range(times)]
 
+    def repeat(self, step: Callable[[], Awaitable[object]], after: float = 0.0) -> None:
+        """Do something again and again, a second after it has ended, until the test ends."""
+
+        async def steps() -> None:
+            await asyncio.sleep(after)
+            while True:
+                await step()
+                await asyncio.sleep(1.0)
+
+        self._calls.append(asyncio.ensure_future(steps()))
+
     def keep(self, tool: str, times: int, **arguments: Any) -> None:
         """Make calls again and again, the first of them a second after each other."""
-
-        async def one(number: int) -> None:
-            await asyncio.sleep(number)
-            while True:
-                await self.bus.call(tool, arguments, timeout=60.0)
-                await asyncio.sleep(0.1)
-
-        self._calls += [asyncio.ensure_future(one(number)) for number in range(times)]
+        for number in range(times):
+            self.repeat(lambda: self.bus.call(tool, arguments, timeout=60.0), after=number)
 
     async def answered(self, tool: str, times: int, **arguments: Any) -> None:
         """Make calls, and wait until they have ended."""
@@ -148,9 +152,7 @@ class Installation:
 
     async def start_worker(self) -> None:
         """Start the worker, and wait until its tools can be called."""
-        self.worker = self.shell.start(
-            "worker", "pool.py", "--grace", "0.1", "--processes", self.processes, "--health-port", f"{self.ports['worker']}"
-        )
+        self.worker = self.shell.start("worker", "pool.py", "--grace", "0.1", *self.processes, "--health-port", f"{self.ports['worker']}")
         await self.bus.wait_for_tool("work", timeout=60)
 
     def start_watchers(self) -> None:
@@ -201,17 +203,6 @@ class Installation:
     def kill(self, number: int = signal.SIGKILL) -> None:
         """Send the worker a signal."""
         os.kill(self.worker.pid, number)
-
-    async def lapsed(self) -> None:
-        """Wait until the lease of the worker has ended."""
-
-        def ended() -> bool:
-            with self.redis as client:
-                seconds, micros = client.time()
-                scores = [score for _, score in client.zrange(self.keys.live, 0, -1, withscores=True)]
-                return all(score < seconds * 1000 + micros / 1000 for score in scores)
-
-        await eventually(ended, timeout=30)
 
     async def doctor(self) -> list[dict[str, str]]:
         """Return the findings of ``toolbus doctor``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import signal
@@ -11,17 +12,20 @@ from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
 import redis
+import yaml
 
+from tests.deploy.monitoring import ALERTS
 from tests.outages.installation import SERVICE, Installation
 from tests.servers import eventually
 from tests.tls import Authority, terminating
 from toolbus.bus.broker.transport.embedded import find_binary
 from toolbus.bus.values.secrets import TokenRecord
+from toolbus.bus.watch.faults import CHECKS, SERVER, SERVER_RUNBOOK
 
 
 class Outage(NamedTuple):
@@ -33,8 +37,8 @@ class Outage(NamedTuple):
         cause: makes it.
         alert: the one that fires, with the check after a colon; empty where the cause is a setting of one process.
         check: the check of ``toolbus doctor`` that names it first; empty for what only Prometheus can see.
-        line: a part of the line that it says.
-        options: of the server.
+        line: a pattern of the line that it says.
+        options: of the installation and its server.
     """
 
     name: str
@@ -43,7 +47,7 @@ class Outage(NamedTuple):
     alert: str
     check: str
     line: str
-    options: Mapping[str, Mapping[str, str]] = MappingProxyType({})
+    options: Mapping[str, Any] = MappingProxyType({})
 
 
 # -- the server ---------------------------------------------------------------------------------------
@@ -79,7 +83,8 @@ async def _disk_full(at: Installation) -> None:
     """Let the append-only file lie on a disk of four megabytes, and fill it."""
     disk = at.shell.folder / "disk"
     disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", disk], capture_output=True, check=False).returncode:
+    words = ("mount", "-t", "tmpfs", "-o", "size=4m", "none", str(disk))
+    if (await asyncio.to_thread(subprocess.run, words, capture_output=True, check=False)).returncode:
         pytest.skip("a small disk is a tmpfs, which may not be mounted here")
     # Lazily, since the server has its files there until it ends.
     at.stack.callback(subprocess.run, ["umount", "-l", disk], check=True)
@@ -171,9 +176,20 @@ async def _cut_off(at: Installation) -> None:
 # -- workers and services -----------------------------------------------------------------------------
 
 
+async def _pool_killed(at: Installation) -> None:
+    await at.occupied(3)
+    await _idle_killed(at)
+
+
+async def _idle_killed(at: Installation) -> None:
+    """Kill the worker, and wait until it is taken out of the registry."""
+    at.kill()
+    with at.redis as client:
+        await eventually(lambda: client.zcard(at.keys.live) == 0, timeout=30)
+
+
 async def _worker_stopped(at: Installation) -> None:
     at.kill(signal.SIGSTOP)
-    await at.lapsed()
 
 
 async def _asleep(at: Installation) -> None:
@@ -258,7 +274,7 @@ async def _children_killed(at: Installation) -> None:
     """Kill the process of a supervisor's worker, five times."""
     at.kill(signal.SIGTERM)
     await eventually(lambda: at.worker.poll() is not None, timeout=30)
-    at.processes = "2"
+    at.processes = ("--processes", "2")
     await at.start_worker()
     for killed in range(1, 6):
         child = await eventually(at.children, timeout=30)
@@ -282,15 +298,18 @@ async def _taken_over(at: Installation) -> None:
 
 
 async def _connections_killed(at: Installation) -> None:
-    """End every connection, until the worker has made more than twenty."""
-    before = at.metric("worker", "toolbus_worker_connects_total")
-    with at.redis as client:
+    """End every connection of a worker with four processes, each second from now on."""
+    at.kill(signal.SIGTERM)
+    await eventually(lambda: at.worker.poll() is not None, timeout=30)
+    at.processes = ("--processes", "4")
+    await at.start_worker()
 
-        def enough() -> bool:
-            client.client_kill_filter(_type="normal", skipme=True)
-            return at.metric("worker", "toolbus_worker_connects_total") > before + 25
+    async def end() -> None:
+        with at.redis as client:
+            for kind in ("normal", "pubsub"):
+                client.client_kill_filter(_type=kind, skipme=True)
 
-        await eventually(enough, timeout=60, interval=0.3)
+    at.repeat(end)
 
 
 async def _malformed(at: Installation) -> None:
@@ -360,7 +379,7 @@ OUTAGES: tuple[Outage, ...] = (
         "appendfsync",
         "appendfsync is no",
     ),
-    Outage("a clock was set", "deadlines and times are wrong", _clock_stepped, "ToolbusWarning:clock", "clock", "+60.0 s"),
+    Outage("a clock was set", "deadlines and times are wrong", _clock_stepped, "ToolbusWarning:clock", "clock", "60.0 s from here"),
     Outage(
         "the server cuts off slow readers",
         "some calls end as `outcome_unknown`",
@@ -369,7 +388,15 @@ OUTAGES: tuple[Outage, ...] = (
         "output buffers",
         "has cut off",
     ),
-    Outage("a worker stands still", "its calls are late by a lease", _worker_stopped, "ToolbusWarning:worker", "worker", "no sign of life"),
+    Outage(
+        "a worker stands still",
+        "its calls are late by a lease",
+        _worker_stopped,
+        "ToolbusServiceDown",
+        "worker",
+        "no sign of life|has no worker",
+        {"lease": 20.0},
+    ),
     Outage(
         "paused with calls waiting",
         "calls wait, and end at their deadlines",
@@ -378,6 +405,15 @@ OUTAGES: tuple[Outage, ...] = (
         "paused",
         "is paused, and 3 calls wait",
     ),
+    Outage(
+        "all workers were killed",
+        "calls wait, and end at their deadlines",
+        _pool_killed,
+        "ToolbusNoWorker",
+        "service",
+        "no worker serves it",
+    ),
+    Outage("the last worker was killed", "calls end as `unavailable`", _idle_killed, "ToolbusServiceDown", "down", "has no worker"),
     Outage(
         "scaled to zero wrongly", "calls wait, and end at their deadlines", _asleep, "ToolbusNoWorker", "service", "no worker serves it"
     ),
@@ -412,3 +448,18 @@ OUTAGES: tuple[Outage, ...] = (
     Outage("connections are lost again and again", "calls are late", _connections_killed, "ToolbusReconnects", "", ""),
     Outage("a stranger writes to a queue", "nothing", _malformed, "ToolbusMalformed", "dead letters", "set aside"),
 )
+
+
+def documentation() -> str:
+    """Return the table as the page of runbooks has it."""
+    runbooks = {SERVER: SERVER_RUNBOOK, **{check.name: check.runbook for check in CHECKS}}
+    rules = {rule["alert"]: rule for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]}
+    lines = ["| Fault | Users see | Alert | `doctor` says | Runbook |", "|---|---|---|---|---|"]
+    for outage in OUTAGES:
+        said = f"`{outage.check}`: … {outage.line.partition('|')[0]} …" if outage.check else "nothing"
+        rule = rules.get(outage.alert.partition(":")[0], {"annotations": {"runbook_url": ""}})
+        anchor = runbooks[outage.check] if outage.check else rule["annotations"]["runbook_url"].partition("#")[2]
+        lines.append(
+            f"| {outage.name} | {outage.users} | {f'`{outage.alert}`' if outage.alert else 'none'} | {said} | [steps](#{anchor}) |"
+        )
+    return "\n".join(lines)

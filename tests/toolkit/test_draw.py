@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
 import pytest
 from hypothesis import given
-from matplotlib import pyplot as plt
-from matplotlib.figure import Figure
-from matplotlib.patches import FancyBboxPatch, Polygon, Rectangle
 
 from tests.toolkit.graphs import graph_of, item, toolkits
 from toolbus.toolkit import Action, Tool, Toolkit, ToolkitError, ToolkitService, recommend_subgraph
 from toolbus.toolkit.draw import draw, save, visualize
 from toolbus.toolkit.picture import HEIGHT, WIDTH, layout
+
+# Matplotlib is imported by those who draw, not by each process of pytest that collects the tests.
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 SAMPLE = (("a0", "a1", 0.8), ("a1", "a0", 0.3), ("a1", "a1"), ("a0", "t0", 0.25), ("a1", "t0"), ("a1", "g0", 0.5), ("g0", "t1", 0.75))
 
@@ -26,6 +28,8 @@ def drawn(figure: Figure) -> dict[str, object]:
 
 def test_kinds_of_vertices_and_edges_differ_and_scores_are_shown() -> None:
     """Actions, tools and groups have shapes and colours of their own, Next and Call edges colours and styles, and each edge its score."""
+    from matplotlib.patches import FancyBboxPatch, Polygon, Rectangle
+
     figure = visualize(graph_of(*SAMPLE), "Sample")
     patches = drawn(figure)
     shapes = [patches[name] for name in ("action a0", "tool t0", "group g0")]
@@ -46,6 +50,8 @@ def test_kinds_of_vertices_and_edges_differ_and_scores_are_shown() -> None:
 @pytest.mark.usefixtures("slow")
 def test_matplotlib_keeps_no_figure_that_is_not_shown() -> None:
     """Drawing many pictures in a long-lived process does not fill pyplot's list of figures."""
+    from matplotlib import pyplot as plt
+
     for _ in range(30):
         visualize(graph_of(*SAMPLE), "Sample")
     assert plt.get_fignums() == []
@@ -53,6 +59,8 @@ def test_matplotlib_keeps_no_figure_that_is_not_shown() -> None:
 
 def test_showing_opens_the_figure_in_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
     """With ``show`` the figure is pyplot's, which is asked to show it and not to wait."""
+    from matplotlib import pyplot as plt
+
     plt.switch_backend("agg")
     asked: list[dict[str, object]] = []
     monkeypatch.setattr(plt, "show", lambda **options: asked.append(options))
@@ -102,6 +110,8 @@ def test_an_empty_graph_is_an_empty_picture() -> None:
 
 def test_the_service_draws_and_recommending_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """``ToolkitService.visualize`` is the same picture; a recommendation makes none."""
+    from matplotlib.figure import Figure
+
     service = ToolkitService(graph_of(*SAMPLE))
     assert set(drawn(service.visualize(service.get_toolkit(), "Sample"))) == set(drawn(visualize(graph_of(*SAMPLE), "Sample")))
     monkeypatch.setattr(Figure, "__init__", lambda *_, **__: pytest.fail("a figure was made"))

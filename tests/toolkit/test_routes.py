@@ -5,16 +5,19 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.text import Text
 
 from tests.toolkit.graphs import graph_of, toolkits
 from toolbus.toolkit import Action, Tool, Toolkit
 from toolbus.toolkit.draw import MISSING, draw, families, missing, visualize
 from toolbus.toolkit.picture import HEIGHT, WIDTH, Point, Route, Router, layout
+
+# Matplotlib is imported by those who draw, not by each process of pytest that collects the tests.
+if TYPE_CHECKING:
+    from matplotlib.text import Text
 
 CHAIN = tuple((f"a{number}", f"a{number + 1}") for number in range(40))
 CALLS = tuple((f"a{number}", f"t{number}") for number in range(0, 41, 2))
@@ -105,6 +108,8 @@ NAMES = [
 @pytest.mark.usefixtures("slow")
 def test_names_fit_their_boxes_and_are_drawn_without_warnings() -> None:
     """The text of any name is within its box; no font lacks a character, and no control character is drawn."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
     toolkit = Toolkit()
     for number, name in enumerate(NAMES):
         toolkit.add_vertex(f"a{number}", data=Action(f"a{number}", name))

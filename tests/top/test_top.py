@@ -56,7 +56,13 @@ def state(services: int = 3, **changes: Any) -> Snapshot:
         window=1.0,
         services=tuple(
             ServiceView(
-                id=f"service{number:03}", live=number != 1, paused=number == 2, workers=number, queued=(7 * number) % 10, calls_per_s=number
+                id=f"service{number:03}",
+                live=number != 1,
+                state="down" if number == 1 else "live",
+                paused=number == 2,
+                workers=number,
+                queued=(7 * number) % 10,
+                calls_per_s=number,
             )
             for number in range(services)
         ),

@@ -297,6 +297,8 @@ class Trials:
                 for name, trial in trials:
                     yield await _tried(name, trial)
             yield await _tried("lease", self._takeover)
+            async with Admin(self._settings) as admin:
+                await admin.forget(self._id)
         except ToolbusError as error:
             yield Finding("worker", "fail", str(error))
 

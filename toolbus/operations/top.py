@@ -210,7 +210,7 @@ class Grid(ScrollView, can_focus=True):
 def _tone(view: Any) -> Style:
     word = getattr(view, "outcome", "")
     if getattr(view, "live", True) is False:
-        word = "down"
+        word = view.state
     elif getattr(view, "paused", False):
         word = "paused"
     elif getattr(view, "answered", True) is False:

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Iterable, Sequence
 from types import TracebackType
-from typing import NamedTuple, Self, cast
+from typing import Literal, NamedTuple, Self, cast
 
 from toolbus.bus.broker.held.confirmations import Confirmations
 from toolbus.bus.broker.held.conversations import Chats, Conversations
@@ -16,7 +16,7 @@ from toolbus.bus.broker.held.routes import Routes
 from toolbus.bus.broker.held.tokens import Tokens
 from toolbus.bus.broker.lease.dead_letters import DeadLetters
 from toolbus.bus.broker.protocols import ItemChange, RefusedTool, ServiceRecord, WorkerId
-from toolbus.bus.broker.registry.follower import read_items, read_services
+from toolbus.bus.broker.registry.follower import read_gone, read_items, read_services
 from toolbus.bus.broker.registry.pins import Pins
 from toolbus.bus.broker.registry.publications import read_record
 from toolbus.bus.broker.registry.registry import TTL, Registry
@@ -50,8 +50,23 @@ _FILES = {
 _CUT_OFF = ("client_output_buffer_limit_disconnections", "client_query_buffer_limit_disconnections")
 
 
+ServiceState = Literal["live", "asleep", "withdrawn", "down"]
+
+
 class ServiceOverview(NamedTuple):
-    """One service as an operator sees it; without ``workers`` that beat it is not ``live``."""
+    """One service as an operator sees it.
+
+    Attributes:
+        publication: what its workers publish; of a service that has gone, the ids and the owner alone.
+        live: a worker of it beats.
+        workers: how many do.
+        queued, running, dead: requests that wait, that workers hold, and that were set aside.
+        paused: its workers take no requests.
+        state: ``live``; without a worker ``asleep`` when it scales to zero, ``withdrawn`` when its last worker left by itself, and ``down``
+            otherwise.
+        gone: when its last worker went, in seconds since 1970 by the server's clock; 0 while it is in the registry, which it can be for
+            a while after its workers have died. It is listed for a day.
+    """
 
     publication: Publication
     live: bool
@@ -60,6 +75,13 @@ class ServiceOverview(NamedTuple):
     running: int
     dead: int
     paused: bool
+    state: ServiceState
+    gone: float = 0.0
+
+    @property
+    def down(self) -> bool:
+        """True when its workers are missing: it has none, and was neither withdrawn nor scaled to zero."""
+        return self.state == "down"
 
 
 class ServerHealth(NamedTuple):
@@ -137,12 +159,14 @@ class Admin:
         await self._link.wait_closed()
 
     async def services(self) -> list[ServiceOverview]:
-        """Return every service in the registry, by id."""
+        """Return every service, by id: those in the registry, and those that were there within the last day."""
         return await self.overviews(await self.records())
 
     async def records(self) -> list[ServiceRecord]:
-        """Return what is published of each service, without those that can't be read."""
-        records = await read_services(self._link, self._keys)
+        """Return what is known of each service, also of those that have gone, without those that can't be read."""
+        # In this order, so that one that goes meanwhile is not missed.
+        listed = await read_services(self._link, self._keys)
+        records = {**await read_gone(self._link, self._keys), **listed}
         return [each for each in records.values() if isinstance(each, ServiceRecord)]
 
     async def revision(self) -> bytes:
@@ -251,8 +275,16 @@ class Admin:
         return moved
 
     async def transfer(self, key: str) -> bool:
-        """Free a self-published name for another owner; False when it was free."""
-        return await self._registry.transfer(key)
+        """Free a self-published name for another owner, and forget its service if that has gone; False when neither was to do."""
+        kind, _, service = key.partition("/")
+        gone = kind == "tool-service" and service in await read_gone(self._link, self._keys)
+        if gone:
+            await self.forget(service)
+        return await self._registry.transfer(key) or gone
+
+    async def forget(self, service: str) -> None:
+        """List a service no more that has gone."""
+        await self._registry.unregister([f"{service}/"], "forgotten")
 
     async def retire(self, instance: WorkerId) -> int:
         """End the leases of a worker that is known to be dead, so that others go on with what it held; returns its services.
@@ -269,7 +301,7 @@ class Admin:
                 break
         # A service's queue is looked up in what goes with its last worker.
         queues = {service: await self.queue(service) for service in found}
-        await self._registry.unregister([f"{service}{suffix}" for service in found])
+        await self._registry.unregister([f"{service}{suffix}" for service in found], "died")
         for service, queue in queues.items():
             keys = self._keys
             args = (keys.queue(queue), keys.fence(queue), keys.cancelled(queue), keys.instances(service), keys.live)
@@ -379,13 +411,10 @@ class Admin:
         services = [each.publication.service for each in records]
         keys = tuple(key for each in services for key in overview_keys(self._keys, each.id, each.queue))
         found = await self._link.execute_script(scripts.OVERVIEW, keys, tuple(each.id for each in services))
-        return [
-            ServiceOverview(each.publication, each.live and workers > 0, workers, queued, running, dead, bool(paused))
-            for each, (queued, running, dead, paused, workers) in zip(records, found, strict=True)
-        ]
+        return [_overview(each, counts) for each, counts in zip(records, found, strict=True)]
 
     async def queue(self, service: str) -> str:
-        """Return the name of a service's queue; its id when it is not in the registry any more."""
+        """Return the name of a service's queue; its id when it has been gone for long."""
         found = await self._descriptor(service)
         return service if found is None else found.queue
 
@@ -397,7 +426,8 @@ class Admin:
     async def _descriptor(self, service: str) -> ServiceDescriptor | None:
         value = await self._link.execute("HGET", self._keys.services, service)
         if value is None:
-            return None
+            gone = (await read_gone(self._link, self._keys)).get(service)
+            return None if gone is None else gone.publication.service
         try:
             return read_record(value).publication.service
         except DescriptorError:
@@ -436,6 +466,20 @@ class Admin:
             return info_fields(await self._link.execute("INFO", section))
         except ReplyError:
             return {}
+
+
+def _overview(record: ServiceRecord, counts: Sequence[int]) -> ServiceOverview:
+    queued, running, dead, paused, workers = counts
+    gone = record.gone
+    state: ServiceState = "down"
+    if record.live and workers:
+        state = "live"
+    elif gone is None and not record.live:
+        state = "asleep"
+    elif gone is not None and gone.left:
+        state = "withdrawn"
+    at = 0.0 if gone is None else gone.at
+    return ServiceOverview(record.publication, state == "live", workers, queued, running, dead, bool(paused), state, at)
 
 
 def overview_keys(keys: Keys, service: str, queue: str) -> tuple[str, ...]:

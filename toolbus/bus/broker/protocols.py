@@ -262,16 +262,25 @@ class ItemChange(NamedTuple):
     document: bytes | None
 
 
+class Gone(NamedTuple):
+    """The end of a service: when its last worker went, in seconds since 1970 by the server's clock, and whether it left by itself."""
+
+    at: float
+    left: bool
+
+
 class ServiceRecord(msgspec.Struct, frozen=True):
     """A service in the registry: its current publication, and whether an instance is live.
 
     Attributes:
         refused: tools of it that can't be used; the others are in the publication.
+        gone: of a service that is not in the registry any more, and of whose publication only ids and owner are known.
     """
 
     publication: Publication
     live: bool
     refused: tuple[RefusedTool, ...] = ()
+    gone: Gone | None = None
 
 
 class Verdict(msgspec.Struct, frozen=True):

@@ -165,6 +165,7 @@ EXPOSED: Mapping[str, tuple[Literal["counter", "gauge", "histogram"], str]] = {
     "toolbus_workers": ("gauge", "Live workers of a service"),
     "toolbus_dead_letters": ("gauge", "Requests that are set aside"),
     "toolbus_service_paused": ("gauge", "Whether a service takes no requests"),
+    "toolbus_service_down": ("gauge", "Whether a service has no worker, and was not withdrawn; for a day after its last worker"),
     # Of a worker, summed over its processes.
     "toolbus_worker_info": ("gauge", "1; the labels tell the versions"),
     "toolbus_worker_processes": ("gauge", "Processes that should run"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -122,6 +123,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return {name: (getattr(settings, name), given[name][1] if name in given else "default") for name in cls.__struct_fields__}
 
     @classmethod
+    @functools.cache
     def _types(cls) -> dict[str, Any]:
         return {field.name: field.type for field in msgspec.structs.fields(cls)}
 

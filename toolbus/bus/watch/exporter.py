@@ -20,6 +20,7 @@ _OF_SERVICES = {
     "toolbus_workers": (("", "workers"),),
     "toolbus_dead_letters": (("", "dead"),),
     "toolbus_service_paused": (("", "paused"),),
+    "toolbus_service_down": (("", "down"),),
 }
 # Seconds for which an answer is waited for, which are less than a scrape may take.
 _PATIENCE = 3.0

@@ -167,6 +167,12 @@ def _nobody_serves(seen: Seen) -> Iterable[str]:
             yield f"{_calls_wait(each)} for {_id(each)}, and no worker serves it"
 
 
+def _down(seen: Seen) -> Iterable[str]:
+    for each in seen.services:
+        if each.down and not each.queued:
+            yield f"{_id(each)} has no worker, and was not withdrawn: what comes for it waits or ends as `unavailable`"
+
+
 def _paused_and_waiting(seen: Seen) -> Iterable[str]:
     for each in seen.services:
         if each.queued > 0 and each.paused:
@@ -241,8 +247,15 @@ CHECKS: tuple[Check, ...] = (
         "paused", "fail", _paused_and_waiting, "`toolbus operate resume SERVICE` lifts the pause", "a-service-is-slow-or-answers-overloaded"
     ),
     Check("service", "fail", _nobody_serves, "start workers of it, or look why they end", "nobody-serves-a-service"),
+    Check(
+        "down",
+        "warn",
+        _down,
+        "start workers of it, or forget it with `toolbus operate items rm tool-service/SERVICE`",
+        "nobody-serves-a-service",
+    ),
     Check("memory policy", "warn", _evicting, "set `maxmemory-policy noeviction`", "the-servers-memory-is-full"),
-    Check("appendfsync", "warn", _unsynced, "set `appendfsync everysec`", "the-server-is-gone"),
+    Check("appendfsync", "warn", _unsynced, "set `appendfsync everysec`", "the-server-refuses-writes"),
     Check("clock", "warn", _skewed, "let both machines follow one time server", "a-clock-was-set"),
     Check("backlog", "warn", _backlog, "start more workers", "a-service-is-slow-or-answers-overloaded"),
     Check("slow tool", "warn", _slow, "`toolbus see stats` shows its times", "a-service-is-slow-or-answers-overloaded", asks=True),

@@ -108,7 +108,7 @@ def _time(title: str, name: str) -> Column:
 
 
 def _state(view: Any) -> str:
-    return "paused" if view.paused else "live" if view.live else "down"
+    return "paused" if view.paused else str(view.state)
 
 
 def _error(view: Any) -> str:

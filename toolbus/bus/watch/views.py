@@ -8,8 +8,8 @@ Struct              Fields
 ==================  ==============================================================================================================
 ``Snapshot``        at, took_ms, window, services, instances, tools, recent, dead, confirmations, sessions, running, pins, silent,
                     faults, problems
-``ServiceView``     id, owner, digest, live, paused, workers, queued, running, dead, tools, calls, calls_per_s, failures_per_s,
-                    p50_ms, p99_ms
+``ServiceView``     id, owner, digest, live, state, gone, paused, workers, queued, running, dead, tools, calls, calls_per_s,
+                    failures_per_s, p50_ms, p99_ms
 ``InstanceView``    id, answered, host, pid, version, python, started, uptime, services, slots, running, waiting, calls, failures,
                     cancelled, retaken, calls_per_s, commands, connects
 ``ToolView``        service, name, effect, description, started, succeeded, failed, failures, cancelled, retaken, refused, running,
@@ -40,6 +40,7 @@ class ServiceView(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         live: a worker of it beats.
+        state, gone: as in ``toolbus.bus.broker.admin.ServiceOverview``.
         queued, running, dead: requests that wait, that workers hold, and that were set aside.
         tools: how many it has.
         calls: attempts that ended, since its present workers started.
@@ -51,6 +52,8 @@ class ServiceView(msgspec.Struct, frozen=True, kw_only=True):
     owner: str = ""
     digest: str = ""
     live: bool = False
+    state: str = "down"
+    gone: float = 0.0
     paused: bool = False
     workers: int = 0
     queued: int = 0

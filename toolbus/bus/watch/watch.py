@@ -235,6 +235,8 @@ def service_views(overviews: Iterable[ServiceOverview], activity: Activity) -> t
                 owner=publication.owner,
                 digest=publication.digest,
                 live=each.live,
+                state=each.state,
+                gone=each.gone,
                 paused=each.paused,
                 workers=each.workers,
                 queued=max(0, each.queued),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar
 
@@ -16,7 +17,7 @@ from toolbus.operations.cli.output import Columns, ask_first, fail, print_json, 
 if TYPE_CHECKING:
     from toolbus.bus.broker.admin import Admin
     from toolbus.bus.broker.registry.versions import NamespaceVersion
-    from toolbus.operations.conformance.checks import Outcome, Table
+    from toolbus.operations.conformance.checks import Table
     from toolbus.operations.conformance.scene import Scene
 
     C = TypeVar("C", bound=Scene)
@@ -37,14 +38,20 @@ def protocol_command() -> None:
 
 @command("scripts", into=protocol_command)
 def scripts_command(folder: Annotated[Path, argument(type=Folder)]) -> None:
-    """Write each Lua script into FOLDER, whole, in a folder for each step, and index.json with their SHA-1 digests."""
+    """Write each Lua script into FOLDER, whole, in a folder for each step.
+
+    index.json has the SHA-1 digest of each, by which EVALSHA knows it. vectors.json has inputs and what becomes of them: digests, keys,
+    frames, deadlines, verdicts. schemas/ has a JSON Schema of each kind of message.
+    """
     from toolbus.bus.broker.server import scripts
+    from toolbus.operations.conformance import exported
 
     try:
         scripts.write_scripts(folder)
+        exported.write(folder)
     except OSError as error:
         fail(f"can't write the scripts: {reason(error)}")
-    print_line(f"wrote {len(scripts.ALL)} scripts to {folder}")
+    print_line(f"wrote {len(scripts.ALL)} scripts, {exported.VECTORS.name} and {len(exported.SCHEMAS)} schemas to {folder}")
 
 
 @command("constants", into=protocol_command)
@@ -156,13 +163,18 @@ async def _show_changes(admin: Admin, output: str) -> None:
 
 
 _OPTIONS = {"ignore_unknown_options": True}
+_File = click.Path(path_type=Path, dir_okay=False)
 
 
 class Checks(NamedTuple):
-    """The checks that are run, and of what."""
+    """The checks that are run, of what, and where their outcomes go."""
 
     level: Annotated[int, option("The highest level to check.", type=click.IntRange(0, 3), default=1)]
-    only: Annotated[tuple[str, ...], option("Run this check only; may be given several times.", metavar="CHECK")]
+    only: Annotated[
+        tuple[str, ...], option("Check this requirement only, by its number or name; may be given several times.", metavar="CHECK")
+    ]
+    expected: Annotated[Path | None, option("File with the requirements that are known to be broken, one a line.", type=_File)]
+    junit: Annotated[Path | None, option("Write the outcomes to this file in the form of JUnit.", type=_File)]
     output: Output
     command: Annotated[tuple[str, ...], argument(required=True)]
 
@@ -171,10 +183,17 @@ class Checks(NamedTuple):
 def conformance_command() -> None:
     """Try whether a worker or an agent in another language keeps the protocol.
 
+    docs/protocol.md has a number beside each thing that it requires, such as W24 or A12; docs/reference/conformance.md lists all of
+    them with their levels. Each is told as holding, broken, or not checked. Levels: 0 unary calls; 1 streams, cancellation, deadlines;
+    2 leases, drain, taking over; 3 once, shared calls, sessions.
+
     The program is started by its command, on a server that exists for the checks only. Its environment has TOOLBUS_URL,
     TOOLBUS_NAMESPACE, TOOLBUS_LEASE and TOOLBUS_GRACE (seconds), TOOLBUS_SERVICE, which is `conformance`, and TOOLBUS_SCRIPTS,
-    a folder with the Lua scripts as `toolbus protocol scripts` writes them. Levels: 0 unary calls; 1 streams, cancellation, deadlines;
-    2 leases, drain, taking over; 3 once, shared calls. docs/protocol.md describes them.
+    a folder with the Lua scripts as `toolbus protocol scripts` writes them. Of a broken requirement the last frames are shown, and
+    what the program wrote to standard error.
+
+    A line of the file of --expected is a number or name, and may go on with ` # ` and a reason. The exit code is 1 if another
+    requirement is broken, or if one of these holds.
     """
 
 
@@ -187,17 +206,19 @@ def worker_command(checks: Checks) -> None:
 
     It serves the service `conformance` with the tools conformance-echo (text), which returns its text, conformance-count
     (to, delay), which yields the numbers from 1 to `to`, one each `delay` seconds, each followed by a space, and at level 3
-    conformance-once, which does the same and has the effect once.
+    conformance-once, which does the same and has the effect once. If it has conformance-data (size), which returns the data
+    {"text": "x…"} with `size` letters, long data is checked; if the service has sticky-sessions, sessions are checked.
 
     \b
     Example:
       toolbus protocol conformance worker --level 1 -- node examples/node/worker.mjs
-      toolbus protocol conformance worker --level 3 -- toolbus worker toolbus.operations.conformance.checks
+      toolbus protocol conformance worker --only W24 -- node examples/node/worker.mjs
+      toolbus protocol conformance worker --level 3 --junit found.xml -- toolbus worker toolbus.operations.conformance.checks
     """
     from toolbus.operations.conformance.scene import WorkerScene
     from toolbus.operations.conformance.worker_checks import WORKER
 
-    _report(checks, WORKER, WorkerScene, first_decides=not checks.only)
+    _check(checks, WORKER, WorkerScene, first_decides=not checks.only)
 
 
 @command("agent", into=conformance_command, context_settings=_OPTIONS)
@@ -205,39 +226,60 @@ def agent_command(checks: Checks) -> None:
     """Try the agent that COMMAND starts.
 
     It reads one JSON object a line, {"call": NAME, "service", "tool", "arguments", "timeout"} or {"cancel": NAME}, and writes
-    {"call": NAME, "text": TEXT}, {"call": NAME, "reset": true} and {"call": NAME, "end": {"text", "error"}}.
+    {"call": NAME, "text": TEXT}, {"call": NAME, "reset": true} and {"call": NAME, "end": {"text", "error"}}. From level 2 on `service`
+    may be missing: the agent finds the tool in the registry. At level 3 a call may have `key` (its idempotency key), `user` and
+    `session`.
 
     \b
     Example:
       toolbus protocol conformance agent --level 1 -- node examples/node/agent.mjs
-      toolbus protocol conformance agent --level 2 -- python -m toolbus.operations.conformance.agent
+      toolbus protocol conformance agent --only publishes -- node examples/node/agent.mjs
+      toolbus protocol conformance agent --level 3 -- python -m toolbus.operations.conformance.agent
     """
     from toolbus.operations.conformance.agent_checks import AGENT
     from toolbus.operations.conformance.scene import AgentScene
 
-    _report(checks, AGENT, AgentScene)
+    _check(checks, AGENT, AgentScene)
 
 
-def _report(checks: Checks, table: Table[C], kind: type[C], *, first_decides: bool = False) -> None:
-    """Run checks, and print the outcome of each as it comes; the exit code is 1 if one does not hold."""
+def _check(checks: Checks, table: Table[C], kind: type[C], *, first_decides: bool = False) -> None:
+    """Check a program and tell each outcome as it comes; the exit code is 1 if one is not as expected."""
+    from toolbus.operations.conformance.report import Report
     from toolbus.operations.conformance.scene import run_checks
 
-    known = [check.name for check in table.checks]
+    known = {word: each.name for each in table.requirements for word in (each.name, each.id.lower())}
     for name in checks.only:
-        if name not in known:
-            raise click.UsageError(f"there is no check {name!r}; there are {', '.join(known)}")
-
-    def report(outcome: Outcome) -> None:
-        if checks.output == "text":
-            print_line(f"L{outcome.level} {'ok    ' if outcome.holds else 'BROKEN'} {outcome.name}: {outcome.problem or outcome.meaning}")
-
+        if name.lower() not in known:
+            raise click.UsageError(
+                f"there is no check {name!r}; there are {', '.join(f'{each.id} {each.name}' for each in table.requirements)}"
+            )
+    report = Report(_read_expected(checks.expected, known), print_line if checks.output == "text" else None)
     chosen = table.chosen(checks.level, checks.only)
-    found = asyncio.run(run_checks(kind, chosen, checks.command, report, first_decides=first_decides))
-    holding = sum(outcome.holds for outcome in found)
+    asyncio.run(run_checks(kind, chosen, checks.command, report.add, first_decides=first_decides))
+    if checks.junit is not None:
+        try:
+            checks.junit.write_text(report.junit(), "utf-8")
+        except OSError as error:
+            fail(f"can't write {checks.junit}: {reason(error)}")
     if checks.output == "json":
-        names = ("level", "name", "holds", "meaning", "problem")
-        print_json([{name: getattr(each, name) for name in names} for each in found])
+        print_json(report.documents())
     else:
-        print_line(f"{holding} of {len(found)} hold")
-    if holding < len(found):
+        print_line(report.summary())
+    if report.failed:
         click.get_current_context().exit(1)
+
+
+def _read_expected(path: Path | None, known: Mapping[str, str]) -> frozenset[str]:
+    """Return the names of the requirements of which a file says that they are broken."""
+    if path is None:
+        return frozenset()
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except OSError as error:
+        fail(f"can't read {path}: {reason(error)}")
+    except UnicodeDecodeError:
+        fail(f"can't read {path}: it is no text in UTF-8")
+    words = [word for line in lines if (word := line.partition("#")[0].strip().lower())]
+    if strange := [word for word in words if word not in known]:
+        fail(f"{path} names {', '.join(strange)}, and there is no such requirement")
+    return frozenset(known[word] for word in words)

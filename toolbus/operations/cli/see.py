@@ -81,7 +81,9 @@ def tools_command(
 
 @command("services")
 def services_command(output: Output) -> None:
-    """List the services, their workers and their backlog.
+    """List the services, their workers and their backlog, also those whose last worker went within the last day.
+
+    Without a worker a service is `asleep` when it scales to zero, `withdrawn` when its last worker left by itself, and `down` otherwise.
 
     \b
     Example:
@@ -109,7 +111,7 @@ def services_command(output: Output) -> None:
             "QUEUED": "queued",
             "RUNNING": "running",
             "DEAD": "dead",
-            "STATE": lambda each: "paused" if each.paused else "live" if each.live else "down",
+            "STATE": lambda each: "paused" if each.paused else each.state,
         },
         empty=f"no services{namespace_of()}; {_START}",
         document=[
@@ -123,7 +125,7 @@ def services_command(output: Output) -> None:
 
 def _service_document(found: ServiceOverview, refused: list[RefusedTool]) -> dict[str, Any]:
     publication = found.publication
-    counts = {name: getattr(found, name) for name in ("live", "workers", "queued", "running", "dead", "paused")}
+    counts = {name: getattr(found, name) for name in ("live", "state", "gone", "workers", "queued", "running", "dead", "paused")}
     return {
         "id": publication.service.id,
         "owner": publication.owner,

@@ -11,6 +11,8 @@ import msgspec
 from toolbus.bus.client.bus import ToolBus
 from toolbus.bus.values.events import Finished, Reset, Text
 
+_OPTIONS = {"timeout": "timeout", "key": "idempotency_key", "user": "user", "session": "session"}
+
 
 def _report(name: str, **event: Any) -> None:
     sys.stdout.write(msgspec.json.encode({"call": name, **event}).decode() + "\n")
@@ -19,7 +21,8 @@ def _report(name: str, **event: Any) -> None:
 
 async def _call(bus: ToolBus, asked: dict[str, Any]) -> None:
     name, text = asked["call"], ""
-    async with bus.stream(asked["tool"], asked["arguments"], timeout=asked["timeout"]) as call:
+    options = {option: asked[word] for word, option in _OPTIONS.items() if word in asked}
+    async with bus.stream(asked["tool"], asked["arguments"], **options) as call:
         async for event in call.events():
             if isinstance(event, Text):
                 text += event.text

@@ -1,24 +1,26 @@
-"""Define checks, and gather them in tables; and the service whose tools they call."""
+"""Number the requirements of the protocol, gather them with their checks in tables, and serve the tools that the checks call."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 
 import msgspec
 
+from toolbus.bus.values.results import ToolResult
 from toolbus.bus.worker.function import tool
 from toolbus.bus.worker.service import ToolService
 
 T = TypeVar("T")
 S = TypeVar("S")
+Status = Literal["holds", "broken", "not checked"]
 
 LEVELS = {
     0: "answers unary calls",
     1: "streams, cancellation, deadlines",
     2: "leases, drain, taking over",
-    3: "once, shared calls",
+    3: "once, shared calls, sessions",
 }
 """The levels of docs/protocol.md. Each includes those below it."""
 
@@ -27,56 +29,85 @@ class Broken(AssertionError):
     """The program under test did something that the protocol forbids, or left out something that it asks for."""
 
 
-class Outcome(msgspec.Struct, frozen=True):
-    """The outcome of one check; ``problem`` is empty when it holds."""
+class NotChecked(Exception):
+    """The program has nothing that a requirement is about, for example no sessions."""
 
+
+class Outcome(msgspec.Struct, frozen=True):
+    """The outcome of one requirement.
+
+    Attributes:
+        id, level, name, meaning: of the requirement.
+        status: ``holds``, ``broken`` or ``not checked``.
+        problem: what is broken, or why it was not checked.
+        frames: the last ones that the program sent, or was sent, when it is broken.
+        output: the end of what the program wrote to standard error (and a worker to standard output) meanwhile.
+        exit_code: of the program, if it ended by itself; negative for a signal.
+        seconds: that the check took.
+    """
+
+    id: str
     level: int
     name: str
     meaning: str
+    status: Status
     problem: str = ""
+    frames: tuple[str, ...] = ()
+    output: str = ""
+    exit_code: int | None = None
+    seconds: float = 0.0
 
     @property
     def holds(self) -> bool:
         """True if the program keeps what was checked."""
-        return not self.problem
+        return self.status == "holds"
 
 
-class Check(msgspec.Struct, Generic[S], frozen=True):
-    """One promise of the protocol.
+class Requirement(msgspec.Struct, Generic[S], frozen=True):
+    """One thing that docs/protocol.md asks for, where it stands beside the same number.
 
     Attributes:
+        id: ``W`` (of a worker) or ``A`` (of an agent) and a number, which stays.
         level: the level that asks for it.
         name: a short name, for the table and for ``--only``.
-        meaning: the promise, in one line.
-        run: raises ``Broken`` when the program does not keep it.
+        meaning: the requirement, in one sentence.
+        run: raises ``Broken`` when the program does not keep it; None when no check can tell.
+        unchecked: why there is no check.
     """
 
+    id: str
     level: int
     name: str
     meaning: str
-    run: Callable[[S], Awaitable[None]]
+    run: Callable[[S], Awaitable[None]] | None
+    unchecked: str = ""
 
 
 class Table(Generic[S]):
-    """Checks in the order in which they are defined."""
+    """The requirements of workers or of agents, in the order in which they are defined."""
 
     def __init__(self) -> None:
-        self.checks: list[Check[S]] = []
+        self.requirements: list[Requirement[S]] = []
 
-    def check(self, level: int) -> Callable[[Callable[[S], Awaitable[None]]], Callable[[S], Awaitable[None]]]:
-        """Add a function to the table: its name and the first line of its docstring describe the check."""
+    def check(self, number: str, level: int) -> Callable[[Callable[[S], Awaitable[None]]], Callable[[S], Awaitable[None]]]:
+        """Add a function that checks a requirement: its name and its docstring describe it."""
 
         def add(run: Callable[[S], Awaitable[None]]) -> Callable[[S], Awaitable[None]]:
-            meaning = (run.__doc__ or "").partition("\n")[0].removesuffix(".")
-            self.checks.append(Check(level, run.__name__.replace("_", "-"), meaning, run))
+            meaning = " ".join((run.__doc__ or "").split()).removesuffix(".")
+            self.requirements.append(Requirement(number, level, run.__name__.replace("_", "-"), meaning, run))
             return run
 
         return add
 
-    def chosen(self, level: int, only: tuple[str, ...] = ()) -> list[Check[S]]:
-        """Return the checks up to a level, lowest level first; with ``only``, those of these names, of whatever level."""
-        found = [check for check in self.checks if (check.name in only if only else check.level <= level)]
-        return sorted(found, key=lambda check: check.level)
+    def unchecked(self, number: str, level: int, name: str, meaning: str, why: str) -> None:
+        """Add a requirement that no check can see the program keep."""
+        self.requirements.append(Requirement(number, level, name, meaning, None, why))
+
+    def chosen(self, level: int, only: tuple[str, ...] = ()) -> list[Requirement[S]]:
+        """Return the requirements up to a level, lowest level first; with ``only``, those of these numbers or names, of whatever level."""
+        wanted = {word.lower() for word in only}
+        found = [each for each in self.requirements if (wanted & {each.name, each.id.lower()} if only else each.level <= level)]
+        return sorted(found, key=lambda each: each.level)
 
 
 async def until(condition: Callable[[], Awaitable[T | None]], within: float, problem: str) -> T:
@@ -105,6 +136,7 @@ class Conformance(ToolService):
     """Serves the tools that `toolbus protocol conformance worker` calls."""
 
     id = "conformance"
+    sticky_sessions = True
 
     @tool("conformance-echo", effect="read")
     async def echo(self, text: str) -> str:
@@ -116,6 +148,11 @@ class Conformance(ToolService):
         """Count, one number each `delay` seconds."""
         async for part in _count(to, delay):
             yield part
+
+    @tool("conformance-data", effect="read")
+    async def data(self, size: int) -> ToolResult:
+        """Return an object for programs with a text of some characters."""
+        return ToolResult(data={"text": "x" * size})
 
     @tool("conformance-once", effect="once")
     async def once(self, to: int, delay: float = 0.1) -> AsyncIterator[str]:

@@ -9,18 +9,22 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from toolbus.bus import telemetry
-from toolbus.bus.broker.protocols import ALL_TOOLS, AgentListener, RefusedTool, ServiceRecord
+from toolbus.bus.broker.protocols import ALL_TOOLS, AgentListener, Gone, RefusedTool, ServiceRecord
 from toolbus.bus.broker.registry.publications import read_record
 from toolbus.bus.broker.server.keys import Keys
-from toolbus.bus.broker.server.reading import shown, skip, text, uses_up
+from toolbus.bus.broker.server.reading import integer, shown, skip, text, uses_up
 from toolbus.bus.broker.transport.command import fields_of
 from toolbus.bus.broker.transport.link import Link
-from toolbus.bus.broker.transport.links import scan_hash
+from toolbus.bus.broker.transport.links import scan_hash, server_ms
+from toolbus.bus.values.descriptors import Publication, ServiceDescriptor, check_service
 from toolbus.bus.values.naming import key_flaw
 from toolbus.bus.values.pins import KEY as PIN
 from toolbus.bus.values.results import DescriptorError, EnvelopeError
 
 T = TypeVar("T")
+
+GONE_SEEN = 86_400.0
+"""Seconds for which people see a service without workers."""
 
 
 class RegistryFollower:
@@ -158,6 +162,29 @@ async def read_services(link: Link, keys: Keys) -> dict[str, ServiceRecord | Ref
         return RefusedTool(ALL_TOOLS, name, f"its name can't be read: {reason}")
 
     return await _read_all(link, keys.services, _read_logged, refused)
+
+
+async def read_gone(link: Link, keys: Keys) -> dict[str, ServiceRecord]:
+    """Return the services that were in the registry within the last day, by name.
+
+    Raises:
+        BrokerError: the server could not be asked.
+    """
+    value, now = await asyncio.gather(link.execute("HGET", keys.meta, "gone", repeatable=True), server_ms(link))
+    found: dict[str, ServiceRecord] = {}
+    for line in (value or b"").split(b"\n"):
+        words = line.split(b" ", 4)
+        try:
+            service, queue, at, left, owner = map(text, words)
+            gone = Gone(integer(at) / 1000, left=left == "1")
+            descriptor = check_service(ServiceDescriptor(service, request_queue="" if queue == service else queue))
+        except (DescriptorError, EnvelopeError, ValueError) as error:
+            if line:
+                skip(keys.meta, str(error), field="gone")
+            continue
+        if abs(now / 1000 - gone.at) < GONE_SEEN:
+            found[service] = ServiceRecord(Publication(descriptor, owner=owner), live=False, gone=gone)
+    return found
 
 
 async def read_items(link: Link, keys: Keys) -> dict[str, bytes | RefusedTool]:

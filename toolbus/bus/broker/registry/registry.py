@@ -11,7 +11,7 @@ import math
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -172,10 +172,15 @@ class Registry:
         others = {value for name, value in fields.items() if name[:2] == b"o:" and b"i:" + name[2:] in fields}
         return sorted({shown(other) for other in others} - {shown(origin)})
 
-    async def unregister(self, members: Iterable[str]) -> None:
-        """Take instances (``service/instance``) out of the registry."""
+    async def unregister(self, members: Iterable[str], how: Literal["", "died", "forgotten"] = "") -> None:
+        """Take instances (``service/instance``) out of the registry.
+
+        Args:
+            members: they leave, unless ``how`` says otherwise.
+            how: ``died``: they did not leave of their own accord; ``forgotten``: nobody is to see that their services have gone.
+        """
         encoded = [member.encode() for member in members]
-        await self._run(scripts.UNREGISTER, await self._keys_of_all(encoded), *encoded)
+        await self._run(scripts.UNREGISTER, await self._keys_of_all(encoded), *encoded, *([how] if how else ()))
 
     async def sweep(self, clock: ServerClock) -> None:
         """Drop instances whose lease has ended, or ends later than any can, unless the server's clock is not what ``clock`` expects.

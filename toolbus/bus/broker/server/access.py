@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -348,6 +349,7 @@ def mark(keys: Keys, role: str) -> str:
     return f"{keys.prefix}role:{role}"
 
 
+@functools.cache
 def commands_of(script: str) -> frozenset[str]:
     """Return the commands in a script's source, in lower case, as ACL rules name them."""
     [source] = [each.source for each in scripts.ALL if each.name == script]

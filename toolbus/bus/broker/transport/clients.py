@@ -17,6 +17,10 @@ CONNECT_TIMEOUT = 3.0
 """Seconds for a TCP connection and its TLS handshake, one lost packet included."""
 
 
+# What a connection says of its library: redis-py looks its own version up in a file for each one, which takes longer than to connect.
+_LIBRARY = {"driver_info": redis.DriverInfo()} if hasattr(redis, "DriverInfo") else {}
+
+
 def _bounded(kind: Any) -> Any:
     class Bounded(kind):  # type: ignore[misc]
         """A connection with a time limit for each answer as a whole."""
@@ -90,6 +94,8 @@ def _given(options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
         "retry_on_timeout": False,
         "retry_on_error": [],
     }
+    if not {"lib_name", "lib_version"} & given.keys():
+        given = {**_LIBRARY, **given}
     kind = given.pop("connection_class", aredis.Connection)
     if kind is aredis.SSLConnection:
         # Without one, OpenSSL asks at the terminal for the password of a key, and everything waits.

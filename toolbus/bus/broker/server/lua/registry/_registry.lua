@@ -7,6 +7,10 @@ local prefix, token, ttl, cooldown = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local written, touched = 0, 0
+-- Of the services that this script looked at: a line for people about one without workers, false for one that needs none.
+local went = {}
+-- How long people see such a service (ms), most of them, and most bytes of a line.
+local SEEN, MOST_SEEN, MOST_LINE = 86400000, 500, 1024
 
 -- Tables live as long as a process uses them. One from which the last field was taken is gone, and where a cluster moves the slot that is
 -- an error.
@@ -79,8 +83,28 @@ end
 -- An empty queue counts as none, as it does for those who look up a service's keys.
 local function queue_of(found, service) return found and found ~= '' and found or service end
 
--- Make the newest start's publication the current one; forget publications that no worker serves any more.
-local function settle(service, own)
+-- Keep in mind which services are without workers, the newest ones last, since requests may wait for them.
+local function remember()
+  if not next(went) then return end
+  local before, lines = redis.call('HGET', meta, 'gone') or '', {}
+  for line in before:gmatch('[^\n]+') do
+    local service, at = line:match('^(%S+) %S+ (%d+) [01] ')
+    if at and #at <= 15 and math.abs(now - at) < SEEN and went[service] == nil then lines[#lines + 1] = line end
+  end
+  for _, line in pairs(went) do
+    if line and #line <= MOST_LINE and not line:find('%c') then lines[#lines + 1] = line end
+  end
+  local after = table.concat(lines, '\n', math.max(1, #lines - MOST_SEEN + 1))
+  if after ~= '' then
+    redis.call('HSET', meta, 'gone', after)
+  elseif before ~= '' then
+    redis.call('HDEL', meta, 'gone')
+  end
+end
+
+-- Make the newest start's publication the current one; forget publications that no worker serves any more. A service whose last worker
+-- has gone either left, or was lost.
+local function settle(service, own, left)
   local key = own.instances
   local all = redis.call('HGETALL', key)
   local fields, served, newest, current = {}, {}, -1, nil
@@ -119,6 +143,7 @@ local function settle(service, own)
   end
 
   local before = redis.call('HGET', services, service)
+  went[service] = false
   if current then
     local value = '+' .. fields['d:' .. current]
     redis.call('HSET', key, 'current', current)
@@ -138,8 +163,10 @@ local function settle(service, own)
     end
     return
   end
-  release('s:' .. service, fields.owner or '', service)
-  release('q:' .. queue_of(fields.queue, service), fields.owner or '', service)
+  local owner, queue = fields.owner or '', queue_of(fields.queue, service)
+  went[service] = string.format('%s %s %.0f %s %s', service, queue, now, left and '1' or '0', owner)
+  release('s:' .. service, owner, service)
+  release('q:' .. queue, owner, service)
   redis.call('DEL', key)
   if redis.call('HDEL', services, service) == 1 then record('gone', service, '') end
   if redis.call('XLEN', own.queue) == 0 then
@@ -151,8 +178,9 @@ local function settle(service, own)
   end
 end
 
--- Take instances out: one for each service of KEYS, as service/instance, or false for none. Returns those that are out.
-local function strike_off(members)
+-- Take instances out that left, or were lost: one for each service of KEYS, as service/instance, or false for none. Returns those that are
+-- out.
+local function strike_off(members, left)
   local found, out = {}, {}
   for position, member in ipairs(members) do
     local service, instance = (member or ''):match('^(.-)/(.*)$')
@@ -173,7 +201,7 @@ local function strike_off(members)
   local settled = {}
   for _, each in ipairs(found) do redis.call('HDEL', each[2].instances, each[3], (each[3]:gsub('^i:', 'o:'))) end
   for _, each in ipairs(found) do
-    if not settled[each[1]] then settle(each[1], each[2]) end
+    if not settled[each[1]] then settle(each[1], each[2], left) end
     settled[each[1]] = true
   end
   return out

@@ -78,6 +78,7 @@ redis.call('HSET', key, 'owner', owner, 'queue', ARGV[13], 'scale_to_zero', ARGV
   'i:' .. instance, string.format('%.0f', start) .. ':' .. digest, 'd:' .. digest, ARGV[9], 'n:' .. digest, table.concat(tools, '\n'))
 redis.call('ZADD', live, now + ARGV[10], service .. '/' .. instance)
 settle(service, own)
+remember()
 forget_names()
 keep({services, names, meta, live, key})
 local state = redis.call('HMGET', fence, 'generation', 'c:' .. instance)

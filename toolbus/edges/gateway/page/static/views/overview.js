@@ -41,6 +41,7 @@ function attention() {
   const found = [];
   for (const row of store.services.values()) {
     if (!row.live && row.queued) found.push(["bad", [named(row.id), ` has ${plural(row.queued, "request")} and no worker`], `#/services/${encodeURIComponent(row.id)}`]);
+    else if (row.state === "down") found.push(["bad", [named(row.id), " has no worker"], `#/services/${encodeURIComponent(row.id)}`]);
     else if (row.paused) found.push(["warn", [named(row.id), row.queued ? ` is paused, and ${plural(row.queued, "request")} wait` : " is paused"], `#/services/${encodeURIComponent(row.id)}`]);
   }
   if (store.confirmations.size) found.push(["warn", `${plural(store.confirmations.size, "call")} ${store.confirmations.size === 1 ? "waits" : "wait"} for a person`, "#/waiting"]);

@@ -7,7 +7,9 @@ import { day, duration, milliseconds, number, rate, short } from "../format.js";
 import { store } from "../store.js";
 import { Table, nameCell } from "../table.js";
 
-const state = (row) => (row.paused ? ["paused", "warn"] : row.live ? ["live", "ok"] : row.queued ? ["no worker", "bad"] : ["asleep", "off"]);
+// Whatever the reason, requests that wait without a worker need a person.
+const TONES = { live: "ok", asleep: "off", withdrawn: "off", down: "bad" };
+const state = (row) => (row.paused ? ["paused", "warn"] : !row.live && row.queued ? ["no worker", "bad"] : [row.state, TONES[row.state] ?? "bad"]);
 
 function nameWithState(row, td) {
   if (!td.parts) {
@@ -171,6 +173,7 @@ export function one(place, { id }) {
     fact("p99", milliseconds(row.p99_ms));
     fact("Dead letters", number(row.dead));
     fact("Owner", row.owner ? visibleLines(row.owner).slice(0, 200) : "anyone");
+    fact("Last worker went", row.gone ? day(row.gone) : "–");
     fact("Publication", row.digest ? short(row.digest) : "–");
     const instances = instancesOf(id);
     workers.show(instances);

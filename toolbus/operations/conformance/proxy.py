@@ -1,0 +1,197 @@
+"""A proxy between a program under test and its server, which cuts connections and refuses commands when a check asks for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+Words = list[bytes]
+Fault = Literal["cut before", "cut after", "cut within", "refuse"]
+"""What becomes of a command: the connection is cut before it reaches the server, after it was carried out and before its answer is passed
+on, or in the middle of the answer; or it is answered with an error, and not carried out."""
+
+_PART = 1 << 16
+# Bytes of an answer that brings nothing, such as that of a read which ends by time.
+_EMPTY = 8
+
+
+def _end_of(data: bytes | bytearray, at: int) -> int:
+    """Return where the value of RESP ends that begins at a place; -1 while a part of it is missing."""
+    line = data.find(b"\r\n", at)
+    if line < 0:
+        return -1
+    kind, size = bytes(data[at : at + 1]), bytes(data[at + 1 : line])
+    at = line + 2
+    if kind in {b"$", b"=", b"!"}:
+        end = at if size == b"-1" else at + int(size) + 2
+        return end if end <= len(data) else -1
+    count = int(size) if kind in {b"*", b"~", b">"} else 2 * int(size) if kind in {b"%", b"|"} else 0
+    for _ in range(count + (kind == b"|")):
+        at = _end_of(data, at)
+        if at < 0:
+            return -1
+    return at
+
+
+def words_of(command: bytes) -> Words:
+    """Return the words of a command, which is an array of strings."""
+    words: Words = []
+    at = command.index(b"\r\n") + 2
+    while at < len(command):
+        line = command.index(b"\r\n", at)
+        size = int(command[at + 1 : line])
+        words.append(command[line + 2 : line + 2 + size])
+        at = line + size + 4
+    return words
+
+
+class _Planned(NamedTuple):
+    matches: Callable[[Words], bool]
+    fault: Fault
+    error: bytes
+
+
+class Proxy:
+    """Passes commands and answers between a program and the server at a port of this machine."""
+
+    def __init__(self, port: int) -> None:
+        self._server_port = port
+        self._planned: list[_Planned] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._listening: asyncio.Server | None = None
+        self.port = 0
+        self.done = 0
+        """How many faults have come about."""
+
+    async def start(self) -> None:
+        """Listen at a free port of this machine."""
+        self._listening = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.port = self._listening.sockets[0].getsockname()[1]
+
+    async def close(self) -> None:
+        """Cut all connections, and listen no more."""
+        if self._listening is not None:
+            self._listening.close()
+        self.cut()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def plan(self, matches: Callable[[Words], bool], fault: Fault, error: str = "") -> None:
+        """Let a fault come about once, with the next command for which ``matches`` is true.
+
+        Answers that are errors or bring nothing wait for the next one, unless the command is not to be carried out at all.
+        """
+        self._planned.append(_Planned(matches, fault, error.encode()))
+
+    def forget(self) -> None:
+        """Let no planned fault come about."""
+        self._planned.clear()
+        self.done = 0
+
+    def cut(self) -> None:
+        """Cut all connections."""
+        for writer in list(self._writers):
+            writer.transport.abort()
+
+    def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._pass(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _pass(self, program: asyncio.StreamReader, to_program: asyncio.StreamWriter) -> None:
+        """Pass one connection's commands and answers until one side ends it."""
+        to_server: asyncio.StreamWriter | None = None
+        self._writers.add(to_program)
+        try:
+            server, to_server = await asyncio.open_connection("127.0.0.1", self._server_port)
+            connection = _Connection(self, to_program, to_server)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(each_value(program, connection.command))
+                group.create_task(each_value(server, connection.answer))
+        except* (OSError, EOFError):
+            pass
+        finally:
+            self._writers.discard(to_program)
+            for writer in (to_program, to_server):
+                if writer is not None:
+                    # What was written arrives before the end.
+                    writer.close()
+
+    def fault_of(self, words: Words) -> _Planned | None:
+        """Return the fault that is planned for a command."""
+        return next((each for each in self._planned if each.matches(words)), None)
+
+    def came_about(self, planned: _Planned) -> bool:
+        """Note that a fault comes about; False when another connection was earlier."""
+        if planned not in self._planned:
+            return False
+        self._planned.remove(planned)
+        self.done += 1
+        return True
+
+
+async def each_value(reader: asyncio.StreamReader, take: Callable[[bytes], None]) -> None:
+    """Hand on each whole value that comes.
+
+    Raises:
+        EOFError: nothing more comes.
+    """
+    data = bytearray()
+    while part := await reader.read(_PART):
+        data += part
+        while data and (end := _end_of(data, 0)) > 0:
+            take(bytes(data[:end]))
+            del data[:end]
+    raise EOFError
+
+
+class _Connection:
+    """The commands of one connection that are not answered yet, each with the fault that is planned for it or its answer."""
+
+    def __init__(self, proxy: Proxy, to_program: asyncio.StreamWriter, to_server: asyncio.StreamWriter) -> None:
+        self._proxy = proxy
+        self._to_program = to_program
+        self._to_server = to_server
+        self._open: deque[_Planned | bytes | None] = deque()
+
+    def command(self, command: bytes) -> None:
+        """Pass a command on, unless it is not to be carried out.
+
+        Raises:
+            EOFError: the connection is cut.
+        """
+        planned = self._proxy.fault_of(words_of(command))
+        if planned is not None and planned.fault in {"cut before", "refuse"} and self._proxy.came_about(planned):
+            if planned.fault == "cut before":
+                raise EOFError
+            self._open.append(b"-%s\r\n" % planned.error)
+            self._answer_own()
+            return
+        self._open.append(planned)
+        self._to_server.write(command)
+
+    def answer(self, answer: bytes) -> None:
+        """Pass an answer on, or a message that answers nothing.
+
+        Raises:
+            EOFError: the connection is cut.
+        """
+        if answer[:1] == b">" or not self._open:
+            self._to_program.write(answer)
+            return
+        planned = self._open.popleft()
+        if isinstance(planned, _Planned) and answer[:1] != b"-" and len(answer) > _EMPTY and self._proxy.came_about(planned):
+            if planned.fault == "cut within":
+                self._to_program.write(answer[: len(answer) // 2])
+            raise EOFError
+        self._to_program.write(answer)
+        self._answer_own()
+
+    def _answer_own(self) -> None:
+        while self._open and isinstance(own := self._open[0], bytes):
+            self._open.popleft()
+            self._to_program.write(own)
