@@ -26,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/python -m pytest -p no:langsmith_plugin -n 4 --dist loadgroup -q
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-slow test-long test-image test-all coverage lint mutants bench bench-full mcp-conformance chaos chaos-platform format constraints dist release-check release-notes sbom licences clean docs docs-serve bench-autoscaling try-compose
+.PHONY: help venv demo test test-slow test-long test-image test-all coverage lint mutants bench bench-full mcp-conformance simulate chaos chaos-platform format constraints dist release-check release-notes sbom licences clean docs docs-serve bench-autoscaling try-compose
 
 help: ## Show this help
 	@echo "toolbus: make <target>"
@@ -95,6 +95,9 @@ bench-autoscaling: $(STAMP) ## Scale real workers by the formulas of KEDA and HP
 
 mcp-conformance: $(STAMP) ## Fetch the MCP project's own programs from npm and run its conformance suite
 	@$(BIN)/python -m tests.mcp.node
+
+simulate: $(STAMP) ## Simulate schedules for SECONDS (60), each seed its own; SEED=… runs one and prints its timeline
+	@$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED),--seconds $(or $(SECONDS),60))
 
 chaos: $(STAMP) ## Break things for five minutes and check that nothing is lost
 	@$(BIN)/python -m tests.chaos --minutes 5

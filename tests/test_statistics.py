@@ -406,3 +406,48 @@ async def test_running_calls_are_named(place: Place) -> None:
             return not await found()
 
         await eventually(ended)
+
+
+async def test_every_attempt_is_told_for_the_history(place: Place) -> None:
+    """All of them, however few are sampled, numbered without a gap; the stream has a length and an end; nothing is told unless asked."""
+    key = Keys(place.settings.namespace).ended
+    with redis.Redis.from_url(place.settings.url) as client:
+        async with place.serving(*TOOLS) as bus:
+            await bus.call("succeed")
+        assert not client.exists(key)
+        async with place.serving(*TOOLS, history=500, recent="off") as bus, admin_of(place) as admin:
+            await asyncio.gather(*(bus.call("succeed", {"text": SECRET}) for _ in range(300)), bus.call("fail"))
+
+            async def told() -> list[RecentCall]:
+                return (await admin.ended_after(""))[0]
+
+            await eventually(lambda: client.xlen(key) == 301)
+            found = await told()
+            assert [each.number for each in found] == list(range(1, 302))
+            assert sum(each.tool == "fail" for each in found) == 1
+            assert SECRET not in str([each.document() for each in found])
+            assert 0 < client.pttl(key) <= 3_600_000
+            await asyncio.gather(*(bus.call("succeed") for _ in range(1_500)))
+            assert client.xlen(key) < 1_000
+
+
+async def test_what_is_left_out_of_the_history_shows_in_its_numbers(place: Place) -> None:
+    """Beyond its rate a worker tells of some; the last number is still that of all that have ended."""
+    key = Keys(place.settings.namespace).ended
+    ended = 0
+    async with place.serving(*TOOLS, history=10_000, concurrency=1_000) as bus, admin_of(place) as admin:
+        with redis.Redis.from_url(place.settings.url) as client:
+            while ended == client.xlen(key):
+                await asyncio.gather(*(bus.call("succeed") for _ in range(2_000)))
+                ended += 2_000
+        await asyncio.sleep(0)
+        await bus.call("fail")
+        entry, found = "", list[RecentCall]()
+        while page := await admin.ended_after(entry):
+            found += page[0]
+            if page[1] == entry:
+                break
+            entry = page[1]
+    assert len(found) <= ended
+    assert found[-1].tool == "fail"
+    assert found[-1].number == ended + 1

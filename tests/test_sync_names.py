@@ -58,7 +58,17 @@ CLASSES: list[tuple[type, type, dict[str, str]]] = [
     (
         toolbus.ToolBus,
         sync.ToolBus,
-        {"aclose": "close", "for_handlers": "", "tasks": "", "chats": "", "routes": "", "creations": "", "replace": "", "tokens": ""},
+        {
+            "aclose": "close",
+            "for_handlers": "",
+            "tasks": "",
+            "chats": "",
+            "routes": "",
+            "creations": "",
+            "replace": "",
+            "tokens": "",
+            "mcp_sessions": "",
+        },
     ),
     (BusView, sync.BoundBus, {}),
     (ServiceView, sync.Service, {}),

@@ -11,19 +11,20 @@ import pytest
 from tests.backends import containers
 from tests.backends.places import Place, folder_with, listening, local_source
 from tests.backends.served import PROGRAM
+from tests.forking import ForkServer
 from toolbus.platform.host.host import KINDS, make_runner
 from toolbus.platform.records import ToolSource
 
 
 @pytest.fixture(params=list(KINDS))
-async def place(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Place]:
+async def place(request: pytest.FixtureRequest, forks: ForkServer, tmp_path: Path) -> AsyncIterator[Place]:
     """A place of each kind that the table of kinds has."""
     with ExitStack() as stack:
         match request.param:
             case "local":
                 source = local_source(folder_with(PROGRAM, tmp_path))
             case "remote":
-                port = stack.enter_context(listening(tmp_path))
+                port = stack.enter_context(listening(forks, tmp_path))
                 source = ToolSource(type="remote", url=f"http://127.0.0.1:{port}")
             case "docker":
                 source = containers.source(folder_with(PROGRAM, tmp_path))

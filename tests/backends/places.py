@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from tests.backends.served import PROGRAM
+from tests.forking import ForkServer
 from toolbus.bus.values.results import Blob, Progress
 from toolbus.platform.backends.runner import Instance, Output, Runner
 from toolbus.platform.records import RecordedTool, Running, ToolMeta, ToolSource
@@ -69,14 +70,13 @@ def local_source(folder: Path) -> ToolSource:
 
 
 @contextmanager
-def listening(folder: Path) -> Iterator[int]:
+def listening(forks: ForkServer, folder: Path) -> Iterator[int]:
     """Run the program as others would, and yield its port."""
-    with subprocess.Popen(
-        [sys.executable, "-u", "main.py", "--port", "0"], cwd=folder_with(PROGRAM, folder), stdout=subprocess.PIPE, text=True
-    ) as process:
+    process = forks.start("main.py", "--port", "0", folder=folder_with(PROGRAM, folder), stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    with process.stdout as said:
         try:
-            assert process.stdout is not None
-            yield int(process.stdout.readline().split()[-1])
+            yield int(said.readline().split()[-1])
         finally:
             process.kill()
 

@@ -105,3 +105,19 @@ async def test_a_wrong_answer_is_one_error(server: Server, name: str, monkeypatc
                 await eventually(lambda behind=behind: behind)
                 assert [type(answer) for answer in answers] == [WrongAnswerError], (wrong, repeatable)
                 assert behind == [b"behind"]
+
+
+@pytest.mark.parametrize("script", scripts.ALL, ids=repr)
+def test_a_script_begins_with_its_keys_and_arguments(script: scripts.Script) -> None:
+    """KEYS and ARGV stand before the code, and no comment of a file that others include, too, is in the code."""
+    found = re.fullmatch(r"(#![^\n]*\n)?((?:--[^\n]*\n)+)(.*)", script.source, re.DOTALL)
+    assert found is not None
+    flags, header, code = found.groups()
+    assert "-- include" not in script.source
+    if script is not scripts.PROBE:
+        assert "KEYS" in header
+        assert "ARGV" in header
+    own = (Path(scripts.__file__).parent / "lua" / f"{script.name}.lua").read_text("utf-8")
+    assert (flags or "") == (own.splitlines(keepends=True)[0] if own.startswith("#!") else "")
+    comments = [line for line in code.splitlines() if line.lstrip().startswith("--")]
+    assert all(line in own.splitlines() for line in comments)

@@ -10,6 +10,7 @@ import pytest
 
 from tests.broker.conftest import ScriptPlace
 from tests.servers import next_millisecond
+from tests.tiers import some
 from toolbus.bus.broker.admin import overview_keys
 from toolbus.bus.broker.server import scripts
 
@@ -116,9 +117,9 @@ def pool(script_place: ScriptPlace) -> Pool:
     return Pool(script_place)
 
 
-@pytest.mark.parametrize("pending", [10, STRETCH, 2 * STRETCH, 2 * STRETCH + 500])
+@pytest.mark.parametrize("pending", some([10, 2 * STRETCH + 500], [10, STRETCH, 2 * STRETCH, 2 * STRETCH + 500]))
 @pytest.mark.parametrize("where", [0.0, 0.4, 1.0])
-@pytest.mark.parametrize("reaps_before", [0, 1, 2])
+@pytest.mark.parametrize("reaps_before", some([0, 2], [0, 1, 2]))
 def test_an_entry_nobody_renews_is_found_in_one_round_of_the_list(pool: Pool, pending: int, where: float, reaps_before: int) -> None:
     """Under a live consumer, wherever it stands and wherever the scan is: within one reap a stretch, and one more."""
     ids = pool.take("other", pending)

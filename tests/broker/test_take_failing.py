@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.broker.fakes import SETTINGS
 from tests.broker.taking import Taking
 from toolbus.bus.broker.take.intake import Intake
 from toolbus.bus.broker.transport.command import ReplyError
@@ -93,17 +94,64 @@ async def test_a_long_lease_gives_more_time(taking: Taking) -> None:
     assert len(failing.failures) == 1
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [None, ReplyError("MISCONF no disk"), ReplyError("OOM no memory")],
-    ids=["read", "disk", "memory"],
-)
-async def test_a_read_that_is_not_refused_starts_the_count_anew(taking: Taking, answer: Any) -> None:
-    """Nor does it count while the server refuses the writes of all processes."""
+async def test_a_read_that_is_not_refused_starts_the_count_anew(taking: Taking) -> None:
+    """Refusals before it count no more."""
     failing = Failing(taking)
     await failing.read(FORBIDDEN)
-    await failing.read(answer, after=40.0)
+    assert taking.intake.trouble == f"the server refuses to give it requests: {FORBIDDEN}"
+    await failing.read(None, after=40.0)
+    assert taking.intake.trouble == ""
     await failing.read(FORBIDDEN, after=29.0)
     assert failing.failures == []
     await failing.read(FORBIDDEN, after=31.0)
+    assert len(failing.failures) == 1
+
+
+@pytest.mark.parametrize("answer", ["MISCONF no disk", "OOM no memory", "NOGROUP no such group"])
+async def test_a_refusal_counts_whatever_its_reason(taking: Taking, answer: str) -> None:
+    """Also one that every process of the server gets, and that of a group which can't be made again."""
+    failing = Failing(taking)
+    await failing.read(ReplyError(answer))
+    await failing.read(ReplyError(answer), after=30.1)
+    assert failing.failures == [f"no requests could be taken for 30 s: {answer}"]
+
+
+async def test_a_worker_whose_beats_fail_is_told_that_it_failed(taking: Taking) -> None:
+    """From the end of its lease on it takes nothing, and no read says so; a beat that is accepted starts the count anew."""
+    failing = Failing(taking)
+    lease, times = SETTINGS.lease, taking.bench.times
+
+    def fail(after: float) -> None:
+        times.now += after
+        taking.intake.unbeaten("MISCONF no disk")
+
+    fail(lease / 2)
+    assert taking.intake.trouble == ""
+    fail(lease)
+    reason = "its lease has ended, since its beats fail: MISCONF no disk"
+    assert taking.intake.trouble == reason
+    fail(29.9)
+    taking.intake.beaten(times.now)
+    assert (taking.intake.trouble, failing.failures) == ("", [])
+    fail(1.1 * lease)
+    fail(29.9)
+    assert failing.failures == []
+    fail(0.2)
+    assert failing.failures == [f"no requests could be taken for 30 s: {reason}"]
+    taking.writing.connected = False
+    fail(0.1)
+    taking.writing.connected = True
+    fail(0.1)
+    assert len(failing.failures) == 1, "a server that is away comes back"
+
+
+async def test_a_worker_that_owes_answers_waits_with_its_end(taking: Taking) -> None:
+    """They may be taken when the server accepts writes again, until nobody waits for them any more."""
+    failing = Failing(taking)
+    held = taking.bench.hold()
+    await failing.read(FORBIDDEN)
+    held.deadline = taking.bench.times.now + 100.0
+    await failing.read(FORBIDDEN, after=99.0)
+    assert failing.failures == []
+    await failing.read(FORBIDDEN, after=2.0)
     assert len(failing.failures) == 1

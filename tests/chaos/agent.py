@@ -7,13 +7,15 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from tests.chaos.fork_server import Order
-from tests.chaos.history import Agent, Cancelled, Counted, Ended, Issued, Journal, read
+from tests.chaos.history import Agent, AnyRecord, Cancelled, Counted, Ended, Issued, Journal, read
+from tests.chaos.options import Options
 from tests.chaos.plan import POISON, Planned, plan
 from toolbus import BrokerError, Call, ToolBus, ToolResult
 from toolbus.bus import telemetry
@@ -39,14 +41,19 @@ def calls_of(order: Order) -> list[Planned]:
     """The calls that are still this agent's to make: those that its predecessors did not make, or can be found again and had not ended."""
     options = order.options
     everything = plan(options.seed, options.calls, options.agents, poisoned=options.poisoned, timeout=options.timeout, lease=options.lease)
+    return still_to_make([call for call in everything if call.agent == order.index], read(Path(order.history), f"agent-{order.index}-*"))
+
+
+def still_to_make(calls: list[Planned], records: Iterable[AnyRecord]) -> list[Planned]:
+    """Return the calls that an agent's predecessors did not make, or that can be found again and had not ended."""
     made: set[str] = set()
     ended: set[str] = set()
-    for record in read(Path(order.history), f"agent-{order.index}-*"):
+    for record in records:
         if isinstance(record, Issued):
             made.add(record.key)
         elif isinstance(record, Ended):
             ended.add(record.key)
-    return [call for call in everything if call.agent == order.index and call.key not in (ended if call.shares else made)]
+    return [call for call in calls if call.key not in (ended if call.shares else made)]
 
 
 async def _live(order: Order) -> None:
@@ -64,7 +71,7 @@ async def _live(order: Order) -> None:
             break
     journal.write(Agent(time.monotonic(), order.index, bus.agent, os.getpid()))
     counting = asyncio.create_task(_count(journal, bus))
-    await _make_calls(order, journal, bus)
+    await make_calls(journal, bus, await asyncio.to_thread(calls_of, order), order.options, order.start)
     (Path(order.logs) / f"{order.name}.idle").touch()
     await told.wait()
     counting.cancel()
@@ -72,13 +79,13 @@ async def _live(order: Order) -> None:
     await bus.aclose()
 
 
-async def _make_calls(order: Order, journal: Journal, bus: ToolBus) -> None:
-    slots = asyncio.Semaphore(order.options.in_flight)
-    mine = await asyncio.to_thread(calls_of, order)
+async def make_calls(journal: Journal, bus: ToolBus, mine: list[Planned], options: Options, start: float) -> None:
+    """Make calls when they are due, ``start`` being the beginning of the run, and write down what became of them."""
+    slots = asyncio.Semaphore(options.in_flight)
     made: dict[str, asyncio.Task[None]] = {}
     async with asyncio.TaskGroup() as tasks:
         for call in mine:
-            wait = order.start + call.due * order.options.seconds - time.monotonic()
+            wait = start + call.due * options.seconds - time.monotonic()
             if wait > 0:
                 await asyncio.sleep(wait)
             await slots.acquire()

@@ -17,6 +17,7 @@ import pytest
 from tests.cli.shell import Shell
 from tests.forking import ForkServer
 from tests.servers import eventually_sync
+from tests.tiers import some
 from toolbus.bus.broker.transport.embedded import free_port
 
 TOOL = """
@@ -69,9 +70,7 @@ def title(place: Path) -> str:
 
 
 @pytest.mark.parametrize("reload", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["plain", "reload"])
-@pytest.mark.parametrize(
-    "number", [signal.SIGHUP, pytest.param(signal.SIGKILL, marks=pytest.mark.slow), signal.SIGTERM], ids=lambda number: number.name
-)
+@pytest.mark.parametrize("number", some([signal.SIGTERM], [signal.SIGHUP, signal.SIGKILL, signal.SIGTERM]), ids=lambda number: number.name)
 def test_dev_leaves_nothing_behind(forks: ForkServer, tmp_path: Path, number: signal.Signals, reload: bool) -> None:
     """Its worker, its server and the server's folder go, after a hang-up and a kill, too."""
     mark = f"TOOLBUS_TEST_DEV={tmp_path}"
@@ -182,7 +181,8 @@ def test_dev_prints_the_address_of_its_gateway(forks: ForkServer, tmp_path: Path
     assert dev.returncode == 0
 
 
-@pytest.mark.parametrize("way", [pytest.param("option", marks=pytest.mark.slow), "environment"])
+@pytest.mark.usefixtures("slow")
+@pytest.mark.parametrize("way", ["option", "environment"])
 def test_the_port_of_its_gateway_is_chosen(forks: ForkServer, tmp_path: Path, way: str) -> None:
     """The gateway of dev listens at the port that was named, and one that another program has is refused in one line."""
     shell = Shell(forks, tmp_path, f"redis://127.0.0.1:{free_port()}", "default")

@@ -81,6 +81,7 @@ ENDING = {
     "operate dead show": ("operate", "dead", "show", EVIL, "1-0"),
     "see describe": ("see", "describe", "evil_data"),
     "doctor": ("doctor",),
+    "operate history": ("operate", "history", EVIL),
     "operate items get": ("operate", "items", "get", "tool/evil_item"),
     "platform host": ("platform", "host", "--label", EVIL),
     "operate items list": ("operate", "items", "list"),

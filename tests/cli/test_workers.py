@@ -123,10 +123,10 @@ def test_a_name_that_two_packages_offer_is_refused(monkeypatch: pytest.MonkeyPat
     "files",
     [
         {"workers/__init__.py": "", "workers/slow.py": "HERE = 1\n"},
-        {"workers.py": "HERE = 1\n"},
-        {"tests/__init__.py": "", "tests/test_mine.py": ""},
+        pytest.param({"workers.py": "HERE = 1\n"}, marks=pytest.mark.slow),
+        pytest.param({"tests/__init__.py": "", "tests/test_mine.py": ""}, marks=pytest.mark.slow),
         {"toolbus_workers/__init__.py": "raise RuntimeError('imported by mistake')\n", "toolbus_workers/joke.py": ""},
-        {"text/notes.txt": "a folder of data", "calculator/data.csv": "1,2"},
+        pytest.param({"text/notes.txt": "a folder of data", "calculator/data.csv": "1,2"}, marks=pytest.mark.slow),
     ],
     ids=["workers/", "workers.py", "tests/", "toolbus_workers/", "data folders"],
 )

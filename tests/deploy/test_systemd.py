@@ -78,4 +78,12 @@ def test_they_start_what_the_program_takes(unit_file: Path) -> None:
     Settings.load({name: value for name, value in variables.items() if name.startswith("TOOLBUS_")})
     assert float(options["TimeoutStopSec"].removesuffix("s")) >= Settings().grace + 10
     assert float(options["TimeoutStartSec"].removesuffix("s")) > float(variables["TOOLBUS_CONNECT_TIMEOUT"])
+
+
+@pytest.mark.parametrize("unit_file", UNITS, ids=lambda unit: unit.name)
+def test_they_are_started_again_without_end(unit_file: Path) -> None:
+    """By default systemd gives up after five starts in ten seconds, and a server that refuses writes would keep a worker down for good."""
+    options = options_of(unit_file)
+    assert (options["Restart"], options["StartLimitIntervalSec"]) == ("always", "0")
+    assert unit_file.read_text().index("StartLimitIntervalSec=") < unit_file.read_text().index("[Service]")
     assert (options["Type"], options["NotifyAccess"], options["KillMode"]) == ("notify", "main", "mixed")

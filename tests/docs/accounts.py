@@ -38,6 +38,7 @@ LASTING = {
     "dev": "runs until it is stopped",
     "platform host": "runs until it is stopped",
     "mount": "starts a server from the network",
+    "operate history": "runs until it is stopped",
     "platform logs": "goes on with the option -f; tests/host reads the output of programs",
     "platform sync": "asks a catalogue in the network",
     "platform up": "runs until it is stopped",
@@ -75,6 +76,7 @@ REFUSED = {
     r"toolbus operate conversations rm orders --user alice": "Delete the conversation 'orders'",
     r"toolbus operate dead (show|redrive) prices 1790000000000-0": "there is no dead letter 1790000000000-0 of 'prices'",
     r"toolbus operate dead (redrive|drop) prices --all\b": "there are no dead letters of 'prices'",
+    r"toolbus see calls --since 1d --history calls\.db": "calls.db is no history that can be used",
     r"toolbus secure approve search --digest \w+": "the tool 'search' has the digest",
     r"toolbus secure approve image_stitcher\b": "nobody offers a tool 'image_stitcher'",
 }

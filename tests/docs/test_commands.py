@@ -23,6 +23,7 @@ from tests.docs.fences import PAGES, ROOT, SHELL, Fence, fences, program_of, sta
 from tests.forking import ForkServer
 from tests.gateway.served import Site
 from tests.servers import eventually_sync, leaks
+from tests.tiers import some
 from toolbus.bus.broker.transport.embedded import EmbeddedServer
 from toolbus.operations.cli import main
 from toolbus.toolkit.learning import Edge, Scores
@@ -138,6 +139,11 @@ def is_run(page: str, statement: str) -> bool:
     return program_of(statement) in RUN and not (lasting or (page, statement) in ELSEWHERE or statement in UNRUN)
 
 
+# Pages whose commands learn from a log of thousands of calls, or judge an implementation.
+LENGTHY = {"docs/explanation/learning.md", "docs/reference/conformance.md"}
+RUN_HERE = [name for name in NAMES if any(is_run(name, each) for each in COMMANDS[name])]
+
+
 @pytest.fixture(scope="module")
 def scene(forks: ForkServer, shared_server: EmbeddedServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """A worker of built-in tools, of the tools of the pages and the service of its guide, and a gateway."""
@@ -183,8 +189,7 @@ def run(statement: str, environment: dict[str, str], folder: Path, forks: ForkSe
     return done
 
 
-@pytest.mark.xdist_group("commands")
-@pytest.mark.parametrize("page", [name for name in NAMES if any(is_run(name, each) for each in COMMANDS[name])])
+@pytest.mark.parametrize("page", some([name for name in RUN_HERE if name not in LENGTHY], RUN_HERE))
 def test_the_commands_of_a_page_run(page: str, scene: Site, forks: ForkServer, namespace: str, tmp_path: Path) -> None:
     """Each command ends well, or is refused for the one thing that only its reader has."""
     (tmp_path / "README.md").symlink_to(ROOT / "README.md")

@@ -14,6 +14,7 @@ from tests.faults.canary import SERVICE, Canary
 from tests.servers import eventually
 from tests.tiers import some
 from toolbus import Settings, ToolBus, ToolbusError, ToolService, Worker, tool
+from toolbus.bus.broker.admin import Admin
 from toolbus.bus.broker.replies.reader import ReplyReader
 from toolbus.bus.broker.server import reading
 from toolbus.bus.broker.server.keys import Keys
@@ -306,6 +307,8 @@ async def test_a_worker_that_cannot_go_on_leaves(server: str, namespace: str, mo
         assert not worker.healthy
         with redis.Redis.from_url(server) as client:
             assert client.zscore(Keys(namespace).live, f"{SERVICE}/{worker.instance}") is None
+        async with Admin(settings) as admin:
+            assert [each.state for each in await admin.services()] == ["down"], "it was not withdrawn on purpose"
         monkeypatch.undo()
         async with Worker(service, settings=settings):
             assert (await call).output == "handed on"

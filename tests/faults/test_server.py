@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from time import monotonic
 from typing import Any
 
@@ -15,7 +15,10 @@ from tests.contract import Place
 from tests.servers import eventually
 from toolbus import BrokerError, ConfigurationError, Settings, ToolBus, Worker, tool
 from toolbus.bus.broker.transport.embedded import EmbeddedServer
-from toolbus.bus.values.results import BrokerUnavailable, UnsupportedServer
+from toolbus.bus.values.results import BrokerUnavailable, ToolbusError, UnsupportedServer
+from toolbus.edges.gateway.gateway import Gateway
+from toolbus.edges.gateway.metrics import metrics_of
+from toolbus.edges.gateway.options import Everyone
 
 pytestmark = pytest.mark.anyio
 
@@ -93,6 +96,88 @@ async def test_streams_outlast_a_server_that_refuses_writes(fresh_server: FreshS
     assert monotonic() - restored < 5.0
     assert [(result.output, result.meta.attempts) for result in results] == [(wanted, 1)] * 6
     client.close()
+
+
+class Refusing:
+    """A server that can be made to refuse every write, as it does when it can't save."""
+
+    def __init__(self, server: EmbeddedServer, client: redis.Redis) -> None:
+        assert server.data_dir is not None
+        self._obstacle = server.data_dir / "dump.rdb"
+        self._client = client
+
+    def begin(self) -> None:
+        """Let a save fail."""
+        self._obstacle.mkdir()
+        self._client.bgsave()
+
+    def end(self) -> None:
+        """Let the next one succeed."""
+        self._obstacle.rmdir()
+        self._client.bgsave()
+
+
+@pytest.mark.usefixtures("slow")
+async def test_a_server_that_refuses_writes_makes_processes_unready(fresh_server: FreshServer) -> None:
+    """A gateway and a worker say why, and are ready again afterwards."""
+    server = fresh_server(config={"save": "3600 1"})
+    settings = Settings.load({}, url=server.url, lease=1.0)
+    with redis.Redis.from_url(server.url) as client:
+        refusing = Refusing(server, client)
+        async with Worker([echo], settings=settings) as worker, ToolBus(settings=settings) as bus:
+            gateway = Gateway(bus, Everyone())
+            assert (await gateway.unready(), worker.unready) == ("", "")
+            assert "toolbus_up 1" in (await metrics_of(gateway)).splitlines()
+            refusing.begin()
+            await eventually(lambda: said(gateway.unready(), "the server refuses calls: MISCONF "), timeout=20.0)
+            assert "toolbus_up 0" in (await metrics_of(gateway)).splitlines()
+            await eventually(lambda: worker.unready.startswith("its lease has ended, since its beats fail: MISCONF "), timeout=20.0)
+            assert not worker.healthy
+            refusing.end()
+            await eventually(lambda: said(gateway.unready(), ""), timeout=20.0)
+            await eventually(lambda: worker.healthy, timeout=20.0)
+            assert (await bus.call("echo", {"text": "again"}, timeout=20.0)).output == "again"
+
+
+@pytest.mark.usefixtures("slow")
+async def test_a_worker_that_can_take_nothing_for_long_ends(fresh_server: FreshServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends with the reason, after three leases here, so that who watches it hears of it and starts it again."""
+    monkeypatch.setattr("toolbus.bus.broker.transport.opening._SECONDS", 0.0)
+    server = fresh_server(config={"save": "3600 1"})
+    settings = Settings.load({}, url=server.url, lease=1.0, grace=0.5)
+    with redis.Redis.from_url(server.url) as client:
+        refusing = Refusing(server, client)
+        worker = Worker([echo], settings=settings)
+        running = asyncio.create_task(worker.run())
+        await eventually(lambda: worker.healthy)
+        refusing.begin()
+        with pytest.raises(ToolbusError, match=r"no requests could be taken for 3 s: its lease has ended, since its beats fail: MISCONF "):
+            await asyncio.wait_for(running, 30.0)
+        assert "it ends: " in worker.unready
+        refusing.end()
+
+
+@pytest.mark.usefixtures("slow")
+async def test_a_full_memory_makes_gateways_unready_alone(fresh_server: FreshServer) -> None:
+    """They can publish nothing; workers could take and answer what was there before."""
+    server = fresh_server()
+    settings = Settings.load({}, url=server.url, lease=1.0)
+    with redis.Redis.from_url(server.url) as client:
+        async with Worker([echo], settings=settings) as worker, ToolBus(settings=settings) as bus:
+            gateway = Gateway(bus, Everyone())
+            assert (await gateway.unready(), worker.unready) == ("", "")
+            client.config_set("maxmemory", 1)
+            await eventually(lambda: said(gateway.unready(), "the server refuses calls: OOM "), timeout=20.0)
+            assert "toolbus_up 0" in (await metrics_of(gateway)).splitlines()
+            assert worker.unready == ""
+            client.config_set("maxmemory", 0)
+            await eventually(lambda: said(gateway.unready(), ""), timeout=20.0)
+
+
+async def said(asked: Awaitable[str], wanted: str) -> bool:
+    """Return whether an answer begins with some words; with none, whether it is empty."""
+    found = await asked
+    return found.startswith(wanted) if wanted else not found
 
 
 async def test_flushall_heals_by_itself(fresh_server: FreshServer) -> None:

@@ -77,7 +77,7 @@ async def workers_up(bus: ToolBus, place: Place, count: int) -> None:
 
 @pytest.mark.parametrize(
     ("how", "width", "at"),
-    [(signal.SIGKILL, 0, 10), (signal.SIGSTOP, 0, 10), (signal.SIGKILL, 60_000, 55)],
+    [(signal.SIGKILL, 0, 10), (signal.SIGSTOP, 0, 10), pytest.param(signal.SIGKILL, 60_000, 55, marks=pytest.mark.slow)],
     ids=["killed", "paused", "long"],
 )
 async def test_a_worker_lost_in_mid_stream_costs_the_caller_nothing_it_can_see(

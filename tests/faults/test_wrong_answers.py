@@ -84,7 +84,7 @@ async def stage(server: str, namespace: str, caplog: pytest.LogCaptureFixture) -
     await liar.stop()
 
 
-@pytest.mark.parametrize("name", some(["XREADGROUP", "finish/finish", "publish/publish", "recover/reap"], REACHED))
+@pytest.mark.parametrize("name", some(["finish/finish", "publish/publish"], REACHED))
 async def test_wrong_answers_cost_their_connection(stage: Stage, name: str) -> None:
     """After one wrong answer, and after two in a row, calls of every kind are answered, and nothing was left to a safety net."""
     wrong = [WRONG[case][0] for each, case in CASES if each == name]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import os
 import secrets
@@ -216,6 +218,63 @@ class Site:
         )
         self._running.append(process)
         return process
+
+
+class Proxy:
+    """A proxy that gives each request to the next gateway, and to another one when a connection ends without an answer."""
+
+    def __init__(self, *urls: str) -> None:
+        self._ports = [int(url.removesuffix("/mcp").rpartition(":")[2]) for url in urls]
+        self._server: asyncio.Server | None = None
+        self.url = ""
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/mcp"
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        assert self._server is not None
+        self._server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            head = await reader.readuntil(b"\r\n\r\n")
+            lines = [line for line in head.split(b"\r\n")[:-2] if not line.lower().startswith(b"connection:")]
+            length = next((int(line.partition(b":")[2]) for line in lines if line.lower().startswith(b"content-length:")), 0)
+            request = b"\r\n".join([*lines, b"connection: close", b"", await reader.readexactly(length)])
+            leaving = asyncio.ensure_future(reader.read())
+            self._ports.append(self._ports.pop(0))
+            for port in [*self._ports]:
+                if await self._pass(request, port, leaving, writer):
+                    break
+            leaving.cancel()
+        writer.close()
+
+    async def _pass(self, request: bytes, port: int, leaving: asyncio.Future[bytes], writer: asyncio.StreamWriter) -> bool:
+        """Pass a request on; False when nothing was answered."""
+        answered = False
+        try:
+            reader, gateway = await asyncio.open_connection("127.0.0.1", port)
+        except OSError:
+            return False
+        try:
+            gateway.write(request)
+            while True:
+                part = asyncio.ensure_future(reader.read(65_536))
+                await asyncio.wait((part, leaving), return_when=asyncio.FIRST_COMPLETED)
+                if not part.done():
+                    part.cancel()
+                    return True
+                if not part.result():
+                    return answered
+                answered = True
+                writer.write(part.result())
+                await writer.drain()
+        except OSError:
+            return answered
+        finally:
+            gateway.close()
 
 
 class Raw:

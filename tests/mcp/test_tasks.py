@@ -25,7 +25,7 @@ from toolbus.bus.broker.transport.embedded import EmbeddedServer
 from toolbus.bus.client.confirmations import Grant
 from toolbus.edges.gateway.options import Principal
 from toolbus.edges.mcp.calls import ToolCalls
-from toolbus.edges.mcp.client import Client
+from toolbus.edges.mcp.client import SdkExchange
 
 pytestmark = pytest.mark.anyio
 
@@ -119,7 +119,7 @@ async def test_a_call_that_could_not_be_published_is_no_task(quick: tuple[Worker
     found = bus.tools["fails"]
     await worker.aclose()
     await eventually(lambda: "fails" not in bus.tools)
-    made = await calls._durable(context(), Principal("test"), Client.of(context()), found, {}, Grant(found), 0.0)
+    made = await calls._durable(SdkExchange(context()), Principal("test"), found, {}, Grant(found), 0.0)
     assert (made["isError"], "taskId" in made) == (True, False)
 
 

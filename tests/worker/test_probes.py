@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from typing import Any
 
 import msgspec
@@ -28,9 +29,9 @@ class Process(Probed):
         self.calls = calls
         self._ready = ready
 
-    async def ready(self) -> bool:
-        """Return whether it takes requests."""
-        return self._ready
+    async def unready(self) -> str:
+        """Return why it takes no requests."""
+        return "" if self._ready else "its lease has ended"
 
     async def report(self) -> Report:
         """Return a few counts."""
@@ -92,6 +93,8 @@ async def test_each_path_answers_its_question(started: bool, ready: bool, status
         found = {path: await ask(port, path) for path in statuses}
         assert {path: status for path, (status, _) in found.items()} == statuses
         assert all("/startup" in body for status, body in found.values() if status == 404)
+        told = {"ready": True} if ready else {"ready": False, "reason": "its lease has ended"}
+        assert json.loads(found["/ready"][1]) == told
 
 
 async def test_probes_only_read() -> None:
@@ -130,7 +133,7 @@ def test_every_metric_of_a_worker_is_in_the_table() -> None:
     report = Report(healthy=True, ready=1, version="1", python="3", sessions={"s": 2}, tools=[tool], processes=processes)
     text = worker_metrics(report)
     told = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
-    assert told == {name for name in EXPOSED if name.startswith(("toolbus_worker_", "process_", "toolbus_log_"))}
+    assert told == {name for name in EXPOSED if name.startswith(("toolbus_up", "toolbus_worker_", "process_", "toolbus_log_"))}
     values = values_of(text)
     labels = 'messaging_destination_name="a\\"b\\\\",gen_ai_tool_name="t"'
     name = "toolbus_worker_duration_seconds"
@@ -144,7 +147,7 @@ def test_every_metric_of_a_worker_is_in_the_table() -> None:
 async def test_several_processes_are_told_as_one_and_counters_never_fall() -> None:
     """Counts are sums; those of a process that has ended stay, and what it had running does not."""
     children = ProbedChildren(supervisor := supervisor_of(2))
-    assert (children.started, await children.ready()) == (False, False)
+    assert (children.started, await children.unready()) == (False, "no process serves: its log says what it waits for")
     async with contextlib.AsyncExitStack() as stack:
         ports = [await stack.enter_async_context(probes(Process(calls=calls), "127.0.0.1", 0)) for calls in (3, 4)]
         for slot, port in enumerate(ports):
@@ -157,7 +160,7 @@ async def test_several_processes_are_told_as_one_and_counters_never_fall() -> No
         one = values_of(of_default(await children.metrics()))
         assert (one[name + labels], one["toolbus_worker_processes_ready"], one["toolbus_worker_running"]) == (7, 1, 1)
         assert (one["toolbus_worker_restarts_total"], one["toolbus_worker_processes"]) == (1, 2)
-        assert await children.ready()
+        assert await children.unready() == ""
         served(supervisor, 0, ports[0])
         assert values_of(of_default(await children.metrics()))[name + labels] == 10
 
@@ -167,6 +170,6 @@ async def test_a_process_that_does_not_answer_is_not_ready() -> None:
     children = ProbedChildren(supervisor := supervisor_of(1))
     async with probes(Process(calls=3), "127.0.0.1", 0) as port:
         served(supervisor, 0, port)
-        assert await children.ready()
+        assert await children.unready() == ""
     found: Any = msgspec.to_builtins(await children.report())
     assert (found["healthy"], found["ready"], found["tools"][0]["started"]) == (False, 0, 3)

@@ -135,7 +135,7 @@ class Recorder:
             middleware=middleware,
             most_gathered=settings.max_frame // 2,
             clock=time.monotonic,
-            sampling=Sampling(self.note, enabled=False),
+            sampling=Sampling(self.note, sampled=False),
             caller=self.caller,
             # There are no slots, and no other attempt.
             ended=lambda run: None,
@@ -162,7 +162,7 @@ class Recorder:
 
     # -- the worker -------------------------------------------------------------------------------
 
-    def note(self, delivery: Delivery, ending: Ending) -> None:
+    def note(self, delivery: Delivery, ending: Ending, *, sampled: bool, kept: bool, left_out: int) -> None:
         """Do nothing: there are no operators to tell."""
 
     def arm(self, run: Run) -> None:

@@ -148,6 +148,8 @@ class Preset(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 _BRACKET = re.compile(r"[\[\]{}]")
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]|\[\.\.\.\]")
 # PyYAML makes a node of each value (about 10 µs), so lines are only looked up in the start of a larger text.
+# Bytes of a text, and entries, from which it pays to pause the garbage collector: counting frozen objects takes milliseconds.
+_LARGE, _MANY = 65_536, 500
 _MOST_BRACKETS = 1000
 _MOST_LOCATED = 2 * 1024 * 1024
 
@@ -395,7 +397,7 @@ def read_preset(data: bytes, name: str = "preset") -> Preset:
         raise ToolkitError(f"{name}: a preset may have {MAX_BYTES:,} bytes, this one has more")
     source = Source(data, name)
     try:
-        with without_collection():
+        with without_collection(len(data) > _LARGE):
             preset = msgspec.convert(source.parse(), Preset)
     except msgspec.ValidationError as error:
         message, _, where = str(error).partition(" - at `")
@@ -424,7 +426,7 @@ def toolkit_of(preset: Preset, *, functions: bool = True) -> Toolkit:
     named = next((tool for tool in preset.tools if tool.function), None)
     if named is not None and not functions:
         raise ToolkitError(f"the tool {named.id!r} is the function {named.function!r}, which a published preset can't have")
-    with without_collection():
+    with without_collection(len(preset.tools) + len(preset.actions) > _MANY):
         return _built(preset)
 
 

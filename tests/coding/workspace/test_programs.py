@@ -79,7 +79,9 @@ time.sleep(60)
 async def place(tmp_path: Path) -> AsyncIterator[Workspace]:
     """A workspace whose commands are bounded tightly."""
     needs_namespaces()
-    async with workspace(tmp_path, memory=200 << 20, processes=40, file_bytes=1 << 20, total_bytes=20 << 20, output=2_000) as made:
+    async with workspace(
+        tmp_path, memory=200 << 20, processes=40, file_bytes=1 << 20, total_bytes=20 << 20, entries=5_000, output=2_000
+    ) as made:
         yield made
 
 
@@ -191,7 +193,7 @@ async def test_the_network_is_there_when_the_deployment_says_so(tmp_path: Path) 
         ("i=0; while [ $i -lt 400 ]; do sleep 60 & i=$((i+1)); done 2>/dev/null; wait", "processes"),
         ("yes", "output"),
         ("i=0; while [ $i -lt 100 ]; do head -c 1000000 /dev/zero > f$i; i=$((i+1)); done; sleep 60", "disk"),
-        pytest.param(f"exec {PYTHON} -c '{DEEP}'", "disk", marks=pytest.mark.slow),
+        (f"exec {PYTHON} -c '{DEEP}'", "disk"),
         (f"exec {PYTHON} -c '{MANY}'", "disk"),
         ("mkdir d; cd d; i=0; while :; do mkdir x 2>/dev/null && cd x || sleep 0.1; head -c 500000 /dev/zero > z; done", "disk"),
     ],

@@ -183,7 +183,7 @@ class FakeBroker:
     async def hand_over(self, delivery: Delivery) -> bool:
         return False
 
-    async def unregister(self) -> None:
+    async def unregister(self, *, died: bool = False) -> None:
         self.unregistered += 1
         if isinstance(self.hand_back_failure, Exception):
             raise self.hand_back_failure
@@ -208,7 +208,7 @@ class FakeBroker:
     def release(self, service: str, pair: tuple[str, str], *, lost: bool) -> None:
         pass
 
-    def note(self, delivery: Delivery, ending: Ending) -> None:
+    def note(self, delivery: Delivery, ending: Ending, *, sampled: bool, kept: bool, left_out: int) -> None:
         self.noted.append((delivery.request.tool, delivery.attempt, ending))
 
     def before_sending(self, pack: Callable[[], None]) -> None:

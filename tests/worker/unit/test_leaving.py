@@ -132,7 +132,7 @@ async def test_a_failed_broker_ends_the_worker(caplog: pytest.LogCaptureFixture,
     gate.set()
     bench.slots.on_failed(ToolbusError("first"))
     bench.slots.on_failed(ToolbusError("second"))
-    assert bench.slots.failed
+    assert bench.slots.failure is not None
     with pytest.raises(ToolbusError, match=r"^first$"):
         await bench.drained()
     assert (bench.broker.unregistered, bench.broker.closed) == (1, 1)
@@ -146,7 +146,7 @@ async def test_taking_that_fails_again_and_again_ends_the_worker() -> None:
     bench.broker.failure = ValueError("broken")
     with pytest.raises(ToolbusError, match="taking failed 12 times in a row"):
         await bench.slots.serve()
-    assert bench.slots.failed
+    assert bench.slots.failure is not None
     assert len(bench.broker.asked_for) == 12
     assert bench.broker.closed == 1
 
@@ -188,7 +188,7 @@ async def test_a_worker_leaves_even_if_it_can_not_sign_off(hangs: bool, caplog: 
     """A refusal is logged; a server that does not answer is waited for three seconds."""
     bench = Bench(hold)
 
-    async def unregister() -> None:
+    async def unregister(*, died: bool = False) -> None:
         if not hangs:
             raise BrokerUnavailable("refused")
         await asyncio.Event().wait()

@@ -48,9 +48,16 @@ _FILES = {
     "a shorter append-only file": "aof_last_bgrewrite_status",
 }
 _CUT_OFF = ("client_output_buffer_limit_disconnections", "client_query_buffer_limit_disconnections")
+_ENDED = 1_000
 
 
 ServiceState = Literal["live", "asleep", "withdrawn", "down"]
+
+
+def _position(entry: str) -> tuple[int, int]:
+    """Return the two numbers of an entry's id."""
+    at, _, number = entry.partition("-")
+    return int(at), int(number or 0)
 
 
 class ServiceOverview(NamedTuple):
@@ -339,7 +346,7 @@ class Admin:
             append_only=persistence.get("aof_enabled") == "1",
             appendfsync=shown(configured.get(b"appendfsync", b"")),
             unsaved=", ".join(name for name, field in _FILES.items() if persistence.get(field, "ok") != "ok"),
-            refusal=await self._refusal(),
+            refusal=await self.refusal(),
             latency_ms=sorted(times)[len(times) // 2],
             skew=skew,
             replicas=int(replication.get("connected_slaves", "0")),
@@ -348,6 +355,20 @@ class Admin:
             cut_off=sum(integer(counts.get(field, "0")) for field in _CUT_OFF),
             certificate_ends=self._link.certificate_ends,
         )
+
+    async def refusal(self) -> str:
+        """Return why the server refuses what changes something, with its code first; empty when it does not."""
+        link = ProbingLink(self._connector)
+        await link.connect()
+        try:
+            await link.execute_script(scripts.PROBE, (), ())
+        except ReplyError as error:
+            # A role may be forbidden to bring the script to a server that has forgotten it.
+            return "" if is_forbidden(error) else str(error)
+        finally:
+            link.close()
+            await link.wait_closed()
+        return ""
 
     async def lapsed(self, most: int = 100) -> list[str]:
         """Return the workers, as ``service/instance``, whose leases have ended and that nobody has taken out of the registry yet."""
@@ -377,26 +398,24 @@ class Admin:
 
     async def recent(self, limit: int = 200) -> list[RecentCall]:
         """Return the newest of the recent calls' attempts, the newest first."""
-        return await newest(self._link, self._keys, limit)
+        return await newest(self._link, self._keys.recent, limit)
 
     async def recent_after(self, entry: str) -> tuple[list[RecentCall], str]:
         """Return some recent calls after the ``entry`` of one, the oldest first, and the entry to go on after."""
-        return await after(self._link, self._keys, entry)
+        return await after(self._link, self._keys.recent, entry)
+
+    async def ended_after(self, entry: str) -> tuple[list[RecentCall], str]:
+        """Return some of all attempts that have ended, as workers with ``TOOLBUS_HISTORY`` tell of them, as ``recent_after`` does.
+
+        Where the server's newest one is before the ``entry``, as after a failover, the next ones are read from the oldest on.
+        """
+        found, last = await after(self._link, self._keys.ended, entry, _ENDED)
+        if found or last != entry or not entry:
+            return found, last
+        latest = await newest(self._link, self._keys.ended, 1)
+        return [], "" if latest and _position(latest[0].entry) < _position(entry) else entry
 
     # -- inside -----------------------------------------------------------------------------------
-
-    async def _refusal(self) -> str:
-        link = ProbingLink(self._connector)
-        await link.connect()
-        try:
-            await link.execute_script(scripts.PROBE, (), ())
-        except ReplyError as error:
-            # A role may be forbidden to bring the script to a server that has forgotten it.
-            return "" if is_forbidden(error) else str(error)
-        finally:
-            link.close()
-            await link.wait_closed()
-        return ""
 
     async def _may_look_for(self, role: str) -> bool:
         try:

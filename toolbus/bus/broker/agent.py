@@ -15,6 +15,7 @@ from toolbus.bus.broker.held.confirmations import Confirmations
 from toolbus.bus.broker.held.conversations import Chats, Conversations
 from toolbus.bus.broker.held.creations import Creations
 from toolbus.bus.broker.held.limits import Tallies, days_back
+from toolbus.bus.broker.held.mcp import McpSessions
 from toolbus.bus.broker.held.routes import Routes
 from toolbus.bus.broker.held.tasks import SessionResults, Tasks
 from toolbus.bus.broker.held.tokens import Tokens
@@ -76,6 +77,7 @@ class AgentSteps:
         self.creations = Creations(link, keys, settings)
         self.results = SessionResults(link, keys, settings)
         self.tokens = Tokens(link, keys)
+        self.mcp = McpSessions(link, keys, settings)
         self.routes = Routes(link, keys)
         self.registry = Registry(link, keys, settings, replication)
         # Publish.

@@ -18,7 +18,7 @@ from toolbus.bus.broker.protocols import Fate, Sender, Verdict
 from toolbus.bus.broker.server import scripts
 from toolbus.bus.broker.server.keys import Keys, session_digest
 from toolbus.bus.broker.server.reading import identifier, integer, shown, skip, text
-from toolbus.bus.broker.transport.command import Reply, ReplyError, WrongAnswerError
+from toolbus.bus.broker.transport.command import REFUSES_ALL, Reply, ReplyError, WrongAnswerError
 from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.broker.transport.mastership import Mastership
 from toolbus.bus.values.envelope import (
@@ -42,6 +42,9 @@ _MOST_BYTES = 1_048_576
 # Bounds of the calls that wait for a connection.
 _MOST_WAITING = 10_000
 _MOST_WAITING_BYTES = 64 * 1024 * 1024
+
+# Seconds until a cancellation that was refused is sent again.
+_AGAIN_FIRST, _AGAIN_MOST = 0.05, 1.0
 
 _is_entry = re.compile(rb"\d{1,20}-\d{1,20}").fullmatch
 
@@ -133,7 +136,7 @@ class Publisher:
 
         keys = (self._keys.queue(queue), self._keys.cancelled(queue))
         args = (entry, call, max(1, remaining_ms), self._keys.wake(queue), why)
-        self._link.run(scripts.CANCEL, keys, args, partial(report_fate, call, on_fate), repeatable=True)
+        _cancel(self._link, keys, args, call, on_fate)
 
     def flush(self) -> None:
         """Write what waits and may be written now."""
@@ -225,6 +228,24 @@ class Publisher:
             verdicts = [Verdict("unknown", message=f"the server's answer can't be read: {error}")] * len(flush.batch)
         for publish, verdict in zip(flush.batch, verdicts, strict=True):
             publish.sender.settle(verdict)
+
+
+def _cancel(link: Link, keys: tuple[str, ...], args: tuple[str | int, ...], call: str, on_fate: OnFate | None) -> None:
+    """Cancel a call, again and again until its time is up while the server refuses every write."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + int(args[2]) / 1000
+
+    def send(pause: float) -> None:
+        link.run(scripts.CANCEL, keys, args, partial(answered, pause), repeatable=True)
+
+    def answered(pause: float, reply: Reply) -> None:
+        refused = isinstance(reply, ReplyError) and str(reply).partition(" ")[0] in REFUSES_ALL
+        if refused and loop.time() + pause < until:
+            loop.call_later(pause, send, min(2 * pause, _AGAIN_MOST))
+        else:
+            report_fate(call, on_fate, reply)
+
+    send(_AGAIN_FIRST)
 
 
 def report_fate(call: str, on_fate: OnFate | None, reply: Reply) -> None:
@@ -394,7 +415,7 @@ class SharedCalls:
         keys = (self._keys.queue(queue), self._keys.cancelled(queue), self._keys.shared(share_digest(request)))
         left = max(1, int((request.timeout + waited) * 1000))
         args = (entry or "0-1", runs, left, self._keys.wake(queue), why, request.id, self._keys.prefix, int(request.effect == "once"))
-        self._link.run(scripts.CANCEL, keys, args, partial(report_fate, request.id, on_fate), repeatable=True)
+        _cancel(self._link, keys, args, request.id, on_fate)
 
     def forget(self, call: str) -> None:
         """Stop reading for a caller whose call has ended."""

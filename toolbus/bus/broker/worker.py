@@ -236,7 +236,7 @@ class WorkerSteps:
             server=connector.display,
         )
         self.endings = Endings(link, keys, instance, outbox=self.outbox, ownership=self.ownership, notes=self.notes, start=self.links.start)
-        self.recent = RecentWriter(link, keys, clock, instance, settings.recent, self.outbox.before_sending)
+        self.recent = RecentWriter(link, keys, clock, instance, settings.recent, settings.history, self.outbox.before_sending)
         # Recover.
         self._abandoned = abandoned = AbandonedCalls(link, keys, clock, self.streams, outbox=self.outbox, listener=listener)
         self.upkeep = Upkeep(
@@ -368,8 +368,11 @@ class WorkerSteps:
             self.links.mastership.demoted("it is a replica now")
 
     def _beaten(self, beat: Beat | None) -> None:
-        if not self.links.closing:
-            self._beats.apply(beat)
+        if self.links.closing:
+            return
+        self._beats.apply(beat)
+        if beat is None:
+            self.intake.unbeaten(self.leases.failure)
 
     def _register_again(self, services: list[str]) -> None:
         if self.registration.active:
@@ -430,6 +433,7 @@ class WorkerBroker:
         try:
             async with asyncio.timeout(_CLOSING):
                 await steps.endings.settled()
+                steps.recent.flush()
                 await steps.outbox.drained()
                 # Dead letters and notes are answered to no caller, so wait for them here.
                 await steps.link.settled()
@@ -572,8 +576,8 @@ class WorkerBroker:
         except BrokerError as error:
             telemetry.log.warning("upkeep.failed", error=str(error))
 
-    async def unregister(self) -> None:
-        """Take every service of this instance out of the registry; leases of running calls go on."""
+    async def unregister(self, *, died: bool = False) -> None:
+        """Take every service of this instance out of the registry: it leaves, or ``died``. Leases of running calls go on."""
         steps = self.steps
         steps.registration.active = False
         steps.upkeep.taking = False
@@ -581,7 +585,7 @@ class WorkerBroker:
         # A server that does not even answer the interruption of a waiting read must not keep the worker.
         asyncio.get_running_loop().call_later(_STOP_WAITING, steps.intake.abort)
         if steps.streams:
-            await steps.registration.unregister()
+            await steps.registration.unregister(died=died)
             await pass_on(steps.link, list(steps.streams.values()))
 
     # -- running ----------------------------------------------------------------------------------
@@ -600,9 +604,17 @@ class WorkerBroker:
 
     # -- answering --------------------------------------------------------------------------------
 
-    def note(self, delivery: Delivery, ending: Ending) -> None:
-        """Tell operators of an attempt that has ended, with what is sent next. Returns at once."""
-        self.steps.recent.note(delivery, ending)
+    def note(self, delivery: Delivery, ending: Ending, *, sampled: bool, kept: bool, left_out: int) -> None:
+        """Tell of an attempt that has ended, with what is sent next; returns at once.
+
+        Args:
+            delivery: what was run, or not.
+            ending: how it ended.
+            sampled: tell operators.
+            kept: tell who keeps the history.
+            left_out: attempts that were left out of the history before this one.
+        """
+        self.steps.recent.note(delivery, ending, sampled=sampled, kept=kept, left_out=left_out)
 
     async def hand_back(self, deliveries: Sequence[Delivery]) -> None:
         """Give deliveries that have not been answered to other workers, after the frames that were sent until now.

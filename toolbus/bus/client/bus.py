@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from toolbus.bus.broker.held.conversations import Chats
     from toolbus.bus.broker.held.creations import Creations
     from toolbus.bus.broker.held.limits import Tallies
+    from toolbus.bus.broker.held.mcp import McpSessions
     from toolbus.bus.broker.held.routes import Routes
     from toolbus.bus.broker.held.tokens import Tokens
     from toolbus.bus.client.tasks import Tasks
@@ -202,6 +203,11 @@ class ToolBus(BusView):
     def tokens(self) -> Tokens:
         """The records of the namespace's bearer tokens, for gateways."""
         return self._state.steps.tokens
+
+    @property
+    def mcp_sessions(self) -> McpSessions:
+        """The sessions of the namespace's MCP clients, for gateways."""
+        return self._state.steps.mcp
 
     @property
     def creations(self) -> Creations:

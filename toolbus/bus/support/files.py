@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+from itertools import pairwise
 from pathlib import Path
 
 
@@ -59,6 +60,24 @@ def append(path: Path, lines: bytes) -> int:
     if is_new:
         _sync_folder(path.parent)
     return end - whole
+
+
+def generations(path: Path, most: int) -> list[Path]:
+    """Return the files that a growing one is kept in, the oldest first: ``path.N`` down to ``path.1``, and itself."""
+    return [*(Path(f"{path}.{number}") for number in range(most - 1, 0, -1)), path]
+
+
+def shift(path: Path, most: int) -> None:
+    """Make room for a new file at a path: what is there becomes ``path.1``, and so on, and the oldest is deleted.
+
+    Raises:
+        OSError: they can't be renamed.
+    """
+    for older, newer in pairwise(generations(path, most)):
+        if newer.exists():
+            newer.replace(older)
+    if most == 1:
+        path.unlink()
 
 
 def _end_of_lines(file: int, end: int) -> int:

@@ -150,17 +150,18 @@ MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 # Every metric of /metrics: its kind and description.
 EXPOSED: Mapping[str, tuple[Literal["counter", "gauge", "histogram"], str]] = {
+    # Of a gateway, a worker and an exporter.
+    "toolbus_up": ("gauge", "Whether it can do its work: a gateway's calls are accepted, a worker takes requests"),
+    "toolbus_log_lines_lost_total": ("counter", "Lines of the log that were dropped, or could not be written"),
     # Of a gateway.
     "toolbus_calls_total": ("counter", "Calls that ended, by outcome"),
     "gen_ai_execute_tool_duration_seconds": ("histogram", "Duration of a tool call as its caller sees it"),
     "toolbus_gateway_in_flight": ("gauge", "Calls that came over HTTP and have not ended"),
     "toolbus_gateway_streams": ("gauge", "Those of them whose events are streamed"),
     "toolbus_gateway_tools": ("gauge", "Tools that can be called"),
-    "toolbus_log_lines_lost_total": ("counter", "Lines of the log that were dropped, or could not be written"),
     # Of a gateway, and of an exporter.
     "toolbus_fault": ("gauge", "How often a check of `toolbus doctor` finds something, with its state and its runbook"),
     "toolbus_server_cut_off_total": ("counter", "Connections that the server has ended because they read too slowly"),
-    "toolbus_up": ("gauge", "Whether the server could be asked"),
     "toolbus_queue_length": ("gauge", "Requests that are queued or running, by state"),
     "toolbus_workers": ("gauge", "Live workers of a service"),
     "toolbus_dead_letters": ("gauge", "Requests that are set aside"),

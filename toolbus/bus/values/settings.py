@@ -69,6 +69,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     wait_replicas: Annotated[int, msgspec.Meta(ge=0)] = 0
     wait_timeout: Annotated[float, msgspec.Meta(gt=0, le=5)] = 1.0
     recent: Literal["off", "on", "arguments"] = "on"
+    history: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["auto", "text", "json"] = "auto"
 

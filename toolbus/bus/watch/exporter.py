@@ -53,7 +53,6 @@ class NamespaceMetrics:
         """Return the metrics, to which others may be added."""
         seen = await self.seen()
         made = Exposition(self._settings.namespace)
-        made.add("toolbus_up", int(seen is not None))
         made.add("toolbus_log_lines_lost_total", lines_lost())
         made.add("toolbus_fault", int(seen is None), {"check": SERVER, "state": "fail", "runbook": SERVER_RUNBOOK})
         for name in _OF_SERVICES:
@@ -89,14 +88,19 @@ class ProbedNamespace(Probed):
     def __init__(self, settings: Settings) -> None:
         self._metrics = NamespaceMetrics(settings)
 
-    async def ready(self) -> bool:
-        """Return whether the server answers."""
-        return self.started and await self._metrics.seen() is not None
+    async def unready(self) -> str:
+        """Return why the namespace can't be watched; empty when it can."""
+        if not self.started:
+            return "the exporter does not serve yet"
+        return "the server does not answer" if await self._metrics.seen() is None else ""
 
-    async def report(self) -> dict[str, bool]:
+    async def report(self) -> dict[str, bool | str]:
         """Return whether the server answers."""
-        return {"healthy": await self.ready()}
+        reason = await self.unready()
+        return {"healthy": not reason, "reason": reason}
 
     async def metrics(self) -> str:
         """Return the metrics of the namespace."""
-        return (await self._metrics.exposition()).text()
+        made = await self._metrics.exposition()
+        made.add("toolbus_up", int(not await self.unready()))
+        return made.text()

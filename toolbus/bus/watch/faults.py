@@ -251,7 +251,7 @@ CHECKS: tuple[Check, ...] = (
         "down",
         "warn",
         _down,
-        "start workers of it, or forget it with `toolbus operate items rm tool-service/SERVICE`",
+        "start workers of it, or forget it with `toolbus operate items rm --force tool-service/SERVICE`",
         "nobody-serves-a-service",
     ),
     Check("memory policy", "warn", _evicting, "set `maxmemory-policy noeviction`", "the-servers-memory-is-full"),

@@ -498,6 +498,8 @@ def report_end(
     if kind.outcome == "succeeded":
         if now >= sampling.due:
             sampling.note_success(delivery, began, first, now)
+        else:
+            sampling.left_out += 1
     elif kind.outcome:
         sampling.note(delivery, Ending(kind.outcome, began, first, now, error))
     if began and telemetry.metering():

@@ -77,6 +77,7 @@ class Slots:
         free: how many slots are free.
         started, finished: how many runs began, and ended.
         overgrown: set when half of the slots are held by handlers that can't be stopped.
+        failure: what ends the worker; None while nothing does.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class Slots:
         self.broker = broker
         self.isolation = isolation
         self.clock = clock
-        self.sampling = Sampling(broker.note, enabled=settings.recent != "off")
+        self.sampling = Sampling(broker.note, sampled=settings.recent != "off", kept=settings.history > 0)
         self._served = served
         self._loop = asyncio.get_running_loop()
         # What starts a run is often the end of another one, whose context variables are another caller's.
@@ -106,7 +107,7 @@ class Slots:
         self._early = Early()
         self.free = settings.concurrency
         self._alone_from = settings.alone_from
-        self._failure: ToolbusError | None = None
+        self.failure: ToolbusError | None = None
         self._handing_back: set[asyncio.Task[None]] = set()
         self._counting: set[asyncio.Task[None]] = set()
         # Services that are being withdrawn.
@@ -177,14 +178,14 @@ class Slots:
                 await keep_running("taking", self._taking.run, every=0)
             except ToolbusError as error:
                 self.on_failed(error)
-            if self._failure is not None:
-                telemetry.log.error("worker.failed", error=str(self._failure), running=self.running)
-                await sign_off(self.broker)
+            if self.failure is not None:
+                telemetry.log.error("worker.failed", error=str(self.failure), running=self.running)
+                await sign_off(self.broker, died=True)
             await self._finish_running()
         finally:
             await self._abandon_running()
-        if self._failure is not None:
-            raise self._failure
+        if self.failure is not None:
+            raise self.failure
 
     def stop(self) -> None:
         """Take nothing more."""
@@ -482,13 +483,8 @@ class Slots:
 
     def on_failed(self, error: ToolbusError) -> None:
         """Take nothing more, since it could not be relied on; ``serve`` raises the error at its end."""
-        self._failure = self._failure or error
+        self.failure = self.failure or error
         self.stop()
-
-    @property
-    def failed(self) -> bool:
-        """True after a failure that ends the worker."""
-        return self._failure is not None
 
     def on_cancelled(self, call: str, why: str = "cancelled") -> None:
         """Stop a call, or remember that it must not start."""
@@ -731,11 +727,16 @@ async def _change(wake: asyncio.Event, seconds: float) -> None:
 _ANSWERS_WITHIN = 3.0
 
 
-async def sign_off(broker: WorkerBroker) -> None:
-    """Leave the registry, so that a worker that takes nothing more is not listed as live. A failure is logged."""
+async def sign_off(broker: WorkerBroker, *, died: bool = False) -> None:
+    """Leave the registry, so that a worker that takes nothing more is not listed as live. A failure is logged.
+
+    Args:
+        broker: the worker's.
+        died: whether the worker ends because of a failure.
+    """
     try:
         async with asyncio.timeout(_ANSWERS_WITHIN):
-            await broker.unregister()
+            await broker.unregister(died=died)
     except Exception as error:  # noqa: BLE001 - the worker leaves whatever the server says
         reason = "the server did not answer" if isinstance(error, TimeoutError) else reason_of(error)
         telemetry.log.warning("worker.unregister_failed", error=reason)

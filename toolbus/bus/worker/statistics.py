@@ -1,11 +1,10 @@
-"""Counts of what a worker has run, for those who ask, and which ends are told of as recent calls."""
+"""Counts of what a worker has run, for those who ask, and which ends are told of: a sample as recent calls, and all for a history."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from toolbus.bus.broker.protocols import Ending
 from toolbus.bus.broker.statistics.answers import BOUNDS, BUCKETS, LastError, ToolStatistics
@@ -88,42 +87,73 @@ def _count(counts: dict[str, int], kind: str) -> None:
     counts[kind] = counts.get(kind, 0) + 1
 
 
-# A person reads a few of them. A second, in the long run:
-_RATE = 10.0
-_BURST = 20
-_BURST_OF_FAILURES = 50
+class _Take(Protocol):
+    def __call__(self, delivery: Delivery, ending: Ending, *, sampled: bool, kept: bool, left_out: int) -> None: ...
+
+
+class _Bucket:
+    """Admits so many a second in the long run, and so many at once.
+
+    Attributes:
+        due: from when on (monotonic seconds) the next one is admitted.
+    """
+
+    __slots__ = ("_burst", "_full", "_step", "due")
+
+    def __init__(self, rate: float, burst: int, *, enabled: bool) -> None:
+        self._step = 1 / rate
+        self._burst = burst * self._step
+        self.due = 0.0 if enabled else math.inf
+        # When all that was admitted will have been made up for.
+        self._full = 0.0
+
+    def admits(self, now: float) -> bool:
+        """Return whether one is admitted now, and count it if it is."""
+        if now < self.due:
+            return False
+        self._full = max(self._full, now) + self._step
+        self.due = self._full - self._burst
+        return True
+
+
+# A person reads a few of the recent calls; the rate of the history keeps what it costs below a hundredth of a busy machine.
+_SAMPLE, _SAMPLE_OF_FAILURES = (10.0, 20), (10.0, 50)
+_HISTORY = _HISTORY_OF_FAILURES = (500.0, 1_000)
 
 
 class Sampling:
-    """Admits so many attempts a second, those that failed apart from those that succeeded.
+    """Chooses which attempts are told of: so many a second for operators, and more for the history, failures apart from successes.
 
     Args:
-        take: takes in what is told of.
-        enabled: whether anything is.
+        take: takes in what is told of, for whom, and how many were left out of the history since the last one in it.
+        sampled: whether operators are told of any.
+        kept: whether a history is kept.
 
     Attributes:
         due: from when on (monotonic seconds) the next success is told of; a run compares that first, and most get no further.
+        left_out: attempts that the history has not been told of yet.
     """
 
-    __slots__ = ("_failures_due", "_failures_full", "_full", "_take", "due")
+    __slots__ = ("_history", "_history_of_failures", "_sample", "_sample_of_failures", "_take", "due", "left_out")
 
-    def __init__(self, take: Callable[[Delivery, Ending], None], *, enabled: bool) -> None:
+    def __init__(self, take: _Take, *, sampled: bool, kept: bool = False) -> None:
         self._take = take
-        self.due = self._failures_due = 0.0 if enabled else math.inf
-        # When all that was admitted will have been made up for.
-        self._full = self._failures_full = 0.0
+        self._sample, self._sample_of_failures = _Bucket(*_SAMPLE, enabled=sampled), _Bucket(*_SAMPLE_OF_FAILURES, enabled=sampled)
+        self._history, self._history_of_failures = _Bucket(*_HISTORY, enabled=kept), _Bucket(*_HISTORY_OF_FAILURES, enabled=kept)
+        self.due = min(self._sample.due, self._history.due)
+        self.left_out = 0
 
     def note_success(self, delivery: Delivery, started: float, first: float, now: float) -> None:
         """Tell of a success that is ``due``."""
-        self._full = max(self._full, now) + 1 / _RATE
-        self.due = self._full - _BURST / _RATE
-        self._take(delivery, Ending("succeeded", started, first, now, None))
+        self._tell(delivery, Ending("succeeded", started, first, now, None), self._sample, self._history)
+        self.due = min(self._sample.due, self._history.due)
 
     def note(self, delivery: Delivery, ending: Ending) -> None:
         """Tell of another end than a success, unless there were too many."""
-        now = ending.ended
-        if now < self._failures_due:
-            return
-        self._failures_full = max(self._failures_full, now) + 1 / _RATE
-        self._failures_due = self._failures_full - _BURST_OF_FAILURES / _RATE
-        self._take(delivery, ending)
+        self._tell(delivery, ending, self._sample_of_failures, self._history_of_failures)
+
+    def _tell(self, delivery: Delivery, ending: Ending, sample: _Bucket, history: _Bucket) -> None:
+        sampled, kept = sample.admits(ending.ended), history.admits(ending.ended)
+        if sampled or kept:
+            self._take(delivery, ending, sampled=sampled, kept=kept, left_out=self.left_out)
+        self.left_out = 0 if kept else self.left_out + 1

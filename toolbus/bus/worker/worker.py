@@ -254,7 +254,7 @@ class Worker:
         self._changing = "drains"
         try:
             try:
-                if not slots.failed:
+                if slots.failure is None:
                     await self.broker.outlive(self.settings.grace / 2)
             finally:
                 slots.stop()
@@ -358,7 +358,17 @@ class Worker:
     @property
     def healthy(self) -> bool:
         """True while the worker takes requests."""
-        return self._slots is not None and not self._slots.failed and self._serving and self.broker.steps.links.connected
+        return not self.unready
+
+    @property
+    def unready(self) -> str:
+        """Why the worker takes no requests now; empty while it does."""
+        if self._slots is not None and self._slots.failure is not None:
+            return f"it ends: {self._slots.failure}"
+        if not self._serving:
+            return "it starts, or leaves"
+        steps = self.broker.steps
+        return steps.intake.trouble if steps.links.connected else "it has lost its connection to the server, and is restoring it"
 
     @property
     def _serving(self) -> bool:

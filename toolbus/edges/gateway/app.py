@@ -123,7 +123,7 @@ def _mcp_application(gateway: Gateway) -> LazyEndpoint:
 
 
 # An endpoint that is no function takes every method.
-ROUTES: list[BaseRoute] = [*routes_of(OPERATIONS), Route("/mcp", _Mcp()), *files.ROUTES]
+ROUTES: list[BaseRoute] = [Route("/mcp", _Mcp()), *routes_of(OPERATIONS), *files.ROUTES]
 
 _MOST_KEPT = 64
 

@@ -16,6 +16,7 @@ from toolbus.bus.client.bus import ToolBus
 from toolbus.bus.client.calls.call import Call
 from toolbus.bus.support.deadlines import Deadlines
 from toolbus.bus.values.results import BrokerError, ErrorInfo
+from toolbus.bus.values.settings import Settings
 from toolbus.bus.watch.exporter import NamespaceMetrics
 from toolbus.edges.gateway.bodies import Problem
 from toolbus.edges.gateway.options import Authenticator, GatewayOptions, Permission, Principal
@@ -79,6 +80,19 @@ class Measures:
             found = self.calls[key] = Durations()
         found.buckets[bisect_left(BUCKETS, seconds)] += 1
         found.seconds += seconds
+
+
+async def _refusal(settings: Settings) -> str:
+    """Return why the server would take no call; empty when it would.
+
+    A connection to a server that hangs looks alive for some seconds, and one to a server whose memory is full is.
+    """
+    try:
+        async with asyncio.timeout(_ANSWERS), Admin(settings) as admin:
+            refusal = await admin.refusal()
+    except (BrokerError, TimeoutError) as error:
+        return f"the server does not answer: {error or 'not within a second'}"
+    return refusal and f"the server refuses calls: {refusal}"
 
 
 _POLL = 0.05
@@ -177,14 +191,11 @@ class Gateway:
         """True while commands reach the server, as far as is known."""
         return bool(self.bus.statistics().get("connected", 1))
 
-    async def answers(self) -> bool:
-        """Return whether the server answers within a second; a connection to one that hangs looks alive for some seconds."""
-        try:
-            async with asyncio.timeout(_ANSWERS), Admin(self.settings) as admin:
-                await admin.now()
-        except (BrokerError, TimeoutError):
-            return False
-        return True
+    async def unready(self) -> str:
+        """Return why calls can't be made now; empty when they can."""
+        if not self.connected:
+            return "the gateway has lost its connection to the server, and is restoring it"
+        return await _refusal(self.settings)
 
     @cached_property
     def deadlines(self) -> Deadlines:

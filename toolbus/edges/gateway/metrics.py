@@ -17,13 +17,12 @@ async def health(asked: Admitted[None]) -> Response:
 
 
 async def ready(asked: Admitted[None]) -> Response:
-    """Answer that requests can be served, or 503: the server is away, or the gateway stops."""
+    """Answer that requests can be served, or 503: the server is away or refuses calls, or the gateway stops."""
     gateway = asked.gateway
     if gateway.stopping.is_set():
         raise Problem(503, "unavailable", "the gateway is stopping", {"Retry-After": "1"}, code="stopping", retryable=True)
-    if not gateway.connected or not await gateway.answers():
-        detail = "the server does not answer, or the gateway has lost its connection to it and is restoring it"
-        raise Problem(503, "unavailable", detail, {"Retry-After": "1"}, code="no_server", retryable=True)
+    if reason := await gateway.unready():
+        raise Problem(503, "unavailable", reason, {"Retry-After": "1"}, code="no_server", retryable=True)
     return answer({"status": "ready"})
 
 
@@ -39,6 +38,7 @@ async def metrics_of(gateway: Gateway) -> str:
     made.add("toolbus_gateway_in_flight", gateway.measures.in_flight)
     made.add("toolbus_gateway_streams", gateway.measures.streams)
     made.add("toolbus_gateway_tools", sum(tool.available for tool in gateway.bus.tools.values()))
+    made.add("toolbus_up", int(not await gateway.unready()))
     return made.text()
 
 
@@ -58,15 +58,17 @@ class ProbedGateway(Probed):
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
 
-    async def ready(self) -> bool:
-        """Return whether requests can be served: the server is connected, and nothing stops the gateway."""
+    async def unready(self) -> str:
+        """Return why no requests can be served; empty when they can."""
         gateway = self._gateway
-        return self.started and gateway.connected and not gateway.draining.is_set() and await gateway.answers()
+        if not self.started:
+            return "the gateway does not serve yet"
+        return "the gateway is stopping" if gateway.draining.is_set() else await gateway.unready()
 
-    async def report(self) -> dict[str, bool | int]:
+    async def report(self) -> dict[str, bool | int | str]:
         """Return a few counts."""
-        measures = self._gateway.measures
-        return {"healthy": await self.ready(), "in_flight": measures.in_flight, "streams": measures.streams}
+        measures, reason = self._gateway.measures, await self.unready()
+        return {"healthy": not reason, "reason": reason, "in_flight": measures.in_flight, "streams": measures.streams}
 
     async def metrics(self) -> str:
         """Return the gateway's metrics, and the queues of the namespace."""

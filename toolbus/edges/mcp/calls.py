@@ -21,15 +21,16 @@ from toolbus.bus.support.display import visible
 from toolbus.bus.values.confirmations import CONFIRM_TIMEOUT, ConfirmationRequest
 from toolbus.bus.values.envelope import new_run
 from toolbus.bus.values.events import Answered, Asked, Event, Reset, Text
+from toolbus.bus.values.options import CallOptions
 from toolbus.bus.values.results import Progress, ToolError
 from toolbus.edges.gateway.options import Principal
 from toolbus.edges.mcp.client import (
     CallerOf,
-    Client,
     Context,
+    Exchange,
     OpenQuestions,
+    SdkExchange,
     allowed,
-    asked_by_client,
     content_of,
     failure_of,
     form,
@@ -51,6 +52,7 @@ class _Note(msgspec.Struct):
     done: float
     total: float | None
     message: str
+    place: str
 
 
 class ProgressReport:
@@ -59,9 +61,8 @@ class ProgressReport:
     What comes while a notification is on its way is put together, so that a slow client slows no call down.
     """
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
-        self._last = 0.0
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
         self._waiting: deque[_Note] = deque(maxlen=_MOST_WAITING)
         self._ready = asyncio.Event()
         self._over = False
@@ -71,11 +72,11 @@ class ProgressReport:
         if isinstance(event, Text):
             self._text(event.text)
         elif isinstance(event, Progress):
-            self._add(_Note(False, self._grown(event.done), event.total, event.message))
+            self._add(False, event.done, event.total, event.message)
         elif isinstance(event, Reset):
             self._text(f"\n[attempt {event.attempt} starts from the beginning]\n")
         elif isinstance(event, Asked):
-            self._add(_Note(False, self._grown(0), None, f"waits for a person: {event.question} (toolbus confirm allow {event.id})"))
+            self._add(False, 0, None, f"waits for a person: {event.question} (toolbus confirm allow {event.id})")
 
     def end(self) -> None:
         """Let ``send`` return when it has sent what there is."""
@@ -90,33 +91,31 @@ class ProgressReport:
             while self._waiting:
                 note = self._waiting.popleft()
                 total = note.total if note.total is not None and note.total >= note.done else None
-                await self._context.session.report_progress(note.done, total, note.message or None)
+                await self._exchange.report(note.done, total, note.message or None, note.place)
 
     def _text(self, text: str) -> None:
         last = self._waiting[-1] if self._waiting else None
         if last is not None and last.is_text and len(last.message) < _MOST_MESSAGE:
             last.message += text
+            last.place = self._exchange.place()
         else:
-            self._add(_Note(True, self._grown(0), None, text))
+            self._add(True, 0, None, text)
 
-    def _add(self, note: _Note) -> None:
-        self._waiting.append(note)
+    def _add(self, is_text: bool, done: float, total: float | None, message: str) -> None:
+        exchange = self._exchange
+        # Progress must grow.
+        if done <= exchange.progress:
+            done = max(round(exchange.progress + _STEP, 3), math.nextafter(exchange.progress, math.inf))
+        exchange.progress = done
+        self._waiting.append(_Note(is_text, done, total, message, exchange.place()))
         self._ready.set()
-
-    def _grown(self, done: float) -> float:
-        """Return a value above the last one: ``done``, if it is."""
-        if done <= self._last:
-            done = max(round(self._last + _STEP, 3), math.nextafter(self._last, math.inf))
-        self._last = done
-        return done
 
 
 class Following:
     """Reads the events of a call until it ends, its time here is up, or its handler asks what only a new request can answer.
 
     Args:
-        context: the request.
-        client: who sent it.
+        exchange: the request.
         questions: those of handlers.
         call: entered by the caller.
         answered: ids of questions that are answered already.
@@ -125,11 +124,9 @@ class Following:
         questions: what is asked and waits for an answer in the client's next request.
     """
 
-    def __init__(
-        self, context: Context, client: Client, questions: OpenQuestions, call: Call, answered: frozenset[str] = frozenset()
-    ) -> None:
-        self._context = context
-        self._client = client
+    def __init__(self, exchange: Exchange, questions: OpenQuestions, call: Call, answered: frozenset[str] = frozenset()) -> None:
+        self._exchange = exchange
+        self._client = exchange.client
         self._open = questions
         self._call = call
         self._answered = answered
@@ -138,7 +135,7 @@ class Following:
 
     async def run(self, seconds: float | None) -> None:
         """Read the events, for at most ``seconds``; the call has not ended if it must go on elsewhere."""
-        report = ProgressReport(self._context) if self._client.progress else None
+        report = ProgressReport(self._exchange) if self._client.progress else None
         async with asyncio.TaskGroup() as group:
             if report is not None:
                 group.create_task(report.send())
@@ -151,11 +148,12 @@ class Following:
                 task.cancel()
 
     async def _read(self, report: ProgressReport | None, group: asyncio.TaskGroup) -> None:
-        async for event in self._call.events():
-            if report is not None:
-                report.hear(event)
-            if isinstance(event, (Asked, Answered)) and self._client.elicits and await self._question(event, group):
-                return
+        async for happened in self._call.events():
+            for event in self._exchange.unseen(happened):
+                if report is not None:
+                    report.hear(event)
+                if isinstance(event, (Asked, Answered)) and self._client.elicits and await self._question(event, group):
+                    return
 
     async def _question(self, event: Event, group: asyncio.TaskGroup) -> bool:
         """Let the client's user be asked; return whether this request must end for that."""
@@ -163,6 +161,7 @@ class Following:
             task = self._asking.pop(event.id, None)
             if task is not None:
                 task.cancel()
+                await self._exchange.withdraw(event.id)
             return False
         if not isinstance(event, Asked) or event.id in self._answered:
             return False
@@ -176,7 +175,7 @@ class Following:
         return False
 
     async def _ask(self, request: ConfirmationRequest) -> None:
-        said = await asked_by_client(self._context, str(request))
+        said = await self._exchange.ask(request.id, str(request))
         if said is not None:
             await self._open.answer(request, allow=said)
 
@@ -200,13 +199,23 @@ class ToolCalls:
         Raises:
             MCPError: the caller sees no such tool, or the bus can't be used.
         """
-        caller = self._caller_of(context)
-        client = Client.of(context)
+        caller, exchange = self._caller_of(context), SdkExchange(context)
         with reached("the tools"):
             tool = _found(self._bus, caller, params.name)
-            if client.modern and params.request_state is not None and params.request_state.startswith(_TASK):
-                return await self._resume(context, caller, client, tool, params)
-            return await self._call(context, caller, client, tool, params)
+            if exchange.client.modern and params.request_state is not None and params.request_state.startswith(_TASK):
+                return await self._resume(exchange, caller, tool, params)
+            return await self._call(exchange, caller, tool, params.arguments or {}, params)
+
+    async def answer(
+        self, exchange: Exchange, caller: Principal, tool: Tool | None, name: str, arguments: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Call a tool that was found by its name, or not, as ``call`` does, for a request that the SDK has not received.
+
+        Raises:
+            MCPError: the caller sees no such tool, or the bus can't be used.
+        """
+        with reached("the tools"):
+            return await self._call(exchange, caller, tool or _found(self._bus, caller, name), arguments)
 
     def tool(self, caller: Principal, name: str) -> Tool | None:
         """Return a tool that a caller sees, or None."""
@@ -221,41 +230,45 @@ class ToolCalls:
         """
         return caller.view(self._bus).stream(tool.name, tool.prepare(arguments))
 
-    async def _call(self, context: Context, caller: Principal, client: Client, tool: Tool, params: CallToolRequestParams) -> dict[str, Any]:
+    async def _call(
+        self, exchange: Exchange, caller: Principal, tool: Tool, arguments: dict[str, Any], params: CallToolRequestParams | None = None
+    ) -> dict[str, Any]:
+        client = exchange.client
         try:
-            arguments = tool.prepare(params.arguments or {})
+            arguments = tool.prepare(arguments)
             grant = Grant(tool)
             if tool.descriptor.confirm and tool.available:
-                confirmation = self._confirmation(tool, arguments, caller)
-                if client.modern and client.elicits:
+                confirmation = self._confirmation(exchange.question or new_run(), tool, arguments, caller)
+                if params is not None and client.modern and client.elicits:
                     waiting = _not_confirmed(confirmation, params)
                     if waiting is not None:
                         return waiting
-                else:
-                    await self._confirmed(context, client, confirmation)
+                elif not exchange.allowed:
+                    await self._confirmed(exchange, confirmation)
+                    await exchange.permitted()
                 arguments, grant.digest = confirmation.arguments, confirmation.digest
         except ToolError as error:
             return failure_of(error.error, tool)
         after = task_after(tool.descriptor) if client.tasks else None
         if after is not None or (client.modern and client.elicits and tool.descriptor.effect != "read"):
-            return await self._durable(context, caller, client, tool, arguments, grant, after)
-        call = caller.view(self._bus).stream(tool.name, arguments)
+            return await self._durable(exchange, caller, tool, arguments, grant, after)
+        call = caller.view(self._bus).stream(tool.name, arguments, **_keyed(exchange.key))
         call.grant = grant
         if not (client.progress or client.elicits):
             return content_of(await call.result(), tool, modern=client.modern)
         async with call:
-            following = Following(context, client, OpenQuestions(self._bus, caller), call)
+            following = Following(exchange, OpenQuestions(self._bus, caller), call)
             await following.run(None)
             return content_of(await call.result(), tool, modern=client.modern)
 
     async def _durable(
-        self, context: Context, caller: Principal, client: Client, tool: Tool, arguments: dict[str, Any], grant: Grant, after: float | None
+        self, exchange: Exchange, caller: Principal, tool: Tool, arguments: dict[str, Any], grant: Grant, after: float | None
     ) -> dict[str, Any]:
         """Call a tool so that the call can go on without this request: as a task, or while the user is asked."""
         tasks = self._bus.tasks
         task, call = await tasks.begin(tool, arguments, caller.user, grant)
         async with call:
-            following = Following(context, client, OpenQuestions(self._bus, caller), call)
+            following = Following(exchange, OpenQuestions(self._bus, caller), call)
             at_once = after == 0
             if not (call.done or at_once):
                 await following.run(after)
@@ -272,9 +285,7 @@ class ToolCalls:
             "requestState": f"{_TASK}{task.id} 1",
         }
 
-    async def _resume(
-        self, context: Context, caller: Principal, client: Client, tool: Tool, params: CallToolRequestParams
-    ) -> dict[str, Any]:
+    async def _resume(self, exchange: Exchange, caller: Principal, tool: Tool, params: CallToolRequestParams) -> dict[str, Any]:
         """Go on with a call whose handler had asked the client's user."""
         tasks = self._bus.tasks
         name, _, number = str(params.request_state).removeprefix(_TASK).partition(" ")
@@ -284,7 +295,7 @@ class ToolCalls:
         questions = OpenQuestions(self._bus, caller)
         answered = await questions.take(params.input_responses, task.record.call)
         call = tasks.attach(task)
-        following = Following(context, client, questions, call, answered)
+        following = Following(exchange, questions, call, answered)
         async with call:
             try:
                 await following.run(None)
@@ -300,11 +311,11 @@ class ToolCalls:
 
     # -- confirmations before a call --------------------------------------------------------------
 
-    def _confirmation(self, tool: Tool, arguments: dict[str, Any], caller: Principal) -> Confirmation:
+    def _confirmation(self, id: str, tool: Tool, arguments: dict[str, Any], caller: Principal) -> Confirmation:
         limit = self._bus.settings.max_request
-        return Confirmation(new_run(), "", tool, arguments, user=caller.user, session="", timeout=CONFIRM_TIMEOUT, limit=limit)
+        return Confirmation(id, "", tool, arguments, user=caller.user, session="", timeout=CONFIRM_TIMEOUT, limit=limit)
 
-    async def _confirmed(self, context: Context, client: Client, confirmation: Confirmation) -> None:
+    async def _confirmed(self, exchange: Exchange, confirmation: Confirmation) -> None:
         """Wait until the client's user, or anybody elsewhere, allows the call.
 
         Raises:
@@ -312,14 +323,18 @@ class ToolCalls:
         """
 
         async def ask(confirmation: Confirmation) -> bool | None:
-            return await asked_by_client(context, str(confirmation))
+            return await exchange.ask(confirmation.id, str(confirmation))
 
-        if client.progress:
+        if exchange.client.progress:
             text = f"waits for a person: toolbus confirm allow {confirmation.id}"
-            await context.session.report_progress(0, None, text)
-        refused = await self._bus.confirmations.settled(confirmation, ask if client.elicits else None, shared=True)
+            await exchange.report(0, None, text, exchange.place())
+        refused = await self._bus.confirmations.settled(confirmation, ask if exchange.client.elicits else None, shared=True)
         if refused is not None:
             raise ToolError(refused)
+
+
+def _keyed(key: str) -> CallOptions:
+    return {"idempotency_key": key} if key else {}
 
 
 def _found(bus: ToolBus, caller: Principal, name: str) -> Tool:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import msgspec
 from mcp.server.context import ServerRequestContext
@@ -21,6 +21,7 @@ from toolbus.bus.client.tools.tool import Tool
 from toolbus.bus.schema.arguments import Validator
 from toolbus.bus.support.display import shortened
 from toolbus.bus.values.confirmations import ConfirmationAnswer, ConfirmationRequest
+from toolbus.bus.values.events import Event
 from toolbus.bus.values.results import (
     Blob,
     BrokerError,
@@ -91,7 +92,7 @@ class Client(msgspec.Struct, frozen=True):
             capabilities = meta.get(CLIENT_CAPABILITIES_META_KEY) or {}
             elicitation = _part(capabilities, "elicitation")
             extensions = _part(capabilities, "extensions")
-            return cls(True, _asks_in_forms(elicitation), _part(extensions, TASKS) is not None, progress)
+            return cls(True, asks_in_forms(elicitation), _part(extensions, TASKS) is not None, progress)
         known = context.session.client_capabilities
         asks = known is not None and known.elicitation is not None and context.session.can_send_request
         return cls(False, asks, False, progress)
@@ -109,12 +110,88 @@ class Client(msgspec.Struct, frozen=True):
             raise MCPError(MISSING_REQUIRED_CLIENT_CAPABILITY, f"{method} needs a client with the tasks extension", needed)
 
 
+class Exchange(Protocol):
+    """One request of a client, and what goes to and fro until its answer.
+
+    Attributes:
+        client: who sent it.
+        key: the idempotency key of the call that it makes; empty without one.
+        question: id of the confirmation for which its client's user was asked before; empty when nobody was.
+        allowed: whether a person has allowed the call before.
+        progress: the last measure of progress that the client has been sent, or will be.
+    """
+
+    client: Client
+    key: str
+    question: str
+    allowed: bool
+    progress: float
+
+    def unseen(self, event: Event) -> Iterable[Event]:
+        """Return what the client does not have of an event of the call."""
+
+    def place(self) -> str:
+        """Return what stands for the events until now, for a client that comes back; empty for one that can't."""
+
+    async def report(self, done: float, total: float | None, message: str | None, place: str) -> None:
+        """Send progress; ``place`` is that of the events that it tells of."""
+
+    async def ask(self, id: str, text: str) -> bool | None:
+        """Ask the client's user; None when there is no answer, or it comes by the open confirmation ``id``."""
+
+    async def withdraw(self, id: str) -> None:
+        """Ask a question no longer."""
+
+    async def permitted(self) -> None:
+        """Take note that a person has allowed the call."""
+
+
+class SdkExchange:
+    """A request that the SDK has received."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self.client = Client.of(context)
+        self.key = self.question = ""
+        self.allowed = False
+        self.progress = 0.0
+
+    def unseen(self, event: Event) -> Iterable[Event]:
+        """Return the event: nobody comes back to such a request."""
+        return (event,)
+
+    def place(self) -> str:
+        """Return nothing: nobody comes back to such a request."""
+        return ""
+
+    async def report(self, done: float, total: float | None, message: str | None, place: str) -> None:
+        """Send progress."""
+        await self._context.session.report_progress(done, total, message)
+
+    async def ask(self, id: str, text: str) -> bool | None:
+        """Ask the user of a client that is connected; None when the client can't. What is no answer to the form allows nothing."""
+        context = self._context
+        try:
+            return allowed(await context.session.elicit_form(shortened(text, _MOST_MESSAGE), _SCHEMA, context.request_id)) is True
+        except (MCPError, NoBackChannelError, ValueError) as error:
+            # Others may answer meanwhile, so the call goes on.
+            telemetry.log.warning("mcp.elicitation_failed", error=str(error))
+            return None
+
+    async def withdraw(self, id: str) -> None:
+        """Do nothing: the SDK withdraws a question when its asker is cancelled."""
+
+    async def permitted(self) -> None:
+        """Do nothing: nobody comes back to such a request."""
+
+
 def _part(value: object, name: str) -> Mapping[str, Any] | None:
     found = value.get(name) if isinstance(value, Mapping) else None
     return found if isinstance(found, Mapping) else None
 
 
-def _asks_in_forms(elicitation: Mapping[str, Any] | None) -> bool:
+def asks_in_forms(elicitation: Mapping[str, Any] | None) -> bool:
+    """Return whether a client with such an elicitation capability can show forms."""
     # Without a mode it is forms, as before there were others.
     return elicitation is not None and (not elicitation or "form" in elicitation)
 
@@ -260,16 +337,6 @@ def allowed(answer: object) -> bool | None:
     content = answer.get("content")
     said = content.get("allow") if isinstance(content, Mapping) else None
     return said if isinstance(said, bool) else None
-
-
-async def asked_by_client(context: Context, text: str) -> bool | None:
-    """Ask the user of a client that is connected; None when the client can't. What is no answer to the form allows nothing."""
-    try:
-        return allowed(await context.session.elicit_form(shortened(text, _MOST_MESSAGE), _SCHEMA, context.request_id)) is True
-    except (MCPError, NoBackChannelError, ValueError) as error:
-        # Others may answer meanwhile, so the call goes on.
-        telemetry.log.warning("mcp.elicitation_failed", error=str(error))
-        return None
 
 
 class OpenQuestions:

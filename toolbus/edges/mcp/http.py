@@ -6,12 +6,11 @@ import asyncio
 import ipaddress
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import lru_cache
 from importlib.metadata import version
 from typing import Any
 
 import msgspec
-from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
-from mcp.server.auth.provider import AccessToken
 from mcp.server.connection import Connection
 from mcp.server.lowlevel.server import NotificationOptions, Server
 from mcp.server.models import InitializationOptions
@@ -26,7 +25,7 @@ from mcp_types import (
     NotificationParams,
     PaginatedRequestParams,
 )
-from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
 from starlette.requests import HTTPConnection, Request
 from starlette.types import Message, Receive, Scope, Send
 
@@ -40,6 +39,7 @@ from toolbus.edges.gateway.options import Principal
 from toolbus.edges.mcp.calls import ToolCalls
 from toolbus.edges.mcp.client import SCOPE_KEY, TASKS, CallerOf, Context, caller_of_request, content_of, failure_of
 from toolbus.edges.mcp.listing import ListChanges, ListWatch, Subscriptions, page_of
+from toolbus.edges.mcp.sessions import Sessions
 from toolbus.edges.mcp.tasks import TaskMethods, TaskParams, UpdateParams
 
 _VERSION = "2026-07-28"
@@ -219,16 +219,17 @@ class BusServer(Server[None]):
 
     Attributes:
         calls: answers calls of tools.
+        changes: tells of changes of the lists of tools.
     """
 
     def __init__(self, bus: ToolBus, caller_of: CallerOf) -> None:
         self._bus = bus
         self._caller_of = caller_of
-        self._changes = ListChanges(bus)
+        self.changes = ListChanges(bus)
         self._group: asyncio.TaskGroup | None = None
         self.calls = ToolCalls(bus, caller_of)
         tasks = TaskMethods(bus, caller_of)
-        self._subscriptions = Subscriptions(bus, caller_of, self._changes, tasks)
+        self._subscriptions = Subscriptions(bus, caller_of, self.changes, tasks)
         super().__init__(
             "toolbus",
             version=version("toolbus"),
@@ -263,7 +264,7 @@ class BusServer(Server[None]):
     async def _running(self, server: Server[None]) -> AsyncIterator[None]:
         async with asyncio.TaskGroup() as group:
             self._group = group
-            following = group.create_task(self._changes.run())
+            following = group.create_task(self.changes.run())
             try:
                 yield
             finally:
@@ -288,9 +289,9 @@ class BusServer(Server[None]):
         connection = context.session._connection
         if self._group is None or _SESSION in connection.state:
             return
-        watch = self._changes.watch(self._caller_of(context).sees(self._bus))
+        watch = self.changes.watch(self._caller_of(context).sees(self._bus))
         connection.state[_SESSION] = telling = self._group.create_task(self._tell(watch, connection))
-        connection.exit_stack.callback(self._changes.stop, watch)
+        connection.exit_stack.callback(self.changes.stop, watch)
         connection.exit_stack.callback(telling.cancel)
 
     async def _tell(self, watch: ListWatch, connection: Connection) -> None:
@@ -299,6 +300,8 @@ class BusServer(Server[None]):
             watch.changed.clear()
             await connection.notify("notifications/tools/list_changed", None)
 
+
+_WITH_SESSIONS = frozenset(each.encode() for each in HANDSHAKE_PROTOCOL_VERSIONS)
 
 MOST_BODY = 1_048_576
 """Bytes of a request's body."""
@@ -328,6 +331,7 @@ class McpEndpoint:
         self._security = TransportSecurityMiddleware(security)
         self._open = TransportSecurityMiddleware(TransportSecuritySettings(enable_dns_rebinding_protection=False))
         self._quick = QuickCalls(self._server.calls, self._server.server_info_stamp, MOST_BODY)
+        self._sessions = Sessions(bus, self._server, self._server.calls, self._server.changes, MOST_BODY)
         self._manager = StreamableHTTPSessionManager(self._server, security_settings=self._open.settings, max_request_body_size=MOST_BODY)
 
     @asynccontextmanager
@@ -337,11 +341,12 @@ class McpEndpoint:
             try:
                 yield
             finally:
-                self._server.close_streams()
+                self.close_streams()
 
     def close_streams(self) -> None:
-        """End the subscriptions in order, which would otherwise keep their connections open."""
+        """End the streams in order that would otherwise keep their connections open."""
         self._server.close_streams()
+        self._sessions.close_streams()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request.
@@ -350,11 +355,14 @@ class McpEndpoint:
             Exception: what ``admit`` raises, which the application around answers.
         """
         caller = await self._admit(HTTPConnection(scope))
-        post = scope["method"] == "POST"
+        post, has_session = scope["method"] == "POST", _has_session(scope)
         security = self._security if _came_to_this_machine(scope) else self._open
         refused = await security.validate_request(Request(scope), is_post=post)
         if refused is not None:
             await refused(scope, receive, send)
+            return
+        if has_session:
+            await self._sessions.answer(caller, scope, receive, send)
             return
         if post:
             read = await self._quick.answer(caller, scope, receive, send)
@@ -362,19 +370,29 @@ class McpEndpoint:
                 return
             if read:
                 receive = _replayed(read, receive)
-        # The SDK lets only the one who has begun a session of the older revisions use it.
-        token = AccessToken(token="", client_id=caller.name, scopes=[], subject=caller.user)
         # A header's value has no blanks around it, and not every server has taken them away.
         headers = [(name, value.strip(b" \t")) for name, value in scope["headers"]]
-        inner = {**scope, "headers": headers, SCOPE_KEY: caller, "user": AuthenticatedUser(token)}
+        inner = {**scope, "headers": headers, SCOPE_KEY: caller}
         await self._manager.handle_request(inner, receive, send)
+
+
+def _has_session(scope: Scope) -> bool:
+    """Return whether a request is of a revision with sessions, whose first request names none."""
+    version = next((value for name, value in scope["headers"] if name == b"mcp-protocol-version"), None)
+    return version is None or version.strip(b" \t") in _WITH_SESSIONS
 
 
 def _came_to_this_machine(scope: Scope) -> bool:
     """Return whether a request was sent to an address that only programs of this machine reach."""
+    server = scope["server"]
+    return server is None or _is_of_this_machine(server[0])
+
+
+@lru_cache(maxsize=256)
+def _is_of_this_machine(address: str) -> bool:
     try:
-        return ipaddress.ip_address(scope["server"][0]).is_loopback
-    except (TypeError, ValueError):
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
         return True
 
 

@@ -80,6 +80,7 @@ def _secure() -> None:
             "operate",
             "Look after static descriptors: tools and services that are declared by documents, beside those that workers publish.",
         ),
+        "history": Place("history", "Keep the calls that end, for `toolbus see calls --since`."),
         "migrate": Place("protocol", "Bring a namespace to the version of the protocol that this release writes."),
     },
 )
@@ -91,6 +92,7 @@ def _operate() -> None:
       toolbus operate pause search        its requests wait from now on
       toolbus operate dead list           requests that could not be answered
       toolbus operate items get --all > items.json
+      toolbus operate history calls.db    keep what happens to calls
       toolbus operate migrate --dry-run   after an upgrade
     """
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
@@ -48,6 +49,26 @@ def argument(**about: Any) -> Declared:
 
 
 # -- types of values ---------------------------------------------------------------------------------
+
+
+_UNITS = {"m": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 604_800.0}
+
+
+def seconds_of(text: str) -> float | None:
+    """Return the seconds of a time such as 30m, 12h, 90d or 4w; None for another text."""
+    found = re.fullmatch(r"([0-9]{1,6})([mhdw])", text)
+    return int(found[1]) * _UNITS[found[2]] if found else None
+
+
+class Span(click.ParamType[float]):
+    """A time such as 30m, 12h, 90d or 4w, in seconds."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the seconds, or fail with a usage error."""
+        seconds = value if isinstance(value, float) else seconds_of(value)
+        return seconds or self.fail(f"{value!r} is no time such as 30m, 12h, 90d or 4w", param, ctx)
 
 
 class Seconds(click.FloatRange):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import os
-import re
 import tempfile
 import time
 from pathlib import Path
@@ -14,7 +13,7 @@ import click
 import msgspec
 
 from toolbus.bus.support.display import one_line, visible
-from toolbus.operations.cli.command import JSON, Groups, Names, Output, argument, command, digest, group, option
+from toolbus.operations.cli.command import JSON, Groups, Names, Output, argument, command, digest, group, option, seconds_of
 from toolbus.operations.cli.common import login_name, namespace_of, settings_of, with_admin
 from toolbus.operations.cli.output import Columns, ask_first, fail, moment, print_content, print_json, print_line, show, warn
 
@@ -291,8 +290,7 @@ def _value(value: object) -> str:
 
 # -- tokens, and rights on the server ------------------------------------------------------------------
 
-_DAYS = {"h": 1 / 24, "d": 1.0, "w": 7.0}
-_LONGEST = 36_500.0
+_LONGEST = 36_500 * 86_400
 File = Annotated[str | None, option("The file of tokens; without it they are kept on the server.", type=click.Path(dir_okay=False))]
 
 
@@ -461,9 +459,9 @@ def _write_tokens(path: Path, records: list[TokenRecord]) -> None:
 
 
 def _expires(text: str, now: float) -> float:
-    found = re.fullmatch(r"([0-9]{1,6})([hdw])", text)
-    if found is not None and 0 < (days := int(found[1]) * _DAYS[found[2]]) <= _LONGEST:
-        return round(now + days * 86_400)
+    seconds = seconds_of(text)
+    if seconds is not None and 0 < seconds <= _LONGEST:
+        return round(now + seconds)
     try:
         moment = datetime.datetime.fromisoformat(text)
     except ValueError:

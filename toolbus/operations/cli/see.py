@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import difflib
 import gc
 import sys
+import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -15,7 +17,7 @@ import msgspec
 from toolbus.bus.client.tools.definitions import Format
 from toolbus.bus.support.display import one_line, visible
 from toolbus.bus.values.settings import PREFIX, Settings
-from toolbus.operations.cli.command import JSON, Categories, Groups, Names, Output, Seconds, command, option
+from toolbus.operations.cli.command import JSON, Categories, Groups, Names, Output, Seconds, command, option, seconds_of
 from toolbus.operations.cli.common import must_be_known, namespace_of, settings_of, settings_with_server, with_admin
 from toolbus.operations.cli.output import fail, names_of, print_json, print_json_line, print_line, print_table, show, warn
 
@@ -413,6 +415,12 @@ def calls_command(
     user: Annotated[str | None, option("Only calls for this user.")],
     call: Annotated[str | None, option("Only the attempts of calls whose id starts with this.")],
     failed: Annotated[bool, option("Only attempts that did not succeed.")],
+    error: Annotated[str | None, option("Only attempts that ended with an error of this type.")],
+    since: Annotated[
+        str | None,
+        option("Look into the kept history, for what ended since then: a time ago such as 30m, 12h or 7d, or a date.", needs=("history",)),
+    ],
+    history: Annotated[str | None, option("The file of the history.", metavar="PLACE", envvar="TOOLBUS_HISTORY_STORE", show_envvar=True)],
     running: Annotated[bool, option("The calls that run now instead, asked from the workers; the longest first.")],
     limit: Annotated[int, option("At most so many, the newest ones.", type=click.IntRange(1, _MOST), default=50)],
     follow: Annotated[bool, option("Go on with new ones as they come, until Ctrl-C; JSON has one document per line.")],
@@ -429,10 +437,17 @@ def calls_command(
     Examples:
       toolbus see calls --failed --follow
       toolbus see calls --running --tool search
+      toolbus see calls --since 1d --history calls.db --user ann --error deadline_exceeded
     """
-    wanted = {name: value for name, value in (("tool", tool), ("service", service), ("user", user)) if value is not None}
-    if running and (failed or follow):
-        raise click.UsageError("--running shows calls that have not ended; leave out --failed and --follow")
+    given = (("tool", tool), ("service", service), ("user", user), ("error", error))
+    wanted = {name: value for name, value in given if value is not None}
+    if running and (failed or follow or error):
+        raise click.UsageError("--running shows calls that have not ended; leave out --failed, --error and --follow")
+    if since and (running or follow):
+        raise click.UsageError("--since shows what has ended; leave out --running and --follow")
+    if since:
+        _show_kept(history or "", since, wanted, call or "", output, failed=failed, limit=limit)
+        return
 
     def chosen(found: Iterable[C]) -> list[C]:
         return [
@@ -463,6 +478,28 @@ def calls_command(
             found = ended(new)
 
     with_admin(main)
+
+
+def _show_kept(place: str, since: str, wanted: dict[str, str], call: str, output: str, *, failed: bool, limit: int) -> None:
+    """Print what is found in the kept history."""
+    from toolbus.operations.history import Wanted, find
+
+    kept = find(place, Wanted(_moment(since), wanted, call, failed, limit))
+    _show_as("calls", kept.calls, output, [each.document() for each in kept.calls], f"no such calls are in {place}")
+    if kept.missing:
+        warn(f"{kept.missing} attempts of that time are not in the history: workers told of more than were kept, or of fewer than ended")
+
+
+def _moment(text: str) -> float:
+    """Return the time that is so long ago, or that a date names, in seconds since 1970."""
+    seconds = seconds_of(text)
+    if seconds is not None:
+        return time.time() - seconds
+    try:
+        moment = datetime.datetime.fromisoformat(text)
+    except ValueError:
+        raise click.UsageError(f"--since is a time ago such as 30m, 12h or 7d, or a date like 2030-01-31, not {text[:50]!r}") from None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)).timestamp()
 
 
 def _show_as(name: str, found: Iterable[Any], output: str, document: object, nothing: str) -> None:

@@ -11,7 +11,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Any, BinaryIO, Literal, Self
@@ -20,7 +19,7 @@ import msgspec
 from msgspec import Meta
 
 from toolbus.bus import telemetry
-from toolbus.bus.support.files import append, replace
+from toolbus.bus.support.files import append, generations, replace, shift
 from toolbus.bus.values.envelope import new_id
 from toolbus.bus.values.results import ERROR_KINDS, ConfigurationError, ToolResult
 
@@ -399,7 +398,8 @@ class JsonlStore(ExecutionStore):
             return 0
         try:
             with locked(self.path):
-                self._rotate()
+                if self.path.exists() and self.path.stat().st_size >= self._max_bytes:
+                    shift(self.path, self._files)
                 torn = append(self.path, b"".join(lines))
         except OSError as error:
             raise ConfigurationError(f"{self.path} can't be written: {error.strerror or error}") from None
@@ -411,7 +411,7 @@ class JsonlStore(ExecutionStore):
         seen: set[str] = set()
         # A file may be renamed between listing and opening, so keep writers away until all files are open.
         with locked(self.path, reading=True):
-            names = [path for path in self._names() if path.exists()]
+            names = [path for path in generations(self.path, self._files) if path.exists()]
             try:
                 opened = [path.open("rb") for path in names]
             except OSError as error:
@@ -426,20 +426,6 @@ class JsonlStore(ExecutionStore):
         finally:
             for file in opened:
                 file.close()
-
-    def _names(self) -> list[Path]:
-        """Return the files, oldest first."""
-        return [*(Path(f"{self.path}.{number}") for number in range(self._files - 1, 0, -1)), self.path]
-
-    def _rotate(self) -> None:
-        if not self.path.exists() or self.path.stat().st_size < self._max_bytes:
-            return
-        names = self._names()
-        for older, newer in pairwise(names):
-            if newer.exists():
-                newer.replace(older)
-        if self._files == 1:
-            self.path.unlink()
 
 
 def _lines(name: Path, file: BinaryIO) -> Iterator[Execution | RecordError]:

@@ -70,7 +70,7 @@ class AbandonedCalls:
 
     async def stop_calls(self) -> None:
         """End abandoned calls that run: a handler that sends nothing would not notice."""
-        for replies in await self._gone({delivery.replies for delivery in self._held()}):
+        for replies in sorted(await self._gone({delivery.replies for delivery in self._held()})):
             self._stop(replies, ErrorInfo("cancelled", message="the calling agent is gone"))
 
     async def stop_calls_of(self, replies: str, error: ErrorInfo) -> None:
@@ -105,10 +105,10 @@ class AbandonedCalls:
 
     async def _gone(self, replies: set[str]) -> set[str]:
         """Return the reply streams that do not exist; none when the server can't be asked, or its clock was just set forward."""
-        replies.discard("")
+        asked = sorted(replies - {""})
         try:
-            found = await asyncio.gather(*(self._link.execute("EXISTS", key, repeatable=True) for key in replies))
-            gone = {key for key, exists in zip(replies, found, strict=True) if not exists}
+            found = await asyncio.gather(*(self._link.execute("EXISTS", key, repeatable=True) for key in asked))
+            gone = {key for key, exists in zip(asked, found, strict=True) if not exists}
             if gone:
                 await tell_time(self._link, self._clock)
         except BrokerError:

@@ -68,6 +68,9 @@ class LeaseThread:
         on_failed: called in the event loop when beats fail again and again for another reason than the server.
         demoted: called in the event loop when the server is a replica now.
         monotonic: the local clock, in seconds.
+
+    Attributes:
+        failure: why the last beat failed; empty when it did not.
     """
 
     def __init__(
@@ -92,6 +95,7 @@ class LeaseThread:
         self._report = report
         self._on_failed = on_failed
         self._bugs = 0
+        self.failure = ""
         self._demoted = demoted
         self._client: redis.Redis | None = None
         self._loop = asyncio.get_running_loop()
@@ -151,6 +155,7 @@ class LeaseThread:
                     self._complain(error)
                 except Exception as bug:  # noqa: BLE001 - what can't be logged must not end the thread
                     self._count_bug(bug)
+                self.failure = reason_of(error)
                 # The next one looks afresh for the server, and for the password.
                 self._disconnect()
                 self._tell(None)
@@ -159,7 +164,7 @@ class LeaseThread:
                 # The next try must come well before the lease ends.
                 pause = min(0.5, self._lease / 10)
             else:
-                self._bugs = 0
+                self._bugs, self.failure = 0, ""
                 self._tell(beat)
                 pause = until_next_beat(beat.asked, self._monotonic(), self._lease)
 

@@ -273,15 +273,15 @@ class WorkerRegistration:
         published = self._published[service]
         published.start = (await self._registry.register(published.publication, self._instance, _FIRST_START)).start
 
-    async def unregister(self) -> None:
-        """Take every service of this instance out of the registry.
+    async def unregister(self, *, died: bool = False) -> None:
+        """Take every service of this instance out of the registry; it leaves, or ``died`` of a failure.
 
         Raises:
             BrokerError: the server could not be asked.
         """
         members = [f"{service}/{self._instance}" for service in self._streams]
         if members:
-            await self._registry.unregister(members)
+            await self._registry.unregister(members, "died" if died else "")
 
     async def withdraw(self, service: str) -> None:
         """Take one service of this instance out of the registry.

@@ -13,7 +13,7 @@ from toolbus.bus.broker.server import scripts
 from toolbus.bus.broker.server.keys import Keys
 from toolbus.bus.broker.take.requests import BadEntry, Delivery, Fence, RequestStream, common_fence, entries_of
 from toolbus.bus.broker.take.sessions import Ownership
-from toolbus.bus.broker.transport.command import Patience, Reply, ReplyError
+from toolbus.bus.broker.transport.command import REFUSES_ALL, Patience, Reply, ReplyError
 from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.broker.transport.opening import Failing
 from toolbus.bus.values.envelope import FRAMES_REFUSED, Frame, encode, join_frames, new_run, share_digest
@@ -78,8 +78,7 @@ _MOST_WATCHED = 10_000
 # The replies to a shared call are not trimmed while they are read.
 _MOST_KEPT = 10
 _CONGESTED = 4 * 1024 * 1024
-# The link repeats what is refused for other passing reasons; these it answers, since publishers must not wait for them.
-_PASSING = frozenset({"MISCONF", "OOM"})
+# The link repeats what is refused for other passing reasons; what is refused for all it answers, since publishers must not wait.
 _AGAIN_FIRST, _AGAIN_MOST = 0.05, 1.0
 
 
@@ -240,7 +239,7 @@ class Outbox:
 
     def _put_off(self, error: BrokerError, again: Callable[[], None]) -> bool:
         """Do something again in a moment that the server refused for a reason that passes; False when it is to be given up."""
-        if str(error).partition(" ")[0] not in _PASSING or not isinstance(error, ReplyError):
+        if str(error).partition(" ")[0] not in REFUSES_ALL or not isinstance(error, ReplyError):
             return False
         if not self._patience.holds(self._server, error):
             return False
@@ -282,7 +281,7 @@ class Outbox:
                 telemetry.log.error("frames.refused", agents=len(part), error=str(reply))
                 # A call whose frames were dropped must not go on: its caller would wait for them.
                 error = ErrorInfo("unavailable", FRAMES_REFUSED, f"the server took no more of this call's frames: {reply}")
-                for replies in {replies for each in parts for replies, _ in each}:
+                for replies in dict.fromkeys(replies for each in parts for replies, _ in each):
                     self._on_replies_gone(replies, error)
                 refused(reply)
             self._answered()

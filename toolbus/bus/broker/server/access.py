@@ -69,8 +69,8 @@ _READ_CONFIRMATIONS = {"zrange": Touched(reads="confirms"), "hget": Touched(read
 _STATISTICS = {
     "publish": Touched(tells="wake:"),
     "zrange": Touched(reads="live"),
-    "xrange": Touched(reads="stats recent"),
-    "xrevrange": Touched(reads="recent"),
+    "xrange": Touched(reads="stats recent ended"),
+    "xrevrange": Touched(reads="recent ended"),
     "del": Touched(writes="stats"),
 }
 
@@ -102,6 +102,7 @@ _AGENT_COMMANDS = _together(
 )
 _AGENT_SCRIPTS = (*_CALL, "confirmations/ask", "confirmations/answer", "held/write", "held/settle", "streams/append")
 _AGENT_USES = MappingProxyType({"held/write": "conv convs", "held/settle": "conv convs", "streams/append": "results"})
+_GATEWAY_USES = MappingProxyType({**_AGENT_USES, **dict.fromkeys(("held/write", "held/settle"), "conv convs mcp mcps mcpreq")})
 # A session's end removes its snapshot, and nothing else of an agent's may touch snapshots.
 _FORGET_SNAPSHOTS = MappingProxyType({"del": "snap"})
 
@@ -123,7 +124,7 @@ _WORKER_SCRIPTS = (
 )  # fmt: skip
 _TASKS = "creation creations:queued creations:running creations:ended"
 _PLATFORM_USES = MappingProxyType(
-    {"streams/append": "recent stats output results", **dict.fromkeys(("held/write", "held/settle"), f"conv convs {_TASKS}")}
+    {"streams/append": "recent ended stats output results", **dict.fromkeys(("held/write", "held/settle"), f"conv convs {_TASKS}")}
 )
 _WORKER_COMMANDS = _together(
     _READ_REGISTRY,
@@ -157,7 +158,7 @@ ROLES: Mapping[str, Role] = MappingProxyType(
             scripts=_WORKER_SCRIPTS,
             commands=_WORKER_COMMANDS,
             hears="wake confirmed",
-            uses=MappingProxyType({"streams/append": "recent stats"}),
+            uses=MappingProxyType({"streams/append": "recent ended stats"}),
         ),
         "nested": Role(
             about="calls other tools from handlers; belongs to a worker's user, beside the role worker",
@@ -202,12 +203,18 @@ ROLES: Mapping[str, Role] = MappingProxyType(
                 _AGENT_COMMANDS,
                 _STATISTICS,
                 _READ_PLATFORM,
-                {"hget": Touched(reads="tokens"), "hscan": Touched(reads="tokens usage"), "xlen": Touched(reads="q")},
+                {
+                    "hget": Touched(reads="tokens"),
+                    "hscan": Touched(reads="tokens usage"),
+                    "xlen": Touched(reads="q"),
+                    "hmget": Touched(reads="mcp mcpreq"),
+                    "del": Touched(writes="key"),
+                },
             ),
             alone=_FORGET_SNAPSHOTS,
             hears="confirmed",
             tables="reg:groups",
-            uses=_AGENT_USES,
+            uses=_GATEWAY_USES,
         ),
         "operator": Role(
             about="looks after everything, by `toolbus` on the command line",
@@ -250,7 +257,7 @@ ROLES: Mapping[str, Role] = MappingProxyType(
                 },
             ),
             # Its scripts are given queues and dead letters, whose entries have the arguments of calls.
-            alone=MappingProxyType({"del": "stats", "xrange": "stats recent", "xrevrange": "log recent"}),
+            alone=MappingProxyType({"del": "stats", "xrange": "stats recent ended", "xrevrange": "log recent ended"}),
             # A lease that is further ahead than any can be is put right by others.
             never=frozenset({"zadd"}),
             sources=False,

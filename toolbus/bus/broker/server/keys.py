@@ -35,6 +35,7 @@ class Keys:
         self.confirmed = f"{self.prefix}confirmed"
         self.conversations = f"{self.prefix}convs"
         self.recent = f"{self.prefix}recent"
+        self.ended = f"{self.prefix}ended"
         self.format = f"{self.prefix}format"
         self.creations_queued = f"{self.prefix}creations:queued"
         self.creations_running = f"{self.prefix}creations:running"
@@ -62,9 +63,9 @@ class Keys:
         """Return the keys of the whole namespace, and the type of each."""
         hashes = dict.fromkeys((self.services, self.names, self.meta, *self.tables(), self.tokens, self.format), "hash")
         others = {self.live: "zset", self.pulse: "string", self.log: "stream", self.paused: "set", self.confirmations: "zset"}
-        others |= {self.conversations: "zset", self.recent: "stream", self.hosts: "zset", self.messenger: "string"}
+        others |= {self.conversations: "zset", self.recent: "stream", self.ended: "stream", self.hosts: "zset"}
         others |= dict.fromkeys((self.creations_queued, self.creations_running, self.creations_ended), "zset")
-        return hashes | others
+        return hashes | others | {self.messenger: "string"}
 
     def of_workers(self) -> dict[str, str]:
         """Return those of them that workers use."""
@@ -152,6 +153,18 @@ class Keys:
     def task(self, digest: str) -> str:
         """Return the key of a task's record: where its call is; the digest stands for its user and its id."""
         return f"{self.prefix}task:{digest}"
+
+    def mcp_session(self, digest: str) -> str:
+        """Return the key of an MCP client's session; the digest stands for its user and its id."""
+        return f"{self.prefix}mcp:{digest}"
+
+    def mcp_sessions(self, digest: str) -> str:
+        """Return the key of the list of a user's MCP sessions."""
+        return f"{self.prefix}mcps:{digest}"
+
+    def mcp_request(self, digest: str) -> str:
+        """Return the key of a request in an MCP session that takes long; the digest stands for the session and the request's id."""
+        return f"{self.prefix}mcpreq:{digest}"
 
     def pause(self, queue: str, entry: str) -> str:
         """Return the key of the note of a request's later deadline, whose handler has waited for a confirmation."""

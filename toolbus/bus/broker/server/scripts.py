@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 _INCLUDE = re.compile(r"^-- include ([\w/]+)$", re.MULTILINE)
+_COMMENT = re.compile(r"^ *--.*\n", re.MULTILINE)
 
 Form = type[msgspec.Struct]
 """A form, against which ``msgspec.convert((reply,), form)`` checks an answer without a call of Python code; its name is for people."""
@@ -77,7 +78,7 @@ class Script:
         self.name = name
         self.form = _form(name.rpartition("/")[2], answer)
         self.touched = Touched(**touched)
-        self.source = _INCLUDE.sub(lambda found: _read(found[1]), _read(name))
+        self.source = _whole(name)
         self.sha = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
 
     def __repr__(self) -> str:
@@ -90,6 +91,24 @@ def _read(name: str) -> str:
     if found is None:
         raise FileNotFoundError(f"{name}.lua")
     return found.decode()
+
+
+def _whole(name: str) -> str:
+    """Return a script with the files that it includes: first its flags and all that is said of KEYS and ARGV, then code."""
+    top, code = _divided(_read(name))
+    flags = [line for line in top if line.startswith("#!")]
+    header = [line for line in top if line not in flags and not _INCLUDE.match(line)]
+    included = [_divided(_read(file)) for file in _INCLUDE.findall("".join(top))]
+    common = [line for comments, _ in included if any(re.search("KEYS.*: 1", line) for line in comments) for line in comments]
+    # Comments of files that many scripts include are no news in each of them.
+    return "".join([*flags, *header, *common, *(_COMMENT.sub("", part) for _, part in included), code])
+
+
+def _divided(source: str) -> tuple[list[str], str]:
+    """Return the flags, includes and comments with which a file begins, and its code."""
+    lines = source.splitlines(keepends=True)
+    at = next(index for index, line in enumerate(lines) if not line.startswith(("#!", "--")))
+    return lines[:at], "".join(lines[at:])
 
 
 _REGISTRY = "reg:services reg:names reg:meta reg:items live log"

@@ -1,7 +1,9 @@
-"""The recent calls of a namespace: a bounded stream that workers write and operators read."""
+"""The calls of a namespace that have ended, in bounded streams that workers write: a sample for operators, and all for a history."""
 
 from __future__ import annotations
 
+import asyncio
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -41,6 +43,8 @@ class RecentCall(msgspec.Struct):
         agent: the process that called.
         arguments: the arguments as JSON, shortened; only with ``TOOLBUS_RECENT=arguments``.
         trace: the id of its trace, if the caller had one.
+        number: which of all attempts it is that have ended at its worker (``by``, or ``instance``), from 1; 0 outside the history.
+        since: when that worker told the history of the first one.
         entry: of the record in the stream: newer ones are greater.
     """
 
@@ -63,6 +67,8 @@ class RecentCall(msgspec.Struct):
     agent: str = ""
     arguments: str = ""
     trace: str = ""
+    number: int = 0
+    since: float = 0.0
     entry: str = ""
 
     @property
@@ -87,33 +93,33 @@ _PAGE = 256
 _records = msgspec.json.Decoder(RecentCall)
 
 
-async def newest(link: Link, keys: Keys, limit: int) -> list[RecentCall]:
-    """Return the newest records, the newest first; those that can't be read are left out.
+async def newest(link: Link, key: str, limit: int) -> list[RecentCall]:
+    """Return the newest records of a stream, the newest first; those that can't be read are left out.
 
     Raises:
         BrokerError: the server could not be asked.
     """
-    return _read(keys, await link.execute("XREVRANGE", keys.recent, "+", "-", "COUNT", limit))
+    return _read(key, await link.execute("XREVRANGE", key, "+", "-", "COUNT", limit))
 
 
-async def after(link: Link, keys: Keys, entry: str, limit: int = _PAGE) -> tuple[list[RecentCall], str]:
-    """Return the records after an entry, the oldest first, and the entry to go on after.
+async def after(link: Link, key: str, entry: str, limit: int = _PAGE) -> tuple[list[RecentCall], str]:
+    """Return the records of a stream after an entry, the oldest first, and the entry to go on after.
 
     Raises:
         BrokerError: the server could not be asked.
     """
-    found = await link.execute("XRANGE", keys.recent, f"({entry}" if entry else "-", "+", "COUNT", limit)
-    return _read(keys, found), found[-1][0].decode("ascii", "replace") if found else entry
+    found = await link.execute("XRANGE", key, f"({entry}" if entry else "-", "+", "COUNT", limit)
+    return _read(key, found), found[-1][0].decode("ascii", "replace") if found else entry
 
 
-def _read(keys: Keys, entries: list[tuple[bytes, list[bytes]]]) -> list[RecentCall]:
+def _read(key: str, entries: list[tuple[bytes, list[bytes]]]) -> list[RecentCall]:
     found: list[RecentCall] = []
     for entry, flat in entries:
         try:
             record = document(fields_of(flat).get(b"c", b""), _records, most=_MOST_DOCUMENT)
             _check(record)
         except EnvelopeError as error:
-            skip(keys.recent, error)
+            skip(key, error)
             continue
         record.entry = entry.decode("ascii", "replace")
         found.append(record)
@@ -130,7 +136,9 @@ def _check(record: RecentCall) -> None:
         raise EnvelopeError("its call has no id")
     if not 0 < record.attempt < 10**9:
         raise EnvelopeError("its attempt has no number")
-    if not all(0 <= at <= _LAST_SECOND for at in (record.queued, record.taken, record.first, record.ended)):
+    if not 0 <= record.number < 2**53:
+        raise EnvelopeError("its number is none")
+    if not all(0 <= at <= _LAST_SECOND for at in (record.queued, record.taken, record.first, record.ended, record.since)):
         raise EnvelopeError("one of its times is no date")
 
 
@@ -139,10 +147,25 @@ MOST_RECORDS = 1_000
 
 _KEPT_MS = 3_600_000
 # A worker that is cut off from its server keeps the latest ones.
-_MOST_WAITING = 200
+_MOST_WAITING, _MOST_WAITING_OF_HISTORY = 200, 2_000
+# Seconds.
+_GATHERED = 0.1
 _MOST_NAME = 256
 _MOST_MESSAGE = 400
 _MOST_ARGUMENTS = 2_000
+
+
+class _Stream:
+    """One of the streams, and the records that wait to be appended to it.
+
+    Attributes:
+        most: about so many are kept.
+    """
+
+    def __init__(self, key: str, most: int, most_waiting: int) -> None:
+        self.key = key
+        self.most = most
+        self.waiting: deque[bytes] = deque(maxlen=min(most, most_waiting))
 
 
 class RecentWriter:
@@ -150,6 +173,7 @@ class RecentWriter:
 
     Args:
         mode: ``off``, ``on``, or ``arguments`` to keep those of each call, too.
+        history: about how many records are held for who keeps the history; 0 for none.
         before_sending: calls a function when the next flush begins, which is soon.
     """
 
@@ -160,21 +184,23 @@ class RecentWriter:
         clock: ServerClock,
         instance: str,
         mode: Literal["off", "on", "arguments"],
+        history: int,
         before_sending: Callable[[Callable[[], None]], None],
     ) -> None:
         self._link = link
-        self._key = keys.recent
+        self._sample = _Stream(keys.recent, MOST_RECORDS, _MOST_WAITING)
+        self._history = _Stream(keys.ended, history, _MOST_WAITING_OF_HISTORY)
         self._clock = clock
         self._instance = instance
         self._mode = mode
         self._before_sending = before_sending
-        self._waiting: list[bytes] = []
+        self._is_due = False
+        self._gathering: asyncio.TimerHandle | None = None
+        self._number, self._since = 0, 0.0
         self._refused = False
 
-    def note(self, delivery: Delivery, ending: Ending) -> None:
-        """Tell of an attempt of this worker's that has ended."""
-        if self._mode == "off":
-            return
+    def note(self, delivery: Delivery, ending: Ending, *, sampled: bool, kept: bool, left_out: int) -> None:
+        """Tell of an attempt of this worker's that has ended, see ``WorkerBroker.note``."""
         clock = self._clock
         record = self._record(delivery, ending.error)
         record.instance = self._instance
@@ -185,11 +211,11 @@ class RecentWriter:
         record.taken = clock.server_time(ending.started) + early if ending.started else 0.0
         record.first = clock.server_time(ending.first) + early if ending.first else 0.0
         record.ended = clock.server_time(ending.ended) + early
-        self._add(record)
+        self._add(record, sampled=sampled, kept=kept, left_out=left_out)
 
     def lost(self, delivery: Delivery, owner: bytes) -> None:
         """Tell of an attempt of another worker's that this one goes on with."""
-        if self._mode == "off":
+        if self._mode == "off" and not self._history.most:
             return
         record = self._record(delivery, None)
         record.instance = shortened(owner.decode("utf-8", "replace"), _MOST_NAME)
@@ -197,7 +223,7 @@ class RecentWriter:
         record.outcome = "lost"
         record.ended = self._clock.server_ms() / 1000
         record.by = self._instance
-        self._add(record)
+        self._add(record, sampled=self._mode != "off", kept=self._history.most > 0, left_out=0)
 
     def _record(self, delivery: Delivery, error: ErrorInfo | None) -> RecentCall:
         request = delivery.request
@@ -220,24 +246,42 @@ class RecentWriter:
             record.arguments = _arguments(request)
         return record
 
-    def _add(self, record: RecentCall) -> None:
+    def _add(self, record: RecentCall, *, sampled: bool, kept: bool, left_out: int) -> None:
+        if kept:
+            self._since = self._since or record.ended
+            self._number += 1 + left_out
+            record.number, record.since = self._number, self._since
         try:
             document = msgspec.json.encode(record)
         except (UnicodeEncodeError, ValueError):
             # Half a surrogate pair, somewhere in a text of the tool's or the caller's.
             texts = {name: whole_text(value) for name in record.__struct_fields__ if isinstance(value := getattr(record, name), str)}
             document = msgspec.json.encode(msgspec.structs.replace(record, **texts))
-        if not self._waiting:
+        if sampled:
+            self._sample.waiting.append(document)
+            self.flush()
+        if kept:
+            self._history.waiting.append(document)
+            if self._gathering is None:
+                # A command of its own for each would cost more than the records.
+                self._gathering = asyncio.get_running_loop().call_later(_GATHERED, self.flush)
+
+    def flush(self) -> None:
+        """Append what waits in the next flush."""
+        if self._gathering is not None:
+            self._gathering.cancel()
+            self._gathering = None
+        if not self._is_due:
+            self._is_due = True
             self._before_sending(self._write)
-        elif len(self._waiting) >= _MOST_WAITING:
-            del self._waiting[0]
-        self._waiting.append(document)
 
     def _write(self) -> None:
-        documents, self._waiting = self._waiting, []
-        if documents and self._link.connected:
-            words = (word for each in documents for word in (b"c", each))
-            self._link.run(scripts.APPEND, (self._key,), (MOST_RECORDS, _KEPT_MS, 2, *words), self._written)
+        self._is_due = False
+        for stream in (self._sample, self._history):
+            words = [word for each in stream.waiting for word in (b"c", each)]
+            stream.waiting.clear()
+            if words and self._link.connected:
+                self._link.run(scripts.APPEND, (stream.key,), (stream.most, _KEPT_MS, 2, *words), self._written)
 
     def _written(self, reply: Reply) -> None:
         if not isinstance(reply, BrokerError):

@@ -136,6 +136,7 @@ class Intake:
         self._lease = lease
         self._monotonic = monotonic
         self._last_beat = monotonic()
+        self._unbeaten = self._refusal = ""
         self._failing = Failing(lease, "no requests could be taken", listener.on_failed, monotonic)
         self._interrupted = asyncio.Event()
         self._reading = False
@@ -180,7 +181,7 @@ class Intake:
         if batch.lost or batch.refused:
             await self._restore(batch)
         else:
-            self._failing.since = None
+            self._failing.since, self._refusal = None, ""
         if not taken:
             return []
         # A stream gives its oldest entry first.
@@ -200,7 +201,26 @@ class Intake:
 
     def beaten(self, asked: float) -> None:
         """Take note of a beat that succeeded, sent at that local monotonic time: the lease runs from then on."""
-        self._last_beat = asked
+        if self._unbeaten and self._has_no_lease:
+            self._failing.since = None
+        self._last_beat, self._unbeaten = asked, ""
+
+    def unbeaten(self, why: str) -> None:
+        """Take note of a beat that failed; a read that the server does not refuse but never answers is no sign of that."""
+        self._unbeaten = why
+        if self._has_no_lease:
+            self._miss(self.trouble)
+
+    @property
+    def trouble(self) -> str:
+        """Why nothing can be taken now; empty when that is possible."""
+        if self._has_no_lease:
+            return f"its lease has ended, since its beats fail: {self._unbeaten or 'they are not answered'}"
+        return self._refusal and f"the server refuses to give it requests: {self._refusal}"
+
+    @property
+    def _has_no_lease(self) -> bool:
+        return self._monotonic() - self._last_beat > self._lease
 
     async def passed(self) -> None:
         """Wait until a read that is under way has ended: it may bring requests of streams that are no longer read."""
@@ -296,18 +316,26 @@ class Intake:
             return
         elif missing:
             telemetry.log.warning("requests.group_missing", error=refused[0][1])
+            self._miss(refused[0][1])
             await self._register_again(missing)
         else:
-            telemetry.log.error("requests.take_failed", error=refused[0][1])
-            self._failing.refused(refused[0][1])
+            self._refusal = refused[0][1]
+            telemetry.log.error("requests.take_failed", error=self._refusal)
+            self._miss(self._refusal)
             await self.pause()
 
     def _miss_connection(self) -> None:
-        """Take in that there is no connection for reading; when the other one is gone as well, the server is, and comes back."""
+        self._miss("the connection that waits for them is lost or can't be made")
+
+    def _miss(self, why: str) -> None:
+        """Take in that nothing can be taken; when the connection for writing is gone as well, the server is, and comes back."""
         if not self._links.writing.connected:
             self._failing.since = None
         elif self._upkeep.taking:
-            self._failing.refused("the connection that waits for them is lost or can't be made")
+            # What callers still wait for may be answered when the server accepts it again.
+            now = self._monotonic()
+            owes = any(each.deadline > now for stream in self._streams.values() for each in stream.held.values())
+            self._failing.refused(why, may_end=not owes)
 
     async def _new(self, stream: RequestStream, entries: Sequence[Any], before: EntryNumbers) -> Sequence[Any]:
         """Return the entries that had not been delivered before.

@@ -270,7 +270,7 @@ class Ownership:
             BrokerError: the server can't be asked.
         """
         found: dict[bytes, list[bytes]] = {}
-        for stream in {delivery.queue for delivery in deliveries}:
+        for stream in dict.fromkeys(delivery.queue for delivery in deliveries):
             asked = [delivery for delivery in deliveries if delivery.queue is stream]
             for start in range(0, len(asked), _MOST_LINES):
                 part = asked[start : start + _MOST_LINES]

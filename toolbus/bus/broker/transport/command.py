@@ -45,6 +45,10 @@ SOON = frozenset({"TRYAGAIN", "NOREPLICAS", "BUSY"})
 """It is, and carries the command out in a moment."""
 
 
+REFUSES_ALL = frozenset({"MISCONF", "OOM"})
+"""It refuses the writes of every process, until an operator has looked after it."""
+
+
 class Command(NamedTuple):
     """A packed command that waits for its answer, which has the ``form``; ``misanswered`` after one that had not."""
 

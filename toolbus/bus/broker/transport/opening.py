@@ -66,8 +66,6 @@ class NotOpen:
 
 # A worker that only beats looks alive. Its callers learn otherwise when it leaves, after so many leases and seconds without success.
 _LEASES, _SECONDS = 3, 30.0
-# The server refuses the writes of every process, and workers that went on trying serve at once when it accepts them again.
-_FOR_ALL = frozenset({"MISCONF", "OOM"})
 
 
 class Failing:
@@ -92,12 +90,12 @@ class Failing:
         self._monotonic = monotonic
         self.since: float | None = None
 
-    def refused(self, error: str) -> None:
-        """Take in that the server has refused the step once more."""
+    def refused(self, error: str, *, may_end: bool = True) -> None:
+        """Take in that the server has refused the step once more; without ``may_end`` the worker is not ended yet."""
         now = self._monotonic()
-        if self.since is None or error.partition(" ")[0] in _FOR_ALL:
+        if self.since is None:
             self.since = now
-        elif now - self.since >= self._most:
+        elif may_end and now - self.since >= self._most:
             self._give_up(ToolbusError(f"{self._failed} for {now - self.since:.0f} s: {error}"))
 
 

@@ -188,7 +188,7 @@ class Catalogue:
         else:
             self.services[service] = record
         queues = self._queues.put(service, record)
-        for each in {service, *(name for name, static in self.static_services.items() if static.queue in queues)}:
+        for each in dict.fromkeys((service, *(name for name, static in self.static_services.items() if static.queue in queues))):
             self._settle(each)
         self.wake()
 

@@ -57,6 +57,7 @@ class Report(msgspec.Struct):
         namespace: where it serves.
         healthy: whether any process takes requests.
         ready: how many do.
+        reason: why one takes none.
         instances: their ids.
         version, python: of toolbus and Python.
         slots, running, waiting: as in ``InstanceAnswer``.
@@ -71,6 +72,7 @@ class Report(msgspec.Struct):
     namespace: str = ""
     healthy: bool = False
     ready: int = 0
+    reason: str = ""
     instances: list[str] = []
     version: str = ""
     python: str = ""
@@ -92,6 +94,7 @@ def report_of(worker: Worker) -> Report:
         namespace=worker.settings.namespace,
         healthy=worker.healthy,
         ready=int(worker.healthy),
+        reason=worker.unready,
         instances=[worker.instance],
         version=answer.version,
         python=answer.python,
@@ -112,6 +115,7 @@ def summed(reports: Iterable[Report]) -> Report:
     tools: dict[tuple[str, str], ToolStatistics] = {}
     for each in reports:
         total.healthy |= each.healthy
+        total.reason = total.reason or each.reason
         for name in ("ready", "instances", "slots", "running", "waiting", "cpu", "memory"):
             setattr(total, name, getattr(total, name) + getattr(each, name))
         total.version, total.python = each.version or total.version, each.python or total.python
@@ -175,6 +179,7 @@ _COUNTS = {
 def worker_metrics(report: Report) -> str:
     """Return the metrics of a worker, from the report of its processes together."""
     made, processes = Exposition(report.namespace), report.processes
+    made.add("toolbus_up", int(report.healthy))
     made.add("toolbus_worker_info", 1, {"version": report.version, "python": report.python})
     for name, field in _OF_PROCESSES.items():
         made.add(name, round(getattr(processes, field), 3))
@@ -223,9 +228,10 @@ class Probed:
 
     started = False
 
-    async def ready(self) -> bool:
-        """Return whether it takes requests now."""
-        return bool((await self.report()).healthy)
+    async def unready(self) -> str:
+        """Return why it can't do its work now; empty when it can."""
+        found = await self.report()
+        return "" if found.healthy else found.reason or "no process serves: its log says what it waits for"
 
     async def report(self) -> Any:
         """Return its counts, as a value that can be written as JSON."""
@@ -305,12 +311,12 @@ async def _answer(probed: Probed, method: str, path: str) -> tuple[int, str, byt
         case "/startup":
             return _json(200 if probed.started else 503, {"started": probed.started})
         case "/ready":
-            ready = await probed.ready()
-            return _json(200 if ready else 503, {"ready": ready})
+            reason = await probed.unready()
+            return _json(503, {"ready": False, "reason": reason}) if reason else _json(200, {"ready": True})
         case "/metrics":
             return 200, MEDIA_TYPE, (await probed.metrics()).encode()
         case "/":
-            return _json(200 if await probed.ready() else 503, await probed.report())
+            return _json(503 if await probed.unready() else 200, await probed.report())
         case _:
             return _json(404, {"error": "there are /live, /startup, /ready, /metrics, and / with all counts"})
 
@@ -376,7 +382,7 @@ class ProbedChildren(Probed):
         except (OSError, ValueError, asyncio.IncompleteReadError):
             # TimeoutError is an OSError.
             found = self._last.get(key, Report())
-            found.healthy, found.ready = False, 0
+            found.healthy, found.ready, found.reason = False, 0, "a process does not answer"
         # The counts of one that has ended meanwhile may be among the past ones.
         if key in self._ports():
             self._last[key] = found

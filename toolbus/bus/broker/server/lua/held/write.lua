@@ -1,3 +1,3 @@
 -- include held/_held
--- Change a held document. KEYS, ARGV and the answer: as above.
+-- Change a held document. KEYS, ARGV and the answer: as below.
 return change()

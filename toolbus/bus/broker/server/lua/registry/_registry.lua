@@ -1,7 +1,6 @@
--- The registry's tables and its change log.
--- It needs streams/_streams before it. Every registry script has KEYS: 1 services, 2 names, 3 meta, 4 items, 5 live, 6 log, and from 7 four for
--- each service that it is about: its instances, request stream, fence and cancelled calls
--- and ARGV: 1 key prefix, 2 unique token, 3 TTL of the tables (ms), 4 cooldown of a name (ms)
+-- The common KEYS of scripts of the registry: 1 services, 2 names, 3 meta, 4 items, 5 live, 6 log, and from 7 four for each service
+-- that they are about: its instances, request stream, fence and cancelled calls
+-- Their common ARGV: 1 key prefix, 2 unique token, 3 TTL of the tables (ms), 4 cooldown of a name (ms)
 local services, names, meta, items, live, changes = unpack(KEYS)
 local prefix, token, ttl, cooldown = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local time = redis.call('TIME')

@@ -3,7 +3,7 @@
 -- Publish a service and its tools for one instance: all of it, or nothing when a name belongs to another owner.
 -- KEYS (after the common six): the service's four, then tables of services for which names may be held that do not exist any more
 -- ARGV (after the common four): 5 service, 6 instance, 7 owner, 8 digest, 9 publication, 10 lease (ms),
---       11 new group generation, 12 scale to zero ("1"), 13 queue, 14 earlier start number or 0, then tool names
+--       11 random text for the generation of a group that has to be made, 12 scale to zero ("1"), 13 queue, 14 earlier start number or 0, then tool names
 -- Returns {"ok", start number, generation, counter} or {"refused", name, owner, name, owner, ...}
 local service, instance, owner, digest = ARGV[5], ARGV[6], ARGV[7], ARGV[8]
 local own = keys_of(1)

@@ -1,0 +1,208 @@
+"""The faults of a scenario: what each does to the world, and what the oracle of the chaos runs takes it for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from random import Random
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from tests.chaos.schedule import Fault
+
+if TYPE_CHECKING:
+    from tests.simulation.driver import Driver
+
+T = TypeVar("T")
+
+What = tuple[str, tuple[int, ...]] | None
+"""A fault as it was applied: in words, and to which processes; None when nobody was there."""
+
+
+class Kind(NamedTuple):
+    """A kind of fault.
+
+    Attributes:
+        apply: does it, and returns when it is over.
+        lasts: how long it lasts, in leases.
+        taken_for: the kind of the chaos runs by which the oracle judges what followed.
+        lossy: whether the server loses what it had.
+    """
+
+    apply: Callable[[Driver, Fault, Random], Awaitable[What]]
+    lasts: tuple[float, float] = (0.0, 0.0)
+    taken_for: str = "reset"
+    lossy: bool = False
+
+
+KINDS: dict[str, Kind] = {}
+
+
+def _kind(
+    name: str, *lasts: float, taken_for: str = "", lossy: bool = False
+) -> Callable[[Callable[[Driver, Fault, Random], Awaitable[What]]], Callable[[Driver, Fault, Random], Awaitable[What]]]:
+    def add(apply: Callable[[Driver, Fault, Random], Awaitable[What]]) -> Callable[[Driver, Fault, Random], Awaitable[What]]:
+        KINDS[name] = Kind(apply, (lasts[0], lasts[1]) if lasts else (0.0, 0.0), taken_for or name, lossy)
+        return apply
+
+    return add
+
+
+async def _during(lasting: list[T], value: T, seconds: float) -> None:
+    """Let something hold for a while, beside whatever else does."""
+    lasting.append(value)
+    await asyncio.sleep(seconds)
+    lasting.remove(value)
+
+
+# -- processes ----------------------------------------------------------------------------------------
+
+
+@_kind("kill")
+async def _kill(driver: Driver, fault: Fault, random: Random) -> What:
+    """A worker is killed, and another one started."""
+    return driver.kill(driver.worker(fault.pick))
+
+
+@_kind("agent-kill")
+async def _agent_kill(driver: Driver, fault: Fault, random: Random) -> What:
+    """An agent is killed, and started again with the rest of its calls."""
+    return driver.kill(driver.agent(fault.pick))
+
+
+@_kind("term")
+async def _term(driver: Driver, fault: Fault, random: Random) -> What:
+    """A worker drains, and another one is started."""
+    return driver.dismiss(driver.worker(fault.pick))
+
+
+@_kind("stop", 0.3, 2.0)
+async def _stop(driver: Driver, fault: Fault, random: Random) -> What:
+    """A worker is stopped for a while."""
+    return await driver.hold(driver.worker(fault.pick), fault.lasts)
+
+
+@_kind("loop-block", 0.3, 2.0, taken_for="stop")
+async def _loop_block(driver: Driver, fault: Fault, random: Random) -> What:
+    """A worker's event loop is blocked, and its threads go on."""
+    return await driver.hold(driver.worker(fault.pick), fault.lasts, threads=False)
+
+
+@_kind("thread-block", 0.3, 2.0, taken_for="stop")
+async def _thread_block(driver: Driver, fault: Fault, random: Random) -> What:
+    """A worker's threads get no processor."""
+    return await driver.hold(driver.worker(fault.pick), fault.lasts, loop=False)
+
+
+@_kind("agent-stop", 0.3, 2.0)
+async def _agent_stop(driver: Driver, fault: Fault, random: Random) -> What:
+    """An agent is stopped for a while."""
+    return await driver.hold(driver.agent(fault.pick), fault.lasts)
+
+
+# -- the network --------------------------------------------------------------------------------------
+
+
+@_kind("reset")
+async def _reset(driver: Driver, fault: Fault, random: Random) -> What:
+    """Connections are cut with whatever is under way."""
+    found = [each for each in driver.world.network.connections if random.random() < 0.5]
+    for connection in found:
+        connection.cut(ConnectionResetError(104, "Connection reset by peer") if random.random() < 0.5 else None)
+    return f"{len(found)} connections", ()
+
+
+@_kind("cut-reply", taken_for="reset")
+async def _cut_reply(driver: Driver, fault: Fault, random: Random) -> What:
+    """A connection is cut right after the server has carried out a command, whose answer is lost."""
+    return await driver.cut_at_command(random, before=False), ()
+
+
+@_kind("cut-command", taken_for="reset")
+async def _cut_command(driver: Driver, fault: Fault, random: Random) -> What:
+    """A connection is cut right before the server carries out a command, which it does not."""
+    return await driver.cut_at_command(random, before=True), ()
+
+
+@_kind("half-open")
+async def _half_open(driver: Driver, fault: Fault, random: Random) -> What:
+    """Connections carry nothing more, and nobody is told."""
+    found = [each for each in driver.world.network.connections if random.random() < 0.25]
+    for connection in found:
+        connection.fall_silent()
+    return f"{len(found)} connections", ()
+
+
+@_kind("partition", 0.3, 1.7)
+async def _partition(driver: Driver, fault: Fault, random: Random) -> What:
+    """Nothing passes for a while, and connections are cut afterwards."""
+    found = list(driver.world.network.connections)
+    for connection in found:
+        connection.fall_silent()
+    await _during(driver.world.network.downs, fault.kind, fault.lasts)
+    for connection in found:
+        connection.cut(None)
+    return f"of {len(found)} connections for {fault.lasts:.1f} s", ()
+
+
+@_kind("delay", 0.5, 2.0)
+async def _delay(driver: Driver, fault: Fault, random: Random) -> What:
+    """Everything comes late."""
+    await _during(driver.world.network.delays, 0.02 + 0.2 * fault.pick, fault.lasts)
+    return f"for {fault.lasts:.1f} s", ()
+
+
+@_kind("pieces", 0.5, 4.0, taken_for="delay")
+async def _pieces(driver: Driver, fault: Fault, random: Random) -> What:
+    """Everything comes in small pieces."""
+    await _during(driver.world.network.splits, 0.8, fault.lasts)
+    return f"for {fault.lasts:.1f} s", ()
+
+
+# -- the server ---------------------------------------------------------------------------------------
+
+
+@_kind("server-kill", 0.0, 0.3)
+async def _server_kill(driver: Driver, fault: Fault, random: Random) -> What:
+    """The server is killed and started again with everything that it had."""
+    await driver.restart(fault.lasts)
+    return f"and started after {fault.lasts:.1f} s", ()
+
+
+@_kind("script-flush")
+async def _script_flush(driver: Driver, fault: Fault, random: Random) -> What:
+    """SCRIPT FLUSH."""
+    driver.world.server.scripts.clear()
+    return "", ()
+
+
+@_kind("group-destroy")
+async def _group_destroy(driver: Driver, fault: Fault, random: Random) -> What:
+    """XGROUP DESTROY of a service's group."""
+    service = driver.services[int(fault.pick * len(driver.services))]
+    return driver.command(b"XGROUP", b"DESTROY", driver.key(f"q:{service}"), b"g"), ()
+
+
+@_kind("flushall", lossy=True)
+async def _flushall(driver: Driver, fault: Fault, random: Random) -> What:
+    """FLUSHALL."""
+    return driver.command(b"FLUSHALL"), ()
+
+
+def _refusing(code: str, text: str, *lasts: float, only: Callable[[str, bool, bool], bool], taken_for: str = "client-pause") -> None:
+    async def refuse(driver: Driver, fault: Fault, random: Random) -> What:
+        await _during(
+            driver.world.server.refusals, lambda name, writes, grows: f"{code} {text}" if only(name, writes, grows) else "", fault.lasts
+        )
+        return f"for {fault.lasts:.1f} s", ()
+
+    refuse.__doc__ = f"The server answers with {code} for a while."
+    _kind(f"refuse-{code.lower()}", *lasts, taken_for=taken_for)(refuse)
+
+
+_refusing("OOM", "command not allowed when used memory > 'maxmemory'.", 0.2, 1.5, only=lambda name, writes, grows: grows)
+_refusing("MISCONF", "Redis is configured to save RDB snapshots, but it's currently unable to persist to disk.", 0.2, 1.0,
+          only=lambda name, writes, grows: writes)  # fmt: skip
+_refusing("NOREPLICAS", "Not enough good replicas to write.", 0.2, 1.0, only=lambda name, writes, grows: writes)
+_refusing("BUSY", "Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.", 0.2, 1.0,
+          only=lambda name, writes, grows: True)  # fmt: skip
+_refusing("LOADING", "Redis is loading the dataset in memory", 0.2, 1.0, only=lambda name, writes, grows: True)

@@ -1,0 +1,69 @@
+"""Scenarios: the calls and the faults of a run, drawn from a seed, as values that can be shortened and written down."""
+
+from __future__ import annotations
+
+from random import Random
+
+import msgspec
+
+from tests.chaos import plan
+from tests.chaos.options import Options
+from tests.chaos.plan import Planned
+from tests.chaos.schedule import Fault
+from tests.simulation.faults import KINDS
+
+_TOOLS = ("echo", "pay", "nested", "silent", "deep", "flaky", "sit", "story", "babble", "stumble")
+# Nothing may be lost in most runs, since then everything must be right to the last.
+_LOSSY_SHARE = 0.1
+
+
+class Scenario(msgspec.Struct, frozen=True):
+    """The calls and faults of a run; their order in detail is left to chance.
+
+    Attributes:
+        seed: of everything that is left to chance.
+        delay: the longest usual delay in the network, in seconds.
+        splits: the share of writes that arrive in pieces.
+    """
+
+    seed: int
+    options: Options
+    calls: list[Planned]
+    faults: list[Fault]
+    delay: float = 0.001
+    splits: float = 0.02
+
+
+def draw(seed: int) -> Scenario:
+    """Return the scenario of a seed. Each has some of the features and some of the faults only, so that rare ones meet."""
+    random = Random(f"scenario {seed}")
+    lossy = random.random() < _LOSSY_SHARE
+    usable = [name for name, kind in KINDS.items() if lossy or not kind.lossy]
+    kinds = tuple(sorted(random.sample(usable, random.randint(0, 6))))
+    options = Options(
+        seed=seed,
+        seconds=random.choice((1.0, 3.0, 8.0)),
+        calls=random.choice((20, 100, 250)),
+        agents=random.randint(1, 3),
+        workers=random.randint(1, 4),
+        faults=kinds,
+        lease=random.choice((0.6, 1.0, 2.0)),
+        timeout=40.0,
+    )
+    features = set(random.sample(_TOOLS, random.randint(1, len(_TOOLS))))
+    everything = plan.plan(seed, options.calls, options.agents, poisoned=False, timeout=options.timeout, lease=options.lease)
+    calls = [call for call in everything if call.tool in features]
+    names = {call.key for call in calls}
+    calls = [msgspec.structs.replace(call, follows=call.follows if call.follows in names else "") for call in calls]
+    faults = _faults(random, kinds, options)
+    return Scenario(seed, options, calls, faults, delay=random.choice((0.0005, 0.001, 0.01)), splits=random.choice((0.0, 0.02, 0.3)))
+
+
+def _faults(random: Random, kinds: tuple[str, ...], options: Options) -> list[Fault]:
+    found = []
+    for name in kinds:
+        for _ in range(random.randint(1, 4)):
+            at = random.uniform(0.0, 1.0) * options.seconds
+            lasts = random.uniform(*KINDS[name].lasts) * options.lease
+            found.append(Fault(round(at, 6), name, round(lasts, 6), round(random.random(), 6)))
+    return sorted(found, key=lambda fault: fault.at)

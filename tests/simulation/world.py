@@ -1,0 +1,310 @@
+"""The world of a simulation: one event loop with virtual time, one source of randomness, one server, and processes that live in it."""
+
+from __future__ import annotations
+
+import _thread
+import asyncio
+import contextvars
+import gc
+import heapq
+import random as randomness
+import sys
+from collections.abc import Callable, Coroutine
+from typing import Any, NamedTuple, TypeVar, TypeVarTuple, Unpack
+
+from tests.simulation import seams
+from tests.simulation.network import Network, Transport
+from tests.simulation.server import Server
+from tests.simulation.threads import Thread
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+_BEGINS = 1_800_000_000.0
+EARLIEST = 1000.0
+"""The local time at which a world begins."""
+# More callbacks at one instant are a loop that goes round without waiting.
+_MOST_AT_ONCE = 200_000
+
+_strand: contextvars.ContextVar[Strand] = contextvars.ContextVar("strand")
+
+
+class Moment(NamedTuple):
+    """A part of the trace: when, in which process, what happened, and more about it."""
+
+    at: float
+    who: str
+    what: str
+    about: str
+
+
+class Stuck(Exception):
+    """Nothing will ever happen again, or everything at once."""
+
+
+class Strand:
+    """A part of a process that goes on, or stands still, as one: the event loop of a process, or its threads."""
+
+    __slots__ = ("held", "paused", "process")
+
+    def __init__(self, process: Process) -> None:
+        self.process = process
+        self.paused = False
+        self.held: list[Any] = []
+
+
+class Process:
+    """A simulated process: the tasks that run in its context, its threads and its connections.
+
+    Attributes:
+        context: whatever runs in a copy of it belongs to the process.
+        skew: seconds by which its clock of the day is ahead.
+        dead: whether it was killed.
+    """
+
+    def __init__(self, world: World, name: str, number: int) -> None:
+        self._world = world
+        self.name = name
+        self.number = number
+        self.pid = 1000 + number
+        self.dead = False
+        self.skew = 0.0
+        self._loop_strand, self._thread_strand = Strand(self), Strand(self)
+        self.context = contextvars.Context()
+        self.context.run(_strand.set, self._loop_strand)
+
+    def context_of_threads(self) -> contextvars.Context:
+        """Return a context for a thread of it."""
+        context = self.context.copy()
+        context.run(_strand.set, self._thread_strand)
+        return context
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Begin a task of it."""
+        return self._world.loop.create_task(work, context=self.context.copy())
+
+    def kill(self) -> None:
+        """End it at once, as SIGKILL does: nothing of it runs any more, and the system closes its connections."""
+        self.dead = True
+        for connection in [each for each in self._world.network.connections if each.process is self]:
+            connection.close()
+
+    def drop(self) -> None:
+        """Forget what was held back."""
+        self._loop_strand.held.clear()
+        self._thread_strand.held.clear()
+
+    def stop(self, *, loop: bool = True, threads: bool = True) -> None:
+        """Hold it back, as SIGSTOP does; or its event loop alone, as a handler that blocks does."""
+        self._loop_strand.paused |= loop
+        self._thread_strand.paused |= threads
+
+    def go_on(self) -> None:
+        """Let it go on where it stood."""
+        for strand in (self._loop_strand, self._thread_strand):
+            strand.paused = False
+            held, strand.held = strand.held, []
+            self._world.loop.append(held)
+
+
+class _Task(asyncio.Task[Any]):
+    """A task whose place in a set does not depend on its address."""
+
+    __slots__ = ("_number",)
+    _made = 0
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        _Task._made += 1
+        self._number = _Task._made
+        super().__init__(*args, **named)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
+class Loop(asyncio.BaseEventLoop):
+    """An event loop whose time goes to the next timer whenever nothing else is to be done.
+
+    Attributes:
+        now: seconds of virtual time.
+    """
+
+    def __init__(self, world: World) -> None:
+        super().__init__()
+        self._world = world
+        self.now = EARLIEST
+        self._at_once = 0
+        self.set_task_factory(lambda loop, work, context=None: _Task(work, loop=loop, context=context))
+
+    def time(self) -> float:
+        """Return the virtual time."""
+        return self.now
+
+    def append(self, handles: list[Any]) -> None:
+        """Run handles that were held back, in their order."""
+        self._ready.extend(handles)
+
+    def drop(self) -> None:
+        """Forget everything that was to be called."""
+        self._ready.clear()
+        self._scheduled.clear()
+
+    def call_soon_threadsafe(
+        self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: contextvars.Context | None = None
+    ) -> asyncio.Handle:
+        """Call a function soon, in the loop of the process whose thread asks."""
+        self._check_closed()
+        return self.call_soon(callback, *args, context=context or self._world.current.context)
+
+    def run_in_executor(self, executor: Any, func: Callable[[Unpack[Ts]], T], *args: *Ts) -> asyncio.Future[T]:
+        """Run a function in a thread of the process."""
+        future = self.create_future()
+
+        def settle(result: Any, error: BaseException | None) -> None:
+            if not future.done():
+                future.set_result(result) if error is None else future.set_exception(error)
+
+        def run() -> None:
+            try:
+                result = func(*args)
+            except Exception as error:
+                self.call_soon_threadsafe(settle, None, error)
+            else:
+                self.call_soon_threadsafe(settle, result, None)
+
+        Thread(self._world, target=run).start()
+        return future
+
+    async def create_connection(self, protocol_factory: Callable[[], Any], host: Any = None, port: Any = None, **_: Any) -> Any:
+        """Connect to the server of the world."""
+        protocol = protocol_factory()
+        transport = Transport(self._world, self._world.current, protocol)
+        await asyncio.sleep(transport.connection.opening)
+        if transport.connection.refused:
+            raise ConnectionRefusedError(111, f"Connect call failed ({host!r}, {port})")
+        protocol.connection_made(transport)
+        return transport, protocol
+
+    def _run_once(self) -> None:
+        ready, scheduled = self._ready, self._scheduled
+        if not ready:
+            while scheduled and scheduled[0]._cancelled:
+                heapq.heappop(scheduled)._scheduled = False
+            if not scheduled:
+                raise Stuck("nothing is left that could happen")
+            if scheduled[0]._when > self.now:
+                self.now = scheduled[0]._when
+                self._at_once = 0
+        while scheduled and scheduled[0]._when <= self.now:
+            timer = heapq.heappop(scheduled)
+            timer._scheduled = False
+            if not timer._cancelled:
+                ready.append(timer)
+        self._at_once += len(ready)
+        if self._at_once > _MOST_AT_ONCE:
+            raise Stuck(f"{self._at_once} callbacks at one instant, the next: {ready[0]!r}")
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            strand = handle._context.get(_strand)
+            if handle._cancelled or (strand is not None and strand.process.dead):
+                continue
+            if strand is not None and strand.paused:
+                strand.held.append(handle)
+            else:
+                handle._run()
+
+    def _process_events(self, event_list: Any) -> None:
+        """Nothing comes from outside."""
+
+    def _write_to_self(self) -> None:
+        """Nobody waits in a selector."""
+
+
+class World:
+    """A world from a seed.
+
+    Attributes:
+        loop, network, server: its parts.
+        random: the random numbers of everything that runs in it.
+        trace: what happened.
+        processes: all that were ever started.
+        current: the process whose code runs.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.random = randomness.Random(f"{seed} world")
+        self.loop = Loop(self)
+        self.context = contextvars.Context()
+        self.trace: list[Moment] = []
+        self.processes: list[Process] = []
+        self.threads: list[Thread] = []
+        self.running_thread: Thread | None = None
+        self.turn = _thread.allocate_lock()
+        self.turn.acquire()
+        self._outside = Process(self, "world", 0)
+        self.server_skew = 0.0
+        self.network = Network(self)
+        self.server = Server(self._server_clock, self._later, randomness.Random(f"{seed} server"))
+
+    @property
+    def current(self) -> Process:
+        """The process whose code runs; one of no name outside of all."""
+        strand = _strand.get(None)
+        return self._outside if strand is None else strand.process
+
+    def wall(self) -> float:
+        """Return the clock of the day of the process whose code runs, in seconds since 1970."""
+        return _BEGINS + self.loop.now + self.current.skew
+
+    def start(self, name: str) -> Process:
+        """Start a process."""
+        process = Process(self, name, len(self.processes) + 1)
+        self.processes.append(process)
+        return process
+
+    def note(self, what: str, about: str = "", who: str = "") -> None:
+        """Add to the trace."""
+        self.trace.append(Moment(self.loop.now, who or self.current.name, what, about))
+
+    def run(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run until some work is done, and end everything."""
+        seed = f"{self.seed} product"
+        randomness.seed(seed)
+        seams.world = self
+        if not gc.get_freeze_count():
+            # Modules stay, so that nobody has to look at them at the end of each world.
+            gc.collect()
+            gc.freeze()
+        gc.disable()
+        try:
+            self.loop.run_until_complete(work)
+        finally:
+            self._end()
+            seams.world = None
+            gc.enable()
+
+    def _end(self) -> None:
+        """Drop what still waits, as the end of a process does: what its clean-ups would say reaches nobody."""
+        for process in self.processes:
+            process.dead = True
+        for thread in self.threads:
+            thread.go_on()
+        self.loop.set_exception_handler(lambda loop, context: None)
+        usual, sys.unraisablehook = sys.unraisablehook, lambda _: None
+        try:
+            self.loop.drop()
+            for process in self.processes:
+                process.drop()
+            self.threads.clear()
+            self.network.connections.clear()
+            self.server.sessions.clear()
+            gc.collect()
+        finally:
+            sys.unraisablehook = usual
+
+    def _server_clock(self) -> int:
+        return int((_BEGINS + self.loop.now + self.server_skew) * 1e6)
+
+    def _later(self, seconds: float, callback: Callable[[], Any]) -> Any:
+        return self.loop.call_later(seconds, callback, context=self.context)
