@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import socket
 import sys
@@ -15,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.shell import Shell
-from tests.servers import eventually_sync
+from tests.servers import eventually_sync, plain_metrics
 from tests.tiers import some
 from toolbus.bus.broker.transport.embedded import free_port
 
@@ -86,9 +85,8 @@ def status(port: int, path: str) -> int:
 def metrics(port: int) -> dict[str, float]:
     """Return the samples, without the label of the namespace, which each of them has."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
-        lines = [line for line in answer.read().decode().splitlines() if not line.startswith("#")]
-    found = {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
-    return {re.sub(r'\{\}|(?<=\{)toolbus_namespace="[^"]+",?', "", name).removesuffix("{}"): value for name, value in found.items()}
+        lines = [line for line in plain_metrics(answer.read().decode()).splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
 
 
 def probed(kind: str, port: int) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.servers import eventually
+from tests.servers import eventually, plain_metrics
 from toolbus.bus.broker.statistics.answers import ToolStatistics
 from toolbus.bus.telemetry.metrics import EXPOSED, Exposition
 from toolbus.bus.values.settings import Settings
@@ -49,13 +49,6 @@ def served(supervisor: Supervisor, slot: int, port: int) -> None:
     child.starts += 1
     child.state = ChildState(serving=True, probes=port)
     supervisor.served = True
-
-
-def of_default(text: str) -> str:
-    """Return metrics without the label of the namespace, which every sample has."""
-    label = 'toolbus_namespace="default"'
-    assert all(label in line for line in text.splitlines() if not line.startswith("#"))
-    return text.replace(f"{{{label}}}", "").replace(f"{label},", "")
 
 
 def supervisor_of(processes: int) -> Supervisor:
@@ -153,16 +146,16 @@ async def test_several_processes_are_told_as_one_and_counters_never_fall() -> No
         for slot, port in enumerate(ports):
             served(supervisor, slot, port)
         name, labels = "toolbus_worker_attempts_total", '{messaging_destination_name="s",gen_ai_tool_name="t"}'
-        both = values_of(of_default(await children.metrics()))
+        both = values_of(plain_metrics(await children.metrics()))
         assert (both[name + labels], both["toolbus_worker_processes_ready"], both["toolbus_worker_running"]) == (7, 2, 2)
         supervisor.children[0].end(0.0)
         supervisor.restarts += 1
-        one = values_of(of_default(await children.metrics()))
+        one = values_of(plain_metrics(await children.metrics()))
         assert (one[name + labels], one["toolbus_worker_processes_ready"], one["toolbus_worker_running"]) == (7, 1, 1)
         assert (one["toolbus_worker_restarts_total"], one["toolbus_worker_processes"]) == (1, 2)
         assert await children.unready() == ""
         served(supervisor, 0, ports[0])
-        assert values_of(of_default(await children.metrics()))[name + labels] == 10
+        assert values_of(plain_metrics(await children.metrics()))[name + labels] == 10
 
 
 async def test_a_process_that_does_not_answer_is_not_ready() -> None:
