@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -43,6 +44,11 @@ class Life(NamedTuple):
     served: float
     ended: float
     code: int
+
+    @property
+    def killed(self) -> bool:
+        """True when it ended in another way than by draining; one that SIGTERM meets while it loads has nothing to drain."""
+        return self.code != 0 and (self.served > 0 or self.code != -signal.SIGTERM)
 
 
 class Pool:

@@ -182,7 +182,7 @@ async def scaled(at: Place, name: str, plan: Plan, given: Policy) -> Outcome:
         changes=sum(one != other for one, other in pairwise(sizes)),
         cost=sum(min(life.ended, began + took) - max(life.began, began) for life in gone),
         fixed=plan.workers * took,
-        killed=sum(life.code != 0 for life in gone),
+        killed=sum(life.killed for life in gone),
         start_ms=statistics.median(starts) * 1e3 if starts else 0.0,
     )
 
@@ -269,7 +269,7 @@ async def halved(at: Place, plan: Plan, given: Policy, seconds: float) -> Halved
         workers=full,
         calls=len(calls.times),
         failed=len(calls.errors),
-        killed=sum(life.code != 0 for life in gone),
+        killed=sum(life.killed for life in gone),
         before_p99_ms=calls.quantile(0.99, until=began + seconds),
         after_p99_ms=calls.quantile(0.99, since=began + seconds),
     )

@@ -1,12 +1,13 @@
-"""A worker at level 2 of docs/protocol.md on redis-py alone, with one fault of a table planted into it on demand.
+"""A worker at level 3 of docs/protocol.md on redis-py alone, with faults of a table planted into it on demand.
 
-Run: ``python planted_worker.py FAULT SCRIPTS``; the fault ``none`` is the worker that keeps everything.
+Run: ``python planted_worker.py FAULT,FAULT SCRIPTS``; the fault ``none`` is the worker that keeps everything.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import os
 import signal
@@ -18,7 +19,7 @@ from typing import Any
 
 import redis.asyncio as redis
 
-FAULT = sys.argv[1] if len(sys.argv) > 1 else "none"
+FAULTS = frozenset(sys.argv[1].split(",") if len(sys.argv) > 1 else ())
 SCRIPTS = Path(sys.argv[2] if len(sys.argv) > 2 else "scripts")
 SERVICE = "conformance"
 PREFIX = f"tb:{{{os.environ.get('TOOLBUS_NAMESPACE', 'default')}}}:"
@@ -26,226 +27,559 @@ LEASE_MS = int(float(os.environ.get("TOOLBUS_LEASE", "30")) * 1000)
 GRACE = float(os.environ.get("TOOLBUS_GRACE", "30"))
 SLOTS = 64
 HOUR = 3_600_000
-MOST_DELIVERIES = 5
+MOST_DELIVERIES, ALONE_FROM = 5, 4
+REPLY_LIMIT, LOOK_EVERY = 10_000, 64
+MOST_PIECE = 60_000
 
 QUEUE, FENCE, CANCELLED = (f"{PREFIX}{name}:{SERVICE}" for name in ("q", "fence", "cancelled"))
-LIVE, TABLE, WAKE = f"{PREFIX}live", f"{PREFIX}reg:s:{SERVICE}", f"{PREFIX}wake:{SERVICE}"
-REGISTRY = [PREFIX + name for name in ("reg:services", "reg:names", "reg:meta", "reg:items", "live", "log")] + [
-    TABLE,
-    QUEUE,
-    FENCE,
-    CANCELLED,
-]
+LIVE, TABLE, WAKE, NAMES, META = (f"{PREFIX}{name}" for name in ("live", f"reg:s:{SERVICE}", f"wake:{SERVICE}", "reg:names", "reg:meta"))
+PULSE, PAUSED, SERVICES = (f"{PREFIX}{name}" for name in ("pulse", "reg:paused", "reg:services"))
+REGISTRY = [SERVICES, NAMES, META, f"{PREFIX}reg:items", LIVE, f"{PREFIX}log", TABLE, QUEUE, FENCE, CANCELLED]
+
+KNOWN_FIELDS = {
+    "id", "agent", "service", "tool", "user", "session", "config", "arguments", "timeout", "effect", "digest", "events", "priority",
+    "idempotency_key", "shared", "metadata", "traceparent", "v", "confirmed", "ordered", "state", "initial",
+}  # fmt: skip
+TYPES = {"tool": str, "user": str, "session": str, "config": dict, "arguments": dict, "timeout": (int, float), "metadata": dict, "v": int}
+
+
+def has(fault: str) -> bool:
+    """Return whether a fault is planted."""
+    return fault in FAULTS
+
+
+def number_of(entry: str) -> tuple[int, int]:
+    """Return what an entry id is ordered by."""
+    milliseconds, _, number = entry.partition("-")
+    return int(milliseconds), int(number)
+
+
+def digest(*parts: str) -> str:
+    """Return the digest of a list of texts."""
+    whole = json.dumps(parts, ensure_ascii=False, separators=(",", ":")).encode()
+    return hashlib.blake2b(whole, digest_size=16).hexdigest()
+
+
+def pieces(text: str) -> list[str]:
+    """Cut a text into pieces of at most 65,536 bytes, between characters."""
+    if has("huge-pieces"):
+        return [text]
+    if has("splits-utf8"):
+        data = text.encode()
+        return [data[at : at + MOST_PIECE].decode("utf-8", "replace") for at in range(0, len(data), MOST_PIECE)] or [""]
+    return [text[at : at + MOST_PIECE // 4] for at in range(0, len(text), MOST_PIECE // 4)] or [""]
+
+
+class Stop(Exception):
+    """Ends a call with an error; without one its request is somebody else's, and nothing is sent."""
+
+    def __init__(self, error: dict[str, Any] | None) -> None:
+        super().__init__()
+        self.error = error
+
+
+def failed(kind: str, message: str, **more: Any) -> Stop:
+    """Return what ends a call with an error."""
+    return Stop({"type": kind, "message": message, **more})
 
 
 class Call:
     """One start of a handler."""
 
-    def __init__(self, entry: str, request: dict[str, Any], deadline: float, attempt: int, fence: tuple[Any, Any]) -> None:
-        self.entry, self.request, self.deadline, self.attempt = entry, request, deadline, attempt
+    def __init__(self, entry: str, fields: dict[str, str], request: dict[str, Any], deadline: float, attempt: int, fence: Any) -> None:
+        self.entry, self.fields, self.request, self.deadline, self.attempt = entry, fields, request, deadline, attempt
         # The fence as it was known when the entry came: one that is learned later may have moved past it.
         self.fence = fence
-        self.run = "one" if FAULT == "one-run" else uuid.uuid4().hex
-        self.seq = 1 if FAULT == "seq-from-one" else 0
+        self.run = "one" if has("one-run") else uuid.uuid4().hex
+        self.seq = 1 if has("seq-from-one") else 0
+        self.sent = 0
+        self.alone = self.begun = self.began_once = self.restarted = False
+        self.token = ""
         self.task: asyncio.Task[None] | None = None
-        self.stopped = ""
+        self.timer: asyncio.Timeout | None = None
+        self.why: dict[str, Any] | None = None
+
+    @property
+    def id(self) -> str:
+        return str(self.request["id"])
+
+    @property
+    def session(self) -> tuple[str, str] | None:
+        named = (self.request.get("user", ""), self.request.get("session", ""))
+        return named if any(named) else None
 
     @property
     def replies(self) -> str:
-        return f"{PREFIX}rsp:{self.request['agent']}"
+        if self.request.get("shared") and not has("shared-to-agent"):
+            return f"{PREFIX}call:{self.id}"
+        return f"{PREFIX}rsp:{self.request['agent']}" if self.request["agent"] or has("answers-nobody") else ""
 
     def frame(self, **rest: Any) -> dict[str, Any]:
-        attempt = 1 if FAULT == "same-attempt" else self.attempt
-        call = uuid.uuid4().hex if FAULT == "wrong-id" else self.request["id"]
+        attempt = 1 if has("same-attempt") else self.attempt
+        call = uuid.uuid4().hex if has("wrong-id") else self.id
         frame = {"id": call, "run": self.run, "attempt": attempt, "seq": self.seq, **rest}
-        self.seq += 2 if FAULT == "skips-seq" and self.seq == 2 else 1
+        self.seq += 2 if has("skips-seq") and self.seq == 2 else 1
         return frame
+
+    def stop(self, why: dict[str, Any] | None) -> None:
+        """End it with an error; without one nothing more of it is sent."""
+        if self.task is not None and not self.task.done():
+            self.why = why
+            self.task.cancel()
 
 
 class PlantedWorker:
-    """Serves the two tools of the conformance kit."""
+    """Serves the tools of the conformance kit."""
 
     def __init__(self) -> None:
-        self.me = uuid.uuid4().hex
+        self.me = "worker-1" if has("fixed-instance") else uuid.uuid4().hex
         self.start: Any = 0
         self.fence: tuple[Any, Any] = (b"", b"0")
         self.calls: dict[str, Call] = {}
-        self.leaked = 0
-        self.draining = False
+        self.leaked = self.begun = 0
+        self.newest = (0, 0)
+        self.over: set[str] = set()
+        self.later: dict[str, float] = {}
+        self.states: dict[tuple[str, str], str] = {}
+        self.lines: dict[tuple[str, str], tuple[str, asyncio.Task[None]]] = {}
+        self.draining = self.paused = self.makes_room = False
+        self.rescued_to = ""
         self.sources = {str(path.relative_to(SCRIPTS))[:-4]: path.read_text() for path in SCRIPTS.rglob("*.lua")}
 
     async def script(self, name: str, keys: list[str], *args: Any) -> Any:
-        return await self.writing.eval(self.sources[name], len(keys), *keys, *args)
+        source = self.sources[name]
+        digest_of = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
+        try:
+            return await self.writing.evalsha(digest_of, len(keys), *keys, *args)
+        except redis.ResponseError as error:
+            if not str(error).startswith(("NOSCRIPT", "No matching script")) or has("evalsha-only"):
+                raise
+        return await self.writing.eval(source, len(keys), *keys, *args)
+
+    # -- the registry -----------------------------------------------------------------------------
 
     async def register(self) -> None:
-        echo = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
-        count = {"type": "object", "properties": {"to": {"type": "integer"}, "delay": {"type": "number"}}, "required": ["to"]}
+        text, number = {"type": "string"}, {"type": "number"}
+        counted = {"type": "object", "properties": {"to": {"type": "integer"}, "delay": number}, "required": ["to"]}
+        schemas = {
+            "echo": {"type": "object", "properties": {"text": text}, "required": ["text"]},
+            "count": counted,
+            "data": {"type": "object", "properties": {"size": {"type": "integer"}}, "required": ["size"]},
+            "once": counted,
+        }
+        if has("no-tools"):
+            del schemas["count"]
+        effect = "sometimes" if has("bad-tool") else "read"
         tools = [
-            {"name": f"{SERVICE}-{name}", "description": "x", "service": SERVICE, "parameters": schema}
-            for name, schema in (("echo", echo), ("count", count))
-        ]
-        document = json.dumps({"service": {"id": SERVICE}, "tools": tools, "owner": "planted", "digest": "d"})
+            {"name": f"{SERVICE}-{name}", "description": "x", "service": SERVICE, "parameters": schema,
+             "effect": "once" if name == "once" else effect}
+            for name, schema in schemas.items()
+        ]  # fmt: skip
+        document = json.dumps({"service": {"id": SERVICE, "sticky-sessions": True}, "tools": tools, "owner": "planted", "digest": "d"})
         common = (PREFIX, uuid.uuid4().hex, HOUR, 60_000)
         names = [tool["name"] for tool in tools]
         args = (SERVICE, self.me, "planted", "d", document, LEASE_MS, uuid.uuid4().hex, "", SERVICE, self.start, *names)
         found = await self.script("registry/register", REGISTRY, *common, *args)
         assert found[0] == b"ok", found
+        if found[2] != self.fence[0]:
+            self.newest = (0, 0)
         self.start, self.fence = found[1], (found[2], found[3])
 
-    async def answer(self, call: Call) -> None:
-        error, texts = self.refusal(call), []
+    async def is_whole(self) -> bool:
+        """Return whether everything is there that registering writes."""
+        if has("checks-row-only"):
+            return bool(await self.writing.hexists(SERVICES, SERVICE))
+        found = await asyncio.gather(
+            self.writing.hexists(SERVICES, SERVICE),
+            self.writing.hexists(TABLE, f"i:{self.me}"),
+            self.writing.exists(NAMES),
+            self.writing.hexists(META, "start"),
+            self.writing.hexists(FENCE, f"c:{self.me}"),
+            self.writing.hexists(FENCE, "generation"),
+        )
+        return all(found)
+
+    # -- answering --------------------------------------------------------------------------------
+
+    async def answer(self, call: Call, before: asyncio.Task[None] | None) -> None:
+        error: dict[str, Any] | None = None
+        last: dict[str, Any] = {}
         try:
-            if error is None:
-                if call.request.get("events") and FAULT != "no-start":
+            await self.prepare(call, before)
+            left = None if has("ignores-deadline") or has("runs-expired") else call.deadline - time.time()
+            async with asyncio.timeout(left) as call.timer:
+                if call.request.get("events") and not has("no-start"):
                     await self.send(call, call.frame(kind="start"))
-                left = None if FAULT in {"ignores-deadline", "runs-expired"} else call.deadline - time.time()
-                async with asyncio.timeout(left):
-                    texts = await self.stream(call)
+                last = await self.run(call)
         except TimeoutError:
-            error = {"type": "deadline_exceeded", "message": "the time was up"}
-            self.leaked += FAULT == "leaks-slots"
+            error = {"type": "deadline_exceeded", "message": "the time was up", "retryable": True}
+            self.leaked += has("leaks-slots")
+        except Stop as stop:
+            if stop.error is None:
+                self.forget(call)
+                return
+            error = stop.error
         except asyncio.CancelledError:
-            error = {"type": "cancelled", "message": "stopped"}
+            if call.why is None:
+                self.forget(call)
+                return
+            error = call.why
         except (TypeError, KeyError, ValueError, AttributeError) as wrong:
             error = {"type": "invalid_arguments", "message": str(wrong)}
-        if call.stopped != "handed back":
-            await self.finish(call, error, "".join(texts) if texts else None)
-        self.calls.pop(call.entry, None)
+        await self.finish(call, error, last)
+        self.forget(call)
+        if error == CANCELLED_ERROR and has("goes-on-after-cancel"):
+            await asyncio.sleep(0.1)
+            await self.writing.xadd(call.replies, {"f": json.dumps([call.frame(response="more")])}, nomkstream=True)
 
-    def refusal(self, call: Call) -> dict[str, str] | None:
+    def forget(self, call: Call) -> None:
+        if self.calls.get(call.entry) is call:
+            del self.calls[call.entry]
+
+    async def prepare(self, call: Call, before: asyncio.Task[None] | None) -> None:
+        """Refuse a call, pass it on, or wait for its turn."""
+        request = call.request
+        name = str(request.get("tool", "")).removeprefix(f"{SERVICE}-")
+        if call.attempt > MOST_DELIVERIES and not has("reruns-poison"):
+            await self.bury(call, "deliveries", {"type": "tool_error", "code": "poison", "message": "delivered too often"})
+            raise Stop(None)
+        if request.get("v", 1) != 1 and not has("any-version"):
+            raise failed("invalid_arguments", "another version")
+        if has("strict-fields") and set(request) - KNOWN_FIELDS:
+            raise failed("invalid_arguments", "unknown fields")
+        if name not in {"echo", "count", "data", "once"} and not has("runs-unknown"):
+            await self.refuse_unknown(call)
+        if call.id in self.over:
+            raise Stop(CANCELLED_ERROR)
+        if call.deadline <= time.time() and not has("runs-expired"):
+            raise failed("deadline_exceeded", "too late", retryable=True)
+        if before is not None and request.get("ordered"):
+            if not has("no-order"):
+                await asyncio.wait([before])
+        elif request.get("ordered") and call.fields.get("p") and not has("ignores-p"):
+            await self.wait_for_line(call)
+        if call.session and not has("no-own"):
+            await self.own(call)
+        if name == "once":
+            await self.mark(call)
+        call.begun = True
+
+    async def refuse_unknown(self, call: Call) -> None:
+        wanted = call.request.get("digest", "")
+        if wanted in {"", "d"} or has("refuses-other-revisions"):
+            raise failed("not_found", "no such tool")
+        given = (self.me, SERVICE, call.fence[0], WAKE, call.entry, call.attempt, wanted)
+        if not has("no-hand-over") and await self.script("recover/hand_over", [QUEUE, FENCE, LIVE, TABLE], *given):
+            raise Stop(None)
+        raise failed("unavailable", "another revision", code="other_revision", retryable=True)
+
+    async def wait_for_line(self, call: Call) -> None:
+        assert call.session is not None
+        args = (digest(*call.session), call.entry, call.fields["p"])
+        while (await self.script("sessions/line", [QUEUE, f"{PREFIX}order:{SERVICE}"], *args))[0]:  # noqa: ASYNC110 - it asks the server
+            await asyncio.sleep(0.05)
+
+    async def own(self, call: Call) -> None:
+        """Ask for the session of a call, and for its state."""
+        assert call.session is not None
+        keys = [QUEUE, FENCE, LIVE, PULSE, TABLE, f"{PREFIX}sess:{SERVICE}:{digest(*call.session)}"]
+        args = (self.me, SERVICE, call.fence[0], LEASE_MS, HOUR, WAKE, 6, call.entry, call.attempt, 0)
+        generation, before, after, (verdict,) = await self.script("sessions/own", keys, *args)
+        for each in (self, *self.calls.values()):
+            if each.fence == (generation, before):
+                each.fence = (generation, after)
+        if verdict == b"lost" or (verdict == b"moved" and not has("keeps-foreign-sessions")):
+            raise Stop(None)
+        known = self.states.get(call.session, "")
+        named = call.request.get("state", "")
+        if not known:
+            known = self.states[call.session] = uuid.uuid4().hex
+        if named not in {"", "new", known} and not has("ignores-state"):
+            call.restarted = True
+        call.token = named if has("ignores-state") and named else known
+
+    async def mark(self, call: Call) -> None:
+        """Say that a handler begins which must not run twice."""
+        server = (await self.writing.info("server"))["run_id"]
+        if call.fields.get("s", server) != server and not has("ignores-run-id"):
+            raise failed("outcome_unknown", "published for another server")
+        if has("no-mark"):
+            return
+        args = (self.me, *call.fence, call.entry, call.attempt, call.run, HOUR)
+        (verdict,) = await self.script("take/start", [QUEUE, FENCE, f"{PREFIX}started:{call.id}"], *args)
+        if verdict == b"lost":
+            raise Stop(None)
+        if verdict == b"began" and not has("reruns-once"):
+            raise failed("outcome_unknown", "it began before")
+        call.began_once = True
+
+    async def run(self, call: Call) -> dict[str, Any]:
+        """Send the text as it comes, and return the fields of the end."""
         name = str(call.request.get("tool", "")).removeprefix(f"{SERVICE}-")
-        if call.request.get("v", 1) != 1 and FAULT != "any-version":
-            return {"type": "invalid_arguments", "message": "another version"}
-        if name not in {"echo", "count"} and FAULT != "runs-unknown":
-            return {"type": "not_found", "message": "no such tool"}
-        if call.deadline <= time.time() and FAULT != "runs-expired":
-            return {"type": "deadline_exceeded", "message": "too late"}
-        return None
-
-    async def stream(self, call: Call) -> list[str]:
-        """Send the text as it comes, and return what is left for the end."""
+        arguments = call.request.get("arguments") or {}
+        if name == "data":
+            return {"data": {"text": "x" * int(arguments["size"])}}
         texts = []
-        async for text in self.handle(str(call.request.get("tool", "")).removeprefix(f"{SERVICE}-"), call.request.get("arguments") or {}):
-            if FAULT == "all-at-end":
+        async for text in self.texts(name, arguments):
+            if has("all-at-end") or (has("big-ends") and name == "echo"):
                 texts.append(text)
                 continue
-            for piece in self.pieces(text):
-                if not await self.send(call, call.frame(response=piece)):
-                    raise asyncio.CancelledError
-        return texts
+            for piece in pieces(text):
+                await self.send(call, call.frame(response=piece))
+        return {"response": "".join(texts)} if texts else {}
 
-    async def handle(self, name: str, arguments: dict[str, Any]) -> Any:
-        if name != "count":
-            yield str(arguments["text"])
+    async def texts(self, name: str, arguments: dict[str, Any]) -> Any:
+        if name == "echo":
+            text = str(arguments["text"])
+            yield text.encode("ascii", "replace").decode() if has("ascii-only") else text
             return
         for number in range(1, int(arguments["to"]) + 1):
             yield f"{number} "
             await asyncio.sleep(float(arguments.get("delay", 0.1)))
 
-    def pieces(self, text: str) -> list[str]:
-        if FAULT == "huge-pieces":
-            return [text]
-        if FAULT == "splits-utf8":
-            data = text.encode()
-            return [data[at : at + 60_000].decode("utf-8", "replace") for at in range(0, len(data), 60_000)] or [""]
-        return [text[at : at + 16_000] for at in range(0, len(text), 16_000)] or [""]
+    async def send(self, call: Call, *frames: dict[str, Any]) -> None:
+        """Append frames, and look now and then whether they are read.
 
-    async def send(self, call: Call, *frames: dict[str, Any]) -> bool:
-        if FAULT == "makes-streams":
+        Raises:
+            Stop: nobody reads them.
+        """
+        if not call.replies:
+            return
+        if has("makes-streams") or has("answers-nobody"):
             await self.writing.xadd(call.replies, {"f": json.dumps(frames)})
-            return True
-        return not await self.script("finish/send", [LIVE], call.replies, json.dumps(frames))
+            return
+        if await self.script("finish/send", [LIVE], call.replies, json.dumps(frames)) and not has("ignores-gone"):
+            raise Stop(CANCELLED_ERROR)
+        call.sent += 1
+        if call.sent % LOOK_EVERY == 0 and not has("no-slow") and await self.writing.xlen(call.replies) > REPLY_LIMIT:
+            raise failed("slow_consumer", "the caller does not read")
 
-    async def finish(self, call: Call, error: Any, text: str | None) -> None:
-        frames = [] if FAULT == "no-end" else [call.frame(kind="end", end_of_stream=True, error=error, response=text)]
-        if FAULT == "two-ends":
-            frames.append(call.frame(kind="end", end_of_stream=True))
-        if FAULT == "keeps-entries":
+    def last_frames(self, call: Call, error: Any, last: dict[str, Any]) -> list[dict[str, Any]]:
+        if has("no-end"):
+            return []
+        frames = []
+        data = last.get("data")
+        whole = json.dumps(data)
+        if data is not None and len(whole) > MOST_PIECE and not has("big-data"):
+            frames += [call.frame(kind="data", response=piece) for piece in pieces(whole)]
+            last = {**last, "data": None}
+        if call.token:
+            last = {**last, "state": call.token, "restarted": call.restarted}
+        frames.append(call.frame(kind="end", end_of_stream=True, error=error, **last))
+        return [*frames, call.frame(kind="end", end_of_stream=True)] if has("two-ends") else frames
+
+    async def finish(self, call: Call, error: Any, last: dict[str, Any]) -> None:
+        frames = self.last_frames(call, error, last)
+        if has("keeps-entries"):
             await self.send(call, *frames)
             return
-        if FAULT in {"no-fence", "makes-streams"}:
-            await self.writing.xadd(call.replies, {"f": json.dumps(frames)}, nomkstream=FAULT == "no-fence")
-            await self.writing.xack(QUEUE, "g", call.entry)
-            await self.writing.xdel(QUEUE, call.entry)
+        if has("no-fence") or has("unfenced-ends") or has("makes-streams") or has("answers-nobody"):
+            await self.writing.xadd(call.replies, {"f": json.dumps(frames)}, nomkstream=has("no-fence") or has("unfenced-ends"))
+            await self.remove(call.entry)
             return
-        parts = [part for frame in frames for part in (1, json.dumps(frame))]
-        found = await self.script(
-            "finish/finish_each", [QUEUE, FENCE], self.me, *call.fence, 1, call.entry, call.attempt,
-            *((call.replies, len(frames), *parts) if frames else ()),
-        )  # fmt: skip
+        frees = bool(error and call.request.get("shared") and not call.began_once and not has("keeps-keys"))
+        if not frees:
+            written = (call.replies, json.dumps(frames)) if frames and call.replies else ()
+            found = await self.script("finish/finish", [QUEUE, FENCE], self.me, *call.fence, 1, call.entry, *written)
+            self.fence = (found[0], found[1])
+            if len(found) > 2 or has("drops-all"):
+                return
+        await self.finish_each(call, frames, frees=frees)
+
+    async def finish_each(self, call: Call, frames: list[dict[str, Any]], *, frees: bool) -> None:
+        keys = [QUEUE, FENCE]
+        parts: list[Any] = []
+        if frames and call.replies:
+            parts += [call.replies, len(frames), *(part for frame in frames for part in (1, json.dumps(frame)))]
+        if frees:
+            record = digest(call.request.get("user", ""), call.request.get("idempotency_key", ""))
+            keys += [f"{PREFIX}key:{record}", f"{PREFIX}started:{call.id}"]
+            parts += ["!3", 2, 1, call.id, 1, call.run]
+        found = await self.script("finish/finish_each", keys, self.me, *call.fence, 1, call.entry, call.attempt, *parts)
         self.fence = (found[0], found[1])
+        if found[2] and has("writes-lost"):
+            await self.writing.xadd(call.replies, {"f": json.dumps(frames)}, nomkstream=True)
 
-    def begin(self, entry: str, fields: dict[bytes, bytes], attempt: int) -> None:
-        deadline = self.deadline_of(fields.get(b"d", b""))
+    async def remove(self, entry: str) -> None:
+        await self.writing.xack(QUEUE, "g", entry)
+        await self.writing.xdel(QUEUE, entry)
+
+    async def bury(self, call: Call, reason: str, error: dict[str, Any]) -> None:
+        told = call.replies and not (has("buries-silently") and reason == "deliveries")
+        frames = json.dumps([call.frame(kind="end", end_of_stream=True, error=error)])
+        args = (self.me, *call.fence, call.entry, reason, call.attempt, "", call.fields.get("r", ""), 10_000, HOUR)
+        keys = [QUEUE, FENCE, f"{PREFIX}dlq:{SERVICE}"]
+        await self.script("dead_letters/bury", keys, *args, call.replies if told else "", frames if told else "", call.id, call.run)
+
+    # -- taking -----------------------------------------------------------------------------------
+
+    def begin(self, entry: str, flat: dict[bytes, bytes], attempt: int, *, alone: bool = False) -> None:
+        fields = {name.decode(): value.decode("utf-8", "replace") for name, value in flat.items()}
+        deadline = self.deadline_of(fields.get("d", ""))
+        request: Any = None
         try:
-            request = json.loads(fields.get(b"r", b""))
-            if not all(isinstance(request[name], str) and request[name].replace("-", "").isalnum() for name in ("id", "agent")):
+            request = json.loads(flat.get(b"r", b""))
+            if not all(isinstance(request[name], str) and len(request[name]) <= 64 for name in ("id", "agent")):
                 raise ValueError("no id")
-            if not isinstance(request.get("arguments", {}), dict):
-                request["arguments"] = {}
+            if not request["id"].replace("-", "").replace("_", "").isalnum() or "." in request["agent"]:
+                raise ValueError("no id")
         except (ValueError, TypeError, KeyError, RecursionError):
-            if FAULT == "trusts-requests":
+            if has("trusts-requests"):
                 raise
-            asyncio.get_running_loop().create_task(self.drop(entry))
+            request = {"id": "unknown", "agent": ""}
+            readable = False
+        else:
+            readable = all(isinstance(request.get(name, kind() if isinstance(kind, type) else 0), kind) for name, kind in TYPES.items())
+        self.begun += 1
+        if has("loses-some") and self.begun % 97 == 0:
+            asyncio.get_running_loop().create_task(self.remove(entry))
             return
-        call = self.calls[entry] = Call(entry, request, deadline, attempt, self.fence)
-        call.task = asyncio.get_running_loop().create_task(self.answer(call))
+        call = Call(entry, fields, request, self.later.get(request["id"], deadline), attempt, self.fence)
+        call.alone = alone
+        self.calls[entry] = call
+        if not readable:
+            call.task = asyncio.get_running_loop().create_task(self.set_aside(call))
+            return
+        known = self.lines.get(call.session) if call.session else None
+        before = known[1] if known and (known[0] == fields.get("p") or not known[1].done()) else None
+        call.task = asyncio.get_running_loop().create_task(self.answer(call, before))
+        if call.session and request.get("ordered"):
+            self.lines[call.session] = (entry, call.task)
 
-    def deadline_of(self, text: bytes) -> float:
-        if FAULT == "trusts-d":
+    async def set_aside(self, call: Call) -> None:
+        """Make a request that can't be read a dead letter."""
+        if has("drops-unreadable"):
+            await self.remove(call.entry)
+        else:
+            if has("silent-unreadable"):
+                call.request = {"id": call.id, "agent": ""}
+            await self.bury(call, "unreadable", {"type": "invalid_arguments", "message": "it can't be read"})
+        self.forget(call)
+
+    def deadline_of(self, text: str) -> float:
+        if has("trusts-d"):
             return int(text) / 1000
         with contextlib.suppress(ValueError):
             if len(text) <= 16:
                 return int(text) / 1000
         return 0.0
 
-    async def drop(self, entry: str) -> None:
-        await self.writing.xack(QUEUE, "g", entry)
-        await self.writing.xdel(QUEUE, entry)
+    async def take(self) -> None:
+        """Read requests while there is room for them."""
+        while not self.draining or has("takes-while-leaving"):
+            room = SLOTS - len(self.calls) - self.leaked
+            waits = self.paused or self.has_suspect() or (self.makes_room and self.calls)
+            if room <= 0 or waits:
+                await asyncio.sleep(0.01)
+                continue
+            if self.makes_room:
+                self.makes_room = False
+                await self.reap("")
+                continue
+            before, generation = self.newest, self.fence[0]
+            try:
+                found = await self.reading.xreadgroup("g", self.me, {QUEUE: ">"}, count=room, block=2_000)
+            except redis.ResponseError:
+                await asyncio.sleep(0.05)
+                if not (self.draining or has("no-again") or has("no-nogroup")):
+                    await self.register()
+                continue
+            entries = (found[0][1] if isinstance(found, list) else next(iter(found.values()))[0]) if found else []
+            for entry, fields in entries:
+                number = number_of(entry.decode())
+                if number <= before and generation == self.fence[0] and not has("runs-set-back"):
+                    continue
+                self.newest = max(self.newest, number)
+                if self.gives_back():
+                    given = (entry.decode(), 1, "")
+                    await self.script("recover/hand_back", [QUEUE, FENCE], self.me, *self.fence, WAKE, SERVICE, *given)
+                else:
+                    self.begin(entry.decode(), fields or {}, 1)
+
+    def gives_back(self) -> bool:
+        """Return whether what a read brings goes back, since things have changed while it waited."""
+        leaves = self.draining and not has("takes-while-leaving")
+        return (self.paused and not has("keeps-reading")) or leaves or self.has_suspect()
+
+    def has_suspect(self) -> bool:
+        """Return whether a call runs that must run alone."""
+        return any(call.alone for call in self.calls.values()) and not has("takes-beside-suspects")
+
+    async def end_read(self) -> None:
+        """End a read that waits."""
+        await self.writing.client_unblock(self.reading_id)
 
     # -- keeping ----------------------------------------------------------------------------------
 
-    async def beat(self) -> None:
+    async def keep(self) -> None:
+        turn = 0
         while True:
             await asyncio.sleep(LEASE_MS / 3000)
-            if FAULT != "no-beat":
-                keys = [LIVE, f"{PREFIX}reg:paused", f"{PREFIX}pulse", QUEUE, FENCE]
-                _, missing, _ = await self.script("lease/beat", keys, LEASE_MS, HOUR, f"{SERVICE}/{self.me}")
-                if missing and not self.draining and FAULT != "no-again":
-                    await self.register()
-            for call in list(self.calls.values()) if FAULT != "no-renew" else ():
-                found = await self.script("lease/renew", [QUEUE, FENCE], self.me, *call.fence, call.entry, call.attempt)
-                if found[2] and FAULT != "no-fence" and self.calls.pop(call.entry, None) and call.task is not None:
-                    call.stopped = "handed back"
-                    call.task.cancel()
-                elif not found[2]:
-                    call.fence = (found[0], found[1])
-            if FAULT != "no-reap" and not self.draining:
+            turn += 1
+            if not has("no-beat"):
+                await self.beat()
+            for call in list(self.calls.values()) if not has("no-renew") else ():
+                await self.renew(call)
+            if self.draining:
+                continue
+            if not (has("no-reap") or has("reaps-when-told") or (has("reaps-rarely") and turn % 12)):
                 await self.reap("")
+            if turn % 3 == 0:
+                await self.look_after()
+
+    async def beat(self) -> None:
+        keys = [LIVE, PAUSED, PULSE, QUEUE, FENCE]
+        _, missing, paused = await self.script("lease/beat", keys, LEASE_MS, HOUR, f"{SERVICE}/{self.me}")
+        if missing and not self.draining and not has("no-again"):
+            await self.register()
+        if not has("no-pause") and not has("pause-by-message-only"):
+            await self.pause(bool(paused))
+
+    async def pause(self, paused: bool) -> None:
+        news, self.paused = paused != self.paused, paused
+        if news and paused and not has("keeps-reading"):
+            await self.end_read()
+
+    async def renew(self, call: Call) -> None:
+        found = await self.script("lease/renew", [QUEUE, FENCE], self.me, *call.fence, call.entry, call.attempt)
+        if not found[2]:
+            call.fence = (found[0], found[1])
+        elif not has("no-fence") and not has("goes-on-when-lost"):
+            self.forget(call)
+            call.stop(None)
+
+    async def look_after(self) -> None:
+        """Do what is to be done once a lease."""
+        if not has("no-check") and not has("no-again") and not await self.is_whole():
+            await self.register()
+        if not has("no-rescue"):
+            args = (self.rescued_to, LEASE_MS, WAKE, SERVICE)
+            _, following = await self.script("recover/rescue", [QUEUE], *args)
+            self.rescued_to = following.decode()
 
     async def reap(self, only_back: str) -> None:
+        if self.has_suspect():
+            return
         room = SLOTS - len(self.calls)
-        args = (self.me, SERVICE, room, LEASE_MS, only_back, "1" if self.calls else "", 4, "1", f"{PREFIX}pause:{SERVICE}:")
-        found = await self.script("recover/reap", [QUEUE, FENCE, LIVE, f"{PREFIX}pulse"], *args)
+        alone_from = 999 if has("suspects-together") else ALONE_FROM
+        args = (self.me, SERVICE, room, LEASE_MS, only_back, "1" if self.calls else "", alone_from, "1", f"{PREFIX}pause:{SERVICE}:")
+        found = await self.script("recover/reap", [QUEUE, FENCE, LIVE, PULSE], *args)
         self.fence = (found[0], found[1])
-        for entry, deliveries, counts, flat, *_ in found[2]:
-            fields = dict(zip(flat[::2], flat[1::2], strict=True))
-            attempt = int(deliveries) + int(counts)
-            if int(counts):
-                owned = await self.script("take/count", [QUEUE, FENCE], self.me, *self.fence, entry, attempt)
-                if not owned:
-                    continue
-            if attempt > MOST_DELIVERIES and FAULT != "reruns-poison":
-                await self.bury(entry.decode(), fields, attempt)
-            else:
-                self.begin(entry.decode(), fields, attempt)
+        self.makes_room = bool(found[3])
+        if not has("runs-set-back"):
+            self.newest = max(self.newest, number_of(found[4].decode()))
+        for entry, deliveries, counts, flat, _, note in found[2]:
+            attempt = max(1, int(deliveries) + int(counts)) + (has("counts-back") and not int(counts))
+            counted = (self.me, *self.fence, entry, attempt)
+            if int(counts) and not has("no-count") and not await self.script("take/count", [QUEUE, FENCE], *counted):
+                continue
+            excused = int((note.split() + [b"0"] * 4)[3])
+            alone = attempt - excused >= ALONE_FROM
+            self.begin(entry.decode(), dict(zip(flat[::2], flat[1::2], strict=True)), attempt, alone=alone)
+            if alone and not has("takes-beside-suspects"):
+                await self.end_read()
 
-    async def bury(self, entry: str, fields: dict[bytes, bytes], attempt: int) -> None:
-        call = Call(entry, json.loads(fields[b"r"]), 0.0, attempt, self.fence)
-        frame = call.frame(kind="end", end_of_stream=True, error={"type": "tool_error", "code": "poison", "message": "delivered too often"})
-        args = (self.me, *self.fence, entry, "deliveries", attempt, "", fields[b"r"], 10_000, HOUR, call.replies)
-        keys = [QUEUE, FENCE, f"{PREFIX}dlq:{SERVICE}"]
-        await self.script("dead_letters/bury", keys, *args, json.dumps([frame]), call.request["id"], call.run)
+    # -- messages ---------------------------------------------------------------------------------
 
     async def hear(self) -> None:
         subscription = redis.from_url(os.environ["TOOLBUS_URL"]).pubsub()
@@ -255,61 +589,83 @@ class PlantedWorker:
             if message["type"] != "message":
                 continue
             word, _, rest = message["data"].decode().partition(" ")
-            if word == "cancel" and FAULT != "ignores-cancel":
-                for call in list(self.calls.values()):
-                    if call.request["id"] == rest and call.task is not None:
-                        call.task.cancel()
-            elif word in {"back", "dead"} and FAULT != "no-reap":
-                await self.reap("1" if word == "back" else "")
+            await self.obey(word, rest)
+
+    async def obey(self, word: str, rest: str) -> None:
+        if word == "cancel" and not has("ignores-cancel"):
+            for call in list(self.calls.values()):
+                if call.id == rest:
+                    call.stop(CANCELLED_ERROR)
+        elif word == "extend" and not has("no-extend"):
+            self.extend(*rest.split())
+        elif word in {"pause", "resume"} and rest == SERVICE and not has("no-pause"):
+            await self.pause(word == "pause")
+        elif word in {"back", "dead"} and not has("no-reap") and not has("reaps-rarely") and not self.draining:
+            await self.reap("1" if word == "back" else "")
+        elif word == "to" and rest.partition(" ")[0] == self.me:
+            await self.reap("1")
+        elif word == "end" and not has("keeps-sessions"):
+            await self.close_session(*json.loads(rest))
+
+    def extend(self, call_id: str, milliseconds: str) -> None:
+        deadline = int(milliseconds) / 1000
+        running = [call for call in self.calls.values() if call.id == call_id]
+        if running or not has("late-extend"):
+            self.later[call_id] = deadline
+        for call in running:
+            call.deadline = deadline
+            if call.timer is not None and call.timer.when() is not None:
+                call.timer.reschedule(asyncio.get_running_loop().time() + deadline - time.time())
+
+    async def close_session(self, user: str, session: str) -> None:
+        if self.states.pop((user, session), None) is not None or has("no-own"):
+            keys = [f"{PREFIX}{kind}:{SERVICE}:{digest(user, session)}" for kind in ("sess", "snap")]
+            await self.script("sessions/disown", keys, self.me, "")
+
+    # -- the beginning and the end ----------------------------------------------------------------
 
     async def drain(self) -> None:
         self.draining = True
-        if FAULT != "stays":
+        if not has("stays"):
             await self.script("registry/unregister", REGISTRY, PREFIX, uuid.uuid4().hex, HOUR, 60_000, f"{SERVICE}/{self.me}")
+        if not has("takes-while-leaving"):
+            await self.end_read()
         running = [call.task for call in self.calls.values() if call.task is not None]
-        if running and FAULT != "drops-at-end":
+        if running and not has("drops-at-end") and not has("cuts-at-end"):
             await asyncio.wait(running, timeout=GRACE)
         left = list(self.calls.values())
         for call in left:
-            call.stopped = "handed back"
-            if call.task is not None:
-                call.task.cancel()
-        if left and FAULT != "drops-at-end":
-            for call in left:
-                begun = FAULT != "counts-no-hand-back"
-                keys = [QUEUE, FENCE, *([f"{PREFIX}pause:{SERVICE}:{call.entry}"] if begun else ())]
-                given = (call.entry, call.attempt, HOUR if begun else "")
-                await self.script("recover/hand_back", keys, self.me, *call.fence, WAKE, SERVICE, *given)
-        if FAULT != "stays":
+            call.stop(None)
+        for call in left if not has("drops-at-end") else ():
+            begun = call.begun and not has("counts-no-hand-back")
+            keys = [QUEUE, FENCE, *([f"{PREFIX}pause:{SERVICE}:{call.entry}"] if begun else ())]
+            given = (call.entry, call.attempt, HOUR if begun else "")
+            await self.script("recover/hand_back", keys, self.me, *call.fence, WAKE, SERVICE, *given)
+        if not has("stays") and not has("no-retire"):
             await self.script("recover/retire", [QUEUE, FENCE, CANCELLED, TABLE, LIVE], self.me, SERVICE)
-        os._exit(0)
+        os._exit(3 if has("exit-code") else 0)
 
     async def main(self) -> None:
         self.writing = redis.from_url(os.environ["TOOLBUS_URL"])
-        reading = redis.from_url(os.environ["TOOLBUS_URL"])
+        self.reading = redis.from_url(os.environ["TOOLBUS_URL"], single_connection_client=True)
+        self.reading_id = await self.reading.client_id()
+        if has("evalsha-only"):
+            await asyncio.gather(*map(self.writing.script_load, self.sources.values()))
+        version = int(await self.writing.hget(f"{PREFIX}format", "version") or 1)
+        if version != 1 and not has("any-namespace"):
+            sys.exit(f"this worker speaks version 1, and the namespace is of version {version}")
         self.hearing = asyncio.Event()
         tasks = [asyncio.create_task(self.hear())]
         await self.hearing.wait()
+        if not has("no-catch-up"):
+            self.over |= {call.decode() for call in await self.writing.zrange(CANCELLED, 0, -1)}
         await self.register()
-        tasks.append(asyncio.create_task(self.beat()))
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: tasks.append(asyncio.create_task(self.drain())))
-        while not self.draining:
-            room = SLOTS - len(self.calls) - self.leaked
-            if room <= 0:
-                await asyncio.sleep(0.01)
-                continue
-            try:
-                found = await reading.xreadgroup("g", self.me, {QUEUE: ">"}, count=room, block=500)
-            except redis.ResponseError:
-                if FAULT == "no-again" or self.draining:
-                    await asyncio.sleep(0.2)
-                else:
-                    await self.register()
-                continue
-            for entry, fields in (found or [[None, []]])[0][1] if isinstance(found, list) else next(iter(found.values()))[0]:
-                self.begin(entry.decode(), fields or {}, 1)
-        await asyncio.sleep(60)
+        # A task that fails ends the program, which the kit then tells of.
+        await asyncio.gather(self.keep(), self.take(), tasks[0])
 
+
+CANCELLED_ERROR = {"type": "cancelled", "message": "stopped"}
 
 if __name__ == "__main__":
     asyncio.run(PlantedWorker().main())

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
 from tests.conformance.faults import AGENT_FAULTS, PAGE, WORKER_FAULTS, page
 from toolbus.bus.broker.server import scripts
 from toolbus.operations.conformance.agent_checks import AGENT
-from toolbus.operations.conformance.checks import LEVELS, Outcome, Table
+from toolbus.operations.conformance.checks import LEVELS, Outcome, Status, Table
+from toolbus.operations.conformance.report import Report
 from toolbus.operations.conformance.scene import AgentScene, WorkerScene, run_checks
 from toolbus.operations.conformance.worker_checks import WORKER
 
@@ -34,25 +38,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def broken(outcomes: list[Outcome]) -> dict[str, str]:
+def outcomes(side: str, command: list[str], level: int, *only: str) -> list[Outcome]:
+    """Return the outcomes of a worker or an agent."""
+    if side == "worker":
+        return asyncio.run(run_checks(WorkerScene, WORKER.chosen(level, only), command, lambda _: None, first_decides=not only))
+    return asyncio.run(run_checks(AgentScene, AGENT.chosen(level, only), command, lambda _: None))
+
+
+def broken(found: list[Outcome]) -> dict[str, str]:
     """Return the problems by check."""
-    return {outcome.name: outcome.problem for outcome in outcomes if outcome.status == "broken"}
+    return {outcome.name: outcome.problem for outcome in found if outcome.status == "broken"}
 
 
-def of_worker(command: list[str], level: int, *only: str) -> dict[str, str]:
-    """Return the problems of a worker."""
-    chosen = WORKER.chosen(level, only)
-    return broken(asyncio.run(run_checks(WorkerScene, chosen, command, lambda _: None, first_decides=not only)))
-
-
-def of_agent(command: list[str], level: int) -> list[Outcome]:
-    """Return the outcomes of an agent."""
-    return asyncio.run(run_checks(AgentScene, AGENT.chosen(level), command, lambda _: None))
-
-
-def planted(fault: str, folder: Path) -> list[str]:
-    """Return the command of a worker with a fault."""
-    return [sys.executable, str(HERE / "planted_worker.py"), fault, str(folder)]
+def planted(side: str, faults: str, folder: Path) -> list[str]:
+    """Return the command of a worker or an agent with faults."""
+    return [sys.executable, str(HERE / f"planted_{side}.py"), faults, str(folder)]
 
 
 def with_node(file: str) -> list[str]:
@@ -62,46 +62,83 @@ def with_node(file: str) -> list[str]:
     return [NODE, str(EXAMPLES / file)]
 
 
-@pytest.mark.usefixtures("slow")
-def test_the_worker_of_toolbus_keeps_every_level() -> None:
-    """toolbus's own worker keeps the protocol up to the highest level."""
-    assert of_worker([sys.executable, "-m", "toolbus", "worker", "toolbus.operations.conformance.checks"], max(LEVELS)) == {}
+OWN = {
+    "worker": [sys.executable, "-m", "toolbus", "worker", "toolbus.operations.conformance.checks"],
+    "agent": [sys.executable, "-m", "toolbus.operations.conformance.agent"],
+}
+TABLES: dict[str, Table[Any]] = {"worker": WORKER, "agent": AGENT}
+FAULTS = {"worker": WORKER_FAULTS, "agent": AGENT_FAULTS}
+SIDES = pytest.mark.parametrize("side", TABLES)
+
+
+def assert_keeps_everything(side: str, found: list[Outcome]) -> None:
+    """Check that nothing is broken, and that all was checked for which there is a check."""
+    assert broken(found) == {}
+    assert {each.id for each in found if each.status == "not checked"} == {
+        each.id for each in TABLES[side].requirements if each.run is None
+    }
 
 
 @pytest.mark.usefixtures("slow")
-def test_the_agent_of_toolbus_keeps_every_level() -> None:
-    """toolbus's own agent keeps the protocol up to the highest level that agents have."""
-    found = of_agent([sys.executable, "-m", "toolbus.operations.conformance.agent"], max(LEVELS))
-    assert [(each.id, each.problem) for each in found if each.status == "broken"] == []
-    assert [each.id for each in found if each.status == "not checked"] == [each.id for each in AGENT.requirements if each.run is None]
+@SIDES
+def test_toolbus_keeps_every_level(side: str) -> None:
+    """toolbus's own worker and agent keep the protocol up to the highest level, and all that can be checked is checked."""
+    assert_keeps_everything(side, outcomes(side, OWN[side], max(LEVELS)))
 
 
 @pytest.mark.usefixtures("slow")
-def test_the_worker_in_node_keeps_level_1() -> None:
-    """The example of a worker in Node.js keeps levels 0 and 1."""
-    assert of_worker(with_node("worker.mjs"), 1) == {}
+@SIDES
+def test_the_examples_in_node_keep_level_1(side: str) -> None:
+    """The examples of a worker and an agent in Node.js keep levels 0 and 1."""
+    assert broken(outcomes(side, with_node(f"{side}.mjs"), 1)) == {}
 
 
 @pytest.mark.usefixtures("slow")
-def test_the_agent_in_node_keeps_level_1() -> None:
-    """The example of an agent in Node.js keeps levels 0 and 1."""
-    assert broken(of_agent(with_node("agent.mjs"), 1)) == {}
+@SIDES
+def test_programs_written_from_the_document_keep_every_level(side: str, folder: Path) -> None:
+    """The worker and the agent into which faults are planted have none by themselves."""
+    assert_keeps_everything(side, outcomes(side, planted(side, "none", folder), max(LEVELS)))
 
 
 @pytest.mark.usefixtures("slow")
-def test_a_worker_written_from_the_document_keeps_level_2(folder: Path) -> None:
-    """The worker into which faults are planted has none by itself."""
-    assert of_worker(planted("none", folder), 2) == {}
+@pytest.mark.parametrize("level", LEVELS)
+@SIDES
+def test_each_planted_fault_is_found(side: str, level: int, folder: Path) -> None:
+    """The check that is meant for a fault finds it, and says so in words; each fault is planted alone."""
+    levels = {each.name: each.level for each in TABLES[side].requirements}
+    faults = {fault: check for fault, (check, _) in FAULTS[side].items() if levels[check] == level}
+    found: dict[str, dict[str, str]] = {}
+
+    def find(fault: str) -> None:
+        found[fault] = broken(outcomes(side, planted(side, fault, folder), level, faults[fault]))
+
+    # Most of the time they wait.
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(find, faults))
+    assert faults
+    assert {fault: list(problems) for fault, problems in found.items()} == {fault: [check] for fault, check in faults.items()}
+
+
+TOGETHER = {
+    "worker": (
+        "no-pause", "no-catch-up", "no-extend", "big-ends", "no-slow", "drops-at-end", "no-count", "no-rescue", "no-check", "cuts-at-end"
+    ),
+    "agent": ("no-registry", "ends-with-connections", "one-agent-id", "new-numbers"),
+}  # fmt: skip
 
 
 @pytest.mark.usefixtures("slow")
-@pytest.mark.parametrize("fault", WORKER_FAULTS)
-def test_each_planted_fault_is_found(fault: str, folder: Path) -> None:
-    """The check that is meant for a fault finds it, and says so in words."""
-    check, _ = WORKER_FAULTS[fault]
-    problems = of_worker(planted(fault, folder), 2, check)
-    assert list(problems) == [check]
-    assert problems[check]
+@SIDES
+def test_faults_are_found_together(side: str, folder: Path) -> None:
+    """Of a program with many faults at once every check that is meant for one of them finds something."""
+    checks = {FAULTS[side][fault][0] for fault in TOGETHER[side]}
+    assert set(broken(outcomes(side, planted(side, ",".join(TOGETHER[side]), folder), max(LEVELS), *checks))) == checks
+
+
+def test_enough_faults_are_planted() -> None:
+    """There are sixty faults of workers or more, and thirty of agents."""
+    assert len(WORKER_FAULTS) >= 60
+    assert len(AGENT_FAULTS) >= 30
 
 
 def test_the_page_lists_every_requirement_and_fault() -> None:
@@ -109,13 +146,13 @@ def test_the_page_lists_every_requirement_and_fault() -> None:
     assert PAGE.read_text("utf-8") == page(), "run python -m tests.conformance.faults"
 
 
-@pytest.mark.parametrize(("table", "faults"), [(WORKER, WORKER_FAULTS), (AGENT, AGENT_FAULTS)], ids=["worker", "agent"])
-def test_each_fault_has_a_check(table: Table[Any], faults: dict[str, tuple[str, str]]) -> None:
+@SIDES
+def test_each_fault_has_a_check(side: str) -> None:
     """Each fault names a check that exists; numbers and names are given once, and without gaps."""
-    assert {check for check, _ in faults.values()} <= {each.name for each in table.requirements if each.run}
-    numbers = [int(each.id[1:]) for each in table.requirements]
-    assert sorted(numbers) == list(range(1, len(numbers) + 1))
-    assert len({each.name for each in table.requirements}) == len(numbers)
+    required = TABLES[side].requirements
+    assert {check for check, _ in FAULTS[side].values()} <= {each.name for each in required if each.run}
+    assert sorted(int(each.id[1:]) for each in required) == list(range(1, len(required) + 1))
+    assert len({each.name for each in required}) == len(required)
 
 
 def test_the_document_and_the_kit_name_the_same_requirements() -> None:
@@ -162,3 +199,48 @@ def test_an_unknown_check_is_a_usage_error() -> None:
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     assert found.returncode == 2
     assert "publishes" in found.stderr
+
+
+def of(name: str, status: Status, **more: Any) -> Outcome:
+    """Return an outcome of a requirement."""
+    return Outcome(id="W1", level=0, name=name, meaning="It does so.", status=status, **more)
+
+
+def test_expected_failures_are_no_surprise() -> None:
+    """A broken requirement fails unless it is in the file of expected ones, and one of those fails when it holds."""
+    for expected, status, failed in ((True, "broken", False), (False, "broken", True), (True, "holds", True), (False, "holds", False)):
+        report = Report(frozenset({"a"} if expected else ()), None)
+        report.add(of("a", status, problem="wrong" if status == "broken" else ""))  # type: ignore[arg-type]
+        assert report.failed == failed
+
+
+def test_junit_says_what_a_person_needs() -> None:
+    """A failure in JUnit has the problem, the frames and what the program wrote; what was not checked is skipped."""
+    report = Report(frozenset({"known"}), None)
+    report.add(of("good", "holds"))
+    report.add(of("known", "broken", problem="known"))
+    report.add(of("bad", "broken", problem="no end\x00", frames=('{"id": "1"}',), output="Traceback"))
+    report.add(of("none", "not checked", problem="nobody can see it"))
+    suite = ElementTree.fromstring(report.junit())
+    assert [suite.get(name) for name in ("tests", "failures", "skipped")] == ["4", "1", "2"]
+    (failure,) = suite.iter("failure")
+    assert failure.get("message") == "no end?"
+    assert failure.text == 'It does so.\n{"id": "1"}\nTraceback'
+
+
+@pytest.mark.usefixtures("slow")
+def test_a_broken_requirement_is_explained(tmp_path: Path) -> None:
+    """A broken check is told with its number, what the program wrote, its exit code, and how to run it alone."""
+    (tmp_path / "broken.txt").write_text("w1 # not written yet\n")
+    program = [sys.executable, "-c", "import sys; sys.exit('no server for me')"]
+    command = [sys.executable, "-m", "toolbus", "protocol", "conformance", "worker", "--level", "0"]
+    found = subprocess.run([*command, "--only", "registers", "--", *program], capture_output=True, text=True, check=False)
+    assert found.returncode == 1
+    for words in ("BROKEN", "W1 registers", "docs/protocol.md, W1", "it wrote: no server for me", "exit code 1", "--only W1"):
+        assert words in found.stdout, found.stdout
+    expected = ["--expected", str(tmp_path / "broken.txt"), "--junit", str(tmp_path / "found.xml"), "--output", "json"]
+    found = subprocess.run([*command, *expected, "--only", "W1", "--", *program], capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stderr) == (0, "")
+    (document,) = json.loads(found.stdout)
+    assert (document["id"], document["status"], document["holds"], document["expected"]) == ("W1", "broken", False, True)
+    assert ElementTree.parse(tmp_path / "found.xml").getroot().get("failures") == "0"

@@ -21,6 +21,10 @@ class Streams(dict[bytes, Any]):
     """Entries found in streams: a map in RESP3, a list of pairs in scripts."""
 
 
+class Pairs(list[Any]):
+    """Names and values: a list of pairs in RESP3, a flat one in scripts."""
+
+
 class Command(NamedTuple):
     """A command, and its flags.
 
@@ -134,6 +138,8 @@ def _set(db: Storage, random: Random, words: list[bytes]) -> Any:
     key, value, *rest = words
     options = [word.upper() for word in rest]
     ttl = _integer(rest[options.index(b"PX") + 1]) if b"PX" in options else None
+    if ttl is not None and b"KEEPTTL" in options:
+        raise ErrorReply("ERR syntax error")
     if ttl is not None and ttl <= 0:
         raise ErrorReply("ERR invalid expire time in 'set' command")
     there = db.find(key) is not None
@@ -235,7 +241,7 @@ def _hrandfield(db: Storage, random: Random, words: list[bytes]) -> Any:
     found = db.get(words[0], Hash) or Hash()
     names = list(found)
     chosen = names if len(names) <= _integer(words[1]) else random.sample(names, _integer(words[1]))
-    return [word for name in chosen for word in (name, found[name])] if len(words) > 2 else chosen
+    return Pairs([name, found[name]] for name in chosen) if len(words) > 2 else chosen
 
 
 @_command("HSCAN")
@@ -280,30 +286,35 @@ def _rpush(db: Storage, random: Random, words: list[bytes]) -> Any:
     return len(found)
 
 
-def _slice(size: int, first: bytes, last: bytes) -> slice:
-    start, stop = (max(0, number + size) if number < 0 else number for number in (_integer(first), _integer(last)))
-    if _integer(last) + size < 0:
-        return slice(0, 0)
-    return slice(start, stop + 1)
+def _slice(size: int, bounds: tuple[int, int]) -> slice:
+    start, stop = (max(0, number + size) if number < 0 else number for number in bounds)
+    return slice(0, 0) if bounds[1] + size < 0 else slice(start, stop + 1)
+
+
+def _places(words: list[bytes]) -> tuple[int, int]:
+    return _integer(words[1]), _integer(words[2])
 
 
 @_command("LINDEX")
 def _lindex(db: Storage, random: Random, words: list[bytes]) -> Any:
-    found, index = db.get(words[0], Elements) or Elements(), _integer(words[1])
+    found = db.get(words[0], Elements)
+    if found is None:
+        return None
+    index = _integer(words[1])
     return found[index] if -len(found) <= index < len(found) else None
 
 
 @_command("LRANGE")
 def _lrange(db: Storage, random: Random, words: list[bytes]) -> Any:
-    found = db.get(words[0], Elements) or Elements()
-    return list(found[_slice(len(found), words[1], words[2])])
+    places, found = _places(words), db.get(words[0], Elements) or Elements()
+    return list(found[_slice(len(found), places)])
 
 
 @_command("LTRIM", writes=True)
 def _ltrim(db: Storage, random: Random, words: list[bytes]) -> Any:
-    found = db.get(words[0], Elements)
+    places, found = _places(words), db.get(words[0], Elements)
     if found is not None:
-        found[:] = found[_slice(len(found), words[1], words[2])]
+        found[:] = found[_slice(len(found), places)]
         db.tidy(words[0], found)
     return OK
 
@@ -371,10 +382,11 @@ def _zcount(db: Storage, random: Random, words: list[bytes]) -> Any:
 
 @_command("ZRANGE")
 def _zrange(db: Storage, random: Random, words: list[bytes]) -> Any:
-    found, options = db.get(words[0], Scores) or Scores(), [word.upper() for word in words[3:]]
+    options = [word.upper() for word in words[3:]]
     if b"BYSCORE" not in options:
-        return found.ranked()[_slice(len(found), words[1], words[2])]
-    inside = _bounds(words[1], words[2])
+        places, found = _places(words), db.get(words[0], Scores) or Scores()
+        return found.ranked()[_slice(len(found), places)]
+    inside, found = _bounds(words[1], words[2]), db.get(words[0], Scores) or Scores()
     members = [member for member in found.ranked() if inside(found[member])]
     if b"LIMIT" in options:
         at = options.index(b"LIMIT") + 3
@@ -385,8 +397,8 @@ def _zrange(db: Storage, random: Random, words: list[bytes]) -> Any:
 
 @_command("ZREVRANGE")
 def _zrevrange(db: Storage, random: Random, words: list[bytes]) -> Any:
-    found = db.get(words[0], Scores) or Scores()
-    return found.ranked()[::-1][_slice(len(found), words[1], words[2])]
+    places, found = _places(words), db.get(words[0], Scores) or Scores()
+    return found.ranked()[::-1][_slice(len(found), places)]
 
 
 @_command("ZSCAN")
@@ -399,7 +411,7 @@ def _zscan(db: Storage, random: Random, words: list[bytes]) -> Any:
 
 @_command("ZREMRANGEBYSCORE", writes=True)
 def _zremrangebyscore(db: Storage, random: Random, words: list[bytes]) -> Any:
-    found, inside = db.get(words[0], Scores), _bounds(words[1], words[2])
+    inside, found = _bounds(words[1], words[2]), db.get(words[0], Scores)
     if found is None:
         return 0
     gone = [member for member, score in found.items() if inside(score)]
@@ -411,10 +423,10 @@ def _zremrangebyscore(db: Storage, random: Random, words: list[bytes]) -> Any:
 
 @_command("ZREMRANGEBYRANK", writes=True)
 def _zremrangebyrank(db: Storage, random: Random, words: list[bytes]) -> Any:
-    found = db.get(words[0], Scores)
+    places, found = _places(words), db.get(words[0], Scores)
     if found is None:
         return 0
-    gone = found.ranked()[_slice(len(found), words[1], words[2])]
+    gone = found.ranked()[_slice(len(found), places)]
     for member in gone:
         del found[member]
     db.tidy(words[0], found)
@@ -453,8 +465,9 @@ def _before(id: Id) -> Id:
 
 
 def _range(first: bytes, last: bytes) -> tuple[Id, Id]:
-    low = (0, 0) if first == b"-" else _after(id_of(first[1:])) if first[:1] == b"(" else id_of(first)
-    high = LAST_ID if last == b"+" else _before(id_of(last[1:], 2**64 - 1)) if last[:1] == b"(" else id_of(last, 2**64 - 1)
+    ends: dict[bytes, Id] = {b"-": (0, 0), b"+": LAST_ID}
+    low = ends[first] if first in ends else _after(id_of(first[1:])) if first[:1] == b"(" else id_of(first)
+    high = ends[last] if last in ends else _before(id_of(last[1:], 2**64 - 1)) if last[:1] == b"(" else id_of(last, 2**64 - 1)
     return low, high
 
 

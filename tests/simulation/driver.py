@@ -90,7 +90,7 @@ class Driver:
         self.options = scenario.options
         self.services = SERVICES
         self.world = World(scenario.seed)
-        self.world.network.delay, self.world.network.splits = scenario.delay, scenario.splits
+        self.world.network.delays, self.world.network.splits = [scenario.delay], [scenario.splits]
         self.journal = Records(self.world)
         self._settings = self.options.settings(_URL)
         self._start = 0.0
@@ -170,12 +170,12 @@ class Driver:
     async def restart(self, seconds: float) -> None:
         """Kill the server and start it again with what it had."""
         world = self.world
-        world.network.up = False
+        world.network.downs.append("restart")
         for connection in list(world.network.connections):
             connection.cut(None)
         await asyncio.sleep(seconds)
         world.server.begin()
-        world.network.up = True
+        world.network.downs.remove("restart")
 
     async def cut_at_command(self, random: Random, *, before: bool) -> str:
         """Cut the connection over which one of the next commands comes, before or after the server has carried it out."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from random import Random
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from tests.chaos.schedule import Fault
 
 if TYPE_CHECKING:
     from tests.simulation.driver import Driver
+
+T = TypeVar("T")
 
 What = tuple[str, tuple[int, ...]] | None
 """A fault as it was applied: in words, and to which processes; None when nobody was there."""
@@ -43,6 +45,13 @@ def _kind(
         return apply
 
     return add
+
+
+async def _during(lasting: list[T], value: T, seconds: float) -> None:
+    """Let something hold for a while, beside whatever else does."""
+    lasting.append(value)
+    await asyncio.sleep(seconds)
+    lasting.remove(value)
 
 
 # -- processes ----------------------------------------------------------------------------------------
@@ -129,9 +138,7 @@ async def _partition(driver: Driver, fault: Fault, random: Random) -> What:
     found = list(driver.world.network.connections)
     for connection in found:
         connection.fall_silent()
-    driver.world.network.up = False
-    await asyncio.sleep(fault.lasts)
-    driver.world.network.up = True
+    await _during(driver.world.network.downs, fault.kind, fault.lasts)
     for connection in found:
         connection.cut(None)
     return f"of {len(found)} connections for {fault.lasts:.1f} s", ()
@@ -140,20 +147,14 @@ async def _partition(driver: Driver, fault: Fault, random: Random) -> What:
 @_kind("delay", 0.5, 2.0)
 async def _delay(driver: Driver, fault: Fault, random: Random) -> What:
     """Everything comes late."""
-    network = driver.world.network
-    usual, network.delay = network.delay, 0.02 + 0.2 * fault.pick
-    await asyncio.sleep(fault.lasts)
-    network.delay = usual
+    await _during(driver.world.network.delays, 0.02 + 0.2 * fault.pick, fault.lasts)
     return f"for {fault.lasts:.1f} s", ()
 
 
 @_kind("pieces", 0.5, 4.0, taken_for="delay")
 async def _pieces(driver: Driver, fault: Fault, random: Random) -> What:
     """Everything comes in small pieces."""
-    network = driver.world.network
-    usual, network.splits = network.splits, 0.8
-    await asyncio.sleep(fault.lasts)
-    network.splits = usual
+    await _during(driver.world.network.splits, 0.8, fault.lasts)
     return f"for {fault.lasts:.1f} s", ()
 
 
@@ -189,10 +190,9 @@ async def _flushall(driver: Driver, fault: Fault, random: Random) -> What:
 
 def _refusing(code: str, text: str, *lasts: float, only: Callable[[str, bool, bool], bool], taken_for: str = "client-pause") -> None:
     async def refuse(driver: Driver, fault: Fault, random: Random) -> What:
-        server = driver.world.server
-        server.refuse = lambda name, writes, grows: f"{code} {text}" if only(name, writes, grows) else None
-        await asyncio.sleep(fault.lasts)
-        server.refuse = lambda name, writes, grows: None
+        await _during(
+            driver.world.server.refusals, lambda name, writes, grows: f"{code} {text}" if only(name, writes, grows) else "", fault.lasts
+        )
         return f"for {fault.lasts:.1f} s", ()
 
     refuse.__doc__ = f"The server answers with {code} for a while."

@@ -17,17 +17,17 @@ class Network:
     """The connections between processes and the server.
 
     Attributes:
-        up: whether connections are accepted.
-        delay: the longest usual delay of a piece, in seconds.
-        splits: the share of writes that arrive in pieces.
+        delays: the longest delays of a piece, in seconds, the greatest of which counts: the usual one, and those of faults that last.
+        splits: the shares of writes that arrive in pieces, the greatest of which counts.
+        downs: what keeps connections from being accepted now.
         connections: those that are open.
     """
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self.up = True
-        self.delay = 0.001
-        self.splits = 0.05
+        self.delays = [0.001]
+        self.splits = [0.05]
+        self.downs: list[str] = []
         self.connections: list[Connection] = []
         self._made = 0
 
@@ -60,14 +60,14 @@ class Direction:
             return
         while data:
             size = len(data)
-            if size > 1 and self._random.random() < self._network.splits:
+            if size > 1 and self._random.random() < max(self._network.splits):
                 size = self._random.randrange(1, size)
             self.later(self._arrive, data[:size])
             data = data[size:]
 
     def later(self, callback: Callable[..., None], *args: Any) -> None:
         """Call a function at the other end, behind what was sent."""
-        self._last = max(self._last, self._world.loop.now + self.slow + self._random.random() * self._network.delay)
+        self._last = max(self._last, self._world.loop.now + self.slow + self._random.random() * max(self._network.delays))
         # Timers of one moment may run in any order.
         self._under_way.append((callback, args))
         self._world.loop.call_at(self._last, self._go_on, context=self._context)
@@ -104,8 +104,8 @@ class Connection:
         self.process = process
         self._receive = receive
         self._lost = lost
-        self.opening = random.random() * network.delay * 2
-        self.refused = not network.up
+        self.opening = random.random() * max(network.delays) * 2
+        self.refused = bool(network.downs)
         self.closed = False
         self._session: Session | None = None
         self.to_server = Direction(world, network, random, self._at_server, world.context)

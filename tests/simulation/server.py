@@ -11,7 +11,7 @@ from typing import Any
 import hiredis
 import lupa.lua51 as lupa
 
-from tests.simulation.commands import BLOCKS, COMMANDS, OK, Streams, block_of, decimal, streams_of
+from tests.simulation.commands import BLOCKS, COMMANDS, OK, Pairs, Streams, block_of, decimal, streams_of
 from tests.simulation.storage import ErrorReply, Status, Storage
 
 _VERSION = "7.2.4"
@@ -32,8 +32,8 @@ class Server:
 
     Attributes:
         db: its keys.
-        refuse: called with the name of each command or script, and whether it writes and may grow; returns the error with which the server
-            refuses it, or None.
+        refusals: called with the name of each command or script, and whether it writes and may grow; the first that returns a text has it
+            refused with that error.
         observe: called with the session, the client, the words of each command that was carried out, and its answer.
         meet: called with the session and the words of each command before it is carried out; returns whether the connection is to be cut
             "before" that or "after", or None.
@@ -43,7 +43,7 @@ class Server:
         self.db = Storage(clock)
         self.later = later
         self.random = random
-        self.refuse: Callable[[str, bool, bool], str | None] = lambda name, writes, grows: None
+        self.refusals: list[Callable[[str, bool, bool], str]] = []
         self.observe: Callable[[int, Any, list[bytes], Any], None] = lambda session, client, words, answer: None
         self.meet: Callable[[Session, list[bytes]], str | None] | None = None
         self.sessions: list[Session] = []
@@ -69,7 +69,7 @@ class Server:
         command = COMMANDS.get(name)
         if command is None:
             raise ErrorReply(f"ERR unknown command '{name.decode('latin-1')}', with args beginning with: ")
-        if not script and (refusal := self.refuse(name.decode(), command.writes, command.grows)):
+        if not script and (refusal := self._refusal(name.decode(), command.writes, command.grows)):
             raise ErrorReply(refusal)
         return command.run(self.db, self.random, words[1:])
 
@@ -78,10 +78,13 @@ class Server:
         count = int(words[0])
         flags = source.partition(b"\n")[0] if source.startswith(b"#!") else b""
         writes = b"no-writes" not in flags
-        if refusal := self.refuse("script", writes, writes and b"allow-oom" not in flags):
+        if refusal := self._refusal("script", writes, writes and b"allow-oom" not in flags):
             raise ErrorReply(refusal)
         self.scripts[hashlib.sha1(source, usedforsecurity=False).hexdigest().encode()] = source
         return _run(self, source, words[1 : 1 + count], words[1 + count :])
+
+    def _refusal(self, name: str, writes: bool, grows: bool) -> str:
+        return next((text for refuse in self.refusals if (text := refuse(name, writes, grows))), "")
 
     def publish(self, channel: bytes, message: bytes) -> int:
         """Send a message to those who listen."""
@@ -157,9 +160,7 @@ class Session:
         """Send an answer."""
         if words is not None:
             self._server.observe(self.number, self._client_process, words, answer)
-        out: list[bytes] = []
-        _encode(answer, out)
-        self._send(b"".join(out))
+        self._send(encoded(answer))
 
     def unblock(self) -> bool:
         """End its waiting without an answer; False when it does not wait."""
@@ -284,6 +285,13 @@ _OF_SESSIONS: dict[bytes, Callable[[Session, list[bytes]], Any]] = {
 }
 
 
+def encoded(answer: Any) -> bytes:
+    """Return an answer as it is sent."""
+    out: list[bytes] = []
+    _encode(answer, out)
+    return b"".join(out)
+
+
 def _encode(value: Any, out: list[bytes]) -> None:
     if value is None:
         out.append(b"_\r\n")
@@ -370,6 +378,8 @@ def _to_lua(value: Any) -> Any:
         pairs = value.items()
         flat = [[name, each] for name, each in pairs] if type(value) is Streams else [word for pair in pairs for word in pair]
         return _to_lua(flat)
+    if type(value) is Pairs:
+        return _to_lua([word for pair in value for word in pair])
     return _lua.table_from([_to_lua(each) for each in value])
 
 

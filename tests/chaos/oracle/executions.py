@@ -56,7 +56,8 @@ def overlaps(case: Case) -> Iterator[Violation]:
             if one.call != following.call or over <= following.at or _blocked(case, one.pid, following.at - within):
                 continue
             recent = [hit for hit in hits if hit.at < following.at and hit.until > following.at - within]
-            if all(hit.pids and one.pid not in hit.pids for hit in recent):
+            # One that stood still begins what was taken from it meanwhile, and notices with its next word to the server.
+            if all(hit.pids and not {one.pid, following.pid} & set(hit.pids) for hit in recent):
                 told = f"attempt {following.attempt} began in process {following.pid} while attempt {one.attempt} ran in {one.pid}"
                 yield Violation("executions", told, key)
 

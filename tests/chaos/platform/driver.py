@@ -79,11 +79,8 @@ class Driver:
         server = EmbeddedServer()
         server.start()
         self._settings = Settings.load({}, url=server.url, namespace="chaos", lease=self._options.lease)
-        options = self._options
-        watchdog = Watchdog(options.most + options.ends, lambda: [host.pid for host in list(self._hosts.values())], self._folder)
         try:
-            with watchdog:
-                await self._with_bus()
+            await self._with_bus()
         finally:
             for host in self._hosts.values():
                 with suppress(ProcessLookupError):
@@ -97,14 +94,19 @@ class Driver:
         async with ToolBus(settings=self._settings) as self._bus:
             for record in records(self._programs):
                 await Records(self._bus).put(record)
-            await self._break_things()
+            async with asyncio.timeout(60):
+                await self._begin()
+            seconds = self._options.most + self._options.ends
+            with Watchdog(seconds, lambda: [host.pid for host in list(self._hosts.values())], self._folder):
+                await self._break_things()
+
+    async def _begin(self) -> None:
+        for slot in range(self._options.hosts):
+            await self._hire(slot)
+        await self._bus.tools.catalogue.wait(lambda: all(name in self._bus.services for name in EFFECTS))
 
     async def _break_things(self) -> None:
         options = self._options
-        for slot in range(options.hosts):
-            await self._hire(slot)
-        async with asyncio.timeout(60):
-            await self._bus.tools.catalogue.wait(lambda: all(name in self._bus.services for name in EFFECTS))
         began = time.monotonic()
         async with asyncio.TaskGroup() as tasks:
             callers = [tasks.create_task(self._call(random.Random(f"{options.seed} {caller}"))) for caller in range(options.callers)]

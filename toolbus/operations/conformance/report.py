@@ -56,14 +56,14 @@ class Report:
 
     def junit(self) -> str:
         """Return the outcomes as a JUnit test suite."""
-        counts = Counter(outcome.status for outcome in self.outcomes)
         failures = sum(bool(self._surprise(outcome)) for outcome in self.outcomes)
+        skipped = sum(not self._surprise(outcome) and not outcome.holds for outcome in self.outcomes)
         suite = ElementTree.Element(
             "testsuite",
             name="toolbus protocol conformance",
             tests=str(len(self.outcomes)),
             failures=str(failures),
-            skipped=str(counts["not checked"]),
+            skipped=str(skipped),
         )
         for outcome in self.outcomes:
             case = ElementTree.SubElement(

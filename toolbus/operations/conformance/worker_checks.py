@@ -175,9 +175,12 @@ async def _taken_over(scene: WorkerScene, sent: Sent, news: str = "dead") -> Fra
     return await scene.ended(sent, _TAKES_OVER)
 
 
-async def _moved_after_a_renewal(scene: WorkerScene, other: str, beside: list[Sent] | None = None) -> Sent:
-    """Return a short call that runs and was moved to another worker right after the worker renewed what it holds."""
-    long = (beside or [await scene.publish("count", {"to": 40, "delay": 0.1})])[0]
+async def _moved_after_a_renewal(scene: WorkerScene, other: str, beside: int = 0) -> tuple[Sent, list[Sent]]:
+    """Return a call that runs and was moved to another worker, and others that run beside it.
+
+    All of them end before the worker renews what it holds again, so that its ends alone can show that it lost the first one.
+    """
+    long = await scene.publish("count", {"to": 40, "delay": 0.1})
     await _begun(scene, long)
     _, before, _ = await scene.holder(long)
 
@@ -187,15 +190,12 @@ async def _moved_after_a_renewal(scene: WorkerScene, other: str, beside: list[Se
         before, was = idle, before
         return idle < was
 
-    if beside is None:
-        await until(is_renewed, LEASE + _SLACK, "it does not renew what it holds")
-    sent = await scene.publish("count", {"to": 3, "delay": 0.1})
-    await _begun(scene, sent)
+    await until(is_renewed, LEASE + _SLACK, "it does not renew what it holds")
+    sent, *others = [await scene.publish("count", {"to": 3, "delay": 0.1}) for _ in range(1 + beside)]
+    for each in (sent, *others):
+        await _begun(scene, each)
     await scene.move(sent, other)
-    return sent
-
-
-# -- level 0 --------------------------------------------------------------------------------------
+    return sent, others
 
 
 @WORKER.check("W1", 0)
@@ -573,7 +573,7 @@ async def drops_what_it_lost(scene: WorkerScene) -> None:
     """A call that was moved to another worker, and that ends before the next renewal, is neither answered nor deleted."""
     other = await scene.play_worker(lives=True)
     for _ in range(2):
-        sent = await _moved_after_a_renewal(scene, other)
+        sent, _ = await _moved_after_a_renewal(scene, other)
         for _ in range(int(LEASE / 0.1)):
             await scene.keep(sent, other)
             await asyncio.sleep(0.1)
@@ -589,9 +589,7 @@ async def drops_what_it_lost(scene: WorkerScene) -> None:
 async def finishes_each(scene: WorkerScene) -> None:
     """When one of several calls was lost, the others are answered and deleted all the same, and the lost one is dropped."""
     other = await scene.play_worker(lives=True)
-    beside = [await scene.publish("count", {"to": 6, "delay": 0.1}) for _ in range(3)]
-    await _begun(scene, beside[-1])
-    sent = await _moved_after_a_renewal(scene, other, beside)
+    sent, beside = await _moved_after_a_renewal(scene, other, 3)
     for each in beside:
         frames = await scene.ended(each)
         _check_run(frames)
@@ -610,9 +608,12 @@ async def leaves_what_was_delivered(scene: WorkerScene) -> None:
     sent = await scene.publish("count", {"to": 15, "delay": 0.1})
     await _begun(scene, sent)
     await scene.probe.run("XGROUP", "SETID", scene.queue, "g", "0")
-    frames = await scene.ended(sent)
+    # A read that waits looks at the group again when something is published.
     await _echo(scene, "after the group was set back")
-    _check_run(await scene.frames(sent))
+    await scene.ended(sent)
+    await _echo(scene, "once more")
+    frames = await scene.frames(sent)
+    _check_run(frames)
     if len(_text_of(frames).split()) != 15:
         raise Broken(f"the text is {_text_of(frames)[:60]!r}")
 
@@ -877,17 +878,20 @@ async def hands_back(scene: WorkerScene) -> None:
 
 @WORKER.check("W49", 2)
 async def retires(scene: WorkerScene) -> None:
-    """A worker that has left, with nothing waiting, leaves no stream, fence or table behind (`retire.lua`)."""
+    """A worker that leaves removes its consumer and its fields of the fence (`retire.lua`)."""
     if scene.worker is None:
         raise Broken("there is no worker")
-    await _is_gone(scene, await _echo(scene, "the last one"))
-    # Of earlier checks: entries that nobody takes any more, and consumers of workers that were played.
-    await scene.probe.run("XTRIM", scene.queue, "MAXLEN", 0)
+    instance = await _only_instance(scene)
+    other = await scene.play_worker(lives=True)
+    held = await _unseen(scene, "echo", {"text": "of another worker"}, other, 1)
     await scene.program.stop(scene.worker)
-    own = (scene.queue, scene.fence, scene.keys.instances(SERVICE))
-    left = [key for key in own if await scene.exists(key)]
-    if left:
-        raise Broken(f"it left {', '.join(left)} behind")
+    # Of each consumer a map from field to value in RESP3, and a list of both in RESP2.
+    listed = await scene.probe.run("XINFO", "CONSUMERS", scene.queue, "g")
+    consumers = [(each[b"name"] if isinstance(each, dict) else each[1]).decode() for each in listed]
+    fields = await scene.probe.run("HKEYS", scene.fence)
+    await scene.remove(held)
+    if instance in consumers or f"c:{instance}".encode() in fields:
+        raise Broken("its consumer is in the group, or its counter in the fence, after it has left")
 
 
 @WORKER.check("W50", 2)
@@ -1039,6 +1043,8 @@ async def passes_sessions_on(scene: WorkerScene) -> None:
         return (await scene.holder(sent))[0] == f"~to:{other}"
 
     await until(waits_there, 5.0, "it does not wait for the worker that has the session")
+    await asyncio.sleep(0.3)
+    await waits_there()
     await scene.remove(sent)
 
 
