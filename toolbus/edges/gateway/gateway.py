@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from starlette.requests import HTTPConnection
 
 from toolbus.bus import telemetry
-from toolbus.bus.broker.admin import Admin
+from toolbus.bus.broker.admin import Admin, KnownServices
 from toolbus.bus.client.bus import ToolBus
 from toolbus.bus.client.calls.call import Call
 from toolbus.bus.support.deadlines import Deadlines
@@ -28,9 +28,7 @@ if TYPE_CHECKING:
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
 """Upper bounds of the durations' buckets (seconds)."""
 OTHER = "_OTHER"
-"""Stands for tools that are not known, and for those beyond the first thousand."""
-
-_MOST_NAMES = 1_000
+"""Stands for tools that are not known, and for those that have no metrics of their own."""
 
 
 class Durations:
@@ -51,13 +49,17 @@ class Durations:
 class Measures:
     """The counts of one gateway.
 
+    Args:
+        tools: how many have counts of their own, those that are called first.
+
     Attributes:
         calls: durations by tool and type of error, which is empty for a success.
         in_flight: calls that have not ended.
         streams: those of them whose events are sent as they happen.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tools: int) -> None:
+        self._most = tools
         self.calls: dict[tuple[str, str], Durations] = {}
         self.in_flight = 0
         self.streams = 0
@@ -73,7 +75,7 @@ class Measures:
             known: whether there is such a tool; anybody may make up names without end.
         """
         if tool not in self._names:
-            if known and len(self._names) < _MOST_NAMES:
+            if known and len(self._names) < self._most:
                 self._names.add(tool)
             else:
                 tool = OTHER
@@ -98,22 +100,22 @@ class Backlog:
         self._lock = asyncio.Lock()
         self._asked = 0.0
         self._found: Sequence[ServiceOverview] | None = None
+        self._known = KnownServices()
 
     async def read(self) -> Sequence[ServiceOverview] | None:
         """Return the services as they are now, or None when the server does not say."""
         async with self._lock:
             if time.monotonic() - self._asked > _KEPT:
-                self._found = await _services(self._settings)
+                self._found = await self._ask()
                 self._asked = time.monotonic()
             return self._found
 
-
-async def _services(settings: Settings) -> Sequence[ServiceOverview] | None:
-    try:
-        async with asyncio.timeout(_PATIENCE), Admin(settings) as admin:
-            return await admin.services()
-    except (BrokerError, TimeoutError):
-        return None
+    async def _ask(self) -> Sequence[ServiceOverview] | None:
+        try:
+            async with asyncio.timeout(_PATIENCE), Admin(self._settings) as admin:
+                return await self._known.read(admin)
+        except (BrokerError, TimeoutError):
+            return None
 
 
 async def _refusal(settings: Settings) -> str:
@@ -193,7 +195,7 @@ class Gateway:
         self.settings = bus.settings
         self.authenticator = authenticator
         self.options = options or GatewayOptions()
-        self.measures = Measures()
+        self.measures = Measures(bus.settings.metric_tools)
         self.buffers = StreamBuffers(self.options.buffer)
         self.draining = asyncio.Event()
         self.stopping = asyncio.Event()

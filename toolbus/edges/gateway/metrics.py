@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ from starlette.responses import Response
 from toolbus.bus.telemetry.metrics import MEDIA_TYPE, Exposition
 from toolbus.bus.worker.process.health import Probed
 from toolbus.edges.gateway.bodies import Problem, answer
-from toolbus.edges.gateway.gateway import BUCKETS, Gateway, Measures
+from toolbus.edges.gateway.gateway import BUCKETS, Durations, Gateway, Measures
 from toolbus.edges.gateway.operations import Admitted
 
 if TYPE_CHECKING:
@@ -48,19 +49,27 @@ async def metrics(asked: Admitted[None]) -> Response:
 
 async def metrics_of(gateway: Gateway) -> str:
     """Return the metrics of a gateway, and the queues of the namespace."""
-    found = await gateway.backlog.read()
+    services = await gateway.backlog.read() or ()
+    up = not await gateway.unready()
+    available = sum(tool.available for tool in gateway.bus.tools.values())
+    # It takes long where there are many tools, and a call goes on meanwhile.
+    return await asyncio.to_thread(_exposed, gateway.measures, sorted(gateway.measures.calls.items()), services, up=up, tools=available)
+
+
+def _exposed(
+    measures: Measures, calls: Sequence[tuple[tuple[str, str], Durations]], services: Sequence[ServiceOverview], *, up: bool, tools: int
+) -> str:
     made = Exposition()
-    _add_calls(made, gateway.measures)
-    made.add("toolbus_gateway_in_flight", gateway.measures.in_flight)
-    made.add("toolbus_gateway_streams", gateway.measures.streams)
-    made.add("toolbus_gateway_tools", sum(tool.available for tool in gateway.bus.tools.values()))
-    made.add("toolbus_up", int(not await gateway.unready()))
-    _add_services(made, found or ())
+    _add_calls(made, calls)
+    made.add("toolbus_gateway_in_flight", measures.in_flight)
+    made.add("toolbus_gateway_streams", measures.streams)
+    made.add("toolbus_gateway_tools", tools)
+    made.add("toolbus_up", int(up))
+    _add_services(made, services)
     return made.text()
 
 
-def _add_calls(made: Exposition, measures: Measures) -> None:
-    calls = sorted(measures.calls.items())
+def _add_calls(made: Exposition, calls: Sequence[tuple[tuple[str, str], Durations]]) -> None:
     made.declare("toolbus_calls_total")
     made.declare("gen_ai_execute_tool_duration_seconds")
     for (tool, error), found in calls:
@@ -82,6 +91,7 @@ class ProbedGateway(Probed):
     """Answers probes for a gateway."""
 
     def __init__(self, gateway: Gateway) -> None:
+        super().__init__(gateway.settings)
         self._gateway = gateway
 
     async def unready(self) -> str:
