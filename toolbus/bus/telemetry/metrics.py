@@ -32,7 +32,7 @@ METRICS: Mapping[str, tuple[Literal["counter", "histogram"], str, str]] = {
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
 
 OTHER = "_OTHER"
-"""Stands for the tools that are not known, and for those beyond the first thousand."""
+"""Stands for the tools that are not known, and for those that have no metrics of their own."""
 
 _MOST_NAMES = 1_000
 _names: set[str] = set()

@@ -6,7 +6,7 @@ import asyncio
 import math
 import time
 
-from toolbus.bus.broker.admin import Admin
+from toolbus.bus.broker.admin import Admin, KnownServices
 from toolbus.bus.telemetry.metrics import Exposition
 from toolbus.bus.telemetry.output import lines_lost
 from toolbus.bus.values.results import ToolbusError
@@ -40,6 +40,7 @@ class NamespaceMetrics:
         self._lock = asyncio.Lock()
         self._asked = -math.inf
         self._seen: Seen | None = None
+        self._known = KnownServices()
 
     async def seen(self) -> Seen | None:
         """Return the namespace as it is now, or None when the server does not answer."""
@@ -49,24 +50,32 @@ class NamespaceMetrics:
                 self._asked = time.monotonic()
             return self._seen
 
-    async def exposition(self) -> Exposition:
-        """Return the metrics, to which others may be added."""
-        seen = await self.seen()
-        made = Exposition(self._settings.namespace)
-        made.add("toolbus_log_lines_lost_total", lines_lost())
-        made.add("toolbus_fault", int(seen is None), {"check": SERVER, "state": "fail", "runbook": SERVER_RUNBOOK})
-        for name in _OF_SERVICES:
-            made.declare(name)
-        if seen is not None:
-            _add(made, seen)
-        return made
-
     async def _look(self) -> Seen | None:
         try:
             async with asyncio.timeout(_PATIENCE), Admin(self._settings) as admin:
-                return await look(admin, self._settings, roles=await admin.roles())
+                services = await self._known.read(admin)
+                return await look(admin, self._settings, services=services, roles=await admin.roles())
         except (ToolbusError, TimeoutError):
             return None
+
+
+def exposition(namespace: str, seen: Seen | None, *, up: bool) -> Exposition:
+    """Return the metrics of a namespace as it was seen, to which others may be added.
+
+    Args:
+        namespace: the label of every sample.
+        seen: None when the server does not answer.
+        up: whether this process can do its work.
+    """
+    made = Exposition(namespace)
+    made.add("toolbus_up", int(up))
+    made.add("toolbus_log_lines_lost_total", lines_lost())
+    made.add("toolbus_fault", int(seen is None), {"check": SERVER, "state": "fail", "runbook": SERVER_RUNBOOK})
+    for name in _OF_SERVICES:
+        made.declare(name)
+    if seen is not None:
+        _add(made, seen)
+    return made
 
 
 def _add(made: Exposition, seen: Seen) -> None:
@@ -86,6 +95,7 @@ class ProbedNamespace(Probed):
     """Answers probes for a process that only watches a namespace."""
 
     def __init__(self, settings: Settings) -> None:
+        self._namespace = settings.namespace
         self._metrics = NamespaceMetrics(settings)
 
     async def unready(self) -> str:
@@ -101,6 +111,5 @@ class ProbedNamespace(Probed):
 
     async def metrics(self) -> str:
         """Return the metrics of the namespace."""
-        made = await self._metrics.exposition()
-        made.add("toolbus_up", int(not await self.unready()))
-        return made.text()
+        seen, up = await self._metrics.seen(), not await self.unready()
+        return await asyncio.to_thread(lambda: exposition(self._namespace, seen, up=up).text())

@@ -25,9 +25,7 @@ from toolbus.edges.gateway.supply import Supply
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
 """Upper bounds of the durations' buckets (seconds)."""
 OTHER = "_OTHER"
-"""Stands for tools that are not known, and for those beyond the first thousand."""
-
-_MOST_NAMES = 1_000
+"""Stands for tools that are not known, and for those that have no metrics of their own."""
 
 
 class Durations:
@@ -48,13 +46,17 @@ class Durations:
 class Measures:
     """The counts of one gateway.
 
+    Args:
+        tools: how many have counts of their own, those that are called first.
+
     Attributes:
         calls: durations by tool and type of error, which is empty for a success.
         in_flight: calls that have not ended.
         streams: those of them whose events are sent as they happen.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tools: int) -> None:
+        self._most = tools
         self.calls: dict[tuple[str, str], Durations] = {}
         self.in_flight = 0
         self.streams = 0
@@ -70,7 +72,7 @@ class Measures:
             known: whether there is such a tool; anybody may make up names without end.
         """
         if tool not in self._names:
-            if known and len(self._names) < _MOST_NAMES:
+            if known and len(self._names) < self._most:
                 self._names.add(tool)
             else:
                 tool = OTHER
@@ -159,7 +161,7 @@ class Gateway:
         self.settings = bus.settings
         self.authenticator = authenticator
         self.options = options or GatewayOptions()
-        self.measures = Measures()
+        self.measures = Measures(bus.settings.metric_tools)
         self.buffers = StreamBuffers(self.options.buffer)
         self.draining = asyncio.Event()
         self.stopping = asyncio.Event()

@@ -90,6 +90,7 @@ class Supervisor:
         descriptors: files that every child inherits.
 
     Attributes:
+        settings: as given.
         children: by slot, those that are to go among them until they have ended.
         served: whether any child has served.
         restarts, added, dismissed: how often a child was started again, was added, and was let go.
