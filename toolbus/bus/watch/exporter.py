@@ -12,7 +12,6 @@ from toolbus.bus.telemetry.output import lines_lost
 from toolbus.bus.values.results import ToolbusError
 from toolbus.bus.values.settings import Settings
 from toolbus.bus.watch.faults import CHECKS, SERVER, SERVER_RUNBOOK, Seen, look
-from toolbus.bus.worker.process.health import Probed
 
 # The metrics of services: each with its states, and the fields that count them.
 _OF_SERVICES = {
@@ -89,27 +88,3 @@ def _add(made: Exposition, seen: Seen) -> None:
             for state, field in parts:
                 labels = {"messaging_destination_name": service.publication.service.id, "state": state}
                 made.add(name, int(getattr(service, field)), labels)
-
-
-class ProbedNamespace(Probed):
-    """Answers probes for a process that only watches a namespace."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._namespace = settings.namespace
-        self._metrics = NamespaceMetrics(settings)
-
-    async def unready(self) -> str:
-        """Return why the namespace can't be watched; empty when it can."""
-        if not self.started:
-            return "the exporter does not serve yet"
-        return "the server does not answer" if await self._metrics.seen() is None else ""
-
-    async def report(self) -> dict[str, bool | str]:
-        """Return whether the server answers."""
-        reason = await self.unready()
-        return {"healthy": not reason, "reason": reason}
-
-    async def metrics(self) -> str:
-        """Return the metrics of the namespace."""
-        seen, up = await self._metrics.seen(), not await self.unready()
-        return await asyncio.to_thread(lambda: exposition(self._namespace, seen, up=up).text())

@@ -159,22 +159,9 @@ def exporter_command(
       toolbus exporter
       toolbus exporter --host 0.0.0.0 --port 9100
     """
-    settings = serving_settings("exporter")
-    asyncio.run(_export(settings, host, port))
+    from toolbus.operations.exporter import export
 
-
-async def _export(settings: Settings, host: str, port: int) -> None:
-    from toolbus.bus import telemetry
-    from toolbus.bus.watch.exporter import ProbedNamespace
-    from toolbus.bus.worker.process.health import probes
-    from toolbus.bus.worker.process.lifeline import ended_by
-
-    probed, stopping = ProbedNamespace(settings), asyncio.Event()
-    with ended_by(stopping.set, stopping.set):
-        async with probes(probed, host, port) as taken:
-            probed.started = True
-            telemetry.log.info("health.listening", host=host, port=taken)
-            await stopping.wait()
+    asyncio.run(export(serving_settings("exporter"), host, port))
 
 
 @command("mcp")
