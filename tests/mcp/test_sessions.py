@@ -205,16 +205,26 @@ async def test_a_request_that_comes_twice_runs_once(site: Site, url: str, urls: 
 
 
 @pytest.mark.usefixtures("slow")
-async def test_a_call_is_cancelled_from_another_gateway(site: Site, url: str, urls: list[str]) -> None:
-    """The worker stops the handler, and the request is answered as cancelled, wherever the cancellation is sent."""
+@pytest.mark.parametrize("late", [False, True])
+async def test_a_call_is_cancelled_from_another_gateway(site: Site, url: str, urls: list[str], late: bool) -> None:
+    """The worker stops the handler, and the request is answered as cancelled, wherever and whenever it is cancelled."""
     async with Session.begun(url) as session:
         for number, gateway in enumerate(urls):
-            name = f"session-{number}"
-            calling = asyncio.create_task(session.call(url, "wait", number, name=name))
-            await eventually((site.folder / f"{name}.began").exists, timeout=20)
-            assert (await session.post(gateway, "notifications/cancelled", requestId=number)).status_code == 202
+            name = f"session-{number}-{late}"
+            cancel = session.post(gateway, "notifications/cancelled", requestId=number)
+            if late:
+                async with session.calling(url, "wait", number, {}, name=name) as events:
+                    assert await events.next() is None
+                    assert (await cancel).status_code == 202
+                    while (answer := await events.next()) is None:
+                        pass
+            else:
+                calling = asyncio.create_task(session.call(url, "wait", number, name=name))
+                await eventually((site.folder / f"{name}.began").exists, timeout=20)
+                assert (await cancel).status_code == 202
+                answer = await calling
             await eventually((site.folder / f"{name}.cancelled").exists, timeout=20)
-            assert (await calling)["error"]["code"] == -32800
+            assert answer["error"]["code"] == -32800
 
 
 @pytest.mark.usefixtures("slow")
