@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -16,6 +17,7 @@ from tests.servers import eventually
 from toolbus import ToolError, tool
 from toolbus.bus.broker.admin import Admin
 from toolbus.bus.broker.server.keys import Keys
+from toolbus.bus.broker.statistics import recent as recent_calls
 from toolbus.bus.broker.statistics.answers import BUCKETS, MOST_CALLS, InstanceAnswer, RunningCall, ToolStatistics
 from toolbus.bus.broker.statistics.recent import MOST_RECORDS, RecentCall
 from toolbus.bus.watch.watch import running_calls
@@ -408,13 +410,20 @@ async def test_running_calls_are_named(place: Place) -> None:
         await eventually(ended)
 
 
-async def test_every_attempt_is_told_for_the_history(place: Place) -> None:
+async def test_every_attempt_is_told_for_the_history(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of them, however few are sampled, numbered without a gap; the stream has a length and an end; nothing is told unless asked."""
     key = Keys(place.settings.namespace).ended
     with redis.Redis.from_url(place.settings.url) as client:
         async with place.serving(*TOOLS) as bus:
             await bus.call("succeed")
         assert not client.exists(key)
+        with monkeypatch.context() as patched:
+            patched.setattr(recent_calls, "_GATHERED", 60.0)
+            async with place.serving(*TOOLS, history=500, recent="off") as bus:
+                await bus.call("succeed")
+        # A worker that stops has told of its last calls.
+        assert client.xlen(key) == 1
+        client.delete(key)
         async with place.serving(*TOOLS, history=500, recent="off") as bus, admin_of(place) as admin:
             await asyncio.gather(*(bus.call("succeed", {"text": SECRET}) for _ in range(300)), bus.call("fail"))
 
@@ -432,22 +441,20 @@ async def test_every_attempt_is_told_for_the_history(place: Place) -> None:
 
 
 async def test_what_is_left_out_of_the_history_shows_in_its_numbers(place: Place) -> None:
-    """Beyond its rate a worker tells of some; the last number is still that of all that have ended."""
+    """Beyond its rate a worker tells of some of both kinds; the last number is still that of all that have ended."""
     key = Keys(place.settings.namespace).ended
     ended = 0
-    async with place.serving(*TOOLS, history=10_000, concurrency=1_000) as bus, admin_of(place) as admin:
+    async with place.serving(*TOOLS, history=10_000, concurrency=1_000) as bus, admin_of(place):
         with redis.Redis.from_url(place.settings.url) as client:
-            while ended == client.xlen(key):
-                await asyncio.gather(*(bus.call("succeed") for _ in range(2_000)))
-                ended += 2_000
-        await asyncio.sleep(0)
-        await bus.call("fail")
-        entry, found = "", list[RecentCall]()
-        while page := await admin.ended_after(entry):
-            found += page[0]
-            if page[1] == entry:
-                break
-            entry = page[1]
-    assert len(found) <= ended
-    assert found[-1].tool == "fail"
-    assert found[-1].number == ended + 1
+
+            async def all_are_counted() -> bool:
+                nonlocal ended
+                await bus.call("succeed")
+                ended += 1
+                [(_, fields)] = client.xrevrange(key, count=1) or [("", {})]
+                return bool(fields) and json.loads(fields[b"c"])["number"] == ended
+
+            await asyncio.gather(*(bus.call(tool) for _ in range(2_000) for tool in ("succeed", "fail")))
+            ended += 4_000
+            assert client.xlen(key) < ended
+            await eventually(all_are_counted)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
-import sqlite3
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import redis
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
@@ -16,12 +18,14 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from tests.cli.shell import Shell
 from tests.cli.test_export import Collector, collector
 from tests.cli.test_watching import TOOLS
-from tests.servers import eventually_sync
+from tests.servers import eventually, eventually_sync
 from toolbus.bus.broker.server.keys import Keys
 from toolbus.bus.broker.statistics.recent import RecentCall
+from toolbus.bus.broker.transport.embedded import EmbeddedServer
 from toolbus.bus.values.results import ConfigurationError
+from toolbus.bus.values.settings import Settings
 from toolbus.operations import history
-from toolbus.operations.history import KINDS, Position, Wanted, find, open_store
+from toolbus.operations.history import KINDS, Keeper, Position, Wanted, find, open_store
 
 __all__ = ["collector"]
 
@@ -217,17 +221,13 @@ def test_a_place_that_can_not_be_written_is_tried_again(tmp_path: Path, suffix: 
     if suffix == ".jsonl":
         monkeypatch.setattr(history, "append", _full)
     else:
-        monkeypatch.setattr(history, "_PATIENCE", 0.0)
-        other = sqlite3.connect(place, isolation_level=None)
-        store._database.execute("PRAGMA busy_timeout = 10")  # type: ignore[attr-defined]
-        other.execute("BEGIN IMMEDIATE")
+        store._database.execute("PRAGMA max_page_count = 20")  # type: ignore[attr-defined]
     with pytest.raises(history.StoreFailed):
-        store.write([a_call(2)], 0, Position("2-0"))
+        store.write([a_call(2), *(a_call(each, message="m" * 400) for each in range(3, 500))], 0, Position("500-0"))
     assert store.position().entry == "1-0"
     monkeypatch.undo()
     if suffix != ".jsonl":
-        other.execute("ROLLBACK")
-        other.close()
+        store._database.execute("PRAGMA max_page_count = 20000")  # type: ignore[attr-defined]
     store.write([a_call(2)], 0, Position("2-0"))
     store.close()
     assert [each.id for each in find(str(place), Wanted()).calls] == ["c1", "c2"]
@@ -235,3 +235,37 @@ def test_a_place_that_can_not_be_written_is_tried_again(tmp_path: Path, suffix: 
 
 def _full(path: Path, lines: bytes) -> int:
     raise OSError(28, "No space left on device")
+
+
+@pytest.mark.usefixtures("slow")
+@pytest.mark.anyio
+async def test_a_server_that_comes_back_is_followed_again(tmp_path: Path, fresh_server: Callable[..., EmbeddedServer]) -> None:
+    """Calls that end after an outage are kept as those before it, though the server has lost its stream and its clock is behind."""
+    server, place = fresh_server(), str(tmp_path / "calls.db")
+    keeper = Keeper(Settings(url=server.url), open_store(place, SIZE), kept=1e9, arguments=False)
+
+    def tell(number: int, entry: str) -> None:
+        with redis.Redis.from_url(server.url) as client:
+            client.xadd(Keys("default").ended, {"c": msgspec.json.encode(a_call(number, ended=time.time()))}, id=entry)
+
+    async def told(count: int) -> None:
+        await eventually(lambda: len(find(place, Wanted()).calls) == count, timeout=60)
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(keeper.run())
+        tell(1, "200-0")
+        await told(1)
+        server.kill()
+        server.start()
+        tell(2, "100-0")
+        await told(2)
+        keeper.stop()
+
+
+def test_a_server_that_is_not_there_ends_the_start(shell: Shell) -> None:
+    """In one line, and a place that is none does so, too."""
+    shell.environment["TOOLBUS_URL"] = "redis://127.0.0.1:1"
+    for words, said in ((("calls.db", "--connect-timeout", "0"), "can't reach"), (("calls.txt",), "is a file that ends in"), ((), "PLACE")):
+        done = shell.run("operate", "history", *words)
+        assert done.returncode == (1 if words else 2)
+        assert said in done.stderr

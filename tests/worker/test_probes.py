@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.servers import eventually
+from tests.servers import eventually, plain_metrics
 from toolbus.bus.broker.statistics.answers import ToolStatistics
-from toolbus.bus.telemetry.metrics import EXPOSED, Exposition
+from toolbus.bus.telemetry.metrics import EXPOSED, OTHER, Exposition
 from toolbus.bus.values.settings import Settings
-from toolbus.bus.worker.process.health import Probed, ProbedChildren, ProcessCounts, Report, probes, worker_metrics
+from toolbus.bus.worker.process.health import Busiest, Probed, ProbedChildren, ProcessCounts, Report, probes, worker_metrics
 from toolbus.bus.worker.process.lifeline import Bounds, ChildState
 from toolbus.bus.worker.process.supervisor import Child, Supervisor
 
@@ -126,7 +126,7 @@ def test_every_metric_of_a_worker_is_in_the_table() -> None:
     report = Report(healthy=True, ready=1, version="1", python="3", sessions={"s": 2}, tools=[tool], processes=processes)
     text = worker_metrics(report)
     told = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
-    assert told == {name for name in EXPOSED if name.startswith(("toolbus_up", "toolbus_worker_", "process_"))}
+    assert told == {name for name in EXPOSED if name.startswith(("toolbus_up", "toolbus_worker_", "process_", "toolbus_log_"))}
     values = values_of(text)
     labels = 'messaging_destination_name="a\\"b\\\\",gen_ai_tool_name="t"'
     name = "toolbus_worker_duration_seconds"
@@ -146,16 +146,57 @@ async def test_several_processes_are_told_as_one_and_counters_never_fall() -> No
         for slot, port in enumerate(ports):
             served(supervisor, slot, port)
         name, labels = "toolbus_worker_attempts_total", '{messaging_destination_name="s",gen_ai_tool_name="t"}'
-        both = values_of(await children.metrics())
+        both = values_of(plain_metrics(await children.metrics()))
         assert (both[name + labels], both["toolbus_worker_processes_ready"], both["toolbus_worker_running"]) == (7, 2, 2)
         supervisor.children[0].end(0.0)
         supervisor.restarts += 1
-        one = values_of(await children.metrics())
+        one = values_of(plain_metrics(await children.metrics()))
         assert (one[name + labels], one["toolbus_worker_processes_ready"], one["toolbus_worker_running"]) == (7, 1, 1)
         assert (one["toolbus_worker_restarts_total"], one["toolbus_worker_processes"]) == (1, 2)
         assert await children.unready() == ""
         served(supervisor, 0, ports[0])
-        assert values_of(await children.metrics())[name + labels] == 10
+        assert values_of(plain_metrics(await children.metrics()))[name + labels] == 10
+
+
+def counts(tool: str, calls: int, failures: int = 0) -> ToolStatistics:
+    """Return the counts of a tool whose calls took a millisecond."""
+    failed = {"tool_error": failures} if failures else {}
+    return ToolStatistics("s", tool, started=calls, failed=failed, total_ms=float(calls), buckets=(0, calls))
+
+
+def test_the_busiest_tools_have_metrics_of_their_own() -> None:
+    """The others are counted as one, whose counters neither fall nor jump when a tool rises among the first or falls behind."""
+    busiest = Busiest(2)
+
+    def told(*tools: ToolStatistics) -> dict[str, tuple[int, int, float, int]]:
+        found = busiest.of(tools)
+        return {each.tool: (each.started, each.failed.get("tool_error", 0), each.total_ms, sum(each.buckets)) for each in found}
+
+    assert told(counts("a", 9), counts("b", 8)) == {"a": (9, 0, 9.0, 9), "b": (8, 0, 8.0, 8)}
+    assert told(counts("a", 9), counts("b", 8), counts("c", 3, 1)) == {"a": (9, 0, 9.0, 9), "b": (8, 0, 8.0, 8), OTHER: (3, 1, 3.0, 3)}
+    risen = told(counts("a", 9), counts("b", 10), counts("c", 20, 1))
+    assert risen == {"b": (10, 0, 10.0, 10), "c": (20, 1, 20.0, 20), OTHER: (3, 1, 3.0, 3)}
+    assert told(counts("a", 10, 1), counts("b", 11), counts("c", 21, 1))[OTHER] == (4, 2, 4.0, 4)
+    assert told(counts("a", 40, 1), counts("b", 11), counts("c", 21, 1))[OTHER] == (4, 2, 4.0, 4)
+    assert told(counts("a", 40, 1), counts("b", 12), counts("c", 21, 1))[OTHER] == (5, 2, 5.0, 5)
+
+
+async def test_the_metrics_of_thousands_of_tools_are_bounded() -> None:
+    """A setting says how many tools have their own; the sums over all of them stay true."""
+
+    class Many(Probed):
+        async def report(self) -> Report:
+            return Report(healthy=True, tools=[counts(f"tool{number:04}", number + 1) for number in range(5_000)])
+
+    async with probes(Many(Settings.load({}, metric_tools=50)), "127.0.0.1", 0) as port:
+        _, text = await ask(port, "/metrics")
+    values = values_of(text)
+    attempts = {name: value for name, value in values.items() if name.startswith("toolbus_worker_attempts_total")}
+    assert len(attempts) == 51
+    assert sum(attempts.values()) == sum(range(5_001))
+    assert f'toolbus_worker_attempts_total{{messaging_destination_name="{OTHER}",gen_ai_tool_name="{OTHER}"}}' in attempts
+    assert 'toolbus_worker_attempts_total{messaging_destination_name="s",gen_ai_tool_name="tool4999"}' in attempts
+    assert len(text) < 200_000
 
 
 async def test_a_process_that_does_not_answer_is_not_ready() -> None:

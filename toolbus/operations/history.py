@@ -83,7 +83,7 @@ class Position(msgspec.Struct, frozen=True):
         numbers, missing = dict(self.numbers), 0
         began = self.began or (calls[0].ended if calls else 0.0)
         for call in calls:
-            teller = call.by or call.instance
+            teller = (call.by or call.instance)[:_MOST_NAME]
             before = numbers.pop(teller, None)
             if before is None:
                 # Of a worker that began before the history did, earlier ones were never to be kept.
@@ -95,7 +95,7 @@ class Position(msgspec.Struct, frozen=True):
         return Position(entry, began, numbers), missing
 
 
-_MOST_TELLERS = 1_000
+_MOST_TELLERS, _MOST_NAME = 1_000, 256
 
 
 class StoreFailed(Exception):
@@ -341,6 +341,7 @@ class _Table:
 
     def __init__(self, path: Path, size: int) -> None:
         self._lock = _alone(path)
+        self._path = path
         self._size = size
         with _of(path):
             # SQLite would let everybody read it.
@@ -355,8 +356,9 @@ class _Table:
             self._database.execute(f"PRAGMA user_version = {_FORMAT}")
 
     def position(self) -> Position:
-        found = self._database.execute("SELECT document FROM position").fetchone()
-        return msgspec.json.decode(found[0], type=Position) if found else Position()
+        with _of(self._path):
+            found = self._database.execute("SELECT document FROM position").fetchone()
+            return msgspec.json.decode(found[0], type=Position) if found else Position()
 
     def write(self, calls: Sequence[RecentCall], missing: int, position: Position) -> None:
         with self._change() as database:
@@ -410,8 +412,8 @@ def _find_rows(path: Path, wanted: Wanted) -> Found:
                 calls.append(call)
             if len(calls) == wanted.limit:
                 break
-        [missing] = database.execute("SELECT coalesce(sum(missing), 0) FROM missing WHERE ended >= ?", (wanted.since,)).fetchone()
-    return Found(calls[::-1], missing)
+        [missing] = database.execute("SELECT total(missing) FROM missing WHERE ended >= ?", (wanted.since,)).fetchone()
+    return Found(calls[::-1], int(missing))
 
 
 class _Kind(NamedTuple):

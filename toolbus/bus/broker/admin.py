@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Iterable, Sequence
 from types import TracebackType
@@ -485,6 +486,36 @@ class Admin:
             return info_fields(await self._link.execute("INFO", section))
         except ReplyError:
             return {}
+
+
+# What no change of the registry tells of is found all the same.
+_READ_ANEW_AFTER = 30.0
+
+
+class KnownServices:
+    """Tells what goes on in the services again and again; their descriptions, which are long, are read when the registry has changed.
+
+    Attributes:
+        revision: the registry's, when they were read.
+    """
+
+    def __init__(self) -> None:
+        self.revision: bytes | None = None
+        self._records: list[ServiceRecord] = []
+        self._read_at = -math.inf
+
+    @property
+    def expired(self) -> bool:
+        """True when the next reading reads them in any case."""
+        return time.monotonic() - self._read_at > _READ_ANEW_AFTER
+
+    async def read(self, admin: Admin) -> list[ServiceOverview]:
+        """Return what is going on in the services, as ``Admin.services`` does."""
+        revision = await admin.revision()
+        if revision != self.revision or self.expired:
+            self._records = await admin.records()
+            self.revision, self._read_at = revision, time.monotonic()
+        return await admin.overviews(self._records)
 
 
 def _overview(record: ServiceRecord, counts: Sequence[int]) -> ServiceOverview:

@@ -70,6 +70,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     wait_timeout: Annotated[float, msgspec.Meta(gt=0, le=5)] = 1.0
     recent: Literal["off", "on", "arguments"] = "on"
     history: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0
+    metric_tools: _Count = 200
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["auto", "text", "json"] = "auto"
 

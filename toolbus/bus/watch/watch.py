@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
 
 import msgspec
 
-from toolbus.bus.broker.admin import Admin
+from toolbus.bus.broker.admin import Admin, KnownServices
 from toolbus.bus.broker.lease.dead_letters import DeadLetter
-from toolbus.bus.broker.protocols import ServiceRecord
 from toolbus.bus.broker.statistics.answers import InstanceAnswer, LastError, RunningCall, ToolStatistics, added, quantile
 from toolbus.bus.broker.statistics.asking import Statistics, merged
 from toolbus.bus.broker.statistics.recent import RecentCall
@@ -363,8 +362,6 @@ def dead_letter_view(letter: DeadLetter) -> DeadLetterView:
 WINDOW = 10.0
 """Seconds over which rates are computed."""
 
-# What no change of the registry tells of is found all the same.
-_READ_ANEW_AFTER = 30.0
 # Seconds between two looks at the server, which take some round trips.
 _LOOK_EVERY = 5.0
 _MOST_DEAD = 50
@@ -387,9 +384,7 @@ class Watch:
         self._tools = ToolViews()
         self._patience = patience
         self._admin: Admin | None = None
-        self._revision: bytes | None = None
-        self._records: list[ServiceRecord] = []
-        self._read_at = 0.0
+        self._known = KnownServices()
         self._pins: tuple[bytes | None, tuple[PinView, ...]] = (None, ())
         self._calls: deque[RecentCall] = deque(maxlen=calls)
         self._last_call = ""
@@ -480,21 +475,20 @@ class Watch:
         return self._faults[1]
 
     async def _services(self, admin: Admin) -> list[ServiceOverview]:
-        """Return what goes on in the services; their descriptions, which are long, are read when they have changed."""
-        revision, now = await admin.revision(), time.monotonic()
-        if revision != self._revision or now - self._read_at > _READ_ANEW_AFTER:
-            if now - self._read_at > _READ_ANEW_AFTER:
-                # A stranger's record with an id of the future would hide all later ones.
-                self._last_call = ""
-            self._records = await admin.records()
-            self._revision, self._read_at = revision, now
-        return await admin.overviews(self._records)
+        """Return what goes on in the services."""
+        if self._known.expired:
+            # A stranger's record with an id of the future would hide all later ones.
+            self._last_call = ""
+        return await self._known.read(admin)
 
     async def _approved(self, admin: Admin) -> tuple[PinView, ...]:
         """Return the approved descriptors, which are read when the registry has changed, whose items they are."""
-        if self._pins[0] != self._revision:
+        if self._pins[0] != self._known.revision:
             found = await admin.pins.all()
-            self._pins = self._revision, tuple(PinView(name=each.name, digest=each.approved) for each in found if each.state == "approved")
+            self._pins = (
+                self._known.revision,
+                tuple(PinView(name=each.name, digest=each.approved) for each in found if each.state == "approved"),
+            )
         return self._pins[1]
 
     async def _recent(self, admin: Admin) -> list[RecentCall]:

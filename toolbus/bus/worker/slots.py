@@ -11,11 +11,11 @@ import platform
 import socket
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from toolbus.bus import telemetry
-from toolbus.bus.broker.statistics.answers import MOST_CALLS, InstanceAnswer, RunningCall, ServedService
+from toolbus.bus.broker.statistics.answers import MOST_CALLS, InstanceAnswer, RunningCall, ServedService, ToolStatistics
 from toolbus.bus.middleware.chain import Middleware
 from toolbus.bus.support.deadlines import Deadlines
 from toolbus.bus.support.display import shortened
@@ -440,15 +440,20 @@ class Slots:
 
     # -- WorkerListener ---------------------------------------------------------------------------
 
-    def answer(self) -> InstanceAnswer:
-        """Return the statistics of this worker, to which its broker adds the rest."""
-        held = list(self._runs.values())
+    def counts(self) -> Iterator[ToolStatistics]:
+        """Return the counts of each tool that was called; who has no time for thousands at once may read them bit by bit."""
         # A handler that was told to stop and still runs is not counted: its attempt has ended.
-        running = Counter(id(run.handler) for run in held if run.state < RunState.ANSWERED)
-        opened = self.sessions.opened()
+        running = Counter(id(run.handler) for run in self._runs.values() if run.state < RunState.ANSWERED)
         served = self._served.values()
         counts = [(each.id, tool, handler.counts, running[id(handler)]) for each in served for tool, handler in each.handlers()]
         counts += [(each.id, "", each.unknown, 0) for each in served]
+        return filter(None, (of_tool.statistics(service, tool, now) for service, tool, of_tool, now in counts))
+
+    def answer(self, tools: Iterable[ToolStatistics] | None = None) -> InstanceAnswer:
+        """Return the statistics of this worker, to which its broker adds the rest; ``tools`` are ``counts`` that were read before."""
+        held = list(self._runs.values())
+        opened = self.sessions.opened()
+        served = self._served.values()
         return InstanceAnswer(
             instance="",
             host=socket.gethostname(),
@@ -462,7 +467,7 @@ class Slots:
                 ServedService(each.id, each.publication.service.queue, each.publication.digest, sessions=len(opened.get(each.id, ())))
                 for each in served
             ),
-            tools=tuple(filter(None, (of_tool.statistics(service, tool, now) for service, tool, of_tool, now in counts))),
+            tools=tuple(self.counts() if tools is None else tools),
             sessions=tuple(each for found in opened.values() for each in found),
             calls=tuple(map(_running, held[:MOST_CALLS])),
             lines_lost=lines_lost(),

@@ -416,13 +416,18 @@ class Worker:
         slots = self._opened()
         return {**slots.statistics(), **slots.broker.statistics()}
 
-    def answer(self) -> InstanceAnswer:
-        """Return the counts of each tool and service, as far as the broker does not know them better.
+    async def answer(self) -> InstanceAnswer:
+        """Return the counts of each tool and service, as far as the broker does not know them better; calls go on meanwhile.
 
         Raises:
             ConfigurationError: the worker was never opened.
         """
-        return self._opened().answer()
+        slots, tools = self._opened(), []
+        for tool in slots.counts():
+            tools.append(tool)
+            if len(tools) % _COUNTED_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        return slots.answer(tools)
 
     def _opened(self) -> Slots:
         if self._slots is None:
@@ -435,6 +440,8 @@ class Worker:
 
 
 _RETRY_FIRST, _RETRY_MOST = 0.05, 1.0
+# Tools whose counts are read without a pause, which takes some milliseconds.
+_COUNTED_AT_ONCE = 100
 
 
 class NestedBus:

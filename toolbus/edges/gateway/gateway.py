@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from bisect import bisect_left
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from starlette.requests import HTTPConnection
 
@@ -18,19 +17,15 @@ from toolbus.bus.client.calls.call import Call
 from toolbus.bus.support.deadlines import Deadlines
 from toolbus.bus.values.results import BrokerError, ErrorInfo
 from toolbus.bus.values.settings import Settings
+from toolbus.bus.watch.exporter import NamespaceMetrics
 from toolbus.edges.gateway.bodies import Problem
 from toolbus.edges.gateway.options import Authenticator, GatewayOptions, Permission, Principal
 from toolbus.edges.gateway.supply import Supply
 
-if TYPE_CHECKING:
-    from toolbus.bus.broker.admin import ServiceOverview
-
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
 """Upper bounds of the durations' buckets (seconds)."""
 OTHER = "_OTHER"
-"""Stands for tools that are not known, and for those beyond the first thousand."""
-
-_MOST_NAMES = 1_000
+"""Stands for tools that are not known, and for those that have no metrics of their own."""
 
 
 class Durations:
@@ -51,13 +46,17 @@ class Durations:
 class Measures:
     """The counts of one gateway.
 
+    Args:
+        tools: how many have counts of their own, those that are called first.
+
     Attributes:
         calls: durations by tool and type of error, which is empty for a success.
         in_flight: calls that have not ended.
         streams: those of them whose events are sent as they happen.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tools: int) -> None:
+        self._most = tools
         self.calls: dict[tuple[str, str], Durations] = {}
         self.in_flight = 0
         self.streams = 0
@@ -73,7 +72,7 @@ class Measures:
             known: whether there is such a tool; anybody may make up names without end.
         """
         if tool not in self._names:
-            if known and len(self._names) < _MOST_NAMES:
+            if known and len(self._names) < self._most:
                 self._names.add(tool)
             else:
                 tool = OTHER
@@ -83,37 +82,6 @@ class Measures:
             found = self.calls[key] = Durations()
         found.buckets[bisect_left(BUCKETS, seconds)] += 1
         found.seconds += seconds
-
-
-# Seconds for which the lengths of the queues are kept, and within which the server must have told them.
-_KEPT = 1.0
-_PATIENCE = 3.0
-
-
-class Backlog:
-    """The lengths of the queues, asked for at most once a second."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self._lock = asyncio.Lock()
-        self._asked = 0.0
-        self._found: Sequence[ServiceOverview] | None = None
-
-    async def read(self) -> Sequence[ServiceOverview] | None:
-        """Return the services as they are now, or None when the server does not say."""
-        async with self._lock:
-            if time.monotonic() - self._asked > _KEPT:
-                self._found = await _services(self._settings)
-                self._asked = time.monotonic()
-            return self._found
-
-
-async def _services(settings: Settings) -> Sequence[ServiceOverview] | None:
-    try:
-        async with asyncio.timeout(_PATIENCE), Admin(settings) as admin:
-            return await admin.services()
-    except (BrokerError, TimeoutError):
-        return None
 
 
 async def _refusal(settings: Settings) -> str:
@@ -193,11 +161,11 @@ class Gateway:
         self.settings = bus.settings
         self.authenticator = authenticator
         self.options = options or GatewayOptions()
-        self.measures = Measures()
+        self.measures = Measures(bus.settings.metric_tools)
         self.buffers = StreamBuffers(self.options.buffer)
         self.draining = asyncio.Event()
         self.stopping = asyncio.Event()
-        self.backlog = Backlog(bus.settings)
+        self.namespace = NamespaceMetrics(bus.settings)
         self.supply = Supply(bus)
         self._lost_since: float | None = None
         self._looked = 0.0

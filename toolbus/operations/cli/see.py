@@ -443,9 +443,9 @@ def calls_command(
     wanted = {name: value for name, value in given if value is not None}
     if running and (failed or follow or error):
         raise click.UsageError("--running shows calls that have not ended; leave out --failed, --error and --follow")
-    if since and (running or follow):
+    if since is not None and (running or follow):
         raise click.UsageError("--since shows what has ended; leave out --running and --follow")
-    if since:
+    if since is not None:
         _show_kept(history or "", since, wanted, call or "", output, failed=failed, limit=limit)
         return
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import heapq
 import os
 import secrets
 import stat
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +20,11 @@ import msgspec
 
 from toolbus.bus import telemetry
 from toolbus.bus.broker.statistics.answers import BOUNDS, ToolStatistics, added
-from toolbus.bus.telemetry.metrics import MEDIA_TYPE, Exposition
+from toolbus.bus.telemetry.metrics import MEDIA_TYPE, OTHER, Exposition
+from toolbus.bus.telemetry.output import lines_lost
 
 if TYPE_CHECKING:
+    from toolbus.bus.values.settings import Settings
     from toolbus.bus.worker.process.supervisor import Supervisor
     from toolbus.bus.worker.worker import Worker
 
@@ -53,6 +57,7 @@ class Report(msgspec.Struct):
     """The counts of one worker process, or of several together.
 
     Attributes:
+        namespace: where it serves.
         healthy: whether any process takes requests.
         ready: how many do.
         reason: why one takes none.
@@ -67,6 +72,7 @@ class Report(msgspec.Struct):
         processes: of the command that started them.
     """
 
+    namespace: str = ""
     healthy: bool = False
     ready: int = 0
     reason: str = ""
@@ -84,10 +90,11 @@ class Report(msgspec.Struct):
     processes: ProcessCounts = ProcessCounts()
 
 
-def report_of(worker: Worker) -> Report:
+async def report_of(worker: Worker) -> Report:
     """Return the report of a worker that was opened in this process."""
-    answer = worker.answer()
+    answer = await worker.answer()
     return Report(
+        namespace=worker.settings.namespace,
         healthy=worker.healthy,
         ready=int(worker.healthy),
         reason=worker.unready,
@@ -98,8 +105,9 @@ def report_of(worker: Worker) -> Report:
         running=answer.running,
         waiting=answer.waiting,
         sessions={each.id: each.sessions for each in answer.services},
-        tools=[msgspec.structs.replace(each, last_error=None) for each in answer.tools],
-        counts=worker.statistics(),
+        # Anybody may read it, and an error may tell more than its type.
+        tools=await asyncio.to_thread(lambda: [msgspec.structs.replace(each, last_error=None) for each in answer.tools]),
+        counts={**worker.statistics(), "lines_lost": lines_lost()},
         cpu=time.process_time(),
         memory=_resident(),
     )
@@ -140,7 +148,45 @@ def _sum(one: ToolStatistics, other: ToolStatistics) -> ToolStatistics:
     )
 
 
+def _since(now: ToolStatistics, before: ToolStatistics) -> ToolStatistics:
+    """Return what was counted since earlier counts."""
+    return msgspec.structs.replace(
+        now,
+        **{name: getattr(now, name) - getattr(before, name) for name in _NUMBERS},
+        failed=dict(Counter(now.failed) - Counter(before.failed)),
+        refused=dict(Counter(now.refused) - Counter(before.refused)),
+        buckets=tuple(one - other for one, other in zip_longest(now.buckets, before.buckets, fillvalue=0)),
+    )
+
+
 _NUMBERS = ("started", "succeeded", "cancelled", "retaken", "running", "total_ms")
+
+
+class Busiest:
+    """Tells the tools that are used most apart from the others, which are counted as one.
+
+    The counters of that one never fall, as a tool that rises among the first, or falls behind them, would have them do: it counts what each
+    tool does while it is not among the first.
+
+    Args:
+        most: how many are told apart.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._before: dict[tuple[str, str], ToolStatistics] = {}
+        self._others = ToolStatistics(OTHER, OTHER)
+
+    def of(self, tools: Sequence[ToolStatistics]) -> list[ToolStatistics]:
+        """Return the counts of the busiest tools, and of the others together."""
+        counted = {(each.service, each.tool): each for each in tools}
+        first = heapq.nlargest(self._most, counted, key=lambda name: counted[name].started + sum(counted[name].refused.values()))
+        for name in counted.keys() - set(first):
+            now, before = counted[name], self._before.get(name)
+            if now != before:
+                self._others = _sum(self._others, now if before is None else _since(now, before))
+        self._before = counted
+        return [*(counted[name] for name in first), *([self._others] if self._others.started or self._others.refused else ())]
 
 
 def _resident() -> int:
@@ -168,12 +214,13 @@ _COUNTS = {
     "toolbus_worker_frames_total": "frames_sent",
     "toolbus_worker_commands_total": "commands",
     "toolbus_worker_connects_total": "connects",
+    "toolbus_log_lines_lost_total": "lines_lost",
 }
 
 
 def worker_metrics(report: Report) -> str:
     """Return the metrics of a worker, from the report of its processes together."""
-    made, processes = Exposition(), report.processes
+    made, processes = Exposition(report.namespace), report.processes
     made.add("toolbus_up", int(report.healthy))
     made.add("toolbus_worker_info", 1, {"version": report.version, "python": report.python})
     for name, field in _OF_PROCESSES.items():
@@ -217,11 +264,18 @@ _STATUS = {200: b"200 OK", 404: b"404 Not Found", 405: b"405 Method Not Allowed"
 class Probed:
     """A process, as far as probes are concerned: one that serves nothing.
 
+    Args:
+        settings: how many tools have metrics of their own.
+
     Attributes:
         started: true once it has served.
     """
 
     started = False
+
+    def __init__(self, settings: Settings) -> None:
+        self._busiest = Busiest(settings.metric_tools)
+        self._asked = asyncio.Lock()
 
     async def unready(self) -> str:
         """Return why it can't do its work now; empty when it can."""
@@ -234,18 +288,23 @@ class Probed:
 
     async def metrics(self) -> str:
         """Return its metrics in the text format of Prometheus."""
-        return worker_metrics(await self.report())
+        async with self._asked:
+            return await asyncio.to_thread(self._exposed, await self.report())
+
+    def _exposed(self, report: Report) -> str:
+        return worker_metrics(msgspec.structs.replace(report, tools=self._busiest.of(report.tools)))
 
 
 class ProbedWorker(Probed):
     """Answers probes for a worker, which has no counts before it has served."""
 
     def __init__(self, worker: Worker) -> None:
+        super().__init__(worker.settings)
         self._worker = worker
 
     async def report(self) -> Report:
         """Return its counts."""
-        return report_of(self._worker) if self.started else Report()
+        return await report_of(self._worker) if self.started else Report(namespace=self._worker.settings.namespace)
 
 
 @contextlib.asynccontextmanager
@@ -334,6 +393,7 @@ class ProbedChildren(Probed):
     """Answers probes for the children of a supervisor."""
 
     def __init__(self, supervisor: Supervisor) -> None:
+        super().__init__(supervisor.settings)
         self._supervisor = supervisor
         # By slot and number of the start: the last report of each process that lives.
         self._last: dict[tuple[int, int], Report] = {}
@@ -348,8 +408,9 @@ class ProbedChildren(Probed):
         for key in [*self._last]:
             if key not in ports:
                 self._past = summed([self._past, _ended(self._last.pop(key))])
-        total = summed([self._past, *self._last.values()])
-        total.processes = self._counts()
+        # Thousands of tools take long, and this process follows the load of its children.
+        total = await asyncio.to_thread(summed, [self._past, *self._last.values()])
+        total.namespace, total.processes = self._supervisor.settings.namespace, self._counts()
         return total
 
     def _ports(self) -> dict[tuple[int, int], int]:

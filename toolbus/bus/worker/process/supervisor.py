@@ -90,6 +90,7 @@ class Supervisor:
         descriptors: files that every child inherits.
 
     Attributes:
+        settings: as given.
         children: by slot, those that are to go among them until they have ended.
         served: whether any child has served.
         restarts, added, dismissed: how often a child was started again, was added, and was let go.
@@ -109,7 +110,7 @@ class Supervisor:
     ) -> None:
         self._command, self._after = list(command), list(after)
         self._environment = dict(environment)
-        self._settings = settings
+        self.settings = settings
         self._complain = complain
         self.processes = processes
         self._watch = list(watch)
@@ -268,7 +269,7 @@ class Supervisor:
         Raises:
             BrokerError: the server could not be asked; the leases end by themselves.
         """
-        async with Admin(self._settings) as admin:
+        async with Admin(self.settings) as admin:
             if state.host:
                 await admin.routes.retire(state.host)
             if state.instance:
@@ -308,10 +309,10 @@ class Supervisor:
             child.draining = True
             _signal(process, signal.SIGTERM)
         try:
-            async with asyncio.timeout(self._settings.grace + _MARGIN):
+            async with asyncio.timeout(self.settings.grace + _MARGIN):
                 await process.wait()
         except TimeoutError:
-            telemetry.log.error("supervisor.killing", pid=process.pid, grace=self._settings.grace)
+            telemetry.log.error("supervisor.killing", pid=process.pid, grace=self.settings.grace)
             _signal(process, signal.SIGKILL)
 
     async def _reload(self) -> None:
