@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import shutil
 import signal
 import time
@@ -98,6 +99,15 @@ def entries(client: redis.Redis, keys: Sequence[str]) -> dict[str, int]:
     """Count the entries of these keys, without strings, which have none."""
     sizes = {"hash": client.hlen, "stream": client.xlen, "zset": client.zcard, "set": client.scard, "list": client.llen}
     return {key: sizes[kind](key) for key in keys if (kind := str(client.type(key))) in sizes}
+
+
+def plain_metrics(text: str) -> str:
+    """Return metrics without the label of the namespace, which every sample must have."""
+    lines = text.splitlines(keepends=True)
+    assert [line for line in lines if not line.startswith("#") and "{toolbus_namespace=" not in line] == []
+    return re.sub(
+        r'\{toolbus_namespace="[^"]+"\} | *(?<=\{)toolbus_namespace="[^"]+",', lambda found: " " if found[0].endswith(" ") else "", text
+    )
 
 
 def put_down(process: Stoppable) -> None:

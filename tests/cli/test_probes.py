@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.shell import Shell
-from tests.servers import eventually_sync
+from tests.servers import eventually_sync, plain_metrics
 from tests.tiers import some
 from toolbus.bus.broker.transport.embedded import free_port
 
@@ -83,9 +83,9 @@ def status(port: int, path: str) -> int:
 
 
 def metrics(port: int) -> dict[str, float]:
-    """Return the samples."""
+    """Return the samples, without the label of the namespace, which each of them has."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
-        lines = [line for line in answer.read().decode().splitlines() if not line.startswith("#")]
+        lines = [line for line in plain_metrics(answer.read().decode()).splitlines() if not line.startswith("#")]
     return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
 
 

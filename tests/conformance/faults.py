@@ -164,7 +164,7 @@ _MARK = "\n## Workers\n"
 
 def _rows(table: Table[Any], faults: dict[str, tuple[str, str]]) -> str:
     lines = ["| Number | Level | Requirement | Check | Faults that it finds |", "|---|---|---|---|---|"]
-    for each in table.requirements:
+    for each in sorted(table.requirements, key=lambda each: int(each.id[1:])):
         found = "; ".join(f"`{name}`: {about}" for name, (check, about) in faults.items() if check == each.name)
         check = f"`{each.name}`" if each.run else f"not checked: {each.unchecked}"
         lines.append(f"| {each.id} | {each.level} | {each.meaning} | {check} | {found} |")

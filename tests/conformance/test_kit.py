@@ -18,10 +18,12 @@ import pytest
 from tests.conformance.faults import AGENT_FAULTS, PAGE, WORKER_FAULTS, page
 from toolbus.bus.broker.server import scripts
 from toolbus.operations.conformance.agent_checks import AGENT
+from toolbus.operations.conformance.agent_scene import AgentScene
 from toolbus.operations.conformance.checks import LEVELS, Outcome, Status, Table
 from toolbus.operations.conformance.report import Report
-from toolbus.operations.conformance.scene import AgentScene, WorkerScene, run_checks
+from toolbus.operations.conformance.scene import run_checks
 from toolbus.operations.conformance.worker_checks import WORKER
+from toolbus.operations.conformance.worker_scene import WorkerScene
 
 HERE = Path(__file__).parent
 NODE = shutil.which("node")

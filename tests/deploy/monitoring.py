@@ -50,4 +50,4 @@ def metrics_in(query: str) -> set[str]:
 def labels_in(query: str) -> set[str]:
     """Return the labels of a query."""
     found = [inner or outer for inner, outer in _LABELS.findall(_TEXTS.sub('""', query))]
-    return {part.strip().partition("=")[0] for each in found for part in each.split(",") if part.strip()}
+    return set(re.findall(r"(?:^|,)\s*(\w+)", ",".join(found)))

@@ -13,7 +13,7 @@ import redis
 
 from tests.contract import Place
 from tests.forking import ForkServer, Program
-from tests.servers import eventually, put_down
+from tests.servers import eventually, plain_metrics, put_down
 from toolbus import ToolBus
 from toolbus.bus.broker.admin import Admin, ServiceOverview
 from toolbus.bus.broker.statistics.recent import RecentCall
@@ -139,7 +139,7 @@ async def test_a_service_without_workers_stays_visible(place: Place, spawn: Spaw
         assert found is not None
         assert (found.state, found.down, found.paused) == (state, state == "down", True)
         assert 0 <= await admin.now() - found.gone < 60
-        samples = (await metrics_of(gateway)).splitlines()
+        samples = plain_metrics(await metrics_of(gateway)).splitlines()
         labels = 'messaging_destination_name="faults"'
         assert f"toolbus_workers{{{labels}}} 0" in samples
         assert f'toolbus_queue_length{{{labels},state="queued"}} {waiting}' in samples

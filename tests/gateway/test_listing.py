@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from tests.gateway.served import Site
 from tests.records.made import recorded
-from tests.servers import eventually
+from tests.servers import eventually, plain_metrics
 from toolbus.bus.broker.admin import Admin
 from toolbus.bus.values.settings import Settings
 from toolbus.edges.gateway.app import ROUTES
@@ -216,7 +216,7 @@ async def test_metrics_count_calls_by_tool_and_outcome(client: httpx.AsyncClient
         await client.post(f"/v1/tools/made-up-{number}/invoke", json={})
     found = await client.get("/metrics")
     assert found.headers["content-type"].startswith("text/plain; version=0.0.4")
-    values = dict(line.rsplit(" ", 1) for line in found.text.splitlines() if not line.startswith("#"))
+    values = dict(line.rsplit(" ", 1) for line in plain_metrics(found.text).splitlines() if not line.startswith("#"))
     assert int(values['toolbus_calls_total{gen_ai_tool_name="add"}']) >= 3
     assert int(values['toolbus_calls_total{gen_ai_tool_name="crashes",error_type="tool_error"}']) >= 1
     assert int(values['toolbus_calls_total{gen_ai_tool_name="_OTHER",error_type="not_found"}']) >= 5

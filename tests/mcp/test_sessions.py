@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Self
@@ -23,30 +24,6 @@ from toolbus.bus.broker.held.mcp import McpRequest, McpSession
 pytestmark = pytest.mark.anyio
 
 NEWEST = OLDER[0]
-TICKS = """
-import asyncio
-from pathlib import Path
-from toolbus import Progress, tool
-
-HERE = Path(__file__).parent
-
-@tool(effect="once", timeout=60)
-async def ticks(name: str, to: int):
-    "Say a number at a time, each when its file is there."
-    with (HERE / f"{name}.runs").open("a") as runs:
-        runs.write("x")
-    for number in range(to):
-        while not (HERE / f"{name}.{number}").exists():
-            await asyncio.sleep(0.01)
-        yield f"{number} "
-        yield Progress(number + 1, to)
-
-@tool
-async def nap(seconds: float) -> str:
-    "Sleep."
-    await asyncio.sleep(seconds)
-    return "slept"
-"""
 
 
 class Session:
@@ -121,22 +98,6 @@ class Events:
         raise EOFError("the stream has ended")
 
 
-@pytest.fixture
-async def ticking(site: Site, url: str, urls: list[str]) -> None:
-    """Two more tools at both gateways."""
-    if not (site.folder / "ticks.py").exists():
-        (site.folder / "ticks.py").write_text(TICKS)
-        site.worker("ticks.py")
-    for each in urls:
-        await listed(each, "ticks")
-
-
-def go(site: Site, name: str, *numbers: int) -> None:
-    """Let ``ticks`` say some numbers."""
-    for number in numbers:
-        (site.folder / f"{name}.{number}").touch()
-
-
 @pytest.mark.parametrize("version", OLDER)
 async def test_any_gateway_answers_a_session(url: str, urls: list[str], version: str) -> None:
     """A session that one gateway began is answered by another, for the one who began it alone, and ended there for both."""
@@ -198,61 +159,72 @@ async def test_what_is_no_request_of_a_session(url: str) -> None:
         assert text_of((await session.call(url, "echo", text="x"))["result"]) == "x"
 
 
-@pytest.mark.usefixtures("slow", "ticking")
+@pytest.mark.usefixtures("slow")
 async def test_a_lost_stream_goes_on_at_another_gateway(site: Site, url: str, urls: list[str]) -> None:
     """A client that comes back has every piece of text once, the call runs once, and its answer is there again for a while."""
     async with Session.begun(url) as session:
         heard: list[str] = []
-        go(site, "lost", 0)
-        async with session.calling(url, "ticks", 7, {"progressToken": "p"}, name="lost", to=3) as events:
-            assert await events.next() is None
-            while "0 " not in "".join(heard):
+        async with session.calling(url, "once_job", 7, {"progressToken": "p"}, name="lost") as events:
+            while "begun " not in "".join(heard):
                 message = await events.next()
-                assert message is not None
-                heard.append(message["params"].get("message", ""))
-                assert message["params"]["progressToken"] == "p"
-        go(site, "lost", 1, 2)
+                if message is not None:
+                    assert message["params"]["progressToken"] == "p"
+                    heard.append(message["params"]["message"])
+        (site.folder / "lost.go").touch()
         async with session.stream(urls[1], events.last) as rest:
-            while "result" not in (message := await rest.next() or {}):
-                heard.append(message["params"].get("message", "") if message else "")
+            while "params" in (message := await rest.next() or {"params": {"message": ""}}):
+                heard.append(message["params"]["message"])
                 before = rest.last
         assert message["id"] == 7
-        assert text_of(message["result"]) == "".join(heard) == "0 1 2 "
+        assert text_of(message["result"]) == "".join(heard) == "begun done"
         async with session.stream(url, before) as again:
-            assert await again.next() == message
+            while (answer := await again.next()) is None:
+                pass
+            assert answer == message
         assert (site.folder / "lost.runs").read_text() == "x"
 
 
-@pytest.mark.usefixtures("slow", "ticking")
+@pytest.mark.usefixtures("slow")
 async def test_a_request_that_comes_twice_runs_once(site: Site, url: str, urls: list[str]) -> None:
     """A proxy may send a request again to another gateway; the same id after the answer means another call."""
     async with Session.begun(url) as session:
-        call = (7, {}), {"name": "twice", "to": 1}
         async with (
-            session.calling(urls[0], "ticks", *call[0], **call[1]) as first,
-            session.calling(urls[1], "ticks", *call[0], **call[1]) as second,
+            session.calling(urls[0], "once_job", 7, {}, name="twice") as first,
+            session.calling(urls[1], "once_job", 7, {}, name="twice") as second,
         ):
             assert [await first.next(), await second.next()] == [None, None]
-            go(site, "twice", 0)
+            (site.folder / "twice.go").touch()
             for each in (first, second):
-                assert text_of((await each.next() or {})["result"]) == "0 "
+                while (message := await each.next()) is None:
+                    pass
+                assert text_of(message["result"]) == "begun done"
         assert (site.folder / "twice.runs").read_text() == "x"
         for gateway in urls:
-            assert text_of((await session.call(gateway, "ticks", 7, name="twice", to=1))["result"]) == "0 "
+            assert text_of((await session.call(gateway, "once_job", 7, name="twice"))["result"]) == "begun done"
         assert (site.folder / "twice.runs").read_text() == "xxx"
 
 
 @pytest.mark.usefixtures("slow")
-async def test_a_call_is_cancelled_from_another_gateway(site: Site, url: str, urls: list[str]) -> None:
-    """The worker stops the handler, and the request is answered as cancelled, wherever the cancellation is sent."""
+@pytest.mark.parametrize("late", [False, True])
+async def test_a_call_is_cancelled_from_another_gateway(site: Site, url: str, urls: list[str], late: bool) -> None:
+    """The worker stops the handler, and the request is answered as cancelled, wherever and whenever it is cancelled."""
     async with Session.begun(url) as session:
         for number, gateway in enumerate(urls):
-            name = f"session-{number}"
-            calling = asyncio.create_task(session.call(url, "wait", number, name=name))
-            await eventually((site.folder / f"{name}.began").exists, timeout=20)
-            assert (await session.post(gateway, "notifications/cancelled", requestId=number)).status_code == 202
+            name = f"session-{number}-{late}"
+            cancel = session.post(gateway, "notifications/cancelled", requestId=number)
+            if late:
+                async with session.calling(url, "wait", number, {}, name=name) as events:
+                    assert await events.next() is None
+                    assert (await cancel).status_code == 202
+                    while (answer := await events.next()) is None:
+                        pass
+            else:
+                calling = asyncio.create_task(session.call(url, "wait", number, name=name))
+                await eventually((site.folder / f"{name}.began").exists, timeout=20)
+                assert (await cancel).status_code == 202
+                answer = await calling
             await eventually((site.folder / f"{name}.cancelled").exists, timeout=20)
-            assert (await calling)["error"]["code"] == -32800
+            assert answer["error"]["code"] == -32800
 
 
 @pytest.mark.usefixtures("slow")
@@ -321,16 +293,14 @@ async def test_list_changes_are_heard_across_gateways(site: Site, url: str, urls
 
 
 @pytest.mark.usefixtures("slow")
-async def test_a_killed_gateway_fails_no_call_of_the_sdk(own_site: Site) -> None:
-    """The official client loses no call, no piece of a stream and no change of the list when one of two gateways is killed."""
-    (own_site.folder / "ticks.py").write_text(TICKS)
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+async def test_a_gateway_that_goes_fails_no_call_of_the_sdk(own_site: Site, how: signal.Signals) -> None:
+    """The official client loses no call, no piece of a stream and no change of the list when one of two gateways is killed or stopped."""
     (own_site.folder / "late.py").write_text('from toolbus import tool\n@tool\ndef late() -> str:\n    "Late."\n    return ""\n')
     own_site.worker()
-    own_site.worker("ticks.py")
     gateways = [own_site.gateway() for _ in range(2)]
     for _, url in gateways:
         await listed(url, "echo")
-        await listed(url, "ticks")
     changes: list[str] = []
     heard: list[str] = []
 
@@ -343,32 +313,31 @@ async def test_a_killed_gateway_fails_no_call_of_the_sdk(own_site: Site) -> None
     async def answer(context: Any, params: Any) -> ElicitResult:
         return ElicitResult(action="accept", content={"allow": True})
 
-    async with Proxy(*(url for _, url in gateways)) as proxy:
+    async def load(client: Client) -> int:
+        calls = 0
+        while "notifications/tools/list_changed" not in changes:
+            assert (await client.call_tool("echo", {"text": f"{calls}"})).content[0].text == f"{calls}"  # type: ignore[union-attr]
+            assert (await client.call_tool("pay", {"amount": calls})).structured_content == {"paid": calls}
+            calls += 1
+        return calls
 
-        async def load(client: Client, calls: int) -> None:
-            for number in range(calls):
-                assert (await client.call_tool("echo", {"text": f"{number}"})).content[0].text == f"{number}"  # type: ignore[union-attr]
-                assert (await client.call_tool("nap", {"seconds": 0.05 if number % 2 else 0.2})).content[0].text == "slept"  # type: ignore[union-attr]
-
-        async with (
-            Client(proxy.url, mode="legacy", message_handler=change, elicitation_callback=answer) as client,
-            asyncio.TaskGroup() as group,
-        ):
-            texts = [group.create_task(client.call_tool("ticks", {"name": f"k{one}", "to": 4}, progress_callback=hear)) for one in range(2)]
-            for one in range(2):
-                go(own_site, f"k{one}", 0)
-            await eventually(lambda: "".join(heard).count("0 ") == 2, timeout=30)
-            loads = [group.create_task(load(client, 20)) for _ in range(4)]
-            await eventually(lambda: any(each.done() for each in loads) or len(heard) > 1, timeout=30)
-            gateways[0][0].kill()
-            own_site.worker("late.py")
-            await eventually(lambda: "notifications/tools/list_changed" in changes, timeout=30)
-            for one in range(2):
-                go(own_site, f"k{one}", 1, 2, 3)
-            assert [each.content[0].text for each in [await text for text in texts]] == ["0 1 2 3 "] * 2  # type: ignore[union-attr]
-            assert (await client.call_tool("ask", {"question": "Still?"})).content[0].text == "allowed Still?"  # type: ignore[union-attr]
-    assert sorted("".join(heard)) == sorted("0 1 2 3 " * 2)
-    assert [(own_site.folder / f"k{one}.runs").read_text() for one in range(2)] == ["x", "x"]
+    async with (
+        Proxy(*(url for _, url in gateways)) as proxy,
+        Client(proxy.url, mode="legacy", message_handler=change, elicitation_callback=answer) as client,
+        asyncio.TaskGroup() as group,
+    ):
+        jobs = [group.create_task(client.call_tool("once_job", {"name": name}, progress_callback=hear)) for name in ("one", "two")]
+        await eventually(lambda: heard == ["begun ", "begun "], timeout=30)
+        loads = [group.create_task(load(client)) for _ in range(4)]
+        gateways[0][0].send_signal(how)
+        own_site.worker("late.py")
+        assert all([await each for each in loads])
+        for name in ("one", "two"):
+            (own_site.folder / f"{name}.go").touch()
+        assert [(await job).content[0].text for job in jobs] == ["begun done"] * 2  # type: ignore[union-attr]
+        assert (await client.call_tool("ask", {"question": "Still?"})).content[0].text == "allowed Still?"  # type: ignore[union-attr]
+    assert heard == ["begun ", "begun ", "done", "done"]
+    assert [(own_site.folder / f"{name}.runs").read_text() for name in ("one", "two")] == ["x", "x"]
 
 
 async def test_a_user_has_so_many_sessions(server: str, namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:

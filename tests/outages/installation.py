@@ -7,7 +7,8 @@ import contextlib
 import json
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
+import urllib.request
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from tests.forking import ForkServer, Program
 from tests.servers import eventually, new_server
 from toolbus import Settings, ToolBus
 from toolbus.bus.broker.server.keys import Keys
-from toolbus.bus.broker.transport.embedded import EmbeddedServer
+from toolbus.bus.broker.transport.embedded import EmbeddedServer, free_port
 
 SERVICE = "pool"
 TOOLS = '''
@@ -71,7 +72,6 @@ async def die() -> str:
     os.kill(os.getpid(), signal.SIGKILL)
     return ""
 '''
-LEASE = 2.0
 
 
 class Installation:
@@ -84,17 +84,23 @@ class Installation:
         worker: the process.
         bus: an agent.
         stack: what is left at the end.
+        gateways: two of them.
+        ports: where the worker, the gateways and an exporter answer probes.
     """
 
-    def __init__(self, forks: ForkServer, folder: Path, namespace: str = "prod", **options: Any) -> None:
+    def __init__(self, forks: ForkServer, folder: Path, namespace: str = "prod", lease: float = 2.0, **options: Any) -> None:
         self.server: EmbeddedServer = new_server(**options)
         self.server.start()
-        self.settings = Settings.load({}, url=self.server.url, namespace=namespace, lease=LEASE)
+        self.settings = Settings.load({}, url=self.server.url, namespace=namespace, lease=lease)
         self.keys = Keys(namespace)
         self.shell = Shell(forks, folder, self.server.url, namespace)
-        self.shell.environment |= {"TOOLBUS_LEASE": str(LEASE), "TOOLBUS_CONCURRENCY": "1", "TOOLBUS_MAX_DELIVERIES": "1"}
+        self.shell.environment |= {"TOOLBUS_LEASE": str(lease), "TOOLBUS_CONCURRENCY": "1", "TOOLBUS_MAX_DELIVERIES": "1"}
         self.bus = ToolBus(settings=self.settings)
+        self.processes: tuple[str, ...] = ()
         self.worker: Program = None  # type: ignore[assignment]
+        self.ports = {name: free_port() for name in ("worker", "one", "two", "exporter", "page")}
+        self.gateways: list[Program] = []
+        self.exporter: Program = None  # type: ignore[assignment]
         self.stack = contextlib.AsyncExitStack()
         self._calls: list[asyncio.Task[Any]] = []
 
@@ -113,6 +119,22 @@ class Installation:
         """Make calls, and wait for none of them."""
         self._calls += [asyncio.ensure_future(self.bus.call(tool, arguments, timeout=600.0)) for _ in range(times)]
 
+    def repeat(self, step: Callable[[], Awaitable[object]], after: float = 0.0) -> None:
+        """Do something again and again, a second after it has ended, until the test ends."""
+
+        async def steps() -> None:
+            await asyncio.sleep(after)
+            while True:
+                await step()
+                await asyncio.sleep(1.0)
+
+        self._calls.append(asyncio.ensure_future(steps()))
+
+    def keep(self, tool: str, times: int, **arguments: Any) -> None:
+        """Make calls again and again, the first of them a second after each other."""
+        for number in range(times):
+            self.repeat(lambda: self.bus.call(tool, arguments, timeout=60.0), after=number)
+
     async def answered(self, tool: str, times: int, **arguments: Any) -> None:
         """Make calls, and wait until they have ended."""
         await asyncio.gather(*(self.bus.call(tool, arguments, timeout=60.0) for _ in range(times)))
@@ -130,23 +152,57 @@ class Installation:
 
     async def start_worker(self) -> None:
         """Start the worker, and wait until its tools can be called."""
-        self.worker = self.shell.start("worker", "pool.py", "--grace", "0.1")
+        self.worker = self.shell.start("worker", "pool.py", "--grace", "0.1", *self.processes, "--health-port", f"{self.ports['worker']}")
         await self.bus.wait_for_tool("work", timeout=60)
+
+    def start_watchers(self) -> None:
+        """Start two gateways and an exporter."""
+        for name, port in (("one", self.ports["page"]), ("two", 0)):
+            self.gateways.append(self.shell.start("serve", "--port", f"{port}", "--health-port", f"{self.ports[name]}"))
+        self.exporter = self.shell.start("exporter", "--port", f"{self.ports['exporter']}")
+
+    async def restart_watchers(self) -> None:
+        """Start what watches again, if it was started, with the environment as it is now."""
+        if self.gateways:
+            for process in (*self.gateways, self.exporter):
+                process.send_signal(signal.SIGTERM)
+            await eventually(lambda: all(each.poll() is not None for each in (*self.gateways, self.exporter)), timeout=60)
+            self.gateways.clear()
+            self.start_watchers()
+
+    @property
+    def watched(self) -> list[int]:
+        """The ports that Prometheus scrapes."""
+        return [self.ports[name] for name in ("worker", "one", "two", "exporter")]
+
+    def page(self) -> list[str]:
+        """Return what the page of the first gateway names as wrong; nothing while it does not answer."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.ports['page']}/ui/events", timeout=10) as events:
+                for line in events:
+                    if line.startswith(b"data: "):
+                        found: list[str] = json.loads(line[6:]).get("problems", [])
+                        return found
+        except OSError:
+            pass
+        return []
+
+    def metric(self, port: str, name: str) -> float:
+        """Return the sum of a metric's samples; 0 while nobody answers."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.ports[port]}/metrics", timeout=10) as answer:
+                lines = answer.read().decode().splitlines()
+        except OSError:
+            return 0.0
+        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith((f"{name} ", f"{name}{{")))
+
+    def children(self) -> list[int]:
+        """Return the processes of the worker's supervisor."""
+        return [int(pid) for pid in Path(f"/proc/{self.worker.pid}/task/{self.worker.pid}/children").read_text().split()]
 
     def kill(self, number: int = signal.SIGKILL) -> None:
         """Send the worker a signal."""
         os.kill(self.worker.pid, number)
-
-    async def lapsed(self) -> None:
-        """Wait until the lease of the worker has ended."""
-
-        def ended() -> bool:
-            with self.redis as client:
-                seconds, micros = client.time()
-                scores = [score for _, score in client.zrange(self.keys.live, 0, -1, withscores=True)]
-                return all(score < seconds * 1000 + micros / 1000 for score in scores)
-
-        await eventually(ended, timeout=30)
 
     async def doctor(self) -> list[dict[str, str]]:
         """Return the findings of ``toolbus doctor``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import signal
@@ -11,16 +12,20 @@ from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
+import redis
+import yaml
 
+from tests.deploy.monitoring import ALERTS
 from tests.outages.installation import SERVICE, Installation
 from tests.servers import eventually
 from tests.tls import Authority, terminating
 from toolbus.bus.broker.transport.embedded import find_binary
 from toolbus.bus.values.secrets import TokenRecord
+from toolbus.bus.watch.faults import CHECKS, SERVER, SERVER_RUNBOOK
 
 
 class Outage(NamedTuple):
@@ -30,17 +35,19 @@ class Outage(NamedTuple):
         name: for people.
         users: what users see of it.
         cause: makes it.
+        alert: the one that fires, with the check after a colon; empty where the cause is a setting of one process.
         check: the check of ``toolbus doctor`` that names it first; empty for what only Prometheus can see.
-        line: a part of the line that it says.
-        options: of the server.
+        line: a pattern of the line that it says.
+        options: of the installation and its server.
     """
 
     name: str
     users: str
     cause: Callable[[Installation], Awaitable[None]]
+    alert: str
     check: str
     line: str
-    options: Mapping[str, Mapping[str, str]] = MappingProxyType({})
+    options: Mapping[str, Any] = MappingProxyType({})
 
 
 # -- the server ---------------------------------------------------------------------------------------
@@ -72,6 +79,29 @@ async def _snapshot_failed(at: Installation) -> None:
     await _snapshot_refused(at)
 
 
+async def _disk_full(at: Installation) -> None:
+    """Let the append-only file lie on a disk of four megabytes, and fill it."""
+    disk = at.shell.folder / "disk"
+    disk.mkdir()
+    words = ("mount", "-t", "tmpfs", "-o", "size=4m", "none", str(disk))
+    if (await asyncio.to_thread(subprocess.run, words, capture_output=True, check=False)).returncode:
+        pytest.skip("a small disk is a tmpfs, which may not be mounted here")
+    # Lazily, since the server has its files there until it ends.
+    at.stack.callback(subprocess.run, ["umount", "-l", disk], check=True)
+    at.configure(dir=disk, appendonly="yes")
+    with at.redis as client:
+        await eventually(lambda: not client.info("persistence")["aof_rewrite_in_progress"], timeout=20)
+
+        def refused() -> bool:
+            try:
+                client.set("filling", "x" * 500_000)
+            except redis.ResponseError as error:
+                return str(error).startswith("MISCONF")
+            return False
+
+        await eventually(refused, timeout=30)
+
+
 async def _replicas_missing(at: Installation) -> None:
     at.configure(min_replicas_to_write=1)
 
@@ -83,6 +113,7 @@ async def _replica(at: Installation) -> None:
 
 async def _too_few_to_wait_for(at: Installation) -> None:
     at.shell.environment["TOOLBUS_WAIT_REPLICAS"] = "1"
+    await at.restart_watchers()
 
 
 async def _evicting(at: Installation) -> None:
@@ -145,9 +176,20 @@ async def _cut_off(at: Installation) -> None:
 # -- workers and services -----------------------------------------------------------------------------
 
 
+async def _pool_killed(at: Installation) -> None:
+    await at.occupied(3)
+    await _idle_killed(at)
+
+
+async def _idle_killed(at: Installation) -> None:
+    """Kill the worker, and wait until it is taken out of the registry."""
+    at.kill()
+    with at.redis as client:
+        await eventually(lambda: client.zcard(at.keys.live) == 0, timeout=30)
+
+
 async def _worker_stopped(at: Installation) -> None:
     at.kill(signal.SIGSTOP)
-    await at.lapsed()
 
 
 async def _asleep(at: Installation) -> None:
@@ -175,11 +217,17 @@ async def _backlog(at: Installation) -> None:
 
 
 async def _slow_tool(at: Installation) -> None:
+    at.kill(signal.SIGTERM)
+    await eventually(lambda: at.worker.poll() is not None, timeout=30)
+    at.shell.environment["TOOLBUS_CONCURRENCY"] = "30"
+    await at.start_worker()
+    at.keep("work", 11, seconds=11.0)
     await at.answered("work", 1, seconds=11.0)
 
 
 async def _failing(at: Installation) -> None:
     await at.answered("broken", 12)
+    at.keep("broken", 1)
 
 
 async def _dead_letter(at: Installation) -> None:
@@ -203,6 +251,7 @@ async def _certificate_ends(at: Installation) -> None:
     context = authority.server(expires=datetime.now(UTC) + timedelta(days=3))
     proxy = await at.stack.enter_async_context(terminating(at.server.port, context))
     at.shell.environment |= {"TOOLBUS_URL": f"rediss://127.0.0.1:{proxy.port}", "TOOLBUS_TLS_CA": authority.file}
+    await at.restart_watchers()
 
 
 async def _log_unread(at: Installation) -> None:
@@ -214,38 +263,203 @@ async def _mistyped(at: Installation) -> None:
     at.shell.environment["TOOLBUS_NAMESPACE"] = "prdo"
 
 
+# -- what Prometheus alone sees -----------------------------------------------------------------------
+
+
+async def _gateway_killed(at: Installation) -> None:
+    at.gateways[1].kill()
+
+
+async def _children_killed(at: Installation) -> None:
+    """Kill the process of a supervisor's worker, five times."""
+    at.kill(signal.SIGTERM)
+    await eventually(lambda: at.worker.poll() is not None, timeout=30)
+    at.processes = ("--processes", "2")
+    await at.start_worker()
+    for killed in range(1, 6):
+        child = await eventually(at.children, timeout=30)
+        os.kill(child[0], signal.SIGKILL)
+        await eventually(lambda killed=killed: at.metric("worker", "toolbus_worker_restarts_total") >= killed, timeout=60)
+
+
+async def _taken_over(at: Installation) -> None:
+    """Kill a worker that runs twelve calls."""
+    at.shell.environment |= {"TOOLBUS_CONCURRENCY": "20", "TOOLBUS_MAX_DELIVERIES": "5"}
+    other = at.shell.start("worker", "pool.py")
+    at.kill(signal.SIGTERM)
+    await eventually(lambda: at.worker.poll() is not None, timeout=30)
+    with at.redis as client:
+        queue = at.keys.queue(SERVICE)
+        await eventually(lambda: client.exists(at.keys.live) and client.zcard(at.keys.live) == 2, timeout=30)
+        await at.call("work", 12, seconds=600.0)
+        await eventually(lambda: client.xlen(queue) == 12 and client.xpending(queue, "g")["pending"] == 12, timeout=30)
+    await at.start_worker()
+    os.kill(other.pid, signal.SIGKILL)
+
+
+async def _connections_killed(at: Installation) -> None:
+    """End every connection of a worker with four processes, each second from now on."""
+    at.kill(signal.SIGTERM)
+    await eventually(lambda: at.worker.poll() is not None, timeout=30)
+    at.processes = ("--processes", "4")
+    await at.start_worker()
+
+    async def end() -> None:
+        with at.redis as client:
+            for kind in ("normal", "pubsub"):
+                client.client_kill_filter(_type=kind, skipme=True)
+
+    at.repeat(end)
+
+
+async def _malformed(at: Installation) -> None:
+    with at.redis as client:
+        client.xadd(at.keys.queue(SERVICE), {"r": "nonsense", "d": int((time.time() + 600) * 1000)})
+
+
 OUTAGES: tuple[Outage, ...] = (
-    Outage("the server is away", "calls wait, and end at their deadlines", _server_killed, "server", "can't reach"),
-    Outage("the server stands still", "calls wait, and end at their deadlines", _server_stands_still, "server", "Timeout"),
-    Outage("the server's memory is full", "new calls end as `overloaded`", _memory_full, "memory", "memory is full"),
+    Outage("the server is away", "calls wait, and end at their deadlines", _server_killed, "ToolbusServerAway", "server", "can't reach"),
+    Outage(
+        "the server stands still", "calls wait, and end at their deadlines", _server_stands_still, "ToolbusServerAway", "server", "Timeout"
+    ),
+    Outage("the server's memory is full", "new calls end as `overloaded`", _memory_full, "ToolbusFault:memory", "memory", "memory is full"),
     Outage(
         "the server can't write its snapshot and refuses writes",
         "calls wait, and end at their deadlines",
         _snapshot_refused,
+        "ToolbusFault:writes",
         "writes",
         "can't write to its disk",
         {"config": {"save": "3600 1"}},
     ),
-    Outage("the server can't write its snapshot", "nothing yet", _snapshot_failed, "disk", "could not write the snapshot"),
-    Outage("replicas are missing", "calls wait, and end at their deadlines", _replicas_missing, "writes", "too few replicas"),
-    Outage("the server is a replica", "calls wait, and end at their deadlines", _replica, "server", "read-only replica"),
-    Outage("fewer replicas than are waited for", "`once` calls end as `unavailable`", _too_few_to_wait_for, "replicas", "no `once` call"),
-    Outage("the server deletes keys when it is full", "some calls are lost", _evicting, "memory policy", "allkeys-lru"),
-    Outage("the append-only file is not synced", "nothing, until a machine crashes", _unsynced, "appendfsync", "appendfsync is no"),
-    Outage("a clock was set", "deadlines and times are wrong", _clock_stepped, "clock", "+60.0 s"),
-    Outage("the server cuts off slow readers", "some calls end as `outcome_unknown`", _cut_off, "output buffers", "has cut off"),
-    Outage("a worker stands still", "its calls are late by a lease", _worker_stopped, "worker", "no sign of life"),
     Outage(
-        "paused with calls waiting", "calls wait, and end at their deadlines", _paused_with_calls, "paused", "is paused, and 3 calls wait"
+        "the server's disk is full",
+        "calls wait, and end at their deadlines",
+        _disk_full,
+        "ToolbusFault:writes",
+        "writes",
+        "No space left on device",
+        {"config": {"enable-protected-configs": "yes"}},
     ),
-    Outage("scaled to zero wrongly", "calls wait, and end at their deadlines", _asleep, "service", "no worker serves it"),
-    Outage("paused and forgotten", "nothing, until somebody calls", _paused, "forgotten pause", "is paused"),
-    Outage("more calls than the workers can do", "calls are late", _backlog, "backlog", "30 calls wait"),
-    Outage("a slow tool", "its calls are late", _slow_tool, "slow tool", "work is slow"),
-    Outage("a failing tool", "its calls fail", _failing, "failures", "12 of 12 runs of broken"),
-    Outage("a call kills its workers", "it ends as `unavailable`", _dead_letter, "dead letters", "1 call of pool set aside"),
-    Outage("a token is about to end", "nothing yet", _token_ends, "token", "'ci'"),
-    Outage("a certificate is about to end", "nothing yet", _certificate_ends, "certificate", "the server's certificate ends on"),
-    Outage("log lines are lost", "nothing", _log_unread, "log", "log lines of the worker"),
-    Outage("a mistyped namespace", "tools are not found", _mistyped, "namespace", "'prod'"),
+    Outage(
+        "the server can't write its snapshot", "nothing yet", _snapshot_failed, "ToolbusFault:disk", "disk", "could not write the snapshot"
+    ),
+    Outage(
+        "replicas are missing",
+        "calls wait, and end at their deadlines",
+        _replicas_missing,
+        "ToolbusFault:writes",
+        "writes",
+        "too few replicas",
+    ),
+    Outage(
+        "the server is a replica", "calls wait, and end at their deadlines", _replica, "ToolbusServerAway", "server", "read-only replica"
+    ),
+    Outage(
+        "fewer replicas than are waited for",
+        "`once` calls end as `unavailable`",
+        _too_few_to_wait_for,
+        "ToolbusFault:replicas",
+        "replicas",
+        "no `once` call",
+    ),
+    Outage(
+        "the server deletes keys when it is full",
+        "some calls are lost",
+        _evicting,
+        "ToolbusWarning:memory policy",
+        "memory policy",
+        "allkeys-lru",
+    ),
+    Outage(
+        "the append-only file is not synced",
+        "nothing, until a machine crashes",
+        _unsynced,
+        "ToolbusWarning:appendfsync",
+        "appendfsync",
+        "appendfsync is no",
+    ),
+    Outage("a clock was set", "deadlines and times are wrong", _clock_stepped, "ToolbusWarning:clock", "clock", "60.0 s from here"),
+    Outage(
+        "the server cuts off slow readers",
+        "some calls end as `outcome_unknown`",
+        _cut_off,
+        "ToolbusCutOff",
+        "output buffers",
+        "has cut off",
+    ),
+    Outage(
+        "a worker stands still",
+        "its calls are late by a lease",
+        _worker_stopped,
+        "ToolbusServiceDown",
+        "worker",
+        "no sign of life|has no worker",
+        {"lease": 20.0},
+    ),
+    Outage(
+        "paused with calls waiting",
+        "calls wait, and end at their deadlines",
+        _paused_with_calls,
+        "ToolbusPausedWithCalls",
+        "paused",
+        "is paused, and 3 calls wait",
+    ),
+    Outage(
+        "all workers were killed",
+        "calls wait, and end at their deadlines",
+        _pool_killed,
+        "ToolbusNoWorker",
+        "service",
+        "no worker serves it",
+    ),
+    Outage("the last worker was killed", "calls end as `unavailable`", _idle_killed, "ToolbusServiceDown", "down", "has no worker"),
+    Outage(
+        "scaled to zero wrongly", "calls wait, and end at their deadlines", _asleep, "ToolbusNoWorker", "service", "no worker serves it"
+    ),
+    Outage("paused and forgotten", "nothing, until somebody calls", _paused, "ToolbusPaused", "forgotten pause", "is paused"),
+    Outage("more calls than the workers can do", "calls are late", _backlog, "ToolbusBacklog", "backlog", "30 calls wait"),
+    Outage("a slow tool", "its calls are late", _slow_tool, "ToolbusSlowTool", "slow tool", "work is slow"),
+    Outage("a failing tool", "its calls fail", _failing, "ToolbusFailures", "failures", "runs of broken have failed"),
+    Outage(
+        "a call kills its workers",
+        "it ends as `unavailable`",
+        _dead_letter,
+        "ToolbusDeadLetters",
+        "dead letters",
+        "1 call of pool set aside",
+    ),
+    Outage("a token is about to end", "nothing yet", _token_ends, "ToolbusWarning:token", "token", "'ci'"),
+    Outage(
+        "a certificate is about to end",
+        "nothing yet",
+        _certificate_ends,
+        "ToolbusWarning:certificate",
+        "certificate",
+        "the server's certificate ends on",
+    ),
+    Outage("log lines are lost", "nothing", _log_unread, "ToolbusLogLinesLost", "log", "log lines of the worker"),
+    Outage("a mistyped namespace", "tools are not found", _mistyped, "", "namespace", "'prod'"),
+    Outage("one of two gateways is gone", "its clients must use the other", _gateway_killed, "ToolbusProcessGone", "", ""),
+    Outage("a worker that is not ready", "calls wait for the others", _server_stands_still, "ToolbusNotReady", "server", "Timeout"),
+    Outage("all slots are taken", "calls wait", _backlog, "ToolbusSlotsFull", "backlog", "30 calls wait"),
+    Outage("workers end again and again", "calls are late by a lease", _children_killed, "ToolbusWorkersRestart", "", ""),
+    Outage("many calls are taken over", "calls are late by a lease", _taken_over, "ToolbusTakenOver", "", ""),
+    Outage("connections are lost again and again", "calls are late", _connections_killed, "ToolbusReconnects", "", ""),
+    Outage("a stranger writes to a queue", "nothing", _malformed, "ToolbusMalformed", "dead letters", "set aside"),
 )
+
+
+def documentation() -> str:
+    """Return the table as the page of runbooks has it."""
+    runbooks = {SERVER: SERVER_RUNBOOK, **{check.name: check.runbook for check in CHECKS}}
+    rules = {rule["alert"]: rule for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]}
+    lines = ["| Fault | Users see | Alert | `doctor` says | Runbook |", "|---|---|---|---|---|"]
+    for outage in OUTAGES:
+        said = f"`{outage.check}`: … {outage.line.partition('|')[0]} …" if outage.check else "nothing"
+        rule = rules.get(outage.alert.partition(":")[0], {"annotations": {"runbook_url": ""}})
+        anchor = runbooks[outage.check] if outage.check else rule["annotations"]["runbook_url"].partition("#")[2]
+        lines.append(
+            f"| {outage.name} | {outage.users} | {f'`{outage.alert}`' if outage.alert else 'none'} | {said} | [steps](#{anchor}) |"
+        )
+    return "\n".join(lines)

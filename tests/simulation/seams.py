@@ -29,7 +29,7 @@ _connect, _can_read = redis.Connection._connect, redis.Connection.can_read
 
 
 def install() -> None:
-    """Ask the world from now on."""
+    """Ask the world from now on; called before the product is imported, in a process of the simulation alone."""
     # redis-py reads its package's metadata for each connection, which takes longer than everything else that a connection needs.
     importlib.metadata.version = functools.cache(importlib.metadata.version)
     _clock("monotonic", lambda world: world.loop.now)

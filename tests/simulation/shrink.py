@@ -15,8 +15,8 @@ T = TypeVar("T")
 
 def shrink(scenario: Scenario, tries: int = 150) -> Scenario:
     """Return a short scenario that breaks one of the rules that this one breaks; it is run so many times at most."""
-    rules = {violation.rule for violation in run(scenario).violations}
     left = tries
+    rules = {violation.rule for violation in run(scenario).violations} if left else set()
 
     def fails(candidate: Scenario) -> bool:
         nonlocal left

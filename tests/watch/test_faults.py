@@ -16,7 +16,7 @@ from toolbus.bus.values.results import BrokerError
 from toolbus.bus.watch.faults import CHECKS, Seen, faults_of, unreachable
 
 RUNBOOKS = Path(__file__).parents[2] / "docs/how-to/runbooks.md"
-NOT_RUNBOOKS = {"Plan capacity"}
+NOT_RUNBOOKS = {"Which fault it is", "Plan capacity"}
 HEALTHY = ServerHealth(ServerInfo("Valkey", "9", "r", 1), "noeviction", 1, 0, True, "everysec", "", "", 0.1, 0.0, 0, False, 0, None)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.servers import eventually
+from tests.servers import eventually, plain_metrics
 from toolbus.bus.broker.statistics.answers import ToolStatistics
 from toolbus.bus.telemetry.metrics import EXPOSED, OTHER, Exposition
 from toolbus.bus.values.settings import Settings
@@ -126,7 +126,7 @@ def test_every_metric_of_a_worker_is_in_the_table() -> None:
     report = Report(healthy=True, ready=1, version="1", python="3", sessions={"s": 2}, tools=[tool], processes=processes)
     text = worker_metrics(report)
     told = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
-    assert told == {name for name in EXPOSED if name.startswith(("toolbus_up", "toolbus_worker_", "process_"))}
+    assert told == {name for name in EXPOSED if name.startswith(("toolbus_up", "toolbus_worker_", "process_", "toolbus_log_"))}
     values = values_of(text)
     labels = 'messaging_destination_name="a\\"b\\\\",gen_ai_tool_name="t"'
     name = "toolbus_worker_duration_seconds"
@@ -146,16 +146,16 @@ async def test_several_processes_are_told_as_one_and_counters_never_fall() -> No
         for slot, port in enumerate(ports):
             served(supervisor, slot, port)
         name, labels = "toolbus_worker_attempts_total", '{messaging_destination_name="s",gen_ai_tool_name="t"}'
-        both = values_of(await children.metrics())
+        both = values_of(plain_metrics(await children.metrics()))
         assert (both[name + labels], both["toolbus_worker_processes_ready"], both["toolbus_worker_running"]) == (7, 2, 2)
         supervisor.children[0].end(0.0)
         supervisor.restarts += 1
-        one = values_of(await children.metrics())
+        one = values_of(plain_metrics(await children.metrics()))
         assert (one[name + labels], one["toolbus_worker_processes_ready"], one["toolbus_worker_running"]) == (7, 1, 1)
         assert (one["toolbus_worker_restarts_total"], one["toolbus_worker_processes"]) == (1, 2)
         assert await children.unready() == ""
         served(supervisor, 0, ports[0])
-        assert values_of(await children.metrics())[name + labels] == 10
+        assert values_of(plain_metrics(await children.metrics()))[name + labels] == 10
 
 
 def counts(tool: str, calls: int, failures: int = 0) -> ToolStatistics:

@@ -62,7 +62,7 @@ def _wrong_failure(case: Case, planned: Planned, ended: Ended) -> str:
         return ""
     if case.was_cut_off(ended) and ended.error in {"deadline_exceeded", "outcome_unknown"}:
         return ""
-    if ended.error in {"unavailable", "overloaded"}:
+    if ended.error in {"unavailable", "overloaded"} or ended.code == "ReplyError":
         # Another call with its idempotency key may have run, and what a handler calls may be refused.
         ran = sum(not begun.call or begun.call == ended.id for begun in case.begun.get(planned.work, ()))
         return f"refused as {told}, but its handler began {ran} times" if ran and planned.tool not in _CALLING else ""

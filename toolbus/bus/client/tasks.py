@@ -187,8 +187,7 @@ class Tasks:
 
     def let_go(self, call: Call) -> None:
         """End this process's part of a task's call without cancelling it."""
-        # A call that has no entry of its own is nobody's to cancel.
-        call.entry = ""
+        call.lasting = True
         call.cancel()
 
     @turning

@@ -150,14 +150,18 @@ MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 # Every metric of /metrics: its kind and description.
 EXPOSED: Mapping[str, tuple[Literal["counter", "gauge", "histogram"], str]] = {
-    # Of a gateway and a worker.
+    # Of a gateway, a worker and an exporter.
     "toolbus_up": ("gauge", "Whether it can do its work: a gateway's calls are accepted, a worker takes requests"),
+    "toolbus_log_lines_lost_total": ("counter", "Lines of the log that were dropped, or could not be written"),
     # Of a gateway.
     "toolbus_calls_total": ("counter", "Calls that ended, by outcome"),
     "gen_ai_execute_tool_duration_seconds": ("histogram", "Duration of a tool call as its caller sees it"),
     "toolbus_gateway_in_flight": ("gauge", "Calls that came over HTTP and have not ended"),
     "toolbus_gateway_streams": ("gauge", "Those of them whose events are streamed"),
     "toolbus_gateway_tools": ("gauge", "Tools that can be called"),
+    # Of a gateway, and of an exporter.
+    "toolbus_fault": ("gauge", "How often a check of `toolbus doctor` finds something, with its state and its runbook"),
+    "toolbus_server_cut_off_total": ("counter", "Connections that the server has ended because they read too slowly"),
     "toolbus_queue_length": ("gauge", "Requests that are queued or running, by state"),
     "toolbus_workers": ("gauge", "Live workers of a service"),
     "toolbus_dead_letters": ("gauge", "Requests that are set aside"),
@@ -194,10 +198,15 @@ EXPOSED: Mapping[str, tuple[Literal["counter", "gauge", "histogram"], str]] = {
 
 
 class Exposition:
-    """Collects samples, and writes them as text, each metric once with its description."""
+    """Collects samples, and writes them as text, each metric once with its description.
 
-    def __init__(self) -> None:
+    Args:
+        namespace: a label of every sample, by which one Prometheus tells several installations apart.
+    """
+
+    def __init__(self, namespace: str = "") -> None:
         self._lines: dict[str, list[str]] = {}
+        self._common = {"toolbus_namespace": namespace}
 
     def declare(self, name: str) -> None:
         """Describe a metric even if it has no sample.
@@ -212,7 +221,7 @@ class Exposition:
     def add(self, name: str, value: float, labels: Mapping[str, str] | None = None) -> None:
         """Add a sample of a counter or gauge; labels with empty values are left out."""
         self.declare(name)
-        self._lines[name].append(_sample(name, labels or {}, value))
+        self._lines[name].append(_sample(name, {**self._common, **(labels or {})}, value))
 
     def add_histogram(self, name: str, bounds: Iterable[object], counts: Sequence[int], total: float, labels: Mapping[str, str]) -> None:
         """Add a histogram.
@@ -225,6 +234,7 @@ class Exposition:
             labels: of every sample of it.
         """
         self.declare(name)
+        labels = {**self._common, **labels}
         lines, cumulative = self._lines[name], 0
         for at, bound in enumerate((*bounds, "+Inf")):
             cumulative += counts[at] if at < len(counts) else 0

@@ -65,6 +65,7 @@ class Check(NamedTuple):
         lines: return a line for everything that is wrong.
         remedy: what to do.
         runbook: the heading of its runbook, as an anchor.
+        asks: whether workers must have been asked.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Check(NamedTuple):
     lines: Callable[[Seen], Iterable[str]]
     remedy: str
     runbook: str
+    asks: bool = False
 
 
 class Fault(NamedTuple):
@@ -165,6 +167,12 @@ def _nobody_serves(seen: Seen) -> Iterable[str]:
             yield f"{_calls_wait(each)} for {_id(each)}, and no worker serves it"
 
 
+def _down(seen: Seen) -> Iterable[str]:
+    for each in seen.services:
+        if each.down and not each.queued:
+            yield f"{_id(each)} has no worker, and was not withdrawn: what comes for it waits or ends as `unavailable`"
+
+
 def _paused_and_waiting(seen: Seen) -> Iterable[str]:
     for each in seen.services:
         if each.queued > 0 and each.paused:
@@ -239,24 +247,31 @@ CHECKS: tuple[Check, ...] = (
         "paused", "fail", _paused_and_waiting, "`toolbus operate resume SERVICE` lifts the pause", "a-service-is-slow-or-answers-overloaded"
     ),
     Check("service", "fail", _nobody_serves, "start workers of it, or look why they end", "nobody-serves-a-service"),
+    Check(
+        "down",
+        "warn",
+        _down,
+        "start workers of it, or forget it with `toolbus operate items rm --force tool-service/SERVICE`",
+        "nobody-serves-a-service",
+    ),
     Check("memory policy", "warn", _evicting, "set `maxmemory-policy noeviction`", "the-servers-memory-is-full"),
-    Check("appendfsync", "warn", _unsynced, "set `appendfsync everysec`", "the-server-is-gone"),
+    Check("appendfsync", "warn", _unsynced, "set `appendfsync everysec`", "the-server-refuses-writes"),
     Check("clock", "warn", _skewed, "let both machines follow one time server", "a-clock-was-set"),
     Check("backlog", "warn", _backlog, "start more workers", "a-service-is-slow-or-answers-overloaded"),
-    Check("slow tool", "warn", _slow, "`toolbus see stats` shows its times", "a-service-is-slow-or-answers-overloaded"),
-    Check("failures", "warn", _failing, "`toolbus see calls --failed` shows their errors", "calls-of-a-tool-fail"),
+    Check("slow tool", "warn", _slow, "`toolbus see stats` shows its times", "a-service-is-slow-or-answers-overloaded", asks=True),
+    Check("failures", "warn", _failing, "`toolbus see calls --failed` shows their errors", "calls-of-a-tool-fail", asks=True),
     Check("dead letters", "warn", _dead_letters, "`toolbus operate dead list` shows why", "calls-end-as-dead-letters"),
     Check("forgotten pause", "warn", _paused, "`toolbus operate resume SERVICE` lifts it", "a-service-is-slow-or-answers-overloaded"),
     Check("certificate", "warn", _certificates, "renew it", "change-a-password-or-a-key"),
     Check("token", "warn", _tokens, "make another with `toolbus secure tokens add`", "change-a-password-or-a-key"),
     Check("output buffers", "warn", _cut_off, "raise `client-output-buffer-limit`", "connections-are-lost-again-and-again"),
-    Check("log", "warn", _lost_lines, "look at who reads its output", "log-lines-are-lost"),
+    Check("log", "warn", _lost_lines, "look at who reads its output", "log-lines-are-lost", asks=True),
     Check("namespace", "warn", _mistyped, f"set {PREFIX}NAMESPACE", "nobody-serves-a-service"),
 )
 """Every check; a cause stands before what follows from it."""
 
-SERVER = "server"
-"""The check that the server can be asked at all."""
+SERVER, SERVER_RUNBOOK = "server", "the-server-is-gone"
+"""The check that the server can be asked at all, and its runbook."""
 
 
 async def look(
@@ -315,7 +330,7 @@ def faults_of(seen: Seen) -> list[Fault]:
 
 def unreachable(error: ToolbusError | TimeoutError) -> Fault:
     """Return the fault of a server that could not be asked."""
-    return Fault(SERVER, "fail", str(error) or "the server did not answer in time", "the-server-is-gone")
+    return Fault(SERVER, "fail", str(error) or "the server did not answer in time", SERVER_RUNBOOK)
 
 
 # -- words --------------------------------------------------------------------------------------------

@@ -118,7 +118,7 @@ class _Bucket:
 
 # A person reads a few of the recent calls; the rate of the history keeps what it costs below a hundredth of a busy machine.
 _SAMPLE, _SAMPLE_OF_FAILURES = (10.0, 20), (10.0, 50)
-_HISTORY = _HISTORY_OF_FAILURES = (500.0, 1_000)
+_HISTORY = _HISTORY_OF_FAILURES = (250.0, 1_000)
 
 
 class Sampling:

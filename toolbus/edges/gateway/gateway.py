@@ -5,25 +5,22 @@ from __future__ import annotations
 import asyncio
 import time
 from bisect import bisect_left
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from starlette.requests import HTTPConnection
 
 from toolbus.bus import telemetry
-from toolbus.bus.broker.admin import Admin, KnownServices
+from toolbus.bus.broker.admin import Admin
 from toolbus.bus.client.bus import ToolBus
 from toolbus.bus.client.calls.call import Call
 from toolbus.bus.support.deadlines import Deadlines
 from toolbus.bus.values.results import BrokerError, ErrorInfo
 from toolbus.bus.values.settings import Settings
+from toolbus.bus.watch.exporter import NamespaceMetrics
 from toolbus.edges.gateway.bodies import Problem
 from toolbus.edges.gateway.options import Authenticator, GatewayOptions, Permission, Principal
 from toolbus.edges.gateway.supply import Supply
-
-if TYPE_CHECKING:
-    from toolbus.bus.broker.admin import ServiceOverview
 
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
 """Upper bounds of the durations' buckets (seconds)."""
@@ -85,37 +82,6 @@ class Measures:
             found = self.calls[key] = Durations()
         found.buckets[bisect_left(BUCKETS, seconds)] += 1
         found.seconds += seconds
-
-
-# Seconds for which the lengths of the queues are kept, and within which the server must have told them.
-_KEPT = 1.0
-_PATIENCE = 3.0
-
-
-class Backlog:
-    """The lengths of the queues, asked for at most once a second."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self._lock = asyncio.Lock()
-        self._asked = 0.0
-        self._found: Sequence[ServiceOverview] | None = None
-        self._known = KnownServices()
-
-    async def read(self) -> Sequence[ServiceOverview] | None:
-        """Return the services as they are now, or None when the server does not say."""
-        async with self._lock:
-            if time.monotonic() - self._asked > _KEPT:
-                self._found = await self._ask()
-                self._asked = time.monotonic()
-            return self._found
-
-    async def _ask(self) -> Sequence[ServiceOverview] | None:
-        try:
-            async with asyncio.timeout(_PATIENCE), Admin(self._settings) as admin:
-                return await self._known.read(admin)
-        except (BrokerError, TimeoutError):
-            return None
 
 
 async def _refusal(settings: Settings) -> str:
@@ -199,7 +165,7 @@ class Gateway:
         self.buffers = StreamBuffers(self.options.buffer)
         self.draining = asyncio.Event()
         self.stopping = asyncio.Event()
-        self.backlog = Backlog(bus.settings)
+        self.namespace = NamespaceMetrics(bus.settings)
         self.supply = Supply(bus)
         self._lost_since: float | None = None
         self._looked = 0.0

@@ -4,27 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from starlette.responses import Response
 
 from toolbus.bus.telemetry.metrics import MEDIA_TYPE, Exposition
+from toolbus.bus.watch.exporter import exposition
+from toolbus.bus.watch.faults import Seen
 from toolbus.bus.worker.process.health import Probed
 from toolbus.edges.gateway.bodies import Problem, answer
 from toolbus.edges.gateway.gateway import BUCKETS, Durations, Gateway, Measures
 from toolbus.edges.gateway.operations import Admitted
-
-if TYPE_CHECKING:
-    from toolbus.bus.broker.admin import ServiceOverview
-
-# The metrics of services: each with its states, and the fields that count them.
-_OF_SERVICES = {
-    "toolbus_queue_length": (("queued", "queued"), ("running", "running")),
-    "toolbus_workers": (("", "workers"),),
-    "toolbus_dead_letters": (("", "dead"),),
-    "toolbus_service_paused": (("", "paused"),),
-    "toolbus_service_down": (("", "down"),),
-}
 
 
 async def health(asked: Admitted[None]) -> Response:
@@ -49,23 +38,28 @@ async def metrics(asked: Admitted[None]) -> Response:
 
 async def metrics_of(gateway: Gateway) -> str:
     """Return the metrics of a gateway, and the queues of the namespace."""
-    services = await gateway.backlog.read() or ()
+    namespace, seen = gateway.bus.settings.namespace, await gateway.namespace.seen()
     up = not await gateway.unready()
     available = sum(tool.available for tool in gateway.bus.tools.values())
+    calls = sorted(gateway.measures.calls.items())
     # It takes long where there are many tools, and a call goes on meanwhile.
-    return await asyncio.to_thread(_exposed, gateway.measures, sorted(gateway.measures.calls.items()), services, up=up, tools=available)
+    return await asyncio.to_thread(_exposed, namespace, seen, gateway.measures, calls, up=up, tools=available)
 
 
 def _exposed(
-    measures: Measures, calls: Sequence[tuple[tuple[str, str], Durations]], services: Sequence[ServiceOverview], *, up: bool, tools: int
+    namespace: str,
+    seen: Seen | None,
+    measures: Measures,
+    calls: Sequence[tuple[tuple[str, str], Durations]],
+    *,
+    up: bool,
+    tools: int,
 ) -> str:
-    made = Exposition()
+    made = exposition(namespace, seen, up=up)
     _add_calls(made, calls)
     made.add("toolbus_gateway_in_flight", measures.in_flight)
     made.add("toolbus_gateway_streams", measures.streams)
     made.add("toolbus_gateway_tools", tools)
-    made.add("toolbus_up", int(up))
-    _add_services(made, services)
     return made.text()
 
 
@@ -76,15 +70,6 @@ def _add_calls(made: Exposition, calls: Sequence[tuple[tuple[str, str], Duration
         labels = {"gen_ai_tool_name": tool, "error_type": error}
         made.add("toolbus_calls_total", found.count, labels)
         made.add_histogram("gen_ai_execute_tool_duration_seconds", BUCKETS, found.buckets, found.seconds, labels)
-
-
-def _add_services(made: Exposition, services: Sequence[ServiceOverview]) -> None:
-    for name, parts in _OF_SERVICES.items():
-        made.declare(name)
-        for service in services:
-            for state, field in parts:
-                labels = {"messaging_destination_name": service.publication.service.id, "state": state}
-                made.add(name, int(getattr(service, field)), labels)
 
 
 class ProbedGateway(Probed):

@@ -254,6 +254,7 @@ class ToolCalls:
             return await self._durable(exchange, caller, tool, arguments, grant, after)
         call = caller.view(self._bus).stream(tool.name, arguments, **_keyed(exchange.key))
         call.grant = grant
+        exchange.making(call)
         if not (client.progress or client.elicits):
             return content_of(await call.result(), tool, modern=client.modern)
         async with call:

@@ -15,6 +15,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from toolbus.bus import telemetry
 from toolbus.bus.client.bus import ToolBus
+from toolbus.bus.client.calls.call import Call
 from toolbus.bus.client.executor.observers import observe
 from toolbus.bus.client.tools.definitions import output_schema
 from toolbus.bus.client.tools.tool import Tool
@@ -145,6 +146,9 @@ class Exchange(Protocol):
     async def permitted(self) -> None:
         """Take note that a person has allowed the call."""
 
+    def making(self, call: Call) -> None:
+        """Take note of the call that is about to be published."""
+
 
 class SdkExchange:
     """A request that the SDK has received."""
@@ -182,6 +186,9 @@ class SdkExchange:
         """Do nothing: the SDK withdraws a question when its asker is cancelled."""
 
     async def permitted(self) -> None:
+        """Do nothing: nobody comes back to such a request."""
+
+    def making(self, call: Call) -> None:
         """Do nothing: nobody comes back to such a request."""
 
 

@@ -16,6 +16,7 @@ from toolbus.bus import telemetry
 from toolbus.bus.broker.held.mcp import McpRequest, McpSession
 from toolbus.bus.broker.server.keys import session_digest
 from toolbus.bus.client.bus import ToolBus
+from toolbus.bus.client.calls.call import Call
 from toolbus.bus.client.tools.tool import Tool
 from toolbus.bus.values.encoding import encode_data
 from toolbus.bus.values.events import Event
@@ -123,17 +124,19 @@ class SessionExchange:
         self.tool: Tool | None = None
         self.key = self.question = ""
         self.allowed = False
-        self.cancelled = False
+        self.cancelled = self.parted = False
         self.progress = 0.0
         self.task = cast("asyncio.Task[Any]", asyncio.current_task())
         self._position = Position()
         self._replay: Replay | None = None
         self._asked = False
+        self._call: Call | None = None
         self._name = ""
         self._digest = ""
         self._opened: asyncio.Future[None] | None = None
         self._keeping: asyncio.Task[None] | None = None
-        self._kept = False
+        # Whether the request is kept, and whether its client has an id with which it can come back.
+        self._kept = self._named = False
         self._gone = False
         self._leaving: asyncio.Future[None] | None = None
         self._finished = False
@@ -150,7 +153,7 @@ class SessionExchange:
 
     def come_back(self, place: Place) -> None:
         """Leave out the events that the client has."""
-        self._kept = True
+        self._kept = self._named = True
         self._replay = Replay(msgspec.structs.replace(place.position))
         self._position, self.progress, self._asked = place.position, place.progress, place.asked
 
@@ -209,12 +212,30 @@ class SessionExchange:
         if self._kept:
             await self._bus.mcp_sessions.permit(self._own_digest)
 
+    def making(self, call: Call) -> None:
+        """Take note of the call, which goes on without this gateway once its client can come back to another one."""
+        self._call = call
+        call.lasting = self._named and bool(self.key)
+
+    def _name_given(self) -> None:
+        self._named = True
+        if self._call is not None and self.key and not self.cancelled:
+            self._call.lasting = True
+
     # -- the answer -------------------------------------------------------------------------------
 
     def cancel(self) -> None:
         """End the call as its client wants."""
         if not (self._finished or self.cancelled):
             self.cancelled = True
+            if self._call is not None:
+                self._call.lasting = False
+            self.task.cancel()
+
+    def _part(self) -> None:
+        """Leave the rest to the gateway to which the client comes back."""
+        if not (self._finished or self.cancelled):
+            self.parted = True
             self.task.cancel()
 
     async def finish(self, answer: dict[str, Any]) -> bool:
@@ -269,6 +290,7 @@ class SessionExchange:
             await self._send({"type": "http.response.start", "status": 200, "headers": STREAM})
             if self._kept and self._caller.session.version >= PRIMED:
                 await self._write(priming(self.place()))
+                self._name_given()
         except (OSError, RuntimeError):
             self._gone = True
         finally:
@@ -281,8 +303,9 @@ class SessionExchange:
         try:
             while True:
                 done, waits = await asyncio.wait(waits, timeout=_LOOK, return_when=asyncio.FIRST_COMPLETED) if waits else await _pause()
-                if closing in done and self._kept and not self._gone:
+                if closing in done and self._named:
                     await self._write(b"", last=True)
+                    self._part()
                 self._gone = self._gone or leaving in done
                 if self._kept:
                     told = await self._look(told)
@@ -331,6 +354,8 @@ class SessionExchange:
         await self._begun()
         if not self._finished:
             await self._write(named_event(b"message", encode_data(message), place if self._kept else ""))
+            if self._kept:
+                self._name_given()
 
     async def _write(self, data: bytes, *, last: bool = False) -> None:
         if self._gone:

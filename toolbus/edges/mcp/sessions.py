@@ -319,6 +319,9 @@ class Sessions:
             try:
                 answer = await self._answer(caller, message, lambda: self._call(exchange, caller))
             except asyncio.CancelledError:
+                if exchange.parted:
+                    exchange.task.uncancel()
+                    return
                 if not exchange.cancelled:
                     raise
                 exchange.task.uncancel()

@@ -159,6 +159,7 @@ TASKS: dict[str, dict[str, Place | Tree]] = {
         "tools": Place("see", "callable now"),
         "see": _see,
         "doctor": Place("see", "faults"),
+        "exporter": Place("serve", "faults and queues for Prometheus"),
     },
     "Secure": {"secure": _secure},
     "Operate": {"operate": _operate},

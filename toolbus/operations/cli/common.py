@@ -29,8 +29,8 @@ T = TypeVar("T")
 C = TypeVar("C")
 
 
-GATEWAY_PORT = 8001
-"""The port at which gateways listen unless told otherwise."""
+GATEWAY_PORT, EXPORTER_PORT = 8001, 9464
+"""The ports at which gateways and exporters listen unless told otherwise."""
 
 
 def needs_gateway(error: ImportError) -> str:

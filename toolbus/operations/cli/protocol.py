@@ -215,8 +215,8 @@ def worker_command(checks: Checks) -> None:
       toolbus protocol conformance worker --only W24 -- node examples/node/worker.mjs
       toolbus protocol conformance worker --level 3 --junit found.xml -- toolbus worker toolbus.operations.conformance.checks
     """
-    from toolbus.operations.conformance.scene import WorkerScene
     from toolbus.operations.conformance.worker_checks import WORKER
+    from toolbus.operations.conformance.worker_scene import WorkerScene
 
     _check(checks, WORKER, WorkerScene, first_decides=not checks.only)
 
@@ -237,7 +237,7 @@ def agent_command(checks: Checks) -> None:
       toolbus protocol conformance agent --level 3 -- python -m toolbus.operations.conformance.agent
     """
     from toolbus.operations.conformance.agent_checks import AGENT
-    from toolbus.operations.conformance.scene import AgentScene
+    from toolbus.operations.conformance.agent_scene import AgentScene
 
     _check(checks, AGENT, AgentScene)
 

@@ -12,7 +12,7 @@ import click
 
 from toolbus.bus.values.settings import Settings
 from toolbus.operations.cli.command import Groups, Names, Port, ProcessOptions, Seconds, User, command, option, setting
-from toolbus.operations.cli.common import GATEWAY_PORT, needs_gateway, serving_settings, settings_with_server
+from toolbus.operations.cli.common import EXPORTER_PORT, GATEWAY_PORT, needs_gateway, serving_settings, settings_with_server
 from toolbus.operations.cli.output import fail
 from toolbus.operations.cli.worker import announced, end_with
 
@@ -142,6 +142,26 @@ async def _serve(
         served = app if is_open or authenticator is not None else KnownHosts(app)
         async with announced(lambda: ProbedGateway(gateway), process) as (serving, stopping):
             await serve(served, gateway, place, grace=settings.grace, on_serving=serving, on_stopping=stopping)
+
+
+@command("exporter")
+def exporter_command(
+    host: Annotated[str, option("Address to listen at; anybody who can reach it may read.", default="127.0.0.1")],
+    port: Annotated[int, option("Port; 0 for a free one.", type=Port, default=EXPORTER_PORT)],
+) -> None:
+    """Answer /metrics for Prometheus: the queues of the namespace, and what `toolbus doctor` would find.
+
+    A gateway answers the same at its health port; this is for a pool without one. It needs the rights of `toolbus secure acl monitor`,
+    and goes on while the server is away.
+
+    \b
+    Examples:
+      toolbus exporter
+      toolbus exporter --host 0.0.0.0 --port 9100
+    """
+    from toolbus.operations.exporter import export
+
+    asyncio.run(export(serving_settings("exporter"), host, port))
 
 
 @command("mcp")

@@ -9,8 +9,9 @@ import time
 from typing import Any
 
 from toolbus.bus.broker.server.keys import session_digest
+from toolbus.operations.conformance.agent_scene import AgentScene, Ear, Taken
 from toolbus.operations.conformance.checks import Broken, Table, until
-from toolbus.operations.conformance.scene import LEASE, SERVICE, STARTS, AgentScene, Ear, Taken
+from toolbus.operations.conformance.scene import LEASE, SERVICE, STARTS
 
 AGENT = Table[AgentScene]()
 _STICKY = "conformance-held"

@@ -128,6 +128,8 @@ class Call(msgspec.Struct, eq=False):
     span: telemetry.CallSpan | None = None
     # Why the caller no longer waits: the type of an error.
     withdrawn: str = ""
+    # True for a call that goes on when this caller leaves, since another process comes for its answer.
+    lasting: bool = False
     # The token of the session's state that answered.
     state: str = ""
     # The permit of a model's call; a program's own call needs none.

@@ -192,7 +192,7 @@ class Dispatcher:
     def withdraw(self, call: Call, why: str) -> None:
         """Tell the broker that the caller no longer waits for the call, and the type of the error that it has instead."""
         call.withdrawn = why
-        if self._connection is None:
+        if self._connection is None or (call.lasting and why == "cancelled"):
             return
         if call in self._waiting:
             self._connection.catalogue.wake()

@@ -21,6 +21,7 @@ import msgspec
 from toolbus.bus import telemetry
 from toolbus.bus.broker.statistics.answers import BOUNDS, ToolStatistics, added
 from toolbus.bus.telemetry.metrics import MEDIA_TYPE, OTHER, Exposition
+from toolbus.bus.telemetry.output import lines_lost
 
 if TYPE_CHECKING:
     from toolbus.bus.values.settings import Settings
@@ -56,6 +57,7 @@ class Report(msgspec.Struct):
     """The counts of one worker process, or of several together.
 
     Attributes:
+        namespace: where it serves.
         healthy: whether any process takes requests.
         ready: how many do.
         reason: why one takes none.
@@ -70,6 +72,7 @@ class Report(msgspec.Struct):
         processes: of the command that started them.
     """
 
+    namespace: str = ""
     healthy: bool = False
     ready: int = 0
     reason: str = ""
@@ -91,6 +94,7 @@ async def report_of(worker: Worker) -> Report:
     """Return the report of a worker that was opened in this process."""
     answer = await worker.answer()
     return Report(
+        namespace=worker.settings.namespace,
         healthy=worker.healthy,
         ready=int(worker.healthy),
         reason=worker.unready,
@@ -103,7 +107,7 @@ async def report_of(worker: Worker) -> Report:
         sessions={each.id: each.sessions for each in answer.services},
         # Anybody may read it, and an error may tell more than its type.
         tools=await asyncio.to_thread(lambda: [msgspec.structs.replace(each, last_error=None) for each in answer.tools]),
-        counts=worker.statistics(),
+        counts={**worker.statistics(), "lines_lost": lines_lost()},
         cpu=time.process_time(),
         memory=_resident(),
     )
@@ -210,12 +214,13 @@ _COUNTS = {
     "toolbus_worker_frames_total": "frames_sent",
     "toolbus_worker_commands_total": "commands",
     "toolbus_worker_connects_total": "connects",
+    "toolbus_log_lines_lost_total": "lines_lost",
 }
 
 
 def worker_metrics(report: Report) -> str:
     """Return the metrics of a worker, from the report of its processes together."""
-    made, processes = Exposition(), report.processes
+    made, processes = Exposition(report.namespace), report.processes
     made.add("toolbus_up", int(report.healthy))
     made.add("toolbus_worker_info", 1, {"version": report.version, "python": report.python})
     for name, field in _OF_PROCESSES.items():
@@ -299,7 +304,7 @@ class ProbedWorker(Probed):
 
     async def report(self) -> Report:
         """Return its counts."""
-        return await report_of(self._worker) if self.started else Report()
+        return await report_of(self._worker) if self.started else Report(namespace=self._worker.settings.namespace)
 
 
 @contextlib.asynccontextmanager
@@ -405,7 +410,7 @@ class ProbedChildren(Probed):
                 self._past = summed([self._past, _ended(self._last.pop(key))])
         # Thousands of tools take long, and this process follows the load of its children.
         total = await asyncio.to_thread(summed, [self._past, *self._last.values()])
-        total.processes = self._counts()
+        total.namespace, total.processes = self._supervisor.settings.namespace, self._counts()
         return total
 
     def _ports(self) -> dict[tuple[int, int], int]:

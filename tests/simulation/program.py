@@ -1,0 +1,64 @@
+"""Run scenarios: ``make simulate`` for fresh seeds, ``make simulate SEED=…`` for one and its timeline."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from pathlib import Path
+
+import msgspec
+
+from tests.simulation.driver import run
+from tests.simulation.scenario import Scenario, draw
+from tests.simulation.shrink import shrink
+from tests.simulation.timeline import timeline
+
+
+def main() -> int:
+    """Run what the arguments say; returns 1 when a promise was not kept."""
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation")
+    parser.add_argument("--seed", type=int, help="run this one, and print its timeline")
+    parser.add_argument("--file", type=Path, help="run a scenario that was written down, and print its timeline")
+    parser.add_argument("--seconds", type=float, default=60.0, help="how long to run fresh seeds")
+    parser.add_argument("--first", type=int, help="the first of the fresh seeds")
+    parser.add_argument("--tries", type=int, default=150, help="runs for making a failing scenario short")
+    parser.add_argument("--count", type=int, help="run so many seeds instead, and print the digest of each")
+    parser.add_argument("--whole", action="store_true", help="everything that happened, and not only what is about the violations")
+    chosen = parser.parse_args()
+    if chosen.file is not None:
+        return _show(msgspec.json.decode(chosen.file.read_bytes(), type=Scenario), whole=chosen.whole)
+    if chosen.seed is not None:
+        return _show(draw(chosen.seed), whole=chosen.whole)
+    first = int.from_bytes(os.urandom(4)) if chosen.first is None else chosen.first
+    if chosen.count is not None:
+        for seed in range(first, first + chosen.count):
+            print(seed, run(draw(seed)).digest)
+        return 0
+    return _search(first, chosen.seconds, chosen.tries)
+
+
+def _show(scenario: Scenario, *, whole: bool) -> int:
+    outcome = run(scenario)
+    print(timeline(outcome, whole=whole))
+    print(f"{outcome.calls} calls in {outcome.seconds:.1f} s of virtual time, digest {outcome.digest}")
+    return 1 if outcome.violations else 0
+
+
+def _search(first: int, seconds: float, tries: int) -> int:
+    began, used, seed, calls = time.monotonic(), time.process_time(), first, 0
+    while time.monotonic() - began < seconds:
+        outcome = run(draw(seed))
+        calls += outcome.calls
+        if outcome.violations:
+            short = shrink(draw(seed), tries)
+            print(timeline(run(short)))
+            path = Path(f"simulation-{seed}.json")
+            path.write_bytes(msgspec.json.encode(short))
+            print(f"seed {seed} breaks a promise: `make simulate SEED={seed}`")
+            print(f"its short scenario: `python -m tests.simulation --file {path}`")
+            return 1
+        seed += 1
+    rate = calls / max(0.001, time.process_time() - used)
+    print(f"{seed - first} seeds from {first}, {calls} calls, no violation; {rate:.0f} calls a second and core")
+    return 0

@@ -1,0 +1,90 @@
+"""The metrics of a namespace: its services, and what is wrong with it; for gateways, and for ``toolbus exporter``."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+
+from toolbus.bus.broker.admin import Admin, KnownServices
+from toolbus.bus.telemetry.metrics import Exposition
+from toolbus.bus.telemetry.output import lines_lost
+from toolbus.bus.values.results import ToolbusError
+from toolbus.bus.values.settings import Settings
+from toolbus.bus.watch.faults import CHECKS, SERVER, SERVER_RUNBOOK, Seen, look
+
+# The metrics of services: each with its states, and the fields that count them.
+_OF_SERVICES = {
+    "toolbus_queue_length": (("queued", "queued"), ("running", "running")),
+    "toolbus_workers": (("", "workers"),),
+    "toolbus_dead_letters": (("", "dead"),),
+    "toolbus_service_paused": (("", "paused"),),
+    "toolbus_service_down": (("", "down"),),
+}
+# Seconds for which an answer is waited for, which are less than a scrape may take.
+_PATIENCE = 3.0
+# Seconds for which an answer counts, and the lack of one: a scrape that waited each time would be given up, and show nothing.
+_KEPT, _KEPT_AWAY = 1.0, 10.0
+
+
+class NamespaceMetrics:
+    """The metrics of a namespace, for which its server is asked at most once a second.
+
+    Args:
+        settings: which namespace of which server.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._lock = asyncio.Lock()
+        self._asked = -math.inf
+        self._seen: Seen | None = None
+        self._known = KnownServices()
+
+    async def seen(self) -> Seen | None:
+        """Return the namespace as it is now, or None when the server does not answer."""
+        async with self._lock:
+            if time.monotonic() - self._asked > (_KEPT_AWAY if self._seen is None else _KEPT):
+                self._seen = await self._look()
+                self._asked = time.monotonic()
+            return self._seen
+
+    async def _look(self) -> Seen | None:
+        try:
+            async with asyncio.timeout(_PATIENCE), Admin(self._settings) as admin:
+                services = await self._known.read(admin)
+                return await look(admin, self._settings, services=services, roles=await admin.roles())
+        except (ToolbusError, TimeoutError):
+            return None
+
+
+def exposition(namespace: str, seen: Seen | None, *, up: bool) -> Exposition:
+    """Return the metrics of a namespace as it was seen, to which others may be added.
+
+    Args:
+        namespace: the label of every sample.
+        seen: None when the server does not answer.
+        up: whether this process can do its work.
+    """
+    made = Exposition(namespace)
+    made.add("toolbus_up", int(up))
+    made.add("toolbus_log_lines_lost_total", lines_lost())
+    made.add("toolbus_fault", int(seen is None), {"check": SERVER, "state": "fail", "runbook": SERVER_RUNBOOK})
+    for name in _OF_SERVICES:
+        made.declare(name)
+    if seen is not None:
+        _add(made, seen)
+    return made
+
+
+def _add(made: Exposition, seen: Seen) -> None:
+    for check in CHECKS:
+        if not check.asks:
+            labels = {"check": check.name, "state": check.state, "runbook": check.runbook}
+            made.add("toolbus_fault", sum(1 for _ in check.lines(seen)), labels)
+    made.add("toolbus_server_cut_off_total", seen.health.cut_off)
+    for name, parts in _OF_SERVICES.items():
+        for service in seen.services:
+            for state, field in parts:
+                labels = {"messaging_destination_name": service.publication.service.id, "state": state}
+                made.add(name, int(getattr(service, field)), labels)

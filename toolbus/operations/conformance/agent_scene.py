@@ -1,0 +1,338 @@
+"""An agent under test, and the workers that the kit plays around it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import secrets
+import time
+from typing import Any, Self
+
+import msgspec
+
+from toolbus.bus.broker.server import scripts
+from toolbus.bus.broker.transport.opening import Probe
+from toolbus.bus.values.descriptors import parse_service, parse_tool
+from toolbus.bus.values.settings import Settings
+from toolbus.operations.conformance.checks import Broken, until
+from toolbus.operations.conformance.proxy import Proxy, each_value, words_of
+from toolbus.operations.conformance.scene import SERVICE, STARTS, Program, Scene, shown
+
+
+class Taken(msgspec.Struct):
+    """A request that the agent published, as it stands in the queue.
+
+    Attributes:
+        server, after: its fields ``s`` and ``p``; empty when it has none.
+        run: the run token of frames that are sent for it.
+    """
+
+    entry: str
+    request: dict[str, Any]
+    due: int
+    server: str
+    after: str
+    run: str
+
+    @property
+    def id(self) -> str:
+        """The correlation id."""
+        return str(self.request["id"])
+
+    @property
+    def agent(self) -> str:
+        """The id of the agent."""
+        return str(self.request["agent"])
+
+
+class Ear:
+    """Hears what is published on a channel; use it with ``async with``."""
+
+    def __init__(self, port: int, channel: str) -> None:
+        self._port = port
+        self._channel = channel
+        self.heard: list[str] = []
+
+    async def __aenter__(self) -> Self:
+        reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port)
+        self._subscribed = asyncio.Event()
+        self._reading = asyncio.create_task(each_value(reader, self._take))
+        self._writer.write(b"*2\r\n$9\r\nSUBSCRIBE\r\n$%d\r\n%s\r\n" % (len(self._channel), self._channel.encode()))
+        await self._subscribed.wait()
+        return self
+
+    async def __aexit__(self, kind: object, error: object, trace: object) -> None:
+        self._reading.cancel()
+        self._writer.close()
+        await asyncio.gather(self._reading, return_exceptions=True)
+
+    def _take(self, value: bytes) -> None:
+        if value.startswith(b"*3\r\n$7\r\nmessage"):
+            self.heard.append(words_of(value)[2].decode("utf-8", "replace"))
+        else:
+            self._subscribed.set()
+
+
+class AgentScene(Scene):
+    """Starts an agent, tells it what to call, takes its requests, and writes frames as it likes.
+
+    The agent reads a JSON object a line, ``{"call": NAME, "service", "tool", "arguments", "timeout", "key", "user", "session"}`` or
+    ``{"cancel": NAME}``, and writes one a line: ``{"call", "text"}``, ``{"call", "reset": true}``, ``{"call", "end": {"text", "error"}}``.
+    It speaks to the server through a proxy.
+    """
+
+    def __init__(self, settings: Settings, probe: Probe, program: Program) -> None:
+        super().__init__(settings, probe, program)
+        self.events: dict[str, list[dict[str, Any]]] = {}
+        self._sent: list[dict[str, Any]] = []
+        self._seen: dict[str, str] = {}
+        self._agent: asyncio.subprocess.Process | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._wrong = ""
+        self.port = int(settings.url.rpartition(":")[2].partition("/")[0])
+        self.proxy = Proxy(self.port)
+
+    def forget_frames(self) -> None:
+        """Forget what was sent to the agent, and what it told, until now."""
+        self.events, self._sent = {}, []
+
+    def seen(self) -> tuple[str, ...]:
+        """Return the last frames that were sent to the agent, and the last events that it told."""
+        told = [event for events in self.events.values() for event in events]
+        return (*shown(self._sent), *(f"it told {each}" for each in shown(told)))
+
+    async def prepare(self) -> None:
+        """Start the agent beside a service that it can call."""
+        self._seen, self._wrong = {}, ""
+        await self.probe.run("FLUSHDB")
+        await self.register(SERVICE, f"{SERVICE}-echo")
+        self.proxy = Proxy(self.port)
+        await self.proxy.start()
+        await self.start()
+
+    async def finish(self, *, held: bool) -> None:
+        """End the agent."""
+        await self.end()
+        await self.proxy.close()
+
+    async def start(self) -> None:
+        """Start an agent."""
+        url = self.settings.url.replace(f":{self.port}", f":{self.proxy.port}")
+        self._agent = await self.program.start(pipes=True, TOOLBUS_URL=url)
+        self._reading = asyncio.create_task(self._read(self._agent))
+
+    async def end(self) -> None:
+        """Kill the agent, if it runs."""
+        if self._agent is not None:
+            await self.program.kill(self._agent)
+            self._agent = None
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.gather(self._reading, return_exceptions=True)
+            self._reading = None
+
+    async def exit_code_of(self, within: float) -> int | None:
+        """Return the exit code of the agent when it has ended by itself; None when it has not."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within):
+                return await self._agent.wait() if self._agent is not None else None
+        return None
+
+    # -- the services that are played -------------------------------------------------------------
+
+    def publication(self, service: str, *tools: str, **more: Any) -> bytes:
+        """Return the publication of a service whose tools take a text.
+
+        Args:
+            service: its id.
+            *tools: names of its tools.
+            **more: ``effect`` of the tools, and ``sticky`` for a service with sticky-sessions.
+        """
+        described = {"type": "tool-service", "description": "Return a text.", "service": service, "effect": more.get("effect", "read")}
+        parsed = parse_service({"id": service, "sticky_sessions": bool(more.get("sticky"))})
+        text = {"name": "text", "type": "string", "description": "a text"}
+        found = [parse_tool({**described, "name": name, "arguments": [text]}, parsed) for name in tools]
+        return msgspec.json.encode({"service": parsed, "tools": found, "owner": "kit", "digest": "d"})
+
+    async def register(self, service: str, *tools: str, document: bytes = b"", **more: Any) -> str:
+        """Publish a service as a worker that never leaves, and return its instance.
+
+        Args:
+            service: its id.
+            *tools: names of its tools.
+            document: the publication, instead of one that is made of the others.
+            **more: see ``publication``.
+        """
+        keys, instance, lease = self.keys, secrets.token_hex(16), 3_600_000
+        tables = (keys.services, keys.names, keys.meta, keys.items, keys.live, keys.log)
+        own = (keys.instances(service), keys.queue(service), keys.fence(service), keys.cancelled(service))
+        common = (keys.prefix, secrets.token_hex(6), lease, 60_000)
+        whole = document or self.publication(service, *tools, **more)
+        args = (service, instance, "kit", "d", whole, lease, secrets.token_hex(8), "", service, 0, *tools)
+        answer = await self.probe.script(scripts.REGISTER, (*tables, *own), *common, *args)
+        if answer[0] != b"ok":
+            raise Broken(f"the kit can't register its service: {answer}")
+        return instance
+
+    async def write_silently(self, service: str, tool: str, token: str) -> None:
+        """Write a service into the registry as a change of that token of which the log says nothing."""
+        await self.probe.run("XGROUP", "CREATE", self.keys.queue(service), "g", "0", "MKSTREAM")
+        row = b"+" + self.publication(service, tool)
+        # In one script, so that nobody reads one without the other.
+        await self.probe.run(
+            "EVAL", "redis.call('HSET', KEYS[1], ARGV[1], ARGV[2]) redis.call('HSET', KEYS[2], 'token', ARGV[3])",
+            2, self.keys.services, self.keys.meta, service, row, token,
+        )  # fmt: skip
+
+    # -- the agent --------------------------------------------------------------------------------
+
+    async def call(
+        self, name: str, text: str = "x", *, timeout: float = 30.0, service: str = SERVICE, tool: str = f"{SERVICE}-echo", **more: str
+    ) -> None:
+        """Tell the agent to call a tool; without a service it is to find the tool in the registry. ``more`` are further fields."""
+        asked = {"call": name, "service": service, "tool": tool, "arguments": {"text": text}, "timeout": timeout, **more}
+        await self._tell({key: value for key, value in asked.items() if value != ""})
+
+    async def called(self, name: str = "1", text: str = "x", *, queue: str = SERVICE, **more: Any) -> Taken:
+        """Tell the agent to call a tool, and return its request."""
+        await self.call(name, text, **more)
+        return await self.taken(queue)
+
+    async def found(self, tool: str, queue: str, within: float) -> Taken:
+        """Return the request of a call by a tool's name, which is made again and again until the agent knows the tool.
+
+        Raises:
+            Broken: the agent does not come to know it.
+        """
+        end, number, name = time.monotonic() + within, 0, ""
+        while time.monotonic() < end:
+            self.check_alive()
+            if not name or any("end" in event for event in self.events.get(name, [])):
+                name, number = f"{tool} {number}", number + 1
+                await self.call(name, service="", tool=tool, timeout=within + 10.0)
+            if found := await self.request_of(queue):
+                return found
+            await asyncio.sleep(0.02)
+        raise Broken(f"it does not know the tool {tool!r} {within:g} s after it was published")
+
+    async def cancel(self, name: str) -> None:
+        """Tell the agent to cancel a call."""
+        await self._tell({"cancel": name})
+
+    async def leave(self) -> int:
+        """Close the agent's standard input and return its exit code."""
+        if self._agent is None or self._agent.stdin is None:
+            raise Broken("the agent does not run")
+        self._agent.stdin.close()
+        code = await self.exit_code_of(10.0)
+        if code is None:
+            raise Broken("it did not end within 10 s of the end of its input")
+        await self.end()
+        return code
+
+    async def _tell(self, what: dict[str, Any]) -> None:
+        if self._agent is None or self._agent.stdin is None:
+            raise Broken("the agent does not run")
+        try:
+            self._agent.stdin.write(json.dumps(what).encode() + b"\n")
+            await self._agent.stdin.drain()
+        except OSError:
+            raise Broken("the agent has ended") from None
+
+    async def _read(self, agent: asyncio.subprocess.Process) -> None:
+        if agent.stdout is None:
+            return
+        async for line in agent.stdout:
+            try:
+                event = json.loads(line)
+                self.events.setdefault(event["call"], []).append(event)
+            except (ValueError, KeyError, TypeError):
+                self._wrong = f"it wrote a line that is no event: {line[:100]!r}"
+
+    def text(self, name: str) -> str:
+        """Return the text that the agent has told of a call since its last reset."""
+        text = ""
+        for event in self.events.get(name, []):
+            text = "" if event.get("reset") else text + event.get("text", "")
+        return text
+
+    def check_alive(self) -> None:
+        """Check that the agent runs, and has written nothing but events.
+
+        Raises:
+            Broken: it does not, or has.
+        """
+        if self._wrong:
+            raise Broken(self._wrong)
+        if self._agent is not None and self._agent.returncode is not None:
+            raise Broken(f"the agent ended with exit code {self._agent.returncode}")
+
+    async def ended(self, name: str, within: float = 10.0) -> dict[str, Any]:
+        """Return the end that the agent told of a call.
+
+        Raises:
+            Broken: it told none, or several.
+        """
+
+        async def found() -> list[dict[str, Any]]:
+            self.check_alive()
+            return [event["end"] for event in self.events.get(name, []) if "end" in event]
+
+        ends = await until(found, within, f"the agent told no end of call {name!r}")
+        if len(ends) != 1:
+            raise Broken(f"the agent told {len(ends)} ends of call {name!r}")
+        return ends[0]
+
+    # -- the worker that is played ----------------------------------------------------------------
+
+    async def taken(self, service: str = SERVICE, within: float = STARTS) -> Taken:
+        """Return the next request of a service's queue.
+
+        Raises:
+            Broken: none came, or it can't be read.
+        """
+
+        async def found() -> Taken | None:
+            self.check_alive()
+            return await self.request_of(service)
+
+        return await until(found, within, "no request came")
+
+    async def request_of(self, service: str) -> Taken | None:
+        """Return the next request of a service's queue if there is one now."""
+        seen = self._seen.get(service, "0-0")
+        entries = await self.probe.run("XRANGE", self.keys.queue(service), f"({seen}", "+", "COUNT", 1)
+        if not entries:
+            return None
+        entry, flat = entries[0]
+        self._seen[service] = entry.decode()
+        fields = dict(zip(flat[::2], flat[1::2], strict=True))
+        try:
+            request = json.loads(fields[b"r"].decode("utf-8"))
+            due = int(fields[b"d"])
+        except (KeyError, ValueError) as error:
+            raise Broken(f"the request can't be read: {error}") from None
+        server, after = (fields.get(name, b"").decode("utf-8", "replace") for name in (b"s", b"p"))
+        return Taken(entry.decode(), request, due, server, after, secrets.token_hex(8))
+
+    async def take(self, taken: Taken, service: str = SERVICE) -> None:
+        """Have a worker that the kit plays take the requests of a queue, up to this one."""
+        await self.probe.run("XREADGROUP", "GROUP", "g", "kit", "COUNT", 100, "STREAMS", self.keys.queue(service), ">")
+
+    async def send(self, taken: Taken, *frames: dict[str, Any]) -> None:
+        """Write frames of a request; each has the request's id, the run and attempt 1 unless it says otherwise."""
+        whole = [{"id": taken.id, "run": taken.run, **frame} for frame in frames]
+        self._sent += whole
+        await self.raw(taken, json.dumps(whole, ensure_ascii=False).encode())
+
+    async def raw(self, taken: Taken, document: bytes) -> None:
+        """Write a document in place of a list of frames."""
+        stream = self.keys.call(taken.id) if taken.request.get("shared") else self.keys.replies(taken.agent)
+        await self.probe.run("XADD", stream, "NOMKSTREAM", "*", "f", document)
+
+    async def answer(self, taken: Taken, *texts: str, **end: Any) -> None:
+        """Answer a request with text and a successful end."""
+        frames = [{"seq": number, "response": text} for number, text in enumerate(texts)]
+        await self.send(taken, *frames, {"seq": len(texts), "kind": "end", "end_of_stream": True, **end})
+        await self.probe.run("XDEL", self.keys.queue(taken.request["service"]), taken.entry)

@@ -1,0 +1,195 @@
+"""Calls that the kit makes of a worker, and its frames: what the checks of all levels use."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+from toolbus.bus.broker.registry.publications import read_record
+from toolbus.bus.broker.server.keys import session_digest
+from toolbus.bus.values.descriptors import Publication
+from toolbus.operations.conformance.checks import Broken, NotChecked, until
+from toolbus.operations.conformance.scene import LEASE, SERVICE
+from toolbus.operations.conformance.worker_scene import Sent, WorkerScene
+
+MOST_PIECE = 65_536
+TAKES_OVER = 4 * LEASE + 6.0
+# Seconds by which a busy machine may be late.
+SLACK = 1.5
+
+Frames = list[dict[str, Any]]
+
+
+def text_of(frames: Frames) -> str:
+    """Return the whole text of a call that has ended."""
+    end = frames[-1]
+    if isinstance(end.get("response"), str):
+        return str(end["response"])
+    pieces = [
+        part for frame in frames if frame.get("kind", "text") == "text" for part in (frame.get("texts") or [frame.get("response") or ""])
+    ]
+    return "".join(pieces) + "".join(frame["response"] for frame in frames if frame.get("kind") == "output")
+
+
+def error_of(frames: Frames) -> str:
+    """Return the type of the error with which a call ended; empty when it succeeded."""
+    error = frames[-1].get("error")
+    return str(error.get("type", "?")) if isinstance(error, dict) else ""
+
+
+def check_run(frames: Frames) -> None:
+    """Check the frames of a call with one run: numbered from 0 without gaps, and one end, which is the last.
+
+    Raises:
+        Broken: they are not.
+    """
+    runs = {frame.get("run") for frame in frames}
+    if len(runs) != 1 or not all(isinstance(run, str) and run for run in runs):
+        raise Broken(f"the frames of one run must have the same token in `run`, not {sorted(map(str, runs))}")
+    numbers = [frame.get("seq", 0) for frame in frames]
+    if numbers != list(range(len(frames))):
+        raise Broken(f"`seq` must count from 0 without gaps, and was {numbers[:20]}")
+    ends = [bool(frame.get("end_of_stream")) for frame in frames]
+    if ends.count(True) != 1 or not ends[-1]:
+        raise Broken(f"exactly one frame has end_of_stream, the last one; there were {ends.count(True)}")
+
+
+def ended_as(frames: Frames, error: str) -> None:
+    """Check the type of the error with which a call ended."""
+    if error_of(frames) != error:
+        raise Broken(f"it ended as {error_of(frames) or 'a success'} instead of {error}, with the text {text_of(frames)[:40]!r}")
+
+
+async def wait_for_text(scene: WorkerScene, sent: Sent) -> None:
+    """Wait until a call has sent text."""
+
+    async def has_text() -> bool:
+        return any(
+            (frame.get("kind", "text") == "text" and frame.get("response")) or frame.get("texts") for frame in await scene.frames(sent)
+        )
+
+    await until(has_text, 5.0, "no text came")
+
+
+async def call_echo(scene: WorkerScene, text: str, role: str = "echo", **fields: Any) -> Sent:
+    """Call the tool that returns its text, check its frames, and return the request."""
+    sent = await scene.publish(role, {"text": text}, **fields)
+    frames = await scene.ended(sent)
+    check_run(frames)
+    if error_of(frames) or text_of(frames) != text:
+        raise Broken(f"{role} of {text[:40]!r} answered {text_of(frames)[:40]!r} {frames[-1].get('error') or ''}")
+    return sent
+
+
+async def wait_until_gone(scene: WorkerScene, sent: Sent, within: float = 5.0) -> None:
+    """Wait until a request was acknowledged and deleted."""
+    await until(lambda: scene.is_finished(sent), within, "the request was not acknowledged and deleted after its end")
+
+
+async def is_running(scene: WorkerScene, sent: Sent) -> bool:
+    """Return whether a worker has a request."""
+    return bool((await scene.holder(sent))[0])
+
+
+async def runs_as(scene: WorkerScene, sent: Sent, attempt: int) -> bool:
+    """Return whether text of an attempt has come."""
+    return any(frame.get("attempt", 1) == attempt and not frame.get("end_of_stream") for frame in await scene.frames(sent))
+
+
+async def publication_of(scene: WorkerScene) -> Publication:
+    """Return what the worker has published."""
+    listed = await scene.probe.run("HGET", scene.keys.services, SERVICE)
+    if not listed or listed[:1] != b"+":
+        raise Broken(f"reg:services has no live row of {SERVICE!r}")
+    record = read_record(listed)
+    if record.refused:
+        raise Broken(f"agents can't read a tool: {record.refused[0].reason}")
+    return record.publication
+
+
+async def tools_of(scene: WorkerScene) -> set[str]:
+    """Return the names of the tools that the worker has published."""
+    return {tool.name for tool in (await publication_of(scene)).tools}
+
+
+async def new_session(scene: WorkerScene) -> tuple[str, dict[str, Any]]:
+    """Return the key of the owner of a new session, and the fields of its requests.
+
+    Raises:
+        NotChecked: the service has no sessions.
+    """
+    if not (await publication_of(scene)).service.sticky_sessions:
+        raise NotChecked("its service has no sticky-sessions")
+    session = {"user": "kit", "session": secrets.token_hex(8)}
+    return scene.keys.session(SERVICE, session_digest(*session.values())), session
+
+
+async def only_instance(scene: WorkerScene) -> str:
+    """Return the instance of the worker when the leases of those that were killed before have ended."""
+
+    async def only() -> str:
+        found = await scene.instances()
+        return found[0] if len(found) == 1 else ""
+
+    return await until(only, LEASE + SLACK, "there is not one worker in `live`")
+
+
+async def call_stream(scene: WorkerScene) -> str:
+    """Make the stream of a shared call, and return the call's id."""
+    call = secrets.token_hex(16)
+    await scene.probe.run("XADD", scene.keys.call(call), "*", "o", "made")
+    await scene.probe.run("PEXPIRE", scene.keys.call(call), 60_000)
+    return call
+
+
+async def shared_end(scene: WorkerScene, sent: Sent) -> Frames:
+    """Return the frames of a shared call when its end has come."""
+
+    async def has_ended() -> bool:
+        return any(frame.get("end_of_stream") for frame in await scene.shared_frames(sent))
+
+    await until(has_ended, 10.0, "no end came in the call's stream")
+    return await scene.shared_frames(sent)
+
+
+async def unseen(scene: WorkerScene, role: str, arguments: dict[str, object], consumer: str, deliveries: int, **fields: Any) -> Sent:
+    """Publish a request that the worker is not delivered, because a consumer took it first."""
+    call, document, due = scene.unsent(role, arguments, **fields)
+    # In one script, so that nobody is delivered anything between the commands.
+    entry = await scene.probe.run(
+        "EVAL",
+        "local id = redis.call('XADD', KEYS[1], '*', 'r', ARGV[1], 'd', ARGV[2]) "
+        "redis.call('XGROUP', 'SETID', KEYS[1], 'g', id) "
+        "redis.call('XCLAIM', KEYS[1], 'g', ARGV[3], 0, id, 'RETRYCOUNT', ARGV[4], 'FORCE', 'JUSTID') return id",
+        1, scene.queue, document, due, consumer, deliveries,
+    )  # fmt: skip
+    return Sent(call, entry.decode())
+
+
+async def taken_over(scene: WorkerScene, sent: Sent, news: str = "dead") -> Frames:
+    """Tell the worker what there is to take over, and return the frames with which it answered."""
+    await scene.tell(f"{news} {SERVICE}")
+    return await scene.ended(sent, TAKES_OVER)
+
+
+async def moved_after_a_renewal(scene: WorkerScene, other: str, beside: int = 0) -> tuple[Sent, list[Sent]]:
+    """Return a call that runs and was moved to another worker, and others that run beside it.
+
+    All of them end before the worker renews what it holds again, so that its ends alone can show that it lost the first one.
+    """
+    long = await scene.publish("count", {"to": 40, "delay": 0.1})
+    await wait_for_text(scene, long)
+    _, before, _ = await scene.holder(long)
+
+    async def is_renewed() -> bool:
+        nonlocal before
+        _, idle, _ = await scene.holder(long)
+        before, was = idle, before
+        return idle < was
+
+    await until(is_renewed, LEASE + SLACK, "it does not renew what it holds")
+    sent, *others = [await scene.publish("count", {"to": 3, "delay": 0.1}) for _ in range(1 + beside)]
+    for each in (sent, *others):
+        await wait_for_text(scene, each)
+    await scene.move(sent, other)
+    return sent, others

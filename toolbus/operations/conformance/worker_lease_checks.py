@@ -1,0 +1,475 @@
+"""Requirements of a worker of level 2: leases, fences, taking over, pauses, leaving."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+from toolbus.bus.broker.server import scripts
+from toolbus.operations.conformance.checks import Broken, Table, until
+from toolbus.operations.conformance.scene import LEASE, SERVICE, STARTS
+from toolbus.operations.conformance.worker_calls import (
+    SLACK,
+    TAKES_OVER,
+    call_echo,
+    check_run,
+    ended_as,
+    error_of,
+    moved_after_a_renewal,
+    only_instance,
+    runs_as,
+    taken_over,
+    text_of,
+    unseen,
+    wait_for_text,
+    wait_until_gone,
+)
+from toolbus.operations.conformance.worker_scene import Sent, WorkerScene
+
+LEASES = Table[WorkerScene]()
+# Seconds of a call that outlives a lease, and of the pieces of its text.
+_LONG = {"to": 60, "delay": 0.1}
+
+
+@LEASES.check("W30", 2)
+async def renews(scene: WorkerScene) -> None:
+    """It renews what it holds: a call longer than two leases runs once."""
+    sent = await scene.publish("count", _LONG)
+    await wait_for_text(scene, sent)
+    longest = 0
+    for _ in range(int(2.5 * LEASE / 0.1)):
+        _, idle, _ = await scene.holder(sent)
+        longest = max(longest, idle)
+        await asyncio.sleep(0.1)
+    if longest > LEASE * 1000:
+        raise Broken(f"the entry was not renewed for {longest / 1000:.1f} s, more than a lease")
+    frames = await scene.ended(sent, 15.0)
+    check_run(frames)
+
+
+@LEASES.check("W31", 2)
+async def stops_what_it_lost(scene: WorkerScene) -> None:
+    """A call that `renew.lua` calls lost is stopped within a beat, and nothing more of it is sent."""
+    sent = await scene.publish("count", {"to": 100, "delay": 0.1})
+    await wait_for_text(scene, sent)
+    other = await scene.play_worker(lives=True)
+    await scene.move(sent, other)
+    await asyncio.sleep(LEASE / 3 + SLACK)
+    await scene.keep(sent, other)
+    told = len(await scene.frames(sent))
+    await asyncio.sleep(0.5)
+    more = len(await scene.frames(sent)) - told
+    await scene.remove(sent)
+    if more:
+        raise Broken(f"it sent {more} more frames of a call that another worker has had for a beat")
+
+
+@LEASES.check("W32", 2)
+async def drops_what_it_lost(scene: WorkerScene) -> None:
+    """A call that was moved to another worker, and that ends before the next renewal, is neither answered nor deleted."""
+    other = await scene.play_worker(lives=True)
+    for _ in range(2):
+        sent, _ = await moved_after_a_renewal(scene, other)
+        for _ in range(int(LEASE / 0.1)):
+            await scene.keep(sent, other)
+            await asyncio.sleep(0.1)
+        answered = any(frame.get("end_of_stream") for frame in await scene.frames(sent))
+        gone = await scene.is_finished(sent)
+        await scene.remove(sent)
+        if answered or gone:
+            raise Broken("it answered a call that had moved to another worker" if answered else "it deleted an entry of another worker")
+    await call_echo(scene, "after a lost call")
+
+
+@LEASES.check("W33", 2)
+async def finishes_each(scene: WorkerScene) -> None:
+    """When one of several calls was lost, the others are answered and deleted all the same, and the lost one is dropped."""
+    other = await scene.play_worker(lives=True)
+    sent, beside = await moved_after_a_renewal(scene, other, 3)
+    for each in beside:
+        frames = await scene.ended(each)
+        check_run(frames)
+        await wait_until_gone(scene, each)
+    await asyncio.sleep(0.3)
+    answered = any(frame.get("end_of_stream") for frame in await scene.frames(sent))
+    gone = await scene.is_finished(sent)
+    await scene.remove(sent)
+    if answered or gone:
+        raise Broken("it answered the call that it had lost" if answered else "it deleted the entry that it had lost")
+
+
+@LEASES.check("W34", 2)
+async def leaves_what_was_delivered(scene: WorkerScene) -> None:
+    """When the group was set back, a call that it runs is not begun again."""
+    sent = await scene.publish("count", {"to": 15, "delay": 0.1})
+    await wait_for_text(scene, sent)
+    await scene.probe.run("XGROUP", "SETID", scene.queue, "g", "0")
+    # A read that waits looks at the group again when something is published.
+    await call_echo(scene, "after the group was set back")
+    await scene.ended(sent)
+    await call_echo(scene, "once more")
+    frames = await scene.frames(sent)
+    check_run(frames)
+    if len(text_of(frames).split()) != 15:
+        raise Broken(f"the text is {text_of(frames)[:60]!r}")
+
+
+@LEASES.check("W35", 2)
+async def takes_over(scene: WorkerScene) -> None:
+    """It takes over what a dead worker held, as the next attempt."""
+    dead = await scene.play_worker(lives=False)
+    sent = await unseen(scene, "echo", {"text": "taken over"}, dead, 1)
+    frames = await taken_over(scene, sent)
+    check_run(frames)
+    attempts = {frame.get("attempt", 1) for frame in frames}
+    if attempts != {2} or text_of(frames) != "taken over":
+        raise Broken(f"the attempt after one delivery is 2, not {attempts}; the text was {text_of(frames)[:40]!r}")
+
+
+@LEASES.check("W36", 2)
+async def counts_attempts(scene: WorkerScene) -> None:
+    """It counts a further attempt with `count.lua` before it runs: a call whose worker is killed each time becomes a dead letter."""
+    sent = await scene.publish("count", {"to": 600, "delay": 0.1}, timeout=120.0)
+    for attempt in range(1, scene.settings.max_deliveries + 1):
+
+        async def runs(number: int = attempt) -> bool:
+            return await runs_as(scene, sent, number)
+
+        await until(runs, TAKES_OVER, f"attempt {attempt} did not begin")
+        instance, _, counted = await scene.holder(sent)
+        if counted != attempt:
+            raise Broken(f"attempt {attempt} runs, and the server counts {counted}: when it kills its worker nobody will know")
+        if scene.worker is not None:
+            await scene.program.kill(scene.worker)
+        await scene.see_the_end(instance)
+        scene.worker = await scene.program.start()
+    frames = await scene.ended(sent, STARTS + TAKES_OVER)
+    if not error_of(frames) or await runs_as(scene, sent, scene.settings.max_deliveries + 1):
+        raise Broken(f"after {scene.settings.max_deliveries} workers that it killed the call was run once more")
+    if not await scene.probe.run("XLEN", scene.keys.dead_letters(SERVICE)):
+        raise Broken("there is no dead letter")
+
+
+@LEASES.check("W37", 2)
+async def buries_poison(scene: WorkerScene) -> None:
+    """A request that was delivered as often as allowed becomes a dead letter, and its caller is told."""
+    dead = await scene.play_worker(lives=False)
+    sent = await unseen(scene, "echo", {"text": "poison"}, dead, scene.settings.max_deliveries)
+    frames = await taken_over(scene, sent)
+    if not error_of(frames):
+        raise Broken(f"it was run a {scene.settings.max_deliveries + 1}th time")
+    if not await scene.probe.run("XLEN", scene.keys.dead_letters(SERVICE)):
+        raise Broken("there is no dead letter")
+
+
+@LEASES.check("W38", 2)
+async def runs_suspects_alone(scene: WorkerScene) -> None:
+    """An entry is run alone for its last two attempts: neither beside calls that run, nor with others taken beside it."""
+    long = await scene.publish("count", {"to": 12, "delay": 0.1})
+    await wait_for_text(scene, long)
+    dead = await scene.play_worker(lives=False)
+    suspect = await unseen(scene, "count", {"to": 10, "delay": 0.1}, dead, scene.settings.max_deliveries - 2)
+    await scene.tell(f"dead {SERVICE}")
+
+    async def has_begun() -> bool:
+        return bool(await scene.frames(suspect))
+
+    while not any(frame.get("end_of_stream") for frame in await scene.frames(long)):
+        if await has_begun():
+            raise Broken("it runs beside a call that had begun before")
+        await asyncio.sleep(0.02)
+    await until(has_begun, TAKES_OVER, "it was not taken over")
+    beside = await scene.publish("echo", {"text": "beside"})
+    while not any(frame.get("end_of_stream") for frame in await scene.frames(suspect)):
+        if await scene.frames(beside):
+            raise Broken("another call was run beside it")
+        await asyncio.sleep(0.02)
+    check_run(await scene.frames(suspect))
+    await scene.ended(beside)
+
+
+@LEASES.check("W39", 2)
+async def takes_what_was_handed_back(scene: WorkerScene) -> None:
+    """It takes what another worker handed back within a beat, told of it or not; that delivery counts for nothing."""
+    for told in (True, False):
+        sent = await unseen(scene, "echo", {"text": "handed back"}, "~back", 1)
+        if told:
+            await scene.tell(f"back {SERVICE}")
+        frames = await scene.ended(sent, LEASE / 3 + 2.0)
+        check_run(frames)
+        if text_of(frames) != "handed back":
+            raise Broken(f"the text was {text_of(frames)[:40]!r} {error_of(frames)}")
+        if {frame.get("attempt", 1) for frame in frames} != {1}:
+            raise Broken("the delivery to the worker that handed it back was counted")
+
+
+@LEASES.check("W40", 2)
+async def rescues(scene: WorkerScene) -> None:
+    """It runs `rescue.lua` once a lease: a request that the group passed over is run."""
+    call, document, due = scene.unsent("echo", {"text": "passed over"})
+    # In one script, so that nobody is delivered anything between the commands.
+    entry = await scene.probe.run(
+        "EVAL",
+        "local id = redis.call('XADD', KEYS[1], '*', 'r', ARGV[1], 'd', ARGV[2]) redis.call('XGROUP', 'SETID', KEYS[1], 'g', id) return id",
+        1, scene.queue, document, due,
+    )  # fmt: skip
+    frames = await scene.ended(Sent(call, entry.decode()), 4 * LEASE + SLACK + 2.0)
+    if text_of(frames) != "passed over":
+        raise Broken(f"the text was {text_of(frames)[:40]!r} {error_of(frames)}")
+
+
+@LEASES.check("W41", 2)
+async def restores_its_registration(scene: WorkerScene) -> None:
+    """Once a lease it looks whether what `register.lua` writes is there, and registers again if a part of it is gone."""
+    instance = await only_instance(scene)
+    keys = scene.keys
+    for what, key, field in (
+        ("the service's row", keys.services, SERVICE),
+        ("the table of names", keys.names, ""),
+        ("the service's table", keys.instances(SERVICE), ""),
+        ("the counter of starts", keys.meta, "start"),
+        ("its counter in the fence", scene.fence, f"c:{instance}"),
+    ):
+
+        async def is_back(key: str = key, field: str = field) -> bool:
+            return bool(await scene.probe.run("HEXISTS", key, field) if field else await scene.exists(key))
+
+        if not await is_back():
+            raise Broken(f"{what} was never written")
+        await scene.probe.run(*(("HDEL", key, field) if field else ("DEL", key)))
+        await until(is_back, 2 * LEASE + SLACK, f"{what} was not written again")
+    await call_echo(scene, "after all was restored")
+
+
+@LEASES.check("W42", 2)
+async def pauses(scene: WorkerScene) -> None:
+    """It takes nothing of a paused service, as a message or a beat tells: it ends the blocked read, and hands back what that brings."""
+    for told in (True, False):
+        await scene.probe.script(scripts.PAUSE, (scene.keys.paused,), SERVICE, 60_000)
+        if told:
+            await scene.tell(f"pause {SERVICE}")
+        await asyncio.sleep(0.5 if told else LEASE / 3 + 0.7)
+        sent = await scene.publish("echo", {"text": "paused"})
+        for _ in range(12):
+            await asyncio.sleep(0.1)
+            holder, _, _ = await scene.holder(sent)
+            if await scene.frames(sent) or (holder and not holder.startswith("~back")):
+                raise Broken(f"a request that came after the service was paused was taken{'' if told else ', of which only beats told'}")
+        await scene.probe.run("SREM", scene.keys.paused, SERVICE)
+        if told:
+            await scene.tell(f"resume {SERVICE}")
+        if text_of(await scene.ended(sent, LEASE + 2.0)) != "paused":
+            raise Broken("the request was not run after the pause")
+
+
+@LEASES.check("W43", 2)
+async def hands_over(scene: WorkerScene) -> None:
+    """A call of another revision that it would refuse goes to a worker of that one, or ends as `unavailable` (`other_revision`)."""
+    other = await scene.play_worker(lives=True, digest="kit-revision")
+    sent = await scene.publish("of-another-revision", {}, digest="kit-revision")
+
+    async def waits_there() -> bool:
+        if await scene.frames(sent):
+            raise Broken(f"it ended as {error_of(await scene.frames(sent))}, although a worker of its revision lives")
+        return (await scene.holder(sent))[0] == f"~to:{other}"
+
+    await until(waits_there, 5.0, "it does not wait for the worker of its revision")
+    await scene.remove(sent)
+    frames = await scene.ended(await scene.publish("of-another-revision", {}, digest="of-nobody"))
+    ended_as(frames, "unavailable")
+    error = frames[-1]["error"]
+    if error.get("code") != "other_revision" or not error.get("retryable"):
+        raise Broken(f"the error has the code {error.get('code')!r} and retryable {error.get('retryable')}")
+
+
+@LEASES.check("W44", 2)
+async def ends_slow_callers(scene: WorkerScene) -> None:
+    """It looks at the reply stream after each 64 entries: beyond `reply_limit` its calls end as slow_consumer, and nothing more is sent."""
+    replies = scene.keys.replies(scene.agent)
+    sent = await scene.publish("count", {"to": 4_000, "delay": 0.005})
+    await wait_for_text(scene, sent)
+    await scene.probe.run(
+        "EVAL", "for _ = 1, ARGV[1] do redis.call('XADD', KEYS[1], '*', 'x', '') end", 1, replies, scene.settings.reply_limit + 1
+    )  # fmt: skip
+    frames = await scene.ended(sent)
+    ended_as(frames, "slow_consumer")
+    await asyncio.sleep(0.3)
+    if len(await scene.frames(sent)) > len(frames):
+        raise Broken("frames came after the end")
+    await scene.probe.run("XTRIM", replies, "MAXLEN", 0)
+
+
+@LEASES.check("W45", 2)
+async def sets_aside_unreadable_requests(scene: WorkerScene) -> None:
+    """A request that can't be read becomes a dead letter, and is answered with invalid_arguments when its id and agent can be found."""
+    before = int(await scene.probe.run("XLEN", scene.keys.dead_letters(SERVICE)))
+    call, document, due = scene.unsent("echo", {})
+    wrong = json.dumps({**json.loads(document), "arguments": "text"}).encode()
+    frames = await scene.ended(Sent(call, await scene.add(wrong, due)))
+    ended_as(frames, "invalid_arguments")
+    await scene.add(b"{", due)
+
+    async def are_two() -> bool:
+        return int(await scene.probe.run("XLEN", scene.keys.dead_letters(SERVICE))) == before + 2
+
+    await until(are_two, 5.0, "two unreadable requests are not two dead letters")
+
+
+@LEASES.check("W46", 2)
+async def drains(scene: WorkerScene) -> None:
+    """On SIGTERM it finishes what runs, if that is over within TOOLBUS_GRACE."""
+    if scene.worker is None:
+        raise Broken("there is no worker")
+    sent = await scene.publish("count", {"to": 5, "delay": 0.1})
+    await wait_for_text(scene, sent)
+    await scene.program.stop(scene.worker)
+    frames = await scene.frames(sent)
+    if not frames[-1].get("end_of_stream"):
+        raise Broken("a call that needed half a second more was cut off")
+    check_run(frames)
+    if error_of(frames) or len(text_of(frames).split()) != 5:
+        raise Broken(f"it ended as {error_of(frames) or 'a success'} with the text {text_of(frames)!r}")
+
+
+@LEASES.check("W47", 2)
+async def takes_nothing_while_it_leaves(scene: WorkerScene) -> None:
+    """A worker that leaves takes no more requests."""
+    if scene.worker is None:
+        raise Broken("there is no worker")
+    running = await scene.publish("count", {"to": 9, "delay": 0.1})
+    await wait_for_text(scene, running)
+    stopping = asyncio.create_task(scene.program.stop(scene.worker))
+
+    async def is_unregistered() -> bool:
+        return not await scene.probe.run("HEXISTS", scene.keys.services, SERVICE)
+
+    try:
+        await until(is_unregistered, 5.0, "it does not leave the registry when it begins to leave")
+        late = await scene.publish("echo", {"text": "late"})
+    finally:
+        await stopping
+    holder, _, _ = await scene.holder(late)
+    if await scene.frames(late) or (holder and not holder.startswith("~back")):
+        raise Broken(f"a request that came afterwards was {'answered' if await scene.frames(late) else 'taken'}")
+    await scene.remove(late)
+
+
+@LEASES.check("W48", 2)
+async def hands_back(scene: WorkerScene) -> None:
+    """On SIGTERM, with TOOLBUS_GRACE over, what still runs is handed back for its next attempt, not lost."""
+    if scene.worker is None:
+        raise Broken("there is no worker")
+    sent = await scene.publish("count", {"to": 300, "delay": 0.1}, timeout=60.0)
+    await wait_for_text(scene, sent)
+    await scene.program.stop(scene.worker)
+    holder, _, count = await scene.holder(sent)
+    frames = await scene.frames(sent)
+    if frames[-1].get("end_of_stream"):
+        raise Broken(f"the call was ended as {error_of(frames) or 'a success'} instead of being handed back")
+    if not holder.startswith("~back"):
+        raise Broken(f"the entry is with {holder or 'nobody'}, not with ~back")
+    if count != 2:
+        raise Broken(f"its next run would be attempt {count}, as the one that was cut off was 1")
+
+
+@LEASES.check("W49", 2)
+async def retires(scene: WorkerScene) -> None:
+    """A worker that leaves removes its consumer and its fields of the fence (`retire.lua`)."""
+    if scene.worker is None:
+        raise Broken("there is no worker")
+    instance = await only_instance(scene)
+    other = await scene.play_worker(lives=True)
+    held = await unseen(scene, "echo", {"text": "of another worker"}, other, 1)
+    await scene.program.stop(scene.worker)
+    # Of each consumer a map from field to value in RESP3, and a list of both in RESP2.
+    listed = await scene.probe.run("XINFO", "CONSUMERS", scene.queue, "g")
+    consumers = [(each[b"name"] if isinstance(each, dict) else each[1]).decode() for each in listed]
+    fields = await scene.probe.run("HKEYS", scene.fence)
+    await scene.remove(held)
+    if instance in consumers or f"c:{instance}".encode() in fields:
+        raise Broken("its consumer is in the group, or its counter in the fence, after it has left")
+
+
+@LEASES.check("W50", 2)
+async def survives_kills(scene: WorkerScene) -> None:
+    """When one of two workers is killed in the middle of a stream, the other runs the call again, whole."""
+    instance = await only_instance(scene)
+    second = await scene.program.start()
+
+    async def are_two() -> bool:
+        return len(await scene.instances()) > 1
+
+    await until(are_two, STARTS, "the second worker is not in the registry")
+    sent = await scene.publish("count", {"to": 30, "delay": 0.1})
+    await wait_for_text(scene, sent)
+    holder, _, _ = await scene.holder(sent)
+    killed, scene.worker = (scene.worker, second) if holder == instance else (second, scene.worker)
+    if killed is not None:
+        await scene.program.kill(killed)
+    frames = await scene.ended(sent, TAKES_OVER + 10.0)
+    last = [frame for frame in frames if frame["run"] == frames[-1]["run"]]
+    check_run(last)
+    if last[0].get("attempt", 1) < 2 or text_of(last).split() != [str(number) for number in range(1, 31)]:
+        raise Broken(f"attempt {last[0].get('attempt', 1)} answered {text_of(last)[:60]!r}")
+
+
+@LEASES.check("W51", 2)
+async def checks_the_namespace(scene: WorkerScene) -> None:
+    """It reads `P format` before it registers: in a namespace of a version that it does not speak it registers nothing, and ends."""
+    if scene.worker is not None:
+        await scene.program.stop(scene.worker)
+        scene.worker = None
+    await scene.probe.run("HSET", scene.keys.format, "version", 9)
+    try:
+        process = await scene.program.start()
+        async with asyncio.timeout(STARTS):
+            while process.returncode is None:
+                if await scene.instances():
+                    raise Broken("it registered in a namespace of version 9")
+                await asyncio.sleep(0.02)
+        await scene.program.kill(process)
+    except TimeoutError:
+        raise Broken(f"it has not ended within {STARTS:g} s in a namespace of version 9") from None
+    finally:
+        await scene.probe.run("DEL", scene.keys.format)
+
+
+# -- what no check can see ------------------------------------------------------------------------
+
+LEASES.unchecked(
+    "W67", 2, "beats-beside-handlers", "Beats come from a thread that a busy handler can't block", "the kit's tools do not block"
+)
+LEASES.unchecked(
+    "W68", 2, "leaves-replicas", "It asks for the ROLE with its beats, and leaves a server that is a replica", "there is one server"
+)
+LEASES.unchecked(
+    "W69",
+    2,
+    "shares-its-slots",
+    "With several services it waits for all of their streams, and takes no more than it has slots",
+    "the kit calls one service",
+)
+LEASES.unchecked(
+    "W70", 2, "gives-up", "It unregisters and ends when errors last for three leases and half a minute", "it takes longer than a level may"
+)
+LEASES.unchecked(
+    "W71",
+    2,
+    "drops-old-requests",
+    "A request that waited for over five seconds and whose reply stream is gone is finished without being run",
+    "nobody can see whether it ran",
+)
+LEASES.unchecked(
+    "W72",
+    2,
+    "counts-retries",
+    "A run that is tried again is counted first, and has a new run token",
+    "the kit's tools do not fail at first",
+)
+LEASES.unchecked(
+    "W73",
+    2,
+    "outlives-its-revision",
+    "The last worker of a revision takes what was published for it before it leaves",
+    "there is one revision",
+)

@@ -1,0 +1,234 @@
+"""A worker under test, and the agents and other workers that the kit plays around it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import time
+from typing import Any
+
+import msgspec
+
+from toolbus.bus.broker.server import scripts
+from toolbus.bus.broker.transport.opening import Probe
+from toolbus.bus.values.settings import Settings
+from toolbus.operations.conformance.checks import Broken, until
+from toolbus.operations.conformance.scene import LEASE, MOST, SERVICE, STARTS, Program, Scene, shown
+
+_ANSWERS = 10.0
+# Bytes of an entry with several frames; one frame with a piece of 65,536 bytes may take six times that.
+_MOST_ENTRY = 6 * 65_536 + 4_096
+
+
+class Sent(msgspec.Struct):
+    """A request that was published: its correlation id and the entry's id."""
+
+    id: str
+    entry: str
+
+
+class WorkerScene(Scene):
+    """Starts workers, publishes requests as they stand, and reads the frames as they come."""
+
+    def __init__(self, settings: Settings, probe: Probe, program: Program) -> None:
+        super().__init__(settings, probe, program)
+        self.agent = secrets.token_hex(16)
+        self.worker: asyncio.subprocess.Process | None = None
+        self._played: list[str] = []
+        self._read = "0-0"
+        # Several checks of one moment read the stream together.
+        self._reading = asyncio.Lock()
+        self._frames: dict[str, list[dict[str, Any]]] = {}
+
+    def forget_frames(self) -> None:
+        """Forget the frames that were seen until now."""
+        self._frames.clear()
+
+    def seen(self) -> tuple[str, ...]:
+        """Return the last frames that the worker sent, as JSON that is short enough to read."""
+        return shown([frame for frames in self._frames.values() for frame in frames])
+
+    # -- the worker -------------------------------------------------------------------------------
+
+    async def prepare(self) -> None:
+        """Have one worker in the registry, and a reply stream of this agent."""
+        if self.worker is None or self.worker.returncode is not None:
+            self.worker = await self.program.start()
+        await until(self.instances, STARTS, f"no worker of {SERVICE!r} is in the registry")
+        await self.listen()
+
+    async def finish(self, *, held: bool) -> None:
+        """After a fault, stop the worker and empty the server."""
+        await self._dismiss()
+        if held:
+            return
+        if self.worker is not None:
+            await self.program.kill(self.worker)
+            self.worker = None
+        await self.probe.run("FLUSHDB")
+        self._read = "0-0"
+
+    async def now(self) -> int:
+        """Return the server's time in milliseconds."""
+        seconds, micros = await self.probe.run("TIME")
+        return int(seconds) * 1000 + int(micros) // 1000
+
+    async def instances(self) -> list[str]:
+        """Return the instances of the service whose leases have not ended."""
+        now = await self.now()
+        members = await self.probe.run("ZRANGEBYSCORE", self.keys.live, now, "+inf")
+        found = [each.decode().partition("/")[2] for each in members if each.startswith(f"{SERVICE}/".encode())]
+        return [each for each in found if each not in self._played]
+
+    async def tell(self, words: str) -> None:
+        """Publish a message to the workers of the service."""
+        await self.probe.run("PUBLISH", self.keys.wake(SERVICE), words)
+
+    async def play_worker(self, *, lives: bool, digest: str = "") -> str:
+        """Make a consumer of a worker that the kit plays.
+
+        Args:
+            lives: its lease lasts until the end of the check; otherwise its process is known to have ended.
+            digest: of the publication with which it is registered; "" when it is not.
+        """
+        name = secrets.token_hex(8)
+        await self.probe.run("XGROUP", "CREATECONSUMER", self.queue, "g", name)
+        lease = int(MOST * 1000) if lives else int(LEASE * 1000)
+        await self.probe.run("HSET", self.fence, f"c:{name}", "1", f"l:{name}", lease, *(() if lives else (f"x:{name}", "1")))
+        if lives:
+            await self.probe.run("ZADD", self.keys.live, await self.now() + lease, f"{SERVICE}/{name}")
+            self._played.append(name)
+        if digest:
+            await self.probe.run("HSET", self.keys.instances(SERVICE), f"i:{name}", f"1:{digest}")
+        return name
+
+    async def move(self, sent: Sent, to: str, deliveries: int = 2) -> None:
+        """Move an entry from the worker to another. As with every script that does so, the fence's counter of who loses it goes up."""
+        mine, _, _ = await self.holder(sent)
+        await self.probe.run(
+            "EVAL",
+            "redis.call('HINCRBY', KEYS[2], 'c:' .. ARGV[1], 1) "
+            "return redis.call('XCLAIM', KEYS[1], 'g', ARGV[2], 0, ARGV[3], 'RETRYCOUNT', ARGV[4], 'JUSTID')",
+            2, self.queue, self.fence, mine, to, sent.entry, deliveries,
+        )  # fmt: skip
+
+    async def keep(self, sent: Sent, owner: str, deliveries: int = 2) -> None:
+        """Renew an entry that a worker holds which the kit plays."""
+        await self.probe.run("XCLAIM", self.queue, "g", owner, 0, sent.entry, "RETRYCOUNT", deliveries, "JUSTID")
+
+    async def remove(self, sent: Sent) -> None:
+        """Take an entry out of the queue, as its worker does at its end."""
+        await self.probe.run("XACK", self.queue, "g", sent.entry)
+        await self.probe.run("XDEL", self.queue, sent.entry)
+
+    async def _dismiss(self) -> None:
+        """End the workers that the kit played."""
+        for name in self._played:
+            await self.probe.run("ZREM", self.keys.live, f"{SERVICE}/{name}")
+            await self.probe.run("HDEL", self.keys.instances(SERVICE), f"i:{name}")
+            await self.probe.run("HDEL", self.fence, f"c:{name}", f"l:{name}")
+        self._played.clear()
+
+    async def see_the_end(self, instance: str) -> None:
+        """Say that the process of a worker has ended, as whoever sees it end does."""
+        keys = self.keys
+        registry = (keys.services, keys.names, keys.meta, keys.items, keys.live, keys.log)
+        own = (keys.instances(SERVICE), self.queue, self.fence, keys.cancelled(SERVICE))
+        common = (keys.prefix, secrets.token_hex(6), 3_600_000, 60_000)
+        await self.probe.script(scripts.UNREGISTER, (*registry, *own), *common, f"{SERVICE}/{instance}")
+        await self.probe.script(scripts.RETIRE, (*own[1:], own[0], keys.live), instance, SERVICE, "1")
+        await self.tell(f"dead {SERVICE}")
+
+    # -- requests ---------------------------------------------------------------------------------
+
+    async def listen(self) -> None:
+        """Make the reply stream of this agent, and keep it alive for a while."""
+        await self.probe.script(scripts.LISTEN, (self.keys.replies(self.agent),), 600_000, self._read)
+
+    async def publish(self, role: str, arguments: dict[str, Any], *, timeout: float = 30.0, due: object = None, **fields: Any) -> Sent:
+        """Publish a request.
+
+        Args:
+            role: ``echo``, ``count``, …, or an unknown one.
+            arguments: of the tool.
+            timeout: seconds until the deadline.
+            due: text in place of the deadline of the entry.
+            **fields: further fields of the request.
+        """
+        call, document, in_time = self.unsent(role, arguments, timeout=timeout, **fields)
+        return Sent(call, await self.add(document, in_time if due is None else str(due)))
+
+    def unsent(self, role: str, arguments: dict[str, Any], *, timeout: float = 30.0, **fields: Any) -> tuple[str, bytes, str]:
+        """Return the id, the document and the deadline of a request that is not published yet."""
+        request = {
+            "id": secrets.token_hex(16), "agent": self.agent, "service": SERVICE, "tool": f"{SERVICE}-{role}", "arguments": arguments,
+            "timeout": timeout, **fields,
+        }  # fmt: skip
+        return request["id"], json.dumps(request, ensure_ascii=False).encode(), str(int((time.time() + timeout) * 1000))
+
+    async def add(self, document: bytes, due: str, *more: str) -> str:
+        """Append an entry to the queue and return its id."""
+        entry = await self.probe.run("XADD", self.queue, "NOMKSTREAM", "*", "r", document, "d", due, *more)
+        if entry is None:
+            raise Broken("the worker's request stream does not exist")
+        return str(entry.decode())
+
+    async def is_finished(self, sent: Sent) -> bool:
+        """Return whether a request was acknowledged and deleted."""
+        return not await self.waits(sent.entry)
+
+    async def holder(self, sent: Sent) -> tuple[str, int, int]:
+        """Return the consumer that has a request, its idle time (ms) and its delivery count; empty when nobody has it."""
+        found = await self.probe.run("XPENDING", self.queue, "g", sent.entry, sent.entry, 1)
+        return (found[0][1].decode(), int(found[0][2]), int(found[0][3])) if found else ("", 0, 0)
+
+    # -- frames -----------------------------------------------------------------------------------
+
+    async def _take_in(self, stream: str = "") -> None:
+        """Read new frames; every one of them must be readable."""
+        found = await self.probe.run("XRANGE", stream or self.keys.replies(self.agent), "-" if stream else f"({self._read}", "+")
+        for entry, flat in found:
+            if not stream:
+                self._read = entry.decode()
+            fields = dict(zip(flat[::2], flat[1::2], strict=True))
+            if b"f" not in fields:
+                continue
+            if len(fields[b"f"]) > _MOST_ENTRY:
+                raise Broken(f"an entry of the reply stream has {len(fields[b'f']):,} bytes, more than {_MOST_ENTRY:,}")
+            try:
+                frames = json.loads(fields[b"f"].decode("utf-8"))
+            except ValueError as error:
+                raise Broken(f"an entry of the reply stream is no JSON in UTF-8: {error}") from None
+            if not isinstance(frames, list):
+                raise Broken("the field f of an entry of the reply stream is no list of frames")
+            for frame in frames:
+                if not isinstance(frame, dict) or not isinstance(frame.get("id"), str):
+                    raise Broken(f"a frame has no id: {str(frame)[:100]}")
+                self._frames.setdefault(frame["id"], []).append(frame)
+
+    async def frames(self, sent: Sent) -> list[dict[str, Any]]:
+        """Return the frames of a request that have come until now."""
+        async with self._reading:
+            await self._take_in()
+        return self._frames.get(sent.id, [])
+
+    async def ended(self, sent: Sent, within: float = _ANSWERS) -> list[dict[str, Any]]:
+        """Return the frames of a request when its end has come.
+
+        Raises:
+            Broken: it did not come.
+        """
+
+        async def has_ended() -> bool:
+            self.program.check_alive()
+            return any(frame.get("end_of_stream") for frame in await self.frames(sent))
+
+        await until(has_ended, within, "no frame with end_of_stream came")
+        return self._frames[sent.id]
+
+    async def shared_frames(self, sent: Sent) -> list[dict[str, Any]]:
+        """Return the frames of a shared call, which has a stream of its own."""
+        self._frames.pop(sent.id, None)
+        await self._take_in(self.keys.call(sent.id))
+        return self._frames.get(sent.id, [])
