@@ -91,9 +91,8 @@ def send(link: Link, name: str, answers: list[Any], *, repeatable: bool) -> None
 @pytest.mark.parametrize("name", some(OFTEN, FORMS))
 async def test_a_wrong_answer_is_one_error(server: Server, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is handed over once, as an error; so is the second to what may be repeated; and what was sent behind is answered."""
-    # Hundreds of reconnects, which need no pause and no scripts.
+    # Hundreds of reconnects, which need no pause.
     monkeypatch.setattr("toolbus.bus.broker.transport.link._SETTLED", 0.0)
-    monkeypatch.setattr(scripts, "ALL", ())
     for wrong, (text, _) in [(case, WRONG[case]) for each, case in CASES if each == name]:
         for repeatable in (False, True):
             server.answer = lambda command, text=text: b"+behind\r\n" if command[0] == b"BEHIND" else text
