@@ -222,8 +222,9 @@ def test_frames_of_another_call_are_nobodys() -> None:
     assert calling.calls.addressed(b"another stream", [ending()]) == []
 
 
+@pytest.mark.anyio
 @pytest.mark.parametrize(("effect", "once"), [("read", 0), ("once", 1)])
-def test_a_caller_leaves_the_call_that_runs_for_it(effect: str, once: int) -> None:
+async def test_a_caller_leaves_the_call_that_runs_for_it(effect: str, once: int) -> None:
     """By its key, so that the last caller's leaving cancels it; the workers hear of it on the service's channel."""
     calling, fates = Calling(), []
     calling.publish([b"joined", b"1-1", b"first"], effect=effect)

@@ -85,6 +85,8 @@ OTHERS = {
     "confirm watch",
     "demo",
     "dev",
+    "exporter",
+    "operate history",
     "platform host",
     "platform im",
     "mcp",

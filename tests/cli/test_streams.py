@@ -63,7 +63,20 @@ LOCAL = {
     "see workers": ("see", "workers"),
 }
 ENDING = {**ASKING, **LOCAL}
-RUNNING = {"confirm watch", "demo", "dev", "mcp", "mount", "platform host", "platform im", "platform up", "serve", "worker"}
+RUNNING = {
+    "confirm watch",
+    "demo",
+    "dev",
+    "exporter",
+    "mcp",
+    "mount",
+    "operate history",
+    "platform host",
+    "platform im",
+    "platform up",
+    "serve",
+    "worker",
+}
 # These read standard input when they are told to.
 READING = {
     "put": ("operate", "items", "put", "tool/new"),

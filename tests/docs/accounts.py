@@ -83,6 +83,7 @@ REFUSED = {
 
 # How many Python examples each page has, and the test that runs them: a new example fails until its test and this number know it.
 PYTHON = {
+    "CONTRIBUTING.md": (1, "tests/simulation/test_simulation.py"),
     "README.md": (2, "tests/test_docs.py"),
     "docs/explanation/learning.md": (1, "tests/learning/test_guide.py"),
     "docs/explanation/reliability.md": (2, "tests/docs/test_python.py"),

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs.fences import fences
+
 _FOUND = sorted((Path(__file__).parent / "found").glob("*.json"))
 _ROOT = Path(__file__).parents[2]
 
@@ -33,3 +35,11 @@ def test_what_was_found_stays_mended(path: Path) -> None:
     """A scenario that broke a promise once keeps all of them."""
     outcome = _simulate("--file", str(path))
     assert outcome.returncode == 0, outcome.stdout
+
+
+def test_the_example_for_contributors_runs() -> None:
+    """It prints what each process did, and the faults that it is about."""
+    [example] = [fence.text for fence in fences(_ROOT / "CONTRIBUTING.md") if fence.kind == "python"]
+    done = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True, cwd=_ROOT, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "cut-reply" in done.stdout

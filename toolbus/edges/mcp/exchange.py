@@ -217,7 +217,7 @@ class SessionExchange:
         self._call = call
         call.lasting = self._named and bool(self.key)
 
-    def _name_given(self) -> None:
+    def _name_sent(self) -> None:
         self._named = True
         if self._call is not None and self.key and not self.cancelled:
             self._call.lasting = True
@@ -290,7 +290,7 @@ class SessionExchange:
             await self._send({"type": "http.response.start", "status": 200, "headers": STREAM})
             if self._kept and self._caller.session.version >= PRIMED:
                 await self._write(priming(self.place()))
-                self._name_given()
+                self._name_sent()
         except (OSError, RuntimeError):
             self._gone = True
         finally:
@@ -355,7 +355,7 @@ class SessionExchange:
         if not self._finished:
             await self._write(named_event(b"message", encode_data(message), place if self._kept else ""))
             if self._kept:
-                self._name_given()
+                self._name_sent()
 
     async def _write(self, data: bytes, *, last: bool = False) -> None:
         if self._gone:

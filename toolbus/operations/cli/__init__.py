@@ -23,7 +23,9 @@ from toolbus.operations.cli.output import Failure, print_line
     "see",
     "services, calls, counts",
     {
-        "services": Place("see", "List the services, their workers and their backlog."),
+        "services": Place(
+            "see", "List the services, their workers and their backlog, also those whose last worker went within the last day."
+        ),
         "workers": Place("see", "List the installed tool services."),
         "describe": Place("see", "Show everything known about a tool or a service, as JSON."),
         "calls": Place("see", "Show the attempts of recent calls, and what runs."),
@@ -149,6 +151,7 @@ TASKS: dict[str, dict[str, Place | Tree]] = {
         "mcp": Place("serve", "an MCP client on stdio"),
         "mount": Place("mount", "MCP servers and APIs"),
         "platform": _platform,
+        "exporter": Place("serve", "metrics"),
     },
     "Call": {
         "call": Place("calls", "a tool"),
@@ -159,7 +162,6 @@ TASKS: dict[str, dict[str, Place | Tree]] = {
         "tools": Place("see", "callable now"),
         "see": _see,
         "doctor": Place("see", "faults"),
-        "exporter": Place("serve", "faults and queues for Prometheus"),
     },
     "Secure": {"secure": _secure},
     "Operate": {"operate": _operate},
