@@ -85,7 +85,7 @@ OTHERS = {
     "confirm watch",
     "demo",
     "dev",
-    "exporter",
+    "operate exporter",
     "operate history",
     "platform host",
     "platform im",

@@ -132,7 +132,7 @@ ENDING = {
     "see workers": ("see", "workers"),
 }
 # These run until they are stopped, or need a model; that they print by `print_line` only is tested below.
-OTHERS = {"agent", "confirm watch", "demo", "dev", "exporter", "platform im", "mcp", "platform up"}
+OTHERS = {"agent", "confirm watch", "demo", "dev", "operate exporter", "platform im", "mcp", "platform up"}
 
 
 def paths(command: click.Command, above: str = "") -> set[str]:

@@ -43,7 +43,7 @@ LASTING = {
     "platform sync": "asks a catalogue in the network",
     "platform up": "runs until it is stopped",
     "serve": "runs until it is stopped",
-    "exporter": "runs until it is stopped",
+    "operate exporter": "runs until it is stopped",
     "worker": "runs until it is stopped",
 }
 

@@ -163,3 +163,4 @@ async def test_every_way_in_casts_alike(site: Site, url: str, forks: ForkServer)
                     assert dict(zip(asked, found, strict=True)) == dict.fromkeys(asked, str(wanted)), (name, arguments)
     finally:
         worker.terminate()
+        worker.wait()

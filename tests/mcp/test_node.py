@@ -33,6 +33,7 @@ async def test_the_typescript_sdk(site: Site, url: str) -> None:
     assert process.wait(20) == 0
     process.stdout.close()
     worker.terminate()
+    worker.wait()
     await eventually((site.folder / "typescript.cancelled").exists, timeout=20)
     assert {"echo", "add"} <= set(seen["tools"])
     assert "of_typescript" in seen["after"]

@@ -57,6 +57,7 @@ async def test_a_client_hears_of_new_tools(site: Site, parameters: StdioServerPa
         result = await client.call_tool("plugged", {})
         assert result.content[0].text == "in"  # type: ignore[union-attr]
         worker.terminate()
+        worker.wait()
 
 
 @pytest.mark.usefixtures("slow")

@@ -159,7 +159,7 @@ class Installation:
         """Start two gateways and an exporter."""
         for name, port in (("one", self.ports["page"]), ("two", 0)):
             self.gateways.append(self.shell.start("serve", "--port", f"{port}", "--health-port", f"{self.ports[name]}"))
-        self.exporter = self.shell.start("exporter", "--port", f"{self.ports['exporter']}")
+        self.exporter = self.shell.start("operate", "exporter", "--port", f"{self.ports['exporter']}")
 
     async def restart_watchers(self) -> None:
         """Start what watches again, if it was started, with the environment as it is now."""

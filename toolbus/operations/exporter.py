@@ -1,4 +1,4 @@
-"""``toolbus exporter``: answer Prometheus for a pool without a gateway."""
+"""``toolbus operate exporter``: answer Prometheus for a pool without a gateway."""
 
 from __future__ import annotations
 

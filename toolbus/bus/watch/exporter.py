@@ -1,4 +1,4 @@
-"""The metrics of a namespace: its services, and what is wrong with it; for gateways, and for ``toolbus exporter``."""
+"""The metrics of a namespace: its services, and what is wrong with it; for gateways, and for ``toolbus operate exporter``."""
 
 from __future__ import annotations
 

@@ -23,9 +23,7 @@ from toolbus.operations.cli.output import Failure, print_line
     "see",
     "services, calls, counts",
     {
-        "services": Place(
-            "see", "List the services, their workers and their backlog, also those whose last worker went within the last day."
-        ),
+        "services": Place("see", "List the services, their workers and their backlog; a day long also those without workers."),
         "workers": Place("see", "List the installed tool services."),
         "describe": Place("see", "Show everything known about a tool or a service, as JSON."),
         "calls": Place("see", "Show the attempts of recent calls, and what runs."),
@@ -83,6 +81,7 @@ def _secure() -> None:
             "Look after static descriptors: tools and services that are declared by documents, beside those that workers publish.",
         ),
         "history": Place("history", "Keep the calls that end, for `toolbus see calls --since`."),
+        "exporter": Place("serve", "Answer /metrics for Prometheus: the queues of the namespace, and what `toolbus doctor` would find."),
         "migrate": Place("protocol", "Bring a namespace to the version of the protocol that this release writes."),
     },
 )
@@ -151,7 +150,6 @@ TASKS: dict[str, dict[str, Place | Tree]] = {
         "mcp": Place("serve", "an MCP client on stdio"),
         "mount": Place("mount", "MCP servers and APIs"),
         "platform": _platform,
-        "exporter": Place("serve", "metrics"),
     },
     "Call": {
         "call": Place("calls", "a tool"),

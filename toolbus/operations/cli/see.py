@@ -83,7 +83,7 @@ def tools_command(
 
 @command("services")
 def services_command(output: Output) -> None:
-    """List the services, their workers and their backlog, also those whose last worker went within the last day.
+    """List the services, their workers and their backlog; a day long also those without workers.
 
     Without a worker a service is `asleep` when it scales to zero, `withdrawn` when its last worker left by itself, and `down` otherwise.
 

@@ -156,8 +156,8 @@ def exporter_command(
 
     \b
     Examples:
-      toolbus exporter
-      toolbus exporter --host 0.0.0.0 --port 9100
+      toolbus operate exporter
+      toolbus operate exporter --host 0.0.0.0 --port 9100
     """
     from toolbus.operations.exporter import export
 
