@@ -323,6 +323,8 @@ class Driver:
         return _SCRIPTS.get(words[1], "script") if words[0] == b"EVALSHA" else words[0].decode()
 
     def _observe(self, number: int, process: Process, words: list[bytes], answer: Any) -> None:
+        if self.world.ended:
+            return
         line = f"{self.world.loop.now:.9f} {number} {words!r} {answer!r}"
         self._hash.update(line.encode())
         if words[0] in {b"EVALSHA", b"EVAL", b"XREADGROUP", b"XREAD"}:

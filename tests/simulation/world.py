@@ -134,6 +134,8 @@ class Loop(asyncio.BaseEventLoop):
         self._world = world
         self.now = EARLIEST
         self._at_once = 0
+        # The order of a set follows from these numbers: they must not go on from another world's.
+        _Task._made = 0
         self.set_task_factory(lambda loop, work, context=None: _Task(work, loop=loop, context=context))
 
     def time(self) -> float:
@@ -229,6 +231,7 @@ class World:
         trace: what happened.
         processes: all that were ever started.
         current: the process whose code runs.
+        ended: whether it is over; what is heard of it while it is dropped follows no seed.
     """
 
     def __init__(self, seed: int) -> None:
@@ -240,6 +243,7 @@ class World:
         self.processes: list[Process] = []
         self.threads: list[Thread] = []
         self.running_thread: Thread | None = None
+        self.ended = False
         self.turn = _thread.allocate_lock()
         self.turn.acquire()
         self._outside = Process(self, "world", 0)
@@ -265,6 +269,8 @@ class World:
 
     def note(self, what: str, about: str = "", who: str = "") -> None:
         """Add to the trace."""
+        if self.ended:
+            return
         self.trace.append(Moment(self.loop.now, who or self.current.name, what, about))
 
     def run(self, work: Coroutine[Any, Any, None]) -> None:
@@ -286,6 +292,7 @@ class World:
 
     def _end(self) -> None:
         """Drop what still waits, as the end of a process does: what its clean-ups would say reaches nobody."""
+        self.ended = True
         for process in self.processes:
             process.dead = True
         for thread in self.threads:
