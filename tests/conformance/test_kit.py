@@ -82,6 +82,8 @@ def assert_keeps_everything(side: str, found: list[Outcome]) -> None:
     }
 
 
+# All levels take 80 s on a quiet machine, since checks wait for what a program must not do; a level may take three minutes.
+@pytest.mark.timeout(400)
 @pytest.mark.usefixtures("slow")
 @SIDES
 def test_toolbus_keeps_every_level(side: str) -> None:
@@ -96,6 +98,7 @@ def test_the_examples_in_node_keep_level_1(side: str) -> None:
     assert broken(outcomes(side, with_node(f"{side}.mjs"), 1)) == {}
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.usefixtures("slow")
 @SIDES
 def test_programs_written_from_the_document_keep_every_level(side: str, folder: Path) -> None:

@@ -28,14 +28,15 @@ _ALIVE = {
     "live": 1,
     "reg:services": 1,
     "reg:s": 8,
-    "reg:meta": 2,
+    # One has the services that went within a day.
+    "reg:meta": 3,
     # Four names are looked at for each that is written, and 64 at a time.
     "reg:names": 80,
     # Of two hours.
     "order": _ROUNDS + _KILLED + 1,
     # Each has a time to live of its own, and the reply and record of one call.
     "call": 2,
-    "key": 5,
+    "key": 6,
 }
 
 
