@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tests.chaos.history import Begun, Hit, Left
+from tests.chaos.history import Begun, Hit
 from tests.chaos.oracle.case import MARGIN, Case, Violation
 from tests.chaos.plan import Planned, inner
 
@@ -12,14 +12,14 @@ from tests.chaos.plan import Planned, inner
 _SILENCING = frozenset({"server-stop", "server-kill", "client-pause", "partition", "swallow", "delay", "stop", "agent-stop", "half-open"})
 # Whoever is not told that nothing passes notices after so many seconds.
 _UNTOLD = 11.0
-# An agent is gone when its reply stream is.
-_GONE = 10.0
+# A worker that sends to an agent that has just gone makes its reply stream anew, for an agent that may be there; the others take that as a
+# sign of life as long as it lives.
+_MADE_ANEW = 5.0
 
 
 def cancellations(case: Case) -> Iterator[Violation]:
     """A cancelled call ends at once at its caller, and its handler soon; so does that of a caller that died."""
-    left = {(record.key, record.pid, record.attempt): record.at for record in case.history.of(Left)}
-    silences = _silences(case, left)
+    silences = _silences(case)
     for key, planned in case.planned.items():
         cancelled = case.cancelled.get(key)
         for ended in case.ended.get(key, ()) if cancelled is not None else ():
@@ -30,15 +30,15 @@ def cancellations(case: Case) -> Iterator[Violation]:
         if since is None:
             continue
         for begun in case.begun.get(key, ()):
-            yield from _late(case, silences, begun, since, left)
+            yield from _late(case, silences, begun, since)
         for begun in case.begun.get(inner(key), ()):
-            yield from _late(case, silences, begun, _passed_on(case, key, since, left), left)
+            yield from _late(case, silences, begun, _passed_on(case, key, since))
 
 
-def _late(case: Case, silences: list[_Silence], begun: Begun, since: float, left: dict[tuple[str, int, int], float]) -> Iterator[Violation]:
+def _late(case: Case, silences: list[_Silence], begun: Begun, since: float) -> Iterator[Violation]:
     agent = case.issued[begun.key.removesuffix(inner(""))].pid
     # Nobody looks whether a caller is gone before what was taken over begins; but what runs is looked at all the time.
-    over, heard = _over(case, begun, left), max(since, begun.at)
+    over, heard = case.over(begun), max(since, begun.at)
     if over > _by(case, silences, heard, begun.pid, agent):
         what = f"attempt {begun.attempt} in process {begun.pid} ran until {over - heard:.1f} s after nobody wanted it any more"
         yield Violation("cancelled", what, begun.key)
@@ -56,33 +56,30 @@ def _unwanted_since(case: Case, planned: Planned) -> float | None:
         return cancelled.at
     if issued is None or planned.key in case.ended or not case.abandoned(issued):
         return None
-    return case.exits[issued.pid].at + max(_GONE, 2 * case.options.lease)
+    return case.exits[issued.pid].at + _unnoticed(case)
 
 
-def _passed_on(case: Case, key: str, since: float, left: dict[tuple[str, int, int], float]) -> float:
+def _passed_on(case: Case, key: str, since: float) -> float:
     """Since when nobody waits for what a handler has called: a worker that died while it ran is a caller that died."""
-    gone = [
-        case.exits[each.pid].at for each in case.begun.get(key, ()) if each.pid in case.exits and (key, each.pid, each.attempt) not in left
-    ]
-    return max([since, *(at + max(_GONE, 2 * case.options.lease) for at in gone)])
+    gone = [case.exits[each.pid].at for each in case.begun.get(key, ()) if each.pid in case.exits and case.left(each) is None]
+    return max([since, *(at + _unnoticed(case) for at in gone)])
+
+
+def _unnoticed(case: Case) -> float:
+    """For how long a caller that died may count as alive."""
+    return max(case.options.agent_life + _MADE_ANEW, 2 * case.options.lease)
 
 
 _Silence = tuple[float, float, frozenset[int]]
 """From when until when nothing is heard, of these processes, or of all."""
 
 
-def _silences(case: Case, left: dict[tuple[str, int, int], float]) -> list[_Silence]:
+def _silences(case: Case) -> list[_Silence]:
     hits = [hit for hit in case.history.of(Hit) if hit.kind in _SILENCING]
     found = [(hit.at, hit.until + (_UNTOLD if hit.kind == "half-open" else 0.0), frozenset(hit.pids)) for hit in hits]
     blocks = [begun for begun in case.history.of(Begun) if begun.key in case.planned and case.planned[begun.key].tool == "block"]
-    found += [(begun.at, _over(case, begun, left), frozenset({begun.pid})) for begun in blocks]
+    found += [(begun.at, case.over(begun), frozenset({begun.pid})) for begun in blocks]
     return sorted(found, key=lambda silence: silence[0])
-
-
-def _over(case: Case, begun: Begun, left: dict[tuple[str, int, int], float]) -> float:
-    """When an execution was over, with its process at the latest."""
-    gone = case.exits.get(begun.pid)
-    return left.get((begun.key, begun.pid, begun.attempt), float("inf") if gone is None else gone.at)
 
 
 def _by(case: Case, silences: list[_Silence], since: float, *pids: int) -> float:

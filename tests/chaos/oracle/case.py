@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from tests.chaos.history import Begun, Cancelled, Ended, Exited, History, Hit, Issued, State
+from tests.chaos.history import Begun, Cancelled, Ended, Exited, History, Hit, Issued, Left, State
 from tests.chaos.options import Options
 from tests.chaos.plan import Planned
 from tests.chaos.schedule import KINDS
@@ -43,6 +43,9 @@ class Case:
         self.begun: dict[str, list[Begun]] = defaultdict(list)
         for begun in history.of(Begun):
             self.begun[begun.key].append(begun)
+        self._lefts: dict[tuple[str, int, int], list[Left]] = defaultdict(list)
+        for left in history.of(Left):
+            self._lefts[left.key, left.pid, left.attempt].append(left)
         self.exits = {gone.pid: gone for gone in history.of(Exited)}
         # When workers were told to leave, by process id.
         self.told_to_leave = {pid: hit.at for hit in history.of(Hit) if hit.kind == "term" for pid in hit.pids}
@@ -50,6 +53,18 @@ class Case:
         unheard = options.agent_life - MARGIN
         self.blackouts = [hit for hit in history.of(Hit) if KINDS[hit.kind].outage and hit.until - hit.at > unheard]
         self.states = {state.name: state for state in history.of(State)}
+
+    def left(self, begun: Begun) -> Left | None:
+        """Return the end of an execution.
+
+        A process may run what another handler calls again and again, each time as a first attempt.
+        """
+        return next((left for left in self._lefts[begun.key, begun.pid, begun.attempt] if left.at >= begun.at), None)
+
+    def over(self, begun: Begun) -> float:
+        """Return when an execution was over, with its process at the latest."""
+        left, gone = self.left(begun), self.exits.get(begun.pid)
+        return left.at if left is not None else gone.at if gone is not None else float("inf")
 
     def failures(self, key: str) -> int:
         """Return how many of the calls with this idempotency key ended without success."""

@@ -46,13 +46,11 @@ def _handed_back(case: Case) -> set[tuple[str, int, int]]:
 
 def overlaps(case: Case) -> Iterator[Violation]:
     """No run of a call begins while an earlier one goes on in a worker that was there to be heard all the time, draining or not."""
-    left = {(record.key, record.pid, record.attempt): record.at for record in case.history.of(Left)}
     hits = [hit for hit in case.history.of(Hit) if hit.kind not in _HEARABLE]
     within = 3 * case.options.lease + MARGIN
     for key, records in case.begun.items():
         for one, following in itertools.pairwise(records):
-            gone = case.exits.get(one.pid)
-            over = left.get((key, one.pid, one.attempt), float("inf") if gone is None else gone.at)
+            over = case.over(one)
             if one.call != following.call or over <= following.at or _blocked(case, one.pid, following.at - within):
                 continue
             recent = [hit for hit in hits if hit.at < following.at and hit.until > following.at - within]
@@ -74,17 +72,16 @@ def _blocked(case: Case, pid: int, since: float) -> bool:
 
 def lifetimes(case: Case) -> Iterator[Violation]:
     """No execution goes on when every call has ended, nor much longer than its call's time."""
-    left = {(record.key, record.pid, record.attempt): record for record in case.history.of(Left)}
     quiet = case.states.get("quiet")
     for key, records in case.begun.items():
         planned = case.planned.get(key.removesuffix(inner("")))
         for begun in records:
-            end = left.get((key, begun.pid, begun.attempt))
-            gone = case.exits.get(begun.pid)
-            over = end.at if end is not None else gone.at if gone is not None else float("inf")
+            over = case.over(begun)
             if quiet is not None and over > quiet.at and begun.at < quiet.at:
                 yield Violation(
                     "executions", f"attempt {begun.attempt} still runs in process {begun.pid} although every call has ended", key
                 )
-            elif planned is not None and end is not None and over - begun.at > planned.timeout + MARGIN + 2 * case.options.lease:
+            elif (
+                planned is not None and case.left(begun) is not None and over - begun.at > planned.timeout + MARGIN + 2 * case.options.lease
+            ):
                 yield Violation("executions", f"attempt {begun.attempt} ran for {over - begun.at:.1f} s of {planned.timeout:g} s", key)
