@@ -348,7 +348,8 @@ async def frees_slots(scene: WorkerScene) -> None:
     """Calls stopped at their deadline leave nothing behind: a hundred of them, and the next calls are answered."""
     stopped = 0
     for _ in range(10):
-        publishing = (scene.publish("count", {"to": 1_000, "delay": 0.05}, timeout=1.0) for _ in range(100))
+        # They say something now and then: the check is about slots, and not about how much a worker can send.
+        publishing = (scene.publish("count", {"to": 1_000, "delay": 0.5}, timeout=1.0) for _ in range(100))
         sent = await asyncio.gather(*publishing)
         for each in sent:
             # A call that expired in the queue has one frame: it never held a slot.
