@@ -74,8 +74,8 @@ class Thread:
         self._world.loop.call_soon(self.go_on, context=self._context)
 
     def go_on(self) -> None:
-        """Let it run until it waits again. Called in the loop."""
-        if self.is_alive() and self._world.running_thread is None:
+        """Let it run until it waits again, if it has begun. Called in the loop."""
+        if self.ident is not None and self.is_alive() and self._world.running_thread is None:
             self._world.running_thread = self
             self._turn.release()
             self._world.turn.acquire()
