@@ -26,7 +26,7 @@ def cancellations(case: Case) -> Iterator[Violation]:
             if cancelled is not None and ended.at > _by(case, silences, cancelled.at, cancelled.pid):
                 yield Violation("cancelled", f"its caller had to wait {ended.at - cancelled.at:.1f} s for the end", key)
         # Others may still wait for a call that is shared.
-        since = None if planned.shares else _unwanted_since(case, planned)
+        since = None if planned.shares else _unwanted_since(case, silences, planned)
         if since is None:
             continue
         for begun in case.begun.get(key, ()):
@@ -49,11 +49,16 @@ def _late(case: Case, silences: list[_Silence], begun: Begun, since: float) -> I
         )
 
 
-def _unwanted_since(case: Case, planned: Planned) -> float | None:
+def _unwanted_since(case: Case, silences: list[_Silence], planned: Planned) -> float | None:
     """Since when nobody waits for a call; None when somebody did until its end."""
     issued, cancelled = case.issued.get(planned.key), case.cancelled.get(planned.key)
     if cancelled is not None:
-        return cancelled.at
+        gone = case.exits.get(cancelled.pid)
+        # What it said while nobody heard it may have died with it.
+        unheard = gone is not None and any(
+            began <= gone.at and until > cancelled.at and (not whose or cancelled.pid in whose) for began, until, whose in silences
+        )
+        return gone.at + _unnoticed(case) if gone is not None and unheard else cancelled.at
     if issued is None or planned.key in case.ended or not case.abandoned(issued):
         return None
     return case.exits[issued.pid].at + _unnoticed(case)
