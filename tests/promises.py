@@ -125,7 +125,7 @@ MUTANTS = {
     "Finding a call again": Mutant(f"{_LUA}/publish/share.lua", "if answered == 1 then", "if false then"),
     "Connections": Mutant(
         "broker/transport/link.py",
-        "command for command in written if command.repeatable and not self._closing",
+        "command._replace(lost=True) for command in written if command.repeatable and not self._closing",
         "command for command in written",
     ),
     "Connections: refused commands": Mutant(

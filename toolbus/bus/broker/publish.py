@@ -18,7 +18,7 @@ from toolbus.bus.broker.protocols import Fate, Sender, Verdict
 from toolbus.bus.broker.server import scripts
 from toolbus.bus.broker.server.keys import Keys, session_digest
 from toolbus.bus.broker.server.reading import identifier, integer, shown, skip, text
-from toolbus.bus.broker.transport.command import REFUSES_ALL, Reply, ReplyError, WrongAnswerError
+from toolbus.bus.broker.transport.command import REFUSES_ALL, OnReply, Reply, ReplyError, WrongAnswerError
 from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.broker.transport.mastership import Mastership
 from toolbus.bus.values.envelope import (
@@ -45,6 +45,7 @@ _MOST_WAITING_BYTES = 64 * 1024 * 1024
 
 # Seconds until a cancellation that was refused is sent again.
 _AGAIN_FIRST, _AGAIN_MOST = 0.05, 1.0
+_PASSING = REFUSES_ALL | {"NOTYET"}
 
 _is_entry = re.compile(rb"\d{1,20}-\d{1,20}").fullmatch
 
@@ -106,6 +107,8 @@ class Publisher:
         self._flush_number = 0
         # In ascending order.
         self._unanswered: dict[int, None] = {}
+        # Of these an answer was lost, and then the server refused every write: it may have carried them out.
+        self._doubted = set[int]()
         self.published = 0
 
     def publish(self, publish: Publish) -> None:
@@ -205,15 +208,35 @@ class Publisher:
         self._unanswered[flush.number] = None
         self._write(flush, earlier)
 
-    def _write(self, flush: _Flush, earlier: int | None) -> None:
+    def _write(self, flush: _Flush, earlier: int | None, on_reply: OnReply | None = None) -> None:
         args = flush.args if earlier is None else (*flush.args, earlier)
+        heard = on_reply or partial(self._published, flush)
         # Another server process may have forgotten that the work was published, and done: then it is not known what became of it.
-        self._link.run(scripts.PUBLISH, flush.keys, args, partial(self._published, flush), repeatable=True, same_server=flush.once)
+        self._link.run(scripts.PUBLISH, flush.keys, args, heard, repeatable=True, same_server=flush.once)
+
+    def _write_again(self, flush: _Flush, on_reply: OnReply | None = None) -> None:
+        self._write(flush, max((number for number in self._unanswered if number < flush.number), default=None), on_reply)
+
+    def _is_written_again(self, flush: _Flush, error: ReplyError) -> bool:
+        if flush.number in self._doubted:
+            return False
+        if _code(error) == "NOTYET":
+            if self._doubted:
+                self._loop.call_later(_AGAIN_FIRST, self._write_again, flush)
+            else:
+                self._write_again(flush)
+            return True
+        if not _is_doubtful(error):
+            return False
+        self._doubted.add(flush.number)
+        answered = partial(self._published, flush)
+        _insist(partial(self._write_again, flush), answered, error, wanted=lambda: not all(each.sender.done for each in flush.batch))
+        return True
 
     def _published(self, flush: _Flush, reply: Reply) -> None:
-        if isinstance(reply, ReplyError) and str(reply).startswith("NOTYET"):
-            self._write(flush, max((number for number in self._unanswered if number < flush.number), default=None))
+        if isinstance(reply, ReplyError) and self._is_written_again(flush, reply):
             return
+        self._doubted.discard(flush.number)
         del self._unanswered[flush.number]
         if isinstance(reply, BrokerError):
             verdict = failure(reply)
@@ -234,18 +257,38 @@ def _cancel(link: Link, keys: tuple[str, ...], args: tuple[str | int, ...], call
     """Cancel a call, again and again until its time is up while the server refuses every write."""
     loop = asyncio.get_running_loop()
     until = loop.time() + int(args[2]) / 1000
+    write = partial(link.run, scripts.CANCEL, keys, args, repeatable=True)
+    write(lambda reply: _insist(write, partial(report_fate, call, on_fate), reply, wanted=lambda: loop.time() < until))
 
-    def send(pause: float) -> None:
-        link.run(scripts.CANCEL, keys, args, partial(answered, pause), repeatable=True)
 
-    def answered(pause: float, reply: Reply) -> None:
-        refused = isinstance(reply, ReplyError) and str(reply).partition(" ")[0] in REFUSES_ALL
-        if refused and loop.time() + pause < until:
-            loop.call_later(pause, send, min(2 * pause, _AGAIN_MOST))
-        else:
-            report_fate(call, on_fate, reply)
+def _code(error: ReplyError) -> str:
+    return str(error).partition(" ")[0]
 
-    send(_AGAIN_FIRST)
+
+def _is_doubtful(reply: Reply) -> bool:
+    """Return whether a script may have been carried out although its answer is a refusal: that of the first time was lost."""
+    return isinstance(reply, ReplyError) and reply.repeated and _code(reply) in REFUSES_ALL
+
+
+def _insist(write: Callable[[OnReply], None], on_reply: OnReply, reply: Reply, *, wanted: Callable[[], bool]) -> None:
+    """Pass on an answer to a script that may be written again, and write it again and again while the server refuses every write.
+
+    Args:
+        write: writes it once more.
+        on_reply: called with the first other answer, or with a refusal when the script is not ``wanted`` any more.
+        reply: what the server has answered until now.
+    """
+    loop = asyncio.get_running_loop()
+
+    def heard(pause: float, reply: Reply) -> None:
+        if isinstance(reply, ReplyError) and _code(reply) in _PASSING and wanted():
+            loop.call_later(pause, write, partial(heard, min(2 * pause, _AGAIN_MOST)))
+            return
+        if isinstance(reply, ReplyError):
+            reply.repeated = True
+        on_reply(reply)
+
+    heard(_AGAIN_FIRST, reply)
 
 
 def report_fate(call: str, on_fate: OnFate | None, reply: Reply) -> None:
@@ -287,6 +330,8 @@ def failure(error: BrokerError) -> Verdict:
     """Return the verdict of a publication that the server answered with an error, or not at all."""
     if isinstance(error, (BrokerUnavailable, WrongAnswerError)):
         return Verdict("unknown", message=str(error))
+    if isinstance(error, ReplyError) and error.repeated:
+        return Verdict("unknown", message=f"an answer was lost with its connection, and then the server refused: {error}")
     # An error reply means that the script stopped before it wrote: out of memory, read only, no permission.
     return Verdict("failed", message=str(error))
 
@@ -361,7 +406,8 @@ class SharedCalls:
                 self.forget(request.id)
 
         record = self._keys.shared(share_digest(request))
-        self._link.run(
+        write = partial(
+            self._link.run,
             scripts.SHARE,
             (record, self._keys.queue(queue), self._keys.call(request.id), *([self._keys.order(queue)] if session else ())),
             (
@@ -377,10 +423,17 @@ class SharedCalls:
                 self._keys.wake(queue),
                 *([session] if session else ()),
             ),
-            done,
             repeatable=True,
             same_server=once,
         )
+
+        def first(reply: Reply) -> None:
+            if _is_doubtful(reply):
+                _insist(write, done, reply, wanted=lambda: not sender.done)
+            else:
+                done(reply)
+
+        write(first)
 
     def _verdict(self, call: str, reply: Reply, left: str, again: Callable[[str], None]) -> Verdict:
         """Return what became of a publication, and follow the call that it stands for; raises EnvelopeError."""

@@ -19,7 +19,13 @@ OnReply = Callable[[Reply], None]
 
 
 class ReplyError(BrokerError):
-    """An error reply of the server; its text starts with the server's error code."""
+    """An error reply of the server; its text starts with the server's error code.
+
+    Attributes:
+        repeated: the command had been written before, and that answer was lost: it may have been carried out then.
+    """
+
+    repeated = False
 
 
 class WrongAnswerError(ReplyError):
@@ -50,7 +56,12 @@ REFUSES_ALL = frozenset({"MISCONF", "OOM"})
 
 
 class Command(NamedTuple):
-    """A packed command that waits for its answer, which has the ``form``; ``misanswered`` after one that had not."""
+    """A packed command that waits for its answer, which has the ``form``.
+
+    Attributes:
+        misanswered: an answer came that had another form.
+        lost: an earlier answer was lost with its connection.
+    """
 
     packed: bytes
     on_reply: OnReply
@@ -58,6 +69,7 @@ class Command(NamedTuple):
     same_server: bool = False
     form: Form = ANYTHING
     misanswered: bool = False
+    lost: bool = False
 
 
 T = TypeVar("T")

@@ -57,7 +57,7 @@ class RedirectConnection(Wire):
         written = list(self._unanswered)
         self._unanswered.clear()
         self._answer_lost([command for command in written if not command.repeatable], "the connection was lost")
-        self._give_back([*(command for command in written if command.repeatable), *self._unsent])
+        self._give_back([*(command._replace(lost=True) for command in written if command.repeatable), *self._unsent])
         self._unsent.clear()
 
     def _put_off(self, command: Command, error: ReplyError) -> bool:
@@ -295,7 +295,7 @@ class Link(Wire):
         self._paused = False
         written = list(self._unanswered)
         self._unanswered.clear()
-        self._unanswered.extend(command for command in written if command.repeatable and not self._closing)
+        self._unanswered.extend(command._replace(lost=True) for command in written if command.repeatable and not self._closing)
         self._lost.set()
         if not self._closing:
             reason = str(exc or "closed by the server")

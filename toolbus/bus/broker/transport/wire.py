@@ -301,6 +301,7 @@ class Wire(asyncio.Protocol):
         if command is SUBSCRIBING:
             telemetry.log.error("link.subscribe_refused", server=self._connector.display, error=shown(error))
         elif not self._put_off(command, error):
+            error.repeated = command.lost or command.misanswered
             answer(command, error)
 
     def _take_push(self, message: list[Any]) -> None:
