@@ -28,7 +28,12 @@ PLANTED = MUTANTS | {
     "Frames that were refused are dropped": Mutant(
         "broker/replies/finish.py", "if not self._patience.holds(self._server, error):", "if True:"
     ),
-    "Cancellations that were refused are dropped": Mutant("broker/publish.py", "if refused and loop.time() + pause < until:", "if False:"),
+    "A refusal of a repeated publication is taken for the first answer": Mutant(
+        "broker/publish.py", "return isinstance(reply, ReplyError) and reply.repeated and _code(reply) in REFUSES_ALL", "return False"
+    ),
+    "Cancellations that were refused are dropped": Mutant(
+        "broker/publish.py", "if isinstance(reply, ReplyError) and _code(reply) in _PASSING and wanted():", "if False:"
+    ),
     "A renewal takes back what has moved": Mutant(
         f"{_LUA}/lease/renew.lua",
         "if unmoved or still_owned(queue, consumer, ARGV[i], ARGV[i + 1], generation == ARGV[2]) then",

@@ -210,9 +210,9 @@ class Publisher:
 
     def _write(self, flush: _Flush, earlier: int | None, on_reply: OnReply | None = None) -> None:
         args = flush.args if earlier is None else (*flush.args, earlier)
-        heard = on_reply or partial(self._published, flush)
+        on_reply = on_reply or partial(self._published, flush)
         # Another server process may have forgotten that the work was published, and done: then it is not known what became of it.
-        self._link.run(scripts.PUBLISH, flush.keys, args, heard, repeatable=True, same_server=flush.once)
+        self._link.run(scripts.PUBLISH, flush.keys, args, on_reply, repeatable=True, same_server=flush.once)
 
     def _write_again(self, flush: _Flush, on_reply: OnReply | None = None) -> None:
         self._write(flush, max((number for number in self._unanswered if number < flush.number), default=None), on_reply)
@@ -280,15 +280,15 @@ def _insist(write: Callable[[OnReply], None], on_reply: OnReply, reply: Reply, *
     """
     loop = asyncio.get_running_loop()
 
-    def heard(pause: float, reply: Reply) -> None:
+    def receive(pause: float, reply: Reply) -> None:
         if isinstance(reply, ReplyError) and _code(reply) in _PASSING and wanted():
-            loop.call_later(pause, write, partial(heard, min(2 * pause, _AGAIN_MOST)))
+            loop.call_later(pause, write, partial(receive, min(2 * pause, _AGAIN_MOST)))
             return
         if isinstance(reply, ReplyError):
             reply.repeated = True
         on_reply(reply)
 
-    heard(_AGAIN_FIRST, reply)
+    receive(_AGAIN_FIRST, reply)
 
 
 def report_fate(call: str, on_fate: OnFate | None, reply: Reply) -> None:
