@@ -26,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/python -m pytest -p no:langsmith_plugin -n 4 --dist loadgroup -q
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-slow test-long test-image test-all coverage lint mutants bench bench-full mcp-conformance simulate chaos chaos-platform format constraints dist release-check release-notes sbom licences clean docs docs-serve bench-autoscaling try-compose
+.PHONY: help venv demo test test-slow test-long test-image test-all coverage lint mutants bench bench-full bench-history mcp-conformance simulate chaos chaos-platform format constraints dist release-check release-notes sbom licences clean docs docs-serve bench-autoscaling try-compose
 
 help: ## Show this help
 	@echo "toolbus: make <target>"
@@ -83,6 +83,9 @@ bench: $(STAMP) ## Measure against peers, side by side (about five minutes)
 
 bench-full: $(STAMP) ## Measure every peer and every workload (hours)
 	@$(BIN)/python -m benchmarks run --full
+
+bench-history: $(STAMP) ## Measure ratios to peers, and add them to benchmarks/history.svg (four minutes, nightly)
+	@$(BIN)/python -m benchmarks history
 
 docs: $(STAMP) ## Build the documentation site into build/site; a warning or a broken link is an error
 	@$(BIN)/python -m website build

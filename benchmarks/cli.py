@@ -18,6 +18,7 @@ from benchmarks import (
     backlog,
     features,
     gateways,
+    history,
     hotplug,
     idle,
     latency,
@@ -62,6 +63,7 @@ examples:
   python -m benchmarks run --quick --concurrency 64 --seconds 5 --peers toolbus,saq
   python -m benchmarks features                          what `once`, threads, sessions, middleware, tracing add to a call
   python -m benchmarks gateways                          toolbus, ContextForge and FastMCP before the same tools: minutes
+  python -m benchmarks history                           a night's ratios to peers, added to benchmarks/history.svg
   python -m benchmarks list                              peers, versions, workloads
   python -m benchmarks backlog --json backlog.json       a million queued requests: a minute, 1 GB
   python -m benchmarks recovery --lease 2                workers killed in mid-stream
@@ -132,6 +134,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--no-extras", action="store_true", help="leave hot-plug and idle cost out")
     _add_features(commands)
     _add_gateways(commands)
+    _add_history(commands)
     listing = commands.add_parser("list", help="show the peers and workloads")
     listing.set_defaults(function=_list)
     large = commands.add_parser("backlog", help="rates, scripts, memory and exactness with a million queued requests")
@@ -182,6 +185,13 @@ def _add_gateways(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     contest.add_argument("--seconds", type=_positive(float), default=2.0, metavar="S", help="length of one measurement (%(default)s)")
     contest.add_argument("--seed", type=int, default=1, help="seed of the order (%(default)s)")
     _json_option(contest)
+
+
+def _add_history(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    nightly = commands.add_parser("history", help="ratios to peers, added to benchmarks/history.json and drawn in benchmarks/history.svg")
+    nightly.set_defaults(function=_history)
+    nightly.add_argument("--rounds", type=_positive(int), default=5, metavar="N", help="repetitions of each measurement (%(default)s)")
+    nightly.add_argument("--seconds", type=_positive(float), default=1.0, metavar="S", help="length of one measurement (%(default)s)")
 
 
 def _add_memory(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -337,6 +347,17 @@ def _gateways(options: argparse.Namespace) -> int:
     for name, reason in failed.items():
         print(f"calls failed: {name}: {reason}", file=sys.stderr)
     return int(bool(failed))
+
+
+def _history(options: argparse.Namespace) -> int:
+    with contextlib.ExitStack() as stack:
+        servers: dict[str, Server] = {"redis": stack.enter_context(redis_server())}
+        with contextlib.suppress(ServerError):
+            servers["nats"] = stack.enter_context(nats_server())
+        found = history.measure(servers, options.rounds, options.seconds)
+    history.keep(found)
+    print("\n".join(f"{value:8.2f} × {title}" for title, value in found.items()))
+    return 0
 
 
 def _backlog(options: argparse.Namespace) -> int:

@@ -175,7 +175,7 @@ def _serve_toolbus(stack: contextlib.ExitStack, folder: Path, path: str) -> Plac
     made = _begin(stack, "toolbus's token", [*toolbus, "secure", "tokens", "add", "bench", "--file", tokens], variables)
     token = made.line(READY_SECONDS)
     made.wait(READY_SECONDS)
-    worker = _begin(stack, "toolbus worker", [*toolbus, "worker", "benchmarks.adapters.toolbus"], variables)
+    worker = _begin(stack, "toolbus worker", [*toolbus, "worker", "benchmarks.adapters.toolbus_tools"], variables)
     gateway = _begin(stack, "toolbus serve", [*toolbus, "serve", "--port", str(port), "--tokens", tokens], variables)
     return Place(port, path, f"Authorization: Bearer {token}\r\n", children=[gateway, worker, server.child])
 
@@ -189,7 +189,9 @@ def _fastapi(stack: contextlib.ExitStack, folder: Path) -> Place:
 CONTESTANTS = {
     each.name: each
     for each in (
-        Contestant("toolbus", _TOOLBUS, _toolbus, "`toolbus serve --tokens`, one `toolbus worker`, one Valkey"),
+        Contestant(
+            "toolbus", _TOOLBUS, _toolbus, '`toolbus serve --tokens`, one `toolbus worker` whose tools have `effect="read"`, one Valkey'
+        ),
         Contestant(
             "context-forge",
             _FORGE,
