@@ -96,7 +96,7 @@ docs-serve: $(STAMP) ## Build the site and serve it on http://127.0.0.1:8000
 bench-autoscaling: $(STAMP) ## Scale real workers by the formulas of KEDA and HPA (three minutes)
 	@$(BIN)/python -m benchmarks.autoscaling
 
-mcp-conformance: $(STAMP) ## Fetch the MCP project's own programs from npm and run its conformance suite
+mcp-conformance: $(STAMP) ## Fetch the MCP project's own programs, which tests use then, and run its conformance suite
 	@$(BIN)/python -m tests.mcp.node
 
 simulate: $(STAMP) ## Simulate schedules for SECONDS (60), each seed its own; SEED=… runs one and prints its timeline
