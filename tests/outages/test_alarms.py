@@ -1,4 +1,4 @@
-"""What a Prometheus says of a run of chaos: which alerts fired, and which of them without a cause."""
+"""The alerts that fire in a run of chaos: those that its faults justify, and false alarms."""
 
 from __future__ import annotations
 
