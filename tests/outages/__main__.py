@@ -32,6 +32,7 @@ CAUSED = {
     "ToolbusReconnects": "connections are cut more than twice a minute",
     "ToolbusTakenOver": "forty workers a minute are killed",
     "ToolbusToolBroken": "the tools `flaky` and `stumble` fail in their first attempts",
+    "ToolbusWorkersRestart": "forty workers a minute are killed",
 }
 """What a run is meant to be told of, and why; anything else is a false alarm, since the pool heals by itself within seconds."""
 
