@@ -122,6 +122,11 @@ class Publisher:
             return
         waiting.append(publish)
         if not self._flushing:
+            self.flush_soon()
+
+    def flush_soon(self) -> None:
+        """Flush after what the loop has to do already: callers that were just woken, whose next calls then leave in the same turn."""
+        if not self._flushing:
             self._flushing = True
             self._loop.call_soon(self.flush)
 
