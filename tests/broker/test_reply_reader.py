@@ -92,7 +92,7 @@ def frames(*calls: str) -> list[bytes]:
 
 
 async def test_one_read_brings_replies_shared_calls_and_changes() -> None:
-    """Callers have their frames before changes are followed; the next read goes on behind the entries, and those are removed when all is still."""
+    """Frames are handed over first; the next read goes on behind the entries, which are removed when nothing more comes."""
     reading = Reading()
     replies, log = KEYS.replies("agent").encode(), KEYS.log.encode()
     reading.shared = [(b"call", b"3-0")]

@@ -29,8 +29,8 @@ from toolbus.bus.values.results import BrokerError, BrokerUnavailable, EnvelopeE
 from toolbus.bus.values.settings import LONGEST_LEASE, Settings
 
 _READ_COUNT = 512
-# How much that was read may stand in the reply stream while more comes. To remove each entry by itself cost every call a command, whose answer
-# the server wrote before it woke the worker.
+# How much that was read may stand in the reply stream while more comes. To remove each entry by itself cost every call a command, and the
+# server wrote its answer before it woke the worker.
 _MOST_READ = 64
 _MOST_READ_BYTES = 65_536
 _AFTER_ERROR = 0.2
