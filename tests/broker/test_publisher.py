@@ -86,7 +86,7 @@ async def test_calls_of_one_tick_are_one_script(publishing: Publishing) -> None:
 
 
 async def test_the_call_of_a_caller_that_was_just_woken_leaves_in_its_turn(publishing: Publishing) -> None:
-    """Who has woken callers has the publisher flush after them; a flush of nothing is none."""
+    """The publisher flushes after callers that were just woken; a flush of nothing is none."""
     loop = asyncio.get_running_loop()
     for name in ("one", "two"):
         loop.call_soon(publishing.publish, name)

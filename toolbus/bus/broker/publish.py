@@ -153,6 +153,13 @@ class Publisher:
             return
         waiting, self._waiting = self._waiting, []
         self._waiting_bytes = 0
+        self._link.gather()
+        try:
+            self._send_all(waiting)
+        finally:
+            self._link.flush()
+
+    def _send_all(self, waiting: list[Publish]) -> None:
         in_order, once, others = list[Publish](), list[Publish](), list[Publish]()
         for publish in waiting:
             (in_order if publish.session else once if publish.once else others).append(publish)
@@ -163,7 +170,6 @@ class Publisher:
                 self._send(batch, once=twice_is_wrong)
             elif batch:
                 self._keep(batch)
-        self._link.flush()
 
     def _send_in_order(self, waiting: list[Publish]) -> None:
         """Write calls that keep their places, up to the first that may not be written now; the others wait with it."""

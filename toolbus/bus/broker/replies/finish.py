@@ -208,6 +208,14 @@ class Outbox:
 
     def _flush(self) -> None:
         self._in_flight += 1
+        self._link.gather()
+        try:
+            self._send_all()
+        finally:
+            self._link.flush()
+        self._answered()
+
+    def _send_all(self) -> None:
         packers, self._packers = self._packers, []
         for pack in packers:
             pack()
@@ -222,8 +230,6 @@ class Outbox:
             running = [item for by_replies in frames.values() for item in by_replies.items()]
             self._append(sendable(running), _nothing, _not_finished)
         self._then += operations
-        self._link.flush()
-        self._answered()
 
     def _answered(self) -> None:
         self._in_flight -= 1
