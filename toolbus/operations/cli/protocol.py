@@ -202,7 +202,7 @@ protocol_command.add_command(conformance_command)
 
 @command("worker", into=conformance_command, context_settings=_OPTIONS)
 def worker_command(checks: Checks) -> None:
-    """Try the worker that COMMAND starts.
+    """Try the worker that COMMAND starts; `toolbus protocol conformance --help` says with which environment.
 
     It serves the service `conformance` with the tools conformance-echo (text), which returns its text, conformance-count
     (to, delay), which yields the numbers from 1 to `to`, one each `delay` seconds, each followed by a space, and at level 3
@@ -223,7 +223,7 @@ def worker_command(checks: Checks) -> None:
 
 @command("agent", into=conformance_command, context_settings=_OPTIONS)
 def agent_command(checks: Checks) -> None:
-    """Try the agent that COMMAND starts.
+    """Try the agent that COMMAND starts; `toolbus protocol conformance --help` says with which environment.
 
     It reads one JSON object a line, {"call": NAME, "service", "tool", "arguments", "timeout"} or {"cancel": NAME}, and writes
     {"call": NAME, "text": TEXT}, {"call": NAME, "reset": true} and {"call": NAME, "end": {"text", "error"}}. From level 2 on `service`
