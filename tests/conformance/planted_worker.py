@@ -30,6 +30,7 @@ HOUR = 3_600_000
 MOST_DELIVERIES, ALONE_FROM = 5, 4
 REPLY_LIMIT, LOOK_EVERY = 10_000, 64
 MOST_PIECE = 60_000
+MOST_OUTPUT = 16 * 1_048_576
 
 QUEUE, FENCE, CANCELLED = (f"{PREFIX}{name}:{SERVICE}" for name in ("q", "fence", "cancelled"))
 LIVE, TABLE, WAKE, NAMES, META = (f"{PREFIX}{name}" for name in ("live", f"reg:s:{SERVICE}", f"wake:{SERVICE}", "reg:names", "reg:meta"))
@@ -83,6 +84,10 @@ def failed(kind: str, message: str, **more: Any) -> Stop:
     return Stop({"type": kind, "message": message, **more})
 
 
+class Failed(Exception):
+    """Fails an attempt after which there is another one."""
+
+
 class Call:
     """One start of a handler."""
 
@@ -92,7 +97,7 @@ class Call:
         self.fence = fence
         self.run = "one" if has("one-run") else uuid.uuid4().hex
         self.seq = 1 if has("seq-from-one") else 0
-        self.sent = 0
+        self.sent = self.size = 0
         self.alone = self.begun = self.began_once = self.restarted = False
         self.token = ""
         self.task: asyncio.Task[None] | None = None
@@ -166,13 +171,17 @@ class PlantedWorker:
             "count": counted,
             "data": {"type": "object", "properties": {"size": {"type": "integer"}}, "required": ["size"]},
             "once": counted,
+            "private": {"type": "object", "properties": {"text": text}, "required": ["text"]},
+            "large": {"type": "object", "properties": {"size": {"type": "integer"}}, "required": ["size"]},
+            "block": {"type": "object", "properties": {"seconds": number}, "required": ["seconds"]},
+            "retry": counted,
         }
         if has("no-tools"):
             del schemas["count"]
         effect = "sometimes" if has("bad-tool") else "read"
         tools = [
             {"name": f"{SERVICE}-{name}", "description": "x", "service": SERVICE, "parameters": schema,
-             "effect": "once" if name == "once" else effect}
+             "effect": "once" if name == "once" else effect, "tenants": ["kit"] if name == "private" else []}
             for name, schema in schemas.items()
         ]  # fmt: skip
         document = json.dumps({"service": {"id": SERVICE, "sticky-sessions": True}, "tools": tools, "owner": "planted", "digest": "d"})
@@ -210,7 +219,11 @@ class PlantedWorker:
             async with asyncio.timeout(left) as call.timer:
                 if call.request.get("events") and not has("no-start"):
                     await self.send(call, call.frame(kind="start"))
-                last = await self.run(call)
+                try:
+                    last = await self.run(call)
+                except Failed:
+                    await self.try_again(call)
+                    last = await self.run(call)
         except TimeoutError:
             error = {"type": "deadline_exceeded", "message": "the time was up", "retryable": True}
             self.leaked += has("leaks-slots")
@@ -243,16 +256,7 @@ class PlantedWorker:
         if call.attempt > MOST_DELIVERIES and not has("reruns-poison"):
             await self.bury(call, "deliveries", {"type": "tool_error", "code": "poison", "message": "delivered too often"})
             raise Stop(None)
-        if request.get("v", 1) != 1 and not has("any-version"):
-            raise failed("invalid_arguments", "another version")
-        if has("strict-fields") and set(request) - KNOWN_FIELDS:
-            raise failed("invalid_arguments", "unknown fields")
-        if name not in {"echo", "count", "data", "once"} and not has("runs-unknown"):
-            await self.refuse_unknown(call)
-        if call.id in self.over:
-            raise Stop(CANCELLED_ERROR)
-        if call.deadline <= time.time() and not has("runs-expired"):
-            raise failed("deadline_exceeded", "too late", retryable=True)
+        await self.refuse(call, name)
         if before is not None and request.get("ordered"):
             if not has("no-order"):
                 await asyncio.wait([before])
@@ -263,6 +267,35 @@ class PlantedWorker:
         if name == "once":
             await self.mark(call)
         call.begun = True
+
+    async def refuse(self, call: Call, name: str) -> None:
+        """End a call that is not to be run."""
+        request = call.request
+        if request.get("v", 1) != 1 and not has("any-version"):
+            raise failed("invalid_arguments", "another version")
+        if has("strict-fields") and set(request) - KNOWN_FIELDS:
+            raise failed("invalid_arguments", "unknown fields")
+        if name not in {"echo", "count", "data", "once", "private", "large", "block", "retry"} and not has("runs-unknown"):
+            await self.refuse_unknown(call)
+        if name == "private" and request.get("user") != "kit" and not has("any-tenant"):
+            raise failed("forbidden", "not for this user")
+        if call.id in self.over:
+            raise Stop({**CANCELLED_ERROR, "code": "not_begun"} if name == "once" and not has("begun-or-not") else CANCELLED_ERROR)
+        waited = time.time() - number_of(call.entry)[0] / 1000
+        if waited > 5 and call.replies and not await self.writing.exists(call.replies) and not has("runs-abandoned"):
+            await self.remove(call.entry)
+            raise Stop(None)
+        if call.deadline <= time.time() and not has("runs-expired"):
+            raise failed("deadline_exceeded", "too late", retryable=True)
+
+    async def try_again(self, call: Call) -> None:
+        """Begin the next attempt of a call."""
+        call.attempt += 1
+        counted = (self.me, *call.fence, call.entry, call.attempt)
+        if not has("retries-uncounted") and not await self.script("take/count", [QUEUE, FENCE], *counted):
+            raise Stop(None)
+        if not has("retries-as-one-run"):
+            call.run, call.seq = uuid.uuid4().hex, 0
 
     async def refuse_unknown(self, call: Call) -> None:
         wanted = call.request.get("digest", "")
@@ -319,23 +352,37 @@ class PlantedWorker:
         arguments = call.request.get("arguments") or {}
         if name == "data":
             return {"data": {"text": "x" * int(arguments["size"])}}
+        if name == "block":
+            if has("blocks-beats"):
+                time.sleep(float(arguments["seconds"]))  # noqa: ASYNC251 - that is the fault
+            await asyncio.to_thread(time.sleep, 0 if has("blocks-beats") else float(arguments["seconds"]))
+            return {"response": "done"}
         texts = []
-        async for text in self.texts(name, arguments):
+        async for text in self.texts(name, arguments, first=call.attempt == 1):
             if has("all-at-end") or (has("big-ends") and name == "echo"):
                 texts.append(text)
                 continue
             for piece in pieces(text):
+                call.size += len(piece.encode())
+                if call.size > MOST_OUTPUT and not has("sends-any-length"):
+                    raise failed("tool_error", "it says too much", code="output_limit")
                 await self.send(call, call.frame(response=piece))
         return {"response": "".join(texts)} if texts else {}
 
-    async def texts(self, name: str, arguments: dict[str, Any]) -> Any:
-        if name == "echo":
+    async def texts(self, name: str, arguments: dict[str, Any], *, first: bool) -> Any:
+        if name == "large":
+            for _ in range(0, int(arguments["size"]), MOST_PIECE // 4):
+                yield "x" * (MOST_PIECE // 4)
+            return
+        if name in {"echo", "private"}:
             text = str(arguments["text"])
             yield text.encode("ascii", "replace").decode() if has("ascii-only") else text
             return
         for number in range(1, int(arguments["to"]) + 1):
             yield f"{number} "
             await asyncio.sleep(float(arguments.get("delay", 0.1)))
+            if name == "retry" and first:
+                raise Failed
 
     async def send(self, call: Call, *frames: dict[str, Any]) -> None:
         """Append frames, and look now and then whether they are read.
@@ -624,7 +671,26 @@ class PlantedWorker:
 
     # -- the beginning and the end ----------------------------------------------------------------
 
+    async def outlive(self) -> None:
+        """Go on taking what comes for this revision while agents turn to another one, if nobody else serves this one."""
+        about = ([QUEUE, FENCE, LIVE, TABLE], self.me, SERVICE, "d")
+        last, _, _ = await self.script("recover/outlive", *about, "")
+        if not last:
+            return
+        end = time.monotonic() + GRACE / 2
+        self.start = 1
+        await self.register()
+        await asyncio.sleep(0.3)
+        _, newest, _ = await self.script("recover/outlive", *about, "")
+        passed = 0
+        while passed < 2 and time.monotonic() < end:
+            _, _, has_passed = await self.script("recover/outlive", *about, newest)
+            passed = passed + 1 if has_passed else 0
+            await asyncio.sleep(0.05)
+
     async def drain(self) -> None:
+        if not has("leaves-its-revision"):
+            await self.outlive()
         self.draining = True
         if not has("stays"):
             await self.script("registry/unregister", REGISTRY, PREFIX, uuid.uuid4().hex, HOUR, 60_000, f"{SERVICE}/{self.me}")
