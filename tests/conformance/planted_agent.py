@@ -194,7 +194,8 @@ class PlantedAgent:
         loop, timeout = asyncio.get_running_loop(), float(asked.get("timeout", 60))
         if not has("never-gives-up"):
             call.timer = loop.call_later(timeout, lambda: loop.create_task(self.give_up(call)))
-        async with self.publishing:
+        # No flush is sent while an earlier one is unanswered.
+        async with asyncio.Lock() if has("unnamed-flushes") else self.publishing:
             try:
                 await (self.share(call, timeout) if call.is_shared else self.publish(call, timeout))
             except redis.RedisError as error:

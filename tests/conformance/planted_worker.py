@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import redis.asyncio as redis
+from redis.exceptions import TryAgainError
 
 FAULTS = frozenset(sys.argv[1].split(",") if len(sys.argv) > 1 else ())
 SCRIPTS = Path(sys.argv[2] if len(sys.argv) > 2 else "scripts")
@@ -147,7 +148,7 @@ class PlantedWorker:
         self.later: dict[str, float] = {}
         self.states: dict[tuple[str, str], str] = {}
         self.lines: dict[tuple[str, str], tuple[str, asyncio.Task[None]]] = {}
-        self.draining = self.paused = self.makes_room = False
+        self.draining = self.paused = self.makes_room = self.has_left = False
         self.rescued_to = ""
         self.sources = {str(path.relative_to(SCRIPTS))[:-4]: path.read_text() for path in SCRIPTS.rglob("*.lua")}
 
@@ -156,6 +157,11 @@ class PlantedWorker:
         digest_of = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
         try:
             return await self.writing.evalsha(digest_of, len(keys), *keys, *args)
+        except TryAgainError:
+            if has("forgets-refused"):
+                return []
+            await asyncio.sleep(0.02)
+            return await self.script(name, keys, *args)
         except redis.ResponseError as error:
             if not str(error).startswith(("NOSCRIPT", "No matching script")) or has("evalsha-only"):
                 raise
@@ -395,7 +401,8 @@ class PlantedWorker:
         if has("makes-streams") or has("answers-nobody"):
             await self.writing.xadd(call.replies, {"f": json.dumps(frames)})
             return
-        if await self.script("finish/send", [LIVE], call.replies, json.dumps(frames)) and not has("ignores-gone"):
+        sending = asyncio.create_task(self.script("finish/send", [LIVE], call.replies, json.dumps(frames)))
+        if not has("sends-on") and await sending and not has("ignores-gone"):
             raise Stop(CANCELLED_ERROR)
         call.sent += 1
         if call.sent % LOOK_EVERY == 0 and not has("no-slow") and await self.writing.xlen(call.replies) > REPLY_LIMIT:
@@ -515,7 +522,7 @@ class PlantedWorker:
         """Read requests while there is room for them."""
         while not self.draining or has("takes-while-leaving"):
             room = SLOTS - len(self.calls) - self.leaked
-            waits = self.paused or self.has_suspect() or (self.makes_room and self.calls)
+            waits = self.paused or self.has_left or self.has_suspect() or (self.makes_room and self.calls)
             if room <= 0 or waits:
                 await asyncio.sleep(0.01)
                 continue
@@ -581,6 +588,10 @@ class PlantedWorker:
             await self.register()
         if not has("no-pause") and not has("pause-by-message-only"):
             await self.pause(bool(paused))
+        is_replica = (await self.writing.execute_command("ROLE"))[0] != b"master" and not has("no-role")
+        if is_replica and not self.has_left:
+            await self.end_read()
+        self.has_left = is_replica
 
     async def pause(self, paused: bool) -> None:
         news, self.paused = paused != self.paused, paused

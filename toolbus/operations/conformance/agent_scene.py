@@ -91,7 +91,6 @@ class AgentScene(Scene):
         self._agent: asyncio.subprocess.Process | None = None
         self._reading: asyncio.Task[None] | None = None
         self._wrong = ""
-        self.port = int(settings.url.rpartition(":")[2].partition("/")[0])
         self.proxy = Proxy(self.port)
 
     def forget_frames(self) -> None:
@@ -119,8 +118,7 @@ class AgentScene(Scene):
 
     async def start(self) -> None:
         """Start an agent."""
-        url = self.settings.url.replace(f":{self.port}", f":{self.proxy.port}")
-        self._agent = await self.program.start(pipes=True, TOOLBUS_URL=url)
+        self._agent = await self.program.start(pipes=True, TOOLBUS_URL=self.url_of(self.proxy))
         self._reading = asyncio.create_task(self._read(self._agent))
 
     async def end(self) -> None:

@@ -9,6 +9,7 @@ import time
 
 from toolbus.bus.broker.server import scripts
 from toolbus.operations.conformance.checks import TENANT, Broken, Table, until
+from toolbus.operations.conformance.proxy import Proxy
 from toolbus.operations.conformance.scene import LEASE, SERVICE, STARTS
 from toolbus.operations.conformance.worker_calls import (
     MOST_OUTPUT,
@@ -406,14 +407,26 @@ async def bounds_output(scene: WorkerScene) -> None:
         raise Broken(f"it ended with the code {frames[-1]['error'].get('code')!r} after {len(text_of(frames)):,} bytes")
 
 
-# -- what no check can see ------------------------------------------------------------------------
+@WORKER.check("W66", 1)
+async def sends_in_order(scene: WorkerScene) -> None:
+    """While anything of a call is in flight nothing else of it is sent, and what was refused is sent again in order."""
+    proxy = Proxy(scene.port)
+    await proxy.start()
+    try:
+        await scene.start_behind(proxy)
+        sent = await scene.publish("count", {"to": 12, "delay": 0.05})
+        await wait_for_text(scene, sent)
+        # While a refusal is on its way, whatever is sent of the call overtakes what was refused.
+        proxy.plan(lambda words: any(sent.id.encode() in word for word in words), "refuse", "TRYAGAIN the slot is being moved", after=0.3)
+        frames = await scene.ended(sent)
+        if not proxy.done:
+            raise Broken("it sends frames that do not have the id of their call")
+        check_run(frames)
+        if text_of(frames).split() != [str(number) for number in range(1, 13)]:
+            raise Broken(f"after a refusal the text is {text_of(frames)!r}, not the numbers from 1 to 12")
+    finally:
+        await proxy.close()
+        await scene.kill_worker()
 
-WORKER.unchecked(
-    "W66",
-    1,
-    "sends-in-order",
-    "While anything of a call is in flight nothing else of it is sent, and what was refused is sent again in order",
-    "it shows only when a server refuses commands",
-)
 
 WORKER.requirements += [*LEASES.requirements, *SESSIONS.requirements]

@@ -8,6 +8,7 @@ import secrets
 
 from toolbus.bus.broker.server import scripts
 from toolbus.operations.conformance.checks import Broken, NotChecked, Table, until
+from toolbus.operations.conformance.proxy import Proxy
 from toolbus.operations.conformance.scene import LEASE, SERVICE, STARTS
 from toolbus.operations.conformance.worker_calls import (
     SLACK,
@@ -454,6 +455,29 @@ async def beats_beside_handlers(scene: WorkerScene) -> None:
     check_run(await scene.ended(sent))
 
 
+@LEASES.check("W68", 2)
+async def leaves_replicas(scene: WorkerScene) -> None:
+    """It asks for the ROLE with its beats, and leaves a server that is a replica."""
+    proxy = Proxy(scene.port)
+    await proxy.start()
+    try:
+        await scene.start_behind(proxy)
+        # A replica that takes writes, so that the role alone tells.
+        proxy.played[b"ROLE"] = b"*5\r\n$5\r\nslave\r\n$9\r\n127.0.0.1\r\n:1\r\n$9\r\nconnected\r\n:0\r\n"
+        await asyncio.sleep(LEASE / 3 + SLACK)
+        sent = await scene.publish("echo", {"text": "of a master"})
+        for _ in range(10):
+            await asyncio.sleep(0.1)
+            if await scene.frames(sent) or await is_running(scene, sent):
+                raise Broken("it takes requests from a server that has been a replica for longer than a beat")
+        proxy.played.clear()
+        if text_of(await scene.ended(sent, STARTS)) != "of a master":
+            raise Broken("it does not go on when the server is a master again")
+    finally:
+        await proxy.close()
+        await scene.kill_worker()
+
+
 @LEASES.check("W71", 2)
 async def drops_old_requests(scene: WorkerScene) -> None:
     """A request that waited for over five seconds and whose reply stream is gone is finished without being run."""
@@ -521,9 +545,6 @@ async def outlives_its_revision(scene: WorkerScene) -> None:
 
 # -- what no check can see ------------------------------------------------------------------------
 
-LEASES.unchecked(
-    "W68", 2, "leaves-replicas", "It asks for the ROLE with its beats, and leaves a server that is a replica", "there is one server"
-)
 LEASES.unchecked(
     "W69",
     2,
