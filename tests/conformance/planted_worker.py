@@ -147,6 +147,7 @@ class PlantedWorker:
         self.over: set[str] = set()
         self.later: dict[str, float] = {}
         self.states: dict[tuple[str, str], str] = {}
+        self.sending: set[asyncio.Task[Any]] = set()
         self.lines: dict[tuple[str, str], tuple[str, asyncio.Task[None]]] = {}
         self.draining = self.paused = self.makes_room = self.has_left = False
         self.rescued_to = ""
@@ -401,8 +402,10 @@ class PlantedWorker:
         if has("makes-streams") or has("answers-nobody"):
             await self.writing.xadd(call.replies, {"f": json.dumps(frames)})
             return
-        sending = asyncio.create_task(self.script("finish/send", [LIVE], call.replies, json.dumps(frames)))
-        if not has("sends-on") and await sending and not has("ignores-gone"):
+        script = self.script("finish/send", [LIVE], call.replies, json.dumps(frames))
+        if has("sends-on"):
+            self.sending.add(asyncio.create_task(script))
+        elif await script and not has("ignores-gone"):
             raise Stop(CANCELLED_ERROR)
         call.sent += 1
         if call.sent % LOOK_EVERY == 0 and not has("no-slow") and await self.writing.xlen(call.replies) > REPLY_LIMIT:
