@@ -93,7 +93,7 @@ WORKER_FAULTS = {
     "retries-uncounted": ("counts-retries", "tries again without counting it"),
     "retries-as-one-run": ("counts-retries", "tries again under the run token of the first attempt"),
     "leaves-its-revision": ("outlives-its-revision", "leaves behind what comes for its revision"),
-    "begun-or-not": ("says-not-begun", "does not say that a cancelled `once` call never began"),
+    "begun-or-not": ("reports-not-begun", "does not say that a cancelled `once` call never began"),
     "no-mark": ("marks-once", "runs `once` calls without a mark"),
     "reruns-once": ("runs-once", "runs `once` calls again"),
     "ignores-run-id": ("asks-for-the-server", "runs `once` calls of another server process"),

@@ -580,7 +580,7 @@ async def checks_the_namespace(scene: AgentScene) -> None:
         raise Broken(f"in a namespace of version 9 it {'went on' if code is None else 'ended with exit code 0'}")
 
 
-async def _is_left_out(scene: AgentScene, name: str, queue: str, **more: Any) -> None:
+async def _is_omitted(scene: AgentScene, name: str, queue: str, **more: Any) -> None:
     """Check that a call ends without having been published; ``more`` says what is called."""
     await scene.call(name, service="", timeout=3.0, **more)
 
@@ -606,14 +606,14 @@ async def keeps_pins(scene: AgentScene) -> None:
     await scene.start()
     await scene.found("pinned-free", "pinned", 10.0)
     for name in pins:
-        await _is_left_out(scene, name, "pinned", tool=f"pinned-{name}")
+        await _is_omitted(scene, name, "pinned", tool=f"pinned-{name}")
 
 
 @AGENT.check("A52", 2)
 async def checks_arguments(scene: AgentScene) -> None:
     """Arguments are checked against the tool's schema before they are published."""
     await scene.answer(await scene.found(f"{SERVICE}-echo", SERVICE, 10.0))
-    await _is_left_out(scene, "without its argument", SERVICE, text=None)
+    await _is_omitted(scene, "without its argument", SERVICE, text=None)
 
 
 @AGENT.check("A53", 2)
@@ -627,7 +627,7 @@ async def hides_tenants(scene: AgentScene) -> None:
     private: dict[str, Any] = {"service": "", "tool": "conformance-private"}
     await scene.answer(await scene.called("of its tenant", queue="conformance-tenants", user=TENANT, **private), "fine")
     _is(await scene.ended("of its tenant"), "fine", None)
-    await _is_left_out(scene, "of another user", "conformance-tenants", tool="conformance-private", user="somebody-else")
+    await _is_omitted(scene, "of another user", "conformance-tenants", tool="conformance-private", user="somebody-else")
 
 
 @AGENT.check("A54", 2)

@@ -198,7 +198,7 @@ async def gives_sessions_up(scene: WorkerScene) -> None:
 
 
 @SESSIONS.check("W74", 3)
-async def says_not_begun(scene: WorkerScene) -> None:
+async def reports_not_begun(scene: WorkerScene) -> None:
     """A cancellation of a `once` call before its handler was called has the code not_begun."""
     if scene.worker is not None:
         await scene.program.kill(scene.worker)
