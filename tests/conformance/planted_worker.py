@@ -261,7 +261,11 @@ class PlantedWorker:
         request = call.request
         name = str(request.get("tool", "")).removeprefix(f"{SERVICE}-")
         if call.attempt > MOST_DELIVERIES and not has("reruns-poison"):
-            await self.bury(call, "deliveries", {"type": "tool_error", "code": "poison", "message": "delivered too often"})
+            await self.bury(
+                call,
+                "poison" if has("other-reason") else "max_deliveries",
+                {"type": "tool_error", "code": "max_deliveries", "message": "delivered too often"},
+            )
             raise Stop(None)
         await self.refuse(call, name)
         if before is not None and request.get("ordered"):
@@ -462,7 +466,7 @@ class PlantedWorker:
         await self.writing.xdel(QUEUE, entry)
 
     async def bury(self, call: Call, reason: str, error: dict[str, Any]) -> None:
-        told = call.replies and not (has("buries-silently") and reason == "deliveries")
+        told = call.replies and not (has("buries-silently") and reason == "max_deliveries")
         frames = json.dumps([call.frame(kind="end", end_of_stream=True, error=error)])
         args = (self.me, *call.fence, call.entry, reason, call.attempt, "", call.fields.get("r", ""), 10_000, HOUR)
         keys = [QUEUE, FENCE, f"{PREFIX}dlq:{SERVICE}"]
@@ -510,7 +514,9 @@ class PlantedWorker:
         else:
             if has("silent-unreadable"):
                 call.request = {"id": call.id, "agent": ""}
-            await self.bury(call, "unreadable", {"type": "invalid_arguments", "message": "it can't be read"})
+            await self.bury(
+                call, "unreadable" if has("another-reason") else "malformed", {"type": "invalid_arguments", "message": "it can't be read"}
+            )
         self.forget(call)
 
     def deadline_of(self, text: str) -> float:

@@ -123,6 +123,13 @@ async def need(scene: WorkerScene, role: str) -> None:
         raise NotChecked(f"it has no tool {SERVICE}-{role}")
 
 
+async def reason_of_last_letter(scene: WorkerScene) -> str:
+    """Return the reason of the newest dead letter; empty when there is none."""
+    for _, flat in await scene.probe.run("XREVRANGE", scene.keys.dead_letters(SERVICE), "+", "-", "COUNT", 1):
+        return dict(zip(flat[::2], flat[1::2], strict=True)).get(b"reason", b"?").decode("utf-8", "replace") or "?"
+    return ""
+
+
 async def new_session(scene: WorkerScene) -> tuple[str, dict[str, Any]]:
     """Return the key of the owner of a new session, and the fields of its requests.
 

@@ -21,6 +21,7 @@ from toolbus.operations.conformance.worker_calls import (
     moved_after_a_renewal,
     need,
     only_instance,
+    reason_of_last_letter,
     runs_as,
     taken_over,
     text_of,
@@ -162,8 +163,8 @@ async def buries_poison(scene: WorkerScene) -> None:
     frames = await taken_over(scene, sent)
     if not error_of(frames):
         raise Broken(f"it was run a {scene.settings.max_deliveries + 1}th time")
-    if not await scene.probe.run("XLEN", scene.keys.dead_letters(SERVICE)):
-        raise Broken("there is no dead letter")
+    if (reason := await reason_of_last_letter(scene)) != "max_deliveries":
+        raise Broken(f"the reason of its dead letter is {reason!r}" if reason else "there is no dead letter")
 
 
 @LEASES.check("W38", 2)
@@ -317,6 +318,8 @@ async def sets_aside_unreadable_requests(scene: WorkerScene) -> None:
         return int(await scene.probe.run("XLEN", scene.keys.dead_letters(SERVICE))) == before + 2
 
     await until(are_two, 5.0, "two unreadable requests are not two dead letters")
+    if (reason := await reason_of_last_letter(scene)) != "malformed":
+        raise Broken(f"the reason of a dead letter is {reason!r}")
 
 
 @LEASES.check("W46", 2)
