@@ -23,6 +23,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         other: a folder with another version's package ``toolbus``, which every second process imports; empty for none.
         backlog: requests without a caller that are queued before the first call.
         memory: MiB by which the server or a process may grow.
+        health_ports: where the worker of each slot answers probes; empty when nobody asks.
     """
 
     seed: int = 1
@@ -41,6 +42,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     backlog: int = 0
     memory: float = 96.0
     namespace: str = "chaos"
+    health_ports: tuple[int, ...] = ()
 
     @property
     def agent_life(self) -> float:
