@@ -45,6 +45,7 @@ KINDS: dict[str, Kind] = {
     ),
     BACKLOG: Kind(0, (0, 0), "requests without a caller are queued before the first call (see --backlog)"),
     POISON: Kind(0, (0, 0), "some calls crash, hang, block or flood their worker"),
+    "purge": Kind(0, (0, 0), "what is queued is purged (in simulated runs alone)"),
     "flushall": Kind(0.4, (0, 0), "FLUSHALL (calls may then end deadline_exceeded or outcome_unknown)"),
     "half-open": Kind(1, (0, 0), "a few connections through the proxy never carry a byte again, and nobody is told"),
 }

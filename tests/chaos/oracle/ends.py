@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tests.chaos.history import Ended, Planted
+from tests.chaos.history import Ended, Hit, Planted
 from tests.chaos.oracle.case import Case, Violation, short
 from tests.chaos.oracle.outputs import expected
 from tests.chaos.oracle.sessions import bad_seat
@@ -57,7 +57,8 @@ def _wrong_failure(case: Case, planned: Planned, ended: Ended) -> str:
     if ended.error == "cancelled":
         # What was asked for with an idempotency key and must not happen twice has one answer, also when another caller cancelled it.
         by = case.shared[planned.shares] if planned.tool == "pay" and planned.shares else [planned]
-        return "" if any(call.key in case.cancelled for call in by) else f"{told}, and nobody cancelled it"
+        purged = any(ended.began < hit.until and hit.at < ended.at for hit in case.history.of(Hit) if hit.kind == "purge")
+        return "" if purged or any(call.key in case.cancelled for call in by) else f"{told}, and nobody cancelled it"
     if case.options.lossy and ended.error in {"deadline_exceeded", "outcome_unknown", "unavailable"}:
         return ""
     if case.was_cut_off(ended) and ended.error in {"deadline_exceeded", "outcome_unknown"}:
