@@ -72,12 +72,11 @@ class Records:
         self._world = world
         self._wrote = wrote
         self.records: list[AnyRecord] = []
-        self.closed = False
 
     def write(self, record: AnyRecord) -> None:
         """Add a record."""
         # What is said while a process is cleared away, nobody of it says.
-        if not self.closed and not self._world.current.dead:
+        if not self._world.ended and not self._world.current.dead:
             self.records.append(record)
             self._wrote(record)
             fields = " ".join(f"{name}={value}" for name, value in msgspec.structs.asdict(record).items() if name != "at" and value != "")
@@ -144,7 +143,6 @@ class Driver:
         except Stuck as error:
             trouble = str(error)
         finally:
-            self.journal.closed = True
             logger.handlers[:], logger.propagate = before[2], before[1]
             logger.setLevel(before[0])
         history = History(self.journal.records)

@@ -64,7 +64,8 @@ def draw(seed: int) -> Scenario:
     calls = [call for call in everything if call.tool in features]
     names = {call.key for call in calls}
     calls = [msgspec.structs.replace(call, follows=call.follows if call.follows in names else "") for call in calls]
-    if random.random() < _POISONED_SHARE:
+    # What runs alone waits in vain for what it calls itself, if no other worker is there.
+    if random.random() < _POISONED_SHARE and features.isdisjoint(_LONG):
         calls = _poisoned(random, calls, options.lease)
         options = msgspec.structs.replace(options, faults=(*options.faults, POISON))
     faults = _faults(random, kinds, options)

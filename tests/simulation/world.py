@@ -69,6 +69,7 @@ class Process:
         self.pid = 1000 + number
         self.dead = False
         self.skew = 0.0
+        self._kept: set[asyncio.Task[Any]] = set()
         self._loop_strand, self._thread_strand = Strand(self), Strand(self)
         self.context = contextvars.Context()
         self.context.run(_strand.set, self._loop_strand)
@@ -86,11 +87,14 @@ class Process:
     def kill(self) -> None:
         """End it at once, as SIGKILL does: nothing of it runs any more, and the system closes its connections."""
         self.dead = True
+        # What nobody refers to any more would be cleared away now, and its clean-ups would run.
+        self._kept = asyncio.all_tasks(self._world.loop)
         for connection in [each for each in self._world.network.connections if each.process is self]:
             connection.close()
 
     def drop(self) -> None:
-        """Forget what was held back."""
+        """Forget what was held back, and what was kept."""
+        self._kept = set()
         self._loop_strand.held.clear()
         self._thread_strand.held.clear()
 
