@@ -290,7 +290,7 @@ async def _pause(driver: Driver, fault: Fault, random: Random) -> What:
 
 @_kind("purge")
 async def _purge(driver: Driver, fault: Fault, random: Random) -> What:
-    """What is queued for a service is removed."""
+    """A service loses what is queued for it."""
     service = driver.services[int(fault.pick * len(driver.services))]
     return f"{await driver.operate(lambda admin: admin.purge(service))} of {service}", ()
 

@@ -94,11 +94,12 @@ class Invariants:
         def run(link: Link, script: scripts.Script, keys: Any, args: Any, on_reply: Any = unheard, **options: Any) -> None:
             Wire.run(link, script, keys, args, self._sends(link, script, args, on_reply), **options)
 
-        Link.run = run  # type: ignore[method-assign]
+        patched: Any = Link
+        patched.run = run
         try:
             yield
         finally:
-            del Link.run
+            del patched.run
 
     # -- inside -----------------------------------------------------------------------------------
 

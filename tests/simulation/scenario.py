@@ -19,6 +19,7 @@ _LEAST_SHARE = 0.04
 # Others of the poisonous tools end a real process.
 _POISON = ("crash", "hang", "hog", "endless")
 _POISONED_SHARE, _MOST_POISON = 0.15, 3
+_TIGHT_SHARE, _TIGHT_CALLS = 0.3, 0.2
 # Nothing may be lost in most runs, since then everything must be right to the last.
 _LOSSY_SHARE = 0.1
 
@@ -64,12 +65,25 @@ def draw(seed: int) -> Scenario:
     calls = [call for call in everything if call.tool in features]
     names = {call.key for call in calls}
     calls = [msgspec.structs.replace(call, follows=call.follows if call.follows in names else "") for call in calls]
+    if random.random() < _TIGHT_SHARE:
+        calls = _with_tight_deadlines(random, calls, options.lease)
     # What runs alone waits in vain for what it calls itself, if no other worker is there.
     if random.random() < _POISONED_SHARE and features.isdisjoint(_LONG):
         calls = _poisoned(random, calls, options.lease)
         options = msgspec.structs.replace(options, faults=(*options.faults, POISON))
     faults = _faults(random, kinds, options)
     return Scenario(seed, options, calls, faults, delay=random.choice((0.0005, 0.001, 0.01)), splits=random.choice((0.0, 0.02, 0.3)))
+
+
+def _with_tight_deadlines(random: Random, calls: list[Planned], lease: float) -> list[Planned]:
+    """Let some calls have less time than faults may take from them."""
+
+    def tight(call: Planned) -> Planned:
+        if call.shares or call.session or call.cancel or random.random() > _TIGHT_CALLS:
+            return call
+        return msgspec.structs.replace(call, timeout=round(lease * random.uniform(0.1, 3.0), 3))
+
+    return [tight(call) for call in calls]
 
 
 def _poisoned(random: Random, calls: list[Planned], lease: float) -> list[Planned]:
@@ -85,7 +99,7 @@ def _poisoned(random: Random, calls: list[Planned], lease: float) -> list[Planne
 def _faults(random: Random, kinds: tuple[str, ...], options: Options) -> list[Fault]:
     found = []
     for name in kinds:
-        for _ in range(random.randint(1, 4)):
+        for _ in range(random.randint(1, 6)):
             at = random.uniform(0.0, 1.0) * options.seconds
             lasts = random.uniform(*KINDS[name].lasts) * options.lease
             found.append(Fault(round(at, 6), name, round(lasts, 6), round(random.random(), 6)))
