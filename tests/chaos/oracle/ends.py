@@ -107,9 +107,10 @@ def _is_expected(case: Case, planned: Planned, ended: Ended) -> bool:
         return True
     if planned.timeout >= case.options.timeout:
         return False
-    # Of work that must not happen twice the caller is told whether it began.
-    never_ran = planned.tool != "pay" or not case.executions(planned.work)
-    return ended.error == "outcome_unknown" or (ended.error == "deadline_exceeded" and never_ran)
+    # Of work that must not happen twice the caller is told whether it began. A worker may have appeared too late.
+    never_ran = not case.executions(planned.work)
+    late = ended.error == "deadline_exceeded" and (never_ran or planned.tool != "pay")
+    return late or ended.error == "outcome_unknown" or (ended.error == "not_found" and never_ran)
 
 
 def letters(case: Case) -> Iterator[Violation]:
