@@ -297,7 +297,7 @@ async def _purge(driver: Driver, fault: Fault, random: Random) -> What:
 
 @_kind("slow-reader", 0.5, 3.0, taken_for="delay")
 async def _slow_reader(driver: Driver, fault: Fault, random: Random) -> What:
-    """What is sent to an agent comes late."""
+    """An agent gets late what is sent to it."""
     agent = driver.agent(fault.pick)
     found = [each for each in driver.world.network.connections if each.process is agent]
     for connection in found:

@@ -41,7 +41,7 @@ _FRAMES = msgspec.json.Decoder(list[_Place])
 
 
 class Invariants:
-    """What holds all the time, and not only when all is over.
+    """Rules that are looked at with each command, and not only when all is over.
 
     Args:
         db: the server's keys.
@@ -49,7 +49,7 @@ class Invariants:
         options: of the run.
 
     Attributes:
-        violations: what did not hold.
+        violations: rules that were broken.
     """
 
     def __init__(self, db: Storage, prefix: bytes, options: Options) -> None:
