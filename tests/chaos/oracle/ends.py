@@ -110,7 +110,8 @@ def _is_expected(case: Case, planned: Planned, ended: Ended) -> bool:
     # Of work that must not happen twice the caller is told whether it began. A worker may have appeared too late.
     never_ran = not case.executions(planned.work)
     late = ended.error == "deadline_exceeded" and (never_ran or planned.tool != "pay")
-    return late or ended.error == "outcome_unknown" or (ended.error == "not_found" and never_ran)
+    # A retry for which no time is left is not begun.
+    return late or ended.code == "not_yet" or ended.error == "outcome_unknown" or (ended.error == "not_found" and never_ran)
 
 
 def letters(case: Case) -> Iterator[Violation]:
