@@ -26,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/python -m pytest -p no:langsmith_plugin -n 4 --dist loadgroup -q
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-slow test-long test-image test-all coverage lint mutants bench bench-full mcp-conformance simulate planted chaos chaos-platform format constraints dist release-check release-notes sbom licences clean docs docs-serve bench-autoscaling try-compose
+.PHONY: help venv demo test test-slow test-long test-image test-all coverage lint mutants bench bench-full mcp-conformance simulate planted chaos chaos-alerts chaos-platform format constraints dist release-check release-notes sbom licences clean docs docs-serve bench-autoscaling try-compose
 
 help: ## Show this help
 	@echo "toolbus: make <target>"
@@ -104,6 +104,9 @@ planted: $(STAMP) ## Break the product in each known way, and search simulated s
 
 chaos: $(STAMP) ## Break things for five minutes and check that nothing is lost
 	@$(BIN)/python -m tests.chaos --minutes 5
+
+chaos-alerts: $(STAMP) ## Break things for MINUTES (60) beside a real Prometheus, and list which alerts fire without a cause
+	@$(BIN)/python -m tests.outages --minutes $(or $(MINUTES),60)
 
 chaos-platform: $(STAMP) ## Kill hosts and programs of recorded tools under load (at most ten minutes)
 	@timeout 600 $(BIN)/python -m tests.chaos.platform --kills 50

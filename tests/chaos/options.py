@@ -24,6 +24,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         backlog: requests without a caller that are queued before the first call.
         concurrency: handlers that a worker runs at once.
         memory: MiB by which the server or a process may grow.
+        health_ports: where the worker of each slot answers probes; empty when nobody asks.
     """
 
     seed: int = 1
@@ -43,6 +44,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     concurrency: int = 32
     memory: float = 96.0
     namespace: str = "chaos"
+    health_ports: tuple[int, ...] = ()
 
     @property
     def agent_life(self) -> float:

@@ -73,7 +73,7 @@ def test_counters_are_rated_and_gauges_are_not() -> None:
     """The rate of a gauge, and a bare counter, say nothing."""
     for place, query in queries():
         for name in metrics_in(query):
-            rated = any(f"{function}({name}" in query for function in ("rate", "increase"))
+            rated = any(f"{function}({name}" in query for function in ("rate", "increase", "resets"))
             assert rated == (EXPOSED[name][0] != "gauge"), (place, name)
 
 
