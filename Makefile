@@ -26,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/python -m pytest -p no:langsmith_plugin -n 4 --dist loadgroup -q
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-slow test-long test-image test-all coverage lint mutants bench bench-full bench-history mcp-conformance simulate chaos chaos-alerts chaos-platform format constraints dist release-check release-notes sbom licences clean docs docs-serve bench-autoscaling try-compose
+.PHONY: help venv demo test test-slow test-long test-image test-all coverage lint mutants bench bench-full bench-history mcp-conformance simulate planted chaos chaos-alerts chaos-platform format constraints dist release-check release-notes sbom licences clean docs docs-serve bench-autoscaling try-compose
 
 help: ## Show this help
 	@echo "toolbus: make <target>"
@@ -55,7 +55,7 @@ test-image: $(STAMP) ## Build the image and try it (needs docker; minutes)
 try-compose: ## Start everything with docker compose, call a tool, find the call in Grafana, and stop (needs docker)
 	@python3 deploy/compose/try.py
 
-test-all: test-long test-image chaos chaos-platform ## Run the long tests, those of the image, then chaos (nightly)
+test-all: test-long test-image chaos chaos-platform planted ## Run the long tests, those of the image, then chaos and planted defects (nightly)
 
 coverage: $(STAMP) ## Run the tests and show which lines of toolbus they miss
 	@echo "== tests with coverage"
@@ -101,6 +101,9 @@ mcp-conformance: $(STAMP) ## Fetch the MCP project's own programs, which tests u
 
 simulate: $(STAMP) ## Simulate schedules for SECONDS (60), each seed its own; SEED=… runs one and prints its timeline
 	@$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED),--seconds $(or $(SECONDS),60))
+
+planted: $(STAMP) ## Break the product in each known way, and search simulated schedules for it, for SECONDS (300) each (hours)
+	@$(BIN)/python -m tests.simulation.planted --seconds $(or $(SECONDS),300)
 
 chaos: $(STAMP) ## Break things for five minutes and check that nothing is lost
 	@$(BIN)/python -m tests.chaos --minutes 5
