@@ -226,6 +226,7 @@ async def test_a_confirmation_that_nobody_gives_ends(bus: ToolBus) -> None:
 async def test_an_answer_ends_the_confirmers_work(bus: ToolBus) -> None:
     """A confirmer that is still asking stops when somebody else answers, and its last word counts when its time is up."""
     stopped: list[str] = []
+    told: list[bool] = []
 
     async def asking(confirmation: Confirmation) -> None:
         asyncio.get_running_loop().call_later(0.01, confirmation.allow)
@@ -238,11 +239,12 @@ async def test_an_answer_ends_the_confirmers_work(bus: ToolBus) -> None:
         try:
             await asyncio.sleep(60)
         finally:
-            assert confirmation.allow()
+            told.append(confirmation.allow())
 
     assert (await bus.executor(confirmer=asking).execute("pay", {"amount": 1})).output == "paid 1"
     assert len(stopped) == 1
     assert (await bus.executor(confirmer=late, confirm_timeout=0.05).execute("pay", {"amount": 2})).output == "paid 2"
+    assert told == [True]
 
 
 async def test_a_cancelled_wait_leaves_the_answer_to_others(bus: ToolBus) -> None:
