@@ -114,10 +114,14 @@ def main(
 
 def run(options: Options, folder: Path) -> Report:
     """One run from start to judgement."""
-    planned = plan(options.seed, options.calls, options.agents, poisoned=options.poisoned, timeout=options.timeout, lease=options.lease)
     # Told to stop, it cleans up as after Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    seconds = asyncio.run(Driver(options, folder, click.echo).run())
+    return judged(options, folder, asyncio.run(Driver(options, folder, click.echo).run()))
+
+
+def judged(options: Options, folder: Path, seconds: float) -> Report:
+    """Return what the oracle finds in the history of a run in which calls were made for some seconds."""
+    planned = plan(options.seed, options.calls, options.agents, poisoned=options.poisoned, timeout=options.timeout, lease=options.lease)
     history = History(read(folder / "history"), count(folder / "history", options.backlog))
     return report(options, planned, history, judge(options, planned, history), seconds)
 

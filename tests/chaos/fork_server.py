@@ -32,7 +32,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
         name: of its history and its log.
         url: where it finds the server, perhaps through the proxy.
         other: whether it is to be forked by the fork server that has imported the other version of toolbus.
-        index: of an agent.
+        index: of an agent, or of a worker's slot.
         revision: of a worker's descriptors.
         history, logs: folders.
         start: of an agent: the run's beginning (monotonic).

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import sys
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import msgspec
@@ -14,6 +17,8 @@ from tests.chaos.history import Journal
 from tests.chaos.tools import define
 from toolbus import BrokerError, Worker
 from toolbus.bus import telemetry
+from toolbus.bus.broker.transport.embedded import HOST
+from toolbus.bus.worker.process.health import ProbedWorker, probes
 
 
 def main(order: Order) -> None:
@@ -28,13 +33,33 @@ async def _serve(order: Order) -> None:
         tools.append(backlog.define(Path(order.history), order.name))
     while True:
         try:
-            await Worker(tools, settings=order.options.settings(order.url)).run()
+            worker = Worker(tools, settings=order.options.settings(order.url))
+            async with _probed(worker, order) as serving:
+                await worker.run(serving)
         except BrokerError as error:
             # A worker that starts while the server is down is started again, as any supervisor would.
             telemetry.log.warning("worker.start_failed", error=str(error))
             await asyncio.sleep(0.2)
         else:
             return
+
+
+@contextlib.asynccontextmanager
+async def _probed(worker: Worker, order: Order) -> AsyncIterator[Callable[[], None]]:
+    """Answer the probes of its slot, if there are any; yield what says that it serves."""
+    probed = ProbedWorker(worker)
+    async with contextlib.AsyncExitStack() as stack:
+        for port in order.options.health_ports[order.index : order.index + 1]:
+            while True:
+                try:
+                    await stack.enter_async_context(probes(probed, HOST, port))
+                    break
+                except OSError as error:
+                    if error.errno != errno.EADDRINUSE:
+                        raise
+                    # The one before it in this slot still drains.
+                    await asyncio.sleep(0.1)
+        yield lambda: setattr(probed, "started", True)
 
 
 if __name__ == "__main__":

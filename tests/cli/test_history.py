@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import signal
+import sqlite3
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -231,6 +233,23 @@ def test_a_place_that_can_not_be_written_is_tried_again(tmp_path: Path, suffix: 
     store.write([a_call(2)], 0, Position("2-0"))
     store.close()
     assert [each.id for each in find(str(place), Wanted()).calls] == ["c1", "c2"]
+
+
+def test_a_write_that_fails_half_way_is_undone(tmp_path: Path) -> None:
+    """Its rows were there and its position is refused: neither is kept, the table is not locked, and the next write succeeds."""
+    place = tmp_path / "calls.db"
+    store = open_store(str(place), SIZE)
+    store.write([a_call(1)], 0, Position("1-0"))
+    refuse = "CREATE TRIGGER refuse BEFORE INSERT ON position BEGIN SELECT RAISE(ABORT, 'refused'); END"
+    with contextlib.closing(sqlite3.connect(place, timeout=1.0, isolation_level=None)) as other:
+        other.execute(refuse)
+        with pytest.raises(history.StoreFailed, match="refused"):
+            store.write([a_call(2)], 0, Position("2-0"))
+        other.execute("DROP TRIGGER refuse")
+    assert store.position().entry == "1-0"
+    store.write([a_call(3)], 0, Position("3-0"))
+    store.close()
+    assert [each.id for each in find(str(place), Wanted()).calls] == ["c1", "c3"]
 
 
 def _full(path: Path, lines: bytes) -> int:

@@ -57,8 +57,19 @@ def tell(name: str, **event: Any) -> None:
 class Tool:
     """A tool of the registry."""
 
-    def __init__(self, service: str, queue: str, effect: str, *, sticky: bool) -> None:
+    def __init__(self, service: str, queue: str, effect: str, *, sticky: bool, document: dict[str, Any] | None = None) -> None:
         self.service, self.queue, self.effect, self.sticky = service, queue, effect, sticky
+        self.document = document or {}
+
+    def takes(self, arguments: dict[str, Any]) -> bool:
+        """Return whether all arguments are there that must be."""
+        required = [each["name"] for each in self.document.get("arguments", ()) if each.get("required")]
+        required += self.document.get("parameters", {}).get("required", [])
+        return all(name in arguments for name in required)
+
+    def is_for(self, user: str) -> bool:
+        """Return whether a user may see it."""
+        return user in self.document.get("tenants", [user])
 
 
 class Call:
@@ -78,6 +89,7 @@ class Call:
         self.text = self.told = ""
         self.output: str | None = None
         self.gap_since: float | None = None
+        self.left = 0.0
 
     @property
     def session(self) -> tuple[str, str] | None:
@@ -124,6 +136,7 @@ class PlantedAgent:
         self.streams: dict[str, str] = {}
         self.followers: dict[str, set[str]] = {}
         self.tools: dict[str, Tool] = {}
+        self.pins: dict[str, bytes] = {}
         self.states: dict[Any, str] = {}
         self.queues: set[str] = set()
         self.publishing = asyncio.Lock()
@@ -170,15 +183,19 @@ class PlantedAgent:
         tool = self.tools.get(asked["tool"])
         if tool is None and asked.get("service"):
             tool = Tool(asked["service"], asked["service"], "", sticky=False)
-        if tool is None:
+        if tool is None or not (tool.is_for(asked.get("user", "")) or has("any-user")) or not self.is_allowed(asked["tool"], tool):
             tell(asked["call"], end={"text": "", "error": {"type": "not_found", "message": "no such tool"}})
+            return
+        if not tool.takes(asked.get("arguments", {})) and not has("any-arguments"):
+            tell(asked["call"], end={"text": "", "error": {"type": "invalid_arguments", "message": "an argument is missing"}})
             return
         call = Call(asked, tool)
         self.calls[call.id] = call
         loop, timeout = asyncio.get_running_loop(), float(asked.get("timeout", 60))
         if not has("never-gives-up"):
             call.timer = loop.call_later(timeout, lambda: loop.create_task(self.give_up(call)))
-        async with self.publishing:
+        # No flush is sent while an earlier one is unanswered.
+        async with asyncio.Lock() if has("unnamed-flushes") else self.publishing:
             try:
                 await (self.share(call, timeout) if call.is_shared else self.publish(call, timeout))
             except redis.RedisError as error:
@@ -363,6 +380,8 @@ class PlantedAgent:
             call.add("".join(texts) or response or "")
         elif kind == "output" and not has("ignores-output"):
             call.output = (call.output or "") + (response or "")
+        elif kind == "confirm":
+            self.pause(call, frame.get("confirm") or {})
         elif kind == "reset" and not has("ignores-resets"):
             call.text, call.output = "", None
             call.begin_anew()
@@ -372,8 +391,25 @@ class PlantedAgent:
                 self.states[call.session, call.tool.queue] = frame["state"]
             self.end(call, error, response if response is not None else call.output)
 
+    def pause(self, call: Call, confirm: dict[str, Any]) -> None:
+        """Let the call's time stand still while its handler waits for a person."""
+        loop = asyncio.get_running_loop()
+        if call.timer is None or has("time-runs-on"):
+            return
+        call.timer.cancel()
+        if "timeout" in confirm:
+            call.left = call.timer.when() - loop.time()
+        within = call.left + float(confirm.get("timeout", 0))
+        call.timer = loop.call_later(within, lambda: loop.create_task(self.give_up(call)))
+
     def end(self, call: Call, error: Any, whole: str | None = None) -> None:
         if call.id not in self.calls:
+            return
+        if error and error.get("code") == "not_begun" and call.runs != call.id and not has("ends-with-another"):
+            # Another caller has cancelled what this one waits for.
+            call.runs, call.run, call.frames, call.next = call.id, None, {}, 0
+            left = call.timer.when() - asyncio.get_running_loop().time() if call.timer else 60.0
+            self.again = asyncio.get_running_loop().create_task(self.share(call, left))
             return
         if not error and call.told != call.text and len(call.text) < len(call.told):
             call.begin_anew()
@@ -446,8 +482,23 @@ class PlantedAgent:
         self.log_at = newest[0][0].decode() if newest else "0-0"
         self.token = (await self.writing.hget(META, "token") or b"").decode()
         self.tools.clear()
+        self.pins = {key.decode(): pin for key, pin in (await self.writing.hgetall(f"{PREFIX}reg:pins")).items()}
         for service, row in (await self.writing.hgetall(SERVICES)).items():
             self.publish_tools(service.decode(), row[1:])
+
+    def is_allowed(self, name: str, tool: Tool) -> bool:
+        """Return whether a tool's pin allows its form; all do that have none."""
+        pin = self.pins.get(f"pin/{name}")
+        if pin is None or has("no-pins"):
+            return True
+        try:
+            found = json.loads(pin)
+        except ValueError:
+            return has("ignores-unreadable-pins")
+        form = {key: value for key, value in tool.document.items() if key not in {"timeout", "output_limit"} and value}
+        whole = json.dumps(form, ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode()
+        is_form = found.get("canonical") == hashlib.blake2b(whole, digest_size=32).hexdigest()
+        return found.get("state") == "approved" and (is_form or has("any-form"))
 
     def publish_tools(self, service: str, document: bytes | str) -> None:
         """Take the tools of a publication in, one by one."""
@@ -463,7 +514,7 @@ class PlantedAgent:
         for tool in whole["tools"]:
             if tool not in wrong or has("takes-wrong-tools"):
                 sticky = bool(whole["service"].get("sticky-sessions"))
-                self.tools[tool["name"]] = Tool(service, queue, tool.get("effect", ""), sticky=sticky)
+                self.tools[tool["name"]] = Tool(service, queue, tool.get("effect", ""), sticky=sticky, document=tool)
 
     async def follow_log(self, entry: str, fields: dict[str, str]) -> None:
         self.log_at = entry
@@ -525,6 +576,10 @@ class PlantedAgent:
         asked = json.loads(line)
         if "call" in asked:
             await self.call(asked)
+            return
+        if "close" in asked:
+            for queue in self.queues if not has("keeps-sessions-open") else ():
+                await self.writing.publish(f"{PREFIX}wake:{queue}", f"end {json.dumps([asked['user'], asked['close']])}")
             return
         for call in list(self.calls.values()):
             if call.name == asked["cancel"]:

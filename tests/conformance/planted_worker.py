@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import redis.asyncio as redis
+from redis.exceptions import TryAgainError
 
 FAULTS = frozenset(sys.argv[1].split(",") if len(sys.argv) > 1 else ())
 SCRIPTS = Path(sys.argv[2] if len(sys.argv) > 2 else "scripts")
@@ -30,6 +31,7 @@ HOUR = 3_600_000
 MOST_DELIVERIES, ALONE_FROM = 5, 4
 REPLY_LIMIT, LOOK_EVERY = 10_000, 64
 MOST_PIECE = 60_000
+MOST_OUTPUT = 16 * 1_048_576
 
 QUEUE, FENCE, CANCELLED = (f"{PREFIX}{name}:{SERVICE}" for name in ("q", "fence", "cancelled"))
 LIVE, TABLE, WAKE, NAMES, META = (f"{PREFIX}{name}" for name in ("live", f"reg:s:{SERVICE}", f"wake:{SERVICE}", "reg:names", "reg:meta"))
@@ -83,6 +85,10 @@ def failed(kind: str, message: str, **more: Any) -> Stop:
     return Stop({"type": kind, "message": message, **more})
 
 
+class Failed(Exception):
+    """Fails an attempt after which there is another one."""
+
+
 class Call:
     """One start of a handler."""
 
@@ -92,7 +98,7 @@ class Call:
         self.fence = fence
         self.run = "one" if has("one-run") else uuid.uuid4().hex
         self.seq = 1 if has("seq-from-one") else 0
-        self.sent = 0
+        self.sent = self.size = 0
         self.alone = self.begun = self.began_once = self.restarted = False
         self.token = ""
         self.task: asyncio.Task[None] | None = None
@@ -141,8 +147,9 @@ class PlantedWorker:
         self.over: set[str] = set()
         self.later: dict[str, float] = {}
         self.states: dict[tuple[str, str], str] = {}
+        self.sending: set[asyncio.Task[Any]] = set()
         self.lines: dict[tuple[str, str], tuple[str, asyncio.Task[None]]] = {}
-        self.draining = self.paused = self.makes_room = False
+        self.draining = self.paused = self.makes_room = self.has_left = False
         self.rescued_to = ""
         self.sources = {str(path.relative_to(SCRIPTS))[:-4]: path.read_text() for path in SCRIPTS.rglob("*.lua")}
 
@@ -151,6 +158,11 @@ class PlantedWorker:
         digest_of = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
         try:
             return await self.writing.evalsha(digest_of, len(keys), *keys, *args)
+        except TryAgainError:
+            if has("forgets-refused"):
+                return []
+            await asyncio.sleep(0.02)
+            return await self.script(name, keys, *args)
         except redis.ResponseError as error:
             if not str(error).startswith(("NOSCRIPT", "No matching script")) or has("evalsha-only"):
                 raise
@@ -166,13 +178,17 @@ class PlantedWorker:
             "count": counted,
             "data": {"type": "object", "properties": {"size": {"type": "integer"}}, "required": ["size"]},
             "once": counted,
+            "private": {"type": "object", "properties": {"text": text}, "required": ["text"]},
+            "large": {"type": "object", "properties": {"size": {"type": "integer"}}, "required": ["size"]},
+            "block": {"type": "object", "properties": {"seconds": number}, "required": ["seconds"]},
+            "retry": counted,
         }
         if has("no-tools"):
             del schemas["count"]
         effect = "sometimes" if has("bad-tool") else "read"
         tools = [
             {"name": f"{SERVICE}-{name}", "description": "x", "service": SERVICE, "parameters": schema,
-             "effect": "once" if name == "once" else effect}
+             "effect": "once" if name == "once" else effect, "tenants": ["kit"] if name == "private" else []}
             for name, schema in schemas.items()
         ]  # fmt: skip
         document = json.dumps({"service": {"id": SERVICE, "sticky-sessions": True}, "tools": tools, "owner": "planted", "digest": "d"})
@@ -210,7 +226,11 @@ class PlantedWorker:
             async with asyncio.timeout(left) as call.timer:
                 if call.request.get("events") and not has("no-start"):
                     await self.send(call, call.frame(kind="start"))
-                last = await self.run(call)
+                try:
+                    last = await self.run(call)
+                except Failed:
+                    await self.try_again(call)
+                    last = await self.run(call)
         except TimeoutError:
             error = {"type": "deadline_exceeded", "message": "the time was up", "retryable": True}
             self.leaked += has("leaks-slots")
@@ -241,18 +261,13 @@ class PlantedWorker:
         request = call.request
         name = str(request.get("tool", "")).removeprefix(f"{SERVICE}-")
         if call.attempt > MOST_DELIVERIES and not has("reruns-poison"):
-            await self.bury(call, "deliveries", {"type": "tool_error", "code": "poison", "message": "delivered too often"})
+            await self.bury(
+                call,
+                "poison" if has("other-reason") else "max_deliveries",
+                {"type": "tool_error", "code": "max_deliveries", "message": "delivered too often"},
+            )
             raise Stop(None)
-        if request.get("v", 1) != 1 and not has("any-version"):
-            raise failed("invalid_arguments", "another version")
-        if has("strict-fields") and set(request) - KNOWN_FIELDS:
-            raise failed("invalid_arguments", "unknown fields")
-        if name not in {"echo", "count", "data", "once"} and not has("runs-unknown"):
-            await self.refuse_unknown(call)
-        if call.id in self.over:
-            raise Stop(CANCELLED_ERROR)
-        if call.deadline <= time.time() and not has("runs-expired"):
-            raise failed("deadline_exceeded", "too late", retryable=True)
+        await self.refuse(call, name)
         if before is not None and request.get("ordered"):
             if not has("no-order"):
                 await asyncio.wait([before])
@@ -263,6 +278,35 @@ class PlantedWorker:
         if name == "once":
             await self.mark(call)
         call.begun = True
+
+    async def refuse(self, call: Call, name: str) -> None:
+        """End a call that is not to be run."""
+        request = call.request
+        if request.get("v", 1) != 1 and not has("any-version"):
+            raise failed("invalid_arguments", "another version")
+        if has("strict-fields") and set(request) - KNOWN_FIELDS:
+            raise failed("invalid_arguments", "unknown fields")
+        if name not in {"echo", "count", "data", "once", "private", "large", "block", "retry"} and not has("runs-unknown"):
+            await self.refuse_unknown(call)
+        if name == "private" and request.get("user") != "kit" and not has("any-tenant"):
+            raise failed("forbidden", "not for this user")
+        if call.id in self.over:
+            raise Stop({**CANCELLED_ERROR, "code": "not_begun"} if name == "once" and not has("begun-or-not") else CANCELLED_ERROR)
+        waited = time.time() - number_of(call.entry)[0] / 1000
+        if waited > 5 and call.replies and not await self.writing.exists(call.replies) and not has("runs-abandoned"):
+            await self.remove(call.entry)
+            raise Stop(None)
+        if call.deadline <= time.time() and not has("runs-expired"):
+            raise failed("deadline_exceeded", "too late", retryable=True)
+
+    async def try_again(self, call: Call) -> None:
+        """Begin the next attempt of a call."""
+        call.attempt += 1
+        counted = (self.me, *call.fence, call.entry, call.attempt)
+        if not has("retries-uncounted") and not await self.script("take/count", [QUEUE, FENCE], *counted):
+            raise Stop(None)
+        if not has("retries-as-one-run"):
+            call.run, call.seq = uuid.uuid4().hex, 0
 
     async def refuse_unknown(self, call: Call) -> None:
         wanted = call.request.get("digest", "")
@@ -319,23 +363,37 @@ class PlantedWorker:
         arguments = call.request.get("arguments") or {}
         if name == "data":
             return {"data": {"text": "x" * int(arguments["size"])}}
+        if name == "block":
+            if has("blocks-beats"):
+                time.sleep(float(arguments["seconds"]))  # noqa: ASYNC251 - that is the fault
+            await asyncio.to_thread(time.sleep, 0 if has("blocks-beats") else float(arguments["seconds"]))
+            return {"response": "done"}
         texts = []
-        async for text in self.texts(name, arguments):
+        async for text in self.texts(name, arguments, first=call.attempt == 1):
             if has("all-at-end") or (has("big-ends") and name == "echo"):
                 texts.append(text)
                 continue
             for piece in pieces(text):
+                call.size += len(piece.encode())
+                if call.size > MOST_OUTPUT and not has("sends-any-length"):
+                    raise failed("tool_error", "it says too much", code="output_limit")
                 await self.send(call, call.frame(response=piece))
         return {"response": "".join(texts)} if texts else {}
 
-    async def texts(self, name: str, arguments: dict[str, Any]) -> Any:
-        if name == "echo":
+    async def texts(self, name: str, arguments: dict[str, Any], *, first: bool) -> Any:
+        if name == "large":
+            for _ in range(0, int(arguments["size"]), MOST_PIECE // 4):
+                yield "x" * (MOST_PIECE // 4)
+            return
+        if name in {"echo", "private"}:
             text = str(arguments["text"])
             yield text.encode("ascii", "replace").decode() if has("ascii-only") else text
             return
         for number in range(1, int(arguments["to"]) + 1):
             yield f"{number} "
             await asyncio.sleep(float(arguments.get("delay", 0.1)))
+            if name == "retry" and first:
+                raise Failed
 
     async def send(self, call: Call, *frames: dict[str, Any]) -> None:
         """Append frames, and look now and then whether they are read.
@@ -348,7 +406,10 @@ class PlantedWorker:
         if has("makes-streams") or has("answers-nobody"):
             await self.writing.xadd(call.replies, {"f": json.dumps(frames)})
             return
-        if await self.script("finish/send", [LIVE], call.replies, json.dumps(frames)) and not has("ignores-gone"):
+        script = self.script("finish/send", [LIVE], call.replies, json.dumps(frames))
+        if has("sends-on"):
+            self.sending.add(asyncio.create_task(script))
+        elif await script and not has("ignores-gone"):
             raise Stop(CANCELLED_ERROR)
         call.sent += 1
         if call.sent % LOOK_EVERY == 0 and not has("no-slow") and await self.writing.xlen(call.replies) > REPLY_LIMIT:
@@ -405,7 +466,7 @@ class PlantedWorker:
         await self.writing.xdel(QUEUE, entry)
 
     async def bury(self, call: Call, reason: str, error: dict[str, Any]) -> None:
-        told = call.replies and not (has("buries-silently") and reason == "deliveries")
+        told = call.replies and not (has("buries-silently") and reason == "max_deliveries")
         frames = json.dumps([call.frame(kind="end", end_of_stream=True, error=error)])
         args = (self.me, *call.fence, call.entry, reason, call.attempt, "", call.fields.get("r", ""), 10_000, HOUR)
         keys = [QUEUE, FENCE, f"{PREFIX}dlq:{SERVICE}"]
@@ -453,7 +514,9 @@ class PlantedWorker:
         else:
             if has("silent-unreadable"):
                 call.request = {"id": call.id, "agent": ""}
-            await self.bury(call, "unreadable", {"type": "invalid_arguments", "message": "it can't be read"})
+            await self.bury(
+                call, "unreadable" if has("another-reason") else "malformed", {"type": "invalid_arguments", "message": "it can't be read"}
+            )
         self.forget(call)
 
     def deadline_of(self, text: str) -> float:
@@ -468,7 +531,7 @@ class PlantedWorker:
         """Read requests while there is room for them."""
         while not self.draining or has("takes-while-leaving"):
             room = SLOTS - len(self.calls) - self.leaked
-            waits = self.paused or self.has_suspect() or (self.makes_room and self.calls)
+            waits = self.paused or self.has_left or self.has_suspect() or (self.makes_room and self.calls)
             if room <= 0 or waits:
                 await asyncio.sleep(0.01)
                 continue
@@ -534,6 +597,10 @@ class PlantedWorker:
             await self.register()
         if not has("no-pause") and not has("pause-by-message-only"):
             await self.pause(bool(paused))
+        is_replica = (await self.writing.execute_command("ROLE"))[0] != b"master" and not has("no-role")
+        if is_replica and not self.has_left:
+            await self.end_read()
+        self.has_left = is_replica
 
     async def pause(self, paused: bool) -> None:
         news, self.paused = paused != self.paused, paused
@@ -624,7 +691,26 @@ class PlantedWorker:
 
     # -- the beginning and the end ----------------------------------------------------------------
 
+    async def outlive(self) -> None:
+        """Go on taking what comes for this revision while agents turn to another one, if nobody else serves this one."""
+        about = ([QUEUE, FENCE, LIVE, TABLE], self.me, SERVICE, "d")
+        last, _, _ = await self.script("recover/outlive", *about, "")
+        if not last:
+            return
+        end = time.monotonic() + GRACE / 2
+        self.start = 1
+        await self.register()
+        await asyncio.sleep(0.3)
+        _, newest, _ = await self.script("recover/outlive", *about, "")
+        passed = 0
+        while passed < 2 and time.monotonic() < end:
+            _, _, has_passed = await self.script("recover/outlive", *about, newest)
+            passed = passed + 1 if has_passed else 0
+            await asyncio.sleep(0.05)
+
     async def drain(self) -> None:
+        if not has("leaves-its-revision"):
+            await self.outlive()
         self.draining = True
         if not has("stays"):
             await self.script("registry/unregister", REGISTRY, PREFIX, uuid.uuid4().hex, HOUR, 60_000, f"{SERVICE}/{self.me}")

@@ -13,37 +13,52 @@ from typing import Any
 
 import pytest
 
+from tests.deploy.chart import VALUES
 from tests.deploy.monitoring import ALERTS
 from toolbus.bus.broker.transport.embedded import free_port
 
 FASTER = 30
 """Every time of the rules is divided by this: five minutes are ten seconds."""
+_SECONDS = {"s": 1, "m": 60, "h": 3600}
 
-_SECONDS = {"m": 60, "h": 3600}
+
+def seconds(text: str) -> int:
+    """Return the seconds of a time such as ``5m``."""
+    return int(text[:-1]) * _SECONDS[text[-1]]
 
 
-def faster_rules() -> str:
-    """Return the shipped rules with shorter times, and nothing else changed."""
+SCRAPE = seconds(VALUES["monitoring"]["serviceMonitor"]["interval"])
+"""Seconds between two scrapes, as the chart asks for."""
+
+
+def rules(faster: int) -> str:
+    """Return the shipped rules with their times divided, and nothing else changed."""
 
     def shorter(found: re.Match[str]) -> str:
-        return f"{found[1]}{int(found[2]) * _SECONDS[found[3]] // FASTER}s{found[4]}"
+        return f"{found[1]}{max(1, seconds(found[2]) // faster)}s"
 
-    return re.sub(r"(for: |\[)(\d+)([mh])(\n|\])", shorter, ALERTS.read_text())
+    return re.sub(r"(for: |interval: |offset |\[)(\d+[smh])\b", shorter, ALERTS.read_text())
 
 
 class Prometheus:
-    """A Prometheus that scrapes every two seconds what it is told to."""
+    """A Prometheus that scrapes what it is told to.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: for its files.
+        faster: what the times of the rules are divided by.
+        scrape: seconds between two scrapes.
+    """
+
+    def __init__(self, folder: Path, faster: int = FASTER, scrape: int = 2) -> None:
         program = shutil.which("prometheus")
         if program is None:
             pytest.skip("prometheus is not installed (Debian: prometheus)")
         self._targets = folder / "targets.json"
         self._groups: dict[str, list[str]] = {}
         self._targets.write_text("[]")
-        (folder / "rules.yaml").write_text(faster_rules())
+        (folder / "rules.yaml").write_text(rules(faster))
         config = {
-            "global": {"scrape_interval": "2s", "scrape_timeout": "2s", "evaluation_interval": "1s"},
+            "global": {"scrape_interval": f"{scrape}s", "scrape_timeout": f"{min(scrape, 10)}s"},
             "rule_files": [str(folder / "rules.yaml")],
             "scrape_configs": [{"job_name": "toolbus", "file_sd_configs": [{"files": [str(self._targets)], "refresh_interval": "1s"}]}],
         }

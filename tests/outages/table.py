@@ -1,4 +1,4 @@
-"""The faults: how each is made, and who names it. The table of the documentation is made from this one."""
+"""The faults: how each is made, who names it, and how soon. The table of the documentation is made from this one."""
 
 from __future__ import annotations
 
@@ -21,10 +21,13 @@ import yaml
 
 from tests.deploy.monitoring import ALERTS
 from tests.outages.installation import SERVICE, Installation
+from tests.outages.monitoring import SCRAPE, seconds
 from tests.servers import eventually
 from tests.tls import Authority, terminating
 from toolbus.bus.broker.transport.embedded import find_binary
 from toolbus.bus.values.secrets import TokenRecord
+from toolbus.bus.values.settings import Settings
+from toolbus.bus.watch import exporter
 from toolbus.bus.watch.faults import CHECKS, SERVER, SERVER_RUNBOOK
 
 
@@ -227,6 +230,11 @@ async def _slow_tool(at: Installation) -> None:
 
 async def _failing(at: Installation) -> None:
     await at.answered("broken", 12)
+    at.keep("broken", 8)
+
+
+async def _failing_seldom(at: Installation) -> None:
+    await at.answered("broken", 12)
     at.keep("broken", 1)
 
 
@@ -420,7 +428,15 @@ OUTAGES: tuple[Outage, ...] = (
     Outage("paused and forgotten", "nothing, until somebody calls", _paused, "ToolbusPaused", "forgotten pause", "is paused"),
     Outage("more calls than the workers can do", "calls are late", _backlog, "ToolbusBacklog", "backlog", "30 calls wait"),
     Outage("a slow tool", "its calls are late", _slow_tool, "ToolbusSlowTool", "slow tool", "work is slow"),
-    Outage("a failing tool", "its calls fail", _failing, "ToolbusFailures", "failures", "runs of broken have failed"),
+    Outage("a tool that fails", "its calls fail", _failing, "ToolbusToolBroken", "failures", "runs of broken have failed"),
+    Outage(
+        "a tool that fails and is seldom called",
+        "its calls fail",
+        _failing_seldom,
+        "ToolbusFailures",
+        "failures",
+        "runs of broken have failed",
+    ),
     Outage(
         "a call kills its workers",
         "it ends as `unavailable`",
@@ -450,16 +466,64 @@ OUTAGES: tuple[Outage, ...] = (
 )
 
 
+RULES: dict[str, dict[str, Any]] = {}
+EVALUATED: dict[str, int] = {}
+for _group in yaml.safe_load(ALERTS.read_text())["groups"]:
+    for _rule in _group["rules"]:
+        RULES[_rule["alert"]] = _rule
+        EVALUATED[_rule["alert"]] = seconds(_group["interval"])
+
+SOON = 120.0
+"""Seconds within which a fault is to be named."""
+
+_LEASE = Settings().lease
+
+# Seconds that the metrics of a rule need to show the fault at all.
+NEEDS: dict[str, tuple[float, str]] = {
+    "ToolbusWarning": (_LEASE, "a worker that is gone has a lease (the other checks need none)"),
+    "ToolbusNoWorker": (_LEASE, "workers that were killed have a lease"),
+    "ToolbusServiceDown": (_LEASE, "a worker that was killed has a lease"),
+    "ToolbusNotReady": (_LEASE, "a worker that hears nothing of its server has a lease"),
+    "ToolbusTakenOver": (_LEASE * 4 / 3, "others look for calls to take over three times a lease"),
+    "ToolbusWorkersRestart": (10.0, "a process that ends at once is started again later each time, the fourth time within ten seconds"),
+    "ToolbusReconnects": (20.0, "it counts twenty connects, which are a second apart at most"),
+    "ToolbusToolBroken": (60.0, "half of the runs of two minutes have failed after one"),
+}
+
+# Rules that wait for longer, since what they see is no fault before.
+LATER = {
+    "ToolbusFailures": "a share of failures needs a number of calls, and a tool that is seldom called has few",
+    "ToolbusSlowTool": "one slow run is no slow tool, and durations are known only when runs have ended",
+    "ToolbusSlotsFull": "a pool whose slots are all taken is used well as long as no calls wait, and those that do are `ToolbusBacklog`",
+    "ToolbusPaused": "a pause is what somebody wanted, and one with calls waiting is `ToolbusPausedWithCalls`",
+}
+
+
+def within(alert: str) -> float:
+    """Return how many seconds after a fault its rule fires at the latest, with scrapes as the chart asks for."""
+    rule = RULES[alert]
+    # Workers know their own metrics; for the others a gateway or exporter asks the server.
+    asked = 0.0 if "toolbus_worker_" in rule["expr"] else exporter._KEPT + exporter._PATIENCE
+    return seconds(rule.get("for", "0s")) + EVALUATED[alert] + SCRAPE + asked + NEEDS.get(alert, (0.0, ""))[0]
+
+
+def _time(alert: str) -> str:
+    return f"{within(alert):.0f} s" if within(alert) <= SOON else f"{within(alert) / 60:.0f} min"
+
+
+def later() -> str:
+    """Return the list of rules that wait for longer, as the page of runbooks has it."""
+    return "\n".join(f"- `{alert}`: {reason}." for alert, reason in LATER.items())
+
+
 def documentation() -> str:
     """Return the table as the page of runbooks has it."""
     runbooks = {SERVER: SERVER_RUNBOOK, **{check.name: check.runbook for check in CHECKS}}
-    rules = {rule["alert"]: rule for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]}
-    lines = ["| Fault | Users see | Alert | `doctor` says | Runbook |", "|---|---|---|---|---|"]
+    lines = ["| Fault | Users see | Alert | Within | `doctor` says | Runbook |", "|---|---|---|---|---|---|"]
     for outage in OUTAGES:
         said = f"`{outage.check}`: … {outage.line.partition('|')[0]} …" if outage.check else "nothing"
-        rule = rules.get(outage.alert.partition(":")[0], {"annotations": {"runbook_url": ""}})
-        anchor = runbooks[outage.check] if outage.check else rule["annotations"]["runbook_url"].partition("#")[2]
-        lines.append(
-            f"| {outage.name} | {outage.users} | {f'`{outage.alert}`' if outage.alert else 'none'} | {said} | [steps](#{anchor}) |"
-        )
+        rule = outage.alert.partition(":")[0]
+        anchor = runbooks[outage.check] if outage.check else RULES[rule]["annotations"]["runbook_url"].partition("#")[2]
+        alert = f"`{outage.alert}` | {_time(rule)}" if rule else "none | "
+        lines.append(f"| {outage.name} | {outage.users} | {alert} | {said} | [steps](#{anchor}) |")
     return "\n".join(lines)

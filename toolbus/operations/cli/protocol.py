@@ -202,12 +202,15 @@ protocol_command.add_command(conformance_command)
 
 @command("worker", into=conformance_command, context_settings=_OPTIONS)
 def worker_command(checks: Checks) -> None:
-    """Try the worker that COMMAND starts.
+    """Try the worker that COMMAND starts; `toolbus protocol conformance --help` says with which environment.
 
     It serves the service `conformance` with the tools conformance-echo (text), which returns its text, conformance-count
     (to, delay), which yields the numbers from 1 to `to`, one each `delay` seconds, each followed by a space, and at level 3
     conformance-once, which does the same and has the effect once. If it has conformance-data (size), which returns the data
-    {"text": "x…"} with `size` letters, long data is checked; if the service has sticky-sessions, sessions are checked.
+    {"text": "x…"} with `size` letters, long data is checked; if the service has sticky-sessions, sessions are checked. Likewise
+    conformance-large (size), which returns a text of `size` letters; conformance-private (text), which returns its text and has the
+    tenant `kit` alone; conformance-block (seconds), which keeps the thread of its handler busy and then returns a text; and
+    conformance-retry (to, delay), which counts, but fails behind the first number of the first attempt, and is tried again.
 
     \b
     Example:
@@ -223,12 +226,12 @@ def worker_command(checks: Checks) -> None:
 
 @command("agent", into=conformance_command, context_settings=_OPTIONS)
 def agent_command(checks: Checks) -> None:
-    """Try the agent that COMMAND starts.
+    """Try the agent that COMMAND starts; `toolbus protocol conformance --help` says with which environment.
 
     It reads one JSON object a line, {"call": NAME, "service", "tool", "arguments", "timeout"} or {"cancel": NAME}, and writes
     {"call": NAME, "text": TEXT}, {"call": NAME, "reset": true} and {"call": NAME, "end": {"text", "error"}}. From level 2 on `service`
-    may be missing: the agent finds the tool in the registry. At level 3 a call may have `key` (its idempotency key), `user` and
-    `session`.
+    may be missing: the agent finds the tool in the registry, and a call may have a `user`. At level 3 a call may have `key` (its
+    idempotency key) and `session`, and {"close": SESSION, "user"} closes a session.
 
     \b
     Example:

@@ -45,6 +45,8 @@ async def main() -> None:
             asked = msgspec.json.decode(line)
             if "call" in asked:
                 calls[asked["call"]] = asyncio.create_task(_call(bus, asked))
+            elif "close" in asked:
+                await bus.end_session(asked["user"], asked["close"])
             elif task := calls.get(asked["cancel"]):
                 task.cancel()
                 _report(asked["cancel"], end={"text": "", "error": {"type": "cancelled"}})

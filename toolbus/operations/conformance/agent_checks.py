@@ -10,7 +10,7 @@ from typing import Any
 
 from toolbus.bus.broker.server.keys import session_digest
 from toolbus.operations.conformance.agent_scene import AgentScene, Ear, Taken
-from toolbus.operations.conformance.checks import Broken, Table, until
+from toolbus.operations.conformance.checks import TENANT, Broken, Table, until
 from toolbus.operations.conformance.scene import LEASE, SERVICE, STARTS
 
 AGENT = Table[AgentScene]()
@@ -580,6 +580,84 @@ async def checks_the_namespace(scene: AgentScene) -> None:
         raise Broken(f"in a namespace of version 9 it {'went on' if code is None else 'ended with exit code 0'}")
 
 
+async def _is_omitted(scene: AgentScene, name: str, queue: str, **more: Any) -> None:
+    """Check that a call ends without having been published; ``more`` says what is called."""
+    await scene.call(name, service="", timeout=3.0, **more)
+
+    async def has_ended() -> bool:
+        if await scene.request_of(queue):
+            raise Broken(f"it published the call {name!r}")
+        return any("end" in event for event in scene.events.get(name, []))
+
+    await until(has_ended, 10.0, f"the call {name!r} does not end")
+    if not (await scene.ended(name)).get("error"):
+        raise Broken(f"the call {name!r}, which was not published, ended as a success")
+
+
+@AGENT.check("A50", 2)
+async def keeps_pins(scene: AgentScene) -> None:
+    """It leaves out a tool whose pin is rejected, has another digest, or can't be read."""
+    await scene.end()
+    other = {"state": "approved", "canonical": "0" * 64, "digest": "0" * 64}
+    pins = {"rejected": json.dumps({"state": "rejected"}), "other": json.dumps(other), "unreadable": "{"}
+    for name, pin in pins.items():
+        await scene.probe.run("HSET", scene.keys.pins, f"pin/pinned-{name}", pin)
+    await scene.register("pinned", *(f"pinned-{name}" for name in (*pins, "free")))
+    await scene.start()
+    await scene.found("pinned-free", "pinned", 10.0)
+    for name in pins:
+        await _is_omitted(scene, name, "pinned", tool=f"pinned-{name}")
+
+
+@AGENT.check("A52", 2)
+async def checks_arguments(scene: AgentScene) -> None:
+    """Arguments are checked against the tool's schema before they are published."""
+    await scene.answer(await scene.found(f"{SERVICE}-echo", SERVICE, 10.0))
+    await _is_omitted(scene, "without its argument", SERVICE, text=None)
+
+
+@AGENT.check("A53", 2)
+async def hides_tenants(scene: AgentScene) -> None:
+    """A tool with `tenants` is hidden from other users."""
+    await scene.answer(await scene.found(f"{SERVICE}-echo", SERVICE, 10.0))
+    whole = json.loads(scene.publication("conformance-tenants", "conformance-private", "conformance-public"))
+    whole["tools"][0]["tenants"] = [TENANT]
+    await scene.register("conformance-tenants", "conformance-private", "conformance-public", document=json.dumps(whole).encode())
+    await scene.answer(await scene.found("conformance-public", "conformance-tenants", LEASE))
+    private: dict[str, Any] = {"service": "", "tool": "conformance-private"}
+    await scene.answer(await scene.called("of its tenant", queue="conformance-tenants", user=TENANT, **private), "fine")
+    _is(await scene.ended("of its tenant"), "fine", None)
+    await _is_omitted(scene, "of another user", "conformance-tenants", tool="conformance-private", user="somebody-else")
+
+
+@AGENT.check("A54", 2)
+async def names_open_flushes(scene: AgentScene) -> None:
+    """A flush that is sent while earlier ones are unanswered names the latest of them."""
+    flushes: list[list[bytes]] = []
+
+    def is_flush(words: list[bytes]) -> bool:
+        if _publishes(words):
+            flushes.append(words[3 + int(words[2]) :])
+        return _publishes(words)
+
+    await scene.answer(await scene.called("first"))
+    await scene.ended("first")
+    scene.proxy.plan(is_flush, "late", after=1.0)
+    scene.proxy.plan(is_flush, "late")
+    for name in ("open", "behind"):
+        taken = await scene.called(name)
+        if name == "open" and not scene.proxy.withheld:
+            raise Broken("it does not publish with a script that has `pub:<agent>` as its first key")
+        is_early = scene.proxy.withheld > 0
+        await scene.answer(taken, "fine")
+    for name in ("open", "behind"):
+        _is(await scene.ended(name), "fine", None)
+    # One that waits for the answer has no flush to name.
+    latest = flushes[-1]
+    if is_early and ((len(latest) - 3) % 4 != 1 or latest[-1] != flushes[0][0]):
+        raise Broken(f"a flush that was sent before the answer of flush {flushes[0][0].decode()} has the end {latest[-1][:40]!r}")
+
+
 # -- level 3 --------------------------------------------------------------------------------------
 
 
@@ -702,43 +780,61 @@ async def sweeps(scene: AgentScene) -> None:
     await until(is_gone, 4 * LEASE, "the service of a dead worker is still in the registry")
 
 
+@AGENT.check("A55", 3)
+async def closes_sessions(scene: AgentScene) -> None:
+    """A session is closed with `end` on the channel of each queue that was called in it."""
+    async with Ear(scene.port, scene.keys.wake(_STICKY)) as ear:
+        await scene.answer(await _in_session(scene, "1"))
+        await scene.ended("1")
+        await scene.close_session("kit", "s")
+
+        async def is_published() -> bool:
+            return any(word.startswith("end ") and json.loads(word[4:]) == ["kit", "s"] for word in ear.heard)
+
+        await until(is_published, 3.0, f"the workers were told {ear.heard}")
+
+
+@AGENT.check("A56", 3)
+async def begins_joined_calls_again(scene: AgentScene) -> None:
+    """A call that was joined and ended without having run is published again."""
+    first = await scene.called("first", key="one key")
+    await scene.call("second", key="one key")
+    record = scene.keys.shared(session_digest("", "one key"))
+
+    async def are_two() -> bool:
+        fields = await scene.probe.run("HKEYS", record)
+        return sum(bytes(field).startswith(b"c:") for field in fields) == 2
+
+    await until(are_two, 5.0, "the record of the key does not have two callers")
+    # As a worker does that ends a call which was cancelled before it ran.
+    await scene.probe.run("DEL", record)
+    await scene.answer(first, error={"type": "cancelled", "code": "not_begun", "message": "its caller gave up"})
+    again = await scene.taken()
+    await scene.answer(again, "run after all")
+    _is(await scene.ended("second"), "run after all", None)
+
+
+@AGENT.check("A57", 3)
+async def waits_for_people(scene: AgentScene) -> None:
+    """The caller's time stands still between the two frames `confirm`."""
+    taken = await scene.called("1", timeout=1.5)
+    asked = {"id": "a" * 32, "question": "May it?", "timeout": 20.0}
+    await scene.send(taken, {"seq": 0, "kind": "confirm", "confirm": asked})
+    await asyncio.sleep(2.5)
+    scene.check_alive()
+    if any("end" in event for event in scene.events.get("1", [])):
+        raise Broken("the call's time went on while its handler waited for a person")
+    await scene.send(taken, {"seq": 1, "kind": "confirm", "confirm": {"id": "a" * 32, "allowed": True}})
+    await scene.send(taken, {"seq": 2, "kind": "end", "end_of_stream": True, "response": "allowed"})
+    _is(await scene.ended("1"), "allowed", None)
+
+
 # -- what no check can see ------------------------------------------------------------------------
 
 AGENT.unchecked(
-    "A50", 2, "keeps-pins", "It leaves out a tool whose pin is rejected, has another digest, or can't be read", "the kit pins nothing"
-)
-AGENT.unchecked(
-    "A51", 3, "asks-sentinels", "`once` work is published while all Sentinels agree on the server only", "there are no Sentinels"
-)
-AGENT.unchecked(
-    "A52",
-    2,
-    "checks-arguments",
-    "Arguments are checked against the tool's schema before they are published",
-    "the kit calls with what fits",
-)
-AGENT.unchecked("A53", 2, "hides-tenants", "A tool with `tenants` is hidden from other users", "the kit's tools have none")
-AGENT.unchecked(
-    "A54",
-    2,
-    "names-open-flushes",
-    "A flush that is sent while earlier ones are unanswered names the latest of them",
-    "the kit can't hold answers back",
-)
-AGENT.unchecked(
-    "A55",
+    "A51",
     3,
-    "closes-sessions",
-    "A session is closed with `end` on the channel of each queue that was called in it",
-    "the kit has no word for it",
-)
-AGENT.unchecked(
-    "A56",
-    3,
-    "begins-joined-calls-again",
-    "A call that was joined and ended without having run is published again",
-    "it depends on when callers leave",
-)
-AGENT.unchecked(
-    "A57", 3, "waits-for-people", "The caller's time stands still between the two frames `confirm`", "the kit's tools ask nobody"
+    "asks-sentinels",
+    "`once` work is published while all Sentinels agree on the server only",
+    "the kit runs one server, without Sentinels",
 )

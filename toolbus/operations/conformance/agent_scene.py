@@ -77,8 +77,9 @@ class Ear:
 class AgentScene(Scene):
     """Starts an agent, tells it what to call, takes its requests, and writes frames as it likes.
 
-    The agent reads a JSON object a line, ``{"call": NAME, "service", "tool", "arguments", "timeout", "key", "user", "session"}`` or
-    ``{"cancel": NAME}``, and writes one a line: ``{"call", "text"}``, ``{"call", "reset": true}``, ``{"call", "end": {"text", "error"}}``.
+    The agent reads a JSON object a line, ``{"call": NAME, "service", "tool", "arguments", "timeout", "key", "user", "session"}``,
+    ``{"cancel": NAME}`` or ``{"close": SESSION, "user"}``, and writes one a line: ``{"call", "text"}``, ``{"call", "reset": true}``,
+    ``{"call", "end": {"text", "error"}}``.
     It speaks to the server through a proxy.
     """
 
@@ -90,7 +91,6 @@ class AgentScene(Scene):
         self._agent: asyncio.subprocess.Process | None = None
         self._reading: asyncio.Task[None] | None = None
         self._wrong = ""
-        self.port = int(settings.url.rpartition(":")[2].partition("/")[0])
         self.proxy = Proxy(self.port)
 
     def forget_frames(self) -> None:
@@ -118,8 +118,7 @@ class AgentScene(Scene):
 
     async def start(self) -> None:
         """Start an agent."""
-        url = self.settings.url.replace(f":{self.port}", f":{self.proxy.port}")
-        self._agent = await self.program.start(pipes=True, TOOLBUS_URL=url)
+        self._agent = await self.program.start(pipes=True, TOOLBUS_URL=self.url_of(self.proxy))
         self._reading = asyncio.create_task(self._read(self._agent))
 
     async def end(self) -> None:
@@ -151,7 +150,7 @@ class AgentScene(Scene):
         """
         described = {"type": "tool-service", "description": "Return a text.", "service": service, "effect": more.get("effect", "read")}
         parsed = parse_service({"id": service, "sticky_sessions": bool(more.get("sticky"))})
-        text = {"name": "text", "type": "string", "description": "a text"}
+        text = {"name": "text", "type": "string", "description": "a text", "required": True}
         found = [parse_tool({**described, "name": name, "arguments": [text]}, parsed) for name in tools]
         return msgspec.json.encode({"service": parsed, "tools": found, "owner": "kit", "digest": "d"})
 
@@ -188,10 +187,21 @@ class AgentScene(Scene):
     # -- the agent --------------------------------------------------------------------------------
 
     async def call(
-        self, name: str, text: str = "x", *, timeout: float = 30.0, service: str = SERVICE, tool: str = f"{SERVICE}-echo", **more: str
+        self,
+        name: str,
+        text: str | None = "x",
+        *,
+        timeout: float = 30.0,
+        service: str = SERVICE,
+        tool: str = f"{SERVICE}-echo",
+        **more: str,
     ) -> None:
-        """Tell the agent to call a tool; without a service it is to find the tool in the registry. ``more`` are further fields."""
-        asked = {"call": name, "service": service, "tool": tool, "arguments": {"text": text}, "timeout": timeout, **more}
+        """Tell the agent to call a tool; without a service it is to find the tool in the registry. ``more`` are further fields.
+
+        Without a text the argument is missing.
+        """
+        arguments = {} if text is None else {"text": text}
+        asked = {"call": name, "service": service, "tool": tool, "arguments": arguments, "timeout": timeout, **more}
         await self._tell({key: value for key, value in asked.items() if value != ""})
 
     async def called(self, name: str = "1", text: str = "x", *, queue: str = SERVICE, **more: Any) -> Taken:
@@ -219,6 +229,10 @@ class AgentScene(Scene):
     async def cancel(self, name: str) -> None:
         """Tell the agent to cancel a call."""
         await self._tell({"cancel": name})
+
+    async def close_session(self, user: str, session: str) -> None:
+        """Tell the agent to close a session."""
+        await self._tell({"close": session, "user": user})
 
     async def leave(self) -> int:
         """Close the agent's standard input and return its exit code."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Generic, Literal, TypeVar
 
 import msgspec
 
-from toolbus.bus.values.results import ToolResult
+from toolbus.bus.values.results import ToolError, ToolResult
 from toolbus.bus.worker.function import tool
-from toolbus.bus.worker.service import ToolService
+from toolbus.bus.worker.invocation import invocation
+from toolbus.bus.worker.service import Retry, ToolService
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -23,6 +25,10 @@ LEVELS = {
     3: "once, shared calls, sessions",
 }
 """The levels of docs/protocol.md. Each includes those below it."""
+
+
+TENANT = "kit"
+"""The user who may call conformance-private."""
 
 
 class Broken(AssertionError):
@@ -126,6 +132,9 @@ async def until(condition: Callable[[], Awaitable[T | None]], within: float, pro
         await asyncio.sleep(0.02)
 
 
+_PIECE = 32_768
+
+
 async def _count(to: int, delay: float) -> AsyncIterator[str]:
     for number in range(1, to + 1):
         yield f"{number} "
@@ -153,6 +162,31 @@ class Conformance(ToolService):
     async def data(self, size: int) -> ToolResult:
         """Return an object for programs with a text of some characters."""
         return ToolResult(data={"text": "x" * size})
+
+    @tool("conformance-private", effect="read", tenants=[TENANT])
+    async def private(self, text: str) -> str:
+        """Return a text to its tenant."""
+        return text
+
+    @tool("conformance-large", effect="read")
+    async def large(self, size: int) -> AsyncIterator[str]:
+        """Return a text of some letters."""
+        for start in range(0, size, _PIECE):
+            yield "x" * min(_PIECE, size - start)
+
+    @tool("conformance-block", effect="read")
+    async def block(self, seconds: float) -> str:
+        """Keep the thread of the handler busy for some seconds."""
+        threading.Event().wait(seconds)
+        return "done"
+
+    @tool("conformance-retry", effect="read", retry=Retry(attempts=2, delay=0.1))
+    async def count_again(self, to: int, delay: float = 0.1) -> AsyncIterator[str]:
+        """Count, and fail behind the first number of the first attempt."""
+        async for part in _count(to, delay):
+            yield part
+            if invocation().attempt == 1:
+                raise ToolError("the first attempt fails", retryable=True)
 
     @tool("conformance-once", effect="once")
     async def once(self, to: int, delay: float = 0.1) -> AsyncIterator[str]:

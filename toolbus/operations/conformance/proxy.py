@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 Words = list[bytes]
-Fault = Literal["cut before", "cut after", "cut within", "refuse"]
+Fault = Literal["cut before", "cut after", "cut within", "refuse", "late"]
 """What becomes of a command: the connection is cut before it reaches the server, after it was carried out and before its answer is passed
-on, or in the middle of the answer; or it is answered with an error, and not carried out."""
+on, or in the middle of the answer; or it is answered with an error, and not carried out; or it is answered late."""
 
 _PART = 1 << 16
 # Bytes of an answer that brings nothing, such as that of a read which ends by time.
@@ -51,6 +51,15 @@ class _Planned(NamedTuple):
     matches: Callable[[Words], bool]
     fault: Fault
     error: bytes
+    after: float
+
+
+class _Withheld:
+    """An answer that waits for its time, and with it all later ones of its connection."""
+
+    def __init__(self, answer: bytes) -> None:
+        self.answer = answer
+        self.due = False
 
 
 class Proxy:
@@ -65,6 +74,10 @@ class Proxy:
         self.port = 0
         self.done = 0
         """How many faults have come about."""
+        self.played: dict[bytes, bytes] = {}
+        """Answers of commands that are not carried out, by the command's name, for as long as they stand here."""
+        self.withheld = 0
+        """How many answers wait for their time."""
 
     async def start(self) -> None:
         """Listen at a free port of this machine."""
@@ -80,12 +93,13 @@ class Proxy:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def plan(self, matches: Callable[[Words], bool], fault: Fault, error: str = "") -> None:
+    def plan(self, matches: Callable[[Words], bool], fault: Fault, error: str = "", *, after: float = 0.0) -> None:
         """Let a fault come about once, with the next command for which ``matches`` is true.
 
-        Answers that are errors or bring nothing wait for the next one, unless the command is not to be carried out at all.
+        Answers that are errors or bring nothing wait for the next one, unless the command is not to be carried out at all. An error, or an
+        answer that is late, is passed on ``after`` so many seconds.
         """
-        self._planned.append(_Planned(matches, fault, error.encode()))
+        self._planned.append(_Planned(matches, fault, error.encode(), after))
 
     def forget(self) -> None:
         """Let no planned fault come about."""
@@ -156,7 +170,8 @@ class _Connection:
         self._proxy = proxy
         self._to_program = to_program
         self._to_server = to_server
-        self._open: deque[_Planned | bytes | None] = deque()
+        self._open: deque[_Planned | _Withheld | None] = deque()
+        self._kept: deque[bytes] = deque()
 
     def command(self, command: bytes) -> None:
         """Pass a command on, unless it is not to be carried out.
@@ -164,12 +179,18 @@ class _Connection:
         Raises:
             EOFError: the connection is cut.
         """
-        planned = self._proxy.fault_of(words_of(command))
+        words = words_of(command)
+        if (played := self._proxy.played.get(words[0].upper())) is not None:
+            self._open.append(own := _Withheld(played))
+            self._withhold(own, 0.0)
+            return
+        planned = self._proxy.fault_of(words)
         if planned is not None and planned.fault in {"cut before", "refuse"} and self._proxy.came_about(planned):
             if planned.fault == "cut before":
                 raise EOFError
-            self._open.append(b"-%s\r\n" % planned.error)
-            self._answer_own()
+            own = _Withheld(b"-%s\r\n" % planned.error)
+            self._open.append(own)
+            self._withhold(own, planned.after)
             return
         self._open.append(planned)
         self._to_server.write(command)
@@ -180,18 +201,43 @@ class _Connection:
         Raises:
             EOFError: the connection is cut.
         """
+        if self._to_program.is_closing():
+            raise EOFError
         if answer[:1] == b">" or not self._open:
             self._to_program.write(answer)
             return
+        if isinstance(self._open[0], _Withheld):
+            self._kept.append(answer)
+            return
         planned = self._open.popleft()
         if isinstance(planned, _Planned) and answer[:1] != b"-" and len(answer) > _EMPTY and self._proxy.came_about(planned):
+            if planned.fault == "late":
+                own = _Withheld(answer)
+                self._open.appendleft(own)
+                self._withhold(own, planned.after)
+                return
             if planned.fault == "cut within":
                 self._to_program.write(answer[: len(answer) // 2])
             raise EOFError
         self._to_program.write(answer)
-        self._answer_own()
+        self._pass_on()
 
-    def _answer_own(self) -> None:
-        while self._open and isinstance(own := self._open[0], bytes):
+    def _withhold(self, own: _Withheld, after: float) -> None:
+        self._proxy.withheld += 1
+        asyncio.get_running_loop().call_later(after, self._release, own)
+
+    def _release(self, own: _Withheld) -> None:
+        self._proxy.withheld -= 1
+        own.due = True
+        if not self._to_program.is_closing():
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        """Pass on what waits no longer, and then what the server answered behind it."""
+        while self._open and isinstance(own := self._open[0], _Withheld):
+            if not own.due:
+                return
             self._open.popleft()
-            self._to_program.write(own)
+            self._to_program.write(own.answer)
+        if self._kept:
+            self.answer(self._kept.popleft())

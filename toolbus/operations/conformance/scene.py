@@ -19,6 +19,7 @@ from toolbus.bus.broker.transport.opening import Probe
 from toolbus.bus.values.results import BrokerError, ConfigurationError
 from toolbus.bus.values.settings import Settings
 from toolbus.operations.conformance.checks import Broken, NotChecked, Outcome, Requirement, Status
+from toolbus.operations.conformance.proxy import Proxy
 
 SERVICE = "conformance"
 LEASE = 2.0
@@ -156,6 +157,7 @@ class Scene:
         self.program = program
         self.keys = probe.keys
         self.queue, self.fence = self.keys.queue(SERVICE), self.keys.fence(SERVICE)
+        self.port = int(settings.url.rpartition(":")[2].partition("/")[0])
 
     async def prepare(self) -> None:
         """Have the program running.
@@ -176,6 +178,10 @@ class Scene:
     def seen(self) -> tuple[str, ...]:
         """Return the last frames that were seen, as JSON that is short enough to read."""
         raise NotImplementedError
+
+    def url_of(self, proxy: Proxy) -> str:
+        """Return the URL by which a program comes to the server through a proxy."""
+        return self.settings.url.replace(f":{self.port}", f":{proxy.port}")
 
     async def exists(self, key: str) -> bool:
         """Return whether the server has a key."""

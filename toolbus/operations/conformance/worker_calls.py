@@ -13,6 +13,7 @@ from toolbus.operations.conformance.scene import LEASE, SERVICE
 from toolbus.operations.conformance.worker_scene import Sent, WorkerScene
 
 MOST_PIECE = 65_536
+MOST_OUTPUT = 16 * 1_048_576
 TAKES_OVER = 4 * LEASE + 6.0
 # Seconds by which a busy machine may be late.
 SLACK = 1.5
@@ -110,6 +111,23 @@ async def publication_of(scene: WorkerScene) -> Publication:
 async def tools_of(scene: WorkerScene) -> set[str]:
     """Return the names of the tools that the worker has published."""
     return {tool.name for tool in (await publication_of(scene)).tools}
+
+
+async def need(scene: WorkerScene, role: str) -> None:
+    """Go on if the worker has a tool that it may lack.
+
+    Raises:
+        NotChecked: it does not have it.
+    """
+    if f"{SERVICE}-{role}" not in await tools_of(scene):
+        raise NotChecked(f"it has no tool {SERVICE}-{role}")
+
+
+async def reason_of_last_letter(scene: WorkerScene) -> str:
+    """Return the reason of the newest dead letter; empty when there is none."""
+    for _, flat in await scene.probe.run("XREVRANGE", scene.keys.dead_letters(SERVICE), "+", "-", "COUNT", 1):
+        return dict(zip(flat[::2], flat[1::2], strict=True)).get(b"reason", b"?").decode("utf-8", "replace") or "?"
+    return ""
 
 
 async def new_session(scene: WorkerScene) -> tuple[str, dict[str, Any]]:

@@ -8,21 +8,24 @@ import secrets
 import time
 
 from toolbus.bus.broker.server import scripts
-from toolbus.operations.conformance.checks import Broken, NotChecked, Table, until
+from toolbus.operations.conformance.checks import TENANT, Broken, Table, until
+from toolbus.operations.conformance.proxy import Proxy
 from toolbus.operations.conformance.scene import LEASE, SERVICE, STARTS
 from toolbus.operations.conformance.worker_calls import (
+    MOST_OUTPUT,
     MOST_PIECE,
     call_echo,
     check_run,
     ended_as,
     is_running,
+    need,
     text_of,
     tools_of,
     wait_for_text,
     wait_until_gone,
 )
 from toolbus.operations.conformance.worker_lease_checks import LEASES
-from toolbus.operations.conformance.worker_scene import WorkerScene
+from toolbus.operations.conformance.worker_scene import Sent, WorkerScene
 from toolbus.operations.conformance.worker_session_checks import SESSIONS
 
 WORKER = Table[WorkerScene]()
@@ -227,6 +230,15 @@ async def leaves(scene: WorkerScene) -> None:
             raise Broken("a call that ran at SIGTERM was neither answered nor handed back")
 
 
+@WORKER.check("W64", 0)
+async def checks_tenants(scene: WorkerScene) -> None:
+    """A request of a user who is none of the tool's `tenants` is refused with forbidden."""
+    await need(scene, "private")
+    for stranger in ("", "somebody-else"):
+        ended_as(await scene.ended(await scene.publish("private", {"text": "x"}, user=stranger)), "forbidden")
+    await call_echo(scene, "of a tenant", "private", user=TENANT)
+
+
 # -- level 1 --------------------------------------------------------------------------------------
 
 
@@ -278,8 +290,7 @@ async def cuts_large_ends(scene: WorkerScene) -> None:
 @WORKER.check("W24", 1)
 async def cuts_large_data(scene: WorkerScene) -> None:
     """Before an `end` whose `data` would take more than 65,536 bytes come `data` frames with pieces of the JSON; it has null instead."""
-    if f"{SERVICE}-data" not in await tools_of(scene):
-        raise NotChecked(f"it has no tool {SERVICE}-data")
+    await need(scene, "data")
     frames = await scene.ended(await scene.publish("data", {"size": 100_000}))
     check_run(frames)
     if frames[-1].get("data") is not None:
@@ -343,6 +354,26 @@ async def stops_for_callers_that_leave(scene: WorkerScene) -> None:
     await call_echo(scene, "another caller")
 
 
+async def some_ended(scene: WorkerScene, waiting: list[Sent], stopped: int) -> list[Sent]:
+    """Return which of some calls have ended, as soon as one has.
+
+    Raises:
+        Broken: none does, long after the deadlines of all.
+    """
+
+    async def found() -> list[Sent]:
+        return [each for each in waiting if any(frame.get("end_of_stream") for frame in await scene.frames(each))]
+
+    try:
+        return await until(found, 10.0, "no end came")
+    except Broken:
+        taken = sum([await is_running(scene, each) for each in waiting])
+        raise Broken(
+            f"after {stopped} calls were stopped at their deadline it answers no more: {len(waiting)} requests wait, of which it has taken "
+            f"{taken}; a call that was stopped must give its slot back"
+        ) from None
+
+
 @WORKER.check("W29", 1)
 async def frees_slots(scene: WorkerScene) -> None:
     """Calls stopped at their deadline leave nothing behind: a hundred of them, and the next calls are answered."""
@@ -350,10 +381,12 @@ async def frees_slots(scene: WorkerScene) -> None:
     for _ in range(10):
         # They say something now and then: the check is about slots, and not about how much a worker can send.
         publishing = (scene.publish("count", {"to": 1_000, "delay": 0.5}, timeout=1.0) for _ in range(100))
-        sent = await asyncio.gather(*publishing)
-        for each in sent:
+        waiting = await asyncio.gather(*publishing)
+        while waiting:
+            ended = await some_ended(scene, waiting, stopped)
             # A call that expired in the queue has one frame: it never held a slot.
-            stopped += len(await scene.ended(each, 60.0)) > 1
+            stopped += sum([len(await scene.frames(each)) > 1 for each in ended])
+            waiting = [each for each in waiting if each not in ended]
         if stopped >= 100:
             break
     else:
@@ -363,22 +396,37 @@ async def frees_slots(scene: WorkerScene) -> None:
             group.create_task(call_echo(scene, f"slot {number}"))
 
 
-# -- what no check can see ------------------------------------------------------------------------
+@WORKER.check("W65", 1)
+async def bounds_output(scene: WorkerScene) -> None:
+    """A call's output ends at 16 MiB, with a tool_error of the code output_limit."""
+    await need(scene, "large")
+    frames = await scene.ended(await scene.publish("large", {"size": MOST_OUTPUT + MOST_PIECE}), 30.0)
+    check_run(frames)
+    ended_as(frames, "tool_error")
+    if frames[-1]["error"].get("code") != "output_limit" or len(text_of(frames)) > MOST_OUTPUT:
+        raise Broken(f"it ended with the code {frames[-1]['error'].get('code')!r} after {len(text_of(frames)):,} bytes")
 
-WORKER.unchecked(
-    "W64",
-    0,
-    "checks-tenants",
-    "A request of a user who is none of the tool's `tenants` is refused with forbidden",
-    "the kit's tools have no tenants",
-)
-WORKER.unchecked("W65", 1, "bounds-output", "A call's output ends at 16 MiB", "it would take longer than everything else")
-WORKER.unchecked(
-    "W66",
-    1,
-    "sends-in-order",
-    "While anything of a call is in flight nothing else of it is sent, and what was refused is sent again in order",
-    "it shows only when a server refuses commands",
-)
+
+@WORKER.check("W66", 1)
+async def sends_in_order(scene: WorkerScene) -> None:
+    """While anything of a call is in flight nothing else of it is sent, and what was refused is sent again in order."""
+    proxy = Proxy(scene.port)
+    await proxy.start()
+    try:
+        await scene.start_behind(proxy)
+        sent = await scene.publish("count", {"to": 12, "delay": 0.05})
+        await wait_for_text(scene, sent)
+        # While a refusal is on its way, whatever is sent of the call overtakes what was refused.
+        proxy.plan(lambda words: any(sent.id.encode() in word for word in words), "refuse", "TRYAGAIN the slot is being moved", after=0.3)
+        frames = await scene.ended(sent)
+        if not proxy.done:
+            raise Broken("it sends frames that do not have the id of their call")
+        check_run(frames)
+        if text_of(frames).split() != [str(number) for number in range(1, 13)]:
+            raise Broken(f"after a refusal the text is {text_of(frames)!r}, not the numbers from 1 to 12")
+    finally:
+        await proxy.close()
+        await scene.kill_worker()
+
 
 WORKER.requirements += [*LEASES.requirements, *SESSIONS.requirements]

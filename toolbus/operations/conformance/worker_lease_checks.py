@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 
 from toolbus.bus.broker.server import scripts
-from toolbus.operations.conformance.checks import Broken, Table, until
+from toolbus.operations.conformance.checks import Broken, NotChecked, Table, until
+from toolbus.operations.conformance.proxy import Proxy
 from toolbus.operations.conformance.scene import LEASE, SERVICE, STARTS
 from toolbus.operations.conformance.worker_calls import (
     SLACK,
@@ -15,8 +17,11 @@ from toolbus.operations.conformance.worker_calls import (
     check_run,
     ended_as,
     error_of,
+    is_running,
     moved_after_a_renewal,
+    need,
     only_instance,
+    reason_of_last_letter,
     runs_as,
     taken_over,
     text_of,
@@ -158,8 +163,8 @@ async def buries_poison(scene: WorkerScene) -> None:
     frames = await taken_over(scene, sent)
     if not error_of(frames):
         raise Broken(f"it was run a {scene.settings.max_deliveries + 1}th time")
-    if not await scene.probe.run("XLEN", scene.keys.dead_letters(SERVICE)):
-        raise Broken("there is no dead letter")
+    if (reason := await reason_of_last_letter(scene)) != "max_deliveries":
+        raise Broken(f"the reason of its dead letter is {reason!r}" if reason else "there is no dead letter")
 
 
 @LEASES.check("W38", 2)
@@ -313,6 +318,8 @@ async def sets_aside_unreadable_requests(scene: WorkerScene) -> None:
         return int(await scene.probe.run("XLEN", scene.keys.dead_letters(SERVICE))) == before + 2
 
     await until(are_two, 5.0, "two unreadable requests are not two dead letters")
+    if (reason := await reason_of_last_letter(scene)) != "malformed":
+        raise Broken(f"the reason of a dead letter is {reason!r}")
 
 
 @LEASES.check("W46", 2)
@@ -434,42 +441,121 @@ async def checks_the_namespace(scene: WorkerScene) -> None:
         await scene.probe.run("DEL", scene.keys.format)
 
 
+@LEASES.check("W67", 2)
+async def beats_beside_handlers(scene: WorkerScene) -> None:
+    """Beats come from a thread that a busy handler can't block."""
+    await need(scene, "block")
+    sent = await scene.publish("block", {"seconds": 2 * LEASE})
+    instance = await only_instance(scene)
+    until_free = asyncio.get_running_loop().time() + 2 * LEASE
+    while asyncio.get_running_loop().time() < until_free:
+        if instance not in await scene.instances():
+            raise Broken("its lease ended while a handler kept its thread busy")
+        _, idle, _ = await scene.holder(sent)
+        if idle > LEASE * 1000:
+            raise Broken(f"the call of a handler that kept its thread busy was not renewed for {idle / 1000:.1f} s, more than a lease")
+        await asyncio.sleep(0.1)
+    check_run(await scene.ended(sent))
+
+
+@LEASES.check("W68", 2)
+async def leaves_replicas(scene: WorkerScene) -> None:
+    """It asks for the ROLE with its beats, and leaves a server that is a replica."""
+    proxy = Proxy(scene.port)
+    await proxy.start()
+    try:
+        await scene.start_behind(proxy)
+        # A replica that takes writes, so that the role alone tells.
+        proxy.played[b"ROLE"] = b"*5\r\n$5\r\nslave\r\n$9\r\n127.0.0.1\r\n:1\r\n$9\r\nconnected\r\n:0\r\n"
+        await asyncio.sleep(LEASE / 3 + SLACK)
+        sent = await scene.publish("echo", {"text": "of a master"})
+        for _ in range(10):
+            await asyncio.sleep(0.1)
+            if await scene.frames(sent) or await is_running(scene, sent):
+                raise Broken("it takes requests from a server that has been a replica for longer than a beat")
+        proxy.played.clear()
+        if text_of(await scene.ended(sent, STARTS)) != "of a master":
+            raise Broken("it does not go on when the server is a master again")
+    finally:
+        await proxy.close()
+        await scene.kill_worker()
+
+
+@LEASES.check("W71", 2)
+async def drops_old_requests(scene: WorkerScene) -> None:
+    """A request that waited for over five seconds and whose reply stream is gone is finished without being run."""
+    await need(scene, "block")
+    await scene.probe.script(scripts.PAUSE, (scene.keys.paused,), SERVICE, 60_000)
+    await scene.tell(f"pause {SERVICE}")
+    await asyncio.sleep(0.5)
+    sent = await scene.publish("block", {"seconds": 4.0}, agent=secrets.token_hex(16))
+    await asyncio.sleep(5.2)
+    holder, _, _ = await scene.holder(sent)
+    waited = await scene.waits(sent.entry) and (not holder or holder.startswith("~back"))
+    await scene.probe.run("SREM", scene.keys.paused, SERVICE)
+    await scene.tell(f"resume {SERVICE}")
+    if not waited:
+        raise NotChecked("no request can be made to wait for it, since it takes those of a paused service")
+    await wait_until_gone(scene, sent, 3.0)
+
+
+@LEASES.check("W72", 2)
+async def counts_retries(scene: WorkerScene) -> None:
+    """A run that is tried again is counted first, and has a new run token."""
+    await need(scene, "retry")
+    sent = await scene.publish("retry", {"to": 10, "delay": 0.1})
+
+    async def is_again() -> bool:
+        return await runs_as(scene, sent, 2)
+
+    await until(is_again, 5.0, "no text of a second attempt came after the first one had failed")
+    _, _, counted = await scene.holder(sent)
+    if counted != 2:
+        raise Broken(f"attempt 2 runs, and the server counts {counted}")
+    frames = await scene.ended(sent)
+    if {frame["run"] for frame in frames if frame.get("attempt", 1) == 1} & {
+        frame["run"] for frame in frames if frame.get("attempt", 1) == 2
+    }:
+        raise Broken("both attempts have one run token")
+    check_run([frame for frame in frames if frame["run"] == frames[-1]["run"]])
+
+
+@LEASES.check("W73", 2)
+async def outlives_its_revision(scene: WorkerScene) -> None:
+    """The last worker of a revision takes what was published for it before it leaves."""
+    if scene.worker is None:
+        raise Broken("there is no worker")
+    instance, table = await only_instance(scene), scene.keys.instances(SERVICE)
+    row = (await scene.probe.run("HGET", table, f"i:{instance}")).decode()
+    digest = row.partition(":")[2]
+    other = await scene.play_worker(lives=True, digest="kit-revision")
+    for kind in ("d", "n"):
+        await scene.probe.run("HSET", table, f"{kind}:kit-revision", await scene.probe.run("HGET", table, f"{kind}:{digest}") or "")
+    # Its row is to change when it registers again with the start number 1, and that of the other revision to be the newer one.
+    await scene.probe.run("HSET", table, f"i:{instance}", f"7:{digest}", f"i:{other}", "8:kit-revision")
+    stopping = asyncio.create_task(scene.program.stop(scene.worker))
+
+    async def steps_back() -> bool:
+        return bool(await scene.probe.run("HGET", table, f"i:{instance}") == f"1:{digest}".encode())
+
+    try:
+        await until(steps_back, 2.0, "it does not register again with the start number 1, although it is the last one of its revision")
+        late = await scene.publish("echo", {"text": "late"}, digest=digest)
+    finally:
+        await stopping
+    if not any(frame.get("end_of_stream") for frame in await scene.frames(late)):
+        raise Broken("a request for its revision, which was published while agents turned to the other one, was left behind")
+
+
 # -- what no check can see ------------------------------------------------------------------------
 
-LEASES.unchecked(
-    "W67", 2, "beats-beside-handlers", "Beats come from a thread that a busy handler can't block", "the kit's tools do not block"
-)
-LEASES.unchecked(
-    "W68", 2, "leaves-replicas", "It asks for the ROLE with its beats, and leaves a server that is a replica", "there is one server"
-)
 LEASES.unchecked(
     "W69",
     2,
     "shares-its-slots",
     "With several services it waits for all of their streams, and takes no more than it has slots",
-    "the kit calls one service",
+    "a program under test serves one service, of as many slots as it likes",
 )
 LEASES.unchecked(
     "W70", 2, "gives-up", "It unregisters and ends when errors last for three leases and half a minute", "it takes longer than a level may"
-)
-LEASES.unchecked(
-    "W71",
-    2,
-    "drops-old-requests",
-    "A request that waited for over five seconds and whose reply stream is gone is finished without being run",
-    "nobody can see whether it ran",
-)
-LEASES.unchecked(
-    "W72",
-    2,
-    "counts-retries",
-    "A run that is tried again is counted first, and has a new run token",
-    "the kit's tools do not fail at first",
-)
-LEASES.unchecked(
-    "W73",
-    2,
-    "outlives-its-revision",
-    "The last worker of a revision takes what was published for it before it leaves",
-    "there is one revision",
 )

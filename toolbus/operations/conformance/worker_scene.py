@@ -14,6 +14,7 @@ from toolbus.bus.broker.server import scripts
 from toolbus.bus.broker.transport.opening import Probe
 from toolbus.bus.values.settings import Settings
 from toolbus.operations.conformance.checks import Broken, until
+from toolbus.operations.conformance.proxy import Proxy
 from toolbus.operations.conformance.scene import LEASE, MOST, SERVICE, STARTS, Program, Scene, shown
 
 _ANSWERS = 10.0
@@ -63,11 +64,26 @@ class WorkerScene(Scene):
         await self._dismiss()
         if held:
             return
+        await self.kill_worker()
+        await self.probe.run("FLUSHDB")
+        self._read = "0-0"
+
+    async def start_behind(self, proxy: Proxy) -> None:
+        """Start the worker anew, and have it speak to the server through a proxy."""
+        await self.kill_worker()
+        known = set(await self.instances())
+        self.worker = await self.program.start(TOOLBUS_URL=self.url_of(proxy))
+
+        async def joined() -> set[str]:
+            return set(await self.instances()) - known
+
+        await until(joined, STARTS, "it is not in the registry when it is started anew")
+
+    async def kill_worker(self) -> None:
+        """Kill the worker, if it runs; the next check starts another one."""
         if self.worker is not None:
             await self.program.kill(self.worker)
             self.worker = None
-        await self.probe.run("FLUSHDB")
-        self._read = "0-0"
 
     async def now(self) -> int:
         """Return the server's time in milliseconds."""

@@ -291,6 +291,10 @@ class Dispatcher:
         timeout = self.timeout(options, found.usual)
         if options.get("wait") and options.get("timeout") is not None:
             timeout = self._waiting.left(call, timeout)
+        traceparent = ""
+        if telemetry.active():
+            call.span = telemetry.start_call_span(tool=call.target.tool, service=found.service, id=call.id, agent=agent)
+            traceparent = "" if call.span is None else call.span.traceparent
         request = Request(
             call.id,
             agent,
@@ -307,6 +311,7 @@ class Dispatcher:
             0,
             key,
             options.get("metadata", {}),
+            traceparent,
         )
         if key:
             request = msgspec.structs.replace(request, shared=True)
@@ -317,10 +322,6 @@ class Dispatcher:
             request = msgspec.structs.replace(request, initial=options["initial"])
         if call.grant is not None and (digest := call.grant.digest):
             request = msgspec.structs.replace(request, confirmed=digest)
-        if telemetry.active():
-            call.span = telemetry.start_call_span(tool=request.tool, service=request.service, id=call.id, agent=agent)
-            if call.span is not None:
-                request = msgspec.structs.replace(request, traceparent=call.span.traceparent)
         return request
 
     def _send(self, call: Call, request: Request, found: Resolution, connection: BusConnection) -> ErrorInfo | None:
