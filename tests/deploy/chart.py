@@ -29,16 +29,17 @@ INTERNAL: Values = {
     "redis": {"auth": {"worker": {"username": "worker", "secret": "worker"}, "scaler": {"secret": "scaler"}}},
     "workerDefaults": {"targets": ["calculator"], "services": ["calculator"], "autoscaling": {"enabled": True}},
     "workers": {"tools": None, "only": {}},
-    "monitoring": {"serviceMonitor": {"enabled": True}, "rules": {"enabled": True}, "dashboards": {"enabled": True}},
+    "monitoring": {name: {"enabled": True} for name in ("exporter", "history", "serviceMonitor", "rules", "dashboards")},
 }
 # An external server with TLS, a mounted server, and JSON Web Tokens.
 EXTERNAL: Values = {
     "valkey": {"enabled": False},
     "redis": {
         "url": "rediss://redis.example.org:6380",
-        "auth": {name: {"username": name, "secret": name} for name in ("worker", "gateway", "scaler")},
+        "auth": {name: {"username": name, "secret": name} for name in ("worker", "gateway", "scaler", "monitor")},
         "tls": {"enabled": True, "caSecret": "ca", "clientSecret": "client"},
     },
+    "monitoring": {"exporter": {"enabled": True}, "history": {"enabled": True, "place": "otlp"}},
     "gateway": {"jwt": {"keys": "https://id.example.org/keys", "issuer": "https://id.example.org", "audience": "tools"}},
     "workers": {
         "tools": {"autoscaling": {"enabled": True, "minReplicas": 0}},

@@ -106,6 +106,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "redis.url": ("redis://user:secret@host:6379", "/redis/url"),
     "redis.URL": ("redis://host", "'URL'"),
     "replicas": (3, "'replicas'"),
+    "monitoring.history.place": ("calls.db", "/monitoring/history/place"),
     "workers.tools.replica": (3, "'replica'"),
     "workers.tools.replicas": ("3", "/workers/tools/replicas"),
     "workers.Tools": ({"targets": ["joke"]}, "'Tools'"),
