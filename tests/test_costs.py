@@ -104,17 +104,46 @@ class Meter:
         self._client.close()
 
 
-async def calls(bus: ToolBus, at_once: int) -> None:
-    """Make many calls, so many at a time."""
+@tool(service="costs", effect="read", confirm=True)
+async def careful(text: str) -> str:
+    """Give a text back, if a person allows it."""
+    return text
+
+
+async def allow(_: object) -> bool:
+    """Allow everything at once."""
+    return True
+
+
+async def calls(bus: ToolBus, at_once: int, name: str = "echo", *, executed: bool = False) -> None:
+    """Make many calls, so many at a time, as a program or as an executor that confirms them itself."""
     left = CALLS
+    call = bus.executor(confirmer=allow).execute if executed else bus.call
 
     async def one_after_another() -> None:
         nonlocal left
         while left > 0:
             left -= 1
-            assert (await bus.call("echo", {"text": TEXT})).output == TEXT
+            assert (await call(name, {"text": TEXT})).output == TEXT
 
     await asyncio.gather(*(one_after_another() for _ in range(at_once)))
+
+
+@pytest.mark.usefixtures("slow")
+@pytest.mark.parametrize("name", ["echo", "careful"])
+async def test_an_executors_call_costs_no_more_commands(fresh_server: Any, namespace: str, name: str) -> None:
+    """A model's call, also one that the executor's own process confirms, asks the server as much as a program's call."""
+    server: EmbeddedServer = fresh_server()
+    async with Place(server.url, namespace).serving(echo, careful, lease=30.0) as bus:
+        await bus.wait_for_tool(name)
+        meter, found = Meter(server.url), []
+        for _ in range(5):
+            meter.start()
+            await calls(bus, 64, name, executed=True)
+            meter.read()
+            found.append(meter.commands / CALLS)
+        meter.close()
+    assert min(found) <= 1.6, found
 
 
 @pytest.mark.usefixtures("slow")

@@ -74,7 +74,8 @@ def test_every_container_is_started_as_the_program_takes_it(base: str) -> None:
     """Its arguments are options that there are, its variables are settings, and its URL is one."""
     for pod in ours(manifests(BASES[base])):
         [container] = pod["containers"]
-        words, command = container["args"], main
+        words, name = container["args"], ""
+        command: click.Command | None = main
         while isinstance(command, click.Group):
             name, *words = words
             command = command.get_command(click.Context(command), name)

@@ -187,6 +187,9 @@ class Dispatcher:
         if not wait or not may_appear(call, problem):
             call.complete_with(problem)
             return None
+        if call.grant is not None:
+            # Whoever made the call may change its arguments meanwhile.
+            call.grant.prepared = None
         return self._waiting.publish(call, self._publish, self.catalogue, self.patience(call.options))
 
     def withdraw(self, call: Call, why: str) -> None:
@@ -269,6 +272,8 @@ class Dispatcher:
             return unavailable(f"tool {name!r}", tool.service)
         if call.grant is not None and (problem := call.grant.problem(tool, call.arguments or _NOTHING, call.options)) is not None:
             return problem
+        if call.grant is not None and call.arguments is not None and call.grant.prepared is call.arguments:
+            return tool.resolution
         try:
             given = call.arguments or _NOTHING
             prepared = (tool.preparer or tool).prepare(given)
@@ -315,8 +320,8 @@ class Dispatcher:
             request = msgspec.structs.replace(request, ordered=found.ordered and not self.nested, state=state)
         if "initial" in options:
             request = msgspec.structs.replace(request, initial=options["initial"])
-        if call.grant is not None and call.grant.digest:
-            request = msgspec.structs.replace(request, confirmed=call.grant.digest)
+        if call.grant is not None and (digest := call.grant.digest):
+            request = msgspec.structs.replace(request, confirmed=digest)
         return request
 
     def _send(self, call: Call, request: Request, found: Resolution, connection: BusConnection) -> ErrorInfo | None:
