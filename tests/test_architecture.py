@@ -150,7 +150,7 @@ async def confirmed_path(text: str) -> str:
 
 MOST_FILES, MOST_CALLS = 16, 122
 # What an executor adds to a call, with a confirmer, and a confirmation that it gives at once.
-MOST_EXECUTED, MOST_CONFIRMED = 67, 108
+MOST_EXECUTED, MOST_CONFIRMED = 67, 113
 
 
 @pytest.mark.anyio
