@@ -26,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/python -m pytest -p no:langsmith_plugin -n 4 --dist loadgroup -q
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-slow test-long test-image test-all coverage lint mutants bench bench-full mcp-conformance simulate chaos chaos-alerts chaos-platform format constraints dist release-check release-notes sbom licences clean docs docs-serve bench-autoscaling try-compose
+.PHONY: help venv demo test test-slow test-long test-image test-all coverage lint mutants bench bench-full bench-history mcp-conformance simulate planted chaos chaos-alerts chaos-platform format constraints dist release-check release-notes sbom licences clean docs docs-serve bench-autoscaling try-compose
 
 help: ## Show this help
 	@echo "toolbus: make <target>"
@@ -55,7 +55,7 @@ test-image: $(STAMP) ## Build the image and try it (needs docker; minutes)
 try-compose: ## Start everything with docker compose, call a tool, find the call in Grafana, and stop (needs docker)
 	@python3 deploy/compose/try.py
 
-test-all: test-long test-image chaos chaos-platform ## Run the long tests, those of the image, then chaos (nightly)
+test-all: test-long test-image chaos chaos-platform planted ## Run the long tests, those of the image, then chaos and planted defects (nightly)
 
 coverage: $(STAMP) ## Run the tests and show which lines of toolbus they miss
 	@echo "== tests with coverage"
@@ -84,6 +84,9 @@ bench: $(STAMP) ## Measure against peers, side by side (about five minutes)
 bench-full: $(STAMP) ## Measure every peer and every workload (hours)
 	@$(BIN)/python -m benchmarks run --full
 
+bench-history: $(STAMP) ## Measure ratios to peers, and add them to benchmarks/history.svg (four minutes, nightly)
+	@$(BIN)/python -m benchmarks history
+
 docs: $(STAMP) ## Build the documentation site into build/site; a warning or a broken link is an error
 	@$(BIN)/python -m website build
 
@@ -93,11 +96,14 @@ docs-serve: $(STAMP) ## Build the site and serve it on http://127.0.0.1:8000
 bench-autoscaling: $(STAMP) ## Scale real workers by the formulas of KEDA and HPA (three minutes)
 	@$(BIN)/python -m benchmarks.autoscaling
 
-mcp-conformance: $(STAMP) ## Fetch the MCP project's own programs from npm and run its conformance suite
+mcp-conformance: $(STAMP) ## Fetch the MCP project's own programs, which tests use then, and run its conformance suite
 	@$(BIN)/python -m tests.mcp.node
 
 simulate: $(STAMP) ## Simulate schedules for SECONDS (60), each seed its own; SEED=… runs one and prints its timeline
 	@$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED),--seconds $(or $(SECONDS),60))
+
+planted: $(STAMP) ## Break the product in each known way, and search simulated schedules for it, for SECONDS (300) each (hours)
+	@$(BIN)/python -m tests.simulation.planted --seconds $(or $(SECONDS),300)
 
 chaos: $(STAMP) ## Break things for five minutes and check that nothing is lost
 	@$(BIN)/python -m tests.chaos --minutes 5

@@ -17,6 +17,8 @@ from typing import Any
 from benchmarks import (
     backlog,
     features,
+    gateways,
+    history,
     hotplug,
     idle,
     latency,
@@ -34,6 +36,7 @@ from benchmarks import (
 from benchmarks.episodes import command as episodes
 from benchmarks.peers import HERE, WAYS, InstallError, PeerSpec, install, load, missing_server
 from benchmarks.places import cluster, tls_server
+from benchmarks.processes import ChildError
 from benchmarks.report import Outcome
 from benchmarks.runner import Plan
 from benchmarks.servers import NoServer, RedisServer, Server, ServerError, nats_server, redis_server
@@ -59,6 +62,8 @@ examples:
   python -m benchmarks run --full --workloads stream --peers toolbus,nats-py,floor
   python -m benchmarks run --quick --concurrency 64 --seconds 5 --peers toolbus,saq
   python -m benchmarks features                          what `once`, threads, sessions, middleware, tracing add to a call
+  python -m benchmarks gateways                          toolbus, ContextForge and FastMCP before the same tools: minutes
+  python -m benchmarks history                           a night's ratios to peers, added to benchmarks/history.svg
   python -m benchmarks list                              peers, versions, workloads
   python -m benchmarks backlog --json backlog.json       a million queued requests: a minute, 1 GB
   python -m benchmarks recovery --lease 2                workers killed in mid-stream
@@ -86,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
-    except (ServerError, UsageError) as error:
+    except (ServerError, ChildError, InstallError, UsageError) as error:
         print(f"benchmarks: {error}", file=sys.stderr)
         return 2
 
@@ -128,6 +133,8 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--idle-seconds", type=_positive(float), default=20.0, help="length of the idle measurement (%(default)s)")
     run.add_argument("--no-extras", action="store_true", help="leave hot-plug and idle cost out")
     _add_features(commands)
+    _add_gateways(commands)
+    _add_history(commands)
     listing = commands.add_parser("list", help="show the peers and workloads")
     listing.set_defaults(function=_list)
     large = commands.add_parser("backlog", help="rates, scripts, memory and exactness with a million queued requests")
@@ -167,6 +174,24 @@ def _add_features(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     kinds.add_argument("--seed", type=int, default=1, help="seed of the order (%(default)s)")
     kinds.add_argument("--server", choices=("valkey", "redis"), default="valkey", help="the bundled Valkey, or `redis-server` from PATH")
     _json_option(kinds)
+
+
+def _add_gateways(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    contest = commands.add_parser("gateways", help="MCP gateways side by side: the same tools through each, 64 clients")
+    contest.set_defaults(function=_gateways)
+    contest.add_argument("--only", type=_words, metavar="A,B", help=f"only these, of: {', '.join(gateways.CONTESTANTS)}")
+    contest.add_argument("--clients", type=_positive(int), default=64, metavar="N", help="connections at once (%(default)s)")
+    contest.add_argument("--rounds", type=_positive(int), default=5, metavar="N", help="repetitions of each measurement (%(default)s)")
+    contest.add_argument("--seconds", type=_positive(float), default=2.0, metavar="S", help="length of one measurement (%(default)s)")
+    contest.add_argument("--seed", type=int, default=1, help="seed of the order (%(default)s)")
+    _json_option(contest)
+
+
+def _add_history(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    nightly = commands.add_parser("history", help="ratios to peers, added to benchmarks/history.json and drawn in benchmarks/history.svg")
+    nightly.set_defaults(function=_history)
+    nightly.add_argument("--rounds", type=_positive(int), default=5, metavar="N", help="repetitions of each measurement (%(default)s)")
+    nightly.add_argument("--seconds", type=_positive(float), default=1.0, metavar="S", help="length of one measurement (%(default)s)")
 
 
 def _add_memory(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -310,6 +335,29 @@ def _features(options: argparse.Namespace) -> int:
     for name, reason in failed.items():
         print(f"no clean result: {name}: {reason}", file=sys.stderr)
     return int(bool(failed))
+
+
+def _gateways(options: argparse.Namespace) -> int:
+    names = [each.name for each in _chosen(options.only, gateways.CONTESTANTS, "contestant")]
+    found = gateways.measure(names, connections=options.clients, rounds=options.rounds, seconds=options.seconds, seed=options.seed)
+    print("\n".join(gateways.table(found)))
+    if options.json:
+        options.json.write_text(gateways.as_json(found))
+    failed = {each.contestant: each.first_error for each in found if each.failed}
+    for name, reason in failed.items():
+        print(f"calls failed: {name}: {reason}", file=sys.stderr)
+    return int(bool(failed))
+
+
+def _history(options: argparse.Namespace) -> int:
+    with contextlib.ExitStack() as stack:
+        servers: dict[str, Server] = {"redis": stack.enter_context(redis_server())}
+        with contextlib.suppress(ServerError):
+            servers["nats"] = stack.enter_context(nats_server())
+        found = history.measure(servers, options.rounds, options.seconds)
+    history.keep(found)
+    print("\n".join(f"{value:8.2f} × {title}" for title, value in found.items()))
+    return 0
 
 
 def _backlog(options: argparse.Namespace) -> int:

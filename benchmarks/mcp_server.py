@@ -24,6 +24,7 @@ from toolbus.bus.broker.transport.embedded import EmbeddedServer
 NAMESPACE = "mcp-benchmark"
 MODERN, OLDER = "2026-07-28", "2025-11-25"
 _META = {"io.modelcontextprotocol/protocolVersion": MODERN, "io.modelcontextprotocol/clientCapabilities": {}}
+_ACCEPT = "Accept: application/json, text/event-stream\r\n"
 _INFO = {"name": "benchmark", "version": "1"}
 
 
@@ -139,33 +140,36 @@ async def _client(port: int, until: float, revision: str, delays: list[float]) -
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     session = ""
     if revision == OLDER:
-        hello = {"protocolVersion": OLDER, "capabilities": {}, "clientInfo": _INFO}
-        headers, _ = await _post(reader, writer, {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": hello}, "")
-        session = headers["mcp-session-id"]
-        await _post(reader, writer, {"jsonrpc": "2.0", "method": "notifications/initialized"}, _older(session))
-    more = _older(session) if session else f"MCP-Protocol-Version: {MODERN}\r\nMcp-Method: tools/call\r\nMcp-Name: echo\r\n"
+        session = await hello(reader, writer, revision)
+    more = session or f"{_ACCEPT}MCP-Protocol-Version: {MODERN}\r\nMcp-Method: tools/call\r\nMcp-Name: echo\r\n"
     params: dict[str, Any] = {"name": "echo", "arguments": {"text": "hello"}}
     if not session:
         params["_meta"] = _META
     request = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
     while (begin := time.perf_counter()) < until:
-        _, body = await _post(reader, writer, request, more)
+        _, body = await post(reader, writer, request, more)
         assert b"hello" in body, body
         delays.append(time.perf_counter() - begin)
     writer.close()
 
 
-def _older(session: str) -> str:
-    return f"MCP-Protocol-Version: {OLDER}\r\nMcp-Session-Id: {session}\r\n"
+async def hello(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, revision: str, path: str = "/mcp", more: str = "") -> str:
+    """Begin a session, or only shake hands with a server that keeps none; return the header lines of what follows."""
+    params = {"protocolVersion": revision, "capabilities": {}, "clientInfo": _INFO}
+    lines = f"{_ACCEPT}MCP-Protocol-Version: {revision}\r\n"
+    headers, _ = await post(reader, writer, {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params}, more + lines, path)
+    if session := headers.get("mcp-session-id"):
+        lines += f"Mcp-Session-Id: {session}\r\n"
+    await post(reader, writer, {"jsonrpc": "2.0", "method": "notifications/initialized"}, more + lines, path)
+    return lines
 
 
-async def _post(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, message: Any, more: str) -> tuple[dict[str, str], bytes]:
+async def post(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, message: Any, more: str, path: str = "/mcp"
+) -> tuple[dict[str, str], bytes]:
     """Send a message; return the headers and the body of the answer."""
     body = json.dumps(message).encode()
-    head = (
-        "POST /mcp HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        f"Accept: application/json, text/event-stream\r\nContent-Length: {len(body)}\r\n{more}\r\n"
-    )
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n{more}\r\n"
     writer.write(head.encode() + body)
     first, *lines = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
     headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines if line)}

@@ -50,6 +50,10 @@ class Child:
         """Return the CPU seconds of the session so far, including children that it has reaped."""
         return session_cpu(self.pid)
 
+    def memory(self) -> int:
+        """Return the bytes that the session holds, of which what processes share counts in parts."""
+        return session_memory(self.pid)
+
     def write(self, line: str) -> None:
         """Write a line to its standard input."""
         assert self.process.stdin is not None
@@ -135,6 +139,21 @@ def child(name: str, command: list[str], grace: float = 3.0, env: Mapping[str, s
 
 def session_cpu(session: int) -> float:
     """Return the CPU seconds used by the processes of a session, and by those that they started in sessions of their own."""
+    return sum(ticks for _, ticks in _members(session)) / TICKS
+
+
+def session_memory(session: int) -> int:
+    """Return the bytes held by the same processes; a page that several share counts in equal parts."""
+    found = 0
+    for pid, _ in _members(session):
+        with contextlib.suppress(OSError):
+            rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+            found += sum(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:")) * 1024
+    return found
+
+
+def _members(session: int) -> list[tuple[int, int]]:
+    """Return the processes of a session, and those that they started in sessions of their own, each with its ticks of CPU."""
     parents: dict[int, int] = {}
     ticks: dict[int, int] = {}
     members: set[int] = set()
@@ -150,7 +169,7 @@ def session_cpu(session: int) -> float:
     while found < len(members):
         found = len(members)
         members |= {pid for pid, parent in parents.items() if parent in members}
-    return sum(ticks[pid] for pid in members) / TICKS
+    return [(pid, ticks[pid]) for pid in members]
 
 
 def resident() -> int:

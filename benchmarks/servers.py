@@ -45,7 +45,7 @@ class RedisServer:
 
     def __init__(self, port: int, process: Child) -> None:
         self.variables: Mapping[str, str] = {}
-        self._child = process
+        self.child = process
         self.url = f"redis://127.0.0.1:{port}"
         self.process = process
         self.client = redis.Redis(port=port, socket_timeout=10)
@@ -71,7 +71,7 @@ class RedisServer:
             try:
                 facts = self.client.info("server")
             except redis.RedisError as error:
-                if time.monotonic() > limit or self._child.process.poll() is not None:
+                if time.monotonic() > limit or self.child.process.poll() is not None:
                     raise ServerError(f"the server did not start: {error}") from None
                 time.sleep(0.05)
             else:

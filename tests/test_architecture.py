@@ -142,7 +142,15 @@ async def echo_path(text: str) -> str:
     return text
 
 
+@tool(service="path", effect="read", confirm=True)
+async def confirmed_path(text: str) -> str:
+    """Give a text back, if a person allows it."""
+    return text
+
+
 MOST_FILES, MOST_CALLS = 16, 122
+# What an executor adds to a call, with a confirmer, and a confirmation that it gives at once.
+MOST_EXECUTED, MOST_CONFIRMED = 67, 108
 
 
 @pytest.mark.anyio
@@ -152,28 +160,45 @@ async def test_a_call_is_short(server: str, namespace: str) -> None:
     Counted is what runs in this process until the result is there: caller, broker and worker. Each function of the package counts as often
     as it is entered; a coroutine that goes on, a comprehension and a lambda count as well, as they do for sys.setprofile.
     """
+    called, executed, confirmed = await shortest_paths(server, namespace)
+    files = {call.partition(" ")[0] for call in called}
+    assert len(files) <= MOST_FILES, "\n".join(sorted(files))
+    assert len(called) <= MOST_CALLS, "\n".join(called)
+    assert len(files) > 10, "the call was not followed"
+    assert len(executed) <= MOST_CALLS + MOST_EXECUTED, "\n".join(executed)
+    assert len(confirmed) <= MOST_CALLS + MOST_CONFIRMED, "\n".join(confirmed)
+    sent = [sum(call.endswith("wire.py send") for call in path) for path in (called, executed, confirmed)]
+    assert sent[1:] == sent[:1] * 2, "an executor says no more to the server than a call, and neither does its own process's confirmation"
+
+
+async def shortest_paths(server: str, namespace: str) -> list[list[str]]:
+    """Return the functions that one call enters: a program's, an executor's, and an executor's with a confirmation."""
     settings = Settings.load({}, url=server, namespace=namespace)
     runs: list[list[str]] = []
+
+    async def allow(_: object) -> bool:
+        return True
 
     def note(frame: FrameType, event: str, _: object) -> None:
         if event == "call" and frame.f_code.co_filename.startswith(str(PACKAGE)):
             runs[-1].append(f"{frame.f_code.co_filename} {frame.f_code.co_name}")
 
-    async with Worker([echo_path], settings=settings), ToolBus(settings=settings) as bus:
-        await bus.wait_for_tool("echo_path")
-        for _ in range(20):
-            await bus.call("echo_path", {"text": "warm"})
-        # Beats and turns of the upkeep fall into some of the calls.
-        for _ in range(20):
-            runs.append([])
-            before = sys.getprofile()
-            sys.setprofile(note)
-            try:
-                await bus.call("echo_path", {"text": "x"})
-            finally:
-                sys.setprofile(before)
-    shortest = min(runs, key=len)
-    files = {call.partition(" ")[0] for call in shortest}
-    assert len(files) <= MOST_FILES, "\n".join(sorted(files))
-    assert len(shortest) <= MOST_CALLS, "\n".join(shortest)
-    assert len(files) > 10, "the call was not followed"
+    async with Worker([echo_path, confirmed_path], settings=settings), ToolBus(settings=settings) as bus:
+        executor = bus.executor(user="alice", confirmer=allow, confirm_anywhere=False)
+        shortest: list[list[str]] = []
+        for make, name in ((bus.call, "echo_path"), (executor.execute, "echo_path"), (executor.execute, "confirmed_path")):
+            await bus.wait_for_tool(name)
+            for _ in range(20):
+                await make(name, {"text": "warm"})
+            # Beats and turns of the upkeep fall into some of the calls.
+            runs.clear()
+            for _ in range(20):
+                runs.append([])
+                before = sys.getprofile()
+                sys.setprofile(note)
+                try:
+                    assert (await make(name, {"text": "x"})).success
+                finally:
+                    sys.setprofile(before)
+            shortest.append(min(runs, key=len))
+    return shortest

@@ -79,7 +79,7 @@ CLASSES: list[tuple[type, type, dict[str, str]]] = [
     (EventBus, sync.EventBus, {}),
     (Watch, sync.Watch, {}),
     (PendingConfirmations, sync.PendingConfirmations, {"relay": "", "settled": ""}),
-    (Confirmation, sync.Confirmation, {}),
+    (Confirmation, sync.Confirmation, {"answer_of": "", "is_for": ""}),
     (Confirmations, SharedConfirmations, dict.fromkeys(_OF_CONFIRMATIONS, "")),
     (Tallies, SyncTallies, {}),
 ]

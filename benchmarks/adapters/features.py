@@ -22,21 +22,31 @@ FEATURE = os.environ.get("BENCH_FEATURE", "coroutine")
 
 
 def export(share: float) -> None:
-    """Have an SDK keep spans of a share of the calls, and all metrics, in memory."""
+    """Have an SDK keep spans of a share of the calls, and all metrics, and export them in batches to nowhere."""
     from opentelemetry.sdk.metrics import MeterProvider
-    from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+    from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult, PeriodicExportingMetricReader
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
     from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
 
-    class Nowhere(SpanExporter):
+    class NoSpans(SpanExporter):
         def export(self, spans: Any) -> SpanExportResult:
             return SpanExportResult.SUCCESS
 
+    class NoMetrics(MetricExporter):
+        def export(self, metrics_data: Any, timeout_millis: float = 0, **options: Any) -> MetricExportResult:
+            return MetricExportResult.SUCCESS
+
+        def force_flush(self, timeout_millis: float = 0) -> bool:
+            return True
+
+        def shutdown(self, timeout_millis: float = 0, **options: Any) -> None:
+            pass
+
     provider = TracerProvider(sampler=ParentBasedTraceIdRatio(share))
-    provider.add_span_processor(BatchSpanProcessor(Nowhere()))
+    provider.add_span_processor(BatchSpanProcessor(NoSpans()))
     trace.set_tracer_provider(provider)
-    metrics.set_meter_provider(MeterProvider([InMemoryMetricReader()]))
+    metrics.set_meter_provider(MeterProvider([PeriodicExportingMetricReader(NoMetrics(), export_interval_millis=500)]))
 
 
 if FEATURE in {"otel", "otel-1%"}:

@@ -83,6 +83,9 @@ class FakeLink:
         assert script in ALL
         self._take(script.name.rpartition("/")[2], tuple(keys), tuple(args), on_reply, repeatable, same_server)
 
+    def gather(self) -> None:
+        """Do nothing."""
+
     def flush(self) -> None:
         """Count flushes."""
         self.flushes += 1

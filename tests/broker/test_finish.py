@@ -307,3 +307,14 @@ async def test_calls_in_the_order_of_sessions_are_told_of_when_their_ends_are_ac
         link.release()
     ended = {"finish": (True, True), "finish_each": (True, False), "refused": (False, False), "bury": (True, False)}[script]
     assert bench.listener.let_go == list(zip((one, two), ended, strict=True))
+
+
+async def test_an_end_of_a_first_step_leaves_in_its_turn(finishing: Finishing) -> None:
+    """A flush comes after the first steps of calls that have just begun, so a lone call's answer waits for no further turn of the loop."""
+    loop = asyncio.get_running_loop()
+    one = finishing.bench.hold(b"1-0")
+    loop.call_soon(finishing.outbox.finish, one, b"end")
+    finishing.outbox.flush_soon()
+    await asyncio.sleep(0)
+    assert finishing.bench.link.names == ["finish"]
+    assert finishing.drained()

@@ -85,6 +85,20 @@ async def test_calls_of_one_tick_are_one_script(publishing: Publishing) -> None:
     assert publishing.publisher.published == 3
 
 
+async def test_the_call_of_a_caller_that_was_just_woken_leaves_in_its_turn(publishing: Publishing) -> None:
+    """The publisher flushes after callers that were just woken; a flush of nothing is none."""
+    loop = asyncio.get_running_loop()
+    for name in ("one", "two"):
+        loop.call_soon(publishing.publish, name)
+    publishing.publisher.flush_soon()
+    await publishing.turn()
+    assert publishing.link.names == ["publish"]
+    publishing.publisher.flush_soon()
+    await publishing.turn()
+    assert publishing.statuses == ["queued"] * 2
+    assert publishing.link.names == ["publish"]
+
+
 async def test_what_its_caller_gave_up_is_not_published(publishing: Publishing) -> None:
     """A flush of nothing else is none."""
     publishing.publish("one").done = True

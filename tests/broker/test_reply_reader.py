@@ -37,6 +37,7 @@ class Reading:
             shared=self.cast,
             confirmations=self.cast,
             follower=self.cast,
+            handed_over=lambda: self.said.append("handed over"),
         )
 
     @property
@@ -91,29 +92,47 @@ def frames(*calls: str) -> list[bytes]:
 
 
 async def test_one_read_brings_replies_shared_calls_and_changes() -> None:
-    """The next read goes on behind the entries that were read, and removes them."""
+    """Frames are handed over first; the next read goes on behind the entries, which are removed when nothing more comes."""
     reading = Reading()
     replies, log = KEYS.replies("agent").encode(), KEYS.log.encode()
     reading.shared = [(b"call", b"3-0")]
     answer = {replies: [[b"8-1", frames("one", "two")], [b"8-2", [b"o", b"1"]]], b"call": [[b"4-0", frames("three")]], log: [[b"1-0", []]]}
-    expected = [["one", "two"], [], ("passed", b"call", b"4-0"), ["three"], ("log", 1)]
+    expected = [["one", "two"], [], ("passed", b"call", b"4-0"), ["three"], "handed over", ("log", 1)]
     assert await reading.read(answer) == expected
     assert reading.blocking.args("XREAD") == [("COUNT", 512, "BLOCK", 2000, "STREAMS", replies, log, b"call", b"0-0", b"7-0", b"3-0")]
     assert reading.reader.frames == 3
     await reading.read(None)
     assert reading.blocking.args("XTRIM") == [(KEYS.replies("agent"), "MINID", b"8-3")]
-    assert reading.blocking.names == ["XREAD", "XTRIM", "XREAD"]
+    assert reading.blocking.names == ["XREAD", "XREAD", "XTRIM"]
     assert reading.blocking.args("XREAD")[1][8] == b"8-2"
     assert not reading.reader.resync
 
 
-@pytest.mark.parametrize("happened", ["disconnected", "resynchronised"])
+@pytest.mark.parametrize(
+    ("each", "reads"), [(1, 64), (3, 22), (64, 1), (65_536, 1), (30_000, 3)], ids=["small", "few", "many", "large", "both"]
+)
+async def test_entries_that_were_read_are_removed_from_a_busy_stream_many_at_once(each: int, reads: int) -> None:
+    """A command for each read would cost a lone call as much as its answer; what stays is bounded in number and in bytes."""
+    reading = Reading()
+    for number in range(1, reads + 1):
+        assert "XTRIM" not in reading.blocking.names
+        size = each if each > 64 else 1
+        entries = [[b"%d-%d" % (number, at), [b"f", b"x" * size]] for at in range(each if each <= 64 else 1)]
+        await reading.read({KEYS.replies("agent").encode(): entries})
+    assert reading.blocking.names.count("XTRIM") == 1
+    await reading.read(None)
+    assert reading.blocking.names.count("XTRIM") == 1, "there is nothing left to remove"
+
+
+@pytest.mark.parametrize("happened", ["disconnected", "resynchronised", "reconnected"])
 async def test_another_server_s_entries_are_not_removed_by_a_position_of_the_last(happened: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A position belongs to the connection over which its entry was read."""
     reading = Reading()
     await reading.read({KEYS.replies("agent").encode(): [[b"8-1", frames("one")]]})
     if happened == "disconnected":
         monkeypatch.setattr(reading.blocking, "connected", False)
+    elif happened == "reconnected":
+        reading.reader.resync = True
     else:
         await reading.reader._resynchronise()
     await reading.read(None)
@@ -136,7 +155,7 @@ async def test_what_is_missing_or_unreadable_loads_again() -> None:
     assert not reading.reader.resync, "a new connection says so itself"
     replies = KEYS.replies("agent").encode()
     said = await reading.read({replies: [[b"1-0", [b"f", b"nonsense"]], [b"2-0", [b"c", b"id-1"]], [b"3-0", [b"c", b"!"]]]})
-    assert said == [[], ("confirmed", "id-1"), [], []]
+    assert said == [[], ("confirmed", "id-1"), [], [], "handed over"]
     assert reading.reader.malformed == 1
 
 
@@ -144,7 +163,7 @@ async def test_a_stream_whose_ids_are_used_up_is_made_anew() -> None:
     """Otherwise nothing could be added behind it."""
     reading = Reading()
     said = await reading.read({KEYS.replies("agent").encode(): [[b"9999999999999999-0", frames("one")]]})
-    assert said == [["one"], "lost"]
+    assert said == [["one"], "handed over", "lost"]
     assert reading.link.names == ["DEL", "listen"]
     assert reading.reader.resync
 

@@ -40,6 +40,7 @@ class Listening:
             shared=nothing,
             confirmations=nothing,
             follower=nothing,
+            handed_over=nothing,
         )
 
     def on_replies_lost(self) -> None:

@@ -70,7 +70,7 @@ async def _live(order: Order) -> None:
         else:
             break
     journal.write(Agent(time.monotonic(), order.index, bus.agent, os.getpid()))
-    counting = asyncio.create_task(_count(journal, bus))
+    counting = asyncio.create_task(count(journal, bus))
     await make_calls(journal, bus, await asyncio.to_thread(calls_of, order), order.options, order.start)
     (Path(order.logs) / f"{order.name}.idle").touch()
     await told.wait()
@@ -96,7 +96,8 @@ async def make_calls(journal: Journal, bus: ToolBus, mine: list[Planned], option
                 made[call.key] = task
 
 
-async def _count(journal: Journal, bus: ToolBus) -> None:
+async def count(journal: Journal, bus: ToolBus) -> None:
+    """Write down every two seconds what an agent has counted."""
     while True:
         await asyncio.sleep(_COUNT_EVERY)
         journal.write(_counted(bus))

@@ -22,6 +22,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         in_flight: most calls that an agent has at once.
         other: a folder with another version's package ``toolbus``, which every second process imports; empty for none.
         backlog: requests without a caller that are queued before the first call.
+        concurrency: handlers that a worker runs at once.
         memory: MiB by which the server or a process may grow.
         health_ports: where the worker of each slot answers probes; empty when nobody asks.
     """
@@ -40,6 +41,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     max_deliveries: int = 5
     other: str = ""
     backlog: int = 0
+    concurrency: int = 32
     memory: float = 96.0
     namespace: str = "chaos"
     health_ports: tuple[int, ...] = ()
@@ -68,7 +70,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
             lease=self.lease,
             max_deliveries=self.max_deliveries,
             grace=5.0,
-            concurrency=32,
+            concurrency=self.concurrency,
             max_output=1_048_576,
             timeout=self.timeout,
         )

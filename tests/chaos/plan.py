@@ -20,7 +20,7 @@ CANCELLED_SHARE = 0.03
 # Half of the calls are streams. Weights in thousandths.
 _ANSWERS = {"echo": 280, "pay": 80, "nested": 40, "silent": 10, "deep": 10, "flaky": 30, "sit": 50}
 _STREAMS = {"story": 330, "babble": 130, "stumble": 40}
-_ORDINARY = _ANSWERS | _STREAMS
+ORDINARY = _ANSWERS | _STREAMS
 _POISON = ("crash", "segfault", "hang", "block", "hog", "endless")
 STREAMS = frozenset({*_STREAMS, "endless"})
 POISON = frozenset(_POISON)
@@ -121,7 +121,7 @@ def _twin(first: Planned, number: int, calls: int, agents: int, *, later: bool) 
 
 def _planned(chance: random.Random, number: int, calls: int, agents: int, *, poisoned: bool, timeout: float, lease: float) -> Planned:
     key = _key(number, agents)
-    tool = chance.choices(list(_ORDINARY), list(_ORDINARY.values()))[0]
+    tool = chance.choices(list(ORDINARY), list(ORDINARY.values()))[0]
     if poisoned and chance.random() < POISON_SHARE:
         tool = chance.choice(_POISON)
     arguments: dict[str, Any] = {"key": key}

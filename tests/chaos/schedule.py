@@ -20,6 +20,7 @@ class Kind(NamedTuple):
 
 POISON = "poison"
 BACKLOG = "backlog"
+PURGE = "purge"
 
 KINDS: dict[str, Kind] = {
     "kill": Kind(40, (0, 0), "SIGKILL a worker; another is started"),
@@ -45,6 +46,7 @@ KINDS: dict[str, Kind] = {
     ),
     BACKLOG: Kind(0, (0, 0), "requests without a caller are queued before the first call (see --backlog)"),
     POISON: Kind(0, (0, 0), "some calls crash, hang, block or flood their worker"),
+    PURGE: Kind(0, (0, 0), "what is queued is purged (in simulated runs alone)"),
     "flushall": Kind(0.4, (0, 0), "FLUSHALL (calls may then end deadline_exceeded or outcome_unknown)"),
     "half-open": Kind(1, (0, 0), "a few connections through the proxy never carry a byte again, and nobody is told"),
 }
@@ -53,7 +55,7 @@ KINDS: dict[str, Kind] = {
 LOSSY = frozenset({"flushall"})
 """Kinds that take the server's data away."""
 
-DEFAULT: tuple[str, ...] = tuple(kind for kind in KINDS if kind not in LOSSY | {"half-open", BACKLOG})
+DEFAULT: tuple[str, ...] = tuple(kind for kind in KINDS if kind not in LOSSY | {"half-open", BACKLOG, PURGE})
 """The kinds of a run that does not say otherwise: what toolbus promises to survive without losing anything."""
 
 # An agent that could not be heard of for fifteen seconds counts as gone; faults that silence one may not add up to that.

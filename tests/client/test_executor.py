@@ -14,11 +14,12 @@ import pytest
 from tests.client.executing import TwoTier, chat, pay, ran, repeat
 from tests.contract import Place
 from tests.servers import eventually
-from toolbus import Blob, ConfigurationError, ToolBus, ToolService, Worker, invocation, tool
+from toolbus import Blob, ConfigurationError, ToolBus, ToolResult, ToolService, Worker, invocation, tool
 from toolbus.bus.client.confirmations import Confirmation
 from toolbus.bus.client.executor.observers import Confirming, Requested, ToolEvent
 from toolbus.bus.client.executor.toolcalls import said
 from toolbus.bus.client.tools.tool import wire_name
+from toolbus.bus.middleware import ToolCall
 from toolbus.bus.values.events import Finished, Text
 from toolbus.bus.values.results import ConfirmationClosed
 
@@ -220,6 +221,64 @@ async def test_a_confirmation_that_nobody_gives_ends(bus: ToolBus) -> None:
         assert result.error is not None
         assert result.error.type == kind
         assert not bus.confirmations
+
+
+async def test_an_answer_ends_the_confirmers_work(bus: ToolBus) -> None:
+    """A confirmer that is still asking stops when somebody else answers, and its last word counts when its time is up."""
+    stopped: list[str] = []
+    told: list[bool] = []
+
+    async def asking(confirmation: Confirmation) -> None:
+        asyncio.get_running_loop().call_later(0.01, confirmation.allow)
+        try:
+            await asyncio.sleep(60)
+        finally:
+            stopped.append(confirmation.id)
+
+    async def late(confirmation: Confirmation) -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            told.append(confirmation.allow())
+
+    assert (await bus.executor(confirmer=asking).execute("pay", {"amount": 1})).output == "paid 1"
+    assert len(stopped) == 1
+    assert (await bus.executor(confirmer=late, confirm_timeout=0.05).execute("pay", {"amount": 2})).output == "paid 2"
+    assert told == [True]
+
+
+async def test_a_cancelled_wait_leaves_the_answer_to_others(bus: ToolBus) -> None:
+    """A wait that is cancelled neither gives nor prevents an answer; a confirmer's own cancelled work ends its call alone."""
+
+    async def watched(confirmation: Confirmation) -> None:
+        waiting = asyncio.ensure_future(confirmation.answer())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        assert not confirmation.answered
+        assert confirmation.allow()
+
+    async def broken(confirmation: Confirmation) -> None:
+        raise asyncio.CancelledError
+
+    assert (await bus.executor(confirmer=watched).execute("pay", {"amount": 1})).output == "paid 1"
+    result = await bus.executor(confirmer=broken).execute("pay", {"amount": 1})
+    assert result.error is not None
+    assert result.error.type == "cancelled"
+
+
+async def test_arguments_that_middleware_changes_in_place_are_checked_again(place: Place) -> None:
+    """Arguments that were valid when the executor prepared them, and are not when they are to be sent, reach no worker."""
+
+    async def spoiling(call: ToolCall, next: Any) -> ToolResult:
+        call.arguments["times"] = "often"  # type: ignore[index] # as careless middleware might
+        return await next(call)  # type: ignore[no-any-return]
+
+    async with place.worker(repeat), ToolBus(settings=place.settings, middleware=[spoiling]) as bus:
+        await bus.wait_for_tool("repeat")
+        result = await bus.executor().execute("repeat", {"text": "a", "times": 1})
+        assert result.error is not None
+        assert (result.error.type, result.meta.worker) == ("invalid_arguments", "")
 
 
 async def test_confirmations_can_not_be_disguised(bus: ToolBus) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+import click
 import helm_python
 import pytest
 import yaml
@@ -73,11 +74,16 @@ def test_every_container_is_started_as_the_program_takes_it(base: str) -> None:
     """Its arguments are options that there are, its variables are settings, and its URL is one."""
     for pod in ours(manifests(BASES[base])):
         [container] = pod["containers"]
-        name, *words = container["args"]
-        command = main.get_command(main.make_context("toolbus", ["--help"], resilient_parsing=True), name)
+        words, name = container["args"], ""
+        command: click.Command | None = main
+        while isinstance(command, click.Group):
+            name, *words = words
+            command = command.get_command(click.Context(command), name)
         assert command is not None
         given = command.make_context(name, words).params
-        assert (given["health_host"], given["health_port"]) == ("0.0.0.0", 8080)
+        if "ports" in container:
+            address = (given["host"], given["port"]) if name == "exporter" else (given["health_host"], given["health_port"])
+            assert address == ("0.0.0.0", 8080)
         variables = environment(pod)
         Settings.load({key: value for key, value in variables.items() if not value.startswith("/run/")})
         assert {key.removeprefix(PREFIX).lower() for key in variables} <= set(Settings.__struct_fields__)
@@ -110,7 +116,10 @@ def test_a_pod_has_the_grace_and_then_time_to_sign_off(base: str, grace: int) ->
     """Kubernetes kills it later than its supervisor would."""
     values = changed(changed(BASES[base], "workerDefaults.grace", grace), "gateway.grace", grace)
     for pod in ours(manifests(values)):
-        assert environment(pod)["TOOLBUS_GRACE"] == str(grace)
+        watches = pod["containers"][0]["name"] in {"exporter", "history"}
+        assert environment(pod)["TOOLBUS_GRACE"] == ("5" if watches else str(grace))
+        if watches:
+            continue
         assert pod["terminationGracePeriodSeconds"] >= grace + 10
 
 
@@ -119,6 +128,10 @@ def test_probes_ask_what_the_program_answers(base: str) -> None:
     """Only a dead event loop restarts a pod: a server that is away makes it not ready."""
     for pod in ours(manifests(BASES[base])):
         [container] = pod["containers"]
+        if container["name"] == "history":
+            # It answers nobody, and ends when it can't go on.
+            assert "ports" not in container
+            continue
         paths = {name: container[f"{name}Probe"]["httpGet"]["path"] for name in ("startup", "liveness", "readiness")}
         assert paths == {"startup": "/startup", "liveness": "/live", "readiness": "/ready"}
         assert {"name": "health", "containerPort": 8080} in container["ports"]
@@ -198,7 +211,7 @@ def test_the_scaler_asks_the_same_server(url: str, kind: str, about: dict[str, s
 def test_every_role_connects_as_its_own_user() -> None:
     """Each reads the password of its own secret from a file, and shows the client's certificate."""
     made = manifests(EXTERNAL)
-    for role, name in (("worker", "worker-tools"), ("gateway", "gateway")):
+    for role, name in (("worker", "worker-tools"), ("gateway", "gateway"), ("monitor", "exporter"), ("monitor", "history")):
         pod = found(made, "Deployment", name)["spec"]["template"]["spec"]
         variables = environment(pod)
         assert variables["TOOLBUS_URL"] == f"rediss://{role}@redis.example.org:6380"
@@ -242,7 +255,7 @@ def test_prometheus_finds_every_pod_that_has_metrics() -> None:
     made = manifests(INTERNAL)
     monitor = found(made, "ServiceMonitor", "toolbus")["spec"]
     services = [each for each in made if each["kind"] == "Service" and any(port["name"] == "health" for port in each["spec"]["ports"])]
-    assert {each["spec"]["selector"][f"{LABEL}component"] for each in services} == {"worker-only", "gateway"}
+    assert {each["spec"]["selector"][f"{LABEL}component"] for each in services} == {"worker-only", "gateway", "exporter"}
     for each in services:
         assert monitor["selector"]["matchLabels"].items() <= each["metadata"]["labels"].items()
     assert monitor["endpoints"][0] == {"port": "health", "path": "/metrics", "interval": "15s"}

@@ -51,7 +51,7 @@ def test_an_unknown_key_is_refused_by_its_name(path: str) -> None:
         render(changed({}, f"{path}.mistake".removeprefix("."), 1))
 
 
-@pytest.mark.parametrize("role", ["worker", "gateway", "scaler"])
+@pytest.mark.parametrize("role", ["worker", "gateway", "scaler", "monitor"])
 @pytest.mark.parametrize("base", [INTERNAL, EXTERNAL], ids=["internal", "external"])
 def test_a_user_without_a_secret_is_refused(base: dict[str, Any], role: str) -> None:
     """The server would refuse it, and only a pod's log would tell."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import urllib.error
@@ -55,6 +56,7 @@ async def broken() -> str:
     """Fail."""
     raise ValueError("broken")
 '''
+SELECTOR = re.compile(r"\b((?:toolbus|gen_ai|process)_\w+)(\{[^}]*\})?")
 PROMETHEUS, PROMTOOL = shutil.which("prometheus"), shutil.which("promtool")
 
 
@@ -97,6 +99,18 @@ def test_dashboards_can_be_loaded_by_every_grafana() -> None:
         assert {target["datasource"]["uid"] for target in panel["targets"]} == {"${datasource}"}
 
 
+def test_dashboards_show_one_installation() -> None:
+    """Each metric of a panel, and each variable but the namespace, is asked for the namespace that was chosen."""
+    for file in DASHBOARDS:
+        variables = {each["name"]: each.get("definition", "") for each in json.loads(file.read_text())["templating"]["list"]}
+        assert variables.pop("namespace") == "label_values(toolbus_up, toolbus_namespace)"
+        asked = [(title, target["expr"]) for title, panel in panels() for target in panel["targets"]]
+        for place, query in [*asked, *((name, query) for name, query in variables.items() if query)]:
+            selectors = [each for each in SELECTOR.findall(query) if each[0] not in LABELS]
+            assert selectors, place
+            assert all('toolbus_namespace="$namespace"' in chosen for _, chosen in selectors), place
+
+
 @pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed (Debian: prometheus)")
 @pytest.mark.parametrize("words", [("check", "rules", str(ALERTS)), ("test", "rules", str(Path(__file__).parent / "alerts.yaml"))])
 def test_alerts_fire_when_they_should(words: tuple[str, ...]) -> None:
@@ -108,7 +122,8 @@ def test_alerts_fire_when_they_should(words: tuple[str, ...]) -> None:
 class Prometheus:
     """A real one, which is asked over HTTP."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, namespace: str) -> None:
+        self._namespace = namespace
         self._url = f"http://127.0.0.1:{port}"
 
     def ask(self, path: str, **parameters: str) -> Any:
@@ -121,13 +136,13 @@ class Prometheus:
 
     def query(self, query: str) -> list[Any]:
         """Return the samples that a query finds now; with the variables of Grafana filled in."""
-        filled = query.replace("$__rate_interval", "1m").replace("$service", ".*")
+        filled = query.replace("$__rate_interval", "1m").replace("$service", ".*").replace("$namespace", self._namespace)
         found = self.ask("query", query=filled)
         return [] if found is None else found["result"]
 
 
 @pytest.fixture
-def prometheus(tmp_path: Path, forks: ForkServer, server: str, namespace: str) -> Iterator[Prometheus]:
+def prometheus(slow: None, tmp_path: Path, forks: ForkServer, server: str, namespace: str) -> Iterator[Prometheus]:
     """Return a Prometheus that scrapes a worker and a gateway of the test's namespace, which have served some calls."""
     shell = Shell(forks, tmp_path, server, namespace)
     (tmp_path / "watched.py").write_text(TOOLS)
@@ -151,7 +166,7 @@ def prometheus(tmp_path: Path, forks: ForkServer, server: str, namespace: str) -
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        made = Prometheus(own)
+        made = Prometheus(own, namespace)
 
         def scraped() -> bool:
             targets = made.ask("targets") or {"activeTargets": []}

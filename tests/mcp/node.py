@@ -1,4 +1,4 @@
-"""The programs of the official project, which npm brings: the TypeScript SDK, the inspector, and the conformance suite.
+"""The programs of the official project: the TypeScript SDKs, the inspector and the conformance suite from npm, and the older Python SDK.
 
 ``make mcp-conformance`` fetches them into a folder of the environment, and runs the suite against a gateway.
 """
@@ -22,9 +22,17 @@ PACKAGES = (
     "node@22",
     "@modelcontextprotocol/conformance@0.2.0-alpha.12",
     "@modelcontextprotocol/sdk@1.32.2",
+    "@modelcontextprotocol/client@2.4.0",
     "@modelcontextprotocol/inspector@2.12.0",
 )
+# What is installed here is a later one.
+OLDER_SDK = "mcp==1.30.0"
 REQUIREMENTS = ("2026-07-28", "2025-11-25")
+
+
+def older_python() -> Path:
+    """Return the interpreter of an environment with the older Python SDK."""
+    return FOLDER / "python" / "bin" / "python"
 
 
 def environment() -> dict[str, str]:
@@ -34,10 +42,12 @@ def environment() -> dict[str, str]:
 
 def fetch() -> None:
     """Fetch the programs, if they are not there."""
-    if (FOLDER / "node_modules" / "@modelcontextprotocol" / "inspector").is_dir():
-        return
     FOLDER.mkdir(exist_ok=True)
-    subprocess.run(["npm", "install", "--no-audit", "--no-fund", "--silent", *PACKAGES], cwd=FOLDER, check=True)
+    if not (FOLDER / "node_modules" / "@modelcontextprotocol" / "client").is_dir():
+        subprocess.run(["npm", "install", "--no-audit", "--no-fund", "--silent", *PACKAGES], cwd=FOLDER, check=True)
+    if not older_python().exists():
+        subprocess.run([sys.executable, "-m", "venv", FOLDER / "python"], check=True)
+        subprocess.run([older_python(), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", OLDER_SDK], check=True)
 
 
 def main() -> None:

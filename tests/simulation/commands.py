@@ -692,7 +692,8 @@ def _xpending(db: Storage, random: Random, words: list[bytes]) -> Any:
     found = []
     for each in ids:
         pending = group.pending[each]
-        if (consumer is None or pending.consumer == consumer) and db.now() - pending.since >= idle:
+        # The clock may have been set back, and then nothing is excluded that does not ask for idle entries.
+        if (consumer is None or pending.consumer == consumer) and (not idle or db.now() - pending.since >= idle):
             found.append([shown(each), pending.consumer, max(0, db.now() - pending.since), pending.count])
     return found[: _integer(rest[2])]
 
@@ -717,7 +718,7 @@ def _xclaim(db: Storage, random: Random, words: list[bytes]) -> Any:
             if b"FORCE" not in options:
                 continue
             pending = group.pending[each] = Pending(consumer, now)
-        elif now - pending.since < _integer(least):
+        elif _integer(least) and now - pending.since < _integer(least):
             continue
         pending.consumer, pending.since = consumer, now
         if count is not None:

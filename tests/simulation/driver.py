@@ -6,32 +6,40 @@ import asyncio
 import hashlib
 import logging
 import traceback
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from tests.chaos.agent import make_calls, still_to_make
+from tests.chaos.agent import count, make_calls, still_to_make
 from tests.chaos.history import Agent, AnyRecord, Exited, History, Hit, Key, Queue, Started, State
 from tests.chaos.oracle import Violation
 from tests.chaos.schedule import Fault
 from tests.chaos.snapshot import at_rest
 from tests.chaos.tools import SERVICES, define
 from tests.simulation.faults import KINDS, What
-from tests.simulation.oracles import judge
+from tests.simulation.oracles import Invariants, judge
 from tests.simulation.scenario import Scenario
-from tests.simulation.storage import Scores, Stream
+from tests.simulation.storage import ErrorReply, Scores, Snapshot, Stream
 from tests.simulation.world import Moment, Process, Stuck, World
 from toolbus import BrokerError, ToolBus, Worker
+from toolbus.bus.broker.admin import Admin
 from toolbus.bus.broker.server import scripts
 from toolbus.bus.telemetry.logger import repeats
 from toolbus.bus.telemetry.output import FIELDS
 from toolbus.bus.values import envelope
 
+T = TypeVar("T")
+
 _URL = "redis://server:6379"
 _POLL = 0.1
 _AGAIN = 0.2
+STEPS = (*(script.name for script in scripts.ALL), "XREADGROUP", "XREAD")
+"""The steps of the protocol, by the names of their scripts and commands."""
+
+_SOURCES = {script.source.encode(): script.name for script in scripts.ALL}
 _SCRIPTS = {script.sha.encode(): script.name for script in scripts.ALL}
 
 
@@ -41,6 +49,7 @@ class Outcome(NamedTuple):
     Attributes:
         digest: of everything that was said to the server and of everything that was written down.
         trace: what happened.
+        met: how often each fault was under way when a script or command was carried out, by both names.
     """
 
     violations: list[Violation]
@@ -49,20 +58,27 @@ class Outcome(NamedTuple):
     history: History
     calls: int
     seconds: float
+    met: Counter[tuple[str, str]]
 
 
 class Records:
-    """Takes the place of the journals of a chaos run: what everybody writes down, in memory."""
+    """Takes the place of the journals of a chaos run: what everybody writes down, in memory.
 
-    def __init__(self, world: World) -> None:
+    Args:
+        wrote: called with each record.
+    """
+
+    def __init__(self, world: World, wrote: Callable[[AnyRecord], None]) -> None:
         self._world = world
+        self._wrote = wrote
         self.records: list[AnyRecord] = []
-        self.closed = False
 
     def write(self, record: AnyRecord) -> None:
         """Add a record."""
-        if not self.closed:
+        # What is said while a process is cleared away, nobody of it says.
+        if not self._world.ended and not self._world.current.dead:
             self.records.append(record)
+            self._wrote(record)
             fields = " ".join(f"{name}={value}" for name, value in msgspec.structs.asdict(record).items() if name != "at" and value != "")
             self._world.note(type(record).__name__.lower(), fields)
 
@@ -83,7 +99,12 @@ class _Logged(logging.Handler):
 
 
 class Driver:
-    """Runs one scenario; ``world`` is where."""
+    """Runs one scenario.
+
+    Attributes:
+        world: where it runs.
+        met: see ``Outcome``.
+    """
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
@@ -91,7 +112,8 @@ class Driver:
         self.services = SERVICES
         self.world = World(scenario.seed)
         self.world.network.delays, self.world.network.splits = [scenario.delay], [scenario.splits]
-        self.journal = Records(self.world)
+        self.invariants = Invariants(self.world.server.db, self.key(""), self.options)
+        self.journal = Records(self.world, self.invariants.wrote)
         self._settings = self.options.settings(_URL)
         self._start = 0.0
         self._workers: dict[int, Process] = {}
@@ -100,7 +122,11 @@ class Driver:
         self._idle: set[Process] = set()
         self._closing = False
         self._hash = hashlib.blake2b(digest_size=16)
+        self._under_way: Counter[str] = Counter()
+        self.met: Counter[tuple[str, str]] = Counter()
+        self.world.exited = self._end
         self.world.server.observe = self._observe
+        self.world.server.changed = self.invariants.changed
 
     def run(self) -> Outcome:
         """Run it to its end, and judge it."""
@@ -112,20 +138,20 @@ class Driver:
         logger.setLevel(logging.INFO)
         trouble = ""
         try:
-            self.world.run(self._live())
+            with self.invariants.listening():
+                self.world.run(self._live())
         except Stuck as error:
             trouble = str(error)
         finally:
-            self.journal.closed = True
             logger.handlers[:], logger.propagate = before[2], before[1]
             logger.setLevel(before[0])
         history = History(self.journal.records)
-        violations = judge(self.scenario, history)
+        violations = [*self.invariants.violations, *judge(self.scenario, history)]
         if trouble:
             violations.append(Violation("world", trouble))
         self._hash.update(repr(self.world.trace).encode())
         trace, seconds = self.world.trace, self.world.loop.now - self._start
-        return Outcome(violations, self._hash.hexdigest(), trace, history, len(self.scenario.calls), seconds)
+        return Outcome(violations, self._hash.hexdigest(), trace, history, len(self.scenario.calls), seconds, self.met)
 
     # -- what faults do ---------------------------------------------------------------------------
 
@@ -141,13 +167,16 @@ class Driver:
         """Kill a process; another one takes its place."""
         if process is None:
             return None
+        self._end(process, -9)
+        return process.name, (process.pid,)
+
+    def _end(self, process: Process, status: int) -> None:
+        self.journal.write(Exited(self.world.loop.now, process.name.partition("-")[0], process.pid, status, status == -9))
         process.kill()
-        self.journal.write(Exited(self.world.loop.now, process.name.partition("-")[0], process.pid, -9, True))
         for living, again in ((self._workers, self._hire), (self._agents, self._enlist)):
             for index, known in list(living.items()):
                 if known is process:
                     self._soon(again, index)
-        return process.name, (process.pid,)
 
     def dismiss(self, worker: Process | None) -> What:
         """Let a worker drain; another one takes its place."""
@@ -167,29 +196,35 @@ class Driver:
         process.go_on()
         return f"{process.name} for {seconds:.1f} s", (process.pid,)
 
-    async def restart(self, seconds: float) -> None:
-        """Kill the server and start it again with what it had."""
+    async def restart(self, seconds: float, had: Snapshot | None = None) -> None:
+        """Kill the server and start it again, with what it had, or had at some time."""
         world = self.world
         world.network.downs.append("restart")
         for connection in list(world.network.connections):
             connection.cut(None)
         await asyncio.sleep(seconds)
+        if had is not None:
+            world.server.db.restore(had)
         world.server.begin()
         world.network.downs.remove("restart")
 
     async def cut_at_command(self, random: Random, *, before: bool) -> str:
         """Cut the connection over which one of the next commands comes, before or after the server has carried it out."""
         server, left = self.world.server, random.randrange(20)
+        # Half of them wait for a step that may be rare.
+        wanted = random.choice(STEPS) if random.random() < 0.5 else ""
         found: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
         def meet(session: Any, words: list[bytes]) -> str | None:
             nonlocal left
-            if words[0] not in {b"EVALSHA", b"EVAL", b"XREADGROUP", b"XREAD"}:
+            name = self._name(words)
+            if name not in STEPS or found.done():
                 return None
             left -= 1
-            if left >= 0 or found.done():
+            if name != wanted and (wanted or left >= 0):
                 return None
-            found.set_result(self._name(words))
+            found.set_result(name)
+            self.met["cut-command" if before else "cut-reply", name] += 1
             return "before" if before else "after"
 
         server.meet = meet
@@ -201,6 +236,19 @@ class Driver:
         finally:
             if server.meet is meet:
                 server.meet = None
+
+    async def operate(self, work: Callable[[Admin], Awaitable[T]]) -> T | str:
+        """Do something as an operator does, in a process of its own; returns an error's text when that is not possible."""
+        operator = self.world.start(f"operator-{len(self.world.processes) + 1}")
+
+        async def whole() -> T | str:
+            try:
+                async with Admin(self._settings) as admin:
+                    return await work(admin)
+            except BrokerError as error:
+                return str(error)
+
+        return await operator.run(whole())
 
     def command(self, *words: bytes) -> str:
         """Carry out a command of an operator at the server."""
@@ -232,7 +280,8 @@ class Driver:
         await self._until(lambda: all(each in self._idle for each in self._agents.values()), options.seconds * 2 + options.timeout * 2 + 60)
         # Nobody is told that such a connection carries nothing, and what is closed meanwhile leaves things behind.
         await self._until(lambda: not any(each.to_server.silent for each in self.world.network.connections), 30.0)
-        await self._until(self._is_at_rest, 10 * options.lease + 10)
+        # What the server has lost and got back runs until its time is up.
+        await self._until(self._is_at_rest, 10 * options.lease + 10 + (options.timeout if options.lossy else 0.0))
         self.journal.write(self._state("quiet"))
         self._closing = True
         await self._dismiss(self._agents)
@@ -255,7 +304,11 @@ class Driver:
     async def _apply(self, fault: Fault, random: Random) -> None:
         began = self.world.loop.now
         self.world.note("fault", f"{fault.kind} {fault.lasts:.3f} s")
+        if not fault.kind.startswith("cut-"):
+            self._under_way[fault.kind] += 1
         what, pids = await KINDS[fault.kind].apply(self, fault, random) or ("nobody was there", ())
+        # What follows within a lease meets it too: those that were cut off come back.
+        self.world.loop.call_later(self.options.lease, self._under_way.subtract, [fault.kind], context=self.world.context)
         self.journal.write(Hit(began, KINDS[fault.kind].taken_for, self.world.loop.now, f"{fault.kind} {what}", pids))
 
     def _soon(self, again: Callable[[int], None], index: int) -> None:
@@ -290,7 +343,8 @@ class Driver:
     async def _work(self, process: Process) -> None:
         leave = self._leave[process]
         while not leave.is_set():
-            worker = Worker(define(self.journal, 0), settings=self._settings)  # type: ignore[arg-type]
+            revision = process.number % 2 if "versions" in self.options.faults else 0
+            worker = Worker(define(self.journal, revision), settings=self._settings)  # type: ignore[arg-type]
             try:
                 await worker.open()
             except BrokerError as error:
@@ -312,14 +366,18 @@ class Driver:
                 break
         self.journal.write(Agent(self.world.loop.now, index, bus.agent, process.pid))
         mine = still_to_make([call for call in self.scenario.calls if call.agent == index], self.journal.records)
+        counting = asyncio.create_task(count(self.journal, bus))  # type: ignore[arg-type]
         await make_calls(self.journal, bus, mine, self.options, self._start)  # type: ignore[arg-type]
         self._idle.add(process)
         await self._leave[process].wait()
+        counting.cancel()
         await bus.aclose()
 
     # -- watching ---------------------------------------------------------------------------------
 
     def _name(self, words: list[bytes]) -> str:
+        if words[0] == b"EVAL":
+            return _SOURCES.get(words[1], "script")
         return _SCRIPTS.get(words[1], "script") if words[0] == b"EVALSHA" else words[0].decode()
 
     def _observe(self, number: int, process: Process, words: list[bytes], answer: Any) -> None:
@@ -327,8 +385,12 @@ class Driver:
             return
         line = f"{self.world.loop.now:.9f} {number} {words!r} {answer!r}"
         self._hash.update(line.encode())
-        if words[0] in {b"EVALSHA", b"EVAL", b"XREADGROUP", b"XREAD"}:
-            self.world.note(f"> {self._name(words)}", f"{answer!r}"[:160], process.name)
+        name = self._name(words)
+        if name in STEPS:
+            self.world.note(f"> {name}", f"{answer!r}"[:160], process.name)
+            for kind, count in self._under_way.items():
+                if count and (not kind.startswith("refuse-") or isinstance(answer, ErrorReply)):
+                    self.met[kind, name] += 1
 
     def _is_at_rest(self) -> bool:
         """Return whether nothing waits or runs, and nobody who was killed has a lease any more."""

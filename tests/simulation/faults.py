@@ -191,7 +191,9 @@ async def _flushall(driver: Driver, fault: Fault, random: Random) -> What:
 def _refusing(code: str, text: str, *lasts: float, only: Callable[[str, bool, bool], bool], taken_for: str = "client-pause") -> None:
     async def refuse(driver: Driver, fault: Fault, random: Random) -> What:
         await _during(
-            driver.world.server.refusals, lambda name, writes, grows: f"{code} {text}" if only(name, writes, grows) else "", fault.lasts
+            driver.world.server.refusals,
+            lambda name, writes, grows: f"{code} {text}" if only(name, writes, grows) and not driver.world.server.asked else "",
+            fault.lasts,
         )
         return f"for {fault.lasts:.1f} s", ()
 
@@ -206,3 +208,100 @@ _refusing("NOREPLICAS", "Not enough good replicas to write.", 0.2, 1.0, only=lam
 _refusing("BUSY", "Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.", 0.2, 1.0,
           only=lambda name, writes, grows: True)  # fmt: skip
 _refusing("LOADING", "Redis is loading the dataset in memory", 0.2, 1.0, only=lambda name, writes, grows: True)
+_refusing("READONLY", "You can't write against a read only replica.", 0.1, 1.0, only=lambda name, writes, grows: writes)
+_refusing("MOVED", "1234 server:6379", 0.1, 0.6, only=lambda name, writes, grows: True)
+_refusing("ASK", "1234 server:6379", 0.1, 1.0, only=lambda name, writes, grows: True)
+_refusing("TRYAGAIN", "Multiple keys request during rehashing of slot", 0.1, 1.0, only=lambda name, writes, grows: name == "script")
+
+
+# -- what is lost -------------------------------------------------------------------------------------
+
+
+@_kind("lost-second", 0.1, 1.0, taken_for="flushall", lossy=True)
+async def _lost_second(driver: Driver, fault: Fault, random: Random) -> What:
+    """The server is killed, and started again without what was written last."""
+    before = driver.world.server.db.snapshot()
+    await asyncio.sleep(fault.lasts)
+    await driver.restart(0.1 * random.random(), before)
+    return f"without the last {fault.lasts:.1f} s", ()
+
+
+@_kind("failover", 0.0, 0.3, taken_for="flushall", lossy=True)
+async def _failover(driver: Driver, fault: Fault, random: Random) -> What:
+    """A replica, which has not got what was written last, becomes the master; the old one refuses writes until it ends."""
+    before = driver.world.server.db.snapshot()
+    await asyncio.sleep(fault.lasts)
+    driver.world.server.role = "slave"
+    await _during(driver.world.server.refusals, lambda name, writes, grows: "READONLY You can't write." if writes else "", random.random())
+    await driver.restart(0.0, before)
+    return f"without the last {fault.lasts:.1f} s", ()
+
+
+@_kind("wrong-type", taken_for="flushall", lossy=True)
+async def _wrong_type(driver: Driver, fault: Fault, random: Random) -> What:
+    """Somebody overwrites a key that is no string with one."""
+    db = driver.world.server.db
+    keys = [key for key in sorted(db.names()) if db.kind(key) != "string"]
+    key = keys[int(fault.pick * len(keys))] if keys else driver.key("live")
+    return f"{driver.command(b'SET', key, b'x', b'PX', b'10000')} {key.decode()}", ()
+
+
+# -- clocks -------------------------------------------------------------------------------------------
+
+
+@_kind("server-clock", taken_for="server-stop")
+async def _server_clock(driver: Driver, fault: Fault, random: Random) -> What:
+    """The server's clock steps, and is a lease behind or three ahead at most: what lives for seconds outlives that."""
+    before, driver.world.server_skew = driver.world.server_skew, driver.options.lease * (4 * fault.pick - 1)
+    return f"by {driver.world.server_skew - before:.1f} s", ()
+
+
+@_kind("server-stands", 0.3, 2.0, taken_for="server-stop")
+async def _server_stands(driver: Driver, fault: Fault, random: Random) -> What:
+    """The server's clock stands for a while, and then is right again."""
+    driver.world.server_stands = driver.world.loop.now
+    await asyncio.sleep(fault.lasts)
+    driver.world.server_stands = None
+    return f"for {fault.lasts:.1f} s", ()
+
+
+@_kind("clock", taken_for="reset")
+async def _clock(driver: Driver, fault: Fault, random: Random) -> What:
+    """The clocks of the day of some processes step, by a day at most."""
+    found = [process for process in driver.world.processes if random.random() < 0.5]
+    for process in found:
+        process.skew += 86_400 * random.uniform(-1, 1)
+    return f"of {len(found)} processes", ()
+
+
+# -- operators and callers ----------------------------------------------------------------------------
+
+
+@_kind("pause", 0.1, 2.0, taken_for="client-pause")
+async def _pause(driver: Driver, fault: Fault, random: Random) -> What:
+    """A service is paused for a while."""
+    service = driver.services[int(fault.pick * len(driver.services))]
+    await driver.operate(lambda admin: admin.pause(service))
+    await asyncio.sleep(fault.lasts)
+    await driver.operate(lambda admin: admin.resume(service))
+    return f"{service} for {fault.lasts:.1f} s", ()
+
+
+@_kind("purge")
+async def _purge(driver: Driver, fault: Fault, random: Random) -> What:
+    """A service loses what is queued for it."""
+    service = driver.services[int(fault.pick * len(driver.services))]
+    return f"{await driver.operate(lambda admin: admin.purge(service))} of {service}", ()
+
+
+@_kind("slow-reader", 0.5, 3.0, taken_for="delay")
+async def _slow_reader(driver: Driver, fault: Fault, random: Random) -> What:
+    """An agent gets late what is sent to it."""
+    agent = driver.agent(fault.pick)
+    found = [each for each in driver.world.network.connections if each.process is agent]
+    for connection in found:
+        connection.to_client.slow = random.random()
+    await asyncio.sleep(fault.lasts)
+    for connection in found:
+        connection.to_client.slow = 0.0
+    return f"over {len(found)} connections for {fault.lasts:.1f} s", ()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -41,7 +40,12 @@ class Network:
 
 
 class Direction:
-    """One direction of a connection: bytes arrive in order, each piece after a delay of its own."""
+    """One direction of a connection: bytes arrive in order, each piece after a delay of its own.
+
+    Attributes:
+        silent: it carries nothing more.
+        slow: seconds by which each piece is later than the network's delays say.
+    """
 
     def __init__(self, world: World, network: Network, random: Random, deliver: Callable[[bytes], None], context: Any) -> None:
         self._world = world
@@ -50,7 +54,6 @@ class Direction:
         self._deliver = deliver
         self._context = context
         self._last = 0.0
-        self._under_way: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self.silent = False
         self.slow = 0.0
 
@@ -68,13 +71,7 @@ class Direction:
     def later(self, callback: Callable[..., None], *args: Any) -> None:
         """Call a function at the other end, behind what was sent."""
         self._last = max(self._last, self._world.loop.now + self.slow + self._random.random() * max(self._network.delays))
-        # Timers of one moment may run in any order.
-        self._under_way.append((callback, args))
-        self._world.loop.call_at(self._last, self._go_on, context=self._context)
-
-    def _go_on(self) -> None:
-        callback, args = self._under_way.popleft()
-        callback(*args)
+        self._world.loop.call_at(self._last, callback, *args, context=self._context)
 
     def _arrive(self, data: bytes) -> None:
         if not self.silent:

@@ -47,16 +47,25 @@ PLANTED = MUTANTS | {
 }
 """The defects by name."""
 
+OUT_OF_REACH = {
+    "Callers that do not read": "no agent leaves so much unread",
+    "Failover": "the server has no replicas",
+    "Mastership": "there are no Sentinels",
+    "Snapshots of sessions": "no service restores states",
+    "Snapshots of sessions: calls in them": "no service restores states",
+}
+"""Defects that nothing in a world can show, and why; they are searched for only when they are named."""
+
 _FOUND = re.compile(r"^VIOLATION (.*)$", re.MULTILINE)
 
 
 def main() -> int:
-    """Plant the defects that are named, or all; return how many were not found."""
+    """Plant the defects that are named, or all within reach; return how many were not found."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation.planted")
-    parser.add_argument("names", nargs="*", help="defects; all without any")
+    parser.add_argument("names", nargs="*", help="defects; all within reach without any")
     parser.add_argument("--seconds", type=float, default=1200.0, help="how long each is searched for")
     chosen = parser.parse_args()
-    names, survived = chosen.names or list(PLANTED), 0
+    names, survived = chosen.names or [name for name in PLANTED if name not in OUT_OF_REACH], 0
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder) / "tree"
         hidden = shutil.ignore_patterns(".*", "__pycache__", "node_modules", "build", "dist", "mutants")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 import time
+from collections import Counter
 from pathlib import Path
 
 import msgspec
 
-from tests.simulation.driver import run
+from tests.simulation.driver import STEPS, run
+from tests.simulation.faults import KINDS
 from tests.simulation.scenario import Scenario, draw
 from tests.simulation.shrink import shrink
 from tests.simulation.timeline import timeline
@@ -24,6 +26,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, help="the first of the fresh seeds")
     parser.add_argument("--tries", type=int, default=150, help="runs for making a failing scenario short")
     parser.add_argument("--count", type=int, help="run so many seeds instead, and print the digest of each")
+    parser.add_argument("--coverage", type=Path, help="write which fault has met which step of the protocol to this file")
     parser.add_argument("--whole", action="store_true", help="everything that happened, and not only what is about the violations")
     chosen = parser.parse_args()
     if chosen.file is not None:
@@ -35,7 +38,11 @@ def main() -> int:
         for seed in range(first, first + chosen.count):
             print(seed, run(draw(seed)).digest)
         return 0
-    return _search(first, chosen.seconds, chosen.tries)
+    met = Counter[tuple[str, str]]()
+    status = _search(first, chosen.seconds, chosen.tries, met)
+    if chosen.coverage is not None:
+        chosen.coverage.write_text(coverage(met), "utf-8")
+    return status
 
 
 def _show(scenario: Scenario, *, whole: bool) -> int:
@@ -45,11 +52,26 @@ def _show(scenario: Scenario, *, whole: bool) -> int:
     return 1 if outcome.violations else 0
 
 
-def _search(first: int, seconds: float, tries: int) -> int:
+def coverage(met: Counter[tuple[str, str]]) -> str:
+    """Return how often each fault has met each step, in Markdown; the holes are named below."""
+    faults = sorted(KINDS)
+    lines = [f"| Step | {' | '.join(faults)} |", f"|---|{'---:|' * len(faults)}"]
+    lines += [f"| {step} | {' | '.join(str(met[kind, step]) for kind in faults)} |" for step in STEPS]
+    never = [step for step in STEPS if not any(met[kind, step] for kind in faults)]
+    lines += ["", f"{len(never)} of {len(STEPS)} steps have met no fault: {', '.join(never)}.", ""]
+    for step in STEPS:
+        holes = [kind for kind in faults if not met[kind, step]]
+        if holes and step not in never:
+            lines.append(f"- {step} has not met {', '.join(holes)}.")
+    return "\n".join(lines) + "\n"
+
+
+def _search(first: int, seconds: float, tries: int, met: Counter[tuple[str, str]]) -> int:
     began, used, seed, calls = time.monotonic(), time.process_time(), first, 0
     while time.monotonic() - began < seconds:
         outcome = run(draw(seed))
         calls += outcome.calls
+        met.update(outcome.met)
         if outcome.violations:
             short = shrink(draw(seed), tries)
             print(timeline(run(short)))

@@ -9,10 +9,17 @@ import msgspec
 from tests.chaos import plan
 from tests.chaos.options import Options
 from tests.chaos.plan import Planned
-from tests.chaos.schedule import Fault
+from tests.chaos.schedule import POISON, Fault
 from tests.simulation.faults import KINDS
 
 _TOOLS = ("echo", "pay", "nested", "silent", "deep", "flaky", "sit", "story", "babble", "stumble")
+# Their calls hold a slot for long, or wait for others: they need more slots than there are calls.
+_LONG = {"deep", "nested", "silent"}
+_LEAST_SHARE = 0.04
+# Others of the poisonous tools end a real process.
+_POISON = ("crash", "hang", "hog", "endless")
+_POISONED_SHARE, _MOST_POISON = 0.15, 3
+_TIGHT_SHARE, _TIGHT_CALLS = 0.3, 0.2
 # Nothing may be lost in most runs, since then everything must be right to the last.
 _LOSSY_SHARE = 0.1
 
@@ -40,29 +47,59 @@ def draw(seed: int) -> Scenario:
     lossy = random.random() < _LOSSY_SHARE
     usable = [name for name, kind in KINDS.items() if lossy or not kind.lossy]
     kinds = tuple(sorted(random.sample(usable, random.randint(0, 6))))
+    features = set(random.sample(_TOOLS, random.randint(1, len(_TOOLS))))
+    # So many are planned that about as many as are wanted are of these tools.
+    share = max(_LEAST_SHARE, sum(plan.ORDINARY[name] for name in features) / sum(plan.ORDINARY.values()))
     options = Options(
         seed=seed,
         seconds=random.choice((1.0, 3.0, 8.0)),
-        calls=random.choice((20, 100, 250)),
+        calls=round(random.choice((40, 100, 250)) / share),
         agents=random.randint(1, 3),
         workers=random.randint(1, 4),
-        faults=kinds,
+        faults=tuple(sorted({*(KINDS[name].taken_for for name in kinds), *(["versions"] if random.random() < 0.2 else [])})),
+        concurrency=random.choice((8, 32)) if features.isdisjoint(_LONG) else 128,
         lease=random.choice((0.6, 1.0, 2.0)),
         timeout=40.0,
     )
-    features = set(random.sample(_TOOLS, random.randint(1, len(_TOOLS))))
     everything = plan.plan(seed, options.calls, options.agents, poisoned=False, timeout=options.timeout, lease=options.lease)
     calls = [call for call in everything if call.tool in features]
     names = {call.key for call in calls}
     calls = [msgspec.structs.replace(call, follows=call.follows if call.follows in names else "") for call in calls]
+    if random.random() < _TIGHT_SHARE:
+        calls = _with_tight_deadlines(random, calls, options.lease)
+    # What runs alone waits in vain for what it calls itself, if no other worker is there.
+    if random.random() < _POISONED_SHARE and features.isdisjoint(_LONG):
+        calls = _poisoned(random, calls, options.lease)
+        options = msgspec.structs.replace(options, faults=(*options.faults, POISON))
     faults = _faults(random, kinds, options)
     return Scenario(seed, options, calls, faults, delay=random.choice((0.0005, 0.001, 0.01)), splits=random.choice((0.0, 0.02, 0.3)))
+
+
+def _with_tight_deadlines(random: Random, calls: list[Planned], lease: float) -> list[Planned]:
+    """Let some calls have less time than faults may take from them."""
+
+    def tight(call: Planned) -> Planned:
+        if call.shares or call.session or call.cancel or random.random() > _TIGHT_CALLS:
+            return call
+        return msgspec.structs.replace(call, timeout=round(lease * random.uniform(0.1, 3.0), 3))
+
+    return [tight(call) for call in calls]
+
+
+def _poisoned(random: Random, calls: list[Planned], lease: float) -> list[Planned]:
+    """Let a few calls be poison."""
+    simple = [number for number, call in enumerate(calls) if not (call.shares or call.session or call.cancel)]
+    for number in random.sample(simple, min(len(simple), random.randint(1, _MOST_POISON))):
+        call, tool = calls[number], random.choice(_POISON)
+        timeout = 2 * lease if tool == "hang" else call.timeout
+        calls[number] = msgspec.structs.replace(call, tool=tool, arguments={"key": call.key}, timeout=timeout)
+    return calls
 
 
 def _faults(random: Random, kinds: tuple[str, ...], options: Options) -> list[Fault]:
     found = []
     for name in kinds:
-        for _ in range(random.randint(1, 4)):
+        for _ in range(random.randint(1, 6)):
             at = random.uniform(0.0, 1.0) * options.seconds
             lasts = random.uniform(*KINDS[name].lasts) * options.lease
             found.append(Fault(round(at, 6), name, round(lasts, 6), round(random.random(), 6)))

@@ -24,7 +24,7 @@ world: World | None = None
 """The world that runs now."""
 
 _thread, _event = threading.Thread, threading.Event
-_urandom = os.urandom
+_urandom, _end = os.urandom, os._exit
 _connect, _can_read = redis.Connection._connect, redis.Connection.can_read
 
 
@@ -38,6 +38,7 @@ def install() -> None:
     _clock("time", lambda world: world.wall())
     os.urandom = random._urandom = _random_bytes  # type: ignore[attr-defined]
     os.getpid = _in_world(os.getpid, lambda world: world.current.pid)
+    os._exit = _exit  # type: ignore[assignment]
     socket.gethostname = _in_world(socket.gethostname, lambda world: world.current.name)
     threading.Thread = _made("Thread", _thread)  # type: ignore[misc,assignment]
     threading.Event = _made("Event", _event)  # type: ignore[misc,assignment]
@@ -56,6 +57,14 @@ def _in_world(real: Callable[[], Any], answer: Callable[[World], Any]) -> Callab
 def _clock(name: str, answer: Callable[[World], float]) -> None:
     setattr(time, name, _in_world(getattr(time, name), answer))
     setattr(time, f"{name}_ns", _in_world(getattr(time, f"{name}_ns"), lambda world: int(answer(world) * 1e9)))
+
+
+def _exit(status: int) -> None:
+    """End the process whose code runs; the step that it is in goes on, but nobody hears of it."""
+    if world is None:
+        _end(status)
+    else:
+        world.exit(status)
 
 
 def _random_bytes(count: int) -> bytes:

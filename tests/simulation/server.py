@@ -37,6 +37,9 @@ class Server:
         observe: called with the session, the client, the words of each command that was carried out, and its answer.
         meet: called with the session and the words of each command before it is carried out; returns whether the connection is to be cut
             "before" that or "after", or None.
+        changed: called with the keys that a command has changed.
+        waiting: the sessions whose reads wait, in the order in which they came, and the keys for which they wait.
+        asked: whether the command that is carried out was announced by ASKING.
     """
 
     def __init__(self, clock: Callable[[], int], later: Callable[..., Any], random: Random) -> None:
@@ -46,7 +49,10 @@ class Server:
         self.refusals: list[Callable[[str, bool, bool], str]] = []
         self.observe: Callable[[int, Any, list[bytes], Any], None] = lambda session, client, words, answer: None
         self.meet: Callable[[Session, list[bytes]], str | None] | None = None
+        self.changed: Callable[[set[bytes]], None] = lambda keys: None
         self.sessions: list[Session] = []
+        self.waiting: dict[Session, frozenset[bytes]] = {}
+        self.asked = False
         self._opened = 0
         self.begin()
 
@@ -97,8 +103,9 @@ class Server:
         """Carry out what waited for keys that have changed since."""
         while self.db.changed:
             changed, self.db.changed = self.db.changed, set()
-            for session in list(self.sessions):
-                session.wake(changed)
+            self.changed(changed)
+            for session in [session for session, keys in self.waiting.items() if not keys.isdisjoint(changed)]:
+                session.wake()
 
     def info(self, section: str) -> str:
         """Return what the server says of itself."""
@@ -128,6 +135,7 @@ class Session:
         self._waiting: deque[list[bytes]] = deque()
         self._blocked: list[bytes] | None = None
         self._timer: Any = None
+        self._asking = False
         self.channels: dict[bytes, None] = {}
 
     def receive(self, data: bytes) -> None:
@@ -144,11 +152,11 @@ class Session:
         if self in self._server.sessions:
             self._server.sessions.remove(self)
 
-    def wake(self, changed: set[bytes]) -> None:
-        """Try again what waits for one of these keys."""
-        if self._blocked is None or changed.isdisjoint(streams_of(self._blocked)):
-            return
+    def wake(self) -> None:
+        """Try again what waits."""
         words = self._blocked
+        if words is None:
+            return
         answer = self._outcome(words)
         if answer is BLOCKS:
             return
@@ -195,17 +203,20 @@ class Session:
 
     def _block(self, words: list[bytes]) -> None:
         self._blocked = words
+        self._server.waiting[self] = frozenset(streams_of(words))
         ms = block_of(words[1:])
         if ms:
             self._timer = self._server.later(ms / 1000, self.unblock)
 
     def _unblock(self) -> None:
         self._blocked = None
+        self._server.waiting.pop(self, None)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def _outcome(self, words: list[bytes]) -> Any:
+        self._server.asked, self._asking = self._asking, False
         try:
             own = _OF_SESSIONS.get(words[0].upper())
             return self._server.carry_out(words) if own is None else own(self, words[1:])
@@ -261,6 +272,10 @@ class Session:
             self.answer(Push([b"unsubscribe", channel, len(self.channels)]))
         return _SENT
 
+    def _ask(self, words: list[bytes]) -> Any:
+        self._asking = True
+        return OK
+
     def _accept(self, words: list[bytes]) -> Any:
         return OK
 
@@ -269,6 +284,7 @@ class Session:
 
 
 _OF_SESSIONS: dict[bytes, Callable[[Session, list[bytes]], Any]] = {
+    b"ASKING": Session._ask,
     b"AUTH": Session._accept,
     b"CLIENT": Session._client,
     b"EVAL": Session._eval,

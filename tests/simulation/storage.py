@@ -88,6 +88,7 @@ class Stream:
 
 
 Value = bytes | Hash | Members | Scores | Elements | Stream
+Snapshot = tuple[dict[bytes, Value], dict[bytes, int]]
 V = TypeVar("V", bytes, Hash, Members, Scores, Elements, Stream)
 
 _NAMES: dict[type, str] = {bytes: "string", Hash: "hash", Members: "set", Scores: "zset", Elements: "list", Stream: "stream"}
@@ -154,11 +155,11 @@ class Storage:
         """Return the keys that have not expired."""
         return [key for key in list(self.values) if self.find(key) is not None]
 
-    def snapshot(self) -> tuple[dict[bytes, Value], dict[bytes, int]]:
+    def snapshot(self) -> Snapshot:
         """Return a copy of everything."""
         return copy.deepcopy(self.values), dict(self.expires)
 
-    def restore(self, snapshot: tuple[dict[bytes, Value], dict[bytes, int]]) -> None:
+    def restore(self, snapshot: Snapshot) -> None:
         """Be as a snapshot was."""
         values, expires = snapshot
         self.changed.update(self.values, values)

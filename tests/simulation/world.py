@@ -69,6 +69,7 @@ class Process:
         self.pid = 1000 + number
         self.dead = False
         self.skew = 0.0
+        self._kept: set[asyncio.Task[Any]] = set()
         self._loop_strand, self._thread_strand = Strand(self), Strand(self)
         self.context = contextvars.Context()
         self.context.run(_strand.set, self._loop_strand)
@@ -86,11 +87,14 @@ class Process:
     def kill(self) -> None:
         """End it at once, as SIGKILL does: nothing of it runs any more, and the system closes its connections."""
         self.dead = True
+        # What nobody refers to any more would be cleared away now, and its clean-ups would run.
+        self._kept = asyncio.all_tasks(self._world.loop)
         for connection in [each for each in self._world.network.connections if each.process is self]:
             connection.close()
 
     def drop(self) -> None:
-        """Forget what was held back."""
+        """Forget what was held back, and what was kept."""
+        self._kept = set()
         self._loop_strand.held.clear()
         self._thread_strand.held.clear()
 
@@ -134,6 +138,9 @@ class Loop(asyncio.BaseEventLoop):
         self._world = world
         self.now = EARLIEST
         self._at_once = 0
+        # By time, then by number: tuples compare faster than the timers of asyncio.
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._made = 0
         # The order of a set follows from these numbers: they must not go on from another world's.
         _Task._made = 0
         self.set_task_factory(lambda loop, work, context=None: _Task(work, loop=loop, context=context))
@@ -142,6 +149,15 @@ class Loop(asyncio.BaseEventLoop):
         """Return the virtual time."""
         return self.now
 
+    def call_at(
+        self, when: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: contextvars.Context | None = None
+    ) -> asyncio.TimerHandle:
+        """Call a function at a time, behind what is called at the same."""
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        self._made += 1
+        heapq.heappush(self._timers, (when, self._made, timer))
+        return timer
+
     def append(self, handles: list[Any]) -> None:
         """Run handles that were held back, in their order."""
         self._ready.extend(handles)
@@ -149,7 +165,7 @@ class Loop(asyncio.BaseEventLoop):
     def drop(self) -> None:
         """Forget everything that was to be called."""
         self._ready.clear()
-        self._scheduled.clear()
+        self._timers.clear()
 
     def call_soon_threadsafe(
         self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: contextvars.Context | None = None
@@ -188,18 +204,17 @@ class Loop(asyncio.BaseEventLoop):
         return transport, protocol
 
     def _run_once(self) -> None:
-        ready, scheduled = self._ready, self._scheduled
+        ready, timers = self._ready, self._timers
         if not ready:
-            while scheduled and scheduled[0]._cancelled:
-                heapq.heappop(scheduled)._scheduled = False
-            if not scheduled:
+            while timers and timers[0][2]._cancelled:
+                heapq.heappop(timers)
+            if not timers:
                 raise Stuck("nothing is left that could happen")
-            if scheduled[0]._when > self.now:
-                self.now = scheduled[0]._when
+            if timers[0][0] > self.now:
+                self.now = timers[0][0]
                 self._at_once = 0
-        while scheduled and scheduled[0]._when <= self.now:
-            timer = heapq.heappop(scheduled)
-            timer._scheduled = False
+        while timers and timers[0][0] <= self.now:
+            timer = heapq.heappop(timers)[2]
             if not timer._cancelled:
                 ready.append(timer)
         self._at_once += len(ready)
@@ -231,6 +246,9 @@ class World:
         trace: what happened.
         processes: all that were ever started.
         current: the process whose code runs.
+        server_skew: seconds by which the server's clock is ahead.
+        server_stands: when the server's clock was stopped, in virtual time; None while it goes.
+        exited: called with a process that has ended itself, and its status.
         ended: whether it is over; what is heard of it while it is dropped follows no seed.
     """
 
@@ -246,8 +264,10 @@ class World:
         self.ended = False
         self.turn = _thread.allocate_lock()
         self.turn.acquire()
+        self.exited: Callable[[Process, int], None] = lambda process, status: None
         self._outside = Process(self, "world", 0)
         self.server_skew = 0.0
+        self.server_stands: float | None = None
         self.network = Network(self)
         self.server = Server(self._server_clock, self._later, randomness.Random(f"{seed} server"))
 
@@ -266,6 +286,11 @@ class World:
         process = Process(self, name, len(self.processes) + 1)
         self.processes.append(process)
         return process
+
+    def exit(self, status: int) -> None:
+        """End the process whose code runs."""
+        process = self.current
+        self.context.run(self.exited, process, status)
 
     def note(self, what: str, about: str = "", who: str = "") -> None:
         """Add to the trace."""
@@ -306,12 +331,14 @@ class World:
             self.threads.clear()
             self.network.connections.clear()
             self.server.sessions.clear()
+            self.server.waiting.clear()
             gc.collect()
         finally:
             sys.unraisablehook = usual
 
     def _server_clock(self) -> int:
-        return int((_BEGINS + self.loop.now + self.server_skew) * 1e6)
+        now = self.loop.now if self.server_stands is None else self.server_stands
+        return int((_BEGINS + now + self.server_skew) * 1e6)
 
     def _later(self, seconds: float, callback: Callable[[], Any]) -> Any:
         return self.loop.call_later(seconds, callback, context=self.context)

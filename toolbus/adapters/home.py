@@ -293,10 +293,11 @@ async def _run(
     if isinstance(place, Asked):
         place = places_of(executor).claim(executor, place)
     # Without an observer no person sees a question, so handlers may not ask one.
-    async with executor.turn([wanted], streaming=observer is not None, places=() if place is None else (place,)) as turn:
-        if observer is not None:
+    turn = executor.turn([wanted], streaming=observer is not None, places=() if place is None else (place,))
+    if observer is not None:
+        async with turn:
             async for event in turn:
                 observer(event)
-        (observation,) = await turn.observations()
-        (result,) = await turn.results()
+    (observation,) = await turn.observations()
+    (result,) = await turn.results()
     return observation, result

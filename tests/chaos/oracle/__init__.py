@@ -2,7 +2,7 @@
 
 The rules, by the names that violations carry:
 
-- ``one-end``: each call ends exactly once, with what the tool must say for it, or an error that is true.
+- ``one-end``: each call ends exactly once and by its deadline, with what the tool must say for it, or an error that is true.
 - ``stream``: what the caller saw of a stream is whole, in order, without repeats, or has an explicit reset; nothing overtakes what
   stands before it.
 - ``rest``: when all calls have ended nothing waits, runs, or lies around: no entries, consumers, or keys without a TTL.
@@ -23,7 +23,7 @@ from tests.chaos.options import Options
 from tests.chaos.oracle.backlog import backlog
 from tests.chaos.oracle.cancellations import cancellations
 from tests.chaos.oracle.case import Case, Rule, Violation
-from tests.chaos.oracle.ends import ends, letters, truth
+from tests.chaos.oracle.ends import deadlines, ends, letters, truth
 from tests.chaos.oracle.executions import executions, lifetimes, overlaps
 from tests.chaos.oracle.keys import keys
 from tests.chaos.oracle.rest import memory, processes, rest
@@ -35,6 +35,7 @@ __all__ = ["Violation", "judge"]
 
 RULES: tuple[Rule, ...] = (
     ends,
+    deadlines,
     truth,
     letters,
     streams,

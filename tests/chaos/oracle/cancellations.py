@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from tests.chaos.history import Begun, Hit
 from tests.chaos.oracle.case import MARGIN, Case, Violation
 from tests.chaos.plan import Planned, inner
+from tests.chaos.schedule import LOSSY
 
 # While these last, word of a cancellation may not come through.
 _SILENCING = frozenset({"server-stop", "server-kill", "client-pause", "partition", "swallow", "delay", "stop", "agent-stop", "half-open"})
@@ -36,6 +37,9 @@ def cancellations(case: Case) -> Iterator[Violation]:
 
 
 def _late(case: Case, silences: list[_Silence], begun: Begun, since: float) -> Iterator[Violation]:
+    # What the server lost, nobody can cancel: it ends with its time.
+    if any(hit.kind in LOSSY and hit.until > begun.at for hit in case.history.of(Hit)):
+        return
     agent = case.issued[begun.key.removesuffix(inner(""))].pid
     # Nobody looks whether a caller is gone before what was taken over begins; but what runs is looked at all the time.
     over, heard = case.over(begun), max(since, begun.at)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tests.chaos.history import Ended, Planted
-from tests.chaos.oracle.case import Case, Violation, short
+from tests.chaos.history import Ended, Hit, Planted
+from tests.chaos.oracle.case import MARGIN, Case, Violation, short
 from tests.chaos.oracle.outputs import expected
 from tests.chaos.oracle.sessions import bad_seat
 from tests.chaos.oracle.streams import bad_babble
 from tests.chaos.plan import Planned
+from tests.chaos.schedule import PURGE
 
 # Their handlers call others, and pass on how those ended.
 _CALLING = frozenset({"nested", "deep"})
@@ -27,6 +28,17 @@ def ends(case: Case) -> Iterator[Violation]:
         count = sum(record.finished for record in ended)
         if ended and count != 1:
             yield Violation("one-end", f"{count} terminal results", key)
+
+
+def deadlines(case: Case) -> Iterator[Violation]:
+    """Each call ends by its deadline, or when its agent goes on after that."""
+    stops = [hit for hit in case.history.of(Hit) if hit.kind == "agent-stop"]
+    for key, records in case.ended.items():
+        for ended in records:
+            stopped = sum(hit.until - hit.at for hit in stops if ended.pid in hit.pids and hit.at < ended.at and hit.until > ended.began)
+            late = ended.at - ended.began - case.planned[key].timeout - stopped
+            if late > MARGIN:
+                yield Violation("one-end", f"it ended {late:.1f} s after its deadline", key)
 
 
 def truth(case: Case) -> Iterator[Violation]:
@@ -57,10 +69,9 @@ def _wrong_failure(case: Case, planned: Planned, ended: Ended) -> str:
     if ended.error == "cancelled":
         # What was asked for with an idempotency key and must not happen twice has one answer, also when another caller cancelled it.
         by = case.shared[planned.shares] if planned.tool == "pay" and planned.shares else [planned]
-        return "" if any(call.key in case.cancelled for call in by) else f"{told}, and nobody cancelled it"
-    if case.options.lossy and ended.error in {"deadline_exceeded", "outcome_unknown", "unavailable"}:
-        return ""
-    if case.was_cut_off(ended) and ended.error in {"deadline_exceeded", "outcome_unknown"}:
+        purged = any(ended.began < hit.until and hit.at < ended.at for hit in case.history.of(Hit) if hit.kind == PURGE)
+        return "" if purged or any(call.key in case.cancelled for call in by) else f"{told}, and nobody cancelled it"
+    if _is_expected(case, planned, ended):
         return ""
     if ended.error in {"unavailable", "overloaded"} or ended.code == "ReplyError":
         # Another call with its idempotency key may have run, and what a handler calls may be refused.
@@ -86,6 +97,21 @@ def _wrong_failure(case: Case, planned: Planned, ended: Ended) -> str:
             return ""
         case _:
             return f"{told} (its handler began {began} times)"
+
+
+def _is_expected(case: Case, planned: Planned, ended: Ended) -> bool:
+    """Return whether what was lost, or had little time, may end with such an error."""
+    if case.options.lossy and ended.error in {"deadline_exceeded", "outcome_unknown", "unavailable"}:
+        return True
+    if case.was_cut_off(ended) and ended.error in {"deadline_exceeded", "outcome_unknown"}:
+        return True
+    if planned.timeout >= case.options.timeout:
+        return False
+    # Of work that must not happen twice the caller is told whether it began. A worker may have appeared too late.
+    never_ran = not case.executions(planned.work)
+    late = ended.error == "deadline_exceeded" and (never_ran or planned.tool != "pay")
+    # A retry for which no time is left is not begun.
+    return late or ended.code == "not_yet" or ended.error == "outcome_unknown" or (ended.error == "not_found" and never_ran)
 
 
 def letters(case: Case) -> Iterator[Violation]:

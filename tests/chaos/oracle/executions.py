@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from tests.chaos.history import Hit, Left
 from tests.chaos.oracle.case import MARGIN, Case, Violation
 from tests.chaos.plan import inner
+from tests.chaos.schedule import LOSSY
 
 # What takes no living worker's lease or entries away.
 _HEARABLE = frozenset({"kill", "term", "agent-kill", "agent-stop", "malformed", "script-flush"})
@@ -79,7 +80,9 @@ def lifetimes(case: Case) -> Iterator[Violation]:
         planned = case.planned.get(key.removesuffix(inner("")))
         for begun in records:
             over = case.over(begun)
-            if quiet is not None and over > quiet.at and begun.at < quiet.at:
+            # What the server lost, nobody can cancel: it ends with its time.
+            lost = any(hit.kind in LOSSY and hit.until > begun.at for hit in case.history.of(Hit))
+            if quiet is not None and over > quiet.at and begun.at < quiet.at and not lost:
                 yield Violation(
                     "executions", f"attempt {begun.attempt} still runs in process {begun.pid} although every call has ended", key
                 )

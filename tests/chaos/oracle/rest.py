@@ -14,7 +14,7 @@ from tests.chaos.oracle.case import Case, Violation
 # What a poisoned process may die of: os._exit(7), and a segmentation fault.
 _DEADLY = {"crash": 7, "segfault": -11}
 # Keys that people put there, and may stay for good.
-_KEPT = {"reg:items", "reg:recorded", "reg:pending", "reg:groups", "reg:pins"}
+KEPT = {"reg:items", "reg:recorded", "reg:pending", "reg:groups", "reg:pins"}
 
 
 def rest(case: Case) -> Iterator[Violation]:
@@ -32,7 +32,7 @@ def rest(case: Case) -> Iterator[Violation]:
         for stranger in snapshot.strangers(state):
             yield Violation("rest", f"{name}: the consumer {stranger} belongs to nobody alive")
         for key in state.keys:
-            if key.ttl == -1 and key.name not in _KEPT:
+            if key.ttl == -1 and key.name not in KEPT:
                 yield Violation("rest", f"{name}: the key {key.name} has no TTL")
     later = case.states.get("later")
     for key in later.keys if later is not None else ():

@@ -214,6 +214,9 @@ class FakeBroker:
     def before_sending(self, pack: Callable[[], None]) -> None:
         asyncio.get_running_loop().call_soon(pack)
 
+    def flush_soon(self) -> None:
+        pass
+
     async def room(self) -> None:
         self.rooms += 1
         self.congested = False

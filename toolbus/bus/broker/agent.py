@@ -99,6 +99,7 @@ class AgentSteps:
             shared=self.shared,
             confirmations=self.confirmations,
             follower=RegistryFollower(link, keys, listener),
+            handed_over=self.publisher.flush_soon,
         )
         # The links come first and call the steps that were built on them.
         self.links.attach(

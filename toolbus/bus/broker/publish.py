@@ -122,6 +122,11 @@ class Publisher:
             return
         waiting.append(publish)
         if not self._flushing:
+            self.flush_soon()
+
+    def flush_soon(self) -> None:
+        """Flush after what the loop has to do already: callers that were just woken, whose next calls then leave in the same turn."""
+        if not self._flushing:
             self._flushing = True
             self._loop.call_soon(self.flush)
 
@@ -148,6 +153,13 @@ class Publisher:
             return
         waiting, self._waiting = self._waiting, []
         self._waiting_bytes = 0
+        self._link.gather()
+        try:
+            self._send_all(waiting)
+        finally:
+            self._link.flush()
+
+    def _send_all(self, waiting: list[Publish]) -> None:
         in_order, once, others = list[Publish](), list[Publish](), list[Publish]()
         for publish in waiting:
             (in_order if publish.session else once if publish.once else others).append(publish)
@@ -158,7 +170,6 @@ class Publisher:
                 self._send(batch, once=twice_is_wrong)
             elif batch:
                 self._keep(batch)
-        self._link.flush()
 
     def _send_in_order(self, waiting: list[Publish]) -> None:
         """Write calls that keep their places, up to the first that may not be written now; the others wait with it."""

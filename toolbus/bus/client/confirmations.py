@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from toolbus.bus.client.refusing import turning
 from toolbus.bus.client.tools.tool import Tool
 from toolbus.bus.support.display import shortened
 from toolbus.bus.values.confirmations import MOST_NAME, ConfirmationAnswer, ConfirmationRequest, denied, digest_of, plain, shown
+from toolbus.bus.values.events import Asked
 from toolbus.bus.values.results import (
     BrokerError,
     ConfigurationError,
@@ -42,7 +44,7 @@ class Confirmation:
         user, session: on whose behalf.
         timeout: seconds after which it expires.
         question: the question of a running handler; empty when the tool needs a confirmation before it runs.
-        request: the request as other processes see it; the handler's own when a running handler asks.
+        digest: digest of what a permission is for; empty until the request of a running handler was read.
         shared: whether other processes are asked, too.
         reason: why it was denied in this process.
 
@@ -73,7 +75,6 @@ class Confirmation:
         self.id = id
         self.call = call
         self.tool = tool.name
-        self.description = tool.description
         self.effect = tool.descriptor.effect
         self.external = tool.descriptor.external
         self.user = user
@@ -82,13 +83,38 @@ class Confirmation:
         self.question = question
         self.shared = False
         self.reason = ""
+        self._tool = tool
+        self._action = (tool.resolution.service, tool.name, user, session)
+        self.digest = "" if question else digest_of("agent", *self._action, "", sent)
+        self._shown = {} if question else shown(sent, self._document, limit)
         self._answer: asyncio.Future[ErrorInfo | None] = asyncio.get_running_loop().create_future()
-        self.request = self._request(tool, sent, limit)
+        self._asking: asyncio.Timeout | None = None
 
     @property
-    def digest(self) -> str:
-        """Digest of what a permission is for; empty when a running handler asks."""
-        return self.request.digest
+    def description(self) -> str:
+        """Description of the tool."""
+        return self._tool.description
+
+    @functools.cached_property
+    def request(self) -> ConfirmationRequest:
+        """The request as other processes see it; the handler's own when a running handler asks."""
+        behalf = f" for {shortened(self.user, MOST_NAME)}" if self.user else ""
+        return ConfirmationRequest(
+            self.id,
+            self.call,
+            self.tool,
+            self.question or f"Allow {self.tool}{behalf}?",
+            asker="worker" if self.question else "agent",
+            service=self._tool.resolution.service,
+            owner=self._tool.owner,
+            user=self.user,
+            session=self.session,
+            digest=self.digest,
+            description=self.description,
+            effect=self.effect,
+            external=self.external,
+            **self._shown,
+        ).bounded()
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -107,34 +133,41 @@ class Confirmation:
 
     def deny(self, reason: str = "") -> bool:
         """End the call as ``forbidden``; False when it was answered before."""
-        if not self.answered:
-            self.reason = reason
+        if self.answered:
+            return False
+        self.reason = reason
         return self._settle(denied(f"this call of {self.tool!r}", reason))
 
     async def answer(self) -> ErrorInfo | None:
         """Wait for the answer: None when the call may run."""
-        return await self._answer
+        if not self._answer.done():
+            # A wait that is cancelled leaves the answer to the others.
+            await asyncio.wait((self._answer,))
+        return self._answer.result()
 
-    def _request(self, tool: Tool, sent: Any, limit: int) -> ConfirmationRequest:
-        service = tool.resolution.service
-        digest = "" if self.question else digest_of("agent", service, self.tool, self.user, self.session, "", sent)
-        behalf = f" for {shortened(self.user, MOST_NAME)}" if self.user else ""
-        return ConfirmationRequest(
-            self.id,
-            self.call,
-            self.tool,
-            self.question or f"Allow {self.tool}{behalf}?",
-            asker="worker" if self.question else "agent",
-            service=service,
-            owner=tool.owner,
-            user=self.user,
-            session=self.session,
-            digest=digest,
-            description=self.description,
-            effect=self.effect,
-            external=self.external,
-            **({} if self.question else shown(sent, self._document, limit)),
-        ).bounded()
+    async def answer_of(self, confirmer: Confirmer | None, seconds: float | None) -> ErrorInfo | None:
+        """Return the answer of this process, of a confirmer or of whoever holds the confirmation, within ``seconds`` if given."""
+        try:
+            # The first answer ends the confirmer's work as well as its time would.
+            async with asyncio.timeout(seconds) as self._asking:
+                if confirmer is not None:
+                    await _ask(confirmer, self)
+                return await self.answer()
+        except TimeoutError:
+            return self._answer.result() if self.answered else _unanswered(self)
+        finally:
+            self._asking = None
+
+    def is_for(self, tool: Tool, arguments: Mapping[str, Any], user: str, session: str) -> bool:
+        """Return whether a permission is for this call.
+
+        Raises:
+            EnvelopeError: JSON can't express the arguments.
+        """
+        sent, document = plain(arguments)
+        action = (tool.resolution.service, tool.name, user, session)
+        same = document == self._document and action == self._action
+        return same or digest_of("agent", *action, "", sent) == self.digest
 
     def __str__(self) -> str:
         return str(self.request)
@@ -146,6 +179,8 @@ class Confirmation:
         if self._answer.done():
             return False
         self._answer.set_result(answer)
+        if self._asking is not None and not self._asking.expired():
+            self._asking.reschedule(0.0)
         return True
 
 
@@ -158,17 +193,26 @@ class Grant(msgspec.Struct, eq=False):
 
     Attributes:
         tool: the revision for which the arguments were prepared and confirmed.
-        digest: of the call that was confirmed, see ``digest_of``; empty without a confirmation.
+        prepared: the very arguments that were prepared for it, unless they may have been changed since.
+        confirmation: what a person allowed, if somebody was asked.
         superseded: whether the call was not published because the tool is another one by now.
         published: whether the call was published, which uses a permission up.
         on_published: called when the call is published.
+        on_asked: called when the call's handler asks a person.
     """
 
     tool: Tool
-    digest: str = ""
+    prepared: Mapping[str, Any] | None = None
+    confirmation: Confirmation | None = None
     superseded: bool = False
     published: bool = False
     on_published: Callable[[], None] | None = None
+    on_asked: Callable[[Asked], None] | None = None
+
+    @property
+    def digest(self) -> str:
+        """Digest of the call that was confirmed; empty without a confirmation."""
+        return "" if self.confirmation is None else self.confirmation.digest
 
     def publish(self) -> None:
         """Take note that the call is published."""
@@ -186,17 +230,15 @@ class Grant(msgspec.Struct, eq=False):
         if self.published:
             message = f"the permission for this call of {tool.name!r} was used when it was published; another call needs another one"
             return ErrorInfo("forbidden", "unconfirmed", message)
-        if not self.digest:
+        if self.confirmation is None:
             return ErrorInfo("forbidden", "unconfirmed", f"{tool.name!r} needs a person's permission, and nobody was asked")
         try:
-            sent, _ = plain(arguments)
+            if self.confirmation.is_for(tool, arguments, options.get("user", ""), options.get("session", "")):
+                return None
         except EnvelopeError as error:
             return ErrorInfo("invalid_arguments", message=str(error))
-        user, session = options.get("user", ""), options.get("session", "")
-        if digest_of("agent", tool.resolution.service, tool.name, user, session, "", sent) != self.digest:
-            message = f"a person allowed another call of {tool.name!r} than the one that was to be sent"
-            return ErrorInfo("forbidden", "unconfirmed", message)
-        return None
+        message = f"a person allowed another call of {tool.name!r} than the one that was to be sent"
+        return ErrorInfo("forbidden", "unconfirmed", message)
 
 
 # Seconds that an answer of this process waits for the server to say that it is the first one.
@@ -308,7 +350,7 @@ class PendingConfirmations(Mapping[str, Confirmation]):
         telemetry.log.info("confirmation.asked", tool=confirmation.tool, id=confirmation.id, call=confirmation.call, user=confirmation.user)
         try:
             refused = await (
-                self._first_answer(confirmation, confirmer) if shared else _local_answer(confirmation, confirmer, confirmation.timeout)
+                self._first_answer(confirmation, confirmer) if shared else confirmation.answer_of(confirmer, confirmation.timeout)
             )
         finally:
             del self._waiting[confirmation.id]
@@ -322,13 +364,14 @@ class PendingConfirmations(Mapping[str, Confirmation]):
         with contextlib.suppress(ConfirmationClosed, BrokerError):
             # The handler's own request has the data that it shows, beside its question.
             confirmation.request = await self._store().get(confirmation.id)
-            answer = await _local_answer(confirmation, confirmer, confirmation.timeout)
+            confirmation.digest = confirmation.request.digest
+            answer = await confirmation.answer_of(confirmer, confirmation.timeout)
             if answer is None or answer.type == "forbidden":
                 await self._is_first(confirmation, answer)
 
     async def _first_answer(self, confirmation: Confirmation, confirmer: Confirmer | None) -> ErrorInfo | None:
         """Return the first answer, of this process or of another."""
-        here = asyncio.create_task(_local_answer(confirmation, confirmer, None))
+        here = asyncio.create_task(confirmation.answer_of(confirmer, None))
         there = asyncio.create_task(self._remote_answer(confirmation))
         try:
             await asyncio.wait((here, there), return_when=asyncio.FIRST_COMPLETED)
@@ -385,25 +428,6 @@ def _settles(own: Confirmation, answer: ConfirmationAnswer) -> bool:
 def _unanswered(confirmation: Confirmation) -> ErrorInfo:
     message = f"nobody answered within {confirmation.timeout:g} s whether {confirmation.tool!r} may run, so it did not"
     return deadline_exceeded(message, "unconfirmed")
-
-
-async def _local_answer(confirmation: Confirmation, confirmer: Confirmer | None, seconds: float | None) -> ErrorInfo | None:
-    """Return the answer of this process, of its confirmer or of whoever holds the request, within ``seconds`` if given."""
-    answer = asyncio.ensure_future(confirmation.answer())
-    asking = [] if confirmer is None else [asyncio.create_task(_ask(confirmer, confirmation))]
-    try:
-        async with asyncio.timeout(seconds):
-            await asyncio.wait((answer, *asking), return_when=asyncio.FIRST_COMPLETED)
-            for asked in asking:
-                if asked.done():
-                    asked.result()
-            return await answer
-    except TimeoutError:
-        return _unanswered(confirmation)
-    finally:
-        for task in (answer, *asking):
-            task.cancel()
-        await asyncio.gather(answer, *asking, return_exceptions=True)
 
 
 async def _ask(confirmer: Confirmer, confirmation: Confirmation) -> None:

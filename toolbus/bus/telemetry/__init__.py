@@ -12,11 +12,11 @@ from toolbus.bus.telemetry.events import EVENTS, NAME
 from toolbus.bus.telemetry.metrics import METRICS, count, record_call, record_run
 from toolbus.bus.telemetry.output import LogFormat, flush_logging
 from toolbus.bus.telemetry.providers import active, logs, metering, providers
-from toolbus.bus.telemetry.spans import CallSpan, HandlerSpan, continued, handler_span, start_call_span
 
 if TYPE_CHECKING:
     from toolbus.bus.telemetry.export import configure_export
     from toolbus.bus.telemetry.logger import configure_logging, log
+    from toolbus.bus.telemetry.spans import CallSpan, HandlerSpan, continued, handler_span, start_call_span
 
 __all__ = [
     "EVENTS",
@@ -41,8 +41,12 @@ __all__ = [
     "start_call_span",
 ]
 
-# structlog takes 10 ms to load: who only describes tools need not wait for it.
+# structlog takes 10 ms to load, and OpenTelemetry as long: who only describes tools need not wait for them.
 __getattr__, __dir__ = lazily(
     globals(),
-    {"toolbus.bus.telemetry.logger": ["configure_logging", "log"], "toolbus.bus.telemetry.export": ["configure_export"]},
+    {
+        "toolbus.bus.telemetry.logger": ["configure_logging", "log"],
+        "toolbus.bus.telemetry.export": ["configure_export"],
+        "toolbus.bus.telemetry.spans": ["CallSpan", "HandlerSpan", "continued", "handler_span", "start_call_span"],
+    },
 )

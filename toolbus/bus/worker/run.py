@@ -322,12 +322,12 @@ class Run(msgspec.Struct, eq=False):
                 span.fail(result.error)
             return result
 
-    async def _handle_in_middleware(self) -> ToolResult:
+    def _handle_in_middleware(self) -> Awaitable[ToolResult]:
         middleware = self.context.middleware
         if not middleware:
-            return await self._call(None)
+            return self._call(None)
         call = MiddlewareCall(self.delivery, self.handler, self.served.publication.digest, self.context.broker.steps.tallies)
-        return await call.run(middleware, self._call, self.error_info, self._give_up)
+        return call.run(middleware, self._call, self.error_info, self._give_up)
 
     def _give_up(self) -> None:
         if self.stopped is None:

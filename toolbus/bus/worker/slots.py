@@ -254,6 +254,8 @@ class Slots:
                 self._hand_back(deliveries[at:])
                 return
             self.start(delivery)
+        if deliveries:
+            self.broker.steps.outbox.flush_soon()
 
     def _hand_back(self, deliveries: Sequence[Delivery]) -> None:
         self._spawn(hand_back(self.broker, list(deliveries)), self._handing_back)

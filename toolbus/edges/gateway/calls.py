@@ -204,7 +204,7 @@ class Permission:
         call.grant = self._grant
         refused = await self._confirmations.settled(confirmation, None, shared=True)
         if refused is None:
-            call.arguments, self._grant.digest = confirmation.arguments, confirmation.digest
+            call.arguments, self._grant.confirmation = confirmation.arguments, confirmation
             if call.options.get("timeout") is not None:
                 call.options = {**call.options, "timeout": max(0.001, call.options["timeout"] - (time.monotonic() - began))}
         return refused

@@ -291,9 +291,9 @@ def _executor(gateway: Gateway, principal: Principal, options: TurnOptions) -> T
 async def _answered(executor: ToolExecutor, asked: TurnRequest) -> Answers:
     try:
         await recall(executor, asked.calls)
-        async with executor.turn(asked.calls, concurrent=asked.options.concurrent) as turn:
-            results = await turn.results()
-            messages = await turn.messages()
+        turn = executor.turn(asked.calls, concurrent=asked.options.concurrent)
+        results = await turn.results()
+        messages = await turn.messages()
         await share(executor, asked.calls, results)
     except ConfigurationError as error:
         raise Problem(422, "invalid_options", str(error)) from None

@@ -246,7 +246,7 @@ class ToolCalls:
                 elif not exchange.allowed:
                     await self._confirmed(exchange, confirmation)
                     await exchange.permitted()
-                arguments, grant.digest = confirmation.arguments, confirmation.digest
+                arguments, grant.confirmation = confirmation.arguments, confirmation
         except ToolError as error:
             return failure_of(error.error, tool)
         after = task_after(tool.descriptor) if client.tasks else None

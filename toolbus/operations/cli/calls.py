@@ -86,7 +86,8 @@ def call_command(
         grant = Grant(known)
         if known.available and known.descriptor.confirm:
             try:
-                arguments, grant.digest = await _allowed(bus, known, arguments, user, session, confirm_timeout)
+                grant.confirmation = await _allowed(bus, known, arguments, user, session, confirm_timeout)
+                arguments = grant.confirmation.arguments
             except ToolError as error:
                 return ToolResult.fail(error.error)
         made = bus.stream(tool, arguments, **options)
@@ -116,10 +117,8 @@ def call_command(
         fail(f"{error.type}{code}: {error.message or error.code}{later}{where}")
 
 
-async def _allowed(
-    bus: ToolBus, tool: Tool, arguments: dict[str, Any], user: str, session: str, seconds: float
-) -> tuple[dict[str, Any], str]:
-    """Wait until a person here or elsewhere confirms the call; return the confirmed arguments and their digest.
+async def _allowed(bus: ToolBus, tool: Tool, arguments: dict[str, Any], user: str, session: str, seconds: float) -> Confirmation:
+    """Wait until a person here or elsewhere confirms the call; return the confirmation.
 
     Raises:
         ToolError: the call was not confirmed, or the arguments are invalid.
@@ -140,7 +139,7 @@ async def _allowed(
     refused = await bus.confirmations.settled(confirmation, TerminalPrompt(show).ask if here else None, shared=True)
     if refused is not None:
         raise ToolError(refused)
-    return confirmation.arguments, confirmation.digest
+    return confirmation
 
 
 async def _print(call: Call, questions: HandlerQuestions, *, quiet: bool) -> ToolResult:

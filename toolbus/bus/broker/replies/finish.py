@@ -161,12 +161,12 @@ class Outbox:
         self._queued_bytes += len(frame)
         if self._queued_bytes > _CONGESTED:
             self._room.clear()
-        self._schedule()
+        self.flush_soon()
 
     def before_sending(self, pack: Callable[[], None]) -> None:
         """Call ``pack`` when the next flush begins: it sends what it gathered until then."""
         self._packers.append(pack)
-        self._schedule()
+        self.flush_soon()
 
     @property
     def congested(self) -> bool:
@@ -193,13 +193,14 @@ class Outbox:
     def then(self, operation: Callable[[], None]) -> None:
         """Do something on the link after the frames that were queued until now."""
         self._operations.append(operation)
-        self._schedule()
+        self.flush_soon()
 
     async def drained(self) -> None:
         """Wait until everything queued is answered by the server."""
         await self._idle.wait()
 
-    def _schedule(self) -> None:
+    def flush_soon(self) -> None:
+        """Flush after what the loop has to do already: what the calls that just began send in their first step then leaves in that turn."""
         if not self._flushing:
             self._flushing = True
             self._idle.clear()
@@ -207,6 +208,14 @@ class Outbox:
 
     def _flush(self) -> None:
         self._in_flight += 1
+        self._link.gather()
+        try:
+            self._send_all()
+        finally:
+            self._link.flush()
+        self._answered()
+
+    def _send_all(self) -> None:
         packers, self._packers = self._packers, []
         for pack in packers:
             pack()
@@ -221,8 +230,6 @@ class Outbox:
             running = [item for by_replies in frames.values() for item in by_replies.items()]
             self._append(sendable(running), _nothing, _not_finished)
         self._then += operations
-        self._link.flush()
-        self._answered()
 
     def _answered(self) -> None:
         self._in_flight -= 1

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from toolbus.bus import telemetry
@@ -27,6 +29,10 @@ from toolbus.bus.values.results import BrokerError, BrokerUnavailable, EnvelopeE
 from toolbus.bus.values.settings import LONGEST_LEASE, Settings
 
 _READ_COUNT = 512
+# How much that was read may stand in the reply stream while more comes. To remove each entry by itself cost every call a command, and the
+# server wrote its answer before it woke the worker.
+_MOST_READ = 64
+_MOST_READ_BYTES = 65_536
 _AFTER_ERROR = 0.2
 _AFTER_LOSS = 0.05
 LEAST_TTL = 15.0
@@ -44,6 +50,7 @@ class ReplyReader:
 
     Args:
         blocking: the connection that waits in reads.
+        handed_over: called when callers have what one read brought, and go on in this tick.
 
     Attributes:
         key: the reply stream.
@@ -64,7 +71,9 @@ class ReplyReader:
         shared: SharedCalls,
         confirmations: Confirmations,
         follower: RegistryFollower,
+        handed_over: Callable[[], None],
     ) -> None:
+        self._handed_over = handed_over
         self._link = link
         self._blocking = blocking
         self._agent = agent
@@ -74,8 +83,11 @@ class ReplyReader:
         self._follower = follower
         self._log = keys.log.encode()
         self._position = _FROM_START
-        # Up to where entries have been read that are still there.
+        # Up to where entries have been read that are still there, how many, and of how many bytes.
         self._read_until: bytes | None = None
+        self._read = self._read_bytes = 0
+        # True when the reply stream takes no more entries.
+        self._used_up = False
         # Workers send a bounded entry; its frames are bounded each, so a larger one is not theirs.
         self._entry_limit = entry_limit(settings.max_frame)
         # Workers stop the calls of an agent that does not renew its stream for this long, and look three times a lease: it is over after
@@ -97,8 +109,6 @@ class ReplyReader:
             if self.resync:
                 await self._resynchronise()
             await self.read()
-            # Callers that waited for these answers call again before the next ones are asked for.
-            await asyncio.sleep(0)
 
     async def read(self) -> None:
         """Read once, waiting up to ``BLOCK`` seconds, and hand over what came."""
@@ -106,14 +116,11 @@ class ReplyReader:
         positions = {replies: self._position, self._log: self._follower.position}
         if self._shared.followed:
             positions |= dict(self._shared.positions())
-        if self._read_until is not None:
-            # What has been read goes in the write of the next read. At another server the same position would be another entry's.
-            if self._blocking.connected:
-                self._blocking.send(("XTRIM", self.key, "MINID", self._read_until))
-            self._read_until = None
+        command = ("XREAD", "COUNT", _READ_COUNT, "BLOCK", int(BLOCK * 1000), "STREAMS", *positions, *positions.values())
+        arrived: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self._blocking.send(command, partial(self._arrived, arrived))
         try:
-            command = ("XREAD", "COUNT", _READ_COUNT, "BLOCK", int(BLOCK * 1000), "STREAMS", *positions, *positions.values())
-            reply = await self._blocking.execute(*command)
+            reply = await arrived
         except BrokerUnavailable:
             await asyncio.sleep(_AFTER_LOSS)
             return
@@ -123,14 +130,40 @@ class ReplyReader:
             self.resync = True
             await asyncio.sleep(_AFTER_ERROR)
             return
-        for key, entries in (reply or {}).items():
-            if key == replies:
-                if not self._take(entries):
-                    await self._recreate()
-            elif key != self._log:
-                self._take_shared(key, entries)
-            else:
-                await self._follow(entries)
+        if self._used_up:
+            await self._recreate()
+        if reply and self._log in reply:
+            await self._follow(reply[self._log])
+        if not reply or self._read >= _MOST_READ or self._read_bytes >= _MOST_READ_BYTES:
+            self._trim()
+
+    def _arrived(self, read: asyncio.Future[Reply], reply: Reply) -> None:
+        """Hand over the frames that a read brought: their callers go on, and call again, before the next read is asked for."""
+        if read.done():
+            return
+        if isinstance(reply, BrokerError):
+            read.set_exception(reply)
+            return
+        try:
+            for key, entries in (reply or {}).items():
+                if key == self._key_read:
+                    self._used_up = not self._take(entries)
+                elif key != self._log:
+                    self._take_shared(key, entries)
+        except Exception as error:  # noqa: BLE001 - the reader raises it
+            read.set_exception(error)
+            return
+        self._handed_over()
+        read.set_result(reply)
+
+    def _trim(self) -> None:
+        """Remove what has been read. At another server the same position would be another entry's."""
+        if self._read_until is not None and self._blocking.connected and not self.resync:
+            self._blocking.send(("XTRIM", self.key, "MINID", self._read_until))
+        self._forget_read()
+
+    def _forget_read(self) -> None:
+        self._read_until, self._read, self._read_bytes = None, 0, 0
 
     async def _follow(self, entries: list[Any]) -> None:
         try:
@@ -165,7 +198,8 @@ class ReplyReader:
         elif found == _OTHER:
             skip(self.key, "it ends before the entry that was read last; it is read from its start", field=self._position)
         if found:
-            self._position, self._read_until = _FROM_START, None
+            self._position = _FROM_START
+            self._forget_read()
         return bool(found)
 
     def listened(self, reply: Reply) -> None:
@@ -202,7 +236,8 @@ class ReplyReader:
     async def _resynchronise(self) -> None:
         """Read the replies from their start and load a fresh snapshot, after a reconnect or a gap."""
         self.resync = False
-        self._position, self._read_until = _FROM_START, None
+        self._position = _FROM_START
+        self._forget_read()
         try:
             if await self.listen():
                 self._listener.on_replies_lost()
@@ -217,7 +252,9 @@ class ReplyReader:
         for _, flat in entries:
             if flat == _LOST:
                 self._lost()
+            self._read_bytes += len(flat[1])
             self._hand_over(self._frames_of(flat))
+        self._read += len(entries)
         self._position = entries[-1][0]
         milliseconds, _, sequence = self._position.partition(b"-")
         if len(milliseconds) > MOST_ENTRY_DIGITS:
@@ -227,7 +264,8 @@ class ReplyReader:
 
     async def _recreate(self) -> None:
         skip(self.key, "the id of an entry leaves no room for others; the stream is made anew", field=self._position)
-        self._position, self._read_until = _FROM_START, None
+        self._position, self._used_up = _FROM_START, False
+        self._forget_read()
         # In one write: workers that find no stream take the agent for dead.
         await asyncio.gather(self._link.execute("DEL", self.key, repeatable=True), self.listen())
         self._listener.on_replies_lost()

@@ -142,8 +142,12 @@ class Wire(asyncio.Protocol):
         packed = ("EVALSHA", script.sha, len(keys), *keys, *args)
         self.send(packed, on_reply, repeatable=repeatable, same_server=same_server, form=script.form)
 
+    def gather(self) -> None:
+        """Schedule no write for what is sent next: who has gathered a tick's commands sends them, and must call ``flush`` then."""
+        self._flushing = True
+
     def flush(self) -> None:
-        """Write what is queued now, and not only at the end of this tick, for those who have gathered a tick's commands already."""
+        """Write what is queued now, and not only at the end of this tick."""
         self._flushing = False
         if self._transport is None or self._paused or self._held_up or not self._unsent:
             return

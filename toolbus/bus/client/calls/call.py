@@ -304,6 +304,8 @@ class Call(msgspec.Struct, eq=False):
             self.queued_ms = event.queued_ms if event.attempt == 1 else 0.0
         elif type(event) is Asked:
             self._pause(event.timeout, now)
+            if self.grant is not None and self.grant.on_asked is not None:
+                self.grant.on_asked(event)
         elif type(event) is Answered:
             self._resume(now)
         elif type(event) is Reset:

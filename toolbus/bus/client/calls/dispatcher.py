@@ -187,6 +187,9 @@ class Dispatcher:
         if not wait or not may_appear(call, problem):
             call.complete_with(problem)
             return None
+        if call.grant is not None:
+            # Whoever made the call may change its arguments meanwhile.
+            call.grant.prepared = None
         return self._waiting.publish(call, self._publish, self.catalogue, self.patience(call.options))
 
     def withdraw(self, call: Call, why: str) -> None:
@@ -269,6 +272,8 @@ class Dispatcher:
             return unavailable(f"tool {name!r}", tool.service)
         if call.grant is not None and (problem := call.grant.problem(tool, call.arguments or _NOTHING, call.options)) is not None:
             return problem
+        if call.grant is not None and call.arguments is not None and call.grant.prepared is call.arguments:
+            return tool.resolution
         try:
             given = call.arguments or _NOTHING
             prepared = (tool.preparer or tool).prepare(given)
@@ -286,6 +291,10 @@ class Dispatcher:
         timeout = self.timeout(options, found.usual)
         if options.get("wait") and options.get("timeout") is not None:
             timeout = self._waiting.left(call, timeout)
+        traceparent = ""
+        if telemetry.active():
+            call.span = telemetry.start_call_span(tool=call.target.tool, service=found.service, id=call.id, agent=agent)
+            traceparent = "" if call.span is None else call.span.traceparent
         request = Request(
             call.id,
             agent,
@@ -302,6 +311,7 @@ class Dispatcher:
             0,
             key,
             options.get("metadata", {}),
+            traceparent,
         )
         if key:
             request = msgspec.structs.replace(request, shared=True)
@@ -310,12 +320,8 @@ class Dispatcher:
             request = msgspec.structs.replace(request, ordered=found.ordered and not self.nested, state=state)
         if "initial" in options:
             request = msgspec.structs.replace(request, initial=options["initial"])
-        if call.grant is not None and call.grant.digest:
-            request = msgspec.structs.replace(request, confirmed=call.grant.digest)
-        if telemetry.active():
-            call.span = telemetry.start_call_span(tool=request.tool, service=request.service, id=call.id, agent=agent)
-            if call.span is not None:
-                request = msgspec.structs.replace(request, traceparent=call.span.traceparent)
+        if call.grant is not None and (digest := call.grant.digest):
+            request = msgspec.structs.replace(request, confirmed=digest)
         return request
 
     def _send(self, call: Call, request: Request, found: Resolution, connection: BusConnection) -> ErrorInfo | None:

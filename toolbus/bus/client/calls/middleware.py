@@ -167,6 +167,9 @@ class MiddlewareRunner:
             # The first inner call has the id that the caller knows; further ones have ids of their own.
             inner.id = next(ids, inner.id)
             inner.grant = outer.grant
+            if inner.grant is not None:
+                # Middleware may have changed the arguments in place.
+                inner.grant.prepared = None
             inners.running.add(inner)
             try:
                 if not outer.streaming:

@@ -92,7 +92,7 @@ class ExecutorContext:
     @property
     def tools(self) -> ToolView:
         """The tools that may be called; others do not exist for the model."""
-        given = self._state.tools if self._tools is None else self._tools
+        given = self._state.dispatcher.opened().tools if self._tools is None else self._tools
         if self._seen is None or self._seen[0] is not given:
             self._seen = (given, given.filter(user=self.user))
         return self._seen[1]
@@ -160,7 +160,7 @@ class ExecutorContext:
 
     def is_sequential(self, tool: Tool | None) -> bool:
         """Return whether a tool's calls wait for the calls before them, and are waited for by those after them."""
-        return tool is not None and (tool.name in self._sequential or tool.descriptor.sequential is True)
+        return tool is not None and (tool.descriptor.sequential is True or tool.name in self._sequential)
 
     def is_ordered(self, tool: Tool) -> bool:
         """Return whether it matters which of a tool's calls comes first."""
@@ -177,13 +177,13 @@ class ExecutorContext:
     def _place(self, tool: Tool | None) -> Place:
         if tool is None:
             return self._calls.place("", "beside")
-        calls = self._calls_of_user if tool.is_sticky else self._calls
+        calls = self._calls_of_user if tool.resolution.sticky else self._calls
         return calls.place(tool.resolution.service, self._manner(tool))
 
     def _manner(self, tool: Tool) -> Manner:
         if self.is_sequential(tool):
             return "alone"
-        if tool.descriptor.sequential is None and tool.is_sticky and (self.user or self.session):
+        if tool.resolution.ordered and (self.user or self.session):
             return "in turn"
         return "beside"
 
@@ -196,15 +196,15 @@ class ExecutorContext:
             call: the model's id of the call; it makes an idempotency key of the turn one of the call.
             patience: seconds that the call waits for a worker, or 0.
         """
-        options: dict[str, Any] = {**self._options}
+        options = self._options
         if "wait" in options:
-            options["wait"] = patience or False
+            options = {**options, "wait": patience or False}
             if options.get("timeout") is not None:
                 # The wait until now was a part of it.
                 waited = self.patience() - patience
                 options["timeout"] = max(0.001, self._state.dispatcher.timeout(options, 0.0) - waited)
         if key := options.get("idempotency_key"):
-            options["idempotency_key"] = f"{key}/{call}"
+            options = {**options, "idempotency_key": f"{key}/{call}"}
         made = self._state.make_call(CallTarget(grant.tool.name), arguments, options, streaming=True)
         made.grant = grant
         return made

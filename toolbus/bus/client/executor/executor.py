@@ -33,8 +33,7 @@ class ToolExecutor(ExecutorContext):
         Raises:
             ConfigurationError: ``message`` is nothing of the kind, an option is wrong, or the bus is not open.
         """
-        async with self.turn(message, concurrent=concurrent) as turn:
-            return await turn.messages()
+        return await self.turn(message, concurrent=concurrent).messages()
 
     def stream_tool_calls(self, message: object, *, concurrent: bool = True) -> Turn:
         """Return a turn for ``async with`` and ``async for``: each event as it happens, and then ``messages()``.
@@ -90,8 +89,8 @@ class ToolExecutor(ExecutorContext):
     @turning
     async def execute(self, name: str, arguments: object = None) -> ToolResult:
         """Run one call as a model's: repaired, cast, validated, confirmed, observed and logged."""
-        async with self.turn([ModelCall(new_id(), name, arguments)]) as turn:
-            return (await turn.results())[0]
+        (result,) = await Turn(self, [ModelCall(new_id(), name, arguments)]).results()
+        return result
 
     def build_request(self, messages: list[Any], **parameters: Any) -> dict[str, Any]:
         """Return the body of a chat completion: ``{model, messages, tools, tool_choice: "auto"}`` and ``parameters``.

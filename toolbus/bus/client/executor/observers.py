@@ -153,10 +153,10 @@ class EventBus:
     """Tells observers, and those who watch, of every call that the bus's executors make."""
 
     def __init__(self) -> None:
-        self._observers: list[Observer] = []
+        self.observers: list[Observer] = []
 
     def __len__(self) -> int:
-        return len(self._observers)
+        return len(self.observers)
 
     def subscribe(self, observer: Observer) -> Callable[[], None]:
         """Call ``observer`` with each event, in the event loop; what is returned ends that.
@@ -168,11 +168,11 @@ class EventBus:
         """
         if inspect.iscoroutinefunction(observer):
             raise ConfigurationError("an observer is a plain function; coroutines read `bus.events.watch()`")
-        self._observers.append(observer)
+        self.observers.append(observer)
 
         def unsubscribe() -> None:
-            if observer in self._observers:
-                self._observers.remove(observer)
+            if observer in self.observers:
+                self.observers.remove(observer)
 
         return unsubscribe
 
@@ -182,7 +182,7 @@ class EventBus:
 
     def publish(self, event: ToolEvent) -> None:
         """Tell every observer."""
-        for observer in [*self._observers]:
+        for observer in [*self.observers]:
             try:
                 observer(event)
             except BaseException:  # noqa: BLE001 - observers are the application's own code: SystemExit would end the event loop

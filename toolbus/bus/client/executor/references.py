@@ -103,17 +103,14 @@ def kept_of(tool: str, result: ToolResult) -> Kept:
     return Kept(tool, value, size) if size <= _MOST_RESULT else Kept(tool, None, 0, "is too large to be referred to")
 
 
-def references(value: Any, level: int = 0) -> Iterator[str]:
+def references(value: dict[str, Any] | list[Any], level: int = 0) -> Iterator[str]:
     """Yield the calls and tools that arguments refer to."""
-    if isinstance(value, dict):
-        if _is_reference(value):
-            yield value[FROM]
-        elif level < _MOST_LEVELS:
-            for part in value.values():
+    if isinstance(value, dict) and _is_reference(value):
+        yield value[FROM]
+    elif level < _MOST_LEVELS:
+        for part in value.values() if isinstance(value, dict) else value:
+            if isinstance(part, (dict, list)):
                 yield from references(part, level + 1)
-    elif isinstance(value, list) and level < _MOST_LEVELS:
-        for part in value:
-            yield from references(part, level + 1)
 
 
 def resolved(value: Any, find: Callable[[str], Kept | None], path: str = "$", level: int = 0, *, where: str = "in this session") -> Any:

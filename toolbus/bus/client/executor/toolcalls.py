@@ -278,6 +278,8 @@ def said(arguments: object) -> tuple[dict[str, Any], list[str]]:
     Raises:
         ToolError: ``invalid_arguments``: they can't be read without guessing.
     """
+    if type(arguments) is dict:
+        return arguments, []
     if isinstance(arguments, (str, bytes)):
         from toolbus.bus.schema.repair import parse  # noqa: PLC0415 - only models send text
 
@@ -285,7 +287,7 @@ def said(arguments: object) -> tuple[dict[str, Any], list[str]]:
     if arguments is None:
         return {}, []
     if isinstance(arguments, Mapping):
-        return (arguments if type(arguments) is dict else dict(arguments)), []
+        return dict(arguments), []
     raise refusal.not_an_object(arguments)
 
 
@@ -334,7 +336,9 @@ class Place:
         self.published()
         self._left = True
         if self._admitted:
-            self._lane.leave(self)
+            self._lane.running -= 1
+            if self.manner == "alone":
+                self._lane.alone = False
         self._lane.admit()
         self._wake()
 
@@ -343,23 +347,19 @@ class Place:
         for place in self._lane.waiting if self._lane is not None else ():
             place.in_vain = True
 
-    def may_go(self, lane: _Lane) -> bool:
-        """Return whether the first that waits may go on."""
+    def goes(self, lane: _Lane) -> bool:
+        """Let the first call that waits begin if it may, and count it in; return whether it no longer waits."""
         if self._left:
             return True
-        if self.manner == "alone":
-            return not lane.running
-        return not lane.alone and not (self.manner == "in turn" and lane.publishing)
-
-    def go(self, lane: _Lane) -> None:
-        """Count the call in, unless it was left, and let it begin."""
-        if self._left:
-            return
+        alone = self.manner == "alone"
+        if lane.running if alone else lane.alone or (self.manner == "in turn" and lane.publishing):
+            return False
         self._admitted = True
         lane.running += 1
-        lane.alone = self.manner == "alone"
+        lane.alone = alone
         lane.publishing = lane.publishing or not self._published
         self._wake()
+        return True
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -376,16 +376,10 @@ class _Lane:
         self.alone = self.publishing = False
         self.waiting: deque[Place] = deque()
 
-    def leave(self, place: Place) -> None:
-        """Count a call out that had begun."""
-        self.running -= 1
-        if place.manner == "alone":
-            self.alone = False
-
     def admit(self) -> None:
         """Let those begin that wait for nothing more."""
-        while self.waiting and self.waiting[0].may_go(self):
-            self.waiting.popleft().go(self)
+        while self.waiting and self.waiting[0].goes(self):
+            self.waiting.popleft()
 
 
 class CallOrder:

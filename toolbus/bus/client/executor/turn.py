@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Self
@@ -27,36 +28,43 @@ from toolbus.bus.values.events import Asked, Finished, size_of
 from toolbus.bus.values.results import ConfigurationError, ErrorInfo, ToolError, ToolResult
 
 
-class RunningCall:
+class RunningCall(msgspec.Struct, eq=False):
     """One call of a turn.
 
     Attributes:
         index: its place in the turn, from 0.
+        started: when it was made, and then when it began (monotonic seconds).
+        result: what it ended with; None while it has not.
+        task: the task that runs it; None when it is the turn's only one.
         after: the calls that end before it begins.
         same: an earlier call of the turn that this one repeats under its id.
         requested: what observers were told of it last.
         changes: what was changed in the model's arguments, also when they are refused all the same.
     """
 
-    __slots__ = ("after", "call", "changes", "done", "index", "place", "requested", "result", "same", "started", "tool")
-
-    def __init__(self, call: ModelCall, index: int, tool: Tool | None) -> None:
-        self.call = call
-        self.index = index
-        self.tool = tool
-        self.place: Place | None = None
-        self.after: list[RunningCall] = []
-        self.same: RunningCall | None = None
-        self.done = asyncio.Event()
-        self.requested: Requested | None = None
-        self.changes: list[str] = []
-        self.result: ToolResult | None = None
-        self.started = time.monotonic()
+    call: ModelCall
+    index: int
+    tool: Tool | None
+    started: float
+    result: ToolResult | None = None
+    place: Place | None = None
+    task: asyncio.Task[None] | None = None
+    after: list[RunningCall] = []
+    same: RunningCall | None = None
+    requested: Requested | None = None
+    changes: list[str] = []
 
     @property
     def name(self) -> str:
         """The tool's own name, or what the model called it."""
         return self.call.name if self.tool is None else self.tool.name
+
+
+async def _ended(calls: Iterable[RunningCall]) -> None:
+    """Wait until these calls have ended."""
+    running = [each.task for each in calls if each.result is None and each.task is not None]
+    if running:
+        await asyncio.wait(running)
 
 
 def set_order(calls: Sequence[RunningCall], executor: ExecutorContext, *, concurrent: bool) -> None:
@@ -86,7 +94,8 @@ _MOST_REVISIONS = 5
 class Turn:
     """The calls of one turn while they run: ``async with``, then ``async for event in turn``, then ``await turn.messages()``.
 
-    Leaving the context early cancels what still runs.
+    Leaving the context early cancels what still runs. A turn of which nobody reads the events need not be entered: whoever asks for its
+    results first runs it.
 
     Args:
         known: results of calls, by their ids, that an earlier turn with the same calls had; these are not run.
@@ -97,50 +106,46 @@ class Turn:
         executor: ExecutorContext,
         calls: Sequence[ModelCall],
         *,
-        concurrent: bool,
-        streaming: bool,
+        concurrent: bool = True,
+        streaming: bool = False,
         places: Sequence[Place] = (),
         known: Mapping[str, ToolResult] | None = None,
     ) -> None:
         if places and len(places) != len(calls):
             raise ConfigurationError(f"{len(calls)} calls need as many places, and not {len(places)}")
+        known, now = known or {}, time.monotonic()
         self._executor = executor
         self._places = places
-        self._calls = [RunningCall(call, index, executor.find(call.name)) for index, call in enumerate(calls)]
+        self._calls = [RunningCall(call, index, executor.find(call.name), now, known.get(call.id)) for index, call in enumerate(calls)]
         self._streaming = streaming
-        self._group = asyncio.TaskGroup()
-        self._stack = AsyncExitStack()
-        self._tasks: list[asyncio.Task[None]] = []
+        self._begun = False
+        self._stack: AsyncExitStack | None = None
+        self._logs = telemetry.logs(logging.INFO)
         self._events: deque[ToolEvent] = deque()
         self._bytes = 0
         self._arrived = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
         self._trouble: ConfigurationError | None = None
-        set_order(self._calls, executor, concurrent=concurrent)
-        for running in self._calls:
-            running.result = (known or {}).get(running.call.id)
-            if running.result is not None:
-                running.done.set()
+        if len(self._calls) > 1:
+            set_order(self._calls, executor, concurrent=concurrent)
 
     # -- for callers ------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
-        # Before anything waits, so that the order is that of the turns and of their calls.
-        places = self._places or self._executor.places([running.tool for running in self._calls])
-        for running, place in zip(self._calls, places, strict=True):
-            running.place = place
-            if running.same is not None or running.result is not None:
-                place.leave()
-        await self._stack.enter_async_context(self._group)
-        self._tasks = [self._group.create_task(self._run(running)) for running in self._calls if running.result is None]
+        left, self._stack = self._begin(), AsyncExitStack()
+        group = await self._stack.enter_async_context(asyncio.TaskGroup())
+        for running in left:
+            running.task = group.create_task(self._run(running))
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        for task in self._tasks:
-            task.cancel()
+        for running in self._calls:
+            if running.task is not None:
+                running.task.cancel()
         try:
-            await self._stack.aclose()
+            if self._stack is not None:
+                await self._stack.aclose()
         finally:
             # A task that was cancelled before its first step leaves no place.
             for running in self._calls:
@@ -156,7 +161,7 @@ class Turn:
                 if self._bytes < _MOST_BYTES and len(self._events) < _MOST_EVENTS:
                     self._room.set()
                 yield event
-            if all(running.done.is_set() for running in self._calls):
+            if all(running.result is not None for running in self._calls):
                 return
             self._arrived.clear()
             await self._arrived.wait()
@@ -170,8 +175,15 @@ class Turn:
         self._streaming = False
         self._events.clear()
         self._room.set()
-        for running in self._calls:
-            await running.done.wait()
+        if self._begun:
+            await _ended(self._calls)
+        elif len(self._calls) == 1:
+            # Most turns are one call, and a task for it would take longer than all that the turn does for it.
+            for running in self._begin():
+                await self._run(running)
+        else:
+            async with self:
+                await _ended(self._calls)
         if self._trouble is not None:
             raise self._trouble
         return [running.result for running in self._calls if running.result is not None]
@@ -195,25 +207,44 @@ class Turn:
 
     # -- one call ---------------------------------------------------------------------------------
 
+    def _begin(self) -> list[RunningCall]:
+        """Take the places of all calls, and return those that are to be run."""
+        self._begun = True
+        # Before anything waits, so that the order is that of the turns and of their calls.
+        places = self._places or self._executor.places([running.tool for running in self._calls])
+        for running, place in zip(self._calls, places, strict=True):
+            running.place = place
+            if running.same is not None or running.result is not None:
+                place.leave()
+        return [running for running in self._calls if running.result is None]
+
     async def _run(self, running: RunningCall) -> None:
-        result = ToolResult.fail(ErrorInfo("cancelled", message="the turn was cancelled"))
+        result: ToolResult | None = None
         try:
-            for other in running.after:
-                await other.done.wait()
+            if running.after:
+                await _ended(running.after)
             if running.place is not None:
                 await running.place.wait()
             running.started = time.monotonic()
-            telemetry.log.info("execution.started", tool=running.name, user=self._executor.user, id=running.call.id)
+            if self._logs:
+                telemetry.log.info("execution.started", tool=running.name, user=self._executor.user, id=running.call.id)
             result = await self._result(running)
         except ToolError as error:
             result = ToolResult.fail(error.error)
         except ConfigurationError as error:
             self._trouble = error
             result = ToolResult.fail(ErrorInfo("unavailable", "not_open", str(error)))
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # It was something of the confirmer's own that was cancelled, and the call with it.
         except Exception as error:  # noqa: BLE001 - a bug of ours: the siblings go on, and the model is told
             telemetry.log.exception("execution.bug", tool=running.name, id=running.call.id)
             result = ToolResult.fail(ErrorInfo("tool_error", "not_called", f"the call could not be made ({type_name(error)})"))
         finally:
+            if result is None:
+                result = ToolResult.fail(ErrorInfo("cancelled", message="the turn was cancelled"))
             self._finish(running, result)
 
     def _finish(self, running: RunningCall, result: ToolResult) -> None:
@@ -226,11 +257,11 @@ class Turn:
                 # The model asked for the calls behind it before it could know.
                 running.place.spoil()
             running.place.leave()
-        if running.call.name and running.same is None:
+        if executor.session and running.call.name and running.same is None:
             executor.memories.keep(executor.user, executor.session, running.call.id, running.name, result)
         self._log(running, result)
-        self._emit(running, Finished(result))
-        running.done.set()
+        if self._is_observed:
+            self._emit(running, Finished(result))
         self._arrived.set()
 
     async def _result(self, running: RunningCall) -> ToolResult:
@@ -238,14 +269,14 @@ class Turn:
         if running.place is not None and running.place.in_vain:
             raise ToolError("an earlier call found that the state of this session was lost; this one did not run", code=SESSION_LOST)
         if running.same is not None:
-            await running.same.done.wait()
+            await _ended([running.same])
             if running.same.result is not None:
                 return running.same.result
         if call.problem:
             raise ToolError(call.problem, type="invalid_arguments", code="bad_call")
         arguments, repairs = said(call.arguments)
         running.changes = repairs
-        if any(True for _ in references(arguments)):
+        if next(references(arguments), None) is not None:
             arguments = await self._resolved(running, arguments)
         patience = executor.patience()
         for _ in range(_MOST_REVISIONS):
@@ -288,16 +319,17 @@ class Turn:
         """
         running.changes = [*repairs]
         arguments = tool.prepare(arguments, running.changes)
-        requested = Requested(arguments, tuple(running.changes))
-        if requested != running.requested:
-            running.requested = requested
-            if self._streaming or self._executor.events:
+        if self._is_observed:
+            requested = Requested(arguments, tuple(running.changes))
+            if requested != running.requested:
+                running.requested = requested
                 # Observers may change what they are given, and must not change the call.
                 self._emit(running, Requested(_copied(arguments), requested.changes))
-        grant = Grant(tool, on_published=None if running.place is None else running.place.published)
+        grant = Grant(tool, arguments, on_published=None if running.place is None else running.place.published)
         # A confirmation is useless while no worker serves the tool; if one appears now, the grant without a permission publishes nothing.
         if tool.descriptor.confirm and tool.available:
-            arguments, grant.digest = await self._confirmed(running, tool, arguments)
+            grant.confirmation = await self._confirmed(running, tool, arguments)
+            arguments = grant.confirmation.arguments
         result = await self._call(running, grant, arguments, patience)
         if grant.superseded and not grant.published and not result.success:
             return None
@@ -305,25 +337,31 @@ class Turn:
 
     async def _call(self, running: RunningCall, grant: Grant, arguments: dict[str, Any], patience: float) -> ToolResult:
         call = self._executor.stream(grant, arguments, running.call.id or str(running.index), patience)
-        confirmer = self._executor.confirmer
-        if not self._streaming and not self._executor.events and confirmer is None:
-            return await call.result()
         relays: list[asyncio.Task[None]] = []
+        if self._executor.confirmer is not None:
+            tool = grant.tool
+            grant.on_asked = lambda asked: relays.append(asyncio.create_task(self._relay(running, tool, arguments, asked)))
         try:
+            if not self._is_observed:
+                return await call.result()
             async with call:
                 async for event in call.events():
                     if type(event) is Finished:
                         return event.result
-                    if type(event) is Asked and confirmer is not None:
-                        asked = self._confirmation(running, grant.tool, arguments, event)
-                        relays.append(asyncio.create_task(self._executor.confirmations.relay(asked, confirmer)))
                     self._emit(running, event)
                     await self._room.wait()
             return await call.result()
         finally:
-            for relay in relays:
-                relay.cancel()
-            await asyncio.gather(*relays, return_exceptions=True)
+            if relays:
+                for relay in relays:
+                    relay.cancel()
+                await asyncio.gather(*relays, return_exceptions=True)
+
+    async def _relay(self, running: RunningCall, tool: Tool, arguments: dict[str, Any], asked: Asked) -> None:
+        """Let the confirmer answer what the running handler asks."""
+        confirmer = self._executor.confirmer
+        if confirmer is not None:
+            await self._executor.confirmations.relay(self._confirmation(running, tool, arguments, asked), confirmer)
 
     async def _resolved(self, running: RunningCall, arguments: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments with references replaced by earlier results, after waiting for those of this turn."""
@@ -337,7 +375,7 @@ class Turn:
         for reference in references(arguments):
             other = latest(reference)
             if other is not None:
-                await other.done.wait()
+                await _ended([other])
 
         def find(reference: str) -> Kept | None:
             other = latest(reference)
@@ -351,22 +389,23 @@ class Turn:
         made: dict[str, Any] = resolved(arguments, find, where=where)
         return made
 
-    async def _confirmed(self, running: RunningCall, tool: Tool, arguments: dict[str, Any]) -> tuple[dict[str, Any], str]:
-        """Wait for a confirmation; return the arguments that it is for, and their digest.
+    async def _confirmed(self, running: RunningCall, tool: Tool, arguments: dict[str, Any]) -> Confirmation:
+        """Ask whether a call may run, and return the confirmation once it was given.
 
         Raises:
             ToolError: ``forbidden`` or ``deadline_exceeded``, or ``invalid_arguments`` that can't be shown.
         """
         executor = self._executor
-        if executor.confirmer is None and not executor.confirm_anywhere and not executor.events and not self._streaming:
+        if executor.confirmer is None and not executor.confirm_anywhere and not self._is_observed:
             message = f"{tool.name!r} needs a person's permission, and there is nobody to ask"
             raise ToolError(message, type="forbidden", code="unconfirmed")
         confirmation = self._confirmation(running, tool, arguments)
-        self._emit(running, Confirming(confirmation))
+        if self._is_observed:
+            self._emit(running, Confirming(confirmation))
         refused = await executor.confirmations.settled(confirmation, executor.confirmer, shared=executor.confirm_anywhere)
         if refused is not None:
             raise ToolError(refused)
-        return confirmation.arguments, confirmation.digest
+        return confirmation
 
     def _confirmation(self, running: RunningCall, tool: Tool, arguments: dict[str, Any], asked: Asked | None = None) -> Confirmation:
         """Return the request for a call before it runs, or for the question of its running handler."""
@@ -385,10 +424,13 @@ class Turn:
 
     # -- telling ----------------------------------------------------------------------------------
 
+    @property
+    def _is_observed(self) -> bool:
+        """True if somebody is told of what happens to the calls."""
+        return self._streaming or bool(self._executor.events.observers)
+
     def _emit(self, running: RunningCall, event: ExecutionEvent) -> None:
         executor = self._executor
-        if not self._streaming and not executor.events:
-            return
         told = ToolEvent(running.call.id, running.name, running.index, event, executor.user, executor.session)
         executor.events.publish(told)
         if self._streaming:
@@ -399,6 +441,8 @@ class Turn:
             self._arrived.set()
 
     def _log(self, running: RunningCall, result: ToolResult) -> None:
+        if result.error is None and not self._logs:
+            return
         ms = round((time.monotonic() - running.started) * 1000, 3)
         fields: dict[str, Any] = {"tool": running.name, "user": self._executor.user, "id": running.call.id, "ms": ms}
         if result.error is None:

@@ -47,6 +47,7 @@ class Tool:
     """One tool as an agent sees it; immutable. ``descriptor`` has everything its publisher said.
 
     Attributes:
+        name: the tool's name.
         available: whether a live worker serves it, or its service starts one on demand.
         owner: who published it; ``operator`` for static descriptors.
         digest: of the publication it came with.
@@ -54,8 +55,9 @@ class Tool:
         preparer: checks and casts arguments; None before the first call, since compiling a schema takes its time.
     """
 
-    __slots__ = ("available", "descriptor", "digest", "owner", "preparer", "resolution", "service_descriptor")
+    __slots__ = ("available", "descriptor", "digest", "name", "owner", "preparer", "resolution", "service_descriptor")
 
+    name: str
     descriptor: ToolDescriptor
     service_descriptor: ServiceDescriptor | None
     available: bool
@@ -66,6 +68,7 @@ class Tool:
 
     def __init__(self, descriptor: ToolDescriptor, service: ServiceDescriptor | None, *, available: bool, owner: str, digest: str) -> None:
         write = object.__setattr__
+        write(self, "name", descriptor.name)
         write(self, "descriptor", descriptor)
         write(self, "service_descriptor", service)
         write(self, "available", available)
@@ -81,11 +84,6 @@ class Tool:
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"a Tool is immutable; {name!r} can't be set")
-
-    @property
-    def name(self) -> str:
-        """The tool's name."""
-        return self.descriptor.name
 
     @property
     def description(self) -> str:
@@ -214,7 +212,7 @@ _LONGEST = 64
 
 def is_replaced(name: str) -> bool:
     """Return whether a name is, or looks like, what ``wire_name`` makes of a name that does not fit."""
-    return _REPLACED.match(name) is not None
+    return "--" in name and _REPLACED.match(name) is not None
 
 
 def wire_name(name: str) -> str:
@@ -222,7 +220,7 @@ def wire_name(name: str) -> str:
     # The first is the quick answer for most names.
     if name.isidentifier() and name.isascii() and len(name) <= _LONGEST:
         return name
-    if _PLAIN.match(name) and not ("--" in name and is_replaced(name)):
+    if _PLAIN.match(name) and not is_replaced(name):
         return name
     hashed = base64.b32encode(hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=10).digest()).decode().lower()
     readable = _OTHERS.sub("_", name)[:_READABLE]

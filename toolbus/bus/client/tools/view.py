@@ -149,7 +149,7 @@ class ToolView(Mapping[str, Tool]):
         return bool(self._selections) or (self._user is not None and self._catalogue.restricted())
 
     def _accepts(self, tool: Tool) -> bool:
-        if self._user is not None and not tool.is_for(self._user):
+        if self._user is not None and tool.descriptor.tenants and not tool.is_for(self._user):
             return False
         return all(selection.accepts(tool) for selection in self._selections) if self._selections else True
 
