@@ -6,6 +6,7 @@ a test may stop, kill and start again. TOOLBUS_TEST_SERVER names their program f
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import importlib.util
@@ -13,24 +14,34 @@ import os
 import secrets
 import signal
 import ssl
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
 from typing import Any
 
 import certifi
 import pytest
 import redis.utils
+from xdist.scheduler import LoadGroupScheduling
+from xdist.workermanage import WorkerController
 
 from tests.contract import Place
 from tests.examples import load_profile
 from tests.forking import ForkServer, nothing_left
 from tests.servers import leaks, new_server
 from toolbus.bus.broker.transport.embedded import EmbeddedServer
+from toolbus.bus.telemetry import metrics
 from toolbus.bus.telemetry.logger import repeats
 
 _UVLOOP = "TOOLBUS_TEST_UVLOOP"
 
-# Tests that import something dear (SDKs, the schemas of Kubernetes), so that one process of pytest-xdist runs them all.
-_GROUPS = ("tests/adapters/", "tests/deploy/", "tests/toolkit/test_draw.py")
+# Tests that import something dear (SDKs, the schemas of Kubernetes) by their beginning, so that one process of pytest-xdist runs a group.
+_GROUPS = {
+    "tests/adapters/": "adapters",
+    "tests/deploy/": "kubernetes",
+    "tests/examples_run/test_kubernetes.py": "kubernetes",
+    "tests/toolkit/test_draw.py": "draw",
+}
 
 # Of characters or bytes, in what a test is called by pytest.
 _LONGEST_ID = 80
@@ -38,12 +49,56 @@ _LONGEST_ID = 80
 # What a test of `make test` may take, in seconds; the end of a run lists those that took more.
 _MOST_SECONDS = 3.0
 
+# The fork server of a run.
+_FORKS = pytest.StashKey[ForkServer]()
+
 load_profile()
 
 # A script that starts the suite with & or nohup ignores these signals, and a child would inherit that. It does not inherit a handler.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda *_: None)
+
+
+class Scheduling(LoadGroupScheduling):
+    """Forget what is done; otherwise all that a process has run would be counted after each test, for seconds in a whole run."""
+
+    def mark_test_complete(self, node: WorkerController, item_index: int, duration: float = 0) -> None:
+        """Take a test as run, and give its process another one."""
+        test = self.registered_collections[node][item_index]
+        scope = self._split_scope(test)
+        unit = self.assigned_work[node][scope]
+        unit[test] = True
+        if all(unit.values()):
+            del self.assigned_work[node][scope]
+        self._reschedule(node)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling | None:
+    """Return the scheduler of a run whose tests have groups."""
+    return Scheduling(config, log) if config.getoption("dist") == "loadgroup" else None
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: WorkerController) -> None:
+    """Give the processes of pytest-xdist one fork server, which imports what programs need once."""
+    if _FORKS not in node.config.stash:
+        running = node.config.stash[_FORKS] = ForkServer()
+        running.__enter__()
+        node.config.add_cleanup(running.__exit__)
+    node.workerinput["forks"] = str(node.config.stash[_FORKS].path)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """Look for no garbage while tests are collected: what is made then lives to the end."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 # Before pytest-xdist reads the groups.
@@ -61,7 +116,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _group(item: pytest.Function) -> str:
     """Return which tests share something dear with one, so that one process of pytest-xdist runs them all; empty for none."""
-    if group := next((each for each in _GROUPS if item.nodeid.startswith(each)), ""):
+    if group := next((_GROUPS[each] for each in _GROUPS if item.nodeid.startswith(each)), ""):
         return group
     fixtures = item._fixtureinfo.name2fixturedefs
     shared = any(each[-1].scope == "module" for name, each in fixtures.items() if name != "frozen")
@@ -76,8 +131,13 @@ def pytest_make_parametrize_id(val: object) -> str | None:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """List the tests without the fixture ``slow`` that took long by themselves, without what their fixtures start for others, too."""
+    """List why tests were skipped, a line for each reason, and which tests without the fixture ``slow`` took long by themselves."""
+    skipped = [each.longrepr for each in terminalreporter.stats.get("skipped", ())]
+    reasons = Counter(each[2].removeprefix("Skipped: ") for each in skipped if isinstance(each, tuple))
+    for reason, number in reasons.most_common():
+        terminalreporter.write_line(f"SKIPPED [{number}] {reason}")
     reports = [each for found in terminalreporter.stats.values() for each in found if isinstance(each, pytest.TestReport)]
+    # Without what their fixtures start for others, too.
     calls = [each for each in reports if each.when == "call" and each.duration > _MOST_SECONDS and "slow" not in each.keywords]
     if calls:
         terminalreporter.section(f"over {_MOST_SECONDS:g} s: wait less, or use the fixture `slow`")
@@ -117,8 +177,9 @@ def looked_up() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def unsaid() -> None:
-    """Every test begins as if nothing had been logged yet."""
+    """Every test begins as if nothing had been logged or measured yet."""
     repeats.forget()
+    metrics._names.clear()
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -146,9 +207,11 @@ def shared_server() -> Iterator[EmbeddedServer]:
 
 
 @pytest.fixture(scope="session")
-def forks() -> Iterator[ForkServer]:
-    """The process from which toolbus commands and other programs are forked."""
-    with ForkServer() as running:
+def forks(request: pytest.FixtureRequest) -> Iterator[ForkServer]:
+    """The process from which toolbus commands and other programs are forked, which has imported what they need."""
+    shared = getattr(request.config, "workerinput", {}).get("forks")
+    with contextlib.nullcontext(ForkServer(Path(shared))) if shared else ForkServer() as running:
+        running.run("-c", "", folder=Path.cwd(), environment=os.environ)
         yield running
 
 

@@ -16,6 +16,7 @@ import os
 import pkgutil
 import random
 import runpy
+import select
 import selectors
 import signal
 import socket
@@ -200,9 +201,6 @@ def main(path: str) -> None:
     global _status  # noqa: PLW0603 - read when the interpreter ends
     # What is registered first runs last.
     atexit.register(_leave)
-    _import_everything()
-    gc.collect()
-    gc.freeze()
     # A folder's files are written and replaced within a second: a compiled module could be taken for one of the new.
     sys.dont_write_bytecode = True
     with socket.socket(socket.AF_UNIX) as listener:
@@ -210,6 +208,11 @@ def main(path: str) -> None:
         listener.bind(f"{path}.new")
         listener.listen(64)
         Path(f"{path}.new").rename(path)
+        # Nothing is imported for a run that starts no program.
+        if listener in select.select([listener, sys.stdin], [], [])[0]:
+            _import_everything()
+            gc.collect()
+            gc.freeze()
         order = Programs(listener).serve()
     if order is not None:
         _status = run(order)

@@ -105,15 +105,21 @@ def nothing_left() -> Iterator[None]:
 
 
 class ForkServer:
-    """The process from which programs are forked; use it with ``with``."""
+    """The process from which programs are forked. It imports what they need when the first one is started.
+
+    Use it with ``with``; one that is made with the path of another's socket uses that one without.
+    """
+
+    def __init__(self, path: Path = Path()) -> None:
+        self.path = path
 
     def __enter__(self) -> Self:
         self._folder = tempfile.TemporaryDirectory(prefix="toolbus-forks-")
-        self._path = Path(self._folder.name) / "socket"
-        command = [sys.executable, str(Path(__file__).with_name("fork_server.py")), str(self._path)]
+        self.path = Path(self._folder.name) / "socket"
+        command = [sys.executable, str(Path(__file__).with_name("fork_server.py")), str(self.path)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
         try:
-            eventually_sync(self._path.exists, timeout=60.0)
+            eventually_sync(self.path.exists, timeout=60.0)
         except BaseException:
             self.__exit__()
             raise
@@ -186,7 +192,7 @@ class ForkServer:
                 failed.enter_context(stream)
             connection = failed.enter_context(socket.socket(socket.AF_UNIX))
             connection.settimeout(60)
-            connection.connect(str(self._path))
+            connection.connect(str(self.path))
             socket.send_fds(connection, [b"%10d" % len(order)], descriptors)
             connection.sendall(order)
             program = Program(connection, words, *ours)

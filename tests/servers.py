@@ -146,6 +146,11 @@ def eventually_sync(condition: Callable[[], T], timeout: float = 20.0, interval:
     return value
 
 
+async def elapse(seconds: float) -> None:
+    """Let time pass for which nothing can be waited: a fault lasts that long, or something must not happen meanwhile."""
+    await anyio.sleep(seconds)
+
+
 async def next_millisecond(client: redis.Redis) -> None:
     """Wait until the server's clock shows another millisecond than now."""
 

@@ -194,7 +194,7 @@ async def test_an_attempt_that_is_tried_again_may_move_to_another_worker(place: 
 async def test_a_session_that_was_left_goes_on_behind_its_clean_up(place: Place) -> None:
     """A call that comes meanwhile finds the state as it was kept, as one that comes later does."""
     service = Kept()
-    worker = place.worker(service)
+    worker = place.worker(service, lease=0.7)
     async with worker, place.bus() as other:
         await other.wait_for_tool("put")
         async with place.bus() as bus:

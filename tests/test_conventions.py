@@ -1,4 +1,4 @@
-"""Names: those in spans and metrics are of OpenTelemetry's published registry, and those in the code are of the field."""
+"""Names are of OpenTelemetry's published registry and of the field; tests wait for conditions."""
 
 from __future__ import annotations
 
@@ -114,3 +114,34 @@ def test_new_names_are_of_the_field() -> None:
     }
     assert found - set(_STILL_THERE.split()) == set(), "see the table in docs/reference/names.md"
     assert set(_STILL_THERE.split()) <= found, "take names that are gone from the list"
+
+
+# Their time passes at once.
+_VIRTUAL = Path("worker/unit")
+
+
+def sleeps(node: ast.AST) -> list[int]:
+    """Return the lines of a function's own body in which it sleeps longer than a turn of its loop; tools defined inside may."""
+    found: list[int] = []
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Call):
+            name = getattr(child.func, "attr", getattr(child.func, "id", ""))
+            if name == "sleep" and not (isinstance(child.args[0], ast.Constant) and not child.args[0].value):
+                found.append(child.lineno)
+        if not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
+            found += sleeps(child)
+    return found
+
+
+def test_no_test_sleeps() -> None:
+    """A test waits for a condition with a bound; what must not happen is given time by ``elapse``, which says so."""
+    found = [
+        f"{path.relative_to(ROOT)}:{line}"
+        for path in (ROOT / "tests").rglob("test_*.py")
+        if not path.is_relative_to(ROOT / "tests" / _VIRTUAL)
+        if "sleep(" in (text := path.read_text("utf-8"))
+        for node in ast.parse(text).body
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name.startswith("test_")
+        for line in sleeps(node)
+    ]
+    assert found == [], "use tests.servers.eventually, or elapse"

@@ -11,15 +11,13 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from tests.contract import Place
 from toolbus import ErrorInfo, tool
 from toolbus.bus import telemetry
-from toolbus.bus.telemetry import metrics
 
 NAME = "gen_ai.execute_tool.duration"
 
 
 @pytest.fixture
-def reader(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemoryMetricReader]:
-    """Provide a reader of what is recorded, by a process that has recorded nothing."""
-    monkeypatch.setattr(metrics, "_names", set())
+def reader() -> Iterator[InMemoryMetricReader]:
+    """Provide a reader of what is recorded."""
     reader = InMemoryMetricReader()
     provider = MeterProvider(metric_readers=[reader])
     with telemetry.providers(meter=provider):

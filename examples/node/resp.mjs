@@ -1,9 +1,12 @@
 // A connection to Redis or Valkey, and the project's scripts: no packages needed.
 import { readFileSync } from 'node:fs'
 import { connect } from 'node:net'
+import { setTimeout as sleep } from 'node:timers/promises'
 
 export const P = `tb:{${process.env.TOOLBUS_NAMESPACE ?? 'default'}}:`
 const folder = process.env.TOOLBUS_SCRIPTS ?? 'scripts' // made by `toolbus protocol scripts DIR`
+
+const refusals = /^(TRYAGAIN|ASK|LOADING|READONLY|MASTERDOWN|CLUSTERDOWN|MOVED|NOREPLICAS|BUSY) /
 
 // Return the reply that begins at a place, and where it ends; undefined while a part of it is missing.
 function reply(data, at) {
@@ -49,5 +52,14 @@ export class Connection {
     return answer
   }
 
-  script = (name, keys, ...words) => this.run('EVAL', readFileSync(`${folder}/${name}.lua`, 'utf8'), keys.length, ...keys, ...words)
+  async script(name, keys, ...words) {
+    const source = readFileSync(`${folder}/${name}.lua`, 'utf8')
+    for (; ; await sleep(50)) {
+      try {
+        return await this.run('EVAL', source, keys.length, ...keys, ...words)
+      } catch (error) {
+        if (!refusals.test(error.message)) throw error // a refused command was not carried out
+      }
+    }
+  }
 }

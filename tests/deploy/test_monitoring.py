@@ -142,7 +142,7 @@ class Prometheus:
 
 
 @pytest.fixture
-def prometheus(tmp_path: Path, forks: ForkServer, server: str, namespace: str) -> Iterator[Prometheus]:
+def prometheus(slow: None, tmp_path: Path, forks: ForkServer, server: str, namespace: str) -> Iterator[Prometheus]:
     """Return a Prometheus that scrapes a worker and a gateway of the test's namespace, which have served some calls."""
     shell = Shell(forks, tmp_path, server, namespace)
     (tmp_path / "watched.py").write_text(TOOLS)

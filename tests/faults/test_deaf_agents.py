@@ -9,6 +9,7 @@ import pytest
 from tests.faults import hostile
 from tests.faults.canary import SERVICE, Canary
 from tests.servers import eventually
+from tests.tiers import some
 from toolbus import Worker, tool
 from toolbus.bus.broker.server.keys import Keys
 
@@ -16,6 +17,8 @@ pytestmark = pytest.mark.anyio
 
 _PLACES = hostile.places(Keys("x"), hostile.Names("s", "a", "i", "c", "d", "2026-01-01"))
 STREAMS = [name for name in hostile.KEY_NAMES if _PLACES[name].kind == "stream"]
+# The read of an agent's own stream waits for two seconds at the server.
+QUICK = [each for each in STREAMS if each != "replies"]
 # A lease, a read that waits for two seconds, and a loaded machine; agents reconcile after 48 s at the earliest.
 WITHIN = 15.0
 
@@ -26,7 +29,7 @@ async def late_guest() -> str:
     return "late"
 
 
-@pytest.mark.parametrize("name", STREAMS)
+@pytest.mark.parametrize("name", some(QUICK, STREAMS))
 async def test_a_stream_whose_last_id_is_the_highest_deafens_nobody(canary: Canary, name: str) -> None:
     """No entry that a reader could see tells of it."""
     place = canary.place(name)

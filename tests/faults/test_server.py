@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from tests.contract import Place
-from tests.servers import eventually, plain_metrics
+from tests.servers import elapse, eventually, plain_metrics
 from toolbus import BrokerError, ConfigurationError, Settings, ToolBus, Worker, tool
 from toolbus.bus.broker.transport.embedded import EmbeddedServer
 from toolbus.bus.values.results import BrokerUnavailable, ToolbusError, UnsupportedServer
@@ -86,7 +86,7 @@ async def test_streams_outlast_a_server_that_refuses_writes(fresh_server: FreshS
         with pytest.raises(redis.ResponseError, match="MISCONF"):
             client.set("a", 1)
         # The longer time is more than the handlers take, so that their ends are refused, too.
-        await asyncio.sleep(seconds)
+        await elapse(seconds)
         assert not any(call.done() for call in calls)
         obstacle.rmdir()
         client.bgsave()

@@ -178,37 +178,34 @@ async def test_the_lost_attempt_of_a_killed_worker_is_told(place: Place, spawn: 
     assert (answer.instance, [tool.retaken for tool in answer.tools]) == (lost.by, [1])
 
 
-async def test_a_diverging_attempt_is_an_explicit_reset(place: Place, spawn: Spawn) -> None:
+@pytest.mark.parametrize("plain", [False, True], ids=["events", "plain"])
+async def test_a_diverging_attempt_is_an_explicit_reset(place: Place, spawn: Spawn, plain: bool) -> None:
     """When the new run says something else, events carry a Reset and plain iteration raises."""
     spawn()
     spawn()
     async with bus_of(place) as bus:
         await workers_up(bus, place, 2)
-        for plain in (False, True):
-            if plain:
-                spawn()
-                await workers_up(bus, place, 2)
-            resets, text, worker = 0, "", ""
-            async with bus.stream("diverge", {"n": 40}, timeout=30.0) as call:
-                try:
-                    async for event in call if plain else call.events():
-                        if isinstance(event, Started):
-                            worker = event.worker
-                        elif isinstance(event, Reset):
-                            resets += 1
-                            text = ""
-                        elif isinstance(event, (Text, str)):
-                            text += event.text if isinstance(event, Text) else event
-                            worker = worker or f"-{text.partition(':')[0]}-x"
-                            if text.count(" ") == 5 and not resets:
-                                os.kill(pid_of(worker), signal.SIGKILL)
-                except StreamReset:
-                    assert plain
-                    resets += 1
-            assert resets == 1
-            if not plain:
-                survivor = text.partition(":")[0]
-                assert text == "".join(f"{survivor}:{number} " for number in range(40))
+        resets, text, worker = 0, "", ""
+        async with bus.stream("diverge", {"n": 40}, timeout=30.0) as call:
+            try:
+                async for event in call if plain else call.events():
+                    if isinstance(event, Started):
+                        worker = event.worker
+                    elif isinstance(event, Reset):
+                        resets += 1
+                        text = ""
+                    elif isinstance(event, (Text, str)):
+                        text += event.text if isinstance(event, Text) else event
+                        worker = worker or f"-{text.partition(':')[0]}-x"
+                        if text.count(" ") == 5 and not resets:
+                            os.kill(pid_of(worker), signal.SIGKILL)
+            except StreamReset:
+                assert plain
+                resets += 1
+        assert resets == 1
+        if not plain:
+            survivor = text.partition(":")[0]
+            assert text == "".join(f"{survivor}:{number} " for number in range(40))
 
 
 async def test_work_that_is_once_is_never_run_again(place: Place, spawn: Spawn) -> None:
@@ -235,7 +232,7 @@ async def test_a_blocked_event_loop_loses_nothing(place: Place, spawn: Spawn) ->
         await workers_up(bus, place, 1)
         spawn()
         await workers_up(bus, place, 2)
-        result = await bus.call("block", {"seconds": 3.5 * LEASE}, timeout=30.0)
+        result = await bus.call("block", {"seconds": 2.5 * LEASE}, timeout=30.0)
     assert (result.output, result.meta.attempts) == ("unblocked", 1)
 
 

@@ -283,7 +283,7 @@ async def test_a_request_that_never_ends(namespace: str, end: bytes) -> None:
             async with asyncio.timeout(60):
                 while not closed.done():
                     writer.write(b"X-A: 1\r\n" if end else b"1\r\nx\r\n")
-                    await asyncio.sleep(0.05)
+                    await asyncio.wait([closed], timeout=0.05)
                 await asyncio.gather(closed, return_exceptions=True)
         finally:
             writer.close()

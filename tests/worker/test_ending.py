@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.servers import eventually
+from tests.servers import elapse, eventually
 from toolbus.bus.values.settings import Settings
 from toolbus.bus.worker.process.lifeline import Lifeline
 from toolbus.bus.worker.process.supervisor import Supervisor
@@ -104,9 +104,8 @@ async def test_a_child_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     reloading = asyncio.create_task(supervisor._end(child))
     await eventually((tmp_path / "signal1").exists, timeout=_WITHIN)
     supervisor.stop()
-    # Its keeper has heard of the end, and would have sent its signal, after these turns.
-    for _ in range(20):
-        await asyncio.sleep(0.02)
+    # Its keeper has heard of the end, and would have sent its signal, by then.
+    await elapse(0.4)
     (tmp_path / "go").touch()
     await reloading
     assert await running == 0

@@ -14,7 +14,7 @@ from toolbus_workers.graph_gate import check
 from toolbus_workers.graph_store.embedded import EmbeddedGraph, Limits
 from toolbus_workers.graph_store.tools import MAX_QUERY
 
-from tests.servers import eventually
+from tests.servers import elapse, eventually
 from tests.workers.outcomes import failed
 from toolbus import ToolError
 
@@ -201,7 +201,7 @@ async def test_an_import_that_dies_in_the_middle_took_nothing(people):
     rows = [{"id": f"p{number}", "age": number} for number in range(5_000)]
     call = asyncio.ensure_future(people.load("vertices", "Person", rows=rows))
     await eventually(people.store._turn.locked)
-    await asyncio.sleep(0.05)
+    await elapse(0.05)
     people.store._program._process.kill()
     result = await call
     (((count,),), there) = await people.rows("MATCH (p:Person) RETURN count(*)"), 5_003 if result.success else 3

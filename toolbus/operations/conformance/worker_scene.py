@@ -80,10 +80,12 @@ class WorkerScene(Scene):
         await until(joined, STARTS, "it is not in the registry when it is started anew")
 
     async def kill_worker(self) -> None:
-        """Kill the worker, if it runs; the next check starts another one."""
+        """Kill the worker, if it runs, and take it out of the registry, where the next check would take it for another one."""
         if self.worker is not None:
             await self.program.kill(self.worker)
             self.worker = None
+        for instance in await self.instances():
+            await self.see_the_end(instance)
 
     async def now(self) -> int:
         """Return the server's time in milliseconds."""
