@@ -39,7 +39,7 @@ _TOOLBUS = PeerSpec("toolbus", "", "redis", "self", "")
 
 @dataclass(frozen=True)
 class Place:
-    """Where a contestant answers.
+    """The address of a contestant.
 
     Attributes:
         port: on the loopback interface.
@@ -57,7 +57,7 @@ class Place:
 
     @property
     def is_mcp(self) -> bool:
-        """Whether it speaks MCP."""
+        """Return whether it speaks MCP."""
         return "{tool}" not in self.path
 
     def cpu(self) -> float:

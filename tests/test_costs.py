@@ -175,7 +175,7 @@ async def test_a_call_costs_no_more_commands_and_bytes_than_it_did(
 
 
 class Costs(NamedTuple):
-    """What one side does for a call: functions of the package that it enters, writes to sockets, and turns of its event loop."""
+    """The work of one side for a call: functions of the package that it enters, writes to sockets, and turns of its event loop."""
 
     functions: float
     writes: float

@@ -79,6 +79,11 @@ async def test_no_session_is_silently_wrong_while_workers_are_killed(place: Plac
         believed: list[str] = []
         for number in range(WORDS):
             result = await put(bus, session, f"{number}", chance.uniform(0.0, 0.05))
+            if result.error is not None and result.error.code == "answer_lost":
+                # A snapshot has what the call did, so that it was not run again.
+                assert policy == "restore", result.error
+                believed.append(f"{number}")
+                continue
             if result.error is not None:
                 assert result.error.code == "session_lost", result.error
                 losses += 1
