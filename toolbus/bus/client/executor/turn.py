@@ -181,6 +181,9 @@ class Turn:
             # Most turns are one call, and a task for it would take longer than all that the turn does for it.
             for running in self._begin():
                 await self._run(running)
+                if running.result is not None and running.result.error is not None:
+                    # A model's program that tries refused calls again and again must not starve other tasks.
+                    await asyncio.sleep(0)
         else:
             async with self:
                 await _ended(self._calls)
