@@ -55,7 +55,7 @@ test-image: $(STAMP) ## Build the image and try it (needs docker; minutes)
 try-compose: ## Start everything with docker compose, call a tool, find the call in Grafana, and stop (needs docker)
 	@python3 deploy/compose/try.py
 
-test-all: test-long test-image chaos chaos-platform planted ## Run the long tests, those of the image, then chaos and planted defects (nightly)
+test-all: test-long test-image chaos chaos-platform ## Run the long tests, those of the image, then chaos (nightly)
 
 coverage: $(STAMP) ## Run the tests and show which lines of toolbus they miss
 	@echo "== tests with coverage"
