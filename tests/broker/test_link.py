@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import resource
 import socket
 from collections import Counter
@@ -375,3 +376,16 @@ def test_pushed_messages_cost_no_memory() -> None:
 
     before = read(20)
     assert read(300) - before < 10_000, "hiredis leaks pushed messages: version 3.4.2 does not"
+
+
+async def test_a_server_that_is_none_again_and_again_is_left_more_and_more_slowly(link: Link) -> None:
+    """A replica that is the only server there is would be connected to as fast as that goes."""
+    opened: list[float] = []
+    loop = asyncio.get_running_loop()
+    for _ in range(6):
+        await eventually(lambda: link.connected)
+        opened.append(loop.time())
+        link.relocate()
+        await eventually(lambda: not link.connected)
+    pauses = [later - earlier for earlier, later in itertools.pairwise(opened)]
+    assert pauses[-1] > 0.3, pauses

@@ -442,7 +442,9 @@ class Link(Wire):
 
     async def _reconnect(self) -> None:
         if self._loop.time() - self._connected_at < _SETTLED:
-            # It opens and ends at once: without a pause this would go round as fast as it can.
+            # It opens and ends at once: without a pause this would go round as fast as it can, also where it is told to look for another
+            # server and finds the same one.
+            self._relocated.clear()
             await self._pause(self._delay)
             self._delay = min(self._delay * 2, _BACKOFF_MOST)
         else:
