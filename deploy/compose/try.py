@@ -103,15 +103,17 @@ def _steps(options: argparse.Namespace, deadline: float, told: Callable[[str], N
     told(f"Grafana has the call and the dashboard of {len(panels)} panels")
     # A rate needs two samples, between which there is another call.
     _ask(f"{options.gateway}/run_tool", CALL)
-    for title, query in _queries(board["dashboard"]):
+    watched = _until(deadline, "no process says that it is up", lambda: _query(proxy, "toolbus_up"))
+    for title, query in _queries(board["dashboard"], watched[0]["metric"]["toolbus_namespace"]):
         _until(deadline, f"the panel {title!r} shows nothing: {query}", lambda query=query: _query(proxy, query))
     told("every panel shows something")
 
 
-def _queries(board: dict[str, Any]) -> list[tuple[str, str]]:
+def _queries(board: dict[str, Any], namespace: str) -> list[tuple[str, str]]:
     """Return the title and each query of a dashboard, with its variables filled in."""
+    values = {"namespace": namespace, "service": ".*", "__rate_interval": "1m"}
     found = [(panel["title"], target["expr"]) for panel in board["panels"] for target in panel.get("targets", ())]
-    filled = [(title, re.sub(r"\$\{?service\}?", ".*", query).replace("$__rate_interval", "1m")) for title, query in found]
+    filled = [(title, re.sub(r"\$\{?(\w+)\}?", lambda name: values[name[1]], query)) for title, query in found]
     return [(title, query) for title, query in filled if not any(name in query for name in QUIET)]
 
 
