@@ -294,11 +294,12 @@ async def _taken_over(at: Installation) -> None:
     """Kill a worker that runs twelve calls."""
     at.shell.environment |= {"TOOLBUS_CONCURRENCY": "20", "TOOLBUS_MAX_DELIVERIES": "5"}
     other = at.shell.start("worker", "pool.py")
-    at.kill(signal.SIGTERM)
-    await eventually(lambda: at.worker.poll() is not None, timeout=30)
     with at.redis as client:
-        queue = at.keys.queue(SERVICE)
-        await eventually(lambda: client.exists(at.keys.live) and client.zcard(at.keys.live) == 2, timeout=30)
+        queue, instances = at.keys.queue(SERVICE), at.keys.instances(SERVICE)
+        # Between the two workers there must be no moment without one, in which calls are refused.
+        await eventually(lambda: len([field for field in client.hkeys(instances) if field.startswith(b"i:")]) == 2, timeout=60)
+        at.kill(signal.SIGTERM)
+        await eventually(lambda: at.worker.poll() is not None, timeout=30)
         await at.call("work", 12, seconds=600.0)
         await eventually(lambda: client.xlen(queue) == 12 and client.xpending(queue, "g")["pending"] == 12, timeout=30)
     await at.start_worker()
