@@ -29,8 +29,12 @@ from tests.contract import Place
 from tests.servers import eventually
 from toolbus import Settings, ToolBus, ToolService, Worker, tool
 from toolbus.bus import telemetry
+from toolbus.bus.broker.publish import Publisher
+from toolbus.bus.broker.replies.finish import Outbox
+from toolbus.bus.broker.replies.reader import ReplyReader
 from toolbus.bus.broker.transport.embedded import EmbeddedServer
 from toolbus.bus.values.events import Started
+from toolbus.bus.worker.slots import Slots
 
 pytestmark = pytest.mark.anyio
 
@@ -438,3 +442,40 @@ async def test_a_call_that_waits_holds_no_more_memory_than_it_did(namespace: str
     # What was measured (26 and 36 blocks of at most 512 bytes), and a quarter more, since Python's versions differ.
     assert caller <= 32, f"{caller:.1f} blocks a call at the caller"
     assert worker <= 45, f"{worker:.1f} blocks a call at the worker"
+
+
+async def test_what_a_lone_call_sends_leaves_in_the_turn_in_which_it_is_made(
+    server: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next call of a caller that was just woken, and the end of a call's first step, wait for no further turn of the loop."""
+    loop, turn, seen = asyncio.get_running_loop(), 0, dict[str, int]()
+    waits: dict[str, list[int]] = {"caller": [], "worker": []}
+
+    def count() -> None:
+        nonlocal turn, ticking
+        turn, ticking = turn + 1, loop.call_soon(count)
+
+    def noted(kind: type, name: str, side: str, *, sends: bool) -> None:
+        before = getattr(kind, name)
+
+        def note(*args: Any) -> Any:
+            if sends and side in seen:
+                waits[side].append(turn - seen.pop(side))
+            elif not sends:
+                seen[side] = turn
+            return before(*args)
+
+        monkeypatch.setattr(kind, name, note)
+
+    settings = Settings.load({}, url=server, namespace=namespace)
+    async with Worker([echo], settings=settings), ToolBus(settings=settings) as bus:
+        await bus.wait_for_tool("echo")
+        noted(ReplyReader, "_arrived", "caller", sends=False)
+        noted(Publisher, "_send_all", "caller", sends=True)
+        noted(Slots, "start", "worker", sends=False)
+        noted(Outbox, "_send_all", "worker", sends=True)
+        ticking = loop.call_soon(count)
+        for _ in range(20):
+            await bus.call("echo", {"text": TEXT})
+        ticking.cancel()
+    assert {side: min(found) for side, found in waits.items()} == {"caller": 1, "worker": 1}

@@ -107,7 +107,7 @@ class Publisher:
         self._flush_number = 0
         # In ascending order.
         self._unanswered: dict[int, None] = {}
-        # Of these an answer was lost, and then the server refused every write: it may have carried them out.
+        # Those of them that the server may have carried out: an answer was lost, and then it refused every write.
         self._doubted = set[int]()
         self.published = 0
 
@@ -125,7 +125,7 @@ class Publisher:
             self.flush_soon()
 
     def flush_soon(self) -> None:
-        """Flush after what the loop has to do already: callers that were just woken, whose next calls then leave in the same turn."""
+        """Flush behind the callbacks that are scheduled now, so that the next calls of callers that were just woken leave in their turn."""
         if not self._flushing:
             self._flushing = True
             self._loop.call_soon(self.flush)

@@ -200,7 +200,7 @@ class Outbox:
         await self._idle.wait()
 
     def flush_soon(self) -> None:
-        """Flush after what the loop has to do already: what the calls that just began send in their first step then leaves in that turn."""
+        """Flush behind the callbacks that are scheduled now, so that what new calls send in their first step leaves in its turn."""
         if not self._flushing:
             self._flushing = True
             self._idle.clear()

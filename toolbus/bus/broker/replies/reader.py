@@ -29,8 +29,8 @@ from toolbus.bus.values.results import BrokerError, BrokerUnavailable, EnvelopeE
 from toolbus.bus.values.settings import LONGEST_LEASE, Settings
 
 _READ_COUNT = 512
-# How much that was read may stand in the reply stream while more comes. To remove each entry by itself cost every call a command, and the
-# server wrote its answer before it woke the worker.
+# How many entries, and of how many bytes, may stay in the reply stream after they were read, while more come. Removing each by itself would
+# cost every call a command, whose answer the server writes before it wakes the worker.
 _MOST_READ = 64
 _MOST_READ_BYTES = 65_536
 _AFTER_ERROR = 0.2
@@ -50,7 +50,7 @@ class ReplyReader:
 
     Args:
         blocking: the connection that waits in reads.
-        handed_over: called when callers have what one read brought, and go on in this tick.
+        handed_over: called after the frames of one read were handed to their callers, which go on in the next turn of the loop.
 
     Attributes:
         key: the reply stream.
@@ -252,7 +252,7 @@ class ReplyReader:
         for _, flat in entries:
             if flat == _LOST:
                 self._lost()
-            self._read_bytes += len(flat[1])
+            self._read_bytes += sum(map(len, flat))
             self._hand_over(self._frames_of(flat))
         self._read += len(entries)
         self._position = entries[-1][0]

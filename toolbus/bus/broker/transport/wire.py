@@ -143,7 +143,7 @@ class Wire(asyncio.Protocol):
         self.send(packed, on_reply, repeatable=repeatable, same_server=same_server, form=script.form)
 
     def gather(self) -> None:
-        """Schedule no write for what is sent next: who has gathered a tick's commands sends them, and must call ``flush`` then."""
+        """Schedule no write for the commands that follow; the caller writes them by ``flush``, in any case."""
         self._flushing = True
 
     def flush(self) -> None:
