@@ -701,23 +701,28 @@ async def shares(scene: AgentScene) -> None:
         raise Broken("the call was published twice")
 
 
+async def _two_share(scene: AgentScene) -> bool:
+    """Return whether two callers share the call of the idempotency key `one key`."""
+    fields = await scene.probe.run("HKEYS", scene.keys.shared(session_digest("", "one key")))
+    return sum(bytes(field).startswith(b"c:") for field in fields) == 2
+
+
+async def _joined(scene: AgentScene) -> None:
+    """Have a second caller join the call of that key."""
+    await scene.call("second", key="one key")
+    await until(lambda: _two_share(scene), 5.0, "the record of the key does not have two callers")
+
+
 @AGENT.check("A45", 3)
 async def leaves_shared_calls(scene: AgentScene) -> None:
     """A cancelled shared call goes on while others wait for it; the last one that cancels takes it out of the queue."""
     taken = await scene.called("first", key="one key")
-    await scene.call("second", key="one key")
-    record = scene.keys.shared(session_digest("", "one key"))
-
-    async def are_two() -> bool:
-        fields = await scene.probe.run("HKEYS", record)
-        return sum(bytes(field).startswith(b"c:") for field in fields) == 2
-
-    await until(are_two, 5.0, "the record of the key does not have two callers")
+    await _joined(scene)
     await scene.cancel("first")
     _is(await scene.ended("first", 3.0), None, "cancelled")
 
     async def is_one() -> bool:
-        return not await are_two()
+        return not await _two_share(scene)
 
     await until(is_one, 3.0, "the record of the key still has the caller that cancelled")
     if not await scene.waits(taken.entry):
@@ -798,16 +803,9 @@ async def closes_sessions(scene: AgentScene) -> None:
 async def begins_joined_calls_again(scene: AgentScene) -> None:
     """A call that was joined and ended without having run is published again."""
     first = await scene.called("first", key="one key")
-    await scene.call("second", key="one key")
-    record = scene.keys.shared(session_digest("", "one key"))
-
-    async def are_two() -> bool:
-        fields = await scene.probe.run("HKEYS", record)
-        return sum(bytes(field).startswith(b"c:") for field in fields) == 2
-
-    await until(are_two, 5.0, "the record of the key does not have two callers")
+    await _joined(scene)
     # As a worker does that ends a call which was cancelled before it ran.
-    await scene.probe.run("DEL", record)
+    await scene.probe.run("DEL", scene.keys.shared(session_digest("", "one key")))
     await scene.answer(first, error={"type": "cancelled", "code": "not_begun", "message": "its caller gave up"})
     again = await scene.taken()
     await scene.answer(again, "run after all")

@@ -9,8 +9,8 @@ from typing import Literal, NamedTuple
 
 Words = list[bytes]
 Fault = Literal["cut before", "cut after", "cut within", "refuse", "late"]
-"""What becomes of a command: the connection is cut before it reaches the server, after it was carried out and before its answer is passed
-on, or in the middle of the answer; or it is answered with an error, and not carried out; or it is answered late."""
+"""A fault of one command. Its connection is cut before it reaches the server, after it was carried out and before its answer is passed on,
+or in the middle of the answer; or it is answered with an error, and not carried out; or it is answered late."""
 
 _PART = 1 << 16
 # Bytes of an answer that brings nothing, such as that of a read which ends by time.
@@ -73,11 +73,11 @@ class Proxy:
         self._listening: asyncio.Server | None = None
         self.port = 0
         self.done = 0
-        """How many faults have come about."""
+        """The number of faults that have come about."""
         self.played: dict[bytes, bytes] = {}
         """Answers of commands that are not carried out, by the command's name, for as long as they stand here."""
         self.withheld = 0
-        """How many answers wait for their time."""
+        """The number of answers that wait for their time."""
 
     async def start(self) -> None:
         """Listen at a free port of this machine."""
