@@ -148,7 +148,7 @@ class Confirmation:
     async def answer_of(self, confirmer: Confirmer | None, seconds: float | None) -> ErrorInfo | None:
         """Return the answer of this process, of a confirmer or of whoever holds the confirmation, within ``seconds`` if given."""
         try:
-            # The first answer ends the confirmer's work as well as its time would.
+            # An answer from elsewhere ends the confirmer's work, as the end of its time does.
             async with asyncio.timeout(seconds) as self._asking:
                 if confirmer is not None:
                     await _ask(confirmer, self)

@@ -127,16 +127,16 @@ class Instruments:
         alike: dict[tuple[str, str], list[_Run]] = {}
         for run in runs:
             alike.setdefault(run[:2], []).append(run)
-        for (service, error), those in alike.items():
+        for (service, error), group in alike.items():
             about = {"messaging.destination.name": service}
             process = {"messaging.system": "redis", "messaging.operation.name": "process", **about}
             if error:
                 process["error.type"] = error
-            self.record("messaging.process.duration", [(run[2], run[5]) for run in those], process)
-            self.record("toolbus.queue.duration", [(run[3], run[5]) for run in those], about)
+            self.record("messaging.process.duration", [(run[2], run[5]) for run in group], process)
+            self.record("toolbus.queue.duration", [(run[3], run[5]) for run in group], about)
             counted = tuple(about.items())
-            self.add("toolbus.attempts", len(those), counted)
-            self.add("toolbus.frames", sum(run[4] for run in those), counted)
+            self.add("toolbus.attempts", len(group), counted)
+            self.add("toolbus.frames", sum(run[4] for run in group), counted)
 
     def record(self, name: str, values: Sequence[_Value], attributes: dict[str, str]) -> None:
         """Record values in a histogram that have the same attributes."""
@@ -187,7 +187,7 @@ def _record_all(histogram: Any, values: Sequence[_Value], attributes: dict[str, 
                 keys = match._view._attribute_keys
                 kept = attributes if keys is None else {key: value for key, value in attributes.items() if key in keys}
                 found.append((match._lock, match._get_or_create_aggregation, _hash_attributes(kept), kept))
-    except (ImportError, AttributeError):
+    except (ImportError, AttributeError, TypeError):
         for value, _ in values:
             histogram.record(value, attributes)
         return

@@ -38,7 +38,7 @@ CANCELLED = -32800
 """The code of the error with which a request ends that was cancelled, as the SDK's."""
 
 END = "end "
-"""What the id of a stream's last event begins with."""
+"""The prefix of the id of a stream's last event."""
 
 STREAM = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache, no-transform"), (b"x-accel-buffering", b"no")]
 """The headers of a stream of events."""
