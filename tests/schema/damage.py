@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import warnings
 from collections.abc import Callable
@@ -70,23 +71,14 @@ DAMAGES: dict[str, Callable[[dict[str, Any]], str]] = {
 }
 
 
-def is_said(text: str) -> bool:
-    """Return whether a text is JSON or a Python literal without any slip, with any value."""
-    try:
-        json.loads(text, parse_constant=_refuse)
-    except ValueError:
-        return _is_python(text)
-    return True
-
-
-def _is_python(text: str) -> bool:
-    with warnings.catch_warnings():
+def said(text: str) -> list[Any]:
+    """Return the value of a text that is JSON, or a Python literal, without any slip; nothing for another text."""
+    with contextlib.suppress(ValueError):
+        return [json.loads(text, parse_constant=_refuse)]
+    with warnings.catch_warnings(), contextlib.suppress(ValueError, SyntaxError):
         warnings.simplefilter("error")
-        try:
-            ast.literal_eval(text)
-        except (ValueError, SyntaxError):
-            return False
-    return True
+        return [ast.literal_eval(text)]
+    return []
 
 
 def _refuse(word: str) -> None:

@@ -12,11 +12,11 @@ from itertools import product
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.examples import examples
-from tests.schema.damage import DAMAGES, ENDS, STARTS, UNITS, hostile, is_said
+from tests.schema.damage import DAMAGES, ENDS, STARTS, UNITS, hostile, said
 from tests.tiers import some
 from toolbus import ToolError
 from toolbus.bus.schema.repair import parse
@@ -223,16 +223,16 @@ def warnings_as(action: str) -> Iterator[None]:
 @given(value=DELICATE_OBJECTS)
 def test_a_damaged_value_is_itself_or_refused(action: str, damage: str, value: dict[str, Any]) -> None:
     """The repair of a value written with a slip is this value or a refusal, and never another value."""
-    text = DAMAGES[damage](value)
+    text, meant = DAMAGES[damage](value), [value]
     if "lone" in damage or "only" in damage:
-        # A backslash that makes a valid escape is one.
-        assume(not is_said(DAMAGES[damage.removeprefix("fence, ").removesuffix(", words after")](value)))
+        # A backslash that makes a valid escape may be one.
+        meant += said(DAMAGES[damage.removeprefix("fence, ").removesuffix(", words after")](value))
     with warnings_as(action):
         try:
             found, _ = parse(text)
         except ToolError:
             return
-    assert repr(found) == repr(value)
+    assert repr(found) in map(repr, meant)
 
 
 @pytest.mark.parametrize("action", some(["ignore"], ACTIONS))
