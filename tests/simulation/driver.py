@@ -383,8 +383,9 @@ class Driver:
     def _observe(self, number: int, process: Process, words: list[bytes], answer: Any) -> None:
         if self.world.ended:
             return
-        line = f"{self.world.loop.now:.9f} {number} {words!r} {answer!r}"
-        self._hash.update(line.encode())
+        # The answer to a script that is loaded says which it was.
+        said = words if words[0] != b"SCRIPT" else b""
+        self._hash.update(f"{self.world.loop.now:.9f} {number} {said!r} {answer!r}".encode())
         name = self._name(words)
         if name in STEPS:
             self.world.note(f"> {name}", f"{answer!r}"[:160], process.name)

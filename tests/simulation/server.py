@@ -136,6 +136,8 @@ class Session:
         self._blocked: list[bytes] | None = None
         self._timer: Any = None
         self._asking = False
+        self._answers: list[bytes] = []
+        self._answering = False
         self.channels: dict[bytes, None] = {}
 
     def receive(self, data: bytes) -> None:
@@ -165,10 +167,12 @@ class Session:
         self._go_on()
 
     def answer(self, answer: Any, words: list[bytes] | None = None) -> None:
-        """Send an answer."""
+        """Send an answer; those to commands that came together leave together."""
         if words is not None:
             self._server.observe(self.number, self._client_process, words, answer)
-        self._send(encoded(answer))
+        self._answers.append(encoded(answer))
+        if not self._answering:
+            self._send_answers()
 
     def unblock(self) -> bool:
         """End its waiting without an answer; False when it does not wait."""
@@ -182,7 +186,18 @@ class Session:
 
     # -- inside -----------------------------------------------------------------------------------
 
+    def _send_answers(self) -> None:
+        answers, self._answers = b"".join(self._answers), []
+        if answers:
+            self._send(answers)
+
     def _go_on(self) -> None:
+        self._answering = True
+        self._carry_out()
+        self._answering = False
+        self._send_answers()
+
+    def _carry_out(self) -> None:
         while self._waiting and self._blocked is None:
             words = self._waiting.popleft()
             cut = None if self._server.meet is None else self._server.meet(self, words)
