@@ -48,7 +48,7 @@ class Server:
         self.random = random
         self.refusals: list[Callable[[str, bool, bool], str]] = []
         self.observe: Callable[[int, Any, list[bytes], Any], None] = lambda session, client, words, answer: None
-        self.meet: Callable[[Session, list[bytes]], str | None] | None = None
+        self.meet: Callable[[Session, list[bytes]], str | None] = lambda session, words: None
         self.changed: Callable[[set[bytes]], None] = lambda keys: None
         self.sessions: list[Session] = []
         self.waiting: dict[Session, frozenset[bytes]] = {}
@@ -122,13 +122,14 @@ class Session:
     """One connection of a client, as the server sees it.
 
     Attributes:
+        client: the process of the client.
         channels: those that it listens to.
     """
 
     def __init__(self, server: Server, number: int, client: Any, send: Callable[[bytes], None], cut: Callable[[], None]) -> None:
         self._server = server
         self.number = number
-        self._client_process = client
+        self.client = client
         self._cut = cut
         self._send = send
         self._reader = hiredis.Reader()
@@ -169,7 +170,7 @@ class Session:
     def answer(self, answer: Any, words: list[bytes] | None = None) -> None:
         """Send an answer; those to commands that came together leave together."""
         if words is not None:
-            self._server.observe(self.number, self._client_process, words, answer)
+            self._server.observe(self.number, self.client, words, answer)
         self._answers.append(encoded(answer))
         if not self._answering:
             self._send_answers()
@@ -200,7 +201,7 @@ class Session:
     def _carry_out(self) -> None:
         while self._waiting and self._blocked is None:
             words = self._waiting.popleft()
-            cut = None if self._server.meet is None else self._server.meet(self, words)
+            cut = self._server.meet(self, words)
             if cut == "before":
                 self._cut()
                 return
