@@ -21,7 +21,7 @@ from tests.chaos.snapshot import at_rest
 from tests.chaos.tools import SERVICES, define
 from tests.simulation.faults import KINDS, Aimed, What
 from tests.simulation.network import Connection
-from tests.simulation.oracles import Invariants, judge
+from tests.simulation.oracles import OF_ENTRIES, Invariants, judge
 from tests.simulation.scenario import Scenario
 from tests.simulation.server import Session
 from tests.simulation.storage import ErrorReply, Scores, Snapshot, Stream
@@ -66,11 +66,11 @@ class Outcome(NamedTuple):
 
 @dataclass(slots=True)
 class _Aim:
-    """A fault that waits until a step was taken ``left`` times."""
+    """A fault that waits until a step was taken ``left`` times; ``act`` says whether its connection is cut, as ``Server.meet`` does."""
 
     step: str
     left: int
-    cut: str | None
+    act: Callable[[], str | None]
     reached: asyncio.Future[tuple[Session, str]]
 
 
@@ -144,6 +144,7 @@ class Driver:
         self.world.server.observe = self._observe
         self.world.server.meet = self._meet
         self.world.server.changed = self.invariants.changed
+        self.world.server.watch = self._watch
 
     def run(self) -> Outcome:
         """Run it to its end, and judge it."""
@@ -233,17 +234,41 @@ class Driver:
 
     async def cut_at_command(self, fault: Aimed, random: Random, *, before: bool) -> str:
         """Cut the connection over which a step comes, before or after the server has carried it out."""
+        return await self._at_command(fault, random, lambda: "before" if before else "after")
+
+    async def refuse_at_command(self, fault: Aimed, random: Random, text: Callable[[str, bool, bool], str], count: int) -> str:
+        """Refuse a step, and those like it that come next, until so many were refused."""
+        refusals, left = self.world.server.refusals, count
+
+        def refuse(name: str, writes: bool, grows: bool) -> str:
+            nonlocal left
+            error = text(name, writes, grows)
+            left -= bool(error)
+            if not left:
+                refusals.remove(refuse)
+            return error
+
+        def begin() -> None:
+            refusals.append(refuse)
+
+        found = await self._at_command(fault, random, begin)
+        await asyncio.sleep(self.options.lease)
+        if refuse in refusals:
+            refusals.remove(refuse)
+        return found
+
+    async def _at_command(self, fault: Aimed, random: Random, act: Callable[[], str | None]) -> str:
+        """Do something when a command comes, before the server carries it out; return the words for when that was."""
         step, nth = (fault.step, fault.nth) if fault.step else ("", random.randint(1, 20))
-        aim = self._aim(step, nth, "before" if before else "after")
-        found = await self._reached(aim, self.options.lease)
+        found = await self._reached(self._aim(step, nth, act), self.options.lease)
         if found is None:
             return "at none"
         self.met[fault.kind, found[1]] += 1
         return f"at {found[1]}"
 
-    def _aim(self, step: str, nth: int, cut: str | None = None) -> _Aim:
-        """Wait for the n-th time that a step is taken, or any step if it is empty; its connection may be ``cut`` there."""
-        aim = _Aim(step, nth, cut, asyncio.get_running_loop().create_future())
+    def _aim(self, step: str, nth: int, act: Callable[[], str | None]) -> _Aim:
+        """Wait for the n-th time that a step is taken, or any step if it is empty; ``act`` is called right before."""
+        aim = _Aim(step, nth, act, asyncio.get_running_loop().create_future())
         self._aims.append(aim)
         return aim
 
@@ -267,8 +292,8 @@ class Driver:
             if not aim.left:
                 self._aims.remove(aim)
                 aim.reached.set_result((session, name))
-                if aim.cut is not None:
-                    return aim.cut
+                if (cut := aim.act()) is not None:
+                    return cut
         return None
 
     def _session_of(self, fault: Aimed) -> Session | None:
@@ -339,14 +364,14 @@ class Driver:
             await asyncio.sleep(_POLL)
 
     async def _apply(self, fault: Aimed, random: Random) -> None:
-        if fault.step and not fault.kind.startswith("cut-"):
-            reached = await self._reached(self._aim(fault.step, fault.nth), self.options.seconds)
+        if fault.step and not KINDS[fault.kind].of_commands:
+            reached = await self._reached(self._aim(fault.step, fault.nth, lambda: None), self.options.seconds)
             if reached is None:
                 return
             self._hit[id(fault)] = reached[0]
         began = self.world.loop.now
         self.world.note("fault", f"{fault.kind} {fault.lasts:.3f} s {fault.step}".rstrip())
-        if not fault.kind.startswith("cut-"):
+        if not KINDS[fault.kind].of_commands:
             self._under_way[fault.kind] += 1
         what, pids = await KINDS[fault.kind].apply(self, fault, random) or ("nobody was there", ())
         # What follows within a lease meets it too: those that were cut off come back.
@@ -421,6 +446,10 @@ class Driver:
         if words[0] == b"EVAL":
             return _SOURCES.get(words[1], "script")
         return _SCRIPTS.get(words[1], "script") if words[0] == b"EVALSHA" else words[0].decode()
+
+    def _watch(self, words: list[bytes]) -> Callable[[], None] | None:
+        name = self._name(words)
+        return self.invariants.watch(name, words[3:]) if name in OF_ENTRIES else None
 
     def _observe(self, number: int, process: Process, words: list[bytes], answer: Any) -> None:
         if self.world.ended:

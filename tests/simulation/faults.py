@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+
 class Aimed(Fault, frozen=True):
     """A fault that may wait for a step of the protocol, and then hits the process that took it, or its connection.
 
@@ -38,22 +39,29 @@ class Kind(NamedTuple):
         lasts: how long it lasts, in leases.
         taken_for: the kind of the chaos runs by which the oracle judges what followed.
         lossy: whether the server loses what it had.
+        group: of kinds that are much alike.
     """
 
     apply: Callable[[Driver, Aimed, Random], Awaitable[What]]
     lasts: tuple[float, float] = (0.0, 0.0)
     taken_for: str = "reset"
     lossy: bool = False
+    group: str = ""
+
+    @property
+    def of_commands(self) -> bool:
+        """Whether it waits for a command by itself, and acts before that is carried out."""
+        return self.apply in {_cut_reply, _cut_command, _refuse_few}
 
 
 KINDS: dict[str, Kind] = {}
 
 
 def _kind(
-    name: str, *lasts: float, taken_for: str = "", lossy: bool = False
+    name: str, *lasts: float, group: str, taken_for: str = "", lossy: bool = False
 ) -> Callable[[Callable[[Driver, Aimed, Random], Awaitable[What]]], Callable[[Driver, Aimed, Random], Awaitable[What]]]:
     def add(apply: Callable[[Driver, Aimed, Random], Awaitable[What]]) -> Callable[[Driver, Aimed, Random], Awaitable[What]]:
-        KINDS[name] = Kind(apply, (lasts[0], lasts[1]) if lasts else (0.0, 0.0), taken_for or name, lossy)
+        KINDS[name] = Kind(apply, (lasts[0], lasts[1]) if lasts else (0.0, 0.0), taken_for or name, lossy, group)
         return apply
 
     return add
@@ -69,43 +77,43 @@ async def _during(lasting: list[T], value: T, seconds: float) -> None:
 # -- processes ----------------------------------------------------------------------------------------
 
 
-@_kind("kill")
+@_kind("kill", group="processes")
 async def _kill(driver: Driver, fault: Aimed, random: Random) -> What:
     """A worker is killed, and another one started."""
     return driver.kill(driver.worker(fault))
 
 
-@_kind("agent-kill")
+@_kind("agent-kill", group="processes")
 async def _agent_kill(driver: Driver, fault: Aimed, random: Random) -> What:
     """An agent is killed, and started again with the rest of its calls."""
     return driver.kill(driver.agent(fault))
 
 
-@_kind("term")
+@_kind("term", group="processes")
 async def _term(driver: Driver, fault: Aimed, random: Random) -> What:
     """A worker drains, and another one is started."""
     return driver.dismiss(driver.worker(fault))
 
 
-@_kind("stop", 0.3, 2.0)
+@_kind("stop", 0.3, 2.0, group="stops")
 async def _stop(driver: Driver, fault: Aimed, random: Random) -> What:
     """A worker is stopped for a while."""
     return await driver.hold(driver.worker(fault), fault.lasts)
 
 
-@_kind("loop-block", 0.3, 2.0, taken_for="stop")
+@_kind("loop-block", 0.3, 2.0, taken_for="stop", group="stops")
 async def _loop_block(driver: Driver, fault: Aimed, random: Random) -> What:
     """A worker's event loop is blocked, and its threads go on."""
     return await driver.hold(driver.worker(fault), fault.lasts, threads=False)
 
 
-@_kind("thread-block", 0.3, 2.0, taken_for="stop")
+@_kind("thread-block", 0.3, 2.0, taken_for="stop", group="stops")
 async def _thread_block(driver: Driver, fault: Aimed, random: Random) -> What:
     """A worker's threads get no processor."""
     return await driver.hold(driver.worker(fault), fault.lasts, loop=False)
 
 
-@_kind("agent-stop", 0.3, 2.0)
+@_kind("agent-stop", 0.3, 2.0, group="stops")
 async def _agent_stop(driver: Driver, fault: Aimed, random: Random) -> What:
     """An agent is stopped for a while."""
     return await driver.hold(driver.agent(fault), fault.lasts)
@@ -114,7 +122,7 @@ async def _agent_stop(driver: Driver, fault: Aimed, random: Random) -> What:
 # -- the network --------------------------------------------------------------------------------------
 
 
-@_kind("reset")
+@_kind("reset", group="cuts")
 async def _reset(driver: Driver, fault: Aimed, random: Random) -> What:
     """Connections are cut with whatever is under way."""
     found = driver.connections(fault, random, 0.5)
@@ -123,19 +131,19 @@ async def _reset(driver: Driver, fault: Aimed, random: Random) -> What:
     return f"{len(found)} connections", ()
 
 
-@_kind("cut-reply", taken_for="reset")
+@_kind("cut-reply", taken_for="reset", group="cuts")
 async def _cut_reply(driver: Driver, fault: Aimed, random: Random) -> What:
     """A connection is cut right after the server has carried out a command, whose answer is lost."""
     return await driver.cut_at_command(fault, random, before=False), ()
 
 
-@_kind("cut-command", taken_for="reset")
+@_kind("cut-command", taken_for="reset", group="cuts")
 async def _cut_command(driver: Driver, fault: Aimed, random: Random) -> What:
     """A connection is cut right before the server carries out a command, which it does not."""
     return await driver.cut_at_command(fault, random, before=True), ()
 
 
-@_kind("half-open")
+@_kind("half-open", group="cuts")
 async def _half_open(driver: Driver, fault: Aimed, random: Random) -> What:
     """Connections carry nothing more, and nobody is told."""
     found = driver.connections(fault, random, 0.25)
@@ -144,7 +152,7 @@ async def _half_open(driver: Driver, fault: Aimed, random: Random) -> What:
     return f"{len(found)} connections", ()
 
 
-@_kind("partition", 0.3, 1.7)
+@_kind("partition", 0.3, 1.7, group="network")
 async def _partition(driver: Driver, fault: Aimed, random: Random) -> What:
     """Nothing passes for a while, and connections are cut afterwards."""
     found = list(driver.world.network.connections)
@@ -156,14 +164,14 @@ async def _partition(driver: Driver, fault: Aimed, random: Random) -> What:
     return f"of {len(found)} connections for {fault.lasts:.1f} s", ()
 
 
-@_kind("delay", 0.5, 2.0)
+@_kind("delay", 0.5, 2.0, group="network")
 async def _delay(driver: Driver, fault: Aimed, random: Random) -> What:
     """Everything comes late."""
     await _during(driver.world.network.delays, 0.02 + 0.2 * fault.pick, fault.lasts)
     return f"for {fault.lasts:.1f} s", ()
 
 
-@_kind("pieces", 0.5, 4.0, taken_for="delay")
+@_kind("pieces", 0.5, 4.0, taken_for="delay", group="network")
 async def _pieces(driver: Driver, fault: Aimed, random: Random) -> What:
     """Everything comes in small pieces."""
     await _during(driver.world.network.splits, 0.8, fault.lasts)
@@ -173,44 +181,47 @@ async def _pieces(driver: Driver, fault: Aimed, random: Random) -> What:
 # -- the server ---------------------------------------------------------------------------------------
 
 
-@_kind("server-kill", 0.0, 0.3)
+@_kind("server-kill", 0.0, 0.3, group="server")
 async def _server_kill(driver: Driver, fault: Aimed, random: Random) -> What:
     """The server is killed and started again with everything that it had."""
     await driver.restart(fault.lasts)
     return f"and started after {fault.lasts:.1f} s", ()
 
 
-@_kind("script-flush")
+@_kind("script-flush", group="server")
 async def _script_flush(driver: Driver, fault: Aimed, random: Random) -> What:
     """SCRIPT FLUSH."""
     driver.world.server.scripts.clear()
     return "", ()
 
 
-@_kind("group-destroy")
+@_kind("group-destroy", group="server")
 async def _group_destroy(driver: Driver, fault: Aimed, random: Random) -> What:
     """XGROUP DESTROY of a service's group."""
     service = driver.services[int(fault.pick * len(driver.services))]
     return driver.command(b"XGROUP", b"DESTROY", driver.key(f"q:{service}"), b"g"), ()
 
 
-@_kind("flushall", lossy=True)
+@_kind("flushall", lossy=True, group="losses")
 async def _flushall(driver: Driver, fault: Aimed, random: Random) -> What:
     """FLUSHALL."""
     return driver.command(b"FLUSHALL"), ()
 
 
+_TEXTS: dict[str, Callable[[str, bool, bool], str]] = {}
+"""Texts of refusals by their codes, for what each of them concerns."""
+
+
 def _refusing(code: str, text: str, *lasts: float, only: Callable[[str, bool, bool], bool], taken_for: str = "client-pause") -> None:
+    _TEXTS[code] = lambda name, writes, grows: f"{code} {text}" if only(name, writes, grows) else ""
+
     async def refuse(driver: Driver, fault: Aimed, random: Random) -> What:
-        await _during(
-            driver.world.server.refusals,
-            lambda name, writes, grows: f"{code} {text}" if only(name, writes, grows) and not driver.world.server.asked else "",
-            fault.lasts,
-        )
+        server = driver.world.server
+        await _during(server.refusals, lambda *what: "" if server.asked else _TEXTS[code](*what), fault.lasts)
         return f"for {fault.lasts:.1f} s", ()
 
     refuse.__doc__ = f"The server answers with {code} for a while."
-    _kind(f"refuse-{code.lower()}", *lasts, taken_for=taken_for)(refuse)
+    _kind(f"refuse-{code.lower()}", *lasts, taken_for=taken_for, group="refusals")(refuse)
 
 
 _refusing("OOM", "command not allowed when used memory > 'maxmemory'.", 0.2, 1.5, only=lambda name, writes, grows: grows)
@@ -226,10 +237,17 @@ _refusing("ASK", "1234 server:6379", 0.1, 1.0, only=lambda name, writes, grows: 
 _refusing("TRYAGAIN", "Multiple keys request during rehashing of slot", 0.1, 1.0, only=lambda name, writes, grows: name == "script")
 
 
+@_kind("refuse-few", group="refusals", taken_for="client-pause")
+async def _refuse_few(driver: Driver, fault: Aimed, random: Random) -> What:
+    """The server refuses one command, or two or three, for a reason that passes, and carries out those behind them."""
+    code = random.choice(("OOM", "MISCONF", "NOREPLICAS", "BUSY", "LOADING", "TRYAGAIN"))
+    return f"{code} {await driver.refuse_at_command(fault, random, _TEXTS[code], random.choice((1, 1, 2, 3)))}", ()
+
+
 # -- what is lost -------------------------------------------------------------------------------------
 
 
-@_kind("lost-second", 0.1, 1.0, taken_for="flushall", lossy=True)
+@_kind("lost-second", 0.1, 1.0, taken_for="flushall", lossy=True, group="losses")
 async def _lost_second(driver: Driver, fault: Aimed, random: Random) -> What:
     """The server is killed, and started again without what was written last."""
     before = driver.world.server.db.snapshot()
@@ -238,7 +256,7 @@ async def _lost_second(driver: Driver, fault: Aimed, random: Random) -> What:
     return f"without the last {fault.lasts:.1f} s", ()
 
 
-@_kind("failover", 0.0, 0.3, taken_for="flushall", lossy=True)
+@_kind("failover", 0.0, 0.3, taken_for="flushall", lossy=True, group="losses")
 async def _failover(driver: Driver, fault: Aimed, random: Random) -> What:
     """A replica, which has not got what was written last, becomes the master; the old one refuses writes until it ends."""
     before = driver.world.server.db.snapshot()
@@ -249,7 +267,7 @@ async def _failover(driver: Driver, fault: Aimed, random: Random) -> What:
     return f"without the last {fault.lasts:.1f} s", ()
 
 
-@_kind("wrong-type", taken_for="flushall", lossy=True)
+@_kind("wrong-type", taken_for="flushall", lossy=True, group="losses")
 async def _wrong_type(driver: Driver, fault: Aimed, random: Random) -> What:
     """Somebody overwrites a key that is no string with one."""
     db = driver.world.server.db
@@ -261,14 +279,14 @@ async def _wrong_type(driver: Driver, fault: Aimed, random: Random) -> What:
 # -- clocks -------------------------------------------------------------------------------------------
 
 
-@_kind("server-clock", taken_for="server-stop")
+@_kind("server-clock", taken_for="server-stop", group="clocks")
 async def _server_clock(driver: Driver, fault: Aimed, random: Random) -> What:
     """The server's clock steps, and is a lease behind or three ahead at most: what lives for seconds outlives that."""
     before, driver.world.server_skew = driver.world.server_skew, driver.options.lease * (4 * fault.pick - 1)
     return f"by {driver.world.server_skew - before:.1f} s", ()
 
 
-@_kind("server-stands", 0.3, 2.0, taken_for="server-stop")
+@_kind("server-stands", 0.3, 2.0, taken_for="server-stop", group="clocks")
 async def _server_stands(driver: Driver, fault: Aimed, random: Random) -> What:
     """The server's clock stands for a while, and then is right again."""
     driver.world.server_stands = driver.world.loop.now
@@ -277,7 +295,7 @@ async def _server_stands(driver: Driver, fault: Aimed, random: Random) -> What:
     return f"for {fault.lasts:.1f} s", ()
 
 
-@_kind("clock", taken_for="reset")
+@_kind("clock", taken_for="reset", group="clocks")
 async def _clock(driver: Driver, fault: Aimed, random: Random) -> What:
     """The clocks of the day of some processes step, by a day at most."""
     found = [process for process in driver.world.processes if random.random() < 0.5]
@@ -289,7 +307,7 @@ async def _clock(driver: Driver, fault: Aimed, random: Random) -> What:
 # -- operators and callers ----------------------------------------------------------------------------
 
 
-@_kind("pause", 0.1, 2.0, taken_for="client-pause")
+@_kind("pause", 0.1, 2.0, taken_for="client-pause", group="operators")
 async def _pause(driver: Driver, fault: Aimed, random: Random) -> What:
     """A service is paused for a while."""
     service = driver.services[int(fault.pick * len(driver.services))]
@@ -299,14 +317,14 @@ async def _pause(driver: Driver, fault: Aimed, random: Random) -> What:
     return f"{service} for {fault.lasts:.1f} s", ()
 
 
-@_kind("purge")
+@_kind("purge", group="operators")
 async def _purge(driver: Driver, fault: Aimed, random: Random) -> What:
     """A service loses what is queued for it."""
     service = driver.services[int(fault.pick * len(driver.services))]
     return f"{await driver.operate(lambda admin: admin.purge(service))} of {service}", ()
 
 
-@_kind("slow-reader", 0.5, 3.0, taken_for="delay")
+@_kind("slow-reader", 0.5, 3.0, taken_for="delay", group="network")
 async def _slow_reader(driver: Driver, fault: Aimed, random: Random) -> What:
     """An agent gets late what is sent to it."""
     agent = driver.agent(fault)

@@ -16,7 +16,7 @@ from tests.chaos.options import Options
 from tests.chaos.oracle import Violation
 from tests.chaos.oracle.rest import KEPT
 from tests.simulation.scenario import Scenario
-from tests.simulation.storage import Hash, Id, Storage, Stream
+from tests.simulation.storage import Hash, Id, Scores, Storage, Stream
 from toolbus.bus.broker.server import scripts
 from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.broker.transport.wire import Wire, unheard
@@ -24,6 +24,16 @@ from toolbus.bus.broker.transport.wire import Wire, unheard
 V = TypeVar("V")
 
 _SENDING = frozenset({scripts.SEND, scripts.FINISH, scripts.FINISH_EACH, scripts.BURY})
+_ENDING = frozenset({scripts.FINISH.name, scripts.FINISH_EACH.name, scripts.BURY.name})
+OF_ENTRIES = frozenset(
+    script.name
+    for script in (
+        *(scripts.FINISH, scripts.FINISH_EACH, scripts.BURY, scripts.RENEW, scripts.REAP, scripts.OWN),
+        *(scripts.HAND_BACK, scripts.HAND_OVER, scripts.BEAT),
+    )
+)
+"""The scripts that are looked at with the entries before and after them: those that move or end entries, or keep owners of them alive."""
+
 _RUN = re.compile(rb'"run":"([^"]+)"')
 
 
@@ -57,9 +67,13 @@ class Invariants:
         self._prefix = prefix
         self._concurrency = options.concurrency
         self._lossy = options.lossy
+        self._lease = int(options.lease * 1000)
         # What was known of a value, and the value itself: one that was made anew is another one.
         self._known: dict[bytes, tuple[object, Any]] = {}
         self._running: Counter[int] = Counter()
+        # When the server heard a beat last, and until when it is to judge no lease since it had heard none (ms).
+        self._last_beat: int | None = None
+        self._quiet_until = 0
         self.violations: list[Violation] = []
 
     def changed(self, keys: set[bytes]) -> None:
@@ -86,6 +100,36 @@ class Invariants:
                 self._broken("inside", f"{self._running[record.pid]} handlers run in process {record.pid}, of {self._concurrency} slots")
         elif isinstance(record, Left):
             self._running[record.pid] -= 1
+
+    def watch(self, script: str, words: list[bytes]) -> Callable[[], None] | None:
+        """Look at what a script does to entries; returns what is to be called when it was carried out.
+
+        Args:
+            script: its name.
+            words: its keys and arguments.
+        """
+        if script == scripts.BEAT.name:
+            self._hear_beat()
+            return None
+        queue, fence = words[0], words[1]
+        me = next(word for word in words if not word.startswith(self._prefix))
+        before, counters = self._owners(queue), self._counters(fence)
+        if not before:
+            return None
+        lives, silence = self._lives(queue.rpartition(b":")[2], me), self._is_silent()
+
+        def look() -> None:
+            after = self._owners(queue)
+            for entry, owner in before.items():
+                if (now := after.get(entry)) == owner:
+                    continue
+                known = owner.startswith(b"~") or b"x:" + owner in counters
+                for what in _wrong_moves(script, me, owner, now, lives=lives, silence=silence and not known):
+                    self._broken("inside", f"{script} of {me.decode()}: {what} (entry {entry[0]}-{entry[1]}, {owner.decode()})")
+            for owner in {before[entry] for entry, now in after.items() if before.get(entry, now) != now}:
+                self._moved(fence, owner, counters)
+
+        return look
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -118,6 +162,35 @@ class Invariants:
             on_reply(reply)
 
         return answered
+
+    def _owners(self, queue: bytes) -> dict[Id, bytes]:
+        stream = self._db.find(queue)
+        group = stream.groups.get(b"g") if isinstance(stream, Stream) else None
+        return {} if group is None else {entry: pending.consumer for entry, pending in group.pending.items()}
+
+    def _counters(self, fence: bytes) -> dict[bytes, bytes]:
+        found = self._db.find(fence)
+        return dict(found) if isinstance(found, Hash) else {}
+
+    def _lives(self, service: bytes, instance: bytes) -> bool:
+        leases = self._db.find(self._prefix + b"live")
+        return isinstance(leases, Scores) and leases.get(service + b"/" + instance, 0) >= self._db.now()
+
+    def _is_silent(self) -> bool:
+        now, last = self._db.now(), self._last_beat
+        return last is None or not 0 <= now - last <= self._lease / 2 or now < self._quiet_until
+
+    def _hear_beat(self) -> None:
+        now, last = self._db.now(), self._last_beat
+        if last is None or not 0 <= now - last <= self._lease / 2 or self._quiet_until > now + 2 * self._lease:
+            self._quiet_until = now + self._lease
+        self._last_beat = now
+
+    def _moved(self, fence: bytes, owner: bytes, before: dict[bytes, bytes]) -> None:
+        """See that the counter of a worker from which entries were moved is another one."""
+        name = b"c:" + owner
+        if not owner.startswith(b"~") and name in before and self._counters(fence).get(name) == before[name]:
+            self._broken("inside", f"entries were moved away from {owner.decode()}, whose fence is still {before[name].decode()}")
 
     def _broken(self, rule: str, what: str) -> None:
         self.violations.append(Violation(rule, what))
@@ -165,6 +238,26 @@ class Invariants:
                     yield f"the run {place.run} goes on with frame {place.seq} after frame {known}"
                 places[place.run] = max(known, place.seq)
         self._known[key] = (value, (value.last, places))
+
+
+def _wrong_moves(script: str, me: bytes, owner: bytes, now: bytes | None, *, lives: bool, silence: bool) -> Iterator[str]:
+    """Yield what is wrong with an entry that was its ``owner``'s and is ``now`` another one's, or nobody's.
+
+    Args:
+        script: which has done it, for the worker ``me``.
+        lives: whether the lease of that worker lasts.
+        silence: whether no lease may be judged.
+    """
+    if now is None:
+        if script in _ENDING and me and owner != me:
+            yield "it ended what is another one's"
+    elif script == scripts.RENEW.name:
+        yield "it took what is another one's"
+    elif script == scripts.REAP.name and now == me:
+        if not lives:
+            yield "it took an entry although its own lease was over"
+        if silence:
+            yield "it judged a lease right after a silence"
 
 
 _CHECKS: dict[str, tuple[type, Callable[[Invariants, bytes, Any], Iterator[str]]]] = {

@@ -23,6 +23,7 @@ _MOST_POISON = 3
 # Nothing may be lost in most runs, since then everything must be right to the last.
 _LOSSY_SHARE = 0.15
 _MOST_FAULTS = 16
+_AIMED_SHARE = 0.6
 # Streams with more are to last.
 _MOST_PIECES = 40
 # All calls of a run are done within so many seconds by one worker, if nothing disturbs it.
@@ -56,10 +57,7 @@ def draw(seed: int) -> Scenario:
     """Return the scenario of a seed. Each has few of the features and few of the faults, and much of them, so that rare ones meet."""
     random = Random(f"scenario {seed}")
     lossy = random.random() < _LOSSY_SHARE
-    usable = [name for name, kind in KINDS.items() if not kind.lossy]
-    kinds = set(random.sample(usable, random.choice((0, 1, 1, 2, 2, 3, 4, 6))))
-    if lossy:
-        kinds.add(random.choice([name for name, kind in KINDS.items() if kind.lossy]))
+    kinds = _kinds(random, random.choice((0, 1, 1, 2, 2, 3, 4, 6)), lossy=lossy)
     features = random.sample(_TOOLS, random.choice((1, 1, 1, 2, 2, 3, 5, len(_TOOLS))))
     options = Options(
         seed=seed,
@@ -69,6 +67,7 @@ def draw(seed: int) -> Scenario:
         workers=random.randint(1, 4),
         faults=tuple(sorted({*(KINDS[name].taken_for for name in kinds), *(["versions"] if random.random() < 0.2 else [])})),
         lease=random.choice((0.6, 0.6, 1.0, 2.0)),
+        grace=random.choice((0.1, 1.0, 5.0)),
         timeout=40.0,
     )
     calls = _calls(random, options, features)
@@ -78,8 +77,22 @@ def draw(seed: int) -> Scenario:
         options = msgspec.structs.replace(options, faults=(*options.faults, POISON))
     concurrency = 128 if not _LONG.isdisjoint(features) else _concurrency(random, calls)
     options = msgspec.structs.replace(options, concurrency=concurrency)
-    faults = _faults(random, sorted(kinds), options)
+    faults = _faults(random, kinds, options)
     return Scenario(seed, options, calls, faults, delay=random.choice((0.0005, 0.001, 0.01)), splits=random.choice((0.0, 0.02, 0.3)))
+
+
+def _kinds(random: Random, count: int, *, lossy: bool) -> list[str]:
+    """Return kinds of faults, from as many of their groups as there may be: a few groups have most of the kinds."""
+    groups: dict[str, list[str]] = {}
+    for name, kind in KINDS.items():
+        if not kind.lossy:
+            groups.setdefault(kind.group, []).append(name)
+    left = sorted(groups)
+    random.shuffle(left)
+    chosen = {random.choice(groups[left[number % len(left)]]) for number in range(count)}
+    if lossy:
+        chosen.add(random.choice([name for name, kind in KINDS.items() if kind.lossy]))
+    return sorted(chosen)
 
 
 def _calls(random: Random, options: Options, features: list[str]) -> list[Planned]:
@@ -130,14 +143,14 @@ def _seconds(call: Planned) -> float:
 
 
 def _faults(random: Random, kinds: list[str], options: Options) -> list[Aimed]:
-    """Return faults, many of which wait for a step of the protocol: the same one for all of a kind, which hit it again and again."""
-    found = []
+    """Return faults, many of which wait for a step of the protocol: one for each kind, or for all of them, which hit it again and again."""
+    found, focus = [], random.choice(_AIMS) if random.random() < 0.5 else ""
     for name in kinds:
-        aimed = random.random() < 0.6
-        step = random.choice(_AIMS) if aimed else ""
+        step = focus or random.choice(_AIMS)
+        aimed = random.random() < _AIMED_SHARE
         for _ in range(random.randint(1, max(1, _MOST_FAULTS // len(kinds)))):
             at = random.random() * options.seconds
             lasts = random.uniform(*KINDS[name].lasts) * options.lease
-            nth = random.choice((1, 1, 2, 3, 8)) if aimed else 0
-            found.append(Aimed(round(at, 6), name, round(lasts, 6), round(random.random(), 6), step, nth))
+            nth = random.choice((1, 1, 2, 3, 8))
+            found.append(Aimed(round(at, 6), name, round(lasts, 6), round(random.random(), 6), step if aimed else "", nth if aimed else 0))
     return sorted(found, key=lambda fault: fault.at)

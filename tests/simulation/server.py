@@ -38,6 +38,7 @@ class Server:
         meet: called with the session and the words of each command before it is carried out; returns whether the connection is to be cut
             "before" that or "after", or None.
         changed: called with the keys that a command has changed.
+        watch: called with the words of each command before it is carried out; what it returns, if anything, is called afterwards.
         waiting: the sessions whose reads wait, in the order in which they came, and the keys for which they wait.
         asked: whether the command that is carried out was announced by ASKING.
     """
@@ -50,6 +51,7 @@ class Server:
         self.observe: Callable[[int, Any, list[bytes], Any], None] = lambda session, client, words, answer: None
         self.meet: Callable[[Session, list[bytes]], str | None] = lambda session, words: None
         self.changed: Callable[[set[bytes]], None] = lambda keys: None
+        self.watch: Callable[[list[bytes]], Callable[[], None] | None] = lambda words: None
         self.sessions: list[Session] = []
         self.waiting: dict[Session, frozenset[bytes]] = {}
         self.asked = False
@@ -233,11 +235,15 @@ class Session:
 
     def _outcome(self, words: list[bytes]) -> Any:
         self._server.asked, self._asking = self._asking, False
+        look = self._server.watch(words)
         try:
             own = _OF_SESSIONS.get(words[0].upper())
             return self._server.carry_out(words) if own is None else own(self, words[1:])
         except ErrorReply as error:
             return error
+        finally:
+            if look is not None:
+                look()
 
     def _hello(self, words: list[bytes]) -> Any:
         return {b"server": b"redis", b"version": _VERSION.encode(), b"proto": 3, b"id": self.number, b"role": self._server.role.encode()}
