@@ -142,6 +142,34 @@ def _starving(case: Case) -> Iterator[Violation]:
                 yield Violation("executions", f"{passed} other calls began while it waited for another worker", key)
 
 
+def _attempts(case: Case) -> Iterator[Violation]:
+    """No two runs of a call have one number, unless the server has lost count."""
+    if case.options.lossy or "group-destroy" in case.options.faults:
+        return
+    for key, records in case.begun.items():
+        for (call, attempt), count in Counter((each.call, each.attempt) for each in records).items():
+            if count > 1:
+                yield Violation("executions", f"attempt {attempt} of the call {call} began {count} times", key)
+
+
+def _shares(case: Case) -> Iterator[Violation]:
+    """A service is not served later than another one's calls that were made later."""
+    if not _HARMLESS.issuperset(case.options.faults):
+        return
+    firsts = sorted((records[0].at, key) for key, records in case.begun.items() if key in case.issued)
+    most, before = 2 * case.options.workers * case.options.concurrency + 8, dict[str, float]()
+    for number, (at, key) in enumerate(firsts):
+        session = case.planned[key].session
+        since = max(case.issued[key].at, before.get(session, 0.0)) if session else case.issued[key].at
+        if session:
+            before[session] = max(before.get(session, 0.0), *map(case.over, case.begun[key]))
+        passed = [each for began, each in firsts[:number] if began > since and case.issued[each].at > since]
+        others = sum(bool(case.planned[each].session) != bool(session) for each in passed)
+        own = sum(began > since and bool(case.planned[each].session) == bool(session) for began, each in firsts[:number])
+        if others > own + most:
+            yield Violation("executions", f"{others} calls of another service, made later, began before it ({at - since:.1f} s)", key)
+
+
 def _punctual(case: Case) -> Iterator[Violation]:
     """A caller is told when its time is up."""
     stops = [hit for hit in case.history.of(Hit) if hit.kind == "agent-stop"]
@@ -156,7 +184,7 @@ def _punctual(case: Case) -> Iterator[Violation]:
 _SOON = 0.5
 # Whoever is not told that nothing passes notices after so many seconds.
 _UNTOLD = 11.0
-_RULES = (_order, _drains, _stops, _innocents, _alone, _starving, _punctual)
+_RULES = (_order, _drains, _stops, _innocents, _alone, _starving, _attempts, _shares, _punctual)
 
 
 # -- rules that are looked at with each command -------------------------------------------------------

@@ -73,11 +73,12 @@ def _search(first: int, seconds: float, tries: int, met: Counter[tuple[str, str]
         calls += outcome.calls
         met.update(outcome.met)
         if outcome.violations:
+            print(f"found after {seed - first + 1} seeds, {calls} calls, {time.process_time() - used:.0f} s of processor time", flush=True)
             short = shrink(draw(seed), tries)
             print(timeline(run(short)))
             path = Path(f"simulation-{seed}.json")
             path.write_bytes(msgspec.json.encode(short))
-            print(f"seed {seed} breaks a promise: `make simulate SEED={seed}`")
+            print(f"seed {seed} breaks a promise: `make simulate SEED={seed}`", flush=True)
             print(f"its short scenario: `python -m tests.simulation --file {path}`")
             return 1
         seed += 1
