@@ -447,9 +447,9 @@ class Driver:
             return _SOURCES.get(words[1], "script")
         return _SCRIPTS.get(words[1], "script") if words[0] == b"EVALSHA" else words[0].decode()
 
-    def _watch(self, words: list[bytes]) -> Callable[[], None] | None:
+    def _watch(self, process: Process, words: list[bytes]) -> Callable[[], None] | None:
         name = self._name(words)
-        return self.invariants.watch(name, words[3:]) if name in OF_ENTRIES else None
+        return self.invariants.watch(name, process.pid, words[3:]) if name in OF_ENTRIES else None
 
     def _observe(self, number: int, process: Process, words: list[bytes], answer: Any) -> None:
         if self.world.ended:

@@ -222,6 +222,9 @@ class Invariants:
         # When the server heard a beat last, and until when it is to judge no lease since it had heard none (ms).
         self._last_beat: int | None = None
         self._quiet_until = 0
+        # When the server heard of each process last, and until when that is to trust no lease that has ended (ms).
+        self._heard: dict[int, int] = {}
+        self._distrusts: dict[int, int] = {}
         self._undisturbed, self._harmless = not options.faults, _HARMLESS.issuperset(options.faults)
         # Since when each worker beats (ms), and how often it has since.
         self._beats: dict[bytes, tuple[int, int]] = {}
@@ -252,18 +255,19 @@ class Invariants:
         elif isinstance(record, Left):
             self._running[record.pid] -= 1
 
-    def watch(self, script: str, words: list[bytes]) -> Callable[[], None] | None:
+    def watch(self, script: str, pid: int, words: list[bytes]) -> Callable[[], None] | None:
         """Look at what a script does to entries; returns what is to be called when it was carried out.
 
         Args:
             script: its name.
+            pid: of the process that has sent it.
             words: its keys and arguments.
         """
         if script == scripts.BEAT.name:
-            self._hear_beat([word for word in words if b"/" in word])
+            self._hear_beat(pid, [word for word in words if b"/" in word])
             return None
         if script == scripts.UNREGISTER.name:
-            return self._sweeping(words) if b"ended" in words and self._is_silent() else None
+            return self._sweeping() if b"ended" in words and self._db.now() < self._distrusts.get(pid, 0) else None
         queue, fence = words[0], words[1]
         me = next(word for word in words if not word.startswith(self._prefix))
         before, counters = self._owners(queue), self._counters(fence)
@@ -362,7 +366,7 @@ class Invariants:
                     if not is_suspect(entry):
                         self._broken("inside", f"{me.decode()} left {entry[0]}-{entry[1]} to others although it had room")
 
-    def _sweeping(self, words: list[bytes]) -> Callable[[], None]:
+    def _sweeping(self) -> Callable[[], None]:
         def listed() -> set[bytes]:
             leases = self._db.find(self._prefix + b"live")
             return set(leases) if isinstance(leases, Scores) else set()
@@ -371,12 +375,15 @@ class Invariants:
 
         def look() -> None:
             for member in sorted(before - listed()):
-                self._broken("inside", f"{member.decode()} was swept out of the registry right after a silence")
+                self._broken("inside", f"{member.decode()} was swept out of the registry by a worker that had not beaten for long")
 
         return look
 
-    def _hear_beat(self, members: list[bytes]) -> None:
+    def _hear_beat(self, pid: int, members: list[bytes]) -> None:
         now, last = self._db.now(), self._last_beat
+        if now - self._heard.get(pid, now) > 1.5 * self._lease + 300:
+            self._distrusts[pid] = now + self._lease // 2
+        self._heard[pid] = now
         if self._undisturbed and members:
             began, count = self._beats.setdefault(members[0], (now, 0))
             self._beats[members[0]] = (began, count + 1)

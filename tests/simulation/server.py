@@ -38,7 +38,7 @@ class Server:
         meet: called with the session and the words of each command before it is carried out; returns whether the connection is to be cut
             "before" that or "after", or None.
         changed: called with the keys that a command has changed.
-        watch: called with the words of each command before it is carried out; what it returns, if anything, is called afterwards.
+        watch: called with the client and the words of each command before it is carried out; what it returns, if anything, is called afterwards.
         waiting: the sessions whose reads wait, in the order in which they came, and the keys for which they wait.
         asked: whether the command that is carried out was announced by ASKING.
     """
@@ -51,7 +51,7 @@ class Server:
         self.observe: Callable[[int, Any, list[bytes], Any], None] = lambda session, client, words, answer: None
         self.meet: Callable[[Session, list[bytes]], str | None] = lambda session, words: None
         self.changed: Callable[[set[bytes]], None] = lambda keys: None
-        self.watch: Callable[[list[bytes]], Callable[[], None] | None] = lambda words: None
+        self.watch: Callable[[Any, list[bytes]], Callable[[], None] | None] = lambda client, words: None
         self.sessions: list[Session] = []
         self.waiting: dict[Session, frozenset[bytes]] = {}
         self.asked = False
@@ -235,7 +235,7 @@ class Session:
 
     def _outcome(self, words: list[bytes]) -> Any:
         self._server.asked, self._asking = self._asking, False
-        look = self._server.watch(words)
+        look = self._server.watch(self.client, words)
         try:
             own = _OF_SESSIONS.get(words[0].upper())
             return self._server.carry_out(words) if own is None else own(self, words[1:])
