@@ -38,7 +38,7 @@ class Server:
         meet: called with the session and the words of each command before it is carried out; returns whether the connection is to be cut
             "before" that or "after", or None.
         changed: called with the keys that a command has changed.
-        watch: called with the client and the words of each command before it is carried out; what it returns, if anything, is called afterwards.
+        watch: called with the client and the words of each command before it is carried out; what it returns is called afterwards.
         waiting: the sessions whose reads wait, in the order in which they came, and the keys for which they wait.
         asked: whether the command that is carried out was announced by ASKING.
     """

@@ -235,9 +235,12 @@ class RequestStream:
         return [delivery for delivery in list(self.held.values()) if delivery.deadline > now]
 
     async def retry(self, link: Link, delivery: Delivery) -> Delivery | None:
-        """Count a further attempt of a held delivery; None when it is no longer ours."""
+        """Count a further attempt of a held delivery; None when it is no longer ours, and then it is lost."""
         attempt = delivery.attempt + 1
-        if not await self.count(link, delivery.entry, attempt, delivery.fence) or self.held.get(delivery.entry) is not delivery:
+        if not await self.count(link, delivery.entry, attempt, delivery.fence):
+            # Nothing runs here that could end it, and the server may deliver its entry here once more.
+            self.lose(delivery)
+        if self.held.get(delivery.entry) is not delivery:
             return None
         again = self.held[delivery.entry] = delivery.again(attempt, f"{self.run_prefix}{next(self.run_numbers):x}")
         return again
