@@ -350,7 +350,8 @@ class Driver:
         await self._dismiss(self._workers)
         self.journal.write(self._state("closed"))
         await asyncio.sleep(options.lease)
-        await self._until(lambda: not any(key.name.startswith("rsp:") for key in self._state("later").keys), options.agent_life + 5)
+        replies = self.key("rsp:")
+        await self._until(lambda: not any(key.startswith(replies) for key in self.world.server.db.names()), options.agent_life + 5)
         self.journal.write(self._state("later"))
 
     async def _dismiss(self, processes: dict[int, Process]) -> None:
@@ -456,16 +457,20 @@ class Driver:
             return
         # The answer to a script that is loaded says which it was.
         said = words if words[0] != b"SCRIPT" else b""
-        self._hash.update(f"{self.world.loop.now:.9f} {number} {said!r} {answer!r}".encode())
+        told = repr(answer)
+        self._hash.update(f"{self.world.loop.now:.9f} {number} {said!r} {told}".encode())
         name = self._name(words)
         if name in _STEPS:
-            self.world.note(f"> {name}", f"{answer!r}"[:160], process.name)
+            self.world.note(f"> {name}", told[:160], process.name)
             for kind, count in self._under_way.items():
                 if count and (not kind.startswith("refuse-") or isinstance(answer, ErrorReply)):
                     self.met[kind, name] += 1
 
     def _is_at_rest(self) -> bool:
         """Return whether nothing waits or runs, and nobody who was killed has a lease any more."""
+        queues = [self.world.server.db.find(self.key(f"q:{service}")) for service in self.services]
+        if any(isinstance(queue, Stream) and queue.entries for queue in queues):
+            return False
         state = self._state("quiet")
         return at_rest(state) and all(any(f"-{pid}-" in instance for pid in state.workers) for instance in state.live)
 

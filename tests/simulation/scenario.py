@@ -68,7 +68,8 @@ def draw(seed: int) -> Scenario:
         faults=tuple(sorted({*(KINDS[name].taken_for for name in kinds), *(["versions"] if random.random() < 0.2 else [])})),
         lease=random.choice((0.6, 0.6, 1.0, 2.0)),
         grace=random.choice((0.1, 1.0, 5.0)),
-        timeout=40.0,
+        # What was lost ends with its time, and until then nothing happens.
+        timeout=12.0 if lossy else 40.0,
     )
     calls = _calls(random, options, features)
     # What runs alone waits in vain for what it calls itself, if no other worker is there.
