@@ -260,7 +260,7 @@ class Driver:
     async def _at_command(self, fault: Aimed, random: Random, act: Callable[[], str | None]) -> str:
         """Do something when a command comes, before the server carries it out; return the words for when that was."""
         step, nth = (fault.step, fault.nth) if fault.step else ("", random.randint(1, 20))
-        found = await self._reached(self._aim(step, nth, act), self.options.lease)
+        found = await self._reached(self._aim(step, nth, act), max(self.options.lease, self.options.seconds))
         if found is None:
             return "at none"
         self.met[fault.kind, found[1]] += 1
