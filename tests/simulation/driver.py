@@ -287,14 +287,14 @@ class Driver:
         name = self._name(words) if self._aims else ""
         if name not in _STEPS:
             return None
+        cut = None
         for aim in [aim for aim in self._aims if aim.step in {"", name}]:
             aim.left -= 1
             if not aim.left:
                 self._aims.remove(aim)
                 aim.reached.set_result((session, name))
-                if (cut := aim.act()) is not None:
-                    return cut
-        return None
+                cut = aim.act() or cut
+        return cut
 
     def _session_of(self, fault: Aimed) -> Session | None:
         return self._hit.get(id(fault))

@@ -23,17 +23,19 @@ _MOST_POISON = 3
 # Nothing may be lost in most runs, since then everything must be right to the last.
 _LOSSY_SHARE = 0.15
 _MOST_FAULTS = 16
-_AIMED_SHARE = 0.6
+_AIMED_SHARE = 0.7
+_TOGETHER_SHARE = 0.5
 # Streams with more are to last.
 _MOST_PIECES = 40
 # All calls of a run are done within so many seconds by one worker, if nothing disturbs it.
 _WORK = 8.0
-# Steps of the protocol at which faults are aimed: those that take part in a call, and some that keep its worker alive.
-_AIMS = (
-    "XREAD", "XREADGROUP", "publish/publish", "publish/share", "publish/cancel", "publish/listen", "take/take", "take/count", "take/start",
-    "finish/send", "finish/finish", "finish/finish_each", "lease/beat", "lease/renew", "recover/reap", "recover/hand_back",
-    "sessions/own", "sessions/disown", "dead_letters/bury", "registry/register",
+# Steps of the protocol at which faults are aimed: those that every call takes, as often as all others that take part in some.
+_EVERY = ("XREAD", "XREADGROUP", "publish/publish", "finish/send", "finish/finish", "recover/reap")
+_SOME = (
+    "publish/share", "publish/cancel", "publish/listen", "take/take", "take/count", "take/start", "finish/finish_each", "lease/beat",
+    "lease/renew", "recover/hand_back", "sessions/own", "sessions/disown", "dead_letters/bury", "registry/register",
 )  # fmt: skip
+_AIMS = (*_EVERY, *_EVERY, *_SOME)
 
 
 class Scenario(msgspec.Struct, frozen=True):
@@ -144,14 +146,18 @@ def _seconds(call: Planned) -> float:
 
 
 def _faults(random: Random, kinds: list[str], options: Options) -> list[Aimed]:
-    """Return faults, many of which wait for a step of the protocol: one for each kind, or for all of them, which hit it again and again."""
-    found, focus = [], random.choice(_AIMS) if random.random() < 0.5 else ""
+    """Return faults, many of which wait for a step of the protocol: one for each kind, or all together for one, again and again."""
+    found, together = [], random.choice(_AIMS) if random.random() < _TOGETHER_SHARE else ""
+    whens = [_when(random, options) for _ in range(_MOST_FAULTS)]
     for name in kinds:
-        step = focus or random.choice(_AIMS)
-        aimed = random.random() < _AIMED_SHARE
-        for _ in range(random.randint(1, max(1, _MOST_FAULTS // len(kinds)))):
-            at = random.random() * options.seconds
+        step = together or random.choice(_AIMS) if random.random() < _AIMED_SHARE else ""
+        for number in range(random.randint(1, max(1, _MOST_FAULTS // len(kinds)))):
+            at, nth = whens[number] if together else _when(random, options)
             lasts = random.uniform(*KINDS[name].lasts) * options.lease
-            nth = random.choice((1, 1, 2, 3, 8))
-            found.append(Aimed(round(at, 6), name, round(lasts, 6), round(random.random(), 6), step if aimed else "", nth if aimed else 0))
+            found.append(Aimed(at, name, round(lasts, 6), round(random.random(), 6), step, nth if step else 0))
     return sorted(found, key=lambda fault: fault.at)
+
+
+def _when(random: Random, options: Options) -> tuple[float, int]:
+    """Return when a fault begins to wait for its step, and for how many of them it waits."""
+    return round(random.random() * options.seconds, 6), random.choice((1, 1, 2, 3, 8))
