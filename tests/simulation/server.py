@@ -38,7 +38,7 @@ class Server:
         meet: called with the session and the words of each command before it is carried out; returns whether the connection is to be cut
             "before" that or "after", or None.
         changed: called with the keys that a command has changed.
-        watch: called with the client and the words of each command before it is carried out; what it returns is called afterwards.
+        watch: called with the client and the words of each command before it is carried out; what it returns is called if that succeeds.
         waiting: the sessions whose reads wait, in the order in which they came, and the keys for which they wait.
         asked: whether the command that is carried out was announced by ASKING.
     """
@@ -238,12 +238,12 @@ class Session:
         look = self._server.watch(self.client, words)
         try:
             own = _OF_SESSIONS.get(words[0].upper())
-            return self._server.carry_out(words) if own is None else own(self, words[1:])
+            answer = self._server.carry_out(words) if own is None else own(self, words[1:])
         except ErrorReply as error:
             return error
-        finally:
-            if look is not None:
-                look()
+        if look is not None and not isinstance(answer, ErrorReply):
+            look()
+        return answer
 
     def _hello(self, words: list[bytes]) -> Any:
         return {b"server": b"redis", b"version": _VERSION.encode(), b"proto": 3, b"id": self.number, b"role": self._server.role.encode()}
