@@ -91,7 +91,8 @@ def _stops(case: Case) -> Iterator[Violation]:
         return
     for key, records in case.begun.items():
         for one, following in pairwise(records):
-            if one.call != following.call or case.over(one) <= following.at:
+            # One that stood still may begin what was taken from it meanwhile.
+            if one.call != following.call or following.attempt <= one.attempt or case.over(one) <= following.at:
                 continue
             since = following.at
             for hit in case.history.of(Hit):
