@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from tests.servers import elapse
 from tests.worker.unit.fakes import VirtualLoop
 from toolbus.bus.client.calls import connection
 from toolbus.bus.client.calls.connection import Arrival, UsedSessions, WaitingCalls, may_appear
@@ -96,7 +97,7 @@ async def test_a_call_for_which_no_worker_appears_ends_in_its_time() -> None:
     place, call, other = Place(ABSENT), Call(), Call()
     before = asyncio.get_running_loop().time()
     task = asyncio.create_task(place.waiting.publish(call.cast, place.publish, place.catalogue, 3.0))
-    await asyncio.sleep(2.0)
+    await elapse(2.0)
     assert [*place.waiting] == [call]
     assert (call.cast in place.waiting, other.cast in place.waiting) == (True, False)
     assert place.waiting.left(call.cast, 5.0) == pytest.approx(3.0, abs=0.01)
