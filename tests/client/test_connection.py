@@ -1,4 +1,4 @@
-"""What a bus keeps while it is open: the calls that wait for a worker, and the sessions that it has used."""
+"""What a bus keeps while it is open: the calls that wait for a worker, those that are given up, and the sessions that it has used."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ import pytest
 from tests.servers import elapse
 from tests.worker.unit.fakes import VirtualLoop
 from toolbus.bus.client.calls import connection
-from toolbus.bus.client.calls.connection import Arrival, UsedSessions, WaitingCalls, may_appear
+from toolbus.bus.client.calls.connection import Arrival, UsedSessions, WaitingCalls, inquire, may_appear, unfinished_of
 from toolbus.bus.client.tools.catalogue import Catalogue
-from toolbus.bus.values.envelope import NEW_STATE
+from toolbus.bus.support.deadlines import Deadlines
+from toolbus.bus.values.envelope import NEW_STATE, Request
 from toolbus.bus.values.results import BrokerUnavailable, ErrorInfo
 
 pytestmark = pytest.mark.anyio
 
 ABSENT = ErrorInfo("not_found", message="nobody has it")
 REFUSED = ErrorInfo("invalid_arguments", message="no")
+UNSURE = "it may or may not have taken effect"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def anyio_backend() -> Any:
     """Run each test on a loop whose time passes at once."""
     return ("asyncio", {"loop_factory": VirtualLoop})
@@ -151,6 +153,102 @@ async def test_a_wait_for_a_tool_ends_with_its_bus() -> None:
 def test_a_worker_may_help_only_where_one_is_missing(type: Any, appears: bool) -> None:
     """Not where the call itself is refused."""
     assert may_appear(Call().cast, ErrorInfo(type)) is appears
+
+
+# -- calls that are given up --------------------------------------------------------------------------
+
+LATE, TOLD = ErrorInfo("deadline_exceeded", message="late"), ErrorInfo("cancelled", "why", "told")
+TAKEN = "late: a worker took it and did not finish it in time"
+
+
+class Given:
+    """A call that is given up, on a connection whose broker is asked; workers of its service live."""
+
+    def __init__(self, effect: str = "", *, is_open: bool = True, request: bool = True) -> None:
+        self.id, self.entry, self.queue, self.queued_ms, self.waited_in_all = "c", "1-0", "q", 0.0, 1.5
+        self.request = Request("c", "a", "s", effect=effect, timeout=9.0) if request else None
+        self.target = SimpleNamespace(service="s")
+        self.is_open = is_open
+        self.deadlines = Deadlines(asyncio.get_running_loop(), 0.005)
+        self.broker = SimpleNamespace(requests=SimpleNamespace(cancel=self.cancel))
+        self.catalogue = SimpleNamespace(service=lambda name: (None, name == "s"))
+        self.asked: list[tuple[Any, ...]] = []
+        self.on_fate: Any = None
+        self.ends: list[ErrorInfo] = []
+        self.cast = cast("Any", self)
+
+    def cancel(self, request: Any, queue: str, entry: str, on_fate: Any, *, waited: float, why: str) -> None:
+        """Take note."""
+        self.asked.append((request, queue, entry, waited, why))
+        self.on_fate = on_fate
+
+    def complete_with(self, error: ErrorInfo) -> None:
+        """Take note; a call ends once."""
+        self.ends = self.ends or [error]
+
+
+@pytest.mark.parametrize(
+    ("effect", "error", "fate", "is_open", "end", "entry"),
+    [
+        ("", LATE, "removed", True, ("deadline_exceeded", "not_taken"), ""),
+        ("", TOLD, "removed", True, ("cancelled", "why"), ""),
+        ("", LATE, "signalled", True, ("deadline_exceeded", "not_finished"), ""),
+        ("", TOLD, "signalled", True, ("cancelled", "why"), ""),
+        ("", LATE, "shared", True, ("deadline_exceeded", ""), "1-0"),
+        ("", LATE, "gone", True, None, "1-0"),
+        ("", LATE, "gone", False, ("deadline_exceeded", ""), "1-0"),
+        ("once", LATE, "removed", True, ("deadline_exceeded", "not_taken"), ""),
+        ("once", LATE, "signalled", True, ("outcome_unknown", "deadline_exceeded"), ""),
+        ("once", TOLD, "unknown", True, ("outcome_unknown", "cancelled"), "1-0"),
+    ],
+)
+async def test_a_call_ends_as_the_broker_found_it(effect: str, error: ErrorInfo, fate: Any, is_open: bool, end: Any, entry: str) -> None:
+    """One that was taken back did not run; one that is gone was answered, and the answer comes while the bus is open."""
+    given = Given(effect)
+    inquire(given.cast, error, given.cast)
+    assert given.asked == [(given.request, "q", "1-0", 1.5, error.type)]
+    given.is_open = is_open
+    given.on_fate(fate)
+    assert [(each.type, each.code) for each in given.ends] == ([end] if end else [])
+    assert given.entry == entry
+    await elapse(2.0)
+    [ended] = given.ends
+    if ended.type == "outcome_unknown":
+        assert ended.message.endswith(f"; {UNSURE}")
+
+
+@pytest.mark.parametrize(("effect", "moment"), [("", 0.2), ("once", 1.0)])
+@pytest.mark.parametrize("asked", [True, False])
+async def test_a_call_does_not_wait_long_to_learn_what_became_of_it(effect: str, moment: float, asked: bool) -> None:
+    """Longer when that decides whether it may be made again. A bus that is closed asks nothing."""
+    given = Given(effect, is_open=asked)
+    inquire(given.cast, TOLD, given.cast)
+    assert len(given.asked) == asked
+    await elapse(moment - 0.05)
+    assert given.ends == []
+    await elapse(0.1)
+    assert given.ends == [TOLD if not effect else ErrorInfo("outcome_unknown", "cancelled", f"told; {UNSURE}")]
+
+
+async def test_a_call_that_was_not_published_is_not_asked_about() -> None:
+    """It ends after its moment."""
+    given = Given(request=False)
+    inquire(given.cast, TOLD, given.cast)
+    await elapse(0.3)
+    assert (given.asked, given.ends) == ([], [TOLD])
+
+
+async def test_a_call_whose_time_was_up_says_where_it_was() -> None:
+    """Without a bus its workers are taken to live; without a request its target names the service."""
+    given = Given()
+    assert unfinished_of(given.cast, LATE, None).message == unfinished_of(given.cast, LATE, given.cast).message == TAKEN
+    given.catalogue = SimpleNamespace(service=lambda name: (None, name != "s"))
+    for call in (given, Given(request=False)):
+        told = unfinished_of(call.cast, LATE, given.cast)
+        assert (told.code, "no live worker serves 's' now" in told.message) == ("worker_lost", True)
+    waited = Given()
+    waited.queued_ms = 8_000.0
+    assert unfinished_of(waited.cast, LATE, None).code == "began_late"
 
 
 # -- sessions -----------------------------------------------------------------------------------------
