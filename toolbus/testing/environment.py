@@ -253,20 +253,16 @@ class Recorder:
 _NO_QUEUE, _NO_FENCE = cast("RequestStream", None), Fence(b"", b"")
 
 
-class TriedState(SessionState):
+class TriedState(SessionState, eq=False):
     """The state of a session in a test: it is written down and read back after each call, and never lost."""
 
-    __slots__ = ()
-
-    def __init__(self, served: Served, session: Session, first: str) -> None:
-        super().__init__(served, session, first)
-        self.token = ""
+    token: str = ""
 
     async def leave(self, delivery: Delivery, snapshots: Snapshots, *, keep: bool, done: bool) -> bool:
         """Let the service write the state down, and read it back."""
         if keep:
-            saved = json.loads(encode_data(await self._served.save_session(self._session, self.value)))
-            self.value = await self._served.load_session(self._session, saved)
+            saved = json.loads(encode_data(await self.served.save_session(self.session, self.value)))
+            self.value = await self.served.load_session(self.session, saved)
         return True
 
 
