@@ -24,7 +24,7 @@ from toolbus.bus.worker.invocation import Caller
 from toolbus.bus.worker.isolation.pool import Isolation
 from toolbus.bus.worker.run import Run
 from toolbus.bus.worker.slots import Slots
-from toolbus.testing.recorder import OwnTallies
+from toolbus.testing.environment import OwnTallies
 
 NOW = 1000.0
 
