@@ -466,15 +466,17 @@ async def test_calls_without_their_reply_stream_end_unless_the_clock_was_set_for
 
 
 async def test_a_stream_that_is_withdrawn_is_forgotten(recovery: Recovery) -> None:
-    """What was postponed there, and how far it was looked through; one that is not known is none."""
+    """What was postponed there, and how far it was looked through; others are gone on with, and one that is not known is none."""
     bench = recovery.bench
-    other = bench.new_stream("other")
-    for each in (bench.stream, other):
-        recovery.upkeep.postponed[each] = cast("Any", True)
-        recovery.upkeep._passed_over._behind[each] = b"1-0"
-    await recovery.upkeep.forget(bench.stream)
-    await recovery.upkeep.forget(bench.stream)
-    assert recovery.upkeep.postponed.keys() == recovery.upkeep._passed_over._behind.keys() == {other}
+    bench.streams["other"] = other = bench.new_stream("other")
+    bench.link.answers["rescue"] = [0, b"1-0"]
+    await recovery.upkeep.turn(once_a_lease=True)
+    recovery.upkeep.postponed |= {bench.stream: True, other: True}
+    for _ in range(2):
+        await recovery.upkeep.forget(bench.stream)
+    assert recovery.upkeep.postponed.keys() == {other}
+    await recovery.upkeep.turn(once_a_lease=True)
+    assert [(args[3], args[0]) for args in bench.link.args("rescue")[2:]] == [("pool", b""), ("other", b"1-0")]
 
 
 async def test_a_stream_can_be_looked_into_between_two_turns(recovery: Recovery) -> None:
