@@ -486,8 +486,8 @@ async def test_requests_are_published_alone_or_shared(shared: bool, ordered: boo
 def test_verdicts_are_read_in_order() -> None:
     """One word for each request, or the answer can't be read."""
     assert read_verdicts(b"1-1 - !3", 3) == [Verdict("queued", "1-1"), ABSENT, Verdict("full", depth=3)]
-    for answer in (b"1-1", b"1-1\n1-2"):
-        with pytest.raises(EnvelopeError):
+    for answer, why in ((b"1-1", "^1 verdicts for 2 requests$"), (b"1-1\n1-2", "^1 verdicts"), (b"1-1 what", "^'what' is no verdict$")):
+        with pytest.raises(EnvelopeError, match=why):
             read_verdicts(answer, 2)
     with pytest.raises(EnvelopeError):
         read_verdicts(b"1" * 42, 1)
