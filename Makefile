@@ -28,7 +28,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/python -m pytest -p no:langsmith_plugin -n 4 --dist loadgroup -q
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-slow test-long test-image test-all coverage lint mutants bench bench-full bench-history mcp-conformance simulate planted chaos chaos-alerts chaos-platform format constraints dist release-check release-notes sbom licences clean docs docs-serve bench-autoscaling try-compose
+.PHONY: help venv demo test test-slow test-long test-image test-all coverage lint mutants bench bench-full bench-history mcp-conformance simulate simulate-near planted chaos chaos-alerts chaos-platform format constraints dist release-check release-notes sbom licences clean docs docs-serve bench-autoscaling try-compose
 
 help: ## Show this help
 	@echo "toolbus: make <target>"
@@ -104,8 +104,11 @@ bench-autoscaling: $(STAMP) ## Scale real workers by the formulas of KEDA and HP
 mcp-conformance: $(STAMP) ## Fetch the MCP project's own programs, which tests use then, and run its conformance suite
 	@$(BIN)/python -m tests.mcp.node
 
-simulate: $(STAMP) ## Simulate schedules for SECONDS (60), each seed its own; SEED=… runs one and prints its timeline
-	@$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED),--seconds $(or $(SECONDS),60))
+simulate: $(STAMP) ## Simulate schedules for SECONDS (60), each seed its own; SEED=… runs one and prints its timeline, NEAR=FILE takes its neighbours
+	@$(BIN)/python -m tests.simulation $(if $(NEAR),--near $(NEAR)) $(if $(SEED),--seed $(SEED),--seconds $(or $(SECONDS),60))
+
+simulate-near: $(STAMP) ## Simulate neighbours of the schedules that have found something, for SECONDS (60)
+	@$(BIN)/python -m tests.simulation --near tests/simulation/found --seconds $(or $(SECONDS),60)
 
 planted: $(STAMP) ## Break the product in each known way, and search simulated schedules for it, for SECONDS (300) each (hours)
 	@$(BIN)/python -m tests.simulation.planted --seconds $(or $(SECONDS),300)

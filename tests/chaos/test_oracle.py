@@ -201,6 +201,12 @@ def test_a_shared_call_is_made_again_by_the_restarted_agent() -> None:
     assert violations(with_(*killed)(clean())) == []
 
 
+def test_a_call_stands_for_the_work_that_it_shares() -> None:
+    """The later one of two calls with an idempotency key is planned work by itself, also when the first is not made."""
+    planned = [call for call in PLANNED if call != SHARED]
+    assert judge(OPTIONS, planned, History(without(Ended, SHARED.key)(clean()))) == []
+
+
 def test_a_failure_frees_an_idempotency_key() -> None:
     """When one of the callers saw the call fail, the next one's may run anew; work that is once may not."""
     again = with_(Begun(7.25, SHARED.key, 1, WORKER, "id8"), Left(7.26, SHARED.key, 1, WORKER, "done"))

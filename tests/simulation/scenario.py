@@ -75,6 +75,23 @@ def draw(seed: int) -> Scenario:
     return Scenario(seed, options, calls, faults, delay=random.choice((0.0005, 0.001, 0.01)), splits=random.choice((0.0, 0.02, 0.3)))
 
 
+# What differs between neighbours: some faults are left out, one may come in addition, and each moves by a part of a lease.
+_LEFT_OUT, _ONE_MORE, _MOVED = 0.1, 0.5, 0.2
+
+
+def near(scenario: Scenario, seed: int) -> Scenario:
+    """Return a neighbour of a scenario: its calls, and nearly its faults, with all that is left to chance drawn from another seed."""
+    random, options = Random(f"near {seed}"), scenario.options
+    faults = [fault for fault in scenario.faults if random.random() > _LEFT_OUT]
+    if random.random() < _ONE_MORE:
+        name = random.choice([name for name, kind in KINDS.items() if options.lossy or not kind.lossy])
+        options = msgspec.structs.replace(options, faults=tuple(sorted({*options.faults, KINDS[name].taken_for})))
+        faults += _faults(random, (name,), options)[:1]
+    moved = [msgspec.structs.replace(fault, at=max(0.0, fault.at + random.gauss(0.0, _MOVED * options.lease))) for fault in faults]
+    options = msgspec.structs.replace(options, seed=seed)
+    return msgspec.structs.replace(scenario, seed=seed, options=options, faults=sorted(moved, key=lambda fault: fault.at))
+
+
 def _with_tight_deadlines(random: Random, calls: list[Planned], lease: float) -> list[Planned]:
     """Let some calls have less time than faults may take from them."""
 
