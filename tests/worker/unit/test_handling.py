@@ -184,7 +184,8 @@ async def test_middleware_is_told_everything_of_a_call(ordered: bool, state: str
     assert (call.side, call.attempt, call.digest, call.cache) == ("handler", 2, digest, cache)
 
 
-async def test_middleware_can_not_run_a_handler_again_whose_text_is_on_its_way() -> None:
+@pytest.mark.parametrize("kind", ["both", "str", "Blob"])
+async def test_middleware_can_not_run_a_handler_again_whose_text_is_on_its_way(kind: str) -> None:
     """Nor may it leave out what was sent; what the handler yielded and failed with is the answer that it sees."""
     results: list[ToolResult] = []
 
@@ -195,8 +196,9 @@ async def test_middleware_can_not_run_a_handler_again_whose_text_is_on_its_way()
     @tool(service="unit", replace=True)
     async def break_off() -> AsyncIterator[str | Blob]:
         """Yield, and fail."""
-        yield "a"
-        yield Blob("a/b", b"1")
+        for item in ("a", Blob("a/b", b"1")):
+            if kind in {"both", type(item).__name__}:
+                yield item
         raise ValueError("broken")
 
     end = await Bench(break_off, middleware=(twice,)).run("break_off")
@@ -206,7 +208,8 @@ async def test_middleware_can_not_run_a_handler_again_whose_text_is_on_its_way()
         "next() can't run a handler again whose text is on its way",
     )
     error = ErrorInfo("tool_error", "ValueError", "broken", origin="tool")
-    assert results == [ToolResult(success=False, output="a", error=error, content=(Blob("a/b", b"1"),))]
+    output, content = None if kind == "Blob" else "a", () if kind == "str" else (Blob("a/b", b"1"),)
+    assert results == [ToolResult(success=False, output=output, error=error, content=content)]
 
 
 @pytest.mark.parametrize("instead", [False, True])
