@@ -78,7 +78,7 @@ mutants: $(STAMP) ## Change the bus's core in small ways, and list the changes t
 	  if command -v uv >/dev/null 2>&1; then uv pip install --quiet --python $(BIN)/python -e '.[mutants]'; \
 	  else $(BIN)/pip install --quiet --disable-pip-version-check -e '.[mutants]'; fi
 	@echo "== mutants whose numbers end in one of $(MUTANTS_ENDING), for at most $(MUTANTS_WITHIN) s"
-	@timeout $(MUTANTS_WITHIN) $(BIN)/mutmut run $(foreach each,$(MUTANTS),'$(each)__mutmut_*[$(MUTANTS_ENDING)]') || test $$? -eq 124
+	@TOOLBUS_TEST_PROFILE=mutants timeout $(MUTANTS_WITHIN) $(BIN)/mutmut run $(foreach each,$(MUTANTS),'$(each)__mutmut_*[$(MUTANTS_ENDING)]') || test $$? -eq 124
 	@$(BIN)/mutmut results --all true | awk -F ': ' '$$1 ~ /[$(MUTANTS_ENDING)]$$/ { found[$$2]++; tried += $$2 != "not checked" } \
 	  $$2 !~ /killed|timeout|not checked/ { print } \
 	  END { for (each in found) print "== " found[each], each; print "== " 100 * (found["killed"] + found["timeout"]) / tried " % killed" }'
