@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar
@@ -221,7 +222,7 @@ def worker_command(checks: Checks) -> None:
     from toolbus.operations.conformance.worker_checks import WORKER
     from toolbus.operations.conformance.worker_scene import WorkerScene
 
-    _check(checks, WORKER, WorkerScene, first_decides=not checks.only)
+    _check(checks, WORKER, WorkerScene)
 
 
 @command("agent", into=conformance_command, context_settings=_OPTIONS)
@@ -245,7 +246,7 @@ def agent_command(checks: Checks) -> None:
     _check(checks, AGENT, AgentScene)
 
 
-def _check(checks: Checks, table: Table[C], kind: type[C], *, first_decides: bool = False) -> None:
+def _check(checks: Checks, table: Table[C], kind: type[C]) -> None:
     """Check a program and tell each outcome as it comes; the exit code is 1 if one is not as expected."""
     from toolbus.operations.conformance.report import Report
     from toolbus.operations.conformance.scene import run_checks
@@ -258,18 +259,35 @@ def _check(checks: Checks, table: Table[C], kind: type[C], *, first_decides: boo
             )
     report = Report(_read_expected(checks.expected, known), print_line if checks.output == "text" else None)
     chosen = table.chosen(checks.level, checks.only)
-    asyncio.run(run_checks(kind, chosen, checks.command, report.add, first_decides=first_decides))
+
+    async def run() -> None:
+        running = asyncio.create_task(run_checks(kind, chosen, checks.command, report.add, whole=not checks.only))
+        # Otherwise the program under test would go on when somebody ends the kit.
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, running.cancel)
+        await running
+
     if checks.junit is not None:
-        try:
-            checks.junit.write_text(report.junit(), "utf-8")
-        except OSError as error:
-            fail(f"can't write {checks.junit}: {reason(error)}")
+        # Whether it can be written is known before minutes of checks.
+        _write(checks.junit, "")
+    try:
+        asyncio.run(run())
+    except asyncio.CancelledError:
+        click.get_current_context().exit(128 + signal.SIGTERM)
+    if checks.junit is not None:
+        _write(checks.junit, report.junit())
     if checks.output == "json":
         print_json(report.documents())
     else:
         print_line(report.summary())
     if report.failed:
         click.get_current_context().exit(1)
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, "utf-8")
+    except OSError as error:
+        fail(f"can't write {path}: {error.strerror}")
 
 
 def _read_expected(path: Path | None, known: Mapping[str, str]) -> frozenset[str]:
@@ -279,7 +297,7 @@ def _read_expected(path: Path | None, known: Mapping[str, str]) -> frozenset[str
     try:
         lines = path.read_text("utf-8").splitlines()
     except OSError as error:
-        fail(f"can't read {path}: {reason(error)}")
+        fail(f"can't read {path}: {error.strerror}")
     except UnicodeDecodeError:
         fail(f"can't read {path}: it is no text in UTF-8")
     words = [word for line in lines if (word := line.partition("#")[0].strip().lower())]

@@ -402,11 +402,7 @@ async def survives_kills(scene: WorkerScene) -> None:
     """When one of two workers is killed in the middle of a stream, the other runs the call again, whole."""
     instance = await only_instance(scene)
     second = await scene.program.start()
-
-    async def are_two() -> bool:
-        return len(await scene.instances()) > 1
-
-    await until(are_two, STARTS, "the second worker is not in the registry")
+    await scene.joined({instance}, "the second worker is not in the registry")
     sent = await scene.publish("count", {"to": 30, "delay": 0.1})
     await wait_for_text(scene, sent)
     holder, _, _ = await scene.holder(sent)

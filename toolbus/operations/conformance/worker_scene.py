@@ -56,7 +56,7 @@ class WorkerScene(Scene):
         """Have one worker in the registry, and a reply stream of this agent."""
         if self.worker is None or self.worker.returncode is not None:
             self.worker = await self.program.start()
-        await until(self.instances, STARTS, f"no worker of {SERVICE!r} is in the registry")
+        await self.joined(set(), f"no worker of {SERVICE!r} is in the registry")
         await self.listen()
 
     async def finish(self, *, held: bool) -> None:
@@ -73,11 +73,22 @@ class WorkerScene(Scene):
         await self.kill_worker()
         known = set(await self.instances())
         self.worker = await self.program.start(TOOLBUS_URL=self.url_of(proxy))
+        await self.joined(known, "it is not in the registry when it is started anew")
 
-        async def joined() -> set[str]:
+    async def joined(self, known: set[str], problem: str) -> set[str]:
+        """Return the instances that have come to those that are known, as soon as there is one.
+
+        Raises:
+            Broken: none comes, or a program has ended; ``problem`` says what is missing.
+        """
+
+        async def found() -> set[str]:
+            self.program.check_alive()
             return set(await self.instances()) - known
 
-        await until(joined, STARTS, "it is not in the registry when it is started anew")
+        new = await until(found, STARTS, problem)
+        self.has_begun = True
+        return new
 
     async def kill_worker(self) -> None:
         """Kill the worker, if it runs, and take it out of the registry, where the next check would take it for another one."""
