@@ -188,10 +188,10 @@ def conformance_command() -> None:
     them with their levels. Each is told as holding, broken, or not checked. Levels: 0 unary calls; 1 streams, cancellation, deadlines;
     2 leases, drain, taking over; 3 once, shared calls, sessions.
 
-    The program is started by its command, on a server that exists for the checks only. Its environment has TOOLBUS_URL,
-    TOOLBUS_NAMESPACE, TOOLBUS_LEASE and TOOLBUS_GRACE (seconds), TOOLBUS_SERVICE, which is `conformance`, and TOOLBUS_SCRIPTS,
-    a folder with the Lua scripts as `toolbus protocol scripts` writes them. Of a broken requirement the last frames are shown, and
-    what the program wrote to standard error.
+    The program is started by its command, on a server that exists for the checks only. Its environment has TOOLBUS_URL
+    (redis://HOST:PORT), TOOLBUS_NAMESPACE, TOOLBUS_LEASE and TOOLBUS_GRACE (seconds, maybe with a fraction), TOOLBUS_SERVICE, which is
+    `conformance`, and TOOLBUS_SCRIPTS, a folder with the Lua scripts as `toolbus protocol scripts` writes them. Of a broken
+    requirement the last frames are shown, and what the program wrote to standard error.
 
     A line of the file of --expected is a number or name, and may go on with ` # ` and a reason. The exit code is 1 if another
     requirement is broken, or if one of these holds.
@@ -205,13 +205,23 @@ protocol_command.add_command(conformance_command)
 def worker_command(checks: Checks) -> None:
     """Try the worker that COMMAND starts; `toolbus protocol conformance --help` says with which environment.
 
-    It serves the service `conformance` with the tools conformance-echo (text), which returns its text, conformance-count
-    (to, delay), which yields the numbers from 1 to `to`, one each `delay` seconds, each followed by a space, and at level 3
-    conformance-once, which does the same and has the effect once. If it has conformance-data (size), which returns the data
-    {"text": "x…"} with `size` letters, long data is checked; if the service has sticky-sessions, sessions are checked. Likewise
-    conformance-large (size), which returns a text of `size` letters; conformance-private (text), which returns its text and has the
-    tenant `kit` alone; conformance-block (seconds), which keeps the thread of its handler busy and then returns a text; and
-    conformance-retry (to, delay), which counts, but fails behind the first number of the first attempt, and is tried again.
+    It serves the service `conformance` with conformance-echo and conformance-count, at level 3 also conformance-once. What the others
+    are for is not checked without them, nor are sessions if the service has no sticky-sessions.
+
+    \b
+      conformance-echo (text)             returns its text
+      conformance-count (to, delay)       yields the numbers from 1 to `to`, a space behind each, and waits
+                                          `delay` seconds behind each
+      conformance-once (to, delay)        counts, too, and has the effect once
+      conformance-data (size)             returns the data {"text": "x…"} with `size` letters
+      conformance-large (size)            returns a text of `size` letters
+      conformance-private (text)          returns its text, and has the tenant `kit` alone
+      conformance-block (seconds)         keeps its handler's thread busy, then returns a text
+      conformance-retry (to, delay)       counts, but fails behind the first number of the first attempt, and
+                                          is tried again once, within a second
+      conformance-ask (question, delay)   asks a person, and returns `allowed` `delay` seconds after
+                                          the answer
+      conformance-cleaned ()              returns how many sessions the service has cleaned up after
 
     \b
     Example:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import secrets
 import time
@@ -133,10 +132,7 @@ class AgentScene(Scene):
 
     async def exit_code_of(self, within: float) -> int | None:
         """Return the exit code of the agent when it has ended by itself; None when it has not."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(within):
-                return await self._agent.wait() if self._agent is not None else None
-        return None
+        return None if self._agent is None else await self.program.ended(self._agent, within)
 
     # -- the services that are played -------------------------------------------------------------
 

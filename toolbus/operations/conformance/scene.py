@@ -141,6 +141,13 @@ class Program:
             await self._kill(process)
             raise Broken(f"it did not end within {_ENDS:g} s of SIGTERM") from None
 
+    async def ended(self, process: asyncio.subprocess.Process, within: float) -> int | None:
+        """Return the exit code of a process that ends by itself; None when it has not within some seconds."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within):
+                return await process.wait()
+        return None
+
     async def kill(self, process: asyncio.subprocess.Process) -> None:
         """End a process without a warning."""
         self._forget(process)

@@ -31,6 +31,8 @@ from toolbus.operations.conformance.worker_calls import (
 from toolbus.operations.conformance.worker_scene import Sent, WorkerScene
 
 LEASES = Table[WorkerScene]()
+# Seconds after which a worker whose reads are refused ends.
+GIVES_UP = max(3 * LEASE, 30.0)
 # Seconds of a call that outlives a lease, and of the pieces of its text.
 _LONG = {"to": 60, "delay": 0.1}
 
@@ -544,6 +546,30 @@ async def outlives_its_revision(scene: WorkerScene) -> None:
         raise Broken("a request for its revision, which was published while agents turned to the other one, was left behind")
 
 
+@LEASES.check("W70", 2)
+async def gives_up(scene: WorkerScene) -> None:
+    """When its reads are refused it tries again, and unregisters and ends when that lasts for three leases, half a minute at least."""
+    proxy = Proxy(scene.port)
+    await proxy.start()
+    try:
+        await scene.start_behind(proxy)
+        for seconds in (3.0, 0.75 * GIVES_UP):
+            proxy.played[b"XREADGROUP"] = b"-ERR the kit refuses to read\r\n"
+            await asyncio.sleep(seconds)
+            if scene.worker is None or scene.worker.returncode is not None:
+                raise Broken(f"it has ended after {seconds:g} s in which its reads were refused")
+            if seconds < GIVES_UP / 2:
+                proxy.played.clear()
+                await call_echo(scene, "after errors")
+        if await scene.program.ended(scene.worker, 0.6 * GIVES_UP) is None:
+            raise Broken(f"it goes on, and looks alive, although its reads were refused for {1.35 * GIVES_UP:g} s")
+        if await scene.instances():
+            raise Broken("it is still registered after it has ended")
+    finally:
+        await proxy.close()
+        await scene.kill_worker()
+
+
 # -- what no check can see ------------------------------------------------------------------------
 
 LEASES.unchecked(
@@ -552,7 +578,4 @@ LEASES.unchecked(
     "shares-its-slots",
     "With several services it waits for all of their streams, and takes no more than it has slots",
     "a program under test serves one service, of as many slots as it likes",
-)
-LEASES.unchecked(
-    "W70", 2, "gives-up", "It unregisters and ends when errors last for three leases and half a minute", "it takes longer than a level may"
 )
