@@ -10,7 +10,24 @@ import uuid
 from typing import Any
 
 import redis.asyncio as redis
-from planted_calls import FENCE, HOUR, LEASE_MS, LIVE, PREFIX, PULSE, QUEUE, SERVICE, TABLE, WAKE, Call, Stop, digest, failed, has
+
+from tests.conformance.planted_calls import (
+    FENCE,
+    HOUR,
+    LEASE_MS,
+    LIVE,
+    PREFIX,
+    PULSE,
+    QUEUE,
+    SERVICE,
+    TABLE,
+    WAKE,
+    Call,
+    Stop,
+    digest,
+    failed,
+    has,
+)
 
 
 class Sessions:

@@ -1,6 +1,6 @@
 """A worker at level 3 of docs/protocol.md on redis-py alone, with faults of a table planted into it on demand.
 
-Run: ``python planted_worker.py FAULT,FAULT SCRIPTS``; the fault ``none`` is the worker that keeps everything.
+Run: ``python -m tests.conformance.planted_worker FAULT,FAULT SCRIPTS``; the fault ``none`` is the worker that keeps everything.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ import uuid
 from typing import Any
 
 import redis.asyncio as redis
-from planted_calls import (
+from redis.exceptions import TryAgainError
+
+from tests.conformance import planted_beside as beside
+from tests.conformance.planted_calls import (
     ALONE_FROM,
     CANCELLED,
     CANCELLED_ERROR,
@@ -56,8 +59,7 @@ from planted_calls import (
     number_of,
     pieces,
 )
-from planted_sessions import Sessions
-from redis.exceptions import TryAgainError
+from tests.conformance.planted_sessions import Sessions
 
 
 class PlantedWorker(Sessions):
@@ -74,8 +76,9 @@ class PlantedWorker(Sessions):
         self.refused_since = 0.0
         self.sending: set[asyncio.Task[Any]] = set()
         self.lines: dict[tuple[str, str], tuple[str, asyncio.Task[None]]] = {}
-        self.draining = self.paused = self.makes_room = self.has_left = False
+        self.draining = self.paused = self.makes_room = self.has_left = self.turn = False
         self.rescued_to = ""
+        self.beside = beside.Beside(self)
         self.sources = {str(path.relative_to(SCRIPTS))[:-4]: path.read_text() for path in SCRIPTS.rglob("*.lua")}
 
     async def script(self, name: str, keys: list[str], *args: Any) -> Any:
@@ -114,6 +117,7 @@ class PlantedWorker(Sessions):
         if found[2] != self.fence[0]:
             self.newest = (0, 0)
         self.start, self.fence = found[1], (found[2], found[3])
+        await self.beside.register()
 
     async def is_whole(self) -> bool:
         """Return whether everything is there that registering writes."""
@@ -421,9 +425,10 @@ class PlantedWorker(Sessions):
     async def take(self) -> None:
         """Read requests while there is room for them."""
         while not self.draining or has("takes-while-leaving"):
-            room = SLOTS - len(self.calls) - self.leaked
+            room = SLOTS - len(self.calls) - len(self.beside.running) - self.leaked
             waits = self.paused or self.has_left or self.has_suspect() or (self.makes_room and self.calls)
-            if room <= 0 or waits:
+            # With one slot for two streams it waits for another one.
+            if room < 2 or waits:
                 await asyncio.sleep(0.01)
                 continue
             if self.makes_room:
@@ -432,13 +437,14 @@ class PlantedWorker(Sessions):
                 continue
             before, generation = self.newest, self.fence[0]
             try:
-                found = await self.reading.xreadgroup("g", self.me, {QUEUE: ">"}, count=room, block=2_000)
+                found = await self.read(room)
             except redis.ResponseError as error:
                 await self.take_refused(str(error))
                 continue
             self.refused_since = 0.0
-            entries = (found[0][1] if isinstance(found, list) else next(iter(found.values()))[0]) if found else []
-            for entry, fields in entries:
+            for entry, fields in found.get(beside.QUEUE, ()):
+                self.beside.begin(entry, fields)
+            for entry, fields in found.get(QUEUE, ()):
                 number = number_of(entry.decode())
                 if number <= before and generation == self.fence[0] and not has("runs-set-back"):
                     continue
@@ -448,6 +454,17 @@ class PlantedWorker(Sessions):
                     await self.script("recover/hand_back", [QUEUE, FENCE], self.me, *self.fence, WAKE, SERVICE, *given)
                 else:
                     self.begin(entry.decode(), fields or {}, 1)
+
+    async def read(self, room: int) -> dict[str, list[Any]]:
+        """Return what comes in the streams of both services, once for each stream."""
+        streams = {QUEUE: ">", beside.QUEUE: ">"}
+        if has("one-stream-at-a-time"):
+            self.turn = not self.turn
+            del streams[QUEUE if self.turn else beside.QUEUE]
+        count = room if has("slots-for-each-stream") else room // 2
+        found = await self.reading.xreadgroup("g", self.me, streams, count=count, block=2_000)
+        pairs = found.items() if isinstance(found, dict) else found
+        return {name.decode(): entries[0] if isinstance(found, dict) else entries for name, entries in pairs}
 
     async def take_refused(self, error: str) -> None:
         """Register again without a group; end when reads are refused for long."""
@@ -494,8 +511,9 @@ class PlantedWorker(Sessions):
                 await self.look_after()
 
     async def beat(self) -> None:
-        keys = [LIVE, PAUSED, PULSE, QUEUE, FENCE]
-        _, missing, paused = await self.script("lease/beat", keys, LEASE_MS, HOUR, f"{SERVICE}/{self.me}")
+        keys = [LIVE, PAUSED, PULSE, QUEUE, FENCE, beside.QUEUE, beside.FENCE]
+        members = (f"{SERVICE}/{self.me}", f"{beside.BESIDE}/{self.me}")
+        _, missing, paused = await self.script("lease/beat", keys, LEASE_MS, HOUR, *members)
         if missing and not self.draining and not has("no-again"):
             await self.register()
         if not has("no-pause") and not has("pause-by-message-only"):
@@ -619,6 +637,7 @@ class PlantedWorker(Sessions):
             keys = [QUEUE, FENCE, *([f"{PREFIX}pause:{SERVICE}:{call.entry}"] if begun else ())]
             given = (call.entry, call.attempt, HOUR if begun else "")
             await self.script("recover/hand_back", keys, self.me, *call.fence, WAKE, SERVICE, *given)
+        await self.beside.leave()
         if not has("stays") and not has("no-retire"):
             await self.script("recover/retire", [QUEUE, FENCE, CANCELLED, TABLE, LIVE], self.me, SERVICE)
         os._exit(3 if has("exit-code") else 0)

@@ -58,7 +58,7 @@ def broken(found: list[Outcome]) -> dict[str, str]:
 
 def planted(side: str, faults: str, folder: Path) -> list[str]:
     """Return the command of a worker or an agent with faults."""
-    return [sys.executable, str(HERE / f"planted_{side}.py"), faults, str(folder)]
+    return [sys.executable, "-m", f"tests.conformance.planted_{side}", faults, str(folder)]
 
 
 def with_node(file: str) -> list[str]:

@@ -208,6 +208,8 @@ def worker_command(checks: Checks) -> None:
     It serves the service `conformance` with conformance-echo and conformance-count, at level 3 also conformance-once. What the others
     are for is not checked without them, nor are sessions if the service has no sticky-sessions.
 
+    A second service, `conformance-beside`, with conformance-beside-count (to, delay), lets it be checked how they share slots.
+
     \b
       conformance-echo (text)             returns its text
       conformance-count (to, delay)       yields the numbers from 1 to `to`, a space behind each, and waits

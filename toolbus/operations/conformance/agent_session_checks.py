@@ -198,5 +198,5 @@ SESSIONS.unchecked(
     3,
     "asks-sentinels",
     "`once` work is published while all Sentinels agree on the server only",
-    "the kit runs one server, without Sentinels",
+    "a program under test is given the address of one server; where its Sentinels are it is told in a way of its own",
 )

@@ -141,6 +141,18 @@ async def _count(to: int, delay: float) -> AsyncIterator[str]:
         await asyncio.sleep(delay)
 
 
+class Beside(ToolService):
+    """Serves a tool beside those of ``Conformance``, from a stream of its own."""
+
+    id = "conformance-beside"
+
+    @tool("conformance-beside-count", effect="read")
+    async def count(self, to: int, delay: float = 0.1) -> AsyncIterator[str]:
+        """Count, one number each `delay` seconds."""
+        async for part in _count(to, delay):
+            yield part
+
+
 class Conformance(ToolService):
     """Serves the tools that `toolbus protocol conformance worker` calls."""
 

@@ -22,6 +22,9 @@ from toolbus.operations.conformance.checks import Broken, NotChecked, Outcome, R
 from toolbus.operations.conformance.proxy import Proxy
 
 SERVICE = "conformance"
+BESIDE = f"{SERVICE}-beside"
+"""A second service, which a worker under test may have."""
+
 LEASE = 2.0
 """Seconds: ``TOOLBUS_LEASE`` of the program under test."""
 

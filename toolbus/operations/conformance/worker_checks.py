@@ -358,7 +358,7 @@ async def some_ended(scene: WorkerScene, waiting: list[Sent], stopped: int) -> l
     """
 
     async def found() -> list[Sent]:
-        return [each for each in waiting if any(frame.get("end_of_stream") for frame in await scene.frames(each))]
+        return [each for each in waiting if await scene.has_ended(each)]
 
     try:
         return await until(found, 10.0, "no end came")

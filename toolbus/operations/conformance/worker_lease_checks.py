@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+from functools import partial
 
 from toolbus.bus.broker.server import scripts
 from toolbus.operations.conformance.checks import Broken, NotChecked, Table, until
 from toolbus.operations.conformance.proxy import Proxy
-from toolbus.operations.conformance.scene import LEASE, SERVICE, STARTS
+from toolbus.operations.conformance.scene import BESIDE, LEASE, SERVICE, STARTS
 from toolbus.operations.conformance.worker_calls import (
     SLACK,
     TAKES_OVER,
@@ -79,7 +80,7 @@ async def drops_what_it_lost(scene: WorkerScene) -> None:
         for _ in range(int(LEASE / 0.1)):
             await scene.keep(sent, other)
             await asyncio.sleep(0.1)
-        answered = any(frame.get("end_of_stream") for frame in await scene.frames(sent))
+        answered = await scene.has_ended(sent)
         gone = await scene.is_finished(sent)
         await scene.remove(sent)
         if answered or gone:
@@ -97,7 +98,7 @@ async def finishes_each(scene: WorkerScene) -> None:
         check_run(frames)
         await wait_until_gone(scene, each)
     await asyncio.sleep(0.3)
-    answered = any(frame.get("end_of_stream") for frame in await scene.frames(sent))
+    answered = await scene.has_ended(sent)
     gone = await scene.is_finished(sent)
     await scene.remove(sent)
     if answered or gone:
@@ -180,13 +181,13 @@ async def runs_suspects_alone(scene: WorkerScene) -> None:
     async def has_begun() -> bool:
         return bool(await scene.frames(suspect))
 
-    while not any(frame.get("end_of_stream") for frame in await scene.frames(long)):
+    while not await scene.has_ended(long):
         if await has_begun():
             raise Broken("it runs beside a call that had begun before")
         await asyncio.sleep(0.02)
     await until(has_begun, TAKES_OVER, "it was not taken over")
     beside = await scene.publish("echo", {"text": "beside"})
-    while not any(frame.get("end_of_stream") for frame in await scene.frames(suspect)):
+    while not await scene.has_ended(suspect):
         if await scene.frames(beside):
             raise Broken("another call was run beside it")
         await asyncio.sleep(0.02)
@@ -542,7 +543,7 @@ async def outlives_its_revision(scene: WorkerScene) -> None:
         late = await scene.publish("echo", {"text": "late"}, digest=digest)
     finally:
         await stopping
-    if not any(frame.get("end_of_stream") for frame in await scene.frames(late)):
+    if not await scene.has_ended(late):
         raise Broken("a request for its revision, which was published while agents turned to the other one, was left behind")
 
 
@@ -552,16 +553,16 @@ async def gives_up(scene: WorkerScene) -> None:
     proxy = Proxy(scene.port)
     await proxy.start()
     try:
-        await scene.start_behind(proxy)
+        worker = await scene.start_behind(proxy)
         for seconds in (3.0, 0.75 * GIVES_UP):
             proxy.played[b"XREADGROUP"] = b"-ERR the kit refuses to read\r\n"
             await asyncio.sleep(seconds)
-            if scene.worker is None or scene.worker.returncode is not None:
+            if worker.returncode is not None:
                 raise Broken(f"it has ended after {seconds:g} s in which its reads were refused")
             if seconds < GIVES_UP / 2:
                 proxy.played.clear()
                 await call_echo(scene, "after errors")
-        if await scene.program.ended(scene.worker, 0.6 * GIVES_UP) is None:
+        if await scene.program.ended(worker, 0.6 * GIVES_UP) is None:
             raise Broken(f"it goes on, and looks alive, although its reads were refused for {1.35 * GIVES_UP:g} s")
         if await scene.instances():
             raise Broken("it is still registered after it has ended")
@@ -570,12 +571,32 @@ async def gives_up(scene: WorkerScene) -> None:
         await scene.kill_worker()
 
 
-# -- what no check can see ------------------------------------------------------------------------
+@LEASES.check("W69", 2)
+async def shares_its_slots(scene: WorkerScene) -> None:
+    """With several services it waits for all of their streams, and takes no more than it has slots."""
+    if not await scene.exists(scene.keys.queue(BESIDE)):
+        raise NotChecked(f"it does not serve {BESIDE} as well")
+    services, instance = (SERVICE, BESIDE), await only_instance(scene)
+    one = {"to": 1, "delay": 0.0}
+    # One that reads the streams in turns, two seconds long each, is late for the second request in a row.
+    for service in (SERVICE, SERVICE, BESIDE, BESIDE):
+        single = await scene.publish("count", one, service=service)
+        problem = f"a request of {service} was not answered although the worker does nothing else: it waits for another stream"
+        await until(partial(scene.has_ended, single), 1.6, problem)
+    # So many that slots for one stream are fewer than the calls of both.
+    sent = {}
+    for service in services * 150:
+        call = await scene.publish("count", {"to": 3, "delay": 1.0}, service=service, timeout=5.0, events=True)
+        sent[service, call.entry] = call
 
-LEASES.unchecked(
-    "W69",
-    2,
-    "shares-its-slots",
-    "With several services it waits for all of their streams, and takes no more than it has slots",
-    "a program under test serves one service, of as many slots as it likes",
-)
+    async def held() -> set[tuple[str, str]]:
+        found = [await scene.probe.run("XPENDING", scene.keys.queue(service), "g", "-", "+", 1_000, instance) for service in services]
+        return {(service, entry[0].decode()) for service, entries in zip(services, found, strict=True) for entry in entries}
+
+    taken = await held()
+    await asyncio.sleep(1.0)
+    waiting = [call for call in taken & await held() if not await scene.frames(sent[call])]
+    for each in sent.values():
+        await scene.ended(each, 15.0)
+    if waiting:
+        raise Broken(f"{len(waiting)} of {len(taken)} requests that it has taken wait in it, and no other worker can run them")

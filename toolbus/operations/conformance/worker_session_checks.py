@@ -148,7 +148,7 @@ async def keeps_order(scene: WorkerScene) -> None:
     call, document, due = scene.unsent("echo", {"text": "second"}, ordered=True, **session)
     second = Sent(call, await scene.add(document, due, "p", first.entry))
     await wait_for_text(scene, first)
-    while not any(frame.get("end_of_stream") for frame in await scene.frames(first)):
+    while not await scene.has_ended(first):
         if await scene.frames(second):
             raise Broken("the second request of the session ran beside the first one")
         await asyncio.sleep(0.02)
@@ -228,7 +228,7 @@ async def cleans_up(scene: WorkerScene) -> None:
     await need(scene, "cleaned")
     before = await _cleaned(scene)
     agents = [secrets.token_hex(16) for _ in range(3)]
-    sessions = [{"user": "kit", "session": secrets.token_hex(8)} for _ in agents]
+    sessions: list[dict[str, Any]] = [{"user": "kit", "session": secrets.token_hex(8)} for _ in agents]
     for agent, session in zip(agents, sessions, strict=True):
         await scene.probe.script(scripts.LISTEN, (scene.keys.replies(agent),), 60_000, "0-0")
         await wait_until_gone(scene, await scene.publish("echo", {"text": "of a session"}, agent=agent, **session))
@@ -284,7 +284,7 @@ async def notes_waits(scene: WorkerScene) -> None:
     if not 0 < since < latest:
         raise Broken("no note `pause:` says since when its handler waits, and until when")
     await asyncio.sleep(2.5)
-    if any(frame.get("end_of_stream") for frame in await scene.frames(sent)):
+    if await scene.has_ended(sent):
         raise Broken(f"its time went on while its handler waited: it ended as {error_of(await scene.frames(sent))}")
     await _allow(scene, confirm["id"])
 
