@@ -1,4 +1,4 @@
-"""A second service of a worker with planted faults, which shares its reads and its slots: see ``planted_worker.py``."""
+"""A second service of the worker with planted faults, ``planted_worker.py``, which shares its reads and its slots."""
 
 from __future__ import annotations
 

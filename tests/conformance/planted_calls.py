@@ -1,4 +1,4 @@
-"""What a worker with planted faults knows of the protocol, and its calls: see ``planted_worker.py``."""
+"""Calls of the worker with planted faults, ``planted_worker.py``, and the names and numbers that it knows of the protocol."""
 
 from __future__ import annotations
 

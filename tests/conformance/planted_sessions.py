@@ -1,4 +1,4 @@
-"""What level 3 asks of a worker, with faults of a table planted into it on demand: see ``planted_worker.py``."""
+"""Sessions, marks and confirmations of the worker with planted faults, ``planted_worker.py``."""
 
 from __future__ import annotations
 

@@ -195,7 +195,7 @@ async def streams(scene: AgentScene) -> None:
     """Text is told piece by piece, also when a frame has several pieces in `texts`."""
     taken = await scene.called()
     await scene.send(taken, {"seq": 0, "response": "one "})
-    await until(lambda: scene.has_told("1", "one "), 5.0, "the first piece was not told before the second")
+    await until(lambda: scene.has_text("1", "one "), 5.0, "the first piece was not told before the second")
     await scene.send(taken, {"seq": 1, "texts": ["two ", "three "]}, {"seq": 2, "kind": "end", "end_of_stream": True})
     await scene.ended_as("1", "one two three ", None)
 
@@ -230,7 +230,7 @@ async def follows_new_runs(scene: AgentScene) -> None:
     """A later attempt replaces the run: text that differs starts anew after a reset, and late frames of the old run are dropped."""
     taken = await scene.called()
     await scene.send(taken, {"seq": 0, "response": "old text"})
-    await until(lambda: scene.has_told("1", "old text"), 5.0, "the text of the first run was not told")
+    await until(lambda: scene.has_text("1", "old text"), 5.0, "the text of the first run was not told")
     await scene.send(taken, {"run": "second", "attempt": 2, "seq": 0, "response": "new"})
     await scene.send(taken, {"seq": 1, "response": " and late"}, {"seq": 2, "kind": "end", "end_of_stream": True})
     await scene.send(taken, {"run": "second", "attempt": 2, "seq": 1, "kind": "end", "end_of_stream": True})

@@ -35,7 +35,7 @@ async def hides_equal_runs(scene: AgentScene) -> None:
     """A later attempt with the same text goes on where the old one stood, without a reset."""
     taken = await scene.called()
     await scene.send(taken, {"seq": 0, "response": "the same "})
-    await until(lambda: scene.has_told("1", "the same "), 5.0, "the text of the first run was not told")
+    await until(lambda: scene.has_text("1", "the same "), 5.0, "the text of the first run was not told")
     await scene.send(
         taken,
         {"run": "second", "attempt": 2, "seq": 0, "response": "the "},
@@ -161,7 +161,7 @@ async def reads_on(scene: AgentScene) -> None:
     """When a connection ends in the middle of a read, it reads on behind the entry that it read last: nothing is lost or told twice."""
     taken = await scene.called()
     await scene.send(taken, {"seq": 0, "response": "one "})
-    await until(lambda: scene.has_told("1", "one "), 5.0, "the first piece was not told")
+    await until(lambda: scene.has_text("1", "one "), 5.0, "the first piece was not told")
     scene.proxy.plan(lambda words: words[0].upper() == b"XREAD", "cut within")
     await scene.send(taken, {"seq": 1, "response": "two "})
     for _ in range(100):

@@ -281,7 +281,7 @@ class AgentScene(Scene):
             text = "" if event.get("reset") else text + event.get("text", "")
         return text
 
-    async def has_told(self, name: str, text: str) -> bool:
+    async def has_text(self, name: str, text: str) -> bool:
         """Return whether the text that the agent has told of a call is this one."""
         self.check_alive()
         return self.text(name) == text

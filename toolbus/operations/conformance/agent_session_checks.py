@@ -55,9 +55,9 @@ async def shares(scene: AgentScene) -> None:
     if not taken.request.get("shared") or taken.request.get("idempotency_key") != "one key":
         raise Broken(f"shared is {taken.request.get('shared')}, idempotency_key {taken.request.get('idempotency_key')!r}")
     await scene.send(taken, {"seq": 0, "response": "for "})
-    await until(lambda: scene.has_told("first", "for "), 5.0, "the text of the call's own stream was not told")
+    await until(lambda: scene.has_text("first", "for "), 5.0, "the text of the call's own stream was not told")
     await scene.call("second", key="one key")
-    await until(lambda: scene.has_told("second", "for "), 5.0, "who joins a call was not told what came before")
+    await until(lambda: scene.has_text("second", "for "), 5.0, "who joins a call was not told what came before")
     await scene.send(taken, {"seq": 1, "response": "both"}, {"seq": 2, "kind": "end", "end_of_stream": True})
     for name in ("first", "second"):
         await scene.ended_as(name, "for both", None)
