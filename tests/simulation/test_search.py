@@ -13,7 +13,7 @@ from tests.chaos.history import History
 from tests.chaos.oracle import Violation
 from tests.chaos.schedule import Fault
 from tests.simulation import program, shrink
-from tests.simulation.driver import Outcome
+from tests.simulation.driver import STEPS, Outcome
 from tests.simulation.scenario import Scenario, draw, near
 
 
@@ -82,3 +82,13 @@ def test_a_search_ends_with_the_seed_of_a_violation(
     monkeypatch.setattr(sys, "argv", ["simulation", "--file", said[-1].split()[-1].strip("`")])
     assert program.main() == 1
     assert runs[-1] == 42
+
+
+def test_the_coverage_names_what_met_no_fault() -> None:
+    """With the reason, if no world takes that step at all."""
+    assert set(program.OUT_OF_REACH) < set(STEPS)
+    found = program.coverage(Counter({("kill", "publish/publish"): 3}))
+    assert f"{len(STEPS) - 1} of {len(STEPS)} steps have met no fault:" in found
+    assert "- sessions/save: no service restores states." in found
+    assert "- publish/cancel: not in this search." in found
+    assert "- publish/publish has not met" in found
