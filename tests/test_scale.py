@@ -113,7 +113,7 @@ def test_the_program_writes_every_figure(tmp_path: Path, capsys: pytest.CaptureF
     [
         (["--costs", "nowhere.json"], "nowhere.json can't be read"),
         (["--costs", str(PAGE)], "holds no measured costs"),
-        pytest.param(["--page", str(MEASURED.with_name("costs.py"))], "should have calls", marks=pytest.mark.slow),
+        pytest.param(["--page", str(MEASURED.with_name("costs.py"))], "may have calls", marks=pytest.mark.slow),
     ],
 )
 def test_a_mistake_gives_one_clear_line(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:

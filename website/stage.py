@@ -6,10 +6,13 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+import click
+
 from toolbus.bus.telemetry import EVENTS, METRICS
+from toolbus.operations.cli import main
 from website.diagrams import as_table
 
 ROOT = Path(__file__).parents[1]
@@ -20,11 +23,6 @@ _FENCE = re.compile(r"^( *)(`{3,})(\w*)[^\n]*\n(.*?)^\1\2 *$\n?", re.DOTALL | re
 # Code within a sentence comes first, so that what looks like a link in it is none.
 _LINK = re.compile(r"`[^`\n]+`|\]\((?!\w+:)([^)#\s]+)(#[^)\s]*)?\)")
 _LIST_AFTER_TEXT = re.compile(r"^(?![ *|>#-]|\d+\. )([^\n]+)\n(?=(?:[-*]|\d+\.) )", re.MULTILINE)
-# Tables that the code declares, by the comment in whose place the site shows them.
-_TABLES: dict[str, list[tuple[str, ...]]] = {
-    "<!-- log events -->": [("Event", "Meaning"), ("---",) * 2, *((f"`{name}`", about) for name, about in sorted(EVENTS.items()))],
-    "<!-- metrics -->": [("Metric", "Kind", "Unit", "Meaning"), ("---",) * 4, *((f"`{name}`", *about) for name, about in METRICS.items())],
-}
 _INDEX_LINK = re.compile(r"\[([^\]]+)\]\(([^)#\s]+\.md)\)")
 
 Nav = list[dict[str, "str | Nav"]]
@@ -82,14 +80,34 @@ def prepared(text: str, source: Path, page: Path, ref: str) -> str:
         page: the file of ``docs/`` in whose place it is shown.
         ref: see ``stage``.
     """
-    for mark, rows in _TABLES.items():
-        text = text.replace(mark, "\n".join(f"| {' | '.join(row)} |" for row in rows))
+    for mark, (head, rows) in _TABLES.items():
+        if mark in text:
+            table = [head, ("---",) * len(head), *rows()]
+            text = text.replace(mark, "\n".join(f"| {' | '.join(row)} |" for row in table))
     parts = []
     end = 0
     for match in _FENCE.finditer(text):
         parts += [_prose(text[end : match.start()], source, page, ref), _block(match)]
         end = match.end()
     return "".join([*parts, _prose(text[end:], source, page, ref)])
+
+
+def _commands(group: click.Group, above: click.Context, path: str) -> Iterator[tuple[str, str]]:
+    """Yield each command below a group, and the first sentence of its help."""
+    for name in group.list_commands(above):
+        command = group.get_command(above, name)
+        if isinstance(command, click.Group):
+            yield from _commands(command, click.Context(command, parent=above), f"{path} {name}")
+        elif command is not None:
+            yield f"`{path} {name}`", command.get_short_help_str(limit=500)
+
+
+# Tables that the code declares, by the comment in whose place the site shows them: their heads, and what makes their rows.
+_TABLES: dict[str, tuple[tuple[str, ...], Callable[[], Iterable[tuple[str, ...]]]]] = {
+    "<!-- log events -->": (("Event", "Meaning"), lambda: ((f"`{name}`", about) for name, about in sorted(EVENTS.items()))),
+    "<!-- metrics -->": (("Metric", "Kind", "Unit", "Meaning"), lambda: ((f"`{name}`", *about) for name, about in METRICS.items())),
+    "<!-- commands -->": (("Command", "What it does"), lambda: _commands(main, click.Context(main), "toolbus")),
+}
 
 
 def _block(match: re.Match[str]) -> str:

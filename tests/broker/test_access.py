@@ -176,9 +176,9 @@ _WRITING = (
 
 
 @pytest.mark.usefixtures("slow")
-def test_the_guide_says_what_each_role_can_do(users: Users, namespace: str, server: str) -> None:
-    """The table of the guide is what the server allows to a user of the role who sends commands by hand, family of keys by family."""
-    page = (Path(__file__).parents[2] / "docs/how-to/roles.md").read_text("utf-8")
+def test_each_role_can_do_what_its_row_says(users: Users, namespace: str, server: str) -> None:
+    """The table of rights is what the server allows to a user of the role who sends commands by hand, family of keys by family."""
+    page = Path(__file__).with_name("rights.md").read_text("utf-8")
     families = sorted(
         {key for each in SCRIPTS.values() for key in f"{each.given} {each.reads} {each.writes}".split()} | _OF_COMMANDS | _USED
     )

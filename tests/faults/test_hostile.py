@@ -15,6 +15,7 @@ from tests.servers import eventually
 from tests.tiers import some
 from toolbus import Settings, ToolBus, ToolbusError, ToolService, Worker, tool
 from toolbus.bus.broker.admin import Admin
+from toolbus.bus.broker.lease.recover import Upkeep
 from toolbus.bus.broker.replies.reader import ReplyReader
 from toolbus.bus.broker.server import reading
 from toolbus.bus.broker.server.keys import Keys
@@ -300,7 +301,7 @@ async def test_a_worker_that_cannot_go_on_leaves(server: str, namespace: str, mo
         if broken == "take":
             monkeypatch.setattr(worker.broker.steps.intake, "take", failing)
         else:
-            monkeypatch.setattr(worker.broker.steps.upkeep, "_reap", failing)
+            monkeypatch.setattr(Upkeep, "_reap", failing)
             monkeypatch.setattr("toolbus.bus.broker.lease.recover.random.uniform", lambda *_: 0.01)
         with pytest.raises(ToolbusError, match="a bug"):
             await asyncio.wait_for(running, 30.0)

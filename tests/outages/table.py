@@ -508,23 +508,18 @@ def within(alert: str) -> float:
     return seconds(rule.get("for", "0s")) + EVALUATED[alert] + SCRAPE + asked + NEEDS.get(alert, (0.0, ""))[0]
 
 
-def _time(alert: str) -> str:
-    return f"{within(alert):.0f} s" if within(alert) <= SOON else f"{within(alert) / 60:.0f} min"
-
-
 def later() -> str:
     """Return the list of rules that wait for longer, as the page of runbooks has it."""
-    return "\n".join(f"- `{alert}`: {reason}." for alert, reason in LATER.items())
+    return "\n".join(f"- `{alert}` ({within(alert) / 60:.0f} min): {reason}." for alert, reason in LATER.items())
 
 
 def documentation() -> str:
     """Return the table as the page of runbooks has it."""
     runbooks = {SERVER: SERVER_RUNBOOK, **{check.name: check.runbook for check in CHECKS}}
-    lines = ["| Fault | Users see | Alert | Within | `doctor` says | Runbook |", "|---|---|---|---|---|---|"]
+    lines = ["| Fault | Users see | Alert | `doctor` says |", "|---|---|---|---|"]
     for outage in OUTAGES:
-        said = f"`{outage.check}`: … {outage.line.partition('|')[0]} …" if outage.check else "nothing"
-        rule = outage.alert.partition(":")[0]
-        anchor = runbooks[outage.check] if outage.check else RULES[rule]["annotations"]["runbook_url"].partition("#")[2]
-        alert = f"`{outage.alert}` | {_time(rule)}" if rule else "none | "
-        lines.append(f"| {outage.name} | {outage.users} | {alert} | {said} | [steps](#{anchor}) |")
+        said = f"`{outage.check}`: {outage.line.partition('|')[0]}" if outage.check else "nothing"
+        anchor = runbooks[outage.check] if outage.check else RULES[outage.alert]["annotations"]["runbook_url"].partition("#")[2]
+        alert = f"`{outage.alert}`" if outage.alert else "none"
+        lines.append(f"| [{outage.name}](#{anchor}) | {outage.users} | {alert} | {said} |")
     return "\n".join(lines)

@@ -8,6 +8,7 @@ import logging
 import traceback
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
 from typing import Any, NamedTuple, TypeVar
@@ -19,7 +20,7 @@ from tests.chaos.history import Agent, AnyRecord, Exited, History, Hit, Key, Que
 from tests.chaos.oracle import Violation
 from tests.chaos.snapshot import at_rest
 from tests.chaos.tools import SERVICES, define
-from tests.simulation.faults import KINDS, Aimed, What
+from tests.simulation.faults import AT_COMMANDS, KINDS, Aimed, What
 from tests.simulation.network import Connection
 from tests.simulation.oracles import OF_ENTRIES, Invariants, judge
 from tests.simulation.scenario import Scenario
@@ -32,6 +33,8 @@ from toolbus.bus.broker.server import scripts
 from toolbus.bus.telemetry.logger import repeats
 from toolbus.bus.telemetry.output import FIELDS
 from toolbus.bus.values import envelope
+from toolbus.bus.values.results import ConfirmationClosed
+from toolbus.middleware import Metering
 
 T = TypeVar("T")
 
@@ -66,11 +69,11 @@ class Outcome(NamedTuple):
 
 @dataclass(slots=True)
 class _Aim:
-    """A fault that waits until a step was taken ``left`` times; ``act`` says whether its connection is cut, as ``Server.meet`` does."""
+    """A fault that waits until a step was taken ``left`` times; ``does`` says whether its connection is cut, as ``Server.meet`` does."""
 
     step: str
     left: int
-    act: Callable[[], str | None]
+    does: Callable[[list[bytes]], str | None]
     reached: asyncio.Future[tuple[Session, str]]
 
 
@@ -131,6 +134,7 @@ class Driver:
         self._start = 0.0
         self._workers: dict[int, Process] = {}
         self._agents: dict[int, Process] = {}
+        self._people: dict[int, Process] = {}
         self._leave: dict[Process, asyncio.Event] = {}
         self._idle: set[Process] = set()
         self._closing = False
@@ -232,10 +236,6 @@ class Driver:
         world.server.begin()
         world.network.downs.remove("restart")
 
-    async def cut_at_command(self, fault: Aimed, random: Random, *, before: bool) -> str:
-        """Cut the connection over which a step comes, before or after the server has carried it out."""
-        return await self._at_command(fault, random, lambda: "before" if before else "after")
-
     async def refuse_at_command(self, fault: Aimed, random: Random, text: Callable[[str, bool, bool], str], count: int) -> str:
         """Refuse a step, and those like it that come next, until so many were refused."""
         refusals, left = self.world.server.refusals, count
@@ -248,27 +248,27 @@ class Driver:
                 refusals.remove(refuse)
             return error
 
-        def begin() -> None:
+        def begin(words: list[bytes]) -> None:
             refusals.append(refuse)
 
-        found = await self._at_command(fault, random, begin)
+        found = await self.meet_command(fault, random, begin)
         await asyncio.sleep(self.options.lease)
         if refuse in refusals:
             refusals.remove(refuse)
         return found
 
-    async def _at_command(self, fault: Aimed, random: Random, act: Callable[[], str | None]) -> str:
-        """Do something when a command comes, before the server carries it out; return the words for when that was."""
+    async def meet_command(self, fault: Aimed, random: Random, does: Callable[[list[bytes]], str | None]) -> str:
+        """Do something right before a command is carried out; ``does`` gets its words, and says whether to cut "before" or "after" it."""
         step, nth = (fault.step, fault.nth) if fault.step else ("", random.randint(1, 20))
-        found = await self._reached(self._aim(step, nth, act), max(self.options.lease, self.options.seconds))
+        found = await self._reached(self._aim(step, nth, does), max(self.options.lease, self.options.seconds))
         if found is None:
             return "at none"
         self.met[fault.kind, found[1]] += 1
         return f"at {found[1]}"
 
-    def _aim(self, step: str, nth: int, act: Callable[[], str | None]) -> _Aim:
-        """Wait for the n-th time that a step is taken, or any step if it is empty; ``act`` is called right before."""
-        aim = _Aim(step, nth, act, asyncio.get_running_loop().create_future())
+    def _aim(self, step: str, nth: int, does: Callable[[list[bytes]], str | None]) -> _Aim:
+        """Wait for the n-th time that a step is taken, or any step if it is empty; ``does`` is called right before."""
+        aim = _Aim(step, nth, does, asyncio.get_running_loop().create_future())
         self._aims.append(aim)
         return aim
 
@@ -293,7 +293,7 @@ class Driver:
             if not aim.left:
                 self._aims.remove(aim)
                 aim.reached.set_result((session, name))
-                cut = aim.act() or cut
+                cut = aim.does(words) or cut
         return cut
 
     def _session_of(self, fault: Aimed) -> Session | None:
@@ -333,6 +333,8 @@ class Driver:
             self._hire(slot)
         for index in range(self.options.agents):
             self._enlist(index)
+        if any(call.tool == "ask" for call in self.scenario.calls):
+            self._people[0] = self._begin("person", self._allow)
         async with asyncio.TaskGroup() as faults:
             for number, fault in enumerate(self.scenario.faults):
                 await asyncio.sleep(max(0.0, self._start + fault.at - self.world.loop.now))
@@ -346,8 +348,8 @@ class Driver:
         await self._until(self._is_at_rest, 10 * options.lease + 10 + (options.timeout if options.lossy else 0.0))
         self.journal.write(self._state("quiet"))
         self._closing = True
-        await self._dismiss(self._agents)
-        await self._dismiss(self._workers)
+        for processes in (self._agents, self._people, self._workers):
+            await self._dismiss(processes)
         self.journal.write(self._state("closed"))
         await asyncio.sleep(options.lease)
         replies = self.key("rsp:")
@@ -365,14 +367,14 @@ class Driver:
             await asyncio.sleep(_POLL)
 
     async def _apply(self, fault: Aimed, random: Random) -> None:
-        if fault.step and not KINDS[fault.kind].of_commands:
-            reached = await self._reached(self._aim(fault.step, fault.nth, lambda: None), self.options.seconds)
+        if fault.step and fault.kind not in AT_COMMANDS:
+            reached = await self._reached(self._aim(fault.step, fault.nth, lambda words: None), self.options.seconds)
             if reached is None:
                 return
             self._hit[id(fault)] = reached[0]
         began = self.world.loop.now
         self.world.note("fault", f"{fault.kind} {fault.lasts:.3f} s {fault.step}".rstrip())
-        if not KINDS[fault.kind].of_commands:
+        if fault.kind not in AT_COMMANDS:
             self._under_way[fault.kind] += 1
         what, pids = await KINDS[fault.kind].apply(self, fault, random) or ("nobody was there", ())
         # What follows within a lease meets it too: those that were cut off come back.
@@ -412,7 +414,8 @@ class Driver:
         leave = self._leave[process]
         while not leave.is_set():
             revision = process.number % 2 if "versions" in self.options.faults else 0
-            worker = Worker(define(self.journal, revision), settings=self._settings)  # type: ignore[arg-type]
+            around = [Metering()] if self.scenario.metered else []
+            worker = Worker(define(self.journal, revision), settings=self._settings, middleware=around)  # type: ignore[arg-type]
             try:
                 await worker.open()
             except BrokerError as error:
@@ -441,6 +444,20 @@ class Driver:
         counting.cancel()
         await bus.aclose()
 
+    async def _allow(self, process: Process) -> None:
+        """Let every call go on that asks."""
+        while not self._leave[process].is_set():
+            try:
+                async with ToolBus(settings=self._settings) as bus:
+                    while not self._leave[process].is_set():
+                        for question in await bus.confirmations.pending():
+                            with suppress(ConfirmationClosed):
+                                await bus.confirmations.allow(question.id)
+                        await asyncio.sleep(_AGAIN)
+            except BrokerError as error:
+                self.world.note("not answered", str(error))
+                await asyncio.sleep(_AGAIN)
+
     # -- watching ---------------------------------------------------------------------------------
 
     def _name(self, words: list[bytes]) -> str:
@@ -463,7 +480,7 @@ class Driver:
         if name in _STEPS:
             self.world.note(f"> {name}", told[:160], process.name)
             for kind, count in self._under_way.items():
-                if count and (not kind.startswith("refuse-") or isinstance(answer, ErrorReply)):
+                if count > 0 and (not kind.startswith("refuse-") or isinstance(answer, ErrorReply)):
                     self.met[kind, name] += 1
 
     def _is_at_rest(self) -> bool:

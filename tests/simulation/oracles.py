@@ -47,7 +47,7 @@ _RUN = re.compile(rb'"run":"([^"]+)"')
 def judge(scenario: Scenario, history: History) -> list[Violation]:
     """Return every violation in a run."""
     case = Case(scenario.options, scenario.calls, history)
-    return [*oracle.judge(scenario.options, scenario.calls, history), *(found for rule in _RULES for found in rule(case))]
+    return [*oracle.judge(scenario.options, scenario.calls, history), *(found for rule in RULES for found in rule(case))]
 
 
 # -- rules about whole runs, of which the times are exact ---------------------------------------------
@@ -187,7 +187,7 @@ def _punctual(case: Case) -> Iterator[Violation]:
 _SOON = 0.5
 # Whoever is not told that nothing passes notices after so many seconds.
 _UNTOLD = 11.0
-_RULES = (_order, _drains, _stops, _innocents, _alone, _starving, _attempts, _shares, _punctual)
+RULES = (_order, _drains, _stops, _innocents, _alone, _starving, _attempts, _shares, _punctual)
 
 
 # -- rules that are looked at with each command -------------------------------------------------------

@@ -11,6 +11,7 @@ from tests.servers import eventually
 from tests.worker.unit.fakes import Bench, echo, hold, pay
 from toolbus import ErrorInfo, ToolResult, tool
 from toolbus.bus.middleware import Next, ToolCall
+from toolbus.bus.values.results import BrokerUnavailable
 from toolbus.bus.worker.transitions import RunState
 
 pytestmark = pytest.mark.anyio
@@ -86,6 +87,26 @@ async def test_once_work_that_must_not_begin_is_refused(
     assert seen == []
 
 
+@pytest.mark.parametrize(
+    ("attempt", "expected"),
+    [
+        (1, ErrorInfo("unavailable", "not_begun", "the tool did not begin, since the server did not take the note of it: gone", True)),
+        (2, ErrorInfo("outcome_unknown", "", "an earlier attempt may have begun, and the server did not say: gone")),
+    ],
+)
+async def test_once_work_without_a_mark_does_not_begin(attempt: int, expected: ErrorInfo, seen: list[Any]) -> None:
+    """The first attempt may be made again; of a later one nobody knows whether an earlier one had its effect."""
+    bench = Bench(pay)
+
+    async def refuse(_: Any) -> Any:
+        raise BrokerUnavailable("gone")
+
+    bench.broker.begin = refuse  # type: ignore[method-assign]
+    end = await bench.run("pay", attempt=attempt)
+    assert end.frame.error == expected
+    assert seen == []
+
+
 async def test_once_work_that_another_worker_has_is_not_answered(seen: list[Any]) -> None:
     """The delivery was lost before the handler began."""
     bench = Bench(pay)
@@ -93,6 +114,7 @@ async def test_once_work_that_another_worker_has_is_not_answered(seen: list[Any]
     bench.slots.start(bench.delivery("pay"))
     await bench.settle()
     assert (bench.broker.ends, seen, bench.slots.running) == ([], [], 0)
+    assert [each.cancelled for each in bench.slots.counts()] == [1]
 
 
 async def test_once_work_that_was_entered_has_an_unknown_outcome() -> None:

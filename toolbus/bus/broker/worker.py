@@ -10,6 +10,8 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
+import msgspec
+
 from toolbus.bus import telemetry
 from toolbus.bus.broker.held.confirmations import Confirmations, DeadlineNotes
 from toolbus.bus.broker.held.limits import Tallies, days_back
@@ -52,24 +54,21 @@ _Answer = asyncio.Future[tuple[Reply, bool]]
 _Waiting = list[tuple[Delivery, _Answer]]
 
 
-class Beginnings:
+class Beginnings(msgspec.Struct, eq=False):
     """Marks what begins within one turn of the event loop with one script.
 
     Args:
         retention: seconds for which a mark outlives its call's deadline.
     """
 
-    def __init__(
-        self, link: Link, mastership: Mastership, replication: Replication, keys: Keys, clock: ServerClock, retention: float
-    ) -> None:
-        self._link = link
-        self._mastership = mastership
-        self._replication = replication
-        self._keys = keys
-        self._clock = clock
-        self._retention = retention
-        self._loop = asyncio.get_running_loop()
-        self._waiting: dict[tuple[RequestStream, Fence], _Waiting] = {}
+    link: Link
+    mastership: Mastership
+    replication: Replication
+    keys: Keys
+    clock: ServerClock
+    retention: float
+    _loop: asyncio.AbstractEventLoop = msgspec.field(default_factory=asyncio.get_running_loop)
+    _waiting: dict[tuple[RequestStream, Fence], _Waiting] = {}
 
     async def begin(self, delivery: Delivery) -> Beginning:
         """Mark that a ``once`` handler begins, on a server that is surely the master before and after.
@@ -81,8 +80,8 @@ class Beginnings:
             BrokerError: the server could not be asked.
         """
         while True:
-            await self._mastership.wait()
-            if not accepted_here(self._link, delivery.server) and await may_have_forgotten(self._link):
+            await self.mastership.wait()
+            if not accepted_here(self.link, delivery.server) and await may_have_forgotten(self.link):
                 return "unsure"
             reply, confirmed = await self._mark(delivery)
             if reply == b"began" and delivery.attempt == 1 and not delivery.recovered:
@@ -95,7 +94,7 @@ class Beginnings:
             if not confirmed:
                 return "unconfirmed"
             # The same run may mark its beginning again, which tells what another server knows of it.
-            if self._mastership.sure:
+            if self.mastership.sure:
                 return "started"
 
     def _mark(self, delivery: Delivery) -> _Answer:
@@ -112,12 +111,12 @@ class Beginnings:
                 self._write_part(stream, fence, batch[start : start + _MOST_MARKS])
 
     def _write_part(self, stream: RequestStream, fence: Fence, part: _Waiting) -> None:
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         marks: list[str] = []
         args: list[str | bytes | int] = [stream.consumer, *fence]
         for delivery, _ in part:
-            marks.append(self._keys.started(delivery.request.id))
-            left = max(0.0, delivery.deadline - now) + self._retention
+            marks.append(self.keys.started(delivery.request.id))
+            left = max(0.0, delivery.deadline - now) + self.retention
             args += (delivery.entry, delivery.attempt, delivery.run, int(left * 1000))
 
         def done(reply: Reply, confirmed: bool) -> None:
@@ -131,10 +130,10 @@ class Beginnings:
                 else:
                     answer.set_result((reply[index], confirmed))
 
-        self._replication.write(scripts.START, (stream.key, stream.fence, *marks), tuple(args), done)
+        self.replication.write(scripts.START, (stream.key, stream.fence, *marks), tuple(args), done)
 
 
-class BeatEffects:
+class BeatEffects(msgspec.Struct, eq=False):
     """Applies what each beat learned: the server's time, lost deliveries, pauses, lost registrations.
 
     Args:
@@ -145,43 +144,31 @@ class BeatEffects:
         on_beaten: called with the local monotonic time at which a beat was sent that succeeded.
     """
 
-    def __init__(
-        self,
-        clock: ServerClock,
-        streams: Mapping[str, RequestStream],
-        ownership: Ownership,
-        mastership: Mastership,
-        *,
-        on_failed: Callable[[], None],
-        on_paused: Callable[[str, bool, float], None],
-        on_missing: Callable[[list[str]], None],
-        on_beaten: Callable[[float], None],
-    ) -> None:
-        self._clock = clock
-        self._streams = streams
-        self._ownership = ownership
-        self._mastership = mastership
-        self._on_failed = on_failed
-        self._on_paused = on_paused
-        self._on_missing = on_missing
-        self._on_beaten = on_beaten
+    clock: ServerClock
+    streams: Mapping[str, RequestStream]
+    ownership: Ownership
+    mastership: Mastership
+    on_failed: Callable[[], None]
+    on_paused: Callable[[str, bool, float], None]
+    on_missing: Callable[[list[str]], None]
+    on_beaten: Callable[[float], None]
 
     def apply(self, beat: Beat | None) -> None:
         """Take in a beat; None is one that failed."""
         if beat is None:
-            self._on_failed()
+            self.on_failed()
             return
-        self._on_beaten(beat.asked)
-        self._mastership.compare()
-        self._clock.observe(beat.server_ms, beat.asked, beat.answered)
-        self._ownership.beaten(beat.asked, beat.answered, beat.renewed, missing=bool(beat.missing))
-        for service, stream in self._streams.items():
+        self.on_beaten(beat.asked)
+        self.mastership.compare()
+        self.clock.observe(beat.server_ms, beat.asked, beat.answered)
+        self.ownership.beaten(beat.asked, beat.answered, beat.renewed, missing=bool(beat.missing))
+        for service, stream in self.streams.items():
             if service in beat.paused:
-                self._on_paused(service, beat.paused[service], beat.asked)
+                self.on_paused(service, beat.paused[service], beat.asked)
             if service in beat.renewed:
                 _renew(stream, beat.renewed[service])
         if beat.missing:
-            self._on_missing([member.partition("/")[0] for member in beat.missing])
+            self.on_missing([member.partition("/")[0] for member in beat.missing])
 
 
 def _renew(stream: RequestStream, renewals: list[Renewal]) -> None:

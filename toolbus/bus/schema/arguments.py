@@ -360,20 +360,14 @@ class TypedBinder:
         return refusal.of([located + refusal.hint(self._hints.get(argument[1]) if argument else None)])
 
 
-class CheckedBinder:
+class CheckedBinder(msgspec.Struct, eq=False):
     """Passes arguments on, once they match a schema that the author gave."""
 
-    __slots__ = ("_known", "_open", "_preparer", "_required", "_reserved")
-
-    def __init__(
-        self, preparer: Preparer, known: Collection[str], required: Collection[str], *, rest: bool, reserved: Collection[str]
-    ) -> None:
-        """Make a binder; ``rest`` says whether the function takes further names, except those that are ``reserved``."""
-        self._preparer = preparer
-        self._known = frozenset(known)
-        self._required = frozenset(required)
-        self._open = rest
-        self._reserved = frozenset(reserved)
+    preparer: Preparer
+    known: frozenset[str]
+    required: frozenset[str]
+    rest: bool
+    reserved: frozenset[str]
 
     def bind(self, arguments: Mapping[str, Any], /) -> dict[str, Any]:
         """Return the keyword arguments for the handler.
@@ -381,25 +375,22 @@ class CheckedBinder:
         Raises:
             ToolError: ``invalid_arguments``; the message names the place and what is expected there.
         """
-        made = self._preparer.prepare(arguments)
+        made = self.preparer.prepare(arguments)
         names = made.keys()
-        if self._required <= names and (self._reserved.isdisjoint(names) if self._open else names <= self._known):
+        if self.required <= names and (self.reserved.isdisjoint(names) if self.rest else names <= self.known):
             return dict(made)
         # The schema accepts more than the function does.
-        unknown = [name for name in names if name in self._reserved or not (self._open or name in self._known)]
-        violations = [refusal.unexpected(unknown, sorted(self._known))] if unknown else []
-        violations += [refusal.missing(name) for name in sorted(self._required - names)]
+        unknown = [name for name in names if name in self.reserved or not (self.rest or name in self.known)]
+        violations = [refusal.unexpected(unknown, sorted(self.known))] if unknown else []
+        violations += [refusal.missing(name) for name in sorted(self.required - names)]
         raise refusal.of(violations)
 
 
-class WholeBinder:
+class WholeBinder(msgspec.Struct, eq=False):
     """Passes all arguments as one dict, once they match a schema that the author gave."""
 
-    __slots__ = ("_name", "_preparer")
-
-    def __init__(self, preparer: Preparer, name: str) -> None:
-        self._preparer = preparer
-        self._name = name
+    preparer: Preparer
+    name: str
 
     def bind(self, arguments: Mapping[str, Any], /) -> dict[str, Any]:
         """Return the one keyword argument for the handler.
@@ -407,7 +398,7 @@ class WholeBinder:
         Raises:
             ToolError: ``invalid_arguments``; the message names the place and what is expected there.
         """
-        return {self._name: dict(self._preparer.prepare(arguments))}
+        return {self.name: dict(self.preparer.prepare(arguments))}
 
 
 def _located(error: Exception, root: str) -> str:

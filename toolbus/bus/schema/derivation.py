@@ -436,7 +436,7 @@ def _whole(signature: Signature, taker: Parameter, preparer: Preparer) -> WholeB
 
 
 def _checked(signature: Signature, properties: Collection[str], preparer: Preparer) -> CheckedBinder:
-    known = {parameter.name for parameter in signature.parameters if parameter.named}
+    known = frozenset(parameter.name for parameter in signature.parameters if parameter.named)
     for name in properties:
         if name in signature.reserved or not (name in known or signature.rest):
             where = f"$.parameters.properties.{name}"
@@ -446,7 +446,7 @@ def _checked(signature: Signature, properties: Collection[str], preparer: Prepar
             raise _misfit(signature, f"takes {parameter.name!r} by position only; tools are called with named arguments")
         if properties and parameter.required and parameter.name not in properties:
             raise _misfit(signature, f"needs {parameter.name!r}, which is not a property of its schema")
-    required = [parameter.name for parameter in signature.parameters if parameter.required]
+    required = frozenset(parameter.name for parameter in signature.parameters if parameter.required)
     return CheckedBinder(preparer, known, required, rest=signature.rest is not None, reserved=signature.reserved)
 
 

@@ -117,7 +117,7 @@ def _functions(target: object) -> list[FunctionTool]:
     return tools
 
 
-class _Tools:
+class _Tools(msgspec.Struct, eq=False):
     """The tools of one service while they are collected.
 
     Args:
@@ -129,13 +129,12 @@ class _Tools:
         handlers: by tool.
     """
 
-    def __init__(self, service: str, services: Services, left_out: dict[str, str]) -> None:
-        self._service = service
-        self._services = services
-        self._left_out = left_out
-        self._descriptors: dict[str, ToolDescriptor] = {}
-        self._corrections: dict[str, list[str]] = {}
-        self.handlers: dict[str, Handler] = {}
+    service: str
+    services: Services
+    left_out: dict[str, str]
+    _descriptors: dict[str, ToolDescriptor] = {}
+    _corrections: dict[str, list[str]] = {}
+    handlers: dict[str, Handler] = {}
 
     def note(self, tool: str, changes: list[str]) -> None:
         """Remember what was corrected in a tool's schema, for one line in the log."""
@@ -166,7 +165,7 @@ class _Tools:
             ConfigurationError: it can't be a tool; says why.
             DescriptorError: readers would refuse it; names the field.
         """
-        services, parameters = self._services, made.parameters
+        services, parameters = self.services, made.parameters
         if parameters is not None:
             parameters, changes = mended(parameters)
             self.note(made.name, changes)
@@ -175,12 +174,12 @@ class _Tools:
         spared = {name: value for name, value in derived.spared.items() if name not in given}
         for name, type_ in derived.injected.items():
             if name not in given and name not in spared:
-                telemetry.log.warning("tool.left_out", tool=made.name, service=self._service, parameter=name, needs=type_.__qualname__)
-                self._left_out[made.name] = f"nobody provides the {type_.__qualname__} of its parameter {name}"
+                telemetry.log.warning("tool.left_out", tool=made.name, service=self.service, parameter=name, needs=type_.__qualname__)
+                self.left_out[made.name] = f"nobody provides the {type_.__qualname__} of its parameter {name}"
                 return
         for name, error in derived.unresolved.items():
-            telemetry.log.warning("tool.unresolved_annotation", tool=made.name, service=self._service, parameter=name, error=error)
-        _warn_unseen(made.name, self._service, bound)
+            telemetry.log.warning("tool.unresolved_annotation", tool=made.name, service=self.service, parameter=name, error=error)
+        _warn_unseen(made.name, self.service, bound)
         description = made.description or derived.description or made.name.replace("_", " ")
         if len(description) > _MOST_DESCRIPTION:
             raise ConfigurationError(
@@ -191,7 +190,7 @@ class _Tools:
             ToolDescriptor(
                 name=made.name,
                 description=description,
-                service=self._service,
+                service=self.service,
                 parameters=derived.parameters,
                 groups=made.groups,
                 category=made.category,

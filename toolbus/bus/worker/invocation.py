@@ -11,6 +11,8 @@ from collections.abc import Callable, Coroutine, Mapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack
 
+import msgspec
+
 from toolbus.bus.broker.protocols import Note
 from toolbus.bus.values.confirmations import (
     CONFIRM_TIMEOUT,
@@ -241,7 +243,7 @@ def invocation() -> Invocation:
     return current()
 
 
-class Questions:
+class Questions(msgspec.Struct, eq=False):
     """The questions of one run, one at a time.
 
     Args:
@@ -254,25 +256,15 @@ class Questions:
         extend: sets a later deadline of the call, in monotonic seconds.
     """
 
-    def __init__(
-        self,
-        delivery: Delivery,
-        owner: str,
-        broker: WorkerBroker,
-        settings: Settings,
-        clock: Callable[[], float],
-        tell: Callable[[Confirm], None],
-        extend: Callable[[float], None],
-    ) -> None:
-        self._delivery = delivery
-        self._owner = owner
-        self._broker = broker
-        self._left = settings.max_timeout
-        self._limit = settings.max_request
-        self._clock = clock
-        self._tell = tell
-        self._extend = extend
-        self._one = asyncio.Lock()
+    delivery: Delivery
+    owner: str
+    broker: WorkerBroker
+    settings: Settings
+    clock: Callable[[], float]
+    tell: Callable[[Confirm], None]
+    extend: Callable[[float], None]
+    _waited: float = 0.0
+    _one: asyncio.Lock = msgspec.field(default_factory=asyncio.Lock)
 
     async def ask(self, question: str, data: Any, timeout: float) -> ConfirmationAnswer:
         """Ask, and wait for the answer.
@@ -287,7 +279,7 @@ class Questions:
         timeout = seconds(timeout, "timeout")
         request = self._request(question, data)
         async with self._one:
-            most = min(timeout, self._left)
+            most = min(timeout, self.settings.max_timeout - self._waited)
             answer = await self._asked(request, most) if most > 0 else None
         if answer is None:
             raise CallRefused(deadline_exceeded(f"nobody answered within {most:g} s: {question}", "unconfirmed"))
@@ -296,7 +288,7 @@ class Questions:
         return answer
 
     async def _asked(self, request: ConfirmationRequest, most: float) -> ConfirmationAnswer | None:
-        delivery, since = self._delivery, self._clock()
+        delivery, since = self.delivery, self.clock()
         deadline = delivery.deadline
         answer: ConfirmationAnswer | None = None
         asked = False
@@ -305,26 +297,26 @@ class Questions:
             # Not before: a person may answer the request as soon as the caller shows it.
             nonlocal asked
             asked = True
-            self._tell(Confirm(request.id, request.question, since + most - self._clock()))
+            self.tell(Confirm(request.id, request.question, since + most - self.clock()))
 
-        self._extend(deadline + most)
+        self.extend(deadline + most)
         try:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(most):
-                    await self._broker.steps.notes.write(delivery, Note(deadline, since, since + most))
-                left = since + most - self._clock()
-                answer = await self._broker.ask(delivery, request, left, opened) if left > 0 else None
+                    await self.broker.steps.notes.write(delivery, Note(deadline, since, since + most))
+                left = since + most - self.clock()
+                answer = await self.broker.ask(delivery, request, left, opened) if left > 0 else None
         except BrokerError as error:
             raise CallRefused(ErrorInfo("unavailable", "unconfirmed", f"nobody could be asked: {error}", retryable=True)) from None
         finally:
-            took = min(self._clock() - since, most)
-            self._left -= took
-            self._extend(deadline + took)
+            took = min(self.clock() - since, most)
+            self._waited += took
+            self.extend(deadline + took)
             if asked:
-                self._tell(Confirm(request.id, allowed=None if answer is None else answer.allowed))
+                self.tell(Confirm(request.id, allowed=None if answer is None else answer.allowed))
         with contextlib.suppress(BrokerError):
             # Without it the next run has a little more time than it should.
-            await self._broker.steps.notes.write(delivery, Note(delivery.deadline))
+            await self.broker.steps.notes.write(delivery, Note(delivery.deadline))
         return answer
 
     def _request(self, question: str, data: Any) -> ConfirmationRequest:
@@ -332,7 +324,7 @@ class Questions:
             # The end of it may be what matters.
             message = f"a question has at most {MOST_QUESTION:,} characters, not {len(question):,}; the rest belongs in its data"
             raise ToolError(message, type="invalid_arguments", code="unreadable")
-        call = self._delivery.request
+        call = self.delivery.request
         value, document = plain(data, anything=True)
         return ConfirmationRequest(
             new_run(),
@@ -341,9 +333,9 @@ class Questions:
             question,
             asker="worker",
             service=call.service,
-            owner=self._owner,
+            owner=self.owner,
             user=call.user,
             session=call.session,
             digest=digest_of("worker", call.service, call.tool, call.user, call.session, question, value),
-            **({} if data is None else shown(value, document, self._limit)),
+            **({} if data is None else shown(value, document, self.settings.max_request)),
         ).bounded()

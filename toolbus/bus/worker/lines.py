@@ -8,6 +8,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from toolbus.bus import telemetry
 from toolbus.bus.support.deadlines import Deadlines
 from toolbus.bus.values.envelope import NOT_TAKEN, EntryNumbers, numbers_of
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     from toolbus.bus.broker.worker import WorkerBroker
 
 
-class Waiting:
+class Waiting(msgspec.Struct, eq=False):
     """Deliveries that wait in a worker. None takes a slot; all of their leases are renewed.
 
     Attributes:
@@ -28,12 +30,11 @@ class Waiting:
         ready: those of them whose turn has come, which wait for nothing but a slot.
     """
 
-    def __init__(self) -> None:
-        self.due: deque[Delivery] = deque()
-        self.suspects: deque[Delivery] = deque()
-        self.lined: dict[str, Delivery] = {}
-        self.ready: deque[Delivery] = deque()
-        self._retries: dict[str, Delivery] = {}
+    due: deque[Delivery] = msgspec.field(default_factory=deque)
+    suspects: deque[Delivery] = msgspec.field(default_factory=deque)
+    lined: dict[str, Delivery] = {}
+    ready: deque[Delivery] = msgspec.field(default_factory=deque)
+    _retries: dict[str, Delivery] = {}
 
     def __len__(self) -> int:
         return len(self._retries) + len(self.due) + len(self.suspects) + len(self.ready)
@@ -114,7 +115,7 @@ class _Line:
             at += 1
 
 
-class Lines:
+class Lines(msgspec.Struct, eq=False):
     """Lets one call of a session run at a time, the one that was published first. Those that wait take no slot.
 
     A call says which one of its session was published before it. When that one has not been seen here, another worker may have it and
@@ -130,29 +131,18 @@ class Lines:
         hand_back: gives some to other workers.
     """
 
-    def __init__(
-        self,
-        broker: WorkerBroker,
-        waiting: Waiting,
-        deadlines: Deadlines,
-        clock: Callable[[], float],
-        *,
-        start: Callable[[], None],
-        refuse: Callable[[Delivery, ErrorInfo], None],
-        hand_back: Callable[[Sequence[Delivery]], None],
-    ) -> None:
-        self._broker = broker
-        self._waiting = waiting
-        self._deadlines = deadlines
-        self._clock = clock
-        self._start = start
-        self._refuse = refuse
-        self._hand_back = hand_back
-        self._lines: dict[LineName, _Line] = {}
-        # Of sessions where nothing runs; one that was forgotten costs a question to the server.
-        self._floors: dict[LineName, EntryNumbers] = {}
-        self._asking: asyncio.Task[None] | None = None
-        self._news = asyncio.Event()
+    broker: WorkerBroker
+    waiting: Waiting
+    deadlines: Deadlines
+    clock: Callable[[], float]
+    start: Callable[[], None]
+    refuse: Callable[[Delivery, ErrorInfo], None]
+    hand_back: Callable[[Sequence[Delivery]], None]
+    _lines: dict[LineName, _Line] = {}
+    # Of sessions where nothing runs; one that was forgotten costs a question to the server.
+    _floors: dict[LineName, EntryNumbers] = {}
+    _asking: asyncio.Task[None] | None = None
+    _news: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
 
     def __len__(self) -> int:
         return len(self._lines)
@@ -167,13 +157,13 @@ class Lines:
             line.run = delivery.run
             return True
         bisect.insort(line.waiting, (numbers_of(delivery.entry), delivery), key=lambda each: each[0])
-        self._waiting.lined[delivery.run] = delivery
+        self.waiting.lined[delivery.run] = delivery
         first = self._next(name, line)
         if first is delivery:
             return True
         if first is not None:
-            self._waiting.ready.append(first)
-            self._start()
+            self.waiting.ready.append(first)
+            self.start()
         self._news.set()
         self._look_later(delivery)
         return False
@@ -187,24 +177,24 @@ class Lines:
     def _look_later(self, delivery: Delivery) -> None:
         # By its run alone, so that one that has ended is not kept until then.
         run = delivery.run
-        self._deadlines.add(delivery.deadline, ("line", run), lambda: self._expire(run))
+        self.deadlines.add(delivery.deadline, ("line", run), lambda: self._expire(run))
 
     def _expire(self, run: str) -> None:
-        delivery = self._waiting.lined.get(run)
+        delivery = self.waiting.lined.get(run)
         if delivery is None:
             return
-        if delivery.deadline > self._clock():
+        if delivery.deadline > self.clock():
             # It was given more time.
             self._look_later(delivery)
             return
-        self._refuse(delivery, deadline_exceeded("the deadline passed while earlier calls of its session ran", NOT_TAKEN))
+        self.refuse(delivery, deadline_exceeded("the deadline passed while earlier calls of its session ran", NOT_TAKEN))
 
     def leave(self, delivery: Delivery) -> None:
         """Let the next call go on when this one has ended here and the server has accepted its end; call it at both.
 
         Until then another worker may take this one over and run it again: not after the next one has begun.
         """
-        if delivery.queue.held.get(delivery.entry) is delivery:
+        if delivery.is_held:
             self._forget(delivery)
         else:
             self._pass_turn(delivery)
@@ -220,7 +210,7 @@ class Lines:
 
     def _forget(self, delivery: Delivery) -> _Line | None:
         """Let a call wait no longer, and return its line, if it has one."""
-        self._waiting.lined.pop(delivery.run, None)
+        self.waiting.lined.pop(delivery.run, None)
         line = self._lines.get(_name(delivery))
         if line is not None:
             line.forget(delivery)
@@ -237,15 +227,15 @@ class Lines:
     def empty(self, name: LineName, moved: bool) -> None:
         """Let go of the calls that wait in a session: another worker has it, or else it was closed."""
         line = self._lines.get(name)
-        waiting = [] if line is None else [each for _, each in line.waiting if each.run in self._waiting.lined]
+        waiting = [] if line is None else [each for _, each in line.waiting if each.run in self.waiting.lined]
         for delivery in waiting:
-            self._waiting.remove(delivery)
+            self.waiting.remove(delivery)
             if moved:
                 self.lose(delivery)
             else:
-                self._refuse(delivery, _CLOSED)
+                self.refuse(delivery, _CLOSED)
         if moved and waiting:
-            self._hand_back(waiting)
+            self.hand_back(waiting)
 
     def forget(self, service: str) -> None:
         """Forget the sessions of a service that is not served any more."""
@@ -261,14 +251,14 @@ class Lines:
     def _advance(self, name: LineName, line: _Line) -> None:
         first = self._next(name, line)
         if first is not None:
-            self._waiting.ready.append(first)
-            self._start()
+            self.waiting.ready.append(first)
+            self.start()
 
     def _next(self, name: LineName, line: _Line) -> Delivery | None:
         """Take the first one off the line if it may run now."""
         if line.current:
             return None
-        while line.waiting and line.waiting[0][1].run not in self._waiting.lined:
+        while line.waiting and line.waiting[0][1].run not in self.waiting.lined:
             del line.waiting[0]
         if not line.waiting:
             del self._lines[name]
@@ -283,7 +273,7 @@ class Lines:
             if self._asking is None:
                 self._asking = asyncio.get_running_loop().create_task(self._ask())
             return None
-        del line.waiting[0], self._waiting.lined[first.run]
+        del line.waiting[0], self.waiting.lined[first.run]
         line.current, line.run, line.floor = first.entry, first.run, position
         return first
 
@@ -302,7 +292,7 @@ class Lines:
             while blocked := list(self._blocked()):
                 self._news.clear()
                 try:
-                    answers: Sequence[list[bytes]] = await self._broker.steps.ownership.before([first for _, _, first in blocked])
+                    answers: Sequence[list[bytes]] = await self.broker.steps.ownership.before([first for _, _, first in blocked])
                 except BrokerError as error:
                     telemetry.log.warning("sessions.unordered", calls=len(blocked), error=str(error))
                     answers = [[first.entry] for _, _, first in blocked]
@@ -330,7 +320,7 @@ _MOST = 10_000
 
 
 class Early:
-    """Cancellations and later deadlines of requests that are on their way to this worker; the oldest are forgotten first.
+    """Cancellations and later deadlines that count for every delivery of their calls from now on; the oldest are forgotten first.
 
     Attributes:
         cancelled: calls that must not start, each with the type of the error that its caller has.

@@ -29,7 +29,7 @@ _REPEATED = ErrorInfo(
 )
 
 
-class SessionState:
+class SessionState(msgspec.Struct, eq=False):
     """The state of one session in this worker.
 
     Args:
@@ -44,27 +44,24 @@ class SessionState:
         value: what ``open_session`` or ``load_session`` returned.
     """
 
-    __slots__ = ("_begun", "_changing", "_entered", "_included", "_lock", "_served", "_session", "first", "inherited", "token", "value")
-
-    def __init__(self, served: Served, session: Session, first: str, inherited: EntryNumbers = ()) -> None:
-        self._served = served
-        self._session = session
-        self._lock = asyncio.Lock()
-        self._begun = False
-        # Runs whose handlers may be changing the state now, and how many there ever were.
-        self._changing: set[str] = set()
-        self._entered = 0
-        # The last call in the snapshot that was restored; its end may have been lost with its worker.
-        self._included = ""
-        self.first = first
-        self.inherited = inherited
-        self.token = new_run()
-        self.value: Any = None
+    served: Served
+    session: Session
+    first: str
+    inherited: EntryNumbers = ()
+    _lock: asyncio.Lock = msgspec.field(default_factory=asyncio.Lock)
+    _begun: bool = False
+    # Runs whose handlers may be changing the state now, and how many there ever were.
+    _changing: set[str] = set()
+    _entered: int = 0
+    # The last call in the snapshot that was restored; its end may have been lost with its worker.
+    _included: str = ""
+    token: str = msgspec.field(default_factory=new_run)
+    value: Any = None
 
     @property
     def is_begun(self) -> bool:
         """True once a call may have run on the state."""
-        return self._begun or not (self._served.opens_sessions or self._served.restores_sessions)
+        return self._begun or not (self.served.opens_sessions or self.served.restores_sessions)
 
     async def begin(self, delivery: Delivery, snapshots: Snapshots) -> ErrorInfo | None:
         """Make or restore the state, once; return why a call may not run on it, or None.
@@ -87,10 +84,10 @@ class SessionState:
         if delivery.request.state == NEW_STATE:
             # Its caller has closed the session: those behind it are meant for this state, and not for the one that was lost.
             self.inherited = min(self.inherited, numbers_of(delivery.entry))
-        if not self.is_lost_for(delivery) or self._served.session_lost == "restart":
+        if not self.is_lost_for(delivery) or self.served.session_lost == "restart":
             return None
-        telemetry.log.warning("session.lost", service=self._served.id, user=self._session.user, session=self._session.id)
-        return lost(self._session, again=delivery.attempt > 1)
+        telemetry.log.warning("session.lost", service=self.served.id, user=self.session.user, session=self.session.id)
+        return lost(self.session, again=delivery.attempt > 1)
 
     def is_lost_for(self, delivery: Delivery) -> bool:
         """Return whether a call was meant for a state that was lost: the one that its caller knew, or any before this one."""
@@ -102,20 +99,20 @@ class SessionState:
     async def _until_here(self, delivery: Delivery, snapshots: Snapshots) -> None:
         """Wait until a worker that leaves has kept what its last calls in the session changed. Calls in its order have waited before."""
         pause = _LOOK_FIRST
-        while self._served.restores_sessions and not (delivery.request.ordered or self._begun) and await snapshots.is_elsewhere(delivery):
+        while self.served.restores_sessions and not (delivery.request.ordered or self._begun) and await snapshots.is_elsewhere(delivery):
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LOOK_MOST)
 
     async def _begin(self, delivery: Delivery, snapshots: Snapshots) -> ErrorInfo | None:
-        snapshot = await self._snapshot(delivery, snapshots) if self._served.restores_sessions else None
+        snapshot = await self._snapshot(delivery, snapshots) if self.served.restores_sessions else None
         if snapshot is not None:
             self.token, self.inherited, self._included, self._begun = snapshot.state, (), snapshot.call, True
-            telemetry.log.info("session.restored", service=self._served.id, user=self._session.user, session=self._session.id)
+            telemetry.log.info("session.restored", service=self.served.id, user=self.session.user, session=self.session.id)
             return None
-        if self.is_lost_for(delivery) and self._served.session_lost != "restart":
+        if self.is_lost_for(delivery) and self.served.session_lost != "restart":
             # The first call that runs makes the state, of what its own caller says.
             return None
-        self.value = await self._served.open_session(self._session, dict(delivery.request.initial or {}))
+        self.value = await self.served.open_session(self.session, dict(delivery.request.initial or {}))
         self._begun = True
         await self._save(delivery, snapshots, "")
         return None
@@ -133,9 +130,9 @@ class SessionState:
             return None
         try:
             saved = msgspec.json.decode(snapshot.document)
-            self.value = await without_exits(self._served.load_session(self._session, saved))
+            self.value = await without_exits(self.served.load_session(self.session, saved))
         except Exception:  # noqa: BLE001 - the service's own code, or what stands on the server: then the state is lost, which is told
-            telemetry.log.exception("session.unrestored", service=self._served.id, user=self._session.user, session=self._session.id)
+            telemetry.log.exception("session.unrestored", service=self.served.id, user=self.session.user, session=self.session.id)
             self.inherited = max(self.inherited, numbers_of(delivery.entry))
             # The loss is told now, so that state must not come back later.
             snapshots.forget(delivery)
@@ -166,18 +163,18 @@ class SessionState:
         return True
 
     async def _save(self, delivery: Delivery, snapshots: Snapshots, call: str) -> bool:
-        if not self._served.restores_sessions:
+        if not self.served.restores_sessions:
             return True
         document = b""
         entered = self._entered
         try:
             async with asyncio.timeout(_SAVED_WITHIN):
-                document = encode_data(await without_exits(self._served.save_session(self._session, self.value)))
+                document = encode_data(await without_exits(self.served.save_session(self.session, self.value)))
             reason = f"{len(document):,} bytes are more than {MOST_SNAPSHOT:,}" if len(document) > MOST_SNAPSHOT else ""
         except Exception as error:  # noqa: BLE001 - the service's own code
             reason = reason_of(error)
         if reason:
-            telemetry.log.error("session.unsaved", service=self._served.id, user=self._session.user, session=self._session.id, error=reason)
+            telemetry.log.error("session.unsaved", service=self.served.id, user=self.session.user, session=self.session.id, error=reason)
             snapshots.forget(delivery)
             return True
         if self._entered != entered and not delivery.request.ordered:

@@ -8,6 +8,8 @@ import math
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from toolbus.bus import telemetry
 from toolbus.bus.broker.protocols import session_of
 from toolbus.bus.broker.statistics.answers import OpenSession
@@ -42,22 +44,19 @@ _OUTLIVES = 2
 _CLOSED = ErrorInfo("cancelled", "session_closed", "the session was closed, maybe by another agent, while the call ran")
 
 
-class _Open:
+class _Open(msgspec.Struct, eq=False):
     """One open session: its calls, the callers that use it, and once it ends, the calls that wait for its end."""
 
-    __slots__ = ("agents", "alone", "closed", "runs", "slot", "state", "used", "waiting")
-
-    def __init__(self, now: float, state: SessionState) -> None:
-        self.state = state
-        self.agents: set[str] | None = set()
-        self.runs: set[Run] = set()
-        self.waiting: set[Run] = set()
-        self.used = now
-        # Since when no caller uses it.
-        self.alone = math.inf
-        # Of the deadline at which it may be idle.
-        self.slot = 0
-        self.closed: asyncio.Event | None = None
+    used: float
+    state: SessionState
+    agents: set[str] | None = set()
+    runs: set[Run] = set()
+    waiting: set[Run] = set()
+    # Since when no caller uses it.
+    alone: float = math.inf
+    # Of the deadline at which it may be idle.
+    slot: int = 0
+    closed: asyncio.Event | None = None
 
     def enter(self, run: Run) -> None:
         """Count a call in, and give it the state."""
@@ -301,7 +300,7 @@ class OpenSessions:
         return ("idle", idle) if idle <= left else ("left", left)
 
 
-class WorkerSessions:
+class WorkerSessions(msgspec.Struct, eq=False):
     """The open sessions of a worker, by service: the broker's ``SessionListener``.
 
     Args:
@@ -313,22 +312,16 @@ class WorkerSessions:
         services: the open sessions of each service that has any.
     """
 
-    def __init__(
-        self,
-        make: Callable[[Served], OpenSessions],
-        empty_line: Callable[[LineName, bool], None],
-        close_nested: Callable[[str, str], Awaitable[None]],
-    ) -> None:
-        self._make = make
-        self._empty_line = empty_line
-        self._close_nested = close_nested
-        self.services: dict[str, OpenSessions] = {}
-        self._closing: set[asyncio.Task[None]] = set()
+    make: Callable[[Served], OpenSessions]
+    empty_line: Callable[[LineName, bool], None]
+    close_nested: Callable[[str, str], Awaitable[None]]
+    services: dict[str, OpenSessions] = {}
+    _closing: set[asyncio.Task[None]] = set()
 
     def open(self, served: Served) -> None:
         """Keep the sessions of a service that wants it."""
         if served.has_sessions:
-            self.services[served.id] = self._make(served)
+            self.services[served.id] = self.make(served)
 
     async def close(self, served: Served) -> None:
         """End every session of one service, and keep no more of it."""
@@ -353,7 +346,7 @@ class WorkerSessions:
 
     def closed(self, service: str, user: str, session: str) -> None:
         """End a session that its caller closed."""
-        self._empty_line((service, user, session), False)
+        self.empty_line((service, user, session), False)
         if service in self.services:
             self.services[service].end(Session(user, session), "closed", stop=True)
         # What handlers called in it ends too.
@@ -363,7 +356,7 @@ class WorkerSessions:
 
     async def _end_nested(self, user: str, session: str) -> None:
         try:
-            await self._close_nested(user, session)
+            await self.close_nested(user, session)
         except ToolbusError as error:
             telemetry.log.warning("session.untold", error=str(error))
 
@@ -374,7 +367,7 @@ class WorkerSessions:
 
     def moved(self, service: str, user: str, session: str) -> None:
         """End a session that another worker has, or had."""
-        self._empty_line((service, user, session), True)
+        self.empty_line((service, user, session), True)
         if service in self.services:
             self.services[service].end(Session(user, session), "moved")
 

@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
+import msgspec
+
 from toolbus.bus import telemetry
 from toolbus.bus.broker.held.confirmations import NOTE_TTL, DeadlineNotes, handed_back
 from toolbus.bus.broker.lease.clock import ServerClock
@@ -32,30 +34,20 @@ MAY_BE_ABANDONED_MS = 5_000.0
 """A reply stream outlives its agent for longer, so a request that waited less need not be checked."""
 
 
-class AbandonedCalls:
+class AbandonedCalls(msgspec.Struct, eq=False):
     """Finds and ends calls of one worker whose callers are gone, by their missing reply streams.
 
     Args:
         streams: the request streams by service, read afresh each time.
     """
 
-    def __init__(
-        self,
-        link: Link,
-        keys: Keys,
-        clock: ServerClock,
-        streams: Mapping[str, RequestStream],
-        *,
-        outbox: Outbox,
-        listener: WorkerListener,
-    ) -> None:
-        self._link = link
-        self._clock = clock
-        self._keys = keys
-        self._streams = streams
-        self._outbox = outbox
-        self._listener = listener
-        self._checked = 0
+    link: Link
+    keys: Keys
+    clock: ServerClock
+    streams: Mapping[str, RequestStream]
+    outbox: Outbox
+    listener: WorkerListener
+    _checked: int = 0
 
     async def without(self, taken: list[Delivery]) -> list[Delivery]:
         """Return what was taken without abandoned calls; those end here and never run."""
@@ -65,7 +57,7 @@ class AbandonedCalls:
             telemetry.log.info("call.abandoned", id=delivery.request.id, tool=delivery.request.tool, queued_ms=round(delivery.queued_ms))
             taken.remove(delivery)
             delivery.replies = ""
-            self._outbox.finish(delivery, b"")
+            self.outbox.finish(delivery, b"")
         return taken
 
     async def stop_calls(self) -> None:
@@ -76,45 +68,45 @@ class AbandonedCalls:
     async def stop_calls_of(self, replies: str, error: ErrorInfo) -> None:
         """End the calls whose reply stream was missing, unless the server's clock was set forward: then their agent takes it over."""
         try:
-            await tell_time(self._link, self._clock)
+            await tell_time(self.link, self.clock)
         except BrokerError:
             return
-        if not self._clock.ran_ahead:
+        if not self.clock.ran_ahead:
             self._stop(replies, error)
 
     async def end_sessions(self) -> None:
         """End the sessions of callers that are gone; each turn checks a bounded number of callers."""
-        agents = sorted(self._listener.sessions.agents())
+        agents = sorted(self.listener.sessions.agents())
         if len(agents) > _MOST_CHECKED:
             self._checked = (self._checked + _MOST_CHECKED) % len(agents)
             agents = (agents + agents)[self._checked : self._checked + _MOST_CHECKED]
-        replies = {self._keys.replies(agent): agent for agent in agents}
+        replies = {self.keys.replies(agent): agent for agent in agents}
         gone = await self._gone(set(replies))
         if gone:
-            self._listener.sessions.gone({replies[key] for key in gone})
+            self.listener.sessions.gone({replies[key] for key in gone})
 
     def _stop(self, replies: str, error: ErrorInfo) -> None:
-        self._listener.on_replies_gone(replies, error)
+        self.listener.on_replies_gone(replies, error)
         for delivery in self._held():
             if delivery.replies == replies:
                 # Its answer would make the stream anew.
                 delivery.replies = ""
 
     def _held(self) -> list[Delivery]:
-        return [delivery for stream in self._streams.values() for delivery in stream.held.values()]
+        return [delivery for stream in self.streams.values() for delivery in stream.held.values()]
 
     async def _gone(self, replies: set[str]) -> set[str]:
         """Return the reply streams that do not exist; none when the server can't be asked, or its clock was just set forward."""
         asked = sorted(replies - {""})
         try:
-            found = await asyncio.gather(*(self._link.execute("EXISTS", key, repeatable=True) for key in asked))
+            found = await asyncio.gather(*(self.link.execute("EXISTS", key, repeatable=True) for key in asked))
             gone = {key for key, exists in zip(asked, found, strict=True) if not exists}
             if gone:
-                await tell_time(self._link, self._clock)
+                await tell_time(self.link, self.clock)
         except BrokerError:
             return set()
         # Their agents make them anew within a lease.
-        return gone if self._clock.trusted else set()
+        return gone if self.clock.trusted else set()
 
 
 _MOST_AT_ONCE = 256
@@ -139,7 +131,7 @@ async def hand_back(link: Link, deliveries: Sequence[Delivery]) -> None:
             part = [
                 delivery
                 for delivery in own[start : start + _MOST_AT_ONCE]
-                if stream.held.get(delivery.entry) is delivery and delivery.fence.generation == stream.fence_known.generation
+                if delivery.is_held and delivery.fence.generation == stream.fence_known.generation
             ]
             for delivery in part:
                 stream.let_go(delivery)
@@ -337,42 +329,13 @@ def _is_news(stream: RequestStream, entry: ReapedEntry) -> bool:
     return True
 
 
-class PassedOver:
-    """Lets requests run that wait although their group has come further: the server would never deliver them."""
-
-    def __init__(self, link: Link) -> None:
-        self._link = link
-        # The id behind which to look next.
-        self._behind: dict[RequestStream, bytes] = {}
-
-    def forget(self, stream: RequestStream) -> None:
-        """Forget how far a stream was looked through."""
-        self._behind.pop(stream, None)
-
-    async def rescue(self, stream: RequestStream) -> None:
-        """Look at a stretch of a stream, and at those behind it while requests are found.
-
-        Raises:
-            BrokerError: the server could not be asked.
-        """
-        rescued, found = 0, 1
-        while found:
-            args = (self._behind.pop(stream, b""), stream.lease_ms, stream.wake, stream.service)
-            found, behind = await self._link.execute_script(scripts.RESCUE, (stream.key,), args, repeatable=True)
-            rescued += found
-            if behind:
-                self._behind[stream] = behind
-        if rescued:
-            telemetry.log.error("requests.passed_over", service=stream.service, calls=rescued)
-
-
 _MOST_TAKEN_OVER = 256
 # The registry is swept in every third turn, once a lease.
 _TURNS_A_LEASE = 3
 _MOST_TOOLS = 1_000
 
 
-class Upkeep:
+class Upkeep(msgspec.Struct, eq=False):
     """Reaps, sweeps and stops abandoned calls for the streams of one worker.
 
     Args:
@@ -389,48 +352,32 @@ class Upkeep:
             whether to reap everything or only what was handed back.
     """
 
-    def __init__(
-        self,
-        link: Link,
-        keys: Keys,
-        lease: float,
-        clock: ServerClock,
-        streams: Mapping[str, RequestStream],
-        *,
-        listener: WorkerListener,
-        registry: Registry,
-        ownership: Ownership,
-        notes: DeadlineNotes,
-        abandoned: AbandonedCalls,
-        deliveries: Callable[[RequestStream, Iterable[Sequence[Any]], Fence, int], list[Delivery]],
-        register_lost: Callable[[], Awaitable[None]],
-        on_lost_elsewhere: Callable[[Delivery, bytes], None],
-    ) -> None:
-        self._link = link
-        self._keys = keys
-        self._lease = lease
-        self._clock = clock
-        self._streams = streams
-        self._listener = listener
-        self._registry = registry
-        self._ownership = ownership
-        self._notes = notes
-        self._abandoned = abandoned
-        self._deliveries = deliveries
-        self._register_lost = register_lost
-        self._on_lost_elsewhere = on_lost_elsewhere
-        self._passed_over = PassedOver(link)
-        self.taking = True
-        self.recovered = 0
-        self.retaken: Counter[tuple[str, str]] = Counter()
-        self.postponed: dict[RequestStream, bool] = {}
-        # Two reaps at once would count on the same free slots.
-        self._one = asyncio.Lock()
+    link: Link
+    keys: Keys
+    lease: float
+    clock: ServerClock
+    streams: Mapping[str, RequestStream]
+    listener: WorkerListener
+    registry: Registry
+    ownership: Ownership
+    notes: DeadlineNotes
+    abandoned: AbandonedCalls
+    deliveries: Callable[[RequestStream, Iterable[Sequence[Any]], Fence, int], list[Delivery]]
+    register_lost: Callable[[], Awaitable[None]]
+    on_lost_elsewhere: Callable[[Delivery, bytes], None]
+    taking: bool = True
+    recovered: int = 0
+    retaken: Counter[tuple[str, str]] = msgspec.field(default_factory=Counter)
+    postponed: dict[RequestStream, bool] = {}
+    # Two reaps at once would count on the same free slots.
+    _one: asyncio.Lock = msgspec.field(default_factory=asyncio.Lock)
+    # The id of each stream behind which to look next for what its group has passed over.
+    _behind: dict[RequestStream, bytes] = {}
 
     @property
     def every(self) -> float:
         """The seconds between two turns, at most."""
-        return self._lease / _TURNS_A_LEASE
+        return self.lease / _TURNS_A_LEASE
 
     async def run(self) -> None:
         """Take three turns a lease, until cancelled."""
@@ -438,7 +385,7 @@ class Upkeep:
         while True:
             await asyncio.sleep(self.every * random.uniform(0.8, 1.0))  # noqa: S311 - jitter
             turn += 1
-            if self._link.connected:
+            if self.link.connected:
                 await self.turn(once_a_lease=turn % _TURNS_A_LEASE == 0)
 
     async def turn(self, *, once_a_lease: bool) -> None:
@@ -447,23 +394,23 @@ class Upkeep:
         With ``once_a_lease`` also look for what was passed over, restore the registration and sweep the registry.
         """
         async with self._tried():
-            for stream in list(self._streams.values()):
+            for stream in list(self.streams.values()):
                 await self._apart(self._reap(stream))
                 if once_a_lease:
-                    await self._apart(self._passed_over.rescue(stream))
+                    await self._apart(self._rescue(stream))
             if once_a_lease:
-                await self._apart(self._register_lost())
-            if self._clock.trusted:
+                await self._apart(self.register_lost())
+            if self.clock.trusted:
                 if once_a_lease:
-                    await self._apart(self._registry.sweep(self._clock))
-                await self._apart(self._abandoned.stop_calls())
-                await self._apart(self._abandoned.end_sessions())
-            await self._ownership.keep()
+                    await self._apart(self.registry.sweep(self.clock))
+                await self._apart(self.abandoned.stop_calls())
+                await self._apart(self.abandoned.end_sessions())
+            await self.ownership.keep()
 
     async def recover(self) -> None:
         """Reap now rather than at the next turn."""
         async with self._tried():
-            for stream in list(self._streams.values()):
+            for stream in list(self.streams.values()):
                 await self._apart(self._reap(stream))
 
     async def look_into(self, stream: RequestStream) -> None:
@@ -475,7 +422,7 @@ class Upkeep:
         """Look after a stream no longer; waits until a reap that is under way has ended."""
         async with self._one:
             self.postponed.pop(stream, None)
-            self._passed_over.forget(stream)
+            self._behind.pop(stream, None)
 
     async def take_back(self, stream: RequestStream) -> None:
         """Take what draining workers handed back."""
@@ -520,7 +467,7 @@ class Upkeep:
 
     async def _reap_part(self, stream: RequestStream, *, handed_back_only: bool) -> bool:
         """Reap a bounded number of entries; return whether there may be more to run here now."""
-        slots = self._listener.free_slots()
+        slots = self.listener.free_slots()
         if stream.paused or stream.leaving or not self.taking:
             return False
         everything = self.postponed.pop(stream, False) or not handed_back_only
@@ -528,10 +475,10 @@ class Upkeep:
             self.postponed[stream] = everything
             return False
         most = min(slots, _MOST_TAKEN_OVER)
-        busy, flexible = self._listener.busy(), self._listener.flexible()
-        reaped = await reap(self._link, self._keys, stream, most, busy=busy, flexible=flexible, handed_back_only=not everything)
+        busy, flexible = self.listener.busy(), self.listener.flexible()
+        reaped = await reap(self.link, self.keys, stream, most, busy=busy, flexible=flexible, handed_back_only=not everything)
         if reaped.left:
-            self._listener.on_room_wanted()
+            self.listener.on_room_wanted()
         if len(reaped.entries) >= most:
             self.postponed[stream] = everything
         if not reaped.entries:
@@ -545,17 +492,29 @@ class Upkeep:
         # The entry that was tried least is least likely to kill this worker.
         for entry in sorted(reaped.entries, key=lambda entry: entry.tries):
             await self._run_again(stream, entry, reaped.fence)
-        return stream in self.postponed and self._listener.free_slots() > 0
+        return stream in self.postponed and self.listener.free_slots() > 0
+
+    async def _rescue(self, stream: RequestStream) -> None:
+        """Let requests run that wait although their group has come further, stretch by stretch while such are found."""
+        rescued, found = 0, 1
+        while found:
+            args = (self._behind.pop(stream, b""), stream.lease_ms, stream.wake, stream.service)
+            found, behind = await self.link.execute_script(scripts.RESCUE, (stream.key,), args, repeatable=True)
+            rescued += found
+            if behind:
+                self._behind[stream] = behind
+        if rescued:
+            telemetry.log.error("requests.passed_over", service=stream.service, calls=rescued)
 
     async def _run_again(self, stream: RequestStream, entry: ReapedEntry, fence: Fence) -> None:
         """Count and start one entry at a time: if it kills this worker, later entries have not used an attempt."""
-        if entry.tries >= stream.alone_from and self._listener.busy():
+        if entry.tries >= stream.alone_from and self.listener.busy():
             # Another request came in between: the suspect would wait here, and lose the attempt to whatever happens to this worker.
             return
         # Decoding may already be what kills its workers, so the attempt counts before.
-        if entry.counted and not await stream.count(self._link, entry.id, entry.attempt, fence):
+        if entry.counted and not await stream.count(self.link, entry.id, entry.attempt, fence):
             return
-        deliveries = self._deliveries(stream, [(entry.id, entry.fields)], fence, entry.attempt)
+        deliveries = self.deliveries(stream, [(entry.id, entry.fields)], fence, entry.attempt)
         for delivery in deliveries:
             delivery.recovered = True
             if entry.counted and entry.owner != stream.consumer.encode() and not entry.owner.startswith(b"~"):
@@ -563,15 +522,15 @@ class Upkeep:
         self.recovered += len(deliveries)
         telemetry.count("toolbus.reclaimed", len(deliveries), messaging__destination__name=stream.service)
         if stream.sticky:
-            deliveries = await self._ownership.settle(deliveries)
+            deliveries = await self.ownership.settle(deliveries)
         for delivery in deliveries if entry.note else ():
-            self._notes.apply(delivery, entry.note)
+            self.notes.apply(delivery, entry.note)
         # They may have been lost again meanwhile.
-        self._listener.on_recovered([delivery for delivery in deliveries if stream.held.get(delivery.entry) is delivery])
+        self.listener.on_recovered([delivery for delivery in deliveries if delivery.is_held])
         await asyncio.sleep(0)
 
     def _note_lost(self, delivery: Delivery, owner: bytes) -> None:
         tool = (delivery.request.service, delivery.request.tool)
         # Names of tools are what callers say, without end.
         self.retaken[tool if tool in self.retaken or len(self.retaken) < _MOST_TOOLS else (tool[0], "")] += 1
-        self._on_lost_elsewhere(delivery, owner)
+        self.on_lost_elsewhere(delivery, owner)

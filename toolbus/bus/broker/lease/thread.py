@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import msgspec
 import redis
 
 from toolbus.bus import telemetry
@@ -59,7 +60,7 @@ def until_next_beat(asked: float, now: float, lease: float) -> float:
     return max(0.0, asked + lease / 3 - now)
 
 
-class LeaseThread:
+class LeaseThread(msgspec.Struct, eq=False):
     """Beats for a process's instances and renews what they hold, three times a lease.
 
     Args:
@@ -73,40 +74,28 @@ class LeaseThread:
         failure: why the last beat failed; empty when it did not.
     """
 
-    def __init__(
-        self,
-        connector: Connector,
-        keys: Keys,
-        instance: str,
-        lease: float,
-        *,
-        streams: Mapping[str, RequestStream],
-        report: Callable[[Beat | None], None],
-        on_failed: Callable[[ToolbusError], None],
-        demoted: Callable[[], None],
-        monotonic: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._monotonic = monotonic
-        self._connector = connector
-        self._keys = keys
-        self._instance = instance
-        self._lease = lease
-        self._streams = streams
-        self._report = report
-        self._on_failed = on_failed
-        self._bugs = 0
-        self.failure = ""
-        self._demoted = demoted
-        self._client: redis.Redis | None = None
-        self._loop = asyncio.get_running_loop()
-        self._wake = threading.Event()
-        self._stale = threading.Event()
-        self._stop = False
-        self._thread = threading.Thread(target=self._run, name="toolbus-leases", daemon=True)
+    connector: Connector
+    keys: Keys
+    instance: str
+    lease: float
+    streams: Mapping[str, RequestStream]
+    report: Callable[[Beat | None], None]
+    on_failed: Callable[[ToolbusError], None]
+    demoted: Callable[[], None]
+    monotonic: Callable[[], float] = time.monotonic
+    _bugs: int = 0
+    failure: str = ""
+    _client: redis.Redis | None = None
+    _loop: asyncio.AbstractEventLoop = msgspec.field(default_factory=asyncio.get_running_loop)
+    _wake: threading.Event = msgspec.field(default_factory=threading.Event)
+    _stale: threading.Event = msgspec.field(default_factory=threading.Event)
+    _stop: bool = False
+    _thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Start beating, at once: who comes after a crash shows that the server has not been silent."""
         self._wake.set()
+        self._thread = threading.Thread(target=self._run, name="toolbus-leases", daemon=True)
         self._thread.start()
 
     def nudge(self) -> None:
@@ -127,7 +116,8 @@ class LeaseThread:
         """Stop, and wait for the thread as long as one command may take."""
         self._stop = True
         self._wake.set()
-        self._thread.join(timeout=1.0)
+        if self._thread is not None:
+            self._thread.join(timeout=1.0)
 
     def _run(self) -> None:
         try:
@@ -135,12 +125,12 @@ class LeaseThread:
         except BaseException as error:  # noqa: BLE001 - nobody else would hear of it, and the worker would be taken for dead
             with contextlib.suppress(Exception):
                 telemetry.log.error("task.given_up", task="leases", failures=1, exc_info=error)
-            self._call(self._on_failed, ToolbusError(f"the lease thread ended with {described(error)}"))
+            self._call(self.on_failed, ToolbusError(f"the lease thread ended with {described(error)}"))
         finally:
             self._disconnect()
 
     def _go_on_beating(self) -> None:
-        pause = self._lease / 3
+        pause = self.lease / 3
         while not self._stop:
             self._wake.wait(pause * random.uniform(0.9, 1.0))  # noqa: S311 - jitter
             self._wake.clear()
@@ -160,19 +150,19 @@ class LeaseThread:
                 self._disconnect()
                 self._tell(None)
                 if isinstance(error, redis.exceptions.ReadOnlyError):
-                    self._call(self._demoted)
+                    self._call(self.demoted)
                 # The next try must come well before the lease ends.
-                pause = min(0.5, self._lease / 10)
+                pause = min(0.5, self.lease / 10)
             else:
                 self._bugs, self.failure = 0, ""
                 self._tell(beat)
-                pause = until_next_beat(beat.asked, self._monotonic(), self._lease)
+                pause = until_next_beat(beat.asked, self.monotonic(), self.lease)
 
     def _connected(self) -> redis.Redis:
         if self._client is None:
             self._stale.clear()
             # A beat that hangs for longer than this loses the lease all the same.
-            self._client = self._connector.sync_client(max(0.5, min(_READ_TIMEOUT, self._lease / 2)))
+            self._client = self.connector.sync_client(max(0.5, min(_READ_TIMEOUT, self.lease / 2)))
         return self._client
 
     def _disconnect(self) -> None:
@@ -183,20 +173,20 @@ class LeaseThread:
                 client.close()
 
     def _beat(self, client: redis.Redis) -> Beat:
-        streams = dict(self._streams)
+        streams = dict(self.streams)
         # Also while it drains: what it still runs is its own.
-        members = [f"{service}/{self._instance}" for service in streams]
+        members = [f"{service}/{self.instance}" for service in streams]
         kept = [key for stream in streams.values() for key in (stream.key, stream.fence)]
-        keys: list[Any] = [self._keys.live, self._keys.paused, self._keys.pulse, *kept]
-        args: list[Any] = [int(self._lease * 1000), TTL * 1000, *members]
-        asked = self._monotonic()
+        keys: list[Any] = [self.keys.live, self.keys.paused, self.keys.pulse, *kept]
+        args: list[Any] = [int(self.lease * 1000), TTL * 1000, *members]
+        asked = self.monotonic()
         reply, role = _at_once(client, ("EVALSHA", scripts.BEAT.sha, len(keys), *keys, *args), ("ROLE",))
-        answered = self._monotonic()
+        answered = self.monotonic()
         if replica_by(role):
             raise redis.exceptions.ReadOnlyError("the server is a replica now")
         if isinstance(reply, redis.exceptions.NoScriptError):
             reply = _eval(client, scripts.BEAT, keys, args)
-            answered = self._monotonic()
+            answered = self.monotonic()
         if isinstance(reply, Exception):
             raise reply
         renewed = {service: self._renew(client, stream) for service, stream in streams.items()}
@@ -211,7 +201,7 @@ class LeaseThread:
 
     def _renew(self, client: redis.Redis, stream: RequestStream) -> list[Renewal]:
         renewals: list[Renewal] = []
-        held = stream.renewable(self._monotonic())
+        held = stream.renewable(self.monotonic())
         for start in range(0, len(held), _MOST_IDS):
             part = held[start : start + _MOST_IDS]
             args = [stream.consumer, *common_fence(part), *entries_of(part)]
@@ -224,7 +214,7 @@ class LeaseThread:
 
     def _complain(self, error: Exception) -> None:
         if isinstance(error, (redis.RedisError, OSError, BrokerError)):
-            telemetry.log.warning("lease.beat_failed", server=self._connector.display, namespace=self._keys.namespace, error=_words(error))
+            telemetry.log.warning("lease.beat_failed", server=self.connector.display, namespace=self.keys.namespace, error=_words(error))
             return
         self._count_bug(error)
         telemetry.log.error("task.failed", task="leases", failures=self._bugs, exc_info=error)
@@ -233,10 +223,10 @@ class LeaseThread:
         self._bugs += 1
         if self._bugs == MOST_FAILURES:
             failure = ToolbusError(f"beats failed {self._bugs} times in a row, at last with {described(error)}")
-            self._call(self._on_failed, failure)
+            self._call(self.on_failed, failure)
 
     def _tell(self, beat: Beat | None) -> None:
-        self._call(self._report, beat)
+        self._call(self.report, beat)
 
     def _call(self, callback: Callable[..., None], *args: Any) -> None:
         try:

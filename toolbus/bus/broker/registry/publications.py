@@ -214,7 +214,7 @@ class Published(msgspec.Struct):
     start: int
 
 
-class WorkerRegistration:
+class WorkerRegistration(msgspec.Struct, eq=False):
     """Keeps a worker's services in the registry until ``unregister``.
 
     Args:
@@ -223,25 +223,15 @@ class WorkerRegistration:
         on_refused: called when this process may not serve the namespace any more.
     """
 
-    def __init__(
-        self,
-        link: Link,
-        keys: Keys,
-        instance: str,
-        registry: Registry,
-        streams: Mapping[str, RequestStream],
-        on_doubt: Callable[[], None],
-        on_refused: Callable[[ToolbusError], None],
-    ) -> None:
-        self._link = link
-        self._keys = keys
-        self._instance = instance
-        self._registry = registry
-        self._streams = streams
-        self._on_doubt = on_doubt
-        self._on_refused = on_refused
-        self._published: dict[str, Published] = {}
-        self.active = True
+    link: Link
+    keys: Keys
+    instance: str
+    registry: Registry
+    streams: Mapping[str, RequestStream]
+    on_doubt: Callable[[], None]
+    on_refused: Callable[[ToolbusError], None]
+    _published: dict[str, Published] = {}
+    active: bool = True
 
     async def register(self, publication: Publication, origin: str = "") -> RegisterAnswer:
         """Publish a service for the first time; warn when instances of another origin have the same owner.
@@ -250,9 +240,9 @@ class WorkerRegistration:
             RegistrationRefused: names belong to another owner; nothing was published.
             BrokerError: the server could not be asked.
         """
-        answer = await self._registry.register(publication, self._instance, 0)
+        answer = await self.registry.register(publication, self.instance, 0)
         self._published[publication.service.id] = Published(publication, answer.start)
-        others = await self._registry.compare(publication.service.id, self._instance, origin) if origin else []
+        others = await self.registry.compare(publication.service.id, self.instance, origin) if origin else []
         if others:
             advice = "two programs? set TOOLBUS_OWNER, another one for each, or name their services differently"
             service, owner = publication.service.id, publication.owner
@@ -271,7 +261,7 @@ class WorkerRegistration:
             BrokerError: the server could not be asked.
         """
         published = self._published[service]
-        published.start = (await self._registry.register(published.publication, self._instance, _FIRST_START)).start
+        published.start = (await self.registry.register(published.publication, self.instance, _FIRST_START)).start
 
     async def unregister(self, *, died: bool = False) -> None:
         """Take every service of this instance out of the registry; it leaves, or ``died`` of a failure.
@@ -279,9 +269,9 @@ class WorkerRegistration:
         Raises:
             BrokerError: the server could not be asked.
         """
-        members = [f"{service}/{self._instance}" for service in self._streams]
+        members = [f"{service}/{self.instance}" for service in self.streams]
         if members:
-            await self._registry.unregister(members, "died" if died else "")
+            await self.registry.unregister(members, "died" if died else "")
 
     async def withdraw(self, service: str) -> None:
         """Take one service of this instance out of the registry.
@@ -292,7 +282,7 @@ class WorkerRegistration:
         # Otherwise a beat that finds it missing would publish it again.
         published = self._published.pop(service, None)
         try:
-            await self._registry.unregister([f"{service}/{self._instance}"])
+            await self.registry.unregister([f"{service}/{self.instance}"])
         except BaseException:
             if published is not None:
                 self._published.setdefault(service, published)
@@ -300,16 +290,16 @@ class WorkerRegistration:
 
     async def register_again(self, services: list[str]) -> None:
         """Register services that the registry has lost; what goes wrong is logged."""
-        self._on_doubt()
+        self.on_doubt()
         try:
             # While this worker was away the namespace may have come to a version that it does not speak.
-            (await read_version(self._link, self._keys)).check()
+            (await read_version(self.link, self.keys)).check()
         except BrokerUnavailable as error:
             telemetry.log.warning("service.register_failed", service=", ".join(services), error=str(error))
             return
         except BrokerError as error:
             telemetry.log.error("service.refused", service=", ".join(services), error=str(error))
-            self._on_refused(error)
+            self.on_refused(error)
             return
         for service in services:
             # The stream goes with its last worker, and a read that still waits on it reports a missing group.
@@ -319,18 +309,18 @@ class WorkerRegistration:
             if published is None:
                 continue
             try:
-                answer = await self._registry.register(published.publication, self._instance, published.start)
+                answer = await self.registry.register(published.publication, self.instance, published.start)
             except RegistrationRefused as error:
                 telemetry.log.error("service.refused", service=service, error=str(error))
             except BrokerError as error:
                 telemetry.log.warning("service.register_failed", service=service, error=str(error))
             else:
                 published.start = answer.start
-                if service in self._streams:
-                    self._streams[service].fence_is(answer.generation, answer.counter)
+                if service in self.streams:
+                    self.streams[service].fence_is(answer.generation, answer.counter)
                 telemetry.log.warning("service.registered_again", service=service)
                 if not self.active:
-                    await self._registry.unregister([f"{service}/{self._instance}"])
+                    await self.registry.unregister([f"{service}/{self.instance}"])
 
     async def register_missing(self) -> None:
         """Register the services again of whose registration something was lost; a beat looks at the lease alone.
@@ -338,7 +328,7 @@ class WorkerRegistration:
         Raises:
             BrokerError: the server could not be asked.
         """
-        published = [stream for stream in list(self._streams.values()) if stream.service in self._published]
+        published = [stream for stream in list(self.streams.values()) if stream.service in self._published]
         missing = [stream.service for stream in published if not await self._is_whole(stream)]
         if missing and self.active:
             await self.register_again(missing)
@@ -348,20 +338,18 @@ class WorkerRegistration:
 
         A single name that is missing was freed for another owner, so only all of them together count as lost.
         """
-        keys, published = self._keys, self._published.get(stream.service)
+        keys, published = self.keys, self._published.get(stream.service)
         if published is None:
             # It was withdrawn meanwhile.
             return True
         digest = published.publication.digest
-        execute = self._link.execute
+        execute = self.link.execute
         listed, own, started, named, fence = await asyncio.gather(
             execute("HGET", keys.services, stream.service, repeatable=True),
-            execute(
-                "HMGET", keys.instances(stream.service), f"i:{self._instance}", f"d:{digest}", f"n:{digest}", *_SHARED, repeatable=True
-            ),
+            execute("HMGET", keys.instances(stream.service), f"i:{self.instance}", f"d:{digest}", f"n:{digest}", *_SHARED, repeatable=True),
             execute("HGET", keys.meta, "start", repeatable=True),
             execute("EXISTS", keys.names, stream.key, repeatable=True),
-            execute("HMGET", stream.fence, "generation", f"c:{self._instance}", f"l:{self._instance}", repeatable=True),
+            execute("HMGET", stream.fence, "generation", f"c:{self.instance}", f"l:{self.instance}", repeatable=True),
         )
         try:
             read_record(listed or b"")

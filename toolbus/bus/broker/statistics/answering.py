@@ -26,59 +26,51 @@ _MOST_A_SECOND = 20
 _MOST_TOOLS = 5_000
 
 
-class Answering:
+class Answering(msgspec.Struct, eq=False):
     """Answers questions for statistics. Nothing is counted or computed here while nobody asks.
 
     Args:
         streams: the request streams by service, read afresh at each question.
     """
 
-    def __init__(
-        self,
-        link: Link,
-        keys: Keys,
-        clock: ServerClock,
-        instance: str,
-        streams: Mapping[str, RequestStream],
-        *,
-        listener: WorkerListener,
-        upkeep: Upkeep,
-    ) -> None:
-        self._link = link
-        self._keys = keys
-        self._clock = clock
-        self._instance = instance
-        self._streams = streams
-        self._listener = listener
-        self._upkeep = upkeep
-        self._began = clock.monotonic()
-        self._second = 0.0
-        self._answered = 0
+    link: Link
+    keys: Keys
+    clock: ServerClock
+    instance: str
+    streams: Mapping[str, RequestStream]
+    listener: WorkerListener
+    upkeep: Upkeep
+    _began: float = 0.0
+    _second: float = 0.0
+    _answered: int = 0
+
+    def __post_init__(self) -> None:
+        self._began = self.clock.monotonic()
 
     def answer(self, question: str) -> None:
         """Answer a question. Returns at once; without a connection it stays unanswered."""
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         if now - self._second >= 1:
             self._second, self._answered = now, 0
         self._answered += 1
-        if self._answered > _MOST_A_SECOND or not self._link.connected:
+        if self._answered > _MOST_A_SECOND or not self.link.connected:
             return
         args = (_MOST_ANSWERS, _KEPT_MS, 2, "a", _encoded(self._statistics(now)))
-        self._link.run(scripts.APPEND, (self._keys.answers(question),), args, _told)
+        self.link.run(scripts.APPEND, (self.keys.answers(question),), args, _told)
 
     def _statistics(self, now: float) -> InstanceAnswer:
-        found = self._listener.answer()
-        paused = {each.service for each in self._streams.values() if each.paused}
-        link = self._link.statistics()
+        found = self.listener.answer()
+        paused = {each.service for each in self.streams.values() if each.paused}
+        link = self.link.statistics()
         return msgspec.structs.replace(
             found,
-            instance=self._instance,
-            started=self._clock.server_time(self._began),
+            instance=self.instance,
+            started=self.clock.server_time(self._began),
             uptime=now - self._began,
             services=tuple(msgspec.structs.replace(each, paused=each.id in paused) for each in found.services),
-            tools=with_retaken(found.tools, self._upkeep.retaken),
+            tools=with_retaken(found.tools, self.upkeep.retaken),
             calls=tuple(
-                msgspec.structs.replace(each, since=self._clock.server_time(each.since)) if each.since else each for each in found.calls
+                msgspec.structs.replace(each, since=self.clock.server_time(each.since)) if each.since else each for each in found.calls
             ),
             commands=link.commands,
             connects=link.connects,

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
+import msgspec
+
 from toolbus.bus import telemetry
 from toolbus.bus.broker.protocols import MOST_SNAPSHOT, NO_SNAPSHOT, SessionListener, Snapshot, session_of
 from toolbus.bus.broker.server import scripts
@@ -38,7 +40,7 @@ SessionName = tuple[str, str]
 """User and session."""
 
 
-class Ownership:
+class Ownership(msgspec.Struct, eq=False):
     """The sessions of one worker's sticky services.
 
     An answer of the server holds as long as no other worker could have taken the session: while our lease has never lapsed since.
@@ -53,29 +55,21 @@ class Ownership:
         gaining: whether sessions began here among what was taken last: more of them may be on their way.
     """
 
-    def __init__(
-        self,
-        link: Link,
-        keys: Keys,
-        lease: float,
-        instance: str,
-        sessions: SessionListener,
-        monotonic: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._monotonic = monotonic
-        self._link = link
-        self._keys = keys
-        self._lease = lease
-        self._instance = instance
-        self._sessions = sessions
-        # When the server was last asked about a session and said that it is ours (monotonic).
-        self._owned: dict[RequestStream, dict[SessionName, float]] = {}
-        # Of each service, since another one may have been registered later.
-        self._leases: dict[RequestStream, tuple[float, float]] = {}
-        self.serves = self.gaining = False
-        # Others may take the sessions of one that leaves, although its lease goes on.
-        self._leaves = False
-        self._given_up: list[tuple[tuple[str, str], int]] = []
+    link: Link
+    keys: Keys
+    lease: float
+    instance: str
+    sessions: SessionListener
+    monotonic: Callable[[], float] = time.monotonic
+    # When the server was last asked about a session and said that it is ours (monotonic).
+    _owned: dict[RequestStream, dict[SessionName, float]] = {}
+    # Of each service, since another one may have been registered later.
+    _leases: dict[RequestStream, tuple[float, float]] = {}
+    serves: bool = False
+    gaining: bool = False
+    # Others may take the sessions of one that leaves, although its lease goes on.
+    _leaves: bool = False
+    _given_up: list[tuple[tuple[str, str], int]] = []
 
     def serve(self, stream: RequestStream) -> None:
         """Look after the sessions of a service."""
@@ -102,11 +96,11 @@ class Ownership:
                 # For other workers, a worker that is not registered has no sessions.
                 self._leases[stream] = _NO_LEASE
             elif stream.service in services:
-                self._leases[stream] = (asked if answered > until else since, asked + self._lease)
+                self._leases[stream] = (asked if answered > until else since, asked + self.lease)
 
     def doubt(self) -> None:
         """Believe nothing that was said before: the server is another one, was restarted, or lost its keys."""
-        now = self._monotonic()
+        now = self.monotonic()
         for stream, (since, until) in self._leases.items():
             self._leases[stream] = (max(since, now), until)
 
@@ -116,7 +110,7 @@ class Ownership:
 
     def _certain(self, stream: RequestStream, asked: float) -> bool:
         since, until = self._leases.get(stream, _NO_LEASE)
-        return asked >= since and self._monotonic() < until
+        return asked >= since and self.monotonic() < until
 
     # -- deliveries -------------------------------------------------------------------------------
 
@@ -130,7 +124,7 @@ class Ownership:
                 if not await self._ask(stream, owned, unsure):
                     return self._without(deliveries, unsure)
                 answered |= {delivery.run for delivery in unsure}
-                deliveries = [each for each in deliveries if each.queue is not stream or stream.held.get(each.entry) is each]
+                deliveries = [each for each in deliveries if each.is_held]
         return deliveries
 
     def doubts(self, delivery: Delivery) -> bool:
@@ -165,7 +159,7 @@ class Ownership:
     async def _ask(self, stream: RequestStream, owned: dict[SessionName, float], deliveries: list[Delivery]) -> bool:
         """Ask who owns the sessions of some deliveries, and let go of those of other workers; False when the server did not answer."""
         pairs = [(each.request.user, each.request.session) for each in deliveries]
-        asked = self._monotonic()
+        asked = self.monotonic()
         try:
             async with asyncio.timeout(_PATIENCE):
                 verdicts = await self._own(stream, pairs, [(each.entry, each.attempt, each.begun) for each in deliveries])
@@ -190,10 +184,10 @@ class Ownership:
         for pair, (entry, attempt, begun) in zip(pairs, entries, strict=True):
             args += (index.setdefault(pair, len(index) + _FIRST_OWNER), entry, attempt, int(begun))
         known = stream.fence_known
-        common = (self._instance, stream.service, known.generation, int(self._lease * 1000), int(OWNER_TTL * 1000), stream.wake)
+        common = (self.instance, stream.service, known.generation, int(self.lease * 1000), int(OWNER_TTL * 1000), stream.wake)
         owners = (self._key(stream, pair) for pair in index)
-        keys = (stream.key, stream.fence, self._keys.live, self._keys.pulse, self._keys.instances(stream.service), *owners)
-        reply = await self._link.execute_script(scripts.OWN, keys, (*common, *args), repeatable=True)
+        keys = (stream.key, stream.fence, self.keys.live, self.keys.pulse, self.keys.instances(stream.service), *owners)
+        reply = await self.link.execute_script(scripts.OWN, keys, (*common, *args), repeatable=True)
         generation, before, after, verdicts = reply
         if before != after:
             # Deliveries that were ours when the script ran, and that it did not hand over, are ours still. Under the new fence the lease
@@ -210,16 +204,16 @@ class Ownership:
         new = verdict != b"mine"
         if verdict[:5] == b"heir ":
             # No call that was published until now can know of the state that begins here.
-            self._sessions.inherited(stream.service, *pair, (integer(verdict[5:]), _LAST))
+            self.sessions.inherited(stream.service, *pair, (integer(verdict[5:]), _LAST))
         if new and pair in owned:
             # Another worker may have had it meanwhile, so the state that is here is out of date.
-            self._sessions.moved(stream.service, *pair)
+            self.sessions.moved(stream.service, *pair)
         self.gaining = self.gaining or new
         owned[pair] = asked
 
     def _lose(self, stream: RequestStream, owned: dict[SessionName, float], pair: SessionName) -> None:
         if owned.pop(pair, None) is not None:
-            self._sessions.moved(stream.service, *pair)
+            self.sessions.moved(stream.service, *pair)
 
     # -- upkeep -----------------------------------------------------------------------------------
 
@@ -231,11 +225,11 @@ class Ownership:
         Raises:
             BrokerError: the server can't be asked.
         """
-        asked = self._monotonic()
+        asked = self.monotonic()
         for stream, owned in list(self._owned.items()):
             due: list[SessionName] = []
             for pair in [pair for pair, then in owned.items() if asked - then > _KEEP_EVERY]:
-                if self._sessions.is_open(stream.service, *pair):
+                if self.sessions.is_open(stream.service, *pair):
                     due.append(pair)
                 else:
                     del owned[pair]
@@ -251,7 +245,7 @@ class Ownership:
         """Give up a session that has ended here. Returns at once; all of one tick go together."""
         for stream, owned in list(self._owned.items()):
             if stream.service == service and owned.pop(pair, None) is not None:
-                keys = self._key(stream, pair), self._keys.snapshot(stream.queue, session_digest(*pair))
+                keys = self._key(stream, pair), self.keys.snapshot(stream.queue, session_digest(*pair))
                 self._given_up.append((keys, int(lost)))
                 if len(self._given_up) == 1:
                     asyncio.get_running_loop().call_soon(self._give_up)
@@ -261,7 +255,7 @@ class Ownership:
         for part in _parts(given_up):
             keys = tuple(key for pair, _ in part for key in pair)
             # Keys that stay, since this failed, have a TTL.
-            self._link.run(scripts.DISOWN, keys, (self._instance, *(lost for _, lost in part)), repeatable=True)
+            self.link.run(scripts.DISOWN, keys, (self.instance, *(lost for _, lost in part)), repeatable=True)
 
     async def before(self, deliveries: Sequence[Delivery]) -> list[list[bytes]]:
         """Return for each the entries that came before it in its session and have not ended.
@@ -275,13 +269,13 @@ class Ownership:
             for start in range(0, len(asked), _MOST_LINES):
                 part = asked[start : start + _MOST_LINES]
                 args = [arg for each in part for arg in (session_digest(each.request.user, each.request.session), each.entry, each.after)]
-                keys = (stream.key, self._keys.order(stream.queue))
-                answers = await self._link.execute_script(scripts.LINE, keys, tuple(args), repeatable=True)
+                keys = (stream.key, self.keys.order(stream.queue))
+                answers = await self.link.execute_script(scripts.LINE, keys, tuple(args), repeatable=True)
                 found |= {each.entry: answer.split() for each, answer in zip(part, answers, strict=True)}
         return [found[delivery.entry] for delivery in deliveries]
 
     def _key(self, stream: RequestStream, pair: SessionName) -> str:
-        return self._keys.session(stream.queue, session_digest(*pair))
+        return self.keys.session(stream.queue, session_digest(*pair))
 
 
 def _parts(given_up: list[tuple[tuple[str, str], int]]) -> Iterator[list[tuple[tuple[str, str], int]]]:

@@ -24,7 +24,7 @@ _MOST_CANCELLED = 10_000
 _pairs = msgspec.json.Decoder(tuple[str, str])
 
 
-class WakeChannel:
+class WakeChannel(msgspec.Struct, eq=False):
     """Passes cancellations, pauses, hand-backs and the ends of sessions on to whom they concern.
 
     Args:
@@ -34,70 +34,55 @@ class WakeChannel:
         everybodys: the channel of all services, on which nothing but questions is followed.
     """
 
-    def __init__(
-        self,
-        link: Link,
-        clock: ServerClock,
-        instance: str,
-        streams: Mapping[str, RequestStream],
-        *,
-        listener: WorkerListener,
-        confirmations: Confirmations,
-        upkeep: Upkeep,
-        intake: Intake,
-        start: Callable[[Coroutine[Any, Any, None]], None],
-        asked: Callable[[str], None],
-        everybodys: str = "",
-    ) -> None:
-        self._link = link
-        self._clock = clock
-        self._instance = instance
-        self._streams = streams
-        self._listener = listener
-        self._confirmations = confirmations
-        self._upkeep = upkeep
-        self._intake = intake
-        self._start = start
-        self._asked = asked
-        self._everybodys = everybodys
+    link: Link
+    clock: ServerClock
+    instance: str
+    streams: Mapping[str, RequestStream]
+    listener: WorkerListener
+    confirmations: Confirmations
+    upkeep: Upkeep
+    intake: Intake
+    start: Callable[[Coroutine[Any, Any, None]], None]
+    asked: Callable[[str], None]
+    everybodys: str = ""
 
     async def follow(self, stream: RequestStream) -> None:
         """Receive the messages of a stream's service from now on; calls that were cancelled before are passed on first."""
         # Subscribed first, then read, so that no cancellation falls between the two.
-        self._link.subscribe(stream.wake)
+        self.link.subscribe(stream.wake)
         await self.read_cancelled(stream)
 
     def leave(self, stream: RequestStream) -> None:
         """Receive the messages of a stream's service no longer."""
-        self._link.unsubscribe(stream.wake)
+        self.link.unsubscribe(stream.wake)
 
     async def read_cancelled(self, stream: RequestStream) -> None:
         """Pass on the calls of a service that were cancelled until now."""
         try:
-            calls = await self._link.execute("ZREVRANGE", stream.cancelled, 0, _MOST_CANCELLED - 1, repeatable=True)
+            calls = await self.link.execute("ZREVRANGE", stream.cancelled, 0, _MOST_CANCELLED - 1, repeatable=True)
         except BrokerError as error:
             telemetry.log.warning("cancelled.unread", service=stream.service, error=str(error))
             return
         for call in calls:
             try:
-                self._listener.on_cancelled(identifier(call))
+                self.listener.on_cancelled(identifier(call))
             except EnvelopeError as error:
                 skip(stream.cancelled, error, field=call)
 
     def catch_up(self) -> None:
         """Learn what was published while there was no connection. Returns at once."""
-        for stream in self._streams.values():
-            self._start(self.read_cancelled(stream))
-            self._start(self._upkeep.take_back(stream))
+        for stream in self.streams.values():
+            self.start(self.read_cancelled(stream))
+            self.start(self.upkeep.take_back(stream))
 
     def pause(self, service: str, paused: bool, asked: float) -> None:
         """Take in whether a service was paused at a local monotonic time."""
-        stream = self._streams[service]
+        stream = self.streams[service]
         if not stream.leaving and stream.pause(paused, asked):
             telemetry.log.info("service.paused" if paused else "service.resumed", service=service)
             if not paused:
-                self._start(self._upkeep.take_back(stream))
-            self._intake.interrupt()
+                self.start(self.upkeep.take_back(stream))
+            self.intake.interrupt()
 
     def receive(self, message: list[Any]) -> None:
         """Take in a message that the server pushed: ``[kind, channel, payload]``. What can't be read is logged."""
@@ -107,39 +92,39 @@ class WakeChannel:
         channel, payload = (each.decode("utf-8", "replace") if isinstance(each, bytes) else "" for each in message[1:])
         word, _, rest = payload.partition(" ")
         try:
-            if channel != self._everybodys or word == "stats":
+            if channel != self.everybodys or word == "stats":
                 self._dispatch(channel, word, rest)
         except EnvelopeError as error:
             skip(channel, error, field=word)
 
     def _dispatch(self, channel: str, word: str, rest: str) -> None:
         if word == "cancel":
-            self._listener.on_cancelled(identifier(rest))
+            self.listener.on_cancelled(identifier(rest))
         elif word == "over":
             call, _, why = rest.partition(" ")
-            self._listener.on_cancelled(identifier(call), identifier(why))
+            self.listener.on_cancelled(identifier(call), identifier(why))
         elif word == "extend":
             call, _, deadline = rest.partition(" ")
-            self._listener.on_extended(identifier(call), integer(deadline) / 1000 - self._clock.offset)
+            self.listener.on_extended(identifier(call), integer(deadline) / 1000 - self.clock.offset)
         elif word == "confirm":
-            self._confirmations.answered(identifier(rest))
+            self.confirmations.answered(identifier(rest))
         elif word == "stats":
-            self._asked(identifier(rest))
-        elif word == "back" and rest in self._streams:
-            self._start(self._upkeep.take_back(self._streams[rest]))
-        elif word == "dead" and rest in self._streams:
-            self._start(self._upkeep.recover())
-        elif word in {"pause", "resume"} and rest in self._streams:
-            self.pause(rest, word == "pause", self._clock.monotonic())
+            self.asked(identifier(rest))
+        elif word == "back" and rest in self.streams:
+            self.start(self.upkeep.take_back(self.streams[rest]))
+        elif word == "dead" and rest in self.streams:
+            self.start(self.upkeep.recover())
+        elif word in {"pause", "resume"} and rest in self.streams:
+            self.pause(rest, word == "pause", self.clock.monotonic())
         else:
             self._dispatch_session(channel, word, rest)
 
     def _dispatch_session(self, channel: str, word: str, rest: str) -> None:
         instance, _, service = rest.partition(" ")
-        if word == "to" and instance == self._instance and service in self._streams:
-            self._start(self._upkeep.take_back(self._streams[service]))
-        for stream in [each for each in self._streams.values() if each.wake == channel]:
+        if word == "to" and instance == self.instance and service in self.streams:
+            self.start(self.upkeep.take_back(self.streams[service]))
+        for stream in [each for each in self.streams.values() if each.wake == channel]:
             if word == "left":
-                self._listener.sessions.left(stream.service, identifier(rest))
+                self.listener.sessions.left(stream.service, identifier(rest))
             elif word == "end":
-                self._listener.sessions.closed(stream.service, *document(rest, _pairs))
+                self.listener.sessions.closed(stream.service, *document(rest, _pairs))
