@@ -64,7 +64,7 @@ OUT_OF_REACH = {
 MISSED: dict[str, str] = {}
 """Defects that could show in a world, and that no search has found within its time, and why; one that is found is to be taken out."""
 
-_FOUND = re.compile(r"^found after (.*)$.*^VIOLATION ([^\n]*)$.*^seed (\d+) ", re.MULTILINE | re.DOTALL)
+_FOUND = re.compile(r"^found after ([^\n]*)$.*?^VIOLATION ([^\n]*)$.*^seed (\d+) ", re.MULTILINE | re.DOTALL)
 
 
 def main() -> int:
