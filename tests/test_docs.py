@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import importlib
 import inspect
 import os
 import re
@@ -175,6 +176,18 @@ def test_every_command_is_in_the_table() -> None:
     assert {name.split()[0] for name in rows} == set(main.list_commands(click.Context(main)))
     assert {"toolkit learning run", "operate dead redrive", "doctor"} <= rows.keys()
     assert [name for name, about in rows.items() if not about.endswith(".")] == []
+
+
+def test_every_name_on_the_sites_page_can_be_imported_from_where_it_says() -> None:
+    """The site's page of names has those of the package, and each of its rows names a module that is there, with all of its names."""
+    source = ROOT / "docs/reference/names.md"
+    table = prepared(source.read_text("utf-8"), source, source, "main").partition("## ")[0]
+    rows = {module: re.findall(r"`(\w+)`", names) for module, names in re.findall(r"^\| `([\w.]+)` \| (.+) \|$", table, re.MULTILINE)}
+    assert sorted(rows["toolbus"]) == sorted(toolbus.__all__)
+    assert len(rows) > 10
+    for module, names in rows.items():
+        found = importlib.import_module(module)
+        assert [name for name in names if not hasattr(found, name)] == [], module
 
 
 def declared(kind: str) -> set[str]:

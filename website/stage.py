@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import click
 
+import toolbus
 from toolbus.bus.telemetry import EVENTS, METRICS
 from toolbus.operations.cli import main
 from website.diagrams import as_table
@@ -102,10 +104,21 @@ def _commands(group: click.Group, above: click.Context, path: str) -> Iterator[t
             yield f"`{path} {name}`", command.get_short_help_str(limit=500)
 
 
+def _names() -> Iterator[tuple[str, str]]:
+    """Yield each module that programs import from, and its public names: first those that the package's docstring lists."""
+    yield "`toolbus`", ", ".join(f"`{name}`" for name in toolbus.__all__)
+    for module, names in re.findall(r"^- (``[\w.]+``): (.+)\.$", str(toolbus.__doc__), re.MULTILINE):
+        yield module.replace("``", "`"), names.replace("``", "`")
+    for name in ("events", "middleware", "sync", "testing", "agent", "toolkit", "toolkit.learning"):
+        module = importlib.import_module(f"toolbus.{name}")
+        yield f"`toolbus.{name}`", ", ".join(f"`{each}`" for each in module.__all__)
+
+
 # Tables that the code declares, by the comment in whose place the site shows them: their heads, and what makes their rows.
 _TABLES: dict[str, tuple[tuple[str, ...], Callable[[], Iterable[tuple[str, ...]]]]] = {
     "<!-- log events -->": (("Event", "Meaning"), lambda: ((f"`{name}`", about) for name, about in sorted(EVENTS.items()))),
     "<!-- metrics -->": (("Metric", "Kind", "Unit", "Meaning"), lambda: ((f"`{name}`", *about) for name, about in METRICS.items())),
+    "<!-- names -->": (("Import from", "Names"), _names),
     "<!-- commands -->": (("Command", "What it does"), lambda: _commands(main, click.Context(main), "toolbus")),
 }
 
