@@ -14,6 +14,8 @@ import click
 
 import toolbus
 from toolbus.bus.telemetry import EVENTS, METRICS
+from toolbus.bus.telemetry.metrics import EXPOSED
+from toolbus.bus.values.settings import PREFIX, Settings
 from toolbus.operations.cli import main
 from website.diagrams import as_table
 
@@ -114,10 +116,22 @@ def _names() -> Iterator[tuple[str, str]]:
         yield f"`toolbus.{name}`", ", ".join(f"`{each}`" for each in module.__all__)
 
 
+def _settings() -> Iterator[tuple[str, str, str]]:
+    """Yield the variable of each setting, its default, and what it means."""
+    for name, about in Settings.meanings().items():
+        default = getattr(Settings(), name)
+        yield f"`{PREFIX}{name.upper()}`", f"`{default if default != '' else ' '}`", about.removesuffix(".")
+
+
 # Tables that the code declares, by the comment in whose place the site shows them: their heads, and what makes their rows.
 _TABLES: dict[str, tuple[tuple[str, ...], Callable[[], Iterable[tuple[str, ...]]]]] = {
     "<!-- log events -->": (("Event", "Meaning"), lambda: ((f"`{name}`", about) for name, about in sorted(EVENTS.items()))),
     "<!-- metrics -->": (("Metric", "Kind", "Unit", "Meaning"), lambda: ((f"`{name}`", *about) for name, about in METRICS.items())),
+    "<!-- metrics of processes -->": (
+        ("Metric", "Kind", "Meaning"),
+        lambda: ((f"`{name}`", *about) for name, about in EXPOSED.items()),
+    ),
+    "<!-- settings -->": (("Variable", "Default", "Meaning"), _settings),
     "<!-- names -->": (("Import from", "Names"), _names),
     "<!-- commands -->": (("Command", "What it does"), lambda: _commands(main, click.Context(main), "toolbus")),
 }
