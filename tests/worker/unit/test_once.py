@@ -167,6 +167,7 @@ async def test_once_work_that_another_worker_has_is_not_answered(seen: list[Any]
     bench.slots.start(bench.delivery("pay"))
     await bench.settle()
     assert (bench.broker.ends, seen, bench.slots.running) == ([], [], 0)
+    assert [each.cancelled for each in bench.slots.counts()] == [1]
 
 
 async def test_once_work_that_was_entered_has_an_unknown_outcome() -> None:
