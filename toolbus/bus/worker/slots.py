@@ -285,8 +285,7 @@ class Slots:
         """
         if not delivery.is_held:
             # Lost on its way here, while the server was asked about what came with it: whoever has it now runs it.
-            if delivery.request.ordered:
-                self._lines.lose(delivery)
+            self._lines.lose(delivery)
             return
         request, tries = delivery.request, delivery.attempt - delivery.handed_back
         served = self._served.get(request.service)
