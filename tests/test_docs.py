@@ -568,8 +568,7 @@ def test_the_toolkit_example_runs_and_makes_the_pictures(tmp_path: Path, forks: 
 @pytest.mark.usefixtures("slow")
 def test_the_guide_to_learning_runs(tmp_path: Path, server: str, namespace: str, forks: ForkServer) -> None:
     """The guide's graph loses its wrong edge by the guide's commands, its picture is what they draw, and a rollback restores it."""
-    tools, agent, program = blocks("docs/how-to/learning.md")
-    compile(agent, "agent", "exec")
+    tools, program = blocks("docs/how-to/learning.md")
     (preset,) = re.findall(r"```yaml\n(.*?)```", read("docs/how-to/learning.md"), re.DOTALL)
     (tmp_path / "orders.py").write_text(tools)
     (tmp_path / "orders.yaml").write_text(preset)
