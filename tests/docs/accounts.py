@@ -94,7 +94,7 @@ PYTHON = {
     "docs/how-to/confirmations.md": (2, "tests/test_docs.py"),
     "docs/how-to/durable.md": (1, "tests/test_docs.py"),
     "docs/how-to/functions.md": (4, "tests/test_docs.py"),
-    "docs/how-to/learning.md": (3, "tests/test_docs.py"),
+    "docs/how-to/learning.md": (2, "tests/test_docs.py"),
     "docs/how-to/mcp.md": (1, "tests/docs/test_python.py"),
     "docs/how-to/middleware.md": (1, "tests/test_docs.py"),
     "docs/how-to/models.md": (2, "tests/test_docs.py"),
