@@ -300,7 +300,7 @@ async def _pause(driver: Driver, fault: Fault, random: Random) -> What:
     await driver.operate(lambda admin: admin.pause(service))
     await asyncio.sleep(fault.lasts)
     # Refused like anything else while the server refuses what changes something.
-    while isinstance(await driver.operate(lambda admin: admin.resume(service)), str):
+    while isinstance(await driver.operate(lambda admin: admin.resume(service)), str):  # noqa: ASYNC110 - the server alone knows
         await asyncio.sleep(0.2)
     return f"{service} for {fault.lasts:.1f} s", ()
 
