@@ -30,7 +30,7 @@ from toolbus.bus.worker.handling import Threads
 from toolbus.bus.worker.invocation import Caller
 from toolbus.bus.worker.isolation.pool import Isolation
 from toolbus.bus.worker.lines import Early, Lines, Waiting
-from toolbus.bus.worker.outcome import End, cancelled_waiting, other_revision, refusal, report_buried, report_end
+from toolbus.bus.worker.outcome import End, cancelled_waiting, not_run, other_revision, refusal, report_buried, report_end
 from toolbus.bus.worker.run import Run, RunContext
 from toolbus.bus.worker.sessions import OpenSessions, WorkerSessions
 from toolbus.bus.worker.statistics import Sampling
@@ -285,6 +285,7 @@ class Slots:
         """
         if delivery.queue.held.get(delivery.entry) is not delivery:
             # Lost on its way here, while the server was asked about what came with it: whoever has it now runs it.
+            self._lines.lose(delivery)
             return
         request, tries = delivery.request, delivery.attempt - delivery.handed_back
         served = self._served.get(request.service)
@@ -395,7 +396,9 @@ class Slots:
         report_end(end, delivery, counts, self.sampling, self.clock(), error=error)
 
     def _refuse(self, delivery: Delivery, error: ErrorInfo) -> None:
-        self._report("withdrawn" if error.type == "cancelled" else "refused", delivery, error)
+        end: End = "withdrawn" if error.type == "cancelled" else "refused"
+        error = not_run(error, delivery, once=delivery.request.effect == "once")
+        self._report(end, delivery, error)
         self.broker.steps.endings.finish(delivery, refusal(delivery, self.broker.instance, error), frees=True)
         if delivery.request.ordered:
             self._lines.leave(delivery)
