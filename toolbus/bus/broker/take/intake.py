@@ -264,8 +264,8 @@ class Intake:
             for stream in streams:
                 deepest = max(deepest, stream.depth)
                 by_key[stream.key_read] = stream
-            # The streams that had something at the last read are likely to be all that have something now. Where many calls run at once, too
-            # many may come, up to as many again, since a script for each further part costs more than to hand back what seldom comes.
+            # The streams that had something at the last read are likely to be all that have something now. Where many calls run at once,
+            # up to as many again may come too much: a script for each further part costs more than to hand back what seldom comes.
             wanted = min(slots // self._busy, self._part(deepest))
             most = slots * 2 if slots >= _LEAST_PART else slots
             count = max(1, min(wanted, most // len(streams)))
