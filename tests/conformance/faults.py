@@ -97,6 +97,8 @@ WORKER_FAULTS = {
     "leaves-its-revision": ("outlives-its-revision", "leaves behind what comes for its revision"),
     "one-stream-at-a-time": ("shares-its-slots", "reads the streams of its services in turns"),
     "slots-for-each-stream": ("shares-its-slots", "takes as many of each stream as it has slots for all"),
+    "ends-when-cut": ("reconnects", "ends with its connections"),
+    "forgets-when-cut": ("reconnects", "does not hear of what was cancelled while it had no connection"),
     "never-gives-up": ("gives-up", "looks alive for ever while its reads are refused"),
     "ends-at-errors": ("gives-up", "ends at the first error of a read"),
     "never-cleans": ("cleans-up", "never cleans up after sessions"),

@@ -17,6 +17,8 @@ import uuid
 from typing import Any
 
 import redis.asyncio as redis
+from redis.asyncio.retry import Retry
+from redis.backoff import ConstantBackoff
 from redis.exceptions import TryAgainError
 
 from tests.conformance import planted_beside as beside
@@ -60,6 +62,12 @@ from tests.conformance.planted_calls import (
     pieces,
 )
 from tests.conformance.planted_sessions import Sessions
+
+
+def connected(**options: Any) -> redis.Redis:
+    """Return a client that connects again when its connections end."""
+    tries = 0 if has("ends-when-cut") else 40
+    return redis.from_url(os.environ["TOOLBUS_URL"], retry=Retry(ConstantBackoff(0.05), tries), **options)
 
 
 class PlantedWorker(Sessions):
@@ -570,14 +578,25 @@ class PlantedWorker(Sessions):
     # -- messages ---------------------------------------------------------------------------------
 
     async def hear(self) -> None:
-        subscription = redis.from_url(os.environ["TOOLBUS_URL"]).pubsub()
+        subscription = connected().pubsub()
         await subscription.subscribe(WAKE)
         self.hearing.set()
         async for message in subscription.listen():
+            if message["type"] == "subscribe" and not has("forgets-when-cut"):
+                # Also when it has connected again.
+                await self.read_cancelled()
             if message["type"] != "message":
                 continue
             word, _, rest = message["data"].decode().partition(" ")
             await self.obey(word, rest)
+
+    async def read_cancelled(self) -> None:
+        """Stop or refuse what was cancelled until now."""
+        if not has("no-catch-up"):
+            self.over |= {call.decode() for call in await self.writing.zrange(CANCELLED, 0, -1)}
+            for call in list(self.calls.values()):
+                if call.id in self.over:
+                    call.stop(CANCELLED_ERROR)
 
     async def obey(self, word: str, rest: str) -> None:
         if word == "cancel" and not has("ignores-cancel"):
@@ -643,8 +662,7 @@ class PlantedWorker(Sessions):
         os._exit(3 if has("exit-code") else 0)
 
     async def main(self) -> None:
-        self.writing = redis.from_url(os.environ["TOOLBUS_URL"])
-        self.reading = redis.from_url(os.environ["TOOLBUS_URL"], single_connection_client=True)
+        self.writing, self.reading = connected(), connected(single_connection_client=True)
         self.reading_id = await self.reading.client_id()
         if has("evalsha-only"):
             await asyncio.gather(*map(self.writing.script_load, self.sources.values()))
@@ -654,8 +672,7 @@ class PlantedWorker(Sessions):
         self.hearing = asyncio.Event()
         tasks = [asyncio.create_task(self.hear())]
         await self.hearing.wait()
-        if not has("no-catch-up"):
-            self.over |= {call.decode() for call in await self.writing.zrange(CANCELLED, 0, -1)}
+        await self.read_cancelled()
         await self.register()
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: tasks.append(asyncio.create_task(self.drain())))
         # A task that fails ends the program, which the kit then tells of.

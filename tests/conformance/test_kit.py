@@ -275,12 +275,13 @@ def test_a_report_that_cannot_be_written_is_told_before_the_checks(tmp_path: Pat
 
 
 @pytest.mark.usefixtures("slow")
-def test_an_unknown_check_is_a_usage_error() -> None:
-    """`--only` with a check that does not exist says which there are."""
-    command = [sys.executable, "-m", "toolbus", "protocol", "conformance", "agent", "--only", "nothing", "--", "true"]
+@pytest.mark.parametrize(("option", "problem"), [("--only", "publishes"), ("--check", "No such option '--check'")])
+def test_an_unknown_check_is_a_usage_error(option: str, problem: str) -> None:
+    """`--only` with a check that does not exist says which there are; an option that does not exist is not taken for the command."""
+    command = [sys.executable, "-m", "toolbus", "protocol", "conformance", "agent", option, "nothing", "--", "true"]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     assert found.returncode == 2
-    assert "publishes" in found.stderr
+    assert problem in found.stderr
 
 
 def of(name: str, status: Status, **more: Any) -> Outcome:

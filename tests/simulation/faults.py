@@ -324,7 +324,9 @@ async def _pause(driver: Driver, fault: Aimed, random: Random) -> What:
     service = driver.services[int(fault.pick * len(driver.services))]
     await driver.operate(lambda admin: admin.pause(service))
     await asyncio.sleep(fault.lasts)
-    await driver.operate(lambda admin: admin.resume(service))
+    # Refused like anything else while the server refuses what changes something.
+    while isinstance(await driver.operate(lambda admin: admin.resume(service)), str):  # noqa: ASYNC110 - the server alone knows
+        await asyncio.sleep(0.2)
     return f"{service} for {fault.lasts:.1f} s", ()
 
 

@@ -163,7 +163,6 @@ async def _show_changes(admin: Admin, output: str) -> None:
         print_line(f"and {more} more", err=True)
 
 
-_OPTIONS = {"ignore_unknown_options": True}
 _File = click.Path(path_type=Path, dir_okay=False)
 
 
@@ -188,10 +187,10 @@ def conformance_command() -> None:
     them with their levels. Each is told as holding, broken, or not checked. Levels: 0 unary calls; 1 streams, cancellation, deadlines;
     2 leases, drain, taking over; 3 once, shared calls, sessions.
 
-    The program is started by its command, on a server that exists for the checks only. Its environment has TOOLBUS_URL
-    (redis://HOST:PORT), TOOLBUS_NAMESPACE, TOOLBUS_LEASE and TOOLBUS_GRACE (seconds, maybe with a fraction), TOOLBUS_SERVICE, which is
-    `conformance`, and TOOLBUS_SCRIPTS, a folder with the Lua scripts as `toolbus protocol scripts` writes them. Of a broken
-    requirement the last frames are shown, and what the program wrote to standard error.
+    The program is started by its command, which stands behind ` -- `, on a server that exists for the checks only. Its environment has
+    TOOLBUS_URL (redis://HOST:PORT), TOOLBUS_NAMESPACE, TOOLBUS_LEASE and TOOLBUS_GRACE (seconds, maybe with a fraction),
+    TOOLBUS_SERVICE, which is `conformance`, and TOOLBUS_SCRIPTS, a folder with the Lua scripts as `toolbus protocol scripts` writes
+    them. Of a broken requirement the last frames are shown, and what the program wrote to standard error.
 
     A line of the file of --expected is a number or name, and may go on with ` # ` and a reason. The exit code is 1 if another
     requirement is broken, or if one of these holds.
@@ -201,7 +200,7 @@ def conformance_command() -> None:
 protocol_command.add_command(conformance_command)
 
 
-@command("worker", into=conformance_command, context_settings=_OPTIONS)
+@command("worker", into=conformance_command)
 def worker_command(checks: Checks) -> None:
     """Try the worker that COMMAND starts; `toolbus protocol conformance --help` says with which environment.
 
@@ -237,7 +236,7 @@ def worker_command(checks: Checks) -> None:
     _check(checks, WORKER, WorkerScene)
 
 
-@command("agent", into=conformance_command, context_settings=_OPTIONS)
+@command("agent", into=conformance_command)
 def agent_command(checks: Checks) -> None:
     """Try the agent that COMMAND starts; `toolbus protocol conformance --help` says with which environment.
 

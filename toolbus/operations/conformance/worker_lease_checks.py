@@ -600,3 +600,36 @@ async def shares_its_slots(scene: WorkerScene) -> None:
         await scene.ended(each, 15.0)
     if waiting:
         raise Broken(f"{len(waiting)} of {len(taken)} requests that it has taken wait in it, and no other worker can run them")
+
+
+@LEASES.check("W77", 2)
+async def reconnects(scene: WorkerScene) -> None:
+    """When its connections end, it connects again: what runs is answered, and what was cancelled meanwhile is stopped."""
+    proxy = Proxy(scene.port)
+    await proxy.start()
+    try:
+        await scene.start_behind(proxy)
+        kept = await scene.publish("count", {"to": 30, "delay": 0.1})
+        cancelled = await scene.publish("count", {"to": 200, "delay": 0.1})
+        for each in (kept, cancelled):
+            await wait_for_text(scene, each)
+        # As `cancel.lua` does, whose message comes while nobody listens.
+        await scene.probe.run("ZADD", scene.keys.cancelled(SERVICE), await scene.now() + 30_000, cancelled.id)
+        proxy.cut()
+
+        async def is_stopped() -> bool:
+            scene.program.check_alive()
+            return await scene.is_finished(cancelled)
+
+        await until(is_stopped, 10.0, "a call that was cancelled while it had no connection goes on")
+        # A script that was not answered is run again, so frames may come twice.
+        frames = {frame.get("seq", 0): frame for frame in await scene.ended(kept)}
+        numbered = [frames[seq] for seq in sorted(frames)]
+        check_run(numbered)
+        if text_of(numbered).split() != [str(number) for number in range(1, 31)]:
+            raise Broken(f"the text of a call that ran meanwhile is {text_of(numbered)[:60]!r}, not the numbers from 1 to 30")
+        await wait_until_gone(scene, kept)
+        await call_echo(scene, "after the cut")
+    finally:
+        await proxy.close()
+        await scene.kill_worker()

@@ -99,6 +99,8 @@ class Delivery(msgspec.Struct, eq=False):
         noted: whether the server has a note about it, which goes when it ends.
         recovered: whether it was taken over, and not delivered by the group.
         after: the entry before it in its session, if one had not ended when it was published.
+        cancelled: the type of the error that its caller has, once that gave it up.
+        extended: the deadline of a call that joined it, in monotonic seconds; 0 without one.
     """
 
     request: Request
@@ -117,6 +119,8 @@ class Delivery(msgspec.Struct, eq=False):
     noted: bool = False
     recovered: bool = False
     after: bytes = b""
+    cancelled: str = ""
+    extended: float = 0.0
 
     @property
     def is_held(self) -> bool:
