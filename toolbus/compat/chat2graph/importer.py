@@ -62,7 +62,7 @@ _MOST_MERGES = 32
 _ABSENT = object()
 
 
-class _LeftOutError(Exception):
+class _UnusableError(Exception):
     """A tool can't be had; has the path of what is wrong, and what that is."""
 
 
@@ -154,8 +154,8 @@ class _Reader:
                     self._tools[name] = _group(path, name, transport, connect=self._connect)
                 else:
                     self._tools[name] = self._made(path, name, module, self._text(path, entry, "desc"))
-            except _LeftOutError as left:
-                self._note(*left.args)
+            except _UnusableError as error:
+                self._note(*error.args)
 
     def _made(self, path: str, name: str, module: str, description: str) -> GraphTool:
         for old, new in self._rename.items():
@@ -166,25 +166,25 @@ class _Reader:
             cls = getattr(import_module(module), name, None)
         except MissingModuleError:
             advice = "install it, or say what stands in place of the beginning of its name (rename)"
-            raise _LeftOutError(f"{path}.module_path", f"there is no module {module!r}: {advice}; the tool {name!r} is left out") from None
+            raise _UnusableError(f"{path}.module_path", f"there is no module {module!r}: {advice}; the tool {name!r} is left out") from None
         except ConfigurationError as error:
-            raise _LeftOutError(f"{path}.module_path", f"{error}; the tool {name!r} is left out") from None
+            raise _UnusableError(f"{path}.module_path", f"{error}; the tool {name!r} is left out") from None
         except ValueError as error:
-            raise _LeftOutError(f"{path}.module_path", f"{module[:80]!r} is no module's name ({error}); the tool is left out") from None
+            raise _UnusableError(f"{path}.module_path", f"{module[:80]!r} is no module's name ({error}); the tool is left out") from None
         if not callable(cls):
-            raise _LeftOutError(f"{path}.name", f"the module {module} has no class {name!r}; the tool is left out")
+            raise _UnusableError(f"{path}.name", f"the module {module} has no class {name!r}; the tool is left out")
         try:
             made = cls()
         except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever the user's class raises
-            raise _LeftOutError(path, f"{module}.{name} can't be made: {described(error)}; the tool is left out") from None
+            raise _UnusableError(path, f"{module}.{name} can't be made: {described(error)}; the tool is left out") from None
         tool = made if is_a(made, GraphTool) else _adopted(made, description)
         if tool is None:
-            raise _LeftOutError(f"{path}.name", f"{module}.{name} makes a {type_name(made)}, which is no Tool; it is left out")
+            raise _UnusableError(f"{path}.name", f"{module}.{name} makes a {type_name(made)}, which is no Tool; it is left out")
         # The file's names are unique and stay the same, unlike the ids that tools draw.
         tool._id = name
         if (other := self._served.setdefault(tool.name, name)) != name:
             why = f"its tool is named {tool.name!r} like that of {other!r}, and names on a bus are unique; it is left out"
-            raise _LeftOutError(path, why)
+            raise _UnusableError(path, why)
         return tool
 
     def _action(self, path: str, entry: dict[str, Any]) -> None:
@@ -349,9 +349,9 @@ def _group(path: str, name: str, transport: Mapping[str, Any], *, connect: bool)
         service._id = name
         listed = finished(_in_time(service))
     except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - a server of the user's, or its configuration
-        raise _LeftOutError(path, f"the MCP server {name!r} is left out: {described(error)}") from None
+        raise _UnusableError(path, f"the MCP server {name!r} is left out: {described(error)}") from None
     if not listed:
-        raise _LeftOutError(path, f"the MCP server {name!r} has no tools; it is left out")
+        raise _UnusableError(path, f"the MCP server {name!r} has no tools; it is left out")
     return _Listed(service, listed)
 
 
