@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import importlib
 import inspect
 import os
 import re
@@ -11,6 +12,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 from xml.etree import ElementTree
@@ -27,9 +29,10 @@ from toolbus.bus import telemetry
 from toolbus.bus.broker.server.keys import Keys
 from toolbus.bus.telemetry.metrics import EXPOSED
 from toolbus.bus.values.naming import DOCUMENT_KINDS
-from toolbus.bus.values.options import CallOptions
+from toolbus.bus.values.options import CallOptions, ServiceCallOptions
 from toolbus.bus.values.results import ERROR_KINDS
 from toolbus.bus.values.settings import PREFIX, Settings
+from toolbus.bus.worker.loading import describe, installed_services
 from toolbus.operations.cli import main
 from toolbus.platform.documents import PREFIXES
 from toolbus.testing import InvocationEnvironment
@@ -176,6 +179,19 @@ def test_every_command_is_in_the_table() -> None:
     assert [name for name, about in rows.items() if not about.endswith(".")] == []
 
 
+@pytest.mark.usefixtures("slow")
+def test_every_name_on_the_sites_page_can_be_imported_from_where_it_says() -> None:
+    """The site's page of names has those of the package, and each of its rows names a module that is there, with all of its names."""
+    source = ROOT / "docs/reference/names.md"
+    table = prepared(source.read_text("utf-8"), source, source, "main").partition("## ")[0]
+    rows = {module: re.findall(r"`(\w+)`", names) for module, names in re.findall(r"^\| `([\w.]+)` \| (.+) \|$", table, re.MULTILINE)}
+    assert sorted(rows["toolbus"]) == sorted(toolbus.__all__)
+    assert len(rows) > 10
+    for module, names in rows.items():
+        found = importlib.import_module(module)
+        assert [name for name in names if not hasattr(found, name)] == [], module
+
+
 def declared(kind: str) -> set[str]:
     """Return the names of the packages that toolbus, or one of its extras, needs."""
     project = tomllib.loads(read("pyproject.toml"))["project"]
@@ -195,12 +211,14 @@ def test_the_design_gives_a_reason_for_every_package() -> None:
 
 
 def test_the_settings_table_is_complete() -> None:
-    """Each setting stands in the reference of settings with its variable and default."""
-    page = read("docs/reference/settings.md")
+    """Each setting stands in the site's reference of settings with its variable, its default and its meaning."""
+    source = ROOT / "docs/reference/settings.md"
+    page = prepared(source.read_text("utf-8"), source, source, "main")
     for name in Settings.__struct_fields__:
         default = getattr(Settings(), name)
-        row = f"| `{PREFIX}{name.upper()}` | `{default if default != '' else ' '}` |"
-        assert row in page, f"docs/reference/settings.md has no row {row}"
+        row = f"| `{PREFIX}{name.upper()}` | `{default if default != '' else ' '}` | "
+        assert re.search(rf"^{re.escape(row)}\w|^{re.escape(row)}`", page, re.MULTILINE), f"explain {name} in the docstring of Settings"
+    assert Settings.meanings().keys() == set(Settings.__struct_fields__)
 
 
 def test_every_variable_of_a_part_has_a_page() -> None:
@@ -213,26 +231,42 @@ def test_every_variable_of_a_part_has_a_page() -> None:
     # Of a conformance run's worker, and marks between processes of toolbus.
     inner = {"SERVICE", "SCRIPTS", "PROGRAM_OF", "RUN", "ISOLATION_SETUP", "DIAGNOSIS_SERVICE"}
     inner |= {name.upper() for name in Settings.__struct_fields__}
+    served = {name for service in installed_services() for name in describe(service).settings}
+    assert "TOOLBUS_DATA_MEMORY" in served
     for name in set(re.findall(r"TOOLBUS_[A-Z_]*[A-Z]\b", code)) - {PREFIX + each for each in inner}:
         pages = [each for family, found in families.items() if name.startswith(family) for each in found]
         assert pages, f"{name} stands in no row of settings.md"
-        # Options of a command stand in its --help.
-        if not name.startswith(("TOOLBUS_GATEWAY_", "TOOLBUS_IM_")):
+        # Options of a command stand in its --help, settings of a service in `toolbus see workers`.
+        if not name.startswith(("TOOLBUS_GATEWAY_", "TOOLBUS_IM_")) and name not in served:
             short = name.removeprefix("TOOLBUS")
             assert any(name in text or short in text for text in (read(f"docs/reference/{each}") for each in pages)), name
 
 
-def test_the_reference_of_tools_and_calls_is_complete() -> None:
-    """Each option of a tool and a call, attribute of a service, property of a running call, and event has a row in the reference."""
-    first = re.findall(r"^\| (.+?) \|", read("docs/reference/tools-and-calls.md"), re.MULTILINE)
-    listed = {name for cell in first for name in re.findall(r"`(\w+)", cell)}
+def described(*owners: type | Callable[..., object]) -> set[str]:
+    """Return the names that sections of docstrings describe, such as ``Args:`` and ``Attributes:``."""
+    found = re.findall(r"^    (\w+(?:, \w+)*): ", "\n".join(str(inspect.getdoc(each)) for each in owners), re.MULTILINE)
+    return {name for names in found for name in names.split(", ")}
+
+
+def test_the_api_explains_every_option() -> None:
+    """Each option of a tool and a call, attribute of a service, property of a running call, and event is explained on a page of the API."""
+    shown = {
+        name
+        for page in (ROOT / "docs/reference/api").glob("*.md")
+        for name in re.findall(r"^::: (\S+)$", page.read_text("utf-8"), re.MULTILINE)
+    }
     options = {name for name, each in inspect.signature(toolbus.tool).parameters.items() if each.kind is not each.VAR_KEYWORD}
-    known = {*options, *CallOptions.__optional_keys__, *get_type_hints(toolbus.ToolService)}
-    known |= {name for name in vars(get_type_hints(toolbus.invocation)["return"]) if not name.startswith("_")} - {"cancel_nested"}
+    assert options <= described(toolbus.tool), options - described(toolbus.tool)
+    assert get_type_hints(toolbus.ToolService).keys() <= described(toolbus.ToolService)
+    assert CallOptions.__optional_keys__ <= described(CallOptions, ServiceCallOptions)
+    running = get_type_hints(toolbus.invocation)["return"]
+    members = {name for name in vars(running) if not name.startswith("_")}
+    assert {"confirm", "deadline"} < members
+    assert [name for name in members - described(running) if not inspect.getdoc(getattr(running, name))] == []
     (event,) = get_args(get_type_hints(toolbus.Call.events)["return"])
-    known |= {kind.__name__ for kind in get_args(event)}
-    assert "Finished" in known
-    assert known <= listed, known - listed
+    names = {"tool", "ToolService", "invocation", running.__name__, *(kind.__name__ for kind in get_args(event))}
+    names |= {CallOptions.__name__, ServiceCallOptions.__name__}
+    assert names <= {name.rpartition(".")[2] for name in shown}, names
 
 
 def test_events_and_metrics_are_listed() -> None:
@@ -240,7 +274,7 @@ def test_events_and_metrics_are_listed() -> None:
     source = ROOT / "docs/reference/telemetry.md"
     page = prepared(source.read_text("utf-8"), source, source, "main")
     assert [name for name in [*telemetry.EVENTS, *telemetry.METRICS] if f"| `{name}` |" not in page] == []
-    assert [name for name in EXPOSED if f"`{name}`" not in page] == [], "tell of them in docs/reference/telemetry.md"
+    assert [name for name in EXPOSED if f"| `{name}` |" not in page] == []
 
 
 def _protocol() -> str:
@@ -283,21 +317,15 @@ def test_the_pages_of_errors_know_every_type() -> None:
     assert missing == [], "add them to the table of statuses in docs/how-to/gateway.md"
 
 
-def test_defaults_in_tables_of_options_are_those_of_the_settings() -> None:
-    """A default that a page gives for an option, or an example or a unit of systemd for a variable, is the setting's."""
-    found = [
-        (page.name, name, float(value))
-        for page in PAGES
-        for name, value in re.findall(r"^\| `--(lease|grace) [A-Z]+` \|.*; ([\d.]+) \|$", page.read_text("utf-8"), re.MULTILINE)
-    ]
-    assert {name for _, name, _ in found} == {"lease", "grace"}
+def test_defaults_in_examples_are_those_of_the_settings() -> None:
+    """A default that an example or a unit of systemd gives for a variable is the setting's."""
     texts = [path for folder in ("examples", "deploy") for path in (ROOT / folder).rglob("*") if path.suffix in {".mjs", ".service"}]
-    found += [
+    found = [
         (path.name, name.lower(), float(value))
         for path in texts
         for name, value in re.findall(rf"{PREFIX}(\w+) (?:\?\? |\()([\d.]+)", path.read_text("utf-8"))
     ]
-    assert len(found) > 4
+    assert len(found) >= 3
     assert [each for each in found if each[2] != getattr(Settings(), each[1])] == [], "write the setting's default there"
 
 
@@ -543,8 +571,7 @@ def test_the_toolkit_example_runs_and_makes_the_pictures(tmp_path: Path, forks: 
 @pytest.mark.usefixtures("slow")
 def test_the_guide_to_learning_runs(tmp_path: Path, server: str, namespace: str, forks: ForkServer) -> None:
     """The guide's graph loses its wrong edge by the guide's commands, its picture is what they draw, and a rollback restores it."""
-    tools, agent, program = blocks("docs/how-to/learning.md")
-    compile(agent, "agent", "exec")
+    tools, program = blocks("docs/how-to/learning.md")
     (preset,) = re.findall(r"```yaml\n(.*?)```", read("docs/how-to/learning.md"), re.DOTALL)
     (tmp_path / "orders.py").write_text(tools)
     (tmp_path / "orders.yaml").write_text(preset)

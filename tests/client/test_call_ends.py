@@ -72,6 +72,28 @@ async def test_a_call_that_is_ended_tells_the_worker() -> None:
     assert (host.withdrawn, host.forgotten) == ([call], [call])
 
 
+@pytest.mark.parametrize("ended", [False, True])
+async def test_a_call_that_is_dropped_keeps_nothing(ended: bool) -> None:
+    """Neither its text, nor what was not read, nor its result; what is known of its run stays."""
+    host = Host()
+    call = made(host, streaming=True)
+    for frame in run(2, "a" * 1_000, ONE, end=ended):
+        call.feed(frame, 1.0)
+    assert call.unread >= 1_000
+    call.drop(ERROR)
+    result = await call.result()
+    assert (result.success, result.error, result.output, result.content, call.unread) == (False, ERROR, None, (), 0)
+    assert (result.meta.id, result.meta.worker) == ("c", "worker-2" if ended else "")
+    assert host.withdrawn == ([] if ended else [call])
+
+
+async def test_a_dropped_call_that_nobody_streams_has_the_error_alone() -> None:
+    """It kept no events."""
+    call = made(Host())
+    call.drop(ERROR)
+    assert (await call.result()).error == ERROR
+
+
 @pytest.mark.parametrize("effect", ["", "read", "idempotent"])
 async def test_a_call_that_may_run_twice_is_given_up_at_once(effect: str) -> None:
     """Only for a ``once`` call it matters whether it began."""
@@ -230,8 +252,8 @@ async def test_resets_are_counted(meters: InMemoryMetricReader) -> None:
     assert points(meters)["toolbus.resets"].value == 1
 
 
-async def test_the_spans_of_a_call_end_with_it() -> None:
-    """The span of the publication ends with the broker's answer, that of the call with the result and its error."""
+async def test_the_span_of_a_call_ends_with_it() -> None:
+    """The span of a call ends with the result and its error, not with the broker's answer to its publication."""
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
@@ -242,8 +264,8 @@ async def test_the_spans_of_a_call_end_with_it() -> None:
     with telemetry.providers(tracer=provider):
         call: Call = made(Host(), span=telemetry.start_call_span(tool="t", service="s", id="c", agent="a"))
         call.settle(Verdict("queued", "1-0"))
-        assert ended() == ["send s"]
+        assert ended() == []
         call.complete_with(ERROR)
-    assert ended() == ["send s", "execute_tool t"]
-    assert exporter.get_finished_spans()[1].attributes["error.type"] == "unavailable"
+    assert ended() == ["execute_tool t"]
+    assert exporter.get_finished_spans()[0].attributes["error.type"] == "unavailable"
     provider.shutdown()

@@ -94,6 +94,7 @@ class FakeBroker:
 
     Attributes:
         accepts: whether ends are accepted at once, and not when ``accept`` is called.
+        holding: what it took and has not answered, by entry.
         left: the calls of sessions that are left elsewhere.
         asked_before: before which calls that was asked, each time.
     """
@@ -121,9 +122,11 @@ class FakeBroker:
         self.questions: list[ConfirmationRequest] = []
         self.left_over: list[list[Delivery]] = []
         self.interrupts = self.rooms = self.recoveries = self.unregistered = self.closed = self.polls = 0
+        self.died = False
         self.failure: Exception | None = None
         self.hand_back_failure: Exception | None = None
         self.slots: Slots | None = None
+        self.holding: dict[bytes, Delivery] = {}
         self.left: list[bytes] = []
         self.asked_before: list[list[bytes]] = []
         self._unaccepted: list[Delivery] = []
@@ -177,6 +180,9 @@ class FakeBroker:
         for delivery in deliveries:
             delivery.queue.let_go(delivery)
 
+    def held(self, service: str) -> int:
+        return sum(each.request.service == service for each in self.holding.values())
+
     async def outlive(self, seconds: float) -> None:
         pass
 
@@ -185,6 +191,7 @@ class FakeBroker:
 
     async def unregister(self, *, died: bool = False) -> None:
         self.unregistered += 1
+        self.died = died
         if isinstance(self.hand_back_failure, Exception):
             raise self.hand_back_failure
 
@@ -289,6 +296,7 @@ class Bench:
             on_let_go=self.slots.on_let_go,
             set_aside=lambda _, bad: pytest.fail(bad.reason),
         )
+        self.broker.holding = self.stream.held
         self._serving: asyncio.Task[None] | None = None
         self._numbers = itertools.count(1)
 

@@ -99,6 +99,8 @@ class Delivery(msgspec.Struct, eq=False):
         noted: whether the server has a note about it, which goes when it ends.
         recovered: whether it was taken over, and not delivered by the group.
         after: the entry before it in its session, if one had not ended when it was published.
+        cancelled: the type of the error that its caller has, once that gave it up.
+        extended: the deadline of a call that joined it, in monotonic seconds; 0 without one.
     """
 
     request: Request
@@ -117,6 +119,13 @@ class Delivery(msgspec.Struct, eq=False):
     noted: bool = False
     recovered: bool = False
     after: bytes = b""
+    cancelled: str = ""
+    extended: float = 0.0
+
+    @property
+    def is_held(self) -> bool:
+        """True while it is this worker's; what was lost, handed back or finished is not."""
+        return self.queue.held.get(self.entry) is self
 
     @property
     def tries(self) -> int:
@@ -214,7 +223,7 @@ class RequestStream:
 
         Unless the server has accepted its end (``ended``), others have it or take it over, after a lease if nobody renews it.
         """
-        if self.held.get(delivery.entry) is not delivery:
+        if not delivery.is_held:
             return False
         del self.held[delivery.entry]
         if delivery.request.ordered:
@@ -235,9 +244,12 @@ class RequestStream:
         return [delivery for delivery in list(self.held.values()) if delivery.deadline > now]
 
     async def retry(self, link: Link, delivery: Delivery) -> Delivery | None:
-        """Count a further attempt of a held delivery; None when it is no longer ours."""
+        """Count a further attempt of a held delivery; None when it is no longer ours, and then it is lost."""
         attempt = delivery.attempt + 1
-        if not await self.count(link, delivery.entry, attempt, delivery.fence) or self.held.get(delivery.entry) is not delivery:
+        if not await self.count(link, delivery.entry, attempt, delivery.fence):
+            # Nothing runs here that could end it, and the server may deliver its entry here once more.
+            self.lose(delivery)
+        if not delivery.is_held:
             return None
         again = self.held[delivery.entry] = delivery.again(attempt, f"{self.run_prefix}{next(self.run_numbers):x}")
         return again
