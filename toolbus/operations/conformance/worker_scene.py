@@ -98,7 +98,7 @@ class WorkerScene(Scene):
         if self.worker is not None:
             await self.program.kill(self.worker)
             self.worker = None
-        for instance in await self.instances():
+        for instance in await self._alive():
             await self.see_the_end(instance)
 
     async def now(self) -> int:
@@ -107,7 +107,12 @@ class WorkerScene(Scene):
         return int(seconds) * 1000 + int(micros) // 1000
 
     async def instances(self) -> list[str]:
-        """Return the instances of the service whose leases have not ended."""
+        """Return the instances of the service that are registered, and whose leases have not ended."""
+        rows = await self.probe.run("HKEYS", self.keys.instances(SERVICE))
+        return [each for each in await self._alive() if f"i:{each}".encode() in rows]
+
+    async def _alive(self) -> list[str]:
+        """Return the instances of the service whose leases have not ended; they may have left the registry."""
         now = await self.now()
         members = await self.probe.run("ZRANGEBYSCORE", self.keys.live, now, "+inf")
         found = [each.decode().partition("/")[2] for each in members if each.startswith(f"{SERVICE}/".encode())]
