@@ -192,15 +192,15 @@ class AgentSteps:
         self.reader.wake()
 
     def _pushed(self, message: list[Any]) -> None:
-        self.confirmations.pushed(message)
-        self.creations.pushed(message)
+        self.confirmations.news.pushed(message)
+        self.creations.news.pushed(message)
 
     def _connected(self, _restarted: bool) -> None:
         self._clock.distrust()
         self._load_again()
         self.publisher.flush()
         self.confirmations.nudge()
-        self.creations.nudge()
+        self.creations.news.nudge()
 
     def _load_again(self) -> None:
         self.reader.resync = True
@@ -257,7 +257,7 @@ class AgentBroker:
         steps = self.steps
         if not steps.links.open:
             return
-        steps.confirmations.close()
+        steps.confirmations.news.end()
         try:
             async with asyncio.timeout(_CLOSING):
                 await steps.link.execute("DEL", steps.reader.key, self._keys.flushes(self.agent))

@@ -170,8 +170,8 @@ class Job:
 
     async def _wait(self) -> None:
         """Wait until there is something to tell, something changes, or it is time to renew."""
-        seen = self._creations.changes
-        changed = asyncio.ensure_future(self._creations.wait(self._creations.lease / _RENEWALS, seen))
+        seen = self._creations.news.count
+        changed = asyncio.ensure_future(self._creations.news.wait(seen, self._creations.lease / _RENEWALS))
         news = asyncio.ensure_future(self._news.wait())
         try:
             await asyncio.wait((changed, news), return_when=asyncio.FIRST_COMPLETED)
@@ -334,7 +334,7 @@ class Puller:
 
     async def _pull(self) -> None:
         while True:
-            seen = self._creations.changes
+            seen = self._creations.news.count
             claimed = None
             try:
                 claimed = await self._creations.claim(self._worker) if len(self._jobs) < self._at_once else None
@@ -354,7 +354,7 @@ class Puller:
             await asyncio.wait(self._jobs, return_when=asyncio.FIRST_COMPLETED)
             return
         with contextlib.suppress(BrokerError):
-            await self._creations.wait(pause, seen)
+            await self._creations.news.wait(seen, pause)
 
     async def _work(self, job: Job) -> None:
         id = job.creation.id  # noqa: A001 - it is one
