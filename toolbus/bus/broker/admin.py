@@ -25,7 +25,7 @@ from toolbus.bus.broker.registry.versions import NamespaceVersions
 from toolbus.bus.broker.server import scripts
 from toolbus.bus.broker.server.access import ROLES, is_forbidden, mark
 from toolbus.bus.broker.server.keys import Keys
-from toolbus.bus.broker.server.reading import integer, shown, skip, text
+from toolbus.bus.broker.server.reading import integer, shown, skipping, text
 from toolbus.bus.broker.statistics.asking import PATIENCE, Statistics, ask
 from toolbus.bus.broker.statistics.recent import RecentCall, after, newest
 from toolbus.bus.broker.transport.command import ReplyError, fields_of, info_fields
@@ -255,13 +255,10 @@ class Admin:
         """
         found: dict[str, bytes] = {}
         async for name, document in scan_hash(self._link, self._keys.items):
-            try:
+            with skipping(self._keys.items, field=name):
                 key = text(name)
-            except EnvelopeError as error:
-                skip(self._keys.items, error, field=name)
-                continue
-            if self._keys.table(key) != self._keys.items and not key_flaw(key):
-                found[key] = document
+                if self._keys.table(key) != self._keys.items and not key_flaw(key):
+                    found[key] = document
         return dict(sorted(found.items()))
 
     async def move(self, keys: Iterable[str]) -> dict[str, bool]:

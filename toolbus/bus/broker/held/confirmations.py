@@ -17,7 +17,7 @@ from toolbus.bus.broker.lease.clock import ServerClock
 from toolbus.bus.broker.protocols import Note
 from toolbus.bus.broker.server import scripts
 from toolbus.bus.broker.server.keys import Keys
-from toolbus.bus.broker.server.reading import document, identifier, integer, skip
+from toolbus.bus.broker.server.reading import document, identifier, integer, skipping
 from toolbus.bus.broker.take.requests import Delivery
 from toolbus.bus.broker.transport.command import Reply
 from toolbus.bus.broker.transport.link import Link
@@ -264,14 +264,11 @@ class DeadlineNotes:
 
     def apply(self, delivery: Delivery, text: bytes) -> None:
         """Give a delivery what a note states; one that can't be read changes nothing."""
-        try:
+        with skipping(delivery.queue.pause_key(delivery.entry)):
             note = read_note(text, self._clock)
-        except EnvelopeError as error:
-            skip(delivery.queue.pause_key(delivery.entry), error)
-            return
-        delivery.noted = True
-        delivery.handed_back = handed_back(text)
-        delivery.deadline = max(delivery.deadline, note.effective(self._clock.monotonic()))
+            delivery.noted = True
+            delivery.handed_back = handed_back(text)
+            delivery.deadline = max(delivery.deadline, note.effective(self._clock.monotonic()))
 
     def drop(self, delivery: Delivery) -> None:
         """Delete the note of a delivery that has ended. Returns at once."""

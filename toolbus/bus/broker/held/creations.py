@@ -30,7 +30,7 @@ from toolbus.bus.broker.protocols import (
     Written,
 )
 from toolbus.bus.broker.server.keys import Keys
-from toolbus.bus.broker.server.reading import MOST_TEXT, integer, shown, skip, text
+from toolbus.bus.broker.server.reading import MOST_TEXT, integer, shown, skip, skipping, text
 from toolbus.bus.broker.transport.command import ReplyError
 from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.broker.transport.links import server_ms
@@ -274,14 +274,10 @@ class Creations:
         """
         self.news.follow()
         for member in await self._candidates():
-            try:
-                ident = text(member)
-            except EnvelopeError as error:
-                skip(self._keys.creations_queued, error, field=member)
-                continue
-            claimed = await self._take(ident, worker)
-            if claimed is not None:
-                return claimed
+            with skipping(self._keys.creations_queued, field=member):
+                claimed = await self._take(text(member), worker)
+                if claimed is not None:
+                    return claimed
         return None
 
     async def write(
@@ -415,8 +411,6 @@ class Creations:
     async def _read(self, id: str) -> Creation | None:
         key = self._keys.creation(id)
         said = await self._link.execute("HMGET", key, *FIELDS, repeatable=True)
-        try:
+        with skipping(key):
             return creation_of(id, said)
-        except EnvelopeError as error:
-            skip(key, error)
-            return None
+        return None

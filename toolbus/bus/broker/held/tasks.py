@@ -11,11 +11,11 @@ from toolbus.bus.broker.protocols import MOST_BYTES, MOST_RESULTS, TaskFrames, T
 from toolbus.bus.broker.publish import SharedCalls
 from toolbus.bus.broker.server import scripts
 from toolbus.bus.broker.server.keys import Keys, session_digest
-from toolbus.bus.broker.server.reading import document, skip
+from toolbus.bus.broker.server.reading import document, skip, skipping
 from toolbus.bus.broker.transport.command import ReplyError
 from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.values.envelope import Frame, decode_frames, encode, entry_limit, is_ident
-from toolbus.bus.values.results import BrokerError, EnvelopeError
+from toolbus.bus.values.results import BrokerError
 from toolbus.bus.values.settings import Settings
 
 # Entries of one read; a call's stream is read to its end in several.
@@ -53,13 +53,11 @@ class Tasks:
         said = await self._link.execute("GET", key, repeatable=True)
         if said is None:
             return None
-        try:
+        with skipping(key):
             record = document(said, _records)
-        except EnvelopeError as error:
-            skip(key, str(error))
-            return None
-        # Keys are made of it.
-        return record if is_ident(record.call) else None
+            # Keys are made of it.
+            return record if is_ident(record.call) else None
+        return None
 
     async def frames(self, call: str) -> TaskFrames | None:
         """Return the frames of a shared call so far; None when they are not kept any more.

@@ -10,7 +10,7 @@ import msgspec
 from toolbus.bus import telemetry
 from toolbus.bus.broker.server import scripts
 from toolbus.bus.broker.server.keys import Keys
-from toolbus.bus.broker.server.reading import integer, shown, skip, text
+from toolbus.bus.broker.server.reading import integer, shown, skipping, text
 from toolbus.bus.broker.take.requests import Fence, RequestStream
 from toolbus.bus.broker.transport.command import Reply, fields_of
 from toolbus.bus.broker.transport.link import Link
@@ -226,11 +226,9 @@ class DeadLetters:
 
 
 def _queue(key: bytes, prefix: bytes) -> str:
-    try:
+    with skipping(shown(key)):
         return text(key.removeprefix(prefix))
-    except EnvelopeError as error:
-        skip(shown(key), error)
-        return ""
+    return ""
 
 
 def is_letter_id(value: str) -> bool:
