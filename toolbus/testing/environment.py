@@ -25,7 +25,7 @@ from toolbus.bus.worker.isolation.pool import Isolation
 from toolbus.bus.worker.provide import Services
 from toolbus.bus.worker.run import Run
 from toolbus.bus.worker.service import Session, ToolService
-from toolbus.bus.worker.session_state import SessionState
+from toolbus.bus.worker.sessions import SessionState
 from toolbus.testing.recorder import Confirm, Outcome, Recorder
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ from typing import Any
 import msgspec
 
 from toolbus.bus import telemetry
-from toolbus.bus.broker.held.document import read_listed
-from toolbus.bus.broker.held.news import News
+from toolbus.bus.broker.held.document import News, read_listed
 from toolbus.bus.broker.lease.clock import ServerClock
 from toolbus.bus.broker.protocols import Note
 from toolbus.bus.broker.server import scripts

@@ -12,8 +12,7 @@ from typing import cast
 
 import msgspec
 
-from toolbus.bus.broker.held.document import Change, HeldDocuments, Listing, Shape, Value, read_listed
-from toolbus.bus.broker.held.news import News
+from toolbus.bus.broker.held.document import Change, HeldDocuments, Listing, News, Shape, Value, read_listed
 from toolbus.bus.broker.protocols import (
     KEPT,
     MOST_ENDED,
