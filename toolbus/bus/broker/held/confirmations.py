@@ -20,6 +20,7 @@ from toolbus.bus.broker.server.reading import document, identifier, integer, ski
 from toolbus.bus.broker.take.requests import Delivery
 from toolbus.bus.broker.transport.command import Reply
 from toolbus.bus.broker.transport.link import Link
+from toolbus.bus.support.deadlines import at_most
 from toolbus.bus.values.confirmations import MARK, MOST_OPEN, ConfirmationAnswer, ConfirmationRequest
 from toolbus.bus.values.envelope import encode, is_ident, new_run, share_digest
 from toolbus.bus.values.results import BrokerError, ConfirmationClosed, EnvelopeError, ToolError
@@ -76,9 +77,7 @@ class Confirmations:
                         if opened is not None:
                             opened()
                             opened = None
-                        with contextlib.suppress(TimeoutError):
-                            async with asyncio.timeout(self._again):
-                                await answered.wait()
+                        await at_most(self._again, answered.wait())
             answer = await self._withdrawn(request.id)
             return None if answer is None else answer.to(request)
         except BaseException:

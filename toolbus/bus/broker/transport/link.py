@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 import ssl
 from collections import deque
@@ -17,6 +16,7 @@ from toolbus.bus.broker.transport.command import ELSEWHERE, SOON, Command, OnRep
 from toolbus.bus.broker.transport.connection import BLOCK, Connector, explain
 from toolbus.bus.broker.transport.discovery import Node
 from toolbus.bus.broker.transport.wire import SUBSCRIBING, Wire, answer, pack, unheard
+from toolbus.bus.support.deadlines import at_most
 
 _ASKING = Command(pack(("ASKING",)), unheard, True)
 _NOT_HERE = frozenset({"ASK", *ELSEWHERE, *SOON})
@@ -436,9 +436,7 @@ class Link(Wire):
 
     async def _pause(self, seconds: float) -> None:
         """Wait about so long, or until another server is known to be the master."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds * random.uniform(0.5, 1.0)):  # noqa: S311 - jitter, not a secret
-                await self._relocated.wait()
+        await at_most(seconds * random.uniform(0.5, 1.0), self._relocated.wait())  # noqa: S311 - jitter, not a secret
 
     async def _reconnect(self) -> None:
         if self._loop.time() - self._connected_at < _SETTLED:
