@@ -24,6 +24,7 @@ from toolbus.bus.broker.take.sessions import OWNER_TTL, SNAPSHOT_TTL
 from toolbus.bus.broker.transport.command import Reply, ReplyError
 from toolbus.bus.broker.transport.connection import BLOCK
 from toolbus.bus.broker.transport.link import Link
+from toolbus.bus.broker.transport.links import upkeep_step
 from toolbus.bus.values.envelope import OLDEST, VERSION, Frame, decode_frames, entry_limit
 from toolbus.bus.values.results import BrokerError, BrokerUnavailable
 from toolbus.bus.values.settings import LONGEST_LEASE, Settings
@@ -180,11 +181,9 @@ class ReplyReader:
         """Renew the reply stream until cancelled; one that is gone, or takes no more entries, is made anew."""
         while True:
             await asyncio.sleep(self.renew_every)
-            try:
+            with upkeep_step():
                 if await self.listen():
                     self._lost()
-            except BrokerError as error:
-                telemetry.log.warning("upkeep.failed", error=str(error))
 
     async def listen(self) -> bool:
         """Make the reply stream, or renew it; return whether replies may be lost, since there was none or another one.

@@ -27,7 +27,7 @@ from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.broker.transport.mastership import mastership
 from toolbus.bus.broker.transport.wire import unheard
 from toolbus.bus.telemetry.background import keep_running
-from toolbus.bus.values.results import BrokerUnavailable, ToolbusError
+from toolbus.bus.values.results import BrokerError, BrokerUnavailable, ToolbusError
 
 _OPENING = 10.0
 
@@ -239,6 +239,15 @@ class ProbingLink(ShortLink):
 
     def _put_off(self, command: Command, error: ReplyError) -> bool:
         return str(error).startswith("NOSCRIPT") and super()._put_off(command, error)
+
+
+@contextlib.contextmanager
+def upkeep_step() -> Iterator[None]:
+    """Go on after a step of the upkeep that the server refused, or did not answer in time; the log tells of it."""
+    try:
+        yield
+    except (BrokerError, TimeoutError) as error:
+        telemetry.log.warning("upkeep.failed", error=str(error) or "the server did not answer")
 
 
 @contextlib.contextmanager
