@@ -14,6 +14,7 @@ from toolbus.bus.broker.server.keys import Keys, session_digest
 from toolbus.bus.broker.server.reading import document, skip, skipping
 from toolbus.bus.broker.transport.command import ReplyError
 from toolbus.bus.broker.transport.link import Link
+from toolbus.bus.broker.transport.links import pages
 from toolbus.bus.values.envelope import Frame, decode_frames, encode, entry_limit, is_ident
 from toolbus.bus.values.results import BrokerError
 from toolbus.bus.values.settings import Settings
@@ -65,10 +66,8 @@ class Tasks:
         Raises:
             BrokerError: the server can't be reached.
         """
-        key, start, last = self._keys.call(call), "-", b""
-        frames: list[Frame] = []
-        while True:
-            entries = await self._link.execute("XRANGE", key, start, "+", "COUNT", _COUNT, repeatable=True)
+        last, frames = b"", list[Frame]()
+        async for entries in pages(self._link, self._keys.call(call), _COUNT):
             for entry, flat in entries:
                 last = entry
                 if len(flat) >= 2 and flat[0] == b"f":
@@ -76,9 +75,6 @@ class Tasks:
                     frames += [frame for frame in found if frame.id == call]
                     if problems:
                         telemetry.log.error("frame.malformed", frames=len(problems), error=problems[0])
-            if len(entries) < _COUNT:
-                break
-            start = f"({last.decode()}"
         if not last:
             return None
         return TaskFrames(frames, int(last.partition(b"-")[0]) / 1000)

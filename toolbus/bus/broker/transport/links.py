@@ -269,13 +269,37 @@ async def scan_hash(link: Link, key: str) -> AsyncIterator[tuple[bytes, bytes]]:
     Raises:
         BrokerError: the server could not be asked.
     """
-    cursor: bytes = b"0"
-    while True:
-        cursor, flat = await link.execute("HSCAN", key, cursor, "COUNT", _SCAN_COUNT, repeatable=True)
+    async for flat in scan(link, "HSCAN", key, "COUNT", _SCAN_COUNT):
         for field in fields_of(flat).items():
             yield field
+
+
+async def scan(link: Link, command: str, key: str, *options: object) -> AsyncIterator[list[bytes]]:
+    """Yield what a scan of a key, or without one of the server, finds at a time.
+
+    Raises:
+        BrokerError: the server could not be asked.
+    """
+    scanned, cursor = (key,) if key else (), b"0"
+    while True:
+        cursor, found = await link.execute(command, *scanned, cursor, *options, repeatable=True)
+        yield found
         if cursor == b"0":
             return
+
+
+async def pages(link: Link, key: str, size: int, after: str | bytes = "-") -> AsyncIterator[list[tuple[bytes, list[bytes]]]]:
+    """Yield the entries of a stream, so many at a time; ``after`` is where ``XRANGE`` begins.
+
+    Raises:
+        BrokerError: the server could not be asked.
+    """
+    while True:
+        entries = await link.execute("XRANGE", key, after, "+", "COUNT", size, repeatable=True)
+        yield entries
+        if len(entries) < size:
+            return
+        after = b"(" + entries[-1][0]
 
 
 async def server_ms(link: Link) -> float:
