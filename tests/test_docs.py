@@ -381,7 +381,7 @@ def test_the_example_of_sessions_runs(tmp_path: Path, forks: ForkServer) -> None
 async def test_the_airline_of_the_guide_outlives_its_worker() -> None:
     """A toolkit with a state of some MB goes on at another worker, from what was kept of its journal."""
     found: dict[str, Any] = {"__name__": "airline"}
-    exec(compile(blocks("docs/how-to/sessions.md")[2], "airline", "exec"), found)
+    exec(compile(blocks("docs/how-to/sessions.md")[1], "airline", "exec"), found)
     first, second = (Worker(found["Airline"](), url="memory://") for _ in range(2))
     async with first, ToolBus("memory://") as bus:
         view = bus.bind(user="ann", session="trip")

@@ -333,10 +333,9 @@ PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "adapters.md"
         (0, "openai", "/v1/chat/completions"),
         (1, "anthropic", "/v1/messages"),
         (2, "langchain_core", "/"),
-        (3, "langchain_core", "/"),
-        (4, "langgraph", "/"),
-        (5, "agents", "/v1/responses"),
-        (6, "pydantic_ai", "/v1/chat/completions"),
+        (3, "langgraph", "/"),
+        (4, "agents", "/v1/responses"),
+        (5, "pydantic_ai", "/v1/chat/completions"),
     ],
 )
 async def test_the_examples_run(index: int, package: str, path: str, server: str, namespace: str, tmp_path: Path) -> None:

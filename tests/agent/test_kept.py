@@ -15,7 +15,7 @@ from tests.contract import Place
 from tests.servers import eventually
 from toolbus import ToolBus
 from toolbus.agent import Agent, EndpointError, ModelText, history
-from toolbus.agent.conversation import HeldConversation
+from toolbus.agent.history import HeldConversation
 from toolbus.bus.broker.transport.embedded import EmbeddedServer
 from toolbus.bus.client.executor.context import ExecutorContext
 from toolbus.bus.client.executor.observers import ToolEvent

@@ -8,7 +8,7 @@ from tests.agent.endpoint import says
 from tests.assistant.talking import chatting
 from tests.contract import Place
 from tests.servers import eventually
-from toolbus.agent.conversation import HeldConversation
+from toolbus.agent.history import HeldConversation
 from toolbus.bus.broker.protocols import Messenger
 
 pytestmark = pytest.mark.anyio

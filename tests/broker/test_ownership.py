@@ -1,4 +1,4 @@
-"""Owners of sessions: what a worker is certain of, what it asks the server, and what it does with the answers."""
+"""Owners of sessions, and their snapshots: what a worker is certain of, what it asks the server, and what it does with the answers."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from typing import Any, cast
 import pytest
 
 from tests.broker.fakes import FENCE, KEYS, SETTINGS, Bench, entry_fields, request
+from toolbus.bus.broker.protocols import NO_SNAPSHOT, Snapshot
+from toolbus.bus.broker.server.keys import session_digest
 from toolbus.bus.broker.take.intake import deliveries
 from toolbus.bus.broker.take.requests import Delivery, Fence
-from toolbus.bus.broker.take.sessions import Ownership
+from toolbus.bus.broker.take.sessions import Ownership, Snapshots
+from toolbus.bus.broker.transport.command import ReplyError
 from toolbus.bus.values.results import BrokerUnavailable
 
 pytestmark = pytest.mark.anyio
@@ -31,6 +34,7 @@ class Owning:
         self.bench.link.answers["own"] = self._own
         self.ownership = Ownership(self.bench.as_link, KEYS, LEASE, "mine", cast("Any", self.sessions), self.bench.times)
         self.ownership.serve(self.bench.stream)
+        self.snapshots = Snapshots(self.bench.as_link, KEYS, self.ownership)
         self.number = 0
 
     def _own(self, keys: Any, args: Any) -> Any:
@@ -46,10 +50,10 @@ class Owning:
         """Beat now, for these services or the one that there is."""
         self.ownership.beaten(self.bench.times.now, self.bench.times.now, services or ("pool",), missing=missing)
 
-    def take(self, session: str = "s", user: str = "u") -> Delivery:
+    def take(self, session: str = "s", user: str = "u", **fields: Any) -> Delivery:
         """Take a request of a session."""
         self.number += 1
-        return self.bench.hold(f"{self.number}-0".encode(), user=user, session=session)
+        return self.bench.hold(f"{self.number}-0".encode(), user=user, session=session, **fields)
 
     async def settle(self, *deliveries: Delivery) -> list[Delivery]:
         """Settle whose they are."""
@@ -402,3 +406,143 @@ async def test_a_worker_that_leaves_asks_about_whatever_it_takes(owning: Owning)
     assert owning.asked == 1
     owning.verdicts = [b"moved"]
     assert await owning.settle(owning.take()) == []
+
+
+async def test_a_service_that_is_gone_has_no_sessions(owning: Owning) -> None:
+    """Others are looked after as before; without any there is nothing to look after."""
+    owning.bench.streams["other"] = other = owning.bench.new_stream("other")
+    owning.ownership.serve(other)
+    owning.beat("pool", "other")
+    await owning.settle(owning.take())
+    owning.ownership.forget(owning.bench.stream)
+    assert owning.ownership.serves
+    assert owning.ownership._leases.keys() == owning.ownership._owned.keys() == {other}
+    assert not owning.ownership.doubts(owning.take())
+    owning.ownership.forget(other)
+    owning.ownership.forget(other)
+    assert not owning.ownership.serves
+
+
+async def test_the_server_is_asked_what_came_before_calls(owning: Owning) -> None:
+    """Of each service on its own, some tens at once; each has its own answer, in the order in which they were asked about."""
+    owning.bench.streams["other"] = other = owning.bench.new_stream("other")
+    asked = [owning.take(f"s{number}", user="u") for number in range(33)]
+    for each in asked:
+        each.after = b"0-1"
+    far = Delivery(asked[0].request, "", b"90-0", 0, 1, 200.0, 0.0, "run", other, FENCE)
+    owning.bench.link.answers["line"] = lambda keys, args: [
+        b"7-0 8-0" if entry == b"90-0" else b"%b%b" % (entry, b" 9-0" if entry == b"33-0" else b"") for entry in args[1::3]
+    ]
+    found = await owning.ownership.before([far, *asked])
+    assert found == [[b"7-0", b"8-0"], *([each.entry] for each in asked[:-1]), [b"33-0", b"9-0"]]
+    assert owning.bench.link.keys("line") == [
+        (other.key, KEYS.order("other")),
+        (owning.bench.stream.key, KEYS.order("pool")),
+        (owning.bench.stream.key, KEYS.order("pool")),
+    ]
+    [_, first, second] = owning.bench.link.args("line")
+    assert first[:6] == (session_digest("u", "s0"), b"1-0", b"0-1", session_digest("u", "s1"), b"2-0", b"0-1")
+    assert (len(first), second) == (3 * 32, (session_digest("u", "s32"), b"33-0", b"0-1"))
+    assert await owning.ownership.before([]) == []
+    owning.bench.link.answers["line"] = [b""]
+    with pytest.raises(ValueError, match="shorter"):
+        await owning.ownership.before(asked[:2])
+
+
+SNAPSHOT = Snapshot("token", "call-1", b"{}")
+_DAY = 86_400_000
+
+
+def snapshot_keys(owning: Owning) -> tuple[str, ...]:
+    """The keys that a script is given for the session of ``take``."""
+    digest = session_digest("u", "s")
+    return owning.bench.stream.key, owning.bench.stream.fence, KEYS.session("pool", digest), KEYS.snapshot("pool", digest)
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [(1, ""), (0, '"another worker has the session"'), (BrokerUnavailable("gone"), "gone"), (ReplyError("OOM"), "OOM")],
+)
+async def test_a_snapshot_is_kept_or_it_is_said_why_not(
+    owning: Owning, ordered: bool, answer: Any, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An answer is waited for only if nothing else would tell. One that the server refuses makes the earlier snapshot worth nothing."""
+    delivery = owning.take(ordered=ordered)
+    await owning.settle(delivery)
+    owning.bench.link.answers["save"] = answer
+    kept = await owning.snapshots.save(delivery, SNAPSHOT)
+    assert kept is (ordered or answer != 0)
+    assert owning.bench.link.keys("save")[0] == snapshot_keys(owning)
+    caller = ("mine", *FENCE, b"1-0", 1, int(not ordered))
+    saved = [(*caller, "token", "call-1", b"{}", _DAY)]
+    forgotten = [(*caller, "", "", "", _DAY)] if isinstance(answer, ReplyError) else []
+    assert owning.bench.link.args("save") == saved + forgotten
+    assert set(owning.bench.link.keys("save")) == {snapshot_keys(owning)}
+    said = [f"session.unsaved queue=pool user=u session=s error={reason}"] if reason else []
+    assert [record.getMessage() for record in caplog.records] == said * (1 + len(forgotten))
+
+
+async def test_no_snapshot_is_kept_of_a_session_that_another_worker_has(owning: Owning) -> None:
+    """The server is not asked to."""
+    delivery = owning.take()
+    await owning.settle(delivery)
+    owning.bench.times.now += LEASE
+    owning.verdicts = [b"moved"]
+    assert not await owning.snapshots.save(delivery, SNAPSHOT)
+    assert "save" not in owning.bench.link.names
+
+
+async def test_a_call_in_doubt_is_checked_by_the_server(owning: Owning) -> None:
+    """In the order of its session, too, when its lease has lapsed meanwhile."""
+    delivery = owning.take(ordered=True)
+    await owning.settle(delivery)
+    owning.bench.times.now += LEASE
+    owning.bench.link.answers["save"] = BrokerUnavailable("gone")
+    owning.snapshots.forget(delivery)
+    assert owning.bench.link.args("save") == [("mine", *FENCE, b"1-0", 1, 1, "", "", "", _DAY)]
+    assert owning.bench.link.keys("save") == [snapshot_keys(owning)]
+
+
+@pytest.mark.parametrize(("answer", "logged"), [(1, []), (0, []), (BrokerUnavailable("gone"), ["gone"])])
+async def test_a_snapshot_that_can_not_be_forgotten_is_logged(
+    owning: Owning, answer: Any, logged: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """One of a session that is elsewhere is not this worker's to forget."""
+    owning.bench.link.answers["save"] = answer
+    owning.snapshots.forget(owning.take())
+    assert [record.getMessage() for record in caplog.records] == [
+        f"session.unsaved queue=pool user=u session=s error={reason}" for reason in logged
+    ]
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected", "logged"),
+    [
+        ([], None, ""),
+        ([b"token", b"call-1", b"{}"], SNAPSHOT, ""),
+        ([b"t" * 65, b"call-1", b"{}"], NO_SNAPSHOT, "its 65 characters are over the limit of 64"),
+        ([b"token", b"c" * 65, b"{}"], NO_SNAPSHOT, "its 65 characters are over the limit of 64"),
+        ([b"it is a \xff"], NO_SNAPSHOT, "it is a \\ufffd"),
+    ],
+)
+async def test_a_snapshot_that_can_not_be_used_is_told_from_none(
+    owning: Owning, answer: list[bytes], expected: Snapshot | None, logged: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The server is told how much of it would be read."""
+    owning.bench.link.answers["load"] = answer
+    assert await owning.snapshots.load(owning.take()) == expected
+    [*_, key] = snapshot_keys(owning)
+    assert (owning.bench.link.keys("load"), owning.bench.link.args("load")) == ([(key,)], [(262_144, 64)])
+    said = f'value.unreadable key={key} error="{logged}" advice="nothing of toolbus writes this; delete it"'
+    assert [record.getMessage() for record in caplog.records] == ([said] if logged else [])
+
+
+@pytest.mark.parametrize(("answer", "elsewhere"), [([b""], False), ([b"1-0"], True)])
+async def test_the_server_is_asked_what_others_run_in_a_session(owning: Owning, answer: list[bytes], elsewhere: bool) -> None:
+    """Workers that live and may leave."""
+    owning.bench.link.answers["line"] = answer
+    assert await owning.snapshots.is_elsewhere(owning.take()) is elsewhere
+    stream = owning.bench.stream
+    assert owning.bench.link.keys("line") == [(stream.key, KEYS.order("pool"), stream.fence, KEYS.live)]
+    assert owning.bench.link.args("line") == [(session_digest("u", "s"), "", "", "mine", "pool")]

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from tests.broker.fakes import KEYS, FakeLink, Times
 from toolbus.bus.broker.protocols import Fate, Verdict
-from toolbus.bus.broker.publish import ABSENT, Publish, Publisher, failure, read_verdicts, report_fate
+from toolbus.bus.broker.publish import ABSENT, Publish, Publisher, Requests, failure, read_verdicts, report_fate
+from toolbus.bus.broker.server.keys import session_digest
 from toolbus.bus.broker.transport.command import ReplyError
+from toolbus.bus.values.envelope import Request, encode_request
 from toolbus.bus.values.results import BrokerUnavailable, EnvelopeError
 
 pytestmark = pytest.mark.anyio
@@ -49,10 +52,12 @@ class Publishing:
         """Return whether work may be published now."""
         return once in self.admitted
 
-    def publish(self, name: str, *, once: bool = False, size: int = 2, queue: str = "pool", deadline: float = 105.0) -> Call:
+    def publish(
+        self, name: str, *, once: bool = False, size: int = 2, queue: str = "pool", deadline: float = 105.0, session: str = ""
+    ) -> Call:
         """Publish a call."""
         made = self.calls[name] = Call()
-        self.publisher.publish(Publish(name, queue, 10, deadline, b"x" * size, made, once))
+        self.publisher.publish(Publish(name, queue, 10, deadline, b"x" * size, made, once, session))
         return made
 
     async def turn(self) -> None:
@@ -290,6 +295,64 @@ async def test_a_call_is_cancelled_where_it_is_queued(publishing: Publishing) ->
     assert publishing.link.args("cancel")[0] == ("1-1", "call", 1, KEYS.wake("pool"), "cancelled")
     publishing.publisher.cancel("call", "pool", "1-1", 500, None)
     assert publishing.link.args("cancel")[-1][2] == 500
+
+
+async def test_calls_that_keep_their_places_leave_in_their_order(publishing: Publishing) -> None:
+    """Behind one that may not be written now, none of them is; others are, and they go first when they may."""
+    publishing.admitted = {False}
+    for name, once in (("a", False), ("b", False), ("c", True), ("d", False)):
+        publishing.publish(name, once=once, session=f"s-{name}")
+    publishing.publish("other")
+    await publishing.turn()
+    assert publishing.statuses == ["queued", "queued", "waits", "waits", "queued"]
+    order = KEYS.order("pool")
+    memo = KEYS.flushes("agent")
+    assert publishing.link.keys("publish") == [(memo, KEYS.queue("pool"), order), (memo, KEYS.queue("pool"))]
+    assert publishing.link.args("publish")[0] == (0, 600_000, "", 2, "10 3 s-a", 5_000, b"xx", 2, "10 3 s-b", 5_000, b"xx")
+    publishing.admitted = {True, False}
+    publishing.publisher.flush()
+    assert publishing.statuses == ["queued"] * 5
+    assert [args[2] for args in publishing.link.args("publish")[2:]] == ["run-one", ""]
+    assert [args[4] for args in publishing.link.args("publish")[2:]] == ["10 3 s-c", "10 3 s-d"]
+
+
+class Steps:
+    """Takes note of what a publisher, and what shares calls, is asked for."""
+
+    def __init__(self, name: str, seen: list[tuple[Any, ...]]) -> None:
+        self.name, self.seen = name, seen
+
+    def __getattr__(self, step: str) -> Any:
+        return lambda *args: self.seen.append((self.name, step, *args))
+
+
+@pytest.mark.parametrize(("ordered", "session"), [(False, ""), (True, session_digest("u", "s"))])
+@pytest.mark.parametrize("shared", [False, True])
+async def test_requests_are_published_alone_or_shared(shared: bool, ordered: bool, session: str) -> None:
+    """A shared one that keeps its place goes behind what was published before it; one that was given up is withdrawn where it was."""
+    seen: list[tuple[Any, ...]] = []
+    requests = Requests(cast("Any", Steps("own", seen)), cast("Any", Steps("shared", seen)), 200)
+    request = Request("c", "a", "pool", user="u", session="s", shared=shared, ordered=ordered, effect="once", timeout=2.0)
+    document, sender = encode_request(request, limit=200), Call()
+    requests.publish(request, "pool", 10, 105.0, sender)
+    requests.cancel(request, "pool", "1-1", seen.append, waited=0.5, why="why")
+    requests.cancel(request, "pool", "1-1")
+    requests.forget(request)
+    alone = [
+        ("own", "publish", Publish("c", "pool", 10, 105.0, document, sender, True, session)),
+        ("own", "cancel", "c", "pool", "1-1", 2_500, seen.append, "why"),
+        ("own", "cancel", "c", "pool", "1-1", 2_000, None, "cancelled"),
+    ]
+    together = [
+        *([("own", "flush")] if ordered else []),
+        ("shared", "publish", request, "pool", 10, 105.0, document, sender, session),
+        ("shared", "cancel", request, "pool", "1-1", seen.append, 0.5, "why"),
+        ("shared", "cancel", request, "pool", "1-1", None, 0.0, "cancelled"),
+        ("shared", "forget", "c"),
+    ]
+    assert seen == (together if shared else alone)
+    with pytest.raises(EnvelopeError, match="200"):
+        requests.publish(msgspec.structs.replace(request, arguments={"x": "x" * 200}), "pool", 10, 105.0, sender)
 
 
 def test_verdicts_are_read_in_order() -> None:

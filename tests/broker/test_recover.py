@@ -9,10 +9,11 @@ import pytest
 
 from tests.broker.fakes import FENCE, KEYS, SETTINGS, Bench, entry_fields, request
 from toolbus.bus.broker.held.confirmations import DeadlineNotes
-from toolbus.bus.broker.lease.recover import AbandonedCalls, Upkeep, hand_back, pass_on
+from toolbus.bus.broker.lease import recover
+from toolbus.bus.broker.lease.recover import AbandonedCalls, Upkeep, hand_back, hand_over, outlive, pass_on
 from toolbus.bus.broker.take.intake import deliveries
 from toolbus.bus.broker.take.requests import UNSURE, Fence
-from toolbus.bus.values.results import BrokerUnavailable
+from toolbus.bus.values.results import BrokerUnavailable, ErrorInfo
 
 pytestmark = pytest.mark.anyio
 
@@ -389,3 +390,97 @@ async def test_what_a_group_passed_over_is_looked_for_in_stretches(recovery: Rec
     assert [args[0] for args in link.args("rescue")] == [b"", b"16-0", b"32-0", b"48-0", b""]
     assert link.args("rescue")[0][1:] == (6_000, KEYS.wake("pool"), "pool")
     assert [record.message for record in caplog.records] == ["requests.passed_over service=pool calls=19"]
+
+
+@pytest.mark.parametrize("taken", [True, False])
+async def test_a_call_for_another_revision_goes_to_a_worker_of_it(recovery: Recovery, taken: bool) -> None:
+    """It is held here until one has it."""
+    bench = recovery.bench
+    delivery = bench.hold(attempt=2, digest="other")
+    bench.link.answers["hand_over"] = int(taken)
+    assert await hand_over(bench.as_link, KEYS, delivery) is taken
+    assert (delivery.entry in bench.stream.held) is not taken
+    assert bench.link.keys("hand_over") == [(bench.stream.key, bench.stream.fence, KEYS.live, KEYS.instances("pool"))]
+    assert bench.link.args("hand_over") == [("mine", "pool", FENCE.generation, bench.stream.wake, b"1-0", 2, "other")]
+
+
+class Registration:
+    """The registration of a worker, of which only the last is asked."""
+
+    def __init__(self, order: list[str]) -> None:
+        self.order = order
+
+    def digest(self, service: str) -> str:
+        """Return the digest of its revision."""
+        return f"digest of {service}"
+
+    async def step_back(self, service: str) -> None:
+        """Take note."""
+        self.order.append(service)
+
+
+@pytest.mark.parametrize(
+    ("answers", "untils", "stepped"),
+    [
+        # Last: 0 when others serve the revision, or nobody serves another; then the newest entry, and whether all up to it was taken.
+        ([(0, b"", 0)], [b""], False),
+        ([(1, b"7-0", 0), (1, b"8-0", 0), (1, b"", 0), (1, b"", 1), (1, b"", 1)], [b"", b"7-0", b"8-0", b"8-0", b"8-0"], True),
+        ([(1, b"7-0", 1), (1, b"8-0", 1), (1, b"", 0), (1, b"", 1), (1, b"", 1)], [b"", b"7-0", b"8-0", b"8-0", b"8-0"], True),
+        ([(1, b"7-0", 1), (1, b"8-0", 1), (1, b"", 1)], [b"", b"7-0", b"8-0"], True),
+        ([(1, b"7-0", 0), (1, b"8-0", 0), (0, b"", 0)], [b"", b"7-0", b"8-0"], True),
+    ],
+)
+async def test_the_last_worker_of_a_revision_waits_until_its_calls_were_taken(
+    recovery: Recovery, monkeypatch: pytest.MonkeyPatch, answers: list[Any], untils: list[bytes], stepped: bool
+) -> None:
+    """It steps back once, so that callers turn to the other revision, and looks twice whether all until then was taken."""
+    bench, waits = recovery.bench, list[float]()
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+
+    monkeypatch.setattr(recover.asyncio, "sleep", sleep)
+    bench.link.answers["outlive"] = lambda keys, args: answers.pop(0)
+    await outlive(bench.as_link, KEYS, bench.stream, cast("Any", Registration(recovery.order)))
+    assert answers == []
+    assert bench.link.args("outlive") == [("mine", "pool", "digest of pool", until) for until in untils]
+    assert set(bench.link.keys("outlive")) == {(bench.stream.key, bench.stream.fence, KEYS.live, KEYS.instances("pool"))}
+    assert recovery.order == (["pool"] if stepped else [])
+    assert waits == ([0.3] + [0.1] * (len(untils) - 2) if stepped else [])
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+async def test_calls_without_their_reply_stream_end_unless_the_clock_was_set_forward(recovery: Recovery, ahead: bool) -> None:
+    """Then their agent makes the stream anew, and the calls go on; and so they do while the server can't be asked."""
+    bench, error = recovery.bench, ErrorInfo("cancelled", "caller_gone")
+    bench.clock.observe(bench.times.now * 1000, bench.times.now, bench.times.now)
+    mine, other = bench.hold(b"1-0"), bench.hold(b"2-0", agent="other")
+    bench.link.answers["TIME"] = BrokerUnavailable("gone")
+    await recovery.abandoned.stop_calls_of(mine.replies, error)
+    bench.link.answers["TIME"] = lambda keys, args: [int(bench.times.now) + 60 * ahead, 0]
+    assert bench.listener.replies_gone == []
+    key = mine.replies
+    await recovery.abandoned.stop_calls_of(key, error)
+    assert bench.listener.replies_gone == ([] if ahead else [(key, error)])
+    assert (bool(mine.replies), bool(other.replies)) == (ahead, True)
+
+
+async def test_a_stream_that_is_withdrawn_is_forgotten(recovery: Recovery) -> None:
+    """What was postponed there, and how far it was looked through; others are gone on with, and one that is not known is none."""
+    bench = recovery.bench
+    bench.streams["other"] = other = bench.new_stream("other")
+    bench.link.answers["rescue"] = [0, b"1-0"]
+    await recovery.upkeep.turn(once_a_lease=True)
+    recovery.upkeep.postponed |= {bench.stream: True, other: True}
+    for _ in range(2):
+        await recovery.upkeep.forget(bench.stream)
+    assert recovery.upkeep.postponed.keys() == {other}
+    await recovery.upkeep.turn(once_a_lease=True)
+    assert [(args[3], args[0]) for args in bench.link.args("rescue")[2:]] == [("pool", b""), ("other", b"1-0")]
+
+
+async def test_a_stream_can_be_looked_into_between_two_turns(recovery: Recovery) -> None:
+    """What is left behind there is taken over at once."""
+    await recovery.upkeep.look_into(recovery.bench.stream)
+    assert recovery.order == ["reap"]
+    assert recovery.bench.link.keys("reap")[0][0] == recovery.bench.stream.key

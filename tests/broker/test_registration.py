@@ -378,3 +378,28 @@ async def test_a_worker_that_can_not_ask_for_the_version_looks_again_later(regis
     registering.bench.link.answers["HMGET"] = BrokerUnavailable("gone")
     await registering.registration.register_again(["pool"])
     assert (len(registering.starts), registering.refusals) == (before, [])
+
+
+async def test_a_service_that_is_withdrawn_is_not_published_again(registering: Registering) -> None:
+    """Not by a beat that finds it missing; when the server could not be asked, it still counts as published."""
+    registration, link = registering.registration, registering.bench.link
+    assert (registration.digest("pool"), registration.digest("other")) == ("digest", "")
+    link.answers["unregister"] = BrokerUnavailable("gone")
+    with pytest.raises(BrokerUnavailable):
+        await registration.withdraw("pool")
+    assert registration.digest("pool") == "digest"
+    del link.answers["unregister"]
+    await registration.withdraw("pool")
+    await registration.withdraw("other")
+    assert registration.digest("pool") == ""
+    assert [args[-1] for args in link.args("unregister")] == [b"pool/mine", b"pool/mine", b"other/mine"]
+    await registration.register_again(["pool"])
+    assert registering.starts == [0]
+
+
+async def test_a_worker_can_step_behind_others(registering: Registering) -> None:
+    """It registers under the earliest start of all, and keeps that one at the next registration."""
+    registering.bench.link.answers["register"] = lambda keys, args: [b"ok", 1, *FENCE]
+    await registering.registration.step_back("pool")
+    await registering.registration.register_again(["pool"])
+    assert registering.starts == [0, 1, 1]

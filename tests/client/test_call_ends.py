@@ -72,6 +72,28 @@ async def test_a_call_that_is_ended_tells_the_worker() -> None:
     assert (host.withdrawn, host.forgotten) == ([call], [call])
 
 
+@pytest.mark.parametrize("ended", [False, True])
+async def test_a_call_that_is_dropped_keeps_nothing(ended: bool) -> None:
+    """Neither its text, nor what was not read, nor its result; what is known of its run stays."""
+    host = Host()
+    call = made(host, streaming=True)
+    for frame in run(2, "a" * 1_000, ONE, end=ended):
+        call.feed(frame, 1.0)
+    assert call.unread >= 1_000
+    call.drop(ERROR)
+    result = await call.result()
+    assert (result.success, result.error, result.output, result.content, call.unread) == (False, ERROR, None, (), 0)
+    assert (result.meta.id, result.meta.worker) == ("c", "worker-2" if ended else "")
+    assert host.withdrawn == ([] if ended else [call])
+
+
+async def test_a_dropped_call_that_nobody_streams_has_the_error_alone() -> None:
+    """It kept no events."""
+    call = made(Host())
+    call.drop(ERROR)
+    assert (await call.result()).error == ERROR
+
+
 @pytest.mark.parametrize("effect", ["", "read", "idempotent"])
 async def test_a_call_that_may_run_twice_is_given_up_at_once(effect: str) -> None:
     """Only for a ``once`` call it matters whether it began."""

@@ -7,8 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from toolbus.bus.broker.protocols import Verdict
-from toolbus.bus.client.calls.refusals import refusal_of, unavailable, unknown_service, unknown_tool, wrong_arguments
+from toolbus.bus.client.calls.refusals import refusal_of, unavailable, unknown_service, unknown_tool, withdrawn, wrong_arguments
 from toolbus.bus.client.tools.catalogue import Catalogue, Documents
+from toolbus.bus.values.results import ErrorInfo
 
 NOTHING = SimpleNamespace(tools={}, reason=lambda name: "")
 """No tool is withheld."""
@@ -73,6 +74,18 @@ def test_similar_names_are_suggested() -> None:
     )
     assert (error.type, error.code, error.details) == ("not_found", "unknown_tool", {"near": ["adder", "reader"]})
     assert "'adder', 'reader'" in error.message
+
+
+@pytest.mark.parametrize(("ago", "said"), [(0.2, "1 s"), (61.6, "62 s")])
+def test_a_tool_that_is_gone_says_since_when(ago: float, said: str) -> None:
+    """It may come back, unless it is withheld: then the reason of that is told."""
+    tool = SimpleNamespace(name="adder", service="calc")
+    reasons = {"adder": ""}
+    catalogue = SimpleNamespace(former=SimpleNamespace(seconds={"adder": ago}.get), withholding=SimpleNamespace(reason=reasons.get))
+    expected = f"the tool 'adder' was there until {said} ago; its service 'calc' has stopped, or offers it no more"
+    assert withdrawn(tool, catalogue) == ErrorInfo("unavailable", "withdrawn", expected, retryable=True)
+    reasons["adder"] = "no name"
+    assert withdrawn(tool, catalogue) == ErrorInfo("not_found", "refused", "the tool 'adder' of 'calc' can't be used: no name")
 
 
 def test_an_unknown_service_is_named() -> None:

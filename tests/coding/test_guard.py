@@ -10,7 +10,7 @@ import pytest
 from toolbus.bus.middleware.chain import ToolCall
 from toolbus.bus.values.results import ToolResult
 from toolbus.platform.coding.jobs import Guard
-from toolbus.testing.recorder import OwnTallies
+from toolbus.testing.environment import OwnTallies
 
 pytestmark = pytest.mark.anyio
 

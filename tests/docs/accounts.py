@@ -66,6 +66,7 @@ FOREIGN = {
 UNRUN = {
     'curl https://tools.example/v1/tools -H "Authorization: Bearer $TOKEN"': "the host is an example; tests/gateway sends tokens",
     "echo TOOLBUS_URL=redis://localhost:6379 > /etc/toolbus/toolbus.env": "writes to /etc",
+    "JOBS_TOKEN=secret python examples/platform/jobs_api.py": "runs until it is stopped; tests/assistant/test_guide.py runs it",
     "TOOLBUS_URL=redis://localhost:6379 python quip.py --topic quip": "runs until it is stopped; tests/test_docs.py runs it",
 }
 
@@ -87,7 +88,7 @@ PYTHON = {
     "README.md": (2, "tests/test_docs.py"),
     "docs/explanation/learning.md": (1, "tests/learning/test_guide.py"),
     "docs/explanation/reliability.md": (2, "tests/docs/test_python.py"),
-    "docs/how-to/adapters.md": (7, "tests/adapters/test_adapters.py"),
+    "docs/how-to/adapters.md": (6, "tests/adapters/test_adapters.py"),
     "docs/how-to/agent.md": (1, "tests/test_docs.py"),
     "docs/how-to/chat2graph.md": (2, "tests/test_docs.py"),
     "docs/how-to/confirmations.md": (2, "tests/test_docs.py"),
@@ -100,9 +101,8 @@ PYTHON = {
     "docs/how-to/mount.md": (3, "tests/mounts/test_command.py"),
     "docs/how-to/nanoclaw.md": (2, "tests/test_docs.py"),
     "docs/how-to/pins.md": (1, "tests/docs/test_python.py"),
-    "docs/how-to/platform.md": (1, "tests/assistant/test_guide.py"),
     "docs/how-to/services.md": (1, "tests/test_docs.py"),
-    "docs/how-to/sessions.md": (3, "tests/test_docs.py"),
+    "docs/how-to/sessions.md": (2, "tests/test_docs.py"),
     "docs/how-to/testing.md": (3, "tests/testing/test_guide.py"),
     "docs/how-to/toolkit.md": (3, "tests/test_docs.py"),
     "docs/how-to/trustgraph.md": (2, "tests/test_docs.py"),

@@ -7,7 +7,7 @@ import threading
 from tests.servers import eventually
 from toolbus import invocation, tool
 from toolbus.bus.middleware import ToolCall
-from toolbus.testing.recorder import OwnTallies
+from toolbus.testing.environment import OwnTallies
 
 power: dict[str, bool] = {}
 seen: list[str] = []

@@ -20,7 +20,7 @@ from toolbus.bus.values.envelope import Request
 from toolbus.bus.worker.handlers import Handler
 from toolbus.bus.worker.handling import MiddlewareCall
 from toolbus.bus.worker.invocation import Invocation
-from toolbus.testing.recorder import OwnTallies
+from toolbus.testing.environment import OwnTallies
 
 pytestmark = pytest.mark.anyio
 

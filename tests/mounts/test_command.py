@@ -69,6 +69,7 @@ def test_a_mount_is_served_by_several_processes(shell: Shell, programmed: Path) 
     eventually_sync(lambda: not any(_lives(pid) for pid in seen), timeout=30.0)
 
 
+@pytest.mark.usefixtures("slow")
 def test_a_killed_mount_leaves_no_server_behind(shell: Shell) -> None:
     """The server ends with its worker even if it hangs and would not see the end of its input."""
     hang = "\n@mcp.tool()\ndef hang() -> str:\n    '''Hang.'''\n    time.sleep(600)\n    return ''\n"

@@ -12,7 +12,7 @@ import pytest
 from tests.records.made import recorded
 from tests.servers import eventually
 from toolbus import ToolBus
-from toolbus.agent.conversation import HeldConversation
+from toolbus.agent.history import HeldConversation
 from toolbus.bus.broker.admin import Admin
 from toolbus.bus.broker.protocols import CHAT, Messenger
 from toolbus.bus.values.settings import Settings

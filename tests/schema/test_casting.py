@@ -13,7 +13,7 @@ from tests.schema.test_strict import ANYTHING, SCHEMAS
 from tests.tiers import some
 from toolbus import ToolError
 from toolbus.bus.schema.arguments import Validator
-from toolbus.bus.schema.casting import cast
+from toolbus.bus.schema.casting import cast, summary
 from toolbus.bus.schema.dialects import strict
 from toolbus.bus.schema.repair import decoded
 
@@ -138,6 +138,71 @@ BRANCHES: dict[str, Any] = {
 def test_the_one_branch_that_a_value_can_belong_to_is_its_schema(given: dict[str, Any], made: dict[str, Any]) -> None:
     """Branches are told apart by fixed values and required names; where several are left nothing is guessed."""
     assert cast(given, BRANCHES)[0] == made
+
+
+@pytest.mark.parametrize(
+    ("given", "texts", "made"),
+    [
+        (True, ["true", "false"], "true"),
+        (False, ["On", " FALSE "], " FALSE "),
+        (1, ["true", "1"], "1"),
+        (True, ["1", "0"], True),
+        (1, ["1", "1.0"], 1),
+        (1.5, ["1.50", "2"], "1.50"),
+        (0.1, ["0.1"], "0.1"),
+        (12345678901234567890, ["12345678901234567890"], "12345678901234567890"),
+        (float("inf"), ["inf", "1"], float("inf")),
+        (3, ["3", 3], 3),
+        (3, ["three"], 3),
+    ],
+)
+def test_a_value_becomes_the_one_text_that_says_it(given: Any, texts: list[Any], made: Any) -> None:
+    """Of an enumeration of texts; where several say it, or it has other values, nothing is guessed."""
+    value, changes = cast({"a": given}, {"properties": {"a": {"enum": texts}}})
+    assert repr(value) == repr({"a": made})
+    kind = {bool: "boolean", int: "integer", float: "number"}[type(given)]
+    assert changes == ([f"{kind} → string - at `$.a`"] if isinstance(made, str) else [])
+
+
+@pytest.mark.parametrize(
+    ("schema", "default", "refused"),
+    [
+        ({"type": "integer", "minimum": 1}, 0, True),
+        ({"type": "integer", "minimum": 0}, 0, False),
+        ({"type": "integer", "maximum": 9}, 10, True),
+        ({"type": "integer", "maximum": 10}, 10, False),
+        ({"type": "number", "exclusiveMinimum": 0}, 0, True),
+        ({"type": "number", "exclusiveMaximum": 0}, 0, True),
+        ({"type": "number", "exclusiveMinimum": True, "exclusiveMaximum": "0"}, 0, False),
+        ({"type": "string", "minLength": 1}, "", True),
+        ({"type": "string", "maxLength": 2}, "abc", True),
+        ({"type": "string", "maxLength": 3, "maximum": 1}, "abc", False),
+        ({"type": "integer", "minLength": 9}, 3, False),
+        ({"type": "string", "maximum": 1, "minLength": 1}, "", True),
+        ({"minimum": 5}, None, False),
+        ({"type": "integer"}, "", True),
+        ({"enum": ["a"]}, "b", True),
+        ({"enum": ["a", 1]}, True, True),
+        ({"enum": ["a", 1]}, 1.0, False),
+    ],
+)
+def test_a_default_that_the_schema_refuses_is_left_out(schema: dict[str, Any], default: Any, refused: bool) -> None:
+    """A model repeats it from the description; it is accepted only when it is not given. A required one, or another value, stays."""
+    part = {**schema, "default": default}
+    value, changes = cast({"a": default}, {"properties": {"a": part}})
+    assert value == ({} if refused else {"a": default})
+    assert changes == (["the default, which the schema refuses, left out - at `$.a`"] if refused else [])
+    assert cast({"a": default}, {"properties": {"a": part}, "required": ["a"]})[0] == {"a": default}
+    assert cast({"a": [default]}, {"properties": {"a": part}})[0] == {"a": [default]}
+
+
+def test_changes_are_told_in_short() -> None:
+    """Of at most twenty tools and changes, by name; how many more there were is told."""
+    assert summary({"b": ["x"], "a": ["y", "z"]}) == {"tools": ["a", "b"], "changes": ["a: y", "a: z", "b: x"]}
+    twenty = {f"t{number:02}": ["x"] for number in range(20)}
+    assert summary(twenty) == {"tools": [*twenty], "changes": [f"{name}: x" for name in twenty]}
+    more = {**twenty, "u": ["x", "y"]}
+    assert summary(more) == {**summary(twenty), "further": 2}
 
 
 def test_changes_are_told_with_their_place() -> None:

@@ -83,6 +83,72 @@ def test_what_is_meant_is_said_properly(part: dict[str, Any], meant: dict[str, A
     assert repr(part) == before
 
 
+CONTRADICTIONS: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
+    ({"type": "string", "nullable": True}, {"type": ["string", "null"]}, ["wrote 'nullable' as a type"]),
+    ({"type": ["string"], "nullable": False}, {"type": ["string"]}, ["wrote 'nullable' as a type"]),
+    ({"type": ["string", "null"], "nullable": True}, {"type": ["string", "null"]}, ["wrote 'nullable' as a type"]),
+    (
+        {"type": "string", "nullable": True, "enum": ["a"]},
+        {"type": ["string", "null"], "enum": ["a", None]},
+        ["wrote 'nullable' as a type"],
+    ),
+    (
+        {"type": "string", "nullable": True, "enum": [None, "a"]},
+        {"type": ["string", "null"], "enum": [None, "a"]},
+        ["wrote 'nullable' as a type"],
+    ),
+    ({"type": "array", "enum": [1, 2]}, {"type": "array", "items": {"enum": [1, 2]}}, ["moved 'enum' to the items"]),
+    (
+        {"type": "array", "items": {"type": "string"}, "enum": [1, 2, "1"]},
+        {"type": "array", "items": {"type": "string", "enum": ["1", "2"]}},
+        ["made the values of 'enum' fit the type 'string'", "moved 'enum' to the items"],
+    ),
+    ({"type": "array", "items": {"enum": [3]}, "enum": [1]}, {"type": "array", "items": {"enum": [3]}}, ["moved 'enum' to the items"]),
+    ({"type": "array", "items": True, "enum": [1]}, {"type": "array", "items": True, "enum": [1]}, []),
+    ({"type": "array", "enum": [[1], [2]]}, {"type": "array", "enum": [[1], [2]]}, []),
+    (
+        {"type": "integer", "enum": ["1", " 2 ", "1", 1]},
+        {"type": "integer", "enum": [1, 2]},
+        ["made the values of 'enum' fit the type 'integer'"],
+    ),
+    (
+        {"type": "string", "enum": [True, 1.5, False, 7]},
+        {"type": "string", "enum": ["true", "1.5", "false", "7"]},
+        ["made the values of 'enum' fit the type 'string'"],
+    ),
+    ({"type": "boolean", "enum": ["yes", "no"]}, {"type": "boolean"}, ["left out 'enum', whose values are not of the type 'boolean'"]),
+    (
+        {"type": ["object", "null"], "enum": ["a"]},
+        {"type": ["object", "null"]},
+        ["left out 'enum', whose values are not of the type ['object', 'null']"],
+    ),
+    (
+        {"type": "integer", "enum": ["one", 2]},
+        {"type": ["integer", "string"], "enum": ["one", 2]},
+        ["made the type that of the values of 'enum', ['integer', 'string']"],
+    ),
+    ({"type": "integer", "enum": ["one"]}, {"type": "string", "enum": ["one"]}, ["made the type that of the values of 'enum', 'string'"]),
+    ({"type": "integer", "enum": []}, {"type": "integer", "enum": []}, []),
+    ({"type": "integer", "default": "3"}, {"type": "integer", "default": 3}, ["made the default '3' fit the type"]),
+    ({"type": "integer", "default": "three"}, {"type": "integer", "default": "three"}, []),
+    (
+        {"type": "string", "enum": ["On", "off"], "default": " on "},
+        {"type": "string", "enum": ["On", "off"], "default": "On"},
+        ["made the default ' on ' one of its values"],
+    ),
+    ({"type": "string", "enum": ["On", "ON"], "default": "on"}, {"type": "string", "enum": ["On", "ON"], "default": "on"}, []),
+    ({"type": "string", "enum": ["on", "On"], "default": "on"}, {"type": "string", "enum": ["on", "On"], "default": "on"}, []),
+]
+
+
+@pytest.mark.parametrize(("part", "settled", "notes"), CONTRADICTIONS, ids=[str(part) for part, _, _ in CONTRADICTIONS])
+def test_what_contradicts_itself_is_settled(part: dict[str, Any], settled: dict[str, Any], notes: list[str]) -> None:
+    """By what its author must have meant, and each change is told; what is possible stays as it is."""
+    made, changes = mended({"type": "object", "properties": {"a": part}})
+    assert made["properties"]["a"] == settled
+    assert [change.partition(": ")[2] or change for change in changes] == notes
+
+
 def test_the_top_is_mended_too() -> None:
     """Required arguments, lists of properties and unknown drafts at the top are understood."""
     made, _ = mended({"type": "dict", "properties": [{"name": "a", "type": "int", "required": True}, {"name": "b", "type": "str"}]})

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from toolbus.agent.conversation import HeldConversation, name_to_hold
 from toolbus.agent.endpoint import ChatEndpoint
 from toolbus.agent.history import (
     Answer,
     CallResult,
     End,
     Exchange,
+    HeldConversation,
     History,
     KeptHistory,
     LocalHistory,
@@ -24,6 +24,7 @@ from toolbus.agent.history import (
     ModelTurn,
     Question,
     TurnResults,
+    name_to_hold,
     storable,
     with_instruction,
 )

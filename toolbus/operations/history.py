@@ -18,14 +18,9 @@ import msgspec
 from toolbus.bus import telemetry
 from toolbus.bus.broker.admin import Admin
 from toolbus.bus.broker.statistics.recent import RecentCall
-from toolbus.bus.support.files import append, generations, replace, shift
+from toolbus.bus.support.files import append, generations, lock, replace, shift
 from toolbus.bus.values.results import BrokerError, BrokerUnavailable, ConfigurationError
 from toolbus.bus.values.settings import PREFIX, Settings
-
-try:
-    import fcntl
-except ImportError:  # Windows, where one process is trusted to be alone
-    fcntl = None  # type: ignore[assignment]
 
 FAILED = frozenset({"failed", "cancelled", "retried", "lost", "dead"})
 """Outcomes of attempts that did not succeed."""
@@ -227,14 +222,10 @@ def _beside(path: Path, what: str) -> Path:
 def _alone(path: Path) -> int:
     """Return the file descriptor of a lock beside a file, which no other process holds."""
     with _of(path):
-        lock = os.open(_beside(path, "lock"), os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            if fcntl is not None:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return lock(_beside(path, "lock"), within=0.0)
         except BlockingIOError:
-            os.close(lock)
             raise ConfigurationError(f"another process keeps the history in {path}") from None
-    return lock
 
 
 _FILES = 8

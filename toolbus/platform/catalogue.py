@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -17,10 +15,10 @@ import msgspec
 from toolbus.bus import telemetry
 from toolbus.bus.client.tools.tool import ToolGroup
 from toolbus.bus.support.display import one_line
+from toolbus.bus.support.files import locked, replace
 from toolbus.bus.support.safe_text import type_name
 from toolbus.bus.values.results import ConfigurationError, ToolbusError
 from toolbus.bus.values.secrets import secret
-from toolbus.platform.files import replace_file
 from toolbus.platform.records import RecordedTool
 from toolbus.platform.store import Records, Snapshot
 
@@ -289,7 +287,7 @@ class FileCatalogue:
         await asyncio.to_thread(self._connect, item)
 
     def _connect(self, item: Item) -> None:
-        with self._locked():
+        with self._errors("written"), locked(self._path.with_name(f".{self._path.name}.lock")):
             document = self._read()
             for place, entry in entries(document):
                 if isinstance(entry, dict) and entry.get("slug") == item.slug:
@@ -311,7 +309,7 @@ class FileCatalogue:
     def _write(self, document: Any) -> None:
         with self._errors("written"):
             mode = self._path.stat().st_mode & 0o777
-            replace_file(self._path, msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n", mode)
+            replace(self._path, msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n", mode)
 
     @contextlib.contextmanager
     def _errors(self, done: str) -> Iterator[None]:
@@ -321,16 +319,6 @@ class FileCatalogue:
             raise CatalogueUnavailable(f"the catalogue {str(self._path)!r} can't be {done}: {error.strerror or error}") from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise CatalogueUnavailable(f"the catalogue {str(self._path)!r} can't be {done} as JSON: {error}") from None
-
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        with self._errors("written"):
-            lock = os.open(self._path.with_name(f".{self._path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(lock)
 
 
 _SECONDS = 30.0

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import stat
-import tempfile
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -18,6 +16,7 @@ import msgspec
 from toolbus.bus.client.tools.tool import ToolGroup
 from toolbus.bus.schema.documents import read_document
 from toolbus.bus.support.display import one_line, shortened
+from toolbus.bus.support.files import replace
 from toolbus.bus.values.results import ConfigurationError, DescriptorError
 from toolbus.platform.checks import check_group, check_recorded, check_runtime
 from toolbus.platform.documents import Record, unknown_fields
@@ -331,7 +330,7 @@ def write_folder(folder: Path, records: Snapshot) -> list[str]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for file, (by_id, word) in documents.items():
-            replace_file(folder / file, _document(folder, file, by_id, word))
+            replace(folder / file, _document(folder, file, by_id, word), 0o644)
     except OSError as error:
         raise ConfigurationError(f"can't write to {str(folder)!r}: {error.strerror or error}") from None
     return list(documents)
@@ -415,17 +414,3 @@ def _joined(by_id: Mapping[str, Any], kept: Mapping[str, bytes], indent: bytes, 
         lines.append(indent * depth + (b"" if as_list else msgspec.json.encode(name) + b": ") + text)
     first, last = (b"[", b"]") if as_list else (b"{", b"}")
     return first + b"\n" + b",\n".join(lines) + b"\n" + indent * (depth - 1) + last
-
-
-def replace_file(path: Path, document: bytes, mode: int = 0o644) -> None:
-    """Write a file beside its place, and put it there at once, so that nobody reads half of it."""
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(document)
-        Path(name).chmod(mode)
-        Path(name).replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            Path(name).unlink()
-        raise

@@ -206,6 +206,7 @@ async def test_what_takes_too_much_is_ended(place: Workspace, command: str, reas
     assert len(finished.output) < 3_000
 
 
+@pytest.mark.usefixtures("slow")
 async def test_a_fork_bomb_is_bounded(place: Workspace) -> None:
     """Processes that only multiply are ended, and the machine goes on."""
     finished = await shell(place, "bomb() { bomb | bomb & }; bomb 2>/dev/null; sleep 60", seconds=30)

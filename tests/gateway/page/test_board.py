@@ -12,8 +12,7 @@ from toolbus import ToolBus
 from toolbus.bus.values.results import BrokerError
 from toolbus.bus.watch.views import ServiceView, Snapshot
 from toolbus.edges.gateway.options import Principal
-from toolbus.edges.gateway.page.board import _MOST_PENDING, HOUR, Audience, Board, History, Watcher
-from toolbus.edges.gateway.page.rows import changes
+from toolbus.edges.gateway.page.board import _MOST_PENDING, HOUR, Audience, Board, History, Watcher, changes
 
 pytestmark = pytest.mark.anyio
 

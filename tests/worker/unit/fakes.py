@@ -24,7 +24,7 @@ from toolbus.bus.worker.invocation import Caller
 from toolbus.bus.worker.isolation.pool import Isolation
 from toolbus.bus.worker.run import Run
 from toolbus.bus.worker.slots import Slots
-from toolbus.testing.recorder import OwnTallies
+from toolbus.testing.environment import OwnTallies
 
 NOW = 1000.0
 
@@ -94,6 +94,7 @@ class FakeBroker:
 
     Attributes:
         accepts: whether ends are accepted at once, and not when ``accept`` is called.
+        holding: what it took and has not answered, by entry.
         left: the calls of sessions that are left elsewhere.
         asked_before: before which calls that was asked, each time.
     """
@@ -124,6 +125,7 @@ class FakeBroker:
         self.failure: Exception | None = None
         self.hand_back_failure: Exception | None = None
         self.slots: Slots | None = None
+        self.holding: dict[bytes, Delivery] = {}
         self.left: list[bytes] = []
         self.asked_before: list[list[bytes]] = []
         self._unaccepted: list[Delivery] = []
@@ -176,6 +178,9 @@ class FakeBroker:
         self.handed_back += deliveries
         for delivery in deliveries:
             delivery.queue.let_go(delivery)
+
+    def held(self, service: str) -> int:
+        return sum(each.request.service == service for each in self.holding.values())
 
     async def outlive(self, seconds: float) -> None:
         pass
@@ -289,6 +294,7 @@ class Bench:
             on_let_go=self.slots.on_let_go,
             set_aside=lambda _, bad: pytest.fail(bad.reason),
         )
+        self.broker.holding = self.stream.held
         self._serving: asyncio.Task[None] | None = None
         self._numbers = itertools.count(1)
 

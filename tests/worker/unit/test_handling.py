@@ -13,7 +13,7 @@ import pytest
 
 from tests.servers import eventually
 from tests.worker.unit.fakes import NOW, Bench, echo, hold
-from toolbus import ErrorInfo, ToolResult, tool
+from toolbus import Blob, ErrorInfo, ToolResult, tool
 from toolbus.bus.middleware.chain import Next, ToolCall
 from toolbus.bus.worker.transitions import RunState
 
@@ -158,32 +158,38 @@ async def test_middleware_sees_the_call_and_may_change_its_arguments() -> None:
 
 @pytest.mark.parametrize("threaded", [False, True])
 async def test_middleware_sees_what_a_generator_yielded(threaded: bool) -> None:
-    """The caller is sent each item once."""
+    """The caller is sent each item once, and the middleware may ask how many bytes that were."""
     outputs: list[str | None] = []
+    sizes: list[int] = []
 
     async def watching(call: ToolCall, following: Next) -> ToolResult:
+        sizes.append(call.delivered())
         result = await following(call)
         outputs.append(result.output)
+        sizes.append(call.delivered())
         return result
 
     @tool(service="unit", replace=True)
-    async def items() -> AsyncIterator[str]:
+    async def items() -> AsyncIterator[str | Blob]:
         """Yield."""
         yield "a"
-        yield "b"
+        yield "é"
+        yield Blob("a/b", b"123")
 
     @tool(service="unit", replace=True)
-    def threaded_items() -> Iterator[str]:
+    def threaded_items() -> Iterator[str | Blob]:
         """Yield."""
         yield "a"
-        yield "b"
+        yield "é"
+        yield Blob("a/b", b"123")
 
     bench = Bench(items, threaded_items, middleware=(watching,))
     bench.slots.start(bench.delivery("threaded_items" if threaded else "items"))
     await eventually(lambda: bench.broker.ends)
     await bench.settle()
-    texts = [text for frame in bench.broker.frames for text in (frame.texts or [frame.response])]
-    assert (texts, outputs, bench.broker.ends[0].frame.response) == (["a", "b"], ["ab"], None)
+    texts = [text for frame in bench.broker.frames if frame.kind == "text" for text in (frame.texts or [frame.response])]
+    assert (texts, outputs, bench.broker.ends[0].frame.response) == (["a", "é"], ["aé"], None)
+    assert sizes == [0, 1 + 2 + 3]
 
 
 async def test_a_plain_function_may_return_a_coroutine() -> None:

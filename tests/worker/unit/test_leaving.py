@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.worker.unit.fakes import Bench, flaky, hold, lines, pay, stubborn
+from tests.worker.unit.fakes import Bench, flaky, handlers, hold, lines, pay, stubborn
 from toolbus import tool
 from toolbus.bus.values.results import BrokerUnavailable, ToolbusError
 from toolbus.bus.worker.slots import hand_back, sign_off
@@ -217,3 +217,93 @@ async def test_a_hand_back_waits_three_seconds_for_the_server(caplog: pytest.Log
     assert bench.loop.time() - before == pytest.approx(3.0, abs=0.01)
     assert asked == [1]
     assert "the server did not answer" in caplog.text
+
+
+@tool(service="beside", replace=True)
+async def stay() -> str:
+    """Wait for the gate."""
+    await handlers.gate.wait()
+    return "stayed"
+
+
+async def test_a_withdrawn_service_has_the_grace_period(gate: asyncio.Event) -> None:
+    """What waits goes to other workers at once, and what still runs then, at its end; other services go on."""
+    bench = Bench(hold, flaky, stay, concurrency=4)
+    failed, held = (bench.delivery(name, service="unit", deadline=3000.0) for name in ("flaky", "hold"))
+    beside = bench.delivery("stay", service="beside")
+    bench.slots.start_all([failed, held, beside])
+    await bench.settle()
+    before = bench.loop.time()
+    leaving = bench.loop.create_task(bench.slots.withdraw("unit"))
+    await bench.settle()
+    assert bench.broker.handed_back == [failed]
+    await leaving
+    assert bench.loop.time() - before == pytest.approx(5.0, abs=0.03)
+    assert (bench.broker.handed_back, bench.broker.ends, bench.slots.running) == ([failed, held], [], 1)
+    gate.set()
+    await bench.settle()
+    assert [end.frame.response for end in bench.broker.ends] == ["stayed"]
+
+
+@pytest.mark.parametrize("what", ["a run", "a request that was just taken"])
+async def test_a_withdrawn_service_leaves_when_its_calls_are_answered(what: str, gate: asyncio.Event) -> None:
+    """It does not use the whole grace period."""
+    bench = Bench(hold, stay)
+    delivery = bench.delivery("hold")
+    if what == "a run":
+        bench.slots.start(delivery)
+    await bench.settle()
+    before = bench.loop.time()
+    bench.loop.call_later(2.0, gate.set if what == "a run" else lambda: bench.stream.let_go(delivery))
+    await bench.slots.withdraw("unit")
+    assert bench.loop.time() - before == pytest.approx(2.0, abs=0.05)
+    assert bench.broker.handed_back == []
+
+
+async def test_a_withdrawn_service_does_not_wait_for_what_can_not_be_stopped(gate: asyncio.Event) -> None:
+    """It leaves a second after the grace period."""
+    bench = Bench(stubborn)
+    await bench.begin("stubborn", deadline=3000.0)
+    before = bench.loop.time()
+    await bench.slots.withdraw("unit")
+    assert bench.loop.time() - before == pytest.approx(6.0, abs=0.05)
+    gate.set()
+    await bench.settle()
+
+
+async def test_the_end_of_all_services_waits_for_one_that_is_withdrawn(gate: asyncio.Event) -> None:
+    """A worker that begins to leave meanwhile hands nothing back twice."""
+    bench = Bench(hold)
+    bench.serve()
+    bench.slots.start(bench.delivery("hold"))
+    await bench.settle()
+    leaving = bench.loop.create_task(bench.slots.withdraw("unit"))
+    await bench.settle()
+    bench.slots.stop()
+    before = bench.loop.time()
+    await leaving
+    assert bench.loop.time() - before < 0.1
+    assert (bench.broker.handed_back, bench.slots.running) == ([], 1)
+    gate.set()
+    await bench.drained()
+
+
+async def test_a_retry_is_not_run_by_a_service_that_is_withdrawn(seen: list[Any]) -> None:
+    """One that was being counted goes to other workers; a service that came back runs its retries again."""
+    bench = Bench(flaky)
+    counted = bench.broker.retry
+
+    async def retry(delivery: Any) -> Any:
+        await asyncio.sleep(0.01)
+        return await counted(delivery)
+
+    bench.broker.retry = retry  # type: ignore[method-assign]
+    bench.slots.start(failed := bench.delivery("flaky"))
+    await asyncio.sleep(1.005)
+    await bench.slots.withdraw("unit")
+    assert [each.request.id for each in bench.broker.handed_back] == [failed.request.id]
+    assert len(seen) == 1
+    bench.slots.forget("unit")
+    bench.slots.start(bench.delivery("flaky"))
+    await asyncio.sleep(1.1)
+    assert (len(seen), len(bench.broker.handed_back)) == (3, 1)

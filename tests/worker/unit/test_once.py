@@ -11,6 +11,7 @@ from tests.servers import eventually
 from tests.worker.unit.fakes import Bench, echo, hold, pay
 from toolbus import ErrorInfo, ToolResult, tool
 from toolbus.bus.middleware import Next, ToolCall
+from toolbus.bus.values.results import BrokerUnavailable
 from toolbus.bus.worker.transitions import RunState
 
 pytestmark = pytest.mark.anyio
@@ -83,6 +84,26 @@ async def test_once_work_that_must_not_begin_is_refused(
     assert (end.frame.error.type, end.frame.error.code, end.frame.error.retryable) == (*expected, retryable)
     assert end.frame.error.message
     assert end.frees
+    assert seen == []
+
+
+@pytest.mark.parametrize(
+    ("attempt", "expected"),
+    [
+        (1, ErrorInfo("unavailable", "not_begun", "the tool did not begin, since the server did not take the note of it: gone", True)),
+        (2, ErrorInfo("outcome_unknown", "", "an earlier attempt may have begun, and the server did not say: gone")),
+    ],
+)
+async def test_once_work_without_a_mark_does_not_begin(attempt: int, expected: ErrorInfo, seen: list[Any]) -> None:
+    """The first attempt may be made again; of a later one nobody knows whether an earlier one had its effect."""
+    bench = Bench(pay)
+
+    async def refuse(_: Any) -> Any:
+        raise BrokerUnavailable("gone")
+
+    bench.broker.begin = refuse  # type: ignore[method-assign]
+    end = await bench.run("pay", attempt=attempt)
+    assert end.frame.error == expected
     assert seen == []
 
 

@@ -12,7 +12,19 @@ from tests.worker.unit.fakes import Bench, echo, frame_of
 from toolbus import Blob, ErrorInfo, ToolError, ToolResult
 from toolbus.bus.values.envelope import Request
 from toolbus.bus.values.results import CallCancelled, EnvelopeError, ErrorType
-from toolbus.bus.worker.outcome import HandlerExit, encodable, error_of, other_revision, refusal, result_of, said, without_exits
+from toolbus.bus.worker.outcome import (
+    HandlerExit,
+    checked,
+    encodable,
+    error_of,
+    no_session,
+    other_revision,
+    pieces_of,
+    refusal,
+    result_of,
+    said,
+    without_exits,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -52,6 +64,103 @@ def test_a_returned_value_becomes_a_result(value: object, result: ToolResult) ->
     """Text is output, nothing is empty output, a blob is content, a result is itself, and anything else is data."""
     assert result_of(value) == result
     assert type(result_of(value).output) in (str, type(None))
+
+
+PNG = b"\x89PNG\r\n\x1a\n"
+_IMAGE, _OTHER = ({"attachment": 0, "media_type": kind, "bytes": 8} for kind in ("image/png", "application/octet-stream"))
+
+
+def _at(place: int, noted: dict[str, Any]) -> dict[str, Any]:
+    return {**noted, "attachment": place}
+
+
+@pytest.mark.parametrize(
+    ("value", "data", "content"),
+    [
+        (PNG, None, [Blob("image/png", PNG)]),
+        (memoryview(bytearray(b"12345678")), None, [Blob("application/octet-stream", b"12345678")]),
+        (ToolResult(data={"x": bytearray(PNG)}), {"x": _IMAGE}, [Blob("image/png", PNG)]),
+        ({"a": {"b": [PNG, 1, {"c": None}]}}, {"a": {"b": [_IMAGE, 1, {"c": None}]}}, [Blob("image/png", PNG)]),
+        ((b"1" * 8, [PNG]), [_OTHER, [_at(1, _IMAGE)]], [Blob("application/octet-stream", b"1" * 8), Blob("image/png", PNG)]),
+        ([Blob("image/gif", b"12")], [{"attachment": 0, "media_type": "image/gif", "bytes": 2}], [Blob("image/gif", b"12")]),
+        (ToolResult(data=[PNG], content=(BLOB,)), [_at(1, _IMAGE)], [BLOB, Blob("image/png", PNG)]),
+        (ToolResult(output="o", data=[BLOB]), [{"attachment": 0, "media_type": "image/png", "bytes": 2}], [BLOB]),
+        # What only looks like a blob is none.
+        ([{"media_type": 1, "data": PNG}], [{"media_type": 1, "data": _IMAGE}], [Blob("image/png", PNG)]),
+        (
+            [{"media_type": "m", "data": "text"}, b"1" * 8],
+            [{"media_type": "m", "data": "text"}, _OTHER],
+            [Blob(_OTHER["media_type"], b"1" * 8)],
+        ),
+        ([{"media_type": "m", "data": PNG, "c": 1}], [{"media_type": "m", "data": _IMAGE, "c": 1}], [Blob("image/png", PNG)]),
+    ],
+)
+def test_bytes_of_a_result_travel_beside_it(value: object, data: Any, content: list[Blob]) -> None:
+    """Base64 within data is of no use to a model: in their place stands which part of the content they are."""
+    made = result_of(value)
+    assert (made.data, list(made.content)) == (data, content)
+    assert all(type(blob.data) is bytes for blob in made.content)
+    assert made.output == (value.output if isinstance(value, ToolResult) else "" if data is None else None)
+
+
+def test_bytes_are_counted_on_from_what_a_stream_has_sent() -> None:
+    """The places are those in the content of the whole call's result."""
+    assert checked(ToolResult(data=[PNG, PNG], content=(BLOB,)), 3).data == [_at(4, _IMAGE), _at(5, _IMAGE)]
+    assert list(pieces_of({"a": PNG}, 2)) == ['{"a":{"attachment":2,"media_type":"image/png","bytes":8}}', Blob("image/png", PNG)]
+    assert list(pieces_of(PNG, 2)) == [Blob("image/png", PNG)]
+    assert list(pieces_of(None, 2)) == []
+
+
+class Odd:
+    """A class whose values raise when they are asked for anything."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(name)
+
+
+@pytest.mark.parametrize("value", [[1, {"a": (2.5, None)}], {"n": 10**20}, [Odd(), b"1"], {"t": {"é": Title("t")}}])
+def test_values_without_bytes_stay_as_they_are(value: object) -> None:
+    """And so do those that can't be encoded: the encoder says why."""
+    made = result_of(value)
+    assert made.data is value
+    assert made.content == ()
+
+
+def test_bytes_are_found_at_any_depth() -> None:
+    """Beside values that refer to themselves, too, which nobody could encode."""
+    deep: Any = PNG
+    for _ in range(30):
+        deep = [deep, 1]
+    assert result_of(deep).content == (Blob("image/png", PNG),)
+    ring: list[Any] = []
+    ring += [ring, ring, 1]
+    assert result_of(ring).data is ring
+
+
+@pytest.mark.parametrize(
+    ("result", "rule"),
+    [
+        (ToolResult(output=1), "output is a text or None, not int"),  # type: ignore[arg-type]
+        (ToolResult(error="no"), "error is an ErrorInfo or None (ToolResult.fail(…) takes a text), not str"),  # type: ignore[arg-type]
+        (ToolResult(content="ab"), "content is a tuple of Blobs, not str"),  # type: ignore[arg-type]
+        (ToolResult(content=("ab",)), "content is a tuple of Blobs, not str"),  # type: ignore[arg-type]
+        (ToolResult(content={}), "content is a tuple of Blobs, not dict"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_result_with_a_field_of_another_type_is_the_handlers_failure(result: ToolResult, rule: str) -> None:
+    """The message says which one, and what it must be."""
+    with pytest.raises(ToolError) as raised:
+        result_of(result)
+    assert raised.value.error == ErrorInfo("tool_error", "bad_result", f"the tool's ToolResult can't be sent: {rule}")
+
+
+def test_a_result_is_made_whole() -> None:
+    """Texts of classes of their own are plain, a list of blobs is a tuple, an error is the tool's; what is right is not copied."""
+    error = ErrorInfo("unavailable", "c", "m", origin="bus")
+    made = result_of(ToolResult(False, Title("t"), None, error, [BLOB]))  # type: ignore[arg-type]
+    assert made == ToolResult(False, "t", None, msgspec.structs.replace(error, origin="tool"), (BLOB,))
+    assert type(made.output) is str
+    assert result_of(RESULT) is RESULT
 
 
 # -- errors -------------------------------------------------------------------------------------------
@@ -116,6 +225,15 @@ def test_an_error_type_that_does_not_exist_is_told() -> None:
     """The message names it, for the log and the caller, and the error is a tool_error."""
     error = error_of(ToolError("hm", type="no_such_type", code="c"))  # type: ignore[arg-type]
     assert error == ErrorInfo("tool_error", "c", "hm (its error type, 'no_such_type', does not exist)", origin="tool")
+
+
+def test_a_call_without_the_session_that_its_tool_needs_is_refused() -> None:
+    """The caller learns which tool, and what to do."""
+    error = no_session(Request("c", "a", "unit", "look")).error
+    assert (error.type, error.code) == ("invalid_arguments", "no_session")
+    assert error.message == (
+        "'look' keeps a state for each session, and this call names none: call it in one, with bus.session() or bus.bind(session=…)"
+    )
 
 
 # -- arguments that another descriptor allowed --------------------------------------------------------

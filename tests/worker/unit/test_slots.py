@@ -1,13 +1,19 @@
-"""Slots: deadlines of what runs, and runs that do not end at theirs."""
+"""Slots: deadlines of what runs, runs that do not end at theirs, and what the worker tells of them."""
 
 from __future__ import annotations
 
 import asyncio
+import importlib.metadata
+import os
+import platform
+import socket
+from typing import Any
 
 import pytest
 
-from tests.worker.unit.fakes import Bench, hold, stubborn
-from toolbus import tool
+from tests.worker.unit.fakes import NOW, Bench, echo, flaky, handlers, hold, stubborn
+from toolbus import ToolService, tool
+from toolbus.bus.broker.statistics.answers import InstanceAnswer, OpenSession, RunningCall, ServedService
 
 pytestmark = pytest.mark.anyio
 
@@ -50,6 +56,101 @@ async def test_an_extended_run_expires_at_its_later_deadline() -> None:
     run.extend(delivery.deadline + 50)
     await asyncio.sleep(6)
     assert len(bench.slots.deadlines) == 0
+
+
+async def test_a_call_that_another_one_joins_has_the_later_time(seen: list[Any]) -> None:
+    """Running, waiting, or still on its way here; an earlier time takes nothing away, and other calls keep theirs."""
+    bench = Bench(hold, flaky, echo, concurrency=4)
+    running, waiting, coming = bench.delivery("hold"), bench.delivery("flaky"), bench.delivery("hold", {"name": "came"})
+    others = [bench.delivery("hold"), bench.delivery("flaky")]
+    before = running.deadline
+    bench.slots.start_all([running, waiting, *others])
+    bench.slots.watch_deadlines()
+    await bench.settle()
+    for later in (2.0, 3.0, 1.0):
+        for each in (running, waiting, coming):
+            bench.slots.on_extended(each.request.id, before + later)
+    bench.slots.start(coming)
+    bench.slots.watch_deadlines()
+    assert [each.deadline for each in (running, waiting)] == [before + 3.0] * 2
+    assert coming.deadline == before + 1.0, "of those that came before it, the last one is remembered"
+    assert [each.deadline for each in others] == [before] * 2
+    await asyncio.sleep(12)
+    assert [end.frame.id for end in bench.broker.ends if end.frame.error and end.frame.error.code == "not_finished"] == [
+        others[0].request.id,
+        coming.request.id,
+    ]
+    assert bench.slots.running == 1
+    bench.slots.on_extended(coming.request.id, before + 9.0)
+    bench.slots.start(again := bench.delivery("echo", {"text": ""}, id=coming.request.id))
+    assert again.deadline == before + 12.0
+
+
+async def test_what_was_answered_is_given_no_more_time(gate: asyncio.Event) -> None:
+    """Its handler has been told to stop already."""
+    bench = Bench(stubborn)
+    run = await bench.begin("stubborn")
+    before = run.delivery.deadline
+    bench.slots.on_cancelled(run.delivery.request.id)
+    bench.slots.on_extended(run.delivery.request.id, before + 5.0)
+    assert run.delivery.deadline == before
+    gate.set()
+    await bench.settle()
+
+
+class Desk(ToolService):
+    """Has sessions."""
+
+    id = "desk"
+    sticky_sessions = True
+
+    @tool
+    async def stay(self) -> str:
+        """Wait for the gate."""
+        await handlers.gate.wait()
+        return "stayed"
+
+
+async def test_a_worker_tells_what_it_serves_and_runs(gate: asyncio.Event) -> None:
+    """Long names are shortened; a handler that was told to stop and still runs is marked, and not among those that run."""
+    bench = Bench(stubborn, flaky, Desk, concurrency=4)
+    stuck = bench.delivery("stubborn", service="unit", user="u" * 300, attempt=2)
+    waiting = bench.delivery("flaky", service="unit")
+    staying = bench.delivery("stay", user="v", session="s" * 300)
+    bench.slots.start_all([stuck, waiting, staying])
+    await bench.settle()
+    bench.slots.on_cancelled(stuck.request.id)
+    told = bench.slots.answer()
+    cut = "… (300 characters, shortened)"
+    assert told == InstanceAnswer(
+        instance="",
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        version=importlib.metadata.version("toolbus"),
+        python=platform.python_version(),
+        slots=4,
+        running=2,
+        waiting=1,
+        services=tuple(
+            ServedService(name, each.publication.service.queue, each.publication.digest, sessions=int(name == "desk"))
+            for name, each in bench.slots._served.items()
+        ),
+        tools=told.tools,
+        sessions=(OpenSession("desk", "v", "s" * 300, 1, 0.0),),
+        calls=(
+            RunningCall(stuck.request.id, "stubborn", "unit", "u" * 256 + cut, "", attempt=2, since=NOW, stopped=True),
+            RunningCall(staying.request.id, "stay", "desk", "v", "s" * 256 + cut, since=NOW),
+        ),
+    )
+    assert [(each.service, each.tool, each.started, each.running, each.cancelled) for each in told.tools] == [
+        ("desk", "stay", 1, 1, 0),
+        ("unit", "flaky", 1, 0, 0),
+        ("unit", "stubborn", 1, 0, 1),
+    ]
+    assert told.tools[1].failed == {"tool_error": 1}
+    assert bench.slots.answer(()).tools == ()
+    gate.set()
+    await bench.settle()
 
 
 async def test_an_extended_run_that_ends_has_no_deadline(gate: asyncio.Event) -> None:

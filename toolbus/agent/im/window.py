@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import time
@@ -16,7 +15,7 @@ import msgspec
 
 from toolbus.bus import telemetry
 from toolbus.bus.support.display import one_line, visible
-from toolbus.bus.support.files import append, replace
+from toolbus.bus.support.files import append, lock, replace
 from toolbus.bus.values.results import ConfigurationError
 
 MOST_FRAME = 1_048_576
@@ -386,14 +385,11 @@ class Windows:
     def __enter__(self) -> Self:
         try:
             (self._folder / _WINDOWS).mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._lock = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._lock = lock(self._folder / "lock", within=0.0)
+        except BlockingIOError:
+            raise ConfigurationError(f"another process keeps its windows in {self._folder}; stop it, or choose another --state") from None
         except OSError as error:
             raise ConfigurationError(f"the windows can't be kept in {self._folder}: {error.strerror}") from None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._lock)
-            raise ConfigurationError(f"another process keeps its windows in {self._folder}; stop it, or choose another --state") from None
         for each in sorted((self._folder / _WINDOWS).iterdir()):
             if each.is_dir():
                 self._keep(each)

@@ -1,24 +1,42 @@
-"""Write files that survive crashes: replaced as a whole, or grown by whole lines."""
+"""Write files that survive crashes: replaced as a whole, or grown by whole lines; and hold locks."""
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import secrets
+import time
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
+try:
+    import fcntl
+except ImportError:  # systems without flock: there the user must run one process at a time
+    fcntl = None  # type: ignore[assignment]
 
-def replace(path: Path, content: bytes) -> None:
+_LOOK_AGAIN = 0.01
+
+
+def replace(path: Path, content: bytes, mode: int | None = None) -> None:
     """Replace a file so that readers, even after a crash, find either the old or the new content.
 
     A crash may leave a file beside it, whose name is a dot, the file's name, another dot and a random word.
+
+    Args:
+        path: of the file.
+        content: what it has from now on.
+        mode: its permissions; those of any new file when left out.
 
     Raises:
         OSError: the file can't be written.
     """
     written = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
     try:
-        with written.open("xb") as file:
+        with open(written, "xb", opener=lambda name, flags: os.open(name, flags, 0o666 if mode is None else 0o600)) as file:
+            if mode is not None:
+                written.chmod(mode)
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -78,6 +96,40 @@ def shift(path: Path, most: int) -> None:
             newer.replace(older)
     if most == 1:
         path.unlink()
+
+
+def lock(path: Path, *, within: float = math.inf) -> int:
+    """Hold a lock file, alone among threads and processes, until the descriptor that is returned is closed.
+
+    Raises:
+        BlockingIOError: another one has held it for all of ``within`` seconds.
+        OSError: the file can't be opened.
+    """
+    file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    until = time.monotonic() + within
+    try:
+        while fcntl is not None:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX if within == math.inf else fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= until:
+                    raise
+            time.sleep(_LOOK_AGAIN)
+    except BaseException:
+        os.close(file)
+        raise
+    return file
+
+
+@contextlib.contextmanager
+def locked(path: Path, *, within: float = math.inf) -> Iterator[None]:
+    """Hold a lock file, as ``lock`` does."""
+    file = lock(path, within=within)
+    try:
+        yield
+    finally:
+        os.close(file)
 
 
 def _end_of_lines(file: int, end: int) -> int:

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, NoReturn
 
 from toolbus.bus import telemetry
 from toolbus.bus.schema.documents import unique
+from toolbus.bus.support.racing import either
 from toolbus.bus.values.descriptors import Effect
 from toolbus.bus.values.results import BrokerUnavailable, ToolbusError, ToolError, ToolResult
 from toolbus.bus.values.settings import Settings
@@ -306,11 +307,7 @@ def _set_on_signals(stopping: asyncio.Event) -> None:
 
 async def _unless(stopping: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
     """Run ``work`` until it is done or ``stopping`` is set."""
-    working, stopped = asyncio.ensure_future(work), asyncio.ensure_future(stopping.wait())
-    await asyncio.wait((working, stopped), return_when=asyncio.FIRST_COMPLETED)
-    for task in (working, stopped):
-        task.cancel()
-    await asyncio.wait((working, stopped))
+    working, _ = await either(work, stopping.wait())
     if not working.cancelled():
         working.result()
 

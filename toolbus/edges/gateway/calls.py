@@ -25,7 +25,7 @@ from toolbus.bus.values.options import ServiceCallOptions
 from toolbus.bus.values.results import Blob, ConfigurationError, ErrorInfo, Progress, ToolError, ToolResult
 from toolbus.edges.gateway.bodies import EVENTS, RESUME, Problem, answer, call_options, is_answer, wants_events
 from toolbus.edges.gateway.gateway import Gateway
-from toolbus.edges.gateway.guards import unless_disconnected
+from toolbus.edges.gateway.guards import disconnected, unless_disconnected
 from toolbus.edges.gateway.operations import Admitted
 from toolbus.edges.gateway.options import Principal
 
@@ -114,8 +114,7 @@ async def answered(request: Request, gateway: Gateway, call: Call, name: str) ->
 
 async def until_gone(request: Request, gateway: Gateway, call: Call) -> None:
     """Wait until the client has gone, and end its call; one with an idempotency key after the time that it has to come back."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+    await disconnected(request.receive)
     if is_resumable(call):
         await asyncio.sleep(gateway.options.resume)
     call.cancel()
@@ -543,8 +542,7 @@ class EventStream(Response):
 
     async def _watch(self) -> None:
         """End the call when the client has gone; one with an idempotency key after the time that it has to come back."""
-        while (await self._request.receive())["type"] != "http.disconnect":
-            pass
+        await disconnected(self._request.receive)
         self._gone = True
         if is_resumable(self._call):
             await asyncio.sleep(self._gateway.options.resume)

@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from toolbus.bus import telemetry
+from toolbus.bus.support.racing import either
 from toolbus.bus.values.results import ConfigurationError
 from toolbus.edges.gateway.bodies import Problem
 
@@ -270,19 +271,13 @@ async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) ->
     Raises:
         Problem: 499, which nobody reads.
     """
-    running = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(_disconnected(request))
-    try:
-        await asyncio.wait({running, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not running.done():
-            raise Problem(499, "disconnected", "the client has gone")
-        return running.result()
-    finally:
-        leaving.cancel()
-        running.cancel()
-        await asyncio.gather(running, leaving, return_exceptions=True)
+    running, _ = await either(work, disconnected(request.receive))
+    if running.cancelled():
+        raise Problem(499, "disconnected", "the client has gone")
+    return running.result()
 
 
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
+async def disconnected(receive: Receive) -> None:
+    """Wait until the client of a request disconnects; the body must have been read."""
+    while (await receive())["type"] != "http.disconnect":
         pass

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, cast
 
 import msgspec
 from mcp_types import INVALID_REQUEST
-from starlette.types import Receive, Send
+from starlette.types import Message, Receive, Send
 
 from toolbus.bus import telemetry
 from toolbus.bus.broker.held.mcp import McpRequest, McpSession
@@ -22,6 +22,7 @@ from toolbus.bus.values.encoding import encode_data
 from toolbus.bus.values.events import Event
 from toolbus.bus.values.results import BrokerError
 from toolbus.edges.gateway.calls import Position, Replay, named_event
+from toolbus.edges.gateway.guards import disconnected
 from toolbus.edges.gateway.options import Principal
 from toolbus.edges.mcp.client import Client, form
 
@@ -296,7 +297,7 @@ class SessionExchange:
         finally:
             if not opened.done():
                 opened.set_result(None)
-        leaving = self._leaving = asyncio.ensure_future(gone(self._receive))
+        leaving = self._leaving = asyncio.ensure_future(disconnected(self._receive))
         closing = asyncio.ensure_future(self._closing.wait())
         waits: set[asyncio.Future[Any]] = {leaving, closing}
         told = loop_time()
@@ -394,10 +395,17 @@ def failure(id: object, code: int, message: str, data: object = None) -> dict[st
     return {"jsonrpc": "2.0", "id": id, "error": error}
 
 
-async def gone(receive: Receive) -> None:
-    """Return when the client has closed the connection; the body must have been read."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
+async def read_body(receive: Receive, most: int, read: list[Message]) -> bytes | None:
+    """Return the body of a request, and put the messages that had it into ``read``; None when it is longer, or its client has gone."""
+    size = 0
+    while True:
+        message = await receive()
+        read.append(message)
+        size += len(message.get("body", b""))
+        if message["type"] != "http.request" or size > most:
+            return None
+        if not message.get("more_body", False):
+            return b"".join(each.get("body", b"") for each in read)
 
 
 async def send_json(send: Send, message: dict[str, Any], *headers: tuple[bytes, bytes], status: int = 200) -> None:

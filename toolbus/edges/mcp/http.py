@@ -35,19 +35,17 @@ from toolbus.bus.client.calls.call import Call
 from toolbus.bus.client.tools.tool import Tool
 from toolbus.bus.values.encoding import encode_data, encode_json
 from toolbus.bus.values.results import BrokerError, ConfigurationError, ToolError
+from toolbus.edges.gateway.calls import named_event
+from toolbus.edges.gateway.guards import disconnected
 from toolbus.edges.gateway.options import Principal
 from toolbus.edges.mcp.calls import ToolCalls
 from toolbus.edges.mcp.client import SCOPE_KEY, TASKS, CallerOf, Context, caller_of_request, content_of, failure_of
+from toolbus.edges.mcp.exchange import COMMENT, PING, STREAM, read_body, send_json
 from toolbus.edges.mcp.listing import ListChanges, ListWatch, Subscriptions, page_of
 from toolbus.edges.mcp.sessions import Sessions
 from toolbus.edges.mcp.tasks import TaskMethods, TaskParams, UpdateParams
 
 _VERSION = "2026-07-28"
-# Seconds of silence after which a connection is shown to live, as the SDK does.
-_PING = 15.0
-
-_JSON = [(b"content-type", b"application/json")]
-_STREAM = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache, no-transform"), (b"x-accel-buffering", b"no")]
 _WANTED = {b"content-type": b"application/json", b"mcp-protocol-version": _VERSION.encode(), b"mcp-method": b"tools/call"}
 _META_KEYS = frozenset({PROTOCOL_VERSION_META_KEY, CLIENT_CAPABILITIES_META_KEY, CLIENT_INFO_META_KEY})
 # What makes a client able to take more than a result is none of them.
@@ -108,38 +106,27 @@ class QuickCalls:
         return None
 
     async def _read(self, receive: Receive, read: list[Message]) -> _Call | None:
-        size = 0
-        while True:
-            message = await receive()
-            read.append(message)
-            if message["type"] != "http.request":
-                return None
-            size += len(message.get("body", b""))
-            if size > self._limit:
-                return None
-            if not message.get("more_body", False):
-                break
-        body = read[0]["body"] if len(read) == 1 else b"".join(each.get("body", b"") for each in read)
+        body = await read_body(receive, self._limit, read)
         try:
-            return _decoder.decode(body)
+            return None if body is None else _decoder.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None
 
     async def _run(self, call: Call, tool: Tool, request: _Call, receive: Receive, send: Send) -> None:
         """Wait for the result while the client does, and send it."""
-        leaving = asyncio.ensure_future(_gone(receive))
+        leaving = asyncio.ensure_future(disconnected(receive))
         waiting = asyncio.ensure_future(call.result())
         streaming = False
         try:
             while not waiting.done():
-                done, _ = await asyncio.wait((leaving, waiting), timeout=_PING, return_when=asyncio.FIRST_COMPLETED)
+                done, _ = await asyncio.wait((leaving, waiting), timeout=PING, return_when=asyncio.FIRST_COMPLETED)
                 if leaving in done and not waiting.done():
                     return
                 if not done:
                     if not streaming:
-                        await send({"type": "http.response.start", "status": 200, "headers": _STREAM})
+                        await send({"type": "http.response.start", "status": 200, "headers": STREAM})
                     streaming = True
-                    await send({"type": "http.response.body", "body": b": ping\r\n\r\n", "more_body": True})
+                    await send({"type": "http.response.body", "body": COMMENT, "more_body": True})
             await self._send(send, request, content_of(waiting.result(), tool, modern=True), streaming=streaming)
         finally:
             leaving.cancel()
@@ -148,13 +135,11 @@ class QuickCalls:
 
     async def _send(self, send: Send, request: _Call, result: dict[str, Any], *, streaming: bool = False) -> None:
         result["_meta"] = {**result.get("_meta", {}), **self._meta}
-        body = encode_data({"jsonrpc": "2.0", "id": request.id, "result": result})
+        answer = {"jsonrpc": "2.0", "id": request.id, "result": result}
         if streaming:
-            body = b"event: message\r\ndata: " + body + b"\r\n\r\n"
+            await send({"type": "http.response.body", "body": named_event(b"message", encode_data(answer))})
         else:
-            headers = [*_JSON, (b"content-length", str(len(body)).encode())]
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+            await send_json(send, answer)
 
     def _has_headers(self, tool: Tool) -> bool:
         """Return whether headers must repeat some of the tool's arguments."""
@@ -200,11 +185,6 @@ def _is_plain(request: _Call) -> bool:
     if info is None:
         return CLIENT_INFO_META_KEY not in meta
     return isinstance(info, dict) and {"name", "version"} <= info.keys() and all(isinstance(value, str) for value in info.values())
-
-
-async def _gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 _SESSION = "toolbus.session"

@@ -19,7 +19,7 @@ from mcp_types import INTERNAL_ERROR, INVALID_PARAMS, METHOD_NOT_FOUND, PARSE_ER
 from mcp_types.methods import serialize_server_result
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, LATEST_HANDSHAKE_VERSION
 from pydantic import ValidationError
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from toolbus.bus import telemetry
 from toolbus.bus.broker.held.mcp import McpRequest, McpSession
@@ -28,6 +28,7 @@ from toolbus.bus.client.bus import ToolBus
 from toolbus.bus.support.deadlines import Deadlines
 from toolbus.bus.values.results import BrokerError
 from toolbus.edges.gateway.calls import named_event
+from toolbus.edges.gateway.guards import disconnected
 from toolbus.edges.gateway.options import Principal
 from toolbus.edges.mcp.calls import ToolCalls
 from toolbus.edges.mcp.client import OpenQuestions, allowed, asks_in_forms
@@ -44,9 +45,9 @@ from toolbus.edges.mcp.exchange import (
     SessionCaller,
     SessionExchange,
     failure,
-    gone,
     loop_time,
     priming,
+    read_body,
     request_digest,
     send_json,
 )
@@ -253,20 +254,14 @@ class Sessions:
         Raises:
             RefusalError: it is none, or too long.
         """
-        parts: list[bytes] = []
-        size = 0
-        while True:
-            part = await receive()
-            if part["type"] != "http.request":
-                return None
-            parts.append(part.get("body", b""))
-            size += len(parts[-1])
-            if size > self._limit:
-                raise RefusalError(413, "Request body too large")
-            if not part.get("more_body", False):
-                break
+        read: list[Message] = []
+        body = await read_body(receive, self._limit, read)
+        if body is None and read[-1]["type"] != "http.request":
+            return None
+        if body is None:
+            raise RefusalError(413, "Request body too large")
         try:
-            message = _messages.decode(parts[0] if len(parts) == 1 else b"".join(parts))
+            message = _messages.decode(body)
         except msgspec.ValidationError as error:
             raise RefusalError(400, f"Validation error: {error}", INVALID_PARAMS) from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -424,7 +419,7 @@ class Sessions:
             before.set()
         self._streams[caller.digest] = ended
         watch = self._changes.watch(caller.principal.sees(self._bus))
-        waits = [asyncio.ensure_future(each) for each in (gone(receive), ended.wait(), self._closing.wait())]
+        waits = [asyncio.ensure_future(each) for each in (disconnected(receive), ended.wait(), self._closing.wait())]
         try:
             await send({"type": "http.response.start", "status": 200, "headers": STREAM})
             await self._tell_lists(caller, had, watch.changed, waits, send)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import datetime
 import os
 import secrets
@@ -17,6 +16,7 @@ from urllib.parse import urlsplit
 import click
 
 from toolbus.bus.support.display import one_line, visible
+from toolbus.bus.support.racing import either
 from toolbus.bus.worker.process.lifeline import ChildState, report_state, watch_lifeline
 from toolbus.operations.cli.command import Folder, Grace, Lifeline, Output, ProcessOptions, Seconds, argument, command, option, setting
 from toolbus.operations.cli.common import namespace_of, read_text, serving_settings, settings_with_server, with_admin
@@ -603,14 +603,10 @@ async def _connect(
     with Windows(folder, shared) as windows:
         async with ToolBus(settings=settings) as bus:
             connector = Connector(server, contact, windows, bus, tool, user=user, token=os.environ.get(f"{_ENV}TOKEN", "").strip())
-            running = asyncio.create_task(connector.run())
-            stopping = asyncio.create_task(stop.wait())
             report_state(lifeline, ChildState(serving=True))
             try:
-                await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
+                running, _ = await either(connector.run(), stop.wait())
+                if not running.cancelled():
+                    running.result()
             finally:
-                running.cancel()
-                stopping.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await running
                 await connector.leave()

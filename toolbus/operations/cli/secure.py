@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import os
-import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -13,6 +11,7 @@ import click
 import msgspec
 
 from toolbus.bus.support.display import one_line, visible
+from toolbus.bus.support.files import replace
 from toolbus.operations.cli.command import JSON, Groups, Names, Output, argument, command, digest, group, option, seconds_of
 from toolbus.operations.cli.common import login_name, namespace_of, settings_of, with_admin
 from toolbus.operations.cli.output import Columns, ask_first, fail, moment, print_content, print_json, print_line, show, warn
@@ -445,17 +444,8 @@ def _write_tokens(path: Path, records: list[TokenRecord]) -> None:
 
     document = msgspec.json.format(msgspec.json.encode(TokenFile(tuple(records))))
     path = path.resolve()
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        if path.exists():
-            # The gateway may run as another user.
-            Path(temporary).chmod(path.stat().st_mode & 0o777)
-        with os.fdopen(handle, "wb") as file:
-            file.write(document + b"\n")
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    # The gateway may run as another user.
+    replace(path, document + b"\n", path.stat().st_mode & 0o777 if path.exists() else 0o600)
 
 
 def _expires(text: str, now: float) -> float:

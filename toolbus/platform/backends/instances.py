@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any, Generic, TypeVar
 
+from toolbus.bus.support.racing import either
 from toolbus.bus.values.results import ToolResult
 from toolbus.platform.backends.containers import Container
 from toolbus.platform.backends.http import TOLD_WITHIN, Endpoint, HttpCalls
@@ -99,18 +100,10 @@ async def until_ready(name: str, running: R, readiness: Readiness[R], calls: Htt
         NotReady: it was not ready in time.
         CannotStart: nobody can see whether it is.
     """
-    waiting = asyncio.create_task(readiness.wait(running, calls))
-    ending = asyncio.create_task(running.ended())
-    try:
-        async with asyncio.timeout(within):
-            await asyncio.wait((waiting, ending), return_when=asyncio.FIRST_COMPLETED)
-    except TimeoutError:
+    waiting, ending = await either(readiness.wait(running, calls), running.ended(), within=within)
+    if waiting.cancelled() and ending.cancelled():
         wrote = f"; it last wrote: {running.last_words}" if running.last_words else "; it wrote nothing"
-        raise NotReady(f"{name} was not ready within {within:g} s ({readiness.wanted}){wrote}") from None
-    finally:
-        for task in (waiting, ending):
-            task.cancel()
-        await asyncio.gather(waiting, ending, return_exceptions=True)
+        raise NotReady(f"{name} was not ready within {within:g} s ({readiness.wanted}){wrote}")
     if waiting.cancelled():
         return False
     if (error := waiting.exception()) is not None and not running.is_ended:

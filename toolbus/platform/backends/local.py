@@ -10,11 +10,12 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 from toolbus.bus import telemetry
+from toolbus.bus.support.files import locked
 from toolbus.bus.values.results import ConfigurationError
 from toolbus.bus.values.secrets import harmless, value_of
 from toolbus.platform.backends import marks, program
@@ -35,7 +36,7 @@ UNUSED_FOR = 30 * 86_400.0
 _DIGEST = re.compile(r"[0-9a-f]{16,128}")
 _USED, _LOCK, _REMOVED = "used", "lock", ".removed-"
 # Others hold the lock for a few system calls.
-_LOCKED_WITHIN, _LOOK_AGAIN = 10.0, 0.02
+_LOCKED_WITHIN = 10.0
 
 
 class MadeFolder:
@@ -83,7 +84,7 @@ def made_elsewhere(folder: Path, digest: str) -> MadeFolder:
         if not own.exists():
             # Each new revision has a folder of its own, also at a host that runs for years.
             remove_unused()
-        with _changing(cache):
+        with locked(cache / _LOCK, within=_LOCKED_WITHIN):
             own.mkdir(exist_ok=True)
             own.chmod(0o700)
             return MadeFolder(own, _begin_use(own))
@@ -113,7 +114,7 @@ def remove_unused(*, most: int = MOST_UNUSED, seconds: float = UNUSED_FOR) -> li
     """
     cache = _cache()
     try:
-        with _changing(cache):
+        with locked(cache / _LOCK, within=_LOCKED_WITHIN):
             names = _put_aside(cache, most, time.time() - seconds)
         # Those of a process that was killed while it removed them, too.
         for each in cache.glob(f"{_REMOVED}*"):
@@ -154,29 +155,6 @@ def _is_used(own: Path) -> bool:
     finally:
         os.close(used)
     return False
-
-
-@contextlib.contextmanager
-def _changing(cache: Path) -> Iterator[None]:
-    """Hold the lock under which folders begin to be used or are put aside.
-
-    Raises:
-        OSError: it can't be had.
-    """
-    lock = os.open(cache / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    until = time.monotonic() + _LOCKED_WITHIN
-    try:
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > until:
-                    raise
-                time.sleep(_LOOK_AGAIN)
-        yield
-    finally:
-        os.close(lock)
 
 
 def _cache() -> Path:

@@ -17,6 +17,7 @@ from toolbus.agent.reply import Reply
 from toolbus.bus import telemetry
 from toolbus.bus.broker.protocols import MOST_LINE, MOST_LINES, ClaimedCreation, CreationStatus, Spent
 from toolbus.bus.middleware.chain import Next, ToolCall
+from toolbus.bus.support.racing import either
 from toolbus.bus.support.safe_text import reason_of
 from toolbus.bus.telemetry.background import keep_running
 from toolbus.bus.values.results import BrokerError, ErrorInfo, ToolbusError, ToolResult
@@ -171,13 +172,7 @@ class Job:
     async def _wait(self) -> None:
         """Wait until there is something to tell, something changes, or it is time to renew."""
         seen = self._creations.news.count
-        changed = asyncio.ensure_future(self._creations.news.wait(seen, self._creations.lease / _RENEWALS))
-        news = asyncio.ensure_future(self._news.wait())
-        try:
-            await asyncio.wait((changed, news), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for each in (changed, news):
-                each.cancel()
+        await either(self._creations.news.wait(seen, self._creations.lease / _RENEWALS), self._news.wait())
         # What is told in one moment goes together.
         await asyncio.sleep(0.02)
 
@@ -375,14 +370,7 @@ class Puller:
 
     async def _outcome(self, job: Job) -> Outcome | None:
         """Run a task beside its lease; None when another process runs it now."""
-        running = asyncio.ensure_future(self._run(job))
-        keeping = asyncio.ensure_future(job.keep())
-        try:
-            await asyncio.wait((running, keeping), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for each in (running, keeping):
-                each.cancel()
-            await asyncio.gather(running, keeping, return_exceptions=True)
+        running, _ = await either(self._run(job), job.keep())
         if not running.cancelled():
             return _ended(running)
         if job.cancelled:

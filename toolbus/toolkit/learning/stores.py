@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import random
 import sqlite3
@@ -19,7 +20,7 @@ import msgspec
 from msgspec import Meta
 
 from toolbus.bus import telemetry
-from toolbus.bus.support.files import append, generations, replace, shift
+from toolbus.bus.support.files import append, generations, lock, replace, shift
 from toolbus.bus.values.envelope import new_id
 from toolbus.bus.values.results import ERROR_KINDS, ConfigurationError, ToolResult
 
@@ -140,12 +141,6 @@ def outcome_of(result: ToolResult) -> Outcome:
     return ERROR_KINDS[result.error.type].outcome
 
 
-try:
-    import fcntl
-except ImportError:  # systems without flock: there the user must run one process at a time
-    fcntl = None  # type: ignore[assignment]
-
-
 @contextmanager
 def locked(path: Path, *, reading: bool = False, patient: bool = True) -> Iterator[None]:
     """Hold a lock on a file or folder, through a lock file beside it, against other threads and processes.
@@ -157,18 +152,15 @@ def locked(path: Path, *, reading: bool = False, patient: bool = True) -> Iterat
     """
     name = path.with_name(f".{path.name}.lock")
     try:
-        file = os.open(name, os.O_RDWR | os.O_CREAT, 0o600)
+        file = lock(name, within=math.inf if patient else 0.0)
+    except BlockingIOError:
+        raise ConfigurationError(f"another process works in {path.parent} at the moment; try again when it is done") from None
     except OSError as error:
         if reading and error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
             yield
             return
         raise ConfigurationError(f"{name} can't be locked: {error.strerror or error}") from None
     try:
-        if fcntl is not None:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX if patient else fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ConfigurationError(f"another process works in {path.parent} at the moment; try again when it is done") from None
         yield
     finally:
         os.close(file)
