@@ -89,9 +89,11 @@ MUTANTS = {
     ),
     "Order in sessions": Mutant("worker/slots.py", "if request.ordered and not self._lines.admits(delivery):", "if False:"),
     "Order in sessions: over kills": Mutant("broker/replies/finish.py", "ended=index not in gone_elsewhere", "ended=True"),
-    "Lost states": Mutant("worker/sessions.py", 'if not self.is_lost_for(delivery) or self.served.session_lost == "restart":', "if True:"),
+    "Lost states": Mutant(
+        "worker/session_state.py", 'if not self.is_lost_for(delivery) or self.served.session_lost == "restart":', "if True:"
+    ),
     "Snapshots of sessions": Mutant(f"{_LUA}/sessions/save.lua", "if not may_keep() then return 0 end"),
-    "Snapshots of sessions: calls in them": Mutant("worker/sessions.py", "if delivery.request.id == self._included:", "if False:"),
+    "Snapshots of sessions: calls in them": Mutant("worker/session_state.py", "if delivery.request.id == self._included:", "if False:"),
     "Ends of sessions": Mutant("broker/lease/recover.py", "self.listener.sessions.gone({replies[key] for key in gone})", "pass"),
     "Numbered flushes": Mutant(f"{_LUA}/publish/publish.lua", "if memo[1] then", "if false then"),
     "Comparison": Mutant("client/calls/assembly.py", "events.append(Reset(self.attempt))", "pass"),

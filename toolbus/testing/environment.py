@@ -34,7 +34,7 @@ from toolbus.bus.worker.outcome import result_of
 from toolbus.bus.worker.provide import Services
 from toolbus.bus.worker.run import Run, RunContext
 from toolbus.bus.worker.service import Session, ToolService
-from toolbus.bus.worker.sessions import SessionState
+from toolbus.bus.worker.session_state import SessionState
 from toolbus.bus.worker.statistics import Sampling
 
 if TYPE_CHECKING:

@@ -38,7 +38,7 @@ from toolbus.bus.worker.outcome import (
     report_end,
     result_of,
 )
-from toolbus.bus.worker.sessions import SessionState
+from toolbus.bus.worker.session_state import SessionState
 from toolbus.bus.worker.statistics import Sampling
 from toolbus.bus.worker.transitions import NEXT_OF_RUN, BadTransitionError, RunState
 
