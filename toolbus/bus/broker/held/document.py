@@ -204,7 +204,7 @@ def _flat(fields: Mapping[str, Value]) -> list[Value]:
 
 
 class News(msgspec.Struct, eq=False):
-    """What is told on one channel: that there is something new to look at. Not every change is told.
+    """Hears on one channel that there is something new to look at. Not every change is told.
 
     Attributes:
         count: how much this process heard.

@@ -1,4 +1,4 @@
-"""What a bus, its views and its executors share (``BusState``), and what the turns of one executor share (``ExecutorContext``)."""
+"""``BusState``: what a bus, its views and its executors share; ``ExecutorContext``: what the turns of one executor share."""
 
 from __future__ import annotations
 
