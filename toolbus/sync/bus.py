@@ -27,7 +27,7 @@ from toolbus.bus.client.executor import observers, turn
 from toolbus.bus.client.executor.observers import ATTACHMENTS, LIMIT, Observer
 from toolbus.bus.client.tools.tool import Tool
 from toolbus.bus.client.tools.view import ToolView
-from toolbus.bus.middleware.chain import Middleware
+from toolbus.bus.middleware import Middleware
 from toolbus.bus.values.confirmations import CONFIRM_TIMEOUT, ConfirmationRequest
 from toolbus.bus.values.options import CallOptions, session_id
 from toolbus.bus.values.results import ConfigurationError, ToolResult

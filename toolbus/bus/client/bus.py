@@ -18,7 +18,7 @@ from toolbus.bus.client.executor.observers import ATTACHMENTS, LIMIT, EventBus
 from toolbus.bus.client.refusing import raised, turning
 from toolbus.bus.client.tools.tool import Tool
 from toolbus.bus.client.tools.view import ToolView
-from toolbus.bus.middleware.chain import Middleware, checked
+from toolbus.bus.middleware import Middleware, checked
 from toolbus.bus.values.confirmations import CONFIRM_TIMEOUT
 from toolbus.bus.values.encoding import whole_text
 from toolbus.bus.values.options import CallOptions, ServiceCallOptions, mapping, merged, session_id, text
@@ -236,7 +236,7 @@ class ToolBus(BusView):
         url: as in ``Settings``; ``memory://`` is the embedded server, for this process alone.
         namespace: as in ``Settings``.
         settings: everything else.
-        middleware: runs around every call, the first one outermost; see ``toolbus.bus.middleware``.
+        middleware: runs around every call, the first one outermost; see ``toolbus.middleware``.
 
     Raises:
         ConfigurationError: a setting or the URL is wrong.
