@@ -48,7 +48,7 @@ _OF_EXECUTORS = {
     "turn",
     "until_callable",
 }
-_OF_CONFIRMATIONS = {"answered", "close", "nudge", "pushed", "supersede"}
+_OF_CONFIRMATIONS = {"answered", "nudge", "supersede"}
 # What the broker alone gives.
 _OF_BROKER = {"address", "opened"}
 _OF_VIEWS = {"by_wire_name", "catalogue", "former", "subscribe", "within"}

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from toolbus import ConfigurationError, ToolBus, ToolResult, ToolService, Worker, tool
-from toolbus.bus import middleware
+from toolbus import ConfigurationError, ToolBus, ToolResult, ToolService, Worker, middleware, tool
 from toolbus.middleware import Cache, CircuitBreaker, Metering, Next, Quota, RateLimit, Timeout, ToolCall, only
 
 LIMITS: dict[str, list[Any]] = {
