@@ -28,7 +28,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/python -m pytest -p no:langsmith_plugin -n 4 --dist loadgroup -q
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-slow test-long test-image test-all coverage lint mutants bench bench-full bench-history mcp-conformance simulate planted chaos chaos-alerts chaos-platform format constraints dist release-check release-notes sbom licences clean docs docs-serve bench-autoscaling try-compose
+.PHONY: help venv demo test test-slow test-long test-image test-all coverage lint mutants bench bench-full bench-history mcp-conformance simulate simulate-near planted chaos chaos-alerts chaos-platform format constraints dist release-check release-notes sbom licences clean docs docs-serve bench-autoscaling try-compose
 
 help: ## Show this help
 	@echo "toolbus: make <target>"
@@ -78,7 +78,7 @@ mutants: $(STAMP) ## Change the bus's core in small ways, and list the changes t
 	  if command -v uv >/dev/null 2>&1; then uv pip install --quiet --python $(BIN)/python -e '.[mutants]'; \
 	  else $(BIN)/pip install --quiet --disable-pip-version-check -e '.[mutants]'; fi
 	@echo "== mutants whose numbers end in one of $(MUTANTS_ENDING), for at most $(MUTANTS_WITHIN) s"
-	@timeout $(MUTANTS_WITHIN) $(BIN)/mutmut run $(foreach each,$(MUTANTS),'$(each)__mutmut_*[$(MUTANTS_ENDING)]') || test $$? -eq 124
+	@TOOLBUS_TEST_PROFILE=mutants timeout $(MUTANTS_WITHIN) $(BIN)/mutmut run $(foreach each,$(MUTANTS),'$(each)__mutmut_*[$(MUTANTS_ENDING)]') || test $$? -eq 124
 	@$(BIN)/mutmut results --all true | awk -F ': ' '$$1 ~ /[$(MUTANTS_ENDING)]$$/ { found[$$2]++; tried += $$2 != "not checked" } \
 	  $$2 !~ /killed|timeout|not checked/ { print } \
 	  END { for (each in found) print "== " found[each], each; print "== " 100 * (found["killed"] + found["timeout"]) / tried " % killed" }'
@@ -104,8 +104,11 @@ bench-autoscaling: $(STAMP) ## Scale real workers by the formulas of KEDA and HP
 mcp-conformance: $(STAMP) ## Fetch the MCP project's own programs, which tests use then, and run its conformance suite
 	@$(BIN)/python -m tests.mcp.node
 
-simulate: $(STAMP) ## Simulate schedules for SECONDS (60), each seed its own; SEED=… runs one and prints its timeline
-	@$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED),--seconds $(or $(SECONDS),60))
+simulate: $(STAMP) ## Simulate schedules for SECONDS (60), each seed its own; SEED=… runs one and prints its timeline, NEAR=FILE takes its neighbours
+	@$(BIN)/python -m tests.simulation $(if $(NEAR),--near $(NEAR)) $(if $(SEED),--seed $(SEED),--seconds $(or $(SECONDS),60))
+
+simulate-near: $(STAMP) ## Simulate neighbours of the schedules that have found something, for SECONDS (60)
+	@$(BIN)/python -m tests.simulation --near tests/simulation/found --seconds $(or $(SECONDS),60)
 
 planted: $(STAMP) ## Break the product in each known way, and search simulated schedules for it, for SECONDS (300) each (hours)
 	@$(BIN)/python -m tests.simulation.planted --seconds $(or $(SECONDS),300)

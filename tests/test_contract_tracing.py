@@ -70,11 +70,11 @@ def lineage(found: dict[str, ReadableSpan], name: str) -> list[str]:
 
 
 async def test_a_call_is_one_trace(place: Place, spans: InMemorySpanExporter) -> None:
-    """The agent's call, the sending and the handler are one trace, each under the one before."""
+    """The agent's call and the handler are one trace, the second under the first."""
     async with place.serving(traced_inner) as bus:
         output = (await bus.call("traced_inner")).output
-        found = await ended(spans, 3)
-    assert lineage(found, "process traced-inner") == ["process traced-inner", "send traced-inner", "execute_tool traced_inner"]
+        found = await ended(spans, 2)
+    assert lineage(found, "process traced-inner") == ["process traced-inner", "execute_tool traced_inner"]
     assert found["process traced-inner"].context is not None
     assert output == trace.format_trace_id(found["process traced-inner"].context.trace_id)
 
@@ -84,13 +84,11 @@ async def test_a_nested_call_joins_the_trace(place: Place, spans: InMemorySpanEx
     """Nested calls of a handler, from a coroutine or a thread, hang below the handler's span."""
     async with place.serving(traced_inner, traced_outer) as bus:
         assert (await bus.call(name)).success
-        found = await ended(spans, 6)
+        found = await ended(spans, 4)
     assert lineage(found, "process traced-inner") == [
         "process traced-inner",
-        "send traced-inner",
         "execute_tool traced_inner",
         "process traced-outer",
-        "send traced-outer",
         f"execute_tool {name}",
     ]
 
@@ -99,7 +97,7 @@ async def test_failures_are_marked_and_every_span_ends(place: Place, spans: InMe
     """A failed handler marks its span and the caller's; a call that was never published leaves no open span."""
     async with place.serving(traced_outer) as bus:
         await bus.call("traced_failure")
-        found = await ended(spans, 3)
+        found = await ended(spans, 2)
         await bus.call("nobody")
         async with bus.stream("traced_failure") as call:
             call.cancel()

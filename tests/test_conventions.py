@@ -66,7 +66,7 @@ async def test_names_are_published_and_not_deprecated() -> None:
     sent = [each for scope in data.resource_metrics[0].scope_metrics for each in scope.metrics]
     points = {name for each in sent for point in each.data.data_points for name in (point.attributes or ())}
     finished = spans.get_finished_spans()
-    assert len(finished) == 6
+    assert len(finished) == 4
     in_spans = {name for span in finished for name in (span.attributes or ())}
     in_events = {name for span in finished for event in span.events for name in (event.attributes or ())} - _OF_THE_SDK
     for names, known in ((points | in_spans | in_events, published(attributes)), ({each.name for each in sent}, published(metrics))):

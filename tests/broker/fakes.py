@@ -198,6 +198,7 @@ class FakeListener:
         self.lost: list[Delivery] = []
         self.let_go: list[tuple[Delivery, bool]] = []
         self.cancelled: list[str] = []
+        self.extended: list[tuple[str, float]] = []
         self.replies_gone: list[tuple[str, ErrorInfo]] = []
         self.left_over = 0
         self.when_recovered: Callable[[], None] = lambda: None
@@ -219,6 +220,10 @@ class FakeListener:
     def on_cancelled(self, call: str, why: str = "cancelled") -> None:
         """Take note."""
         self.cancelled.append(call if why == "cancelled" else f"{call} {why}")
+
+    def on_extended(self, call: str, deadline: float) -> None:
+        """Take note."""
+        self.extended.append((call, deadline))
 
     def on_lost(self, delivery: Delivery) -> None:
         """Take note."""

@@ -63,6 +63,7 @@ async def test_queues_with_dead_letters_are_listed_by_name(desk: Desk, caplog: p
     assert await desk.letters.queues() == ["desk", "pool"]
     [said] = [record.getMessage() for record in caplog.records]
     assert said.startswith(f"value.unreadable key={KEYS.dead_letters('')}\\xff error=")
+    assert "is not UTF-8" in said
 
 
 async def test_the_newest_letters_come_first(desk: Desk) -> None:

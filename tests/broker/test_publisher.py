@@ -9,8 +9,10 @@ import msgspec
 import pytest
 
 from tests.broker.fakes import KEYS, FakeLink, Times
+from tests.servers import elapse
+from tests.worker.unit.fakes import VirtualLoop
 from toolbus.bus.broker.protocols import Fate, Verdict
-from toolbus.bus.broker.publish import ABSENT, Publish, Publisher, Requests, failure, read_verdicts, report_fate
+from toolbus.bus.broker.publish import ABSENT, Publish, Publisher, Requests, SharedCalls, failure, read_verdicts, report_fate
 from toolbus.bus.broker.server.keys import session_digest
 from toolbus.bus.broker.transport.command import ReplyError
 from toolbus.bus.values.envelope import Request, encode_request
@@ -68,6 +70,12 @@ class Publishing:
     def statuses(self) -> list[str]:
         """Return the status of each call's verdict, or ``waits``."""
         return ["waits" if call.verdict is None else call.verdict.status for call in self.calls.values()]
+
+
+@pytest.fixture
+def anyio_backend() -> Any:
+    """Run each test on a loop whose time passes at once."""
+    return ("asyncio", {"loop_factory": VirtualLoop})
 
 
 @pytest.fixture
@@ -316,6 +324,126 @@ async def test_calls_that_keep_their_places_leave_in_their_order(publishing: Pub
     assert [args[4] for args in publishing.link.args("publish")[2:]] == ["10 3 s-c", "10 3 s-d"]
 
 
+def refused(code: str, *, repeated: bool = False) -> ReplyError:
+    """A refusal of every write; repeated, the answer to an earlier one was lost."""
+    error = ReplyError(f"{code} for a while")
+    error.repeated = repeated
+    return error
+
+
+class Refusing:
+    """What the server says to scripts of one name, one after the other, and when it was asked, in seconds from the beginning."""
+
+    def __init__(self, link: FakeLink, name: str, *answers: Any) -> None:
+        self.answers = [*answers]
+        self.began = asyncio.get_running_loop().time()
+        self.times: list[float] = []
+        self.asked: list[tuple[Any, ...]] = []
+        link.answers[name] = self.answer
+
+    def answer(self, keys: Any, args: Any) -> Any:
+        """Say the next one; the last one again and again."""
+        self.times.append(round(asyncio.get_running_loop().time() - self.began, 2))
+        self.asked.append(args)
+        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+
+
+@pytest.mark.parametrize("code", ["MISCONF", "OOM"])
+async def test_what_may_have_been_published_is_written_until_the_server_says(publishing: Publishing, code: str) -> None:
+    """Its answer was lost, and then it refuses every write: it is written again at once, and less and less often, up to each second."""
+    refusing = Refusing(publishing.link, "publish", *[refused(code, repeated=True)] * 7, b"1-1")
+    publishing.publish("call")
+    await elapse(3.0)
+    assert publishing.statuses == ["waits"]
+    await elapse(1.0)
+    assert publishing.statuses == ["queued"]
+    assert refusing.times == [0.0, 0.05, 0.15, 0.35, 0.75, 1.55, 2.55, 3.55]
+    assert refusing.asked == [refusing.asked[0]] * 8
+    assert publishing.link.options == [(True, False)] * 8
+
+
+@pytest.mark.parametrize("refusal", [refused("MISCONF"), refused("READONLY", repeated=True)])
+async def test_a_refusal_of_which_no_answer_was_lost_is_told_at_once(publishing: Publishing, refusal: ReplyError) -> None:
+    """So is one that does not pass by itself."""
+    refusing = Refusing(publishing.link, "publish", refusal)
+    publishing.publish("call")
+    await elapse(1.0)
+    assert publishing.statuses == ["unknown" if refusal.repeated else "failed"]
+    assert len(refusing.times) == 1
+
+
+async def test_what_nobody_waits_for_any_more_is_not_written_again(publishing: Publishing) -> None:
+    """Whether it was published is unknown."""
+    refusing = Refusing(publishing.link, "publish", refused("OOM", repeated=True))
+    call = publishing.publish("call")
+    await elapse(0.1)
+    call.done = True
+    await elapse(1.0)
+    assert call.verdict is not None
+    assert call.verdict == Verdict(
+        "unknown", message="an answer was lost with its connection, and then the server refused: OOM for a while"
+    )
+    assert refusing.times == [0.0, 0.05, 0.15]
+
+
+async def test_a_flush_behind_one_in_doubt_waits_for_it(publishing: Publishing) -> None:
+    """It names the one before it as long as that has no answer, and is written again as soon as that may be known."""
+    link, loop = publishing.link, asyncio.get_running_loop()
+    began, first, asked = loop.time(), [refused("OOM", repeated=True), refused("OOM"), b"1-1"], list[tuple[Any, ...]]()
+
+    def answer(keys: Any, args: Any) -> Any:
+        asked.append((args[0], round(loop.time() - began, 2), args[7:]))
+        if args[0] == 0:
+            return first.pop(0)
+        return refused("NOTYET") if first else b"1-2"
+
+    link.answers["publish"] = answer
+    link.holding = True
+    for name in ("one", "two"):
+        publishing.publish(name)
+        await publishing.turn()
+    link.holding = False
+    link.release()
+    link.release()
+    await elapse(1.0)
+    assert publishing.statuses == ["queued", "queued"]
+    assert [each for each in asked if each[0] == 0] == [(0, 0.0, ()), (0, 0.05, ()), (0, 0.15, ())]
+    *behind, (_, at, earlier) = [each for each in asked if each[0] == 1]
+    assert behind == [(1, pytest.approx(0.05 * number), (0,)) for number in range(len(behind))]
+    assert (at, earlier) == (pytest.approx(0.05 * len(behind)), ())
+    assert 0.15 <= at <= 0.2
+
+
+async def test_a_cancellation_that_is_refused_is_sent_again_while_the_call_may_run(publishing: Publishing) -> None:
+    """The last answer is what is told; a refusal that does not pass is told at once."""
+    fates: list[Fate] = []
+    for answers, times, fate in (
+        ([refused("OOM"), refused("NOTYET"), b"removed"], [0.0, 0.05, 0.15], "removed"),
+        ([refused("MISCONF")], [0.0, 0.05, 0.15, 0.35, 0.75], "unknown"),
+        ([refused("READONLY")], [0.0], "unknown"),
+    ):
+        refusing = Refusing(publishing.link, "cancel", *answers)
+        publishing.publisher.cancel("call", "pool", "1-1", 500, fates.append)
+        await elapse(2.0)
+        assert (refusing.times, fates.pop()) == (times, fate)
+
+
+@pytest.mark.parametrize("session", ["", "s"])
+async def test_a_shared_call_that_may_have_been_published_is_written_again(publishing: Publishing, session: str) -> None:
+    """One that keeps its place names the order of its queue, too."""
+    shared = SharedCalls(cast("Any", publishing.link), KEYS, "agent", 60.0, lambda: None, cast("Any", publishing))
+    refusing = Refusing(publishing.link, "share", refused("OOM", repeated=True), refused("OOM"), [b"queued", b"1-1"])
+    call = Call()
+    request = Request("c", "agent", "pool", "t", idempotency_key="k", shared=True)
+    shared.publish(request, "pool", 10, 1e9, b"{}", cast("Any", call), session)
+    await elapse(1.0)
+    assert call.verdict == Verdict("queued", entry="1-1")
+    assert refusing.times == [0.0, 0.05, 0.15]
+    [keys] = set(publishing.link.keys("share"))
+    assert keys[1:] == (KEYS.queue("pool"), KEYS.call("c"), *([KEYS.order("pool")] if session else []))
+    assert refusing.asked[0][7:] == ("", KEYS.prefix, KEYS.wake("pool"), *([session] if session else []))
+
+
 class Steps:
     """Takes note of what a publisher, and what shares calls, is asked for."""
 
@@ -358,8 +486,8 @@ async def test_requests_are_published_alone_or_shared(shared: bool, ordered: boo
 def test_verdicts_are_read_in_order() -> None:
     """One word for each request, or the answer can't be read."""
     assert read_verdicts(b"1-1 - !3", 3) == [Verdict("queued", "1-1"), ABSENT, Verdict("full", depth=3)]
-    for answer in (b"1-1", b"1-1\n1-2"):
-        with pytest.raises(EnvelopeError):
+    for answer, why in ((b"1-1", "^1 verdicts for 2 requests$"), (b"1-1\n1-2", "^1 verdicts"), (b"1-1 what", "^'what' is no verdict$")):
+        with pytest.raises(EnvelopeError, match=why):
             read_verdicts(answer, 2)
     with pytest.raises(EnvelopeError):
         read_verdicts(b"1" * 42, 1)

@@ -187,6 +187,19 @@ async def test_an_entry_that_is_lost_before_it_counts_does_not_run(recovery: Rec
     assert recovery.ran == [(b"2-0", 2)]
 
 
+async def test_what_other_workers_had_begun_is_counted_by_tool(recovery: Recovery, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not what nobody had begun, what waited for a worker, or what was this one's own; beyond a number of tools, by service alone."""
+    monkeypatch.setattr(recover, "_MOST_TOOLS", 2)
+    tools = ["a", "b", "a", "c", "d", "e", "f"]
+    others = [b"other"] * 4 + [b"mine", b"~to:other", b"other"]
+    for number, (tool, owner) in enumerate(zip(tools, others, strict=True)):
+        entry = f"{number}-0".encode()
+        recovery.entries = [(entry, 1, int(tool != "f"), entry_fields(request(entry, tool=tool)), owner, b"")]
+        await recovery.upkeep.recover()
+    assert recovery.upkeep.retaken == {("pool", "a"): 2, ("pool", "b"): 1, ("pool", ""): 1}
+    assert recovery.retaken == [(f"call-{number}-0", 2, b"other") for number in range(4)]
+
+
 async def test_what_there_is_no_slot_for_is_postponed(recovery: Recovery) -> None:
     """It is reaped when a slot is free, as widely as it was asked for, and not while the service is paused or the worker drains."""
     stream = recovery.bench.stream

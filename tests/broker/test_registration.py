@@ -112,8 +112,16 @@ async def test_a_lost_registration_is_repeated_under_its_start(registering: Regi
     assert registering.bench.stream.fence_known == (b"2.b", b"8")
 
 
-@pytest.mark.parametrize("answer", [BrokerUnavailable("gone"), [b"refused", b"tool/echo", b"another"]])
-async def test_a_registration_that_fails_again_is_logged(registering: Registering, answer: Any) -> None:
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (BrokerUnavailable("gone"), "service.register_failed service=pool error=gone"),
+        ([b"refused", b"tool/echo", b"another"], "service.refused service=pool error="),
+    ],
+)
+async def test_a_registration_that_fails_again_is_logged(
+    registering: Registering, answer: Any, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """The next beat, or the next turn, tries once more."""
     registering.bench.link.answers |= {
         "register": lambda keys, args: answer,
@@ -122,6 +130,41 @@ async def test_a_registration_that_fails_again_is_logged(registering: Registerin
     }
     await registering.registration.register_again(["pool"])
     assert registering.bench.stream.fence_known == FENCE
+    assert [record.getMessage().startswith(said) for record in caplog.records] == [True]
+
+
+@pytest.mark.parametrize("others", [[], [b"/elsewhere"], [b"/a", b"/b", b"/c", b"/d", b"/here"]])
+async def test_a_program_with_the_owner_of_another_one_is_warned(
+    registering: Registering, others: list[bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    """With the first three places where others run; a worker that does not tell its place compares nothing."""
+    table = [part for number, place in enumerate(others) for part in (f"o:{number}".encode(), place, f"i:{number}".encode(), b"4:digest")]
+    registering.bench.link.answers["HSCAN"] = [b"0", [*table, b"o:gone", b"/gone"]]
+    await registering.registration.register(PUBLICATION)
+    assert "HSET" not in registering.bench.link.names
+    await registering.registration.register(PUBLICATION, "/here")
+    assert registering.bench.link.args("HSET") == [(KEYS.instances("pool"), "o:mine", "/here")]
+    there = {0: "", 1: "['/elsewhere']", 5: "\"['/a', '/b', '/c']\""}[len(others)]
+    advice = "two programs? set TOOLBUS_OWNER, another one for each, or name their services differently"
+    expected = f'service.other_program service=pool owner=owner here=/here there={there} advice="{advice}"'
+    assert [record.getMessage() for record in caplog.records] == ([expected] if there else [])
+
+
+@pytest.mark.parametrize(("died", "how"), [(True, [b"died"]), (False, [])])
+async def test_a_worker_that_died_is_told_from_one_that_left(registering: Registering, died: bool, how: list[bytes]) -> None:
+    """Others see why its services have gone."""
+    await registering.registration.unregister(died=died)
+    args = [each if isinstance(each, bytes) else str(each).encode() for each in registering.bench.link.args("unregister")[0]]
+    assert args[args.index(b"pool/mine") + 1 :] == how
+
+
+async def test_a_worker_that_can_not_ask_for_the_version_names_its_services(
+    registering: Registering, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever reads the log learns which are missing."""
+    registering.bench.link.answers["HMGET"] = BrokerUnavailable("gone")
+    await registering.registration.register_again(["pool", "other"])
+    assert [record.getMessage() for record in caplog.records] == ['service.register_failed service="pool, other" error=gone']
 
 
 async def test_a_worker_that_leaves_is_not_registered_again(registering: Registering) -> None:

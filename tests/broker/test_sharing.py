@@ -111,7 +111,7 @@ def test_who_joined_a_call_that_never_began_starts_it_anew() -> None:
     ended = Frame("first", "run", kind="end", end_of_stream=True, error=error)
     assert reader.calls.addressed(STREAM, [ended]) == []
     assert reader.calls.positions() == [(STREAM, b"0")]
-    assert [(frame.id, frame.error) for frame in reader.calls.addressed(STREAM, [ended])] == [("second", error)]
+    assert [(frame.id, frame.error, frame.attempt) for frame in reader.calls.addressed(STREAM, [ended])] == [("second", error, 2)]
 
 
 def test_who_comes_back_during_a_read_begins_at_the_start() -> None:

@@ -39,6 +39,10 @@ class Waking:
         """Take note."""
         self.said.append(("back", stream.service))
 
+    async def recover(self) -> None:
+        """Take note."""
+        self.said.append("recover")
+
     def interrupt(self) -> None:
         """Take note."""
         self.said.append("interrupt")
@@ -73,18 +77,33 @@ async def test_messages_reach_those_whom_they_concern(waking: Waking) -> None:
     assert await waking.hear("confirm id-1") == [("confirmed", "id-1")]
     assert await waking.hear("back pool") == [("back", "pool")]
     assert await waking.hear("back other") == []
+    assert (await waking.hear("dead pool"), await waking.hear("dead other")) == (["recover"], [])
+    waking.bench.clock.observe(1_000_000.0, 100.0, 100.0)
+    assert await waking.hear("extend call-3 1002500") == []
+    assert waking.bench.listener.extended == [("call-3", 102.5)]
     assert await waking.hear("to mine pool") == [("back", "pool")]
     assert await waking.hear("to another pool") == []
     assert await waking.hear("to mine other") == []
     assert await waking.hear("left agent") == [("left", "pool", "agent")]
     assert await waking.hear('end ["user","session"]') == [("closed", "pool", "user", "session")]
     assert await waking.hear("left agent", channel=KEYS.wake("other")) == []
-    for nonsense in ("cancel !", "end nonsense", "left !", "confirm", "pause other", "what", "over call-1", "over ! cancelled"):
+    for nonsense in (
+        "cancel !",
+        "end nonsense",
+        "left !",
+        "confirm",
+        "pause other",
+        "what",
+        "over call-1",
+        "over ! cancelled",
+        "extend call-1",
+        "extend ! 5",
+    ):
         assert await waking.hear(nonsense) == []
     waking.channel.receive([b"message", b"\xff", b"cancel \xff"])
     waking.channel.receive([b"subscribe", b"channel", 1])
     waking.channel.receive([b"message"])
-    assert waking.bench.listener.cancelled == ["call-1"]
+    assert (waking.bench.listener.cancelled, len(waking.bench.listener.extended)) == (["call-1"], 1)
 
 
 @pytest.mark.parametrize("part", [-5, 3_000_000_000, None, True, 1.5, [b"cancel call-1"], {}, "text"])

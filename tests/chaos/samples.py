@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ast
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import msgspec
 
@@ -50,6 +55,8 @@ SEATS = [f"{call.key}:{seat}" for call, seat in zip(SITS, ("1.5:1", "1.5:2", "2.
 PLANNED = [ECHO, STORY, BABBLE, PAY, CRASH, SHARED, TWIN, FLAKY, DEEP, *SITS]
 RUN_A, RUN_B = (list(babble(BABBLE.key, run, 4)) for run in ("a", "b"))
 SAID, OTHER = ("".join(babble(SHARED.key, run, 4)) for run in ("a", "b"))
+# How often each of three requests of a backlog was run, and others: as it must not be.
+BACKLOGS = ((1, 0, 1, 0), (1, 6, 1, 0), (1, 1, 1, 1), (1, 1, 0))
 GIVEN_UP = ("dead", "1-1", '{"arguments":{"key":"a0-000004"}}')
 
 Change = Callable[[list[AnyRecord]], list[AnyRecord]]
@@ -141,3 +148,41 @@ def changed(kind: type, which: str, **fields: object) -> Change:
 def seen(planned: Planned, *segments: str, output: str | None = None) -> Change:
     """A change of what a stream's caller saw; the result says the same as its last segment, unless told."""
     return changed(Ended, planned.key, segments=segments, output=segments[-1] if output is None else output)
+
+
+def unreached(sources: Iterable[Path], work: Callable[[], object]) -> list[str]:
+    """Do some work, and return the places of some files that say what is wrong and that it has not come to: violations, and texts."""
+    places = {(str(path), node.lineno): ast.unparse(node) for path in sources for node in _complaints(ast.parse(path.read_text("utf-8")))}
+    files, reached = {file for file, _ in places}, set[tuple[str, int]]()
+
+    def look(frame: FrameType, event: str, _: Any) -> Any:
+        if frame.f_code.co_filename not in files:
+            return None
+        reached.add((frame.f_code.co_filename, frame.f_lineno))
+        return look
+
+    before = sys.gettrace()
+    sys.settrace(look)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return [f"{Path(file).name}:{line} {text}" for (file, line), text in sorted(places.items()) if (file, line) not in reached]
+
+
+def _complaints(tree: ast.AST) -> Iterator[ast.expr]:
+    """Yield the expressions that make a violation, or return or yield the text of one."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Name(id="Violation") | ast.Attribute(attr="_broken")):
+                yield node
+            case ast.Return(value=ast.IfExp(body=one, orelse=other)):
+                yield from (each for each in (one, other) if _is_text(each))
+            case ast.Return(value=ast.expr() as value) | ast.Yield(value=ast.expr() as value) if _is_text(value):
+                yield value
+            case _:
+                pass
+
+
+def _is_text(node: ast.expr) -> bool:
+    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str) and bool(node.value))

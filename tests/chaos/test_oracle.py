@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tests.chaos import oracle
 from tests.chaos.history import (
     Begun,
     Cancelled,
@@ -31,6 +32,7 @@ from tests.chaos.report import recoveries, report, text
 from tests.chaos.samples import (
     AGENT,
     BABBLE,
+    BACKLOGS,
     CRASH,
     DEEP,
     ECHO,
@@ -52,6 +54,7 @@ from tests.chaos.samples import (
     changed,
     clean,
     seen,
+    unreached,
     violations,
     with_,
     without,
@@ -154,6 +157,12 @@ PLANTED: dict[str, tuple[Change, str, str]] = {
     "too many deliveries": (with_(Begun(7.0, CRASH.key, 6, WORKER + 31)), "executions", CRASH.key),
     "work that nobody asked for": (with_(Begun(7.0, "a0-777777", 1, WORKER)), "executions", "a0-777777"),
     "an execution that never ends": (without(Left, ECHO.key), "executions", ECHO.key),
+    "a call that ends long after its deadline": (changed(Ended, ECHO.key, at=1.0 + 60 + 6), "one-end", ECHO.key),
+    "an execution far beyond its time, in a run that was cut short": (
+        lambda records: without(State)(changed(Left, ECHO.key, at=19.0 + 60)(records)),
+        "executions",
+        ECHO.key,
+    ),
     "an execution far beyond its time": (changed(Left, ECHO.key, at=19.0 + 60), "executions", ECHO.key),
     "an entry left in a queue": (changed(State, "quiet", queues=(msgspec.structs.replace(QUEUE, length=1),)), "rest", ""),
     "a pending entry": (changed(State, "closed", queues=(msgspec.structs.replace(QUEUE, pending=1),)), "rest", ""),
@@ -184,6 +193,19 @@ def test_each_planted_fault_is_caught(what: str) -> None:
     assert (rule, key) in {(violation.rule, violation.key) for violation in found}
 
 
+def test_each_rule_has_a_planted_fault() -> None:
+    """Whatever the oracle can say is wrong was seen to be wrong once, but for the outputs of tools that none of the samples calls."""
+
+    def judge_everything() -> None:
+        for change, _, _ in PLANTED.values():
+            violations(change(clean()))
+        for runs in BACKLOGS:
+            judge(msgspec.structs.replace(OPTIONS, backlog=3), PLANNED, History(clean(), runs))
+
+    sources = [path for path in Path(oracle.__file__).parent.glob("*.py") if path.name != "outputs.py"]
+    assert unreached(sources, judge_everything) == []
+
+
 def test_a_reset_before_another_run_is_right() -> None:
     """A diverging stream may begin anew after an explicit reset."""
     assert violations(seen(BABBLE, "".join(RUN_A[:3]), "".join(RUN_B))(clean())) == []
@@ -199,6 +221,12 @@ def test_a_shared_call_is_made_again_by_the_restarted_agent() -> None:
     """An agent that was killed may find its call again: two beginnings, one end."""
     killed = [Issued(6.9, SHARED.key, AGENT + 7), Exited(6.95, "agent", AGENT + 7, -9, True)]
     assert violations(with_(*killed)(clean())) == []
+
+
+def test_a_call_stands_for_the_work_that_it_shares() -> None:
+    """The later one of two calls with an idempotency key is planned work by itself, also when the first is not made."""
+    planned = [call for call in PLANNED if call != SHARED]
+    assert judge(OPTIONS, planned, History(without(Ended, SHARED.key)(clean()))) == []
 
 
 def test_a_failure_frees_an_idempotency_key() -> None:

@@ -82,7 +82,14 @@ def _answers(record: Record, revision: int) -> Tools:
             await asyncio.sleep(seconds)
             return f"{key}:at last"
 
-    return [echo, pay, nested, deep, silent]
+    @tool(service=SERVICE, effect="read")
+    async def ask(key: str) -> str:
+        """Ask a person."""
+        with record(key):
+            await invocation().confirm(f"Go on with {key}?", timeout=60.0)
+            return f"{key}:allowed"
+
+    return [echo, pay, nested, deep, silent, ask]
 
 
 async def _with_inner(key: str, tool: str, **arguments: object) -> str:

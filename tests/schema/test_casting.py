@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.schema.test_strict import ANYTHING, SCHEMAS
 from tests.tiers import some
 from toolbus import ToolError
+from toolbus.bus.schema import casting
 from toolbus.bus.schema.arguments import Validator
 from toolbus.bus.schema.casting import cast, summary
 from toolbus.bus.schema.dialects import strict
@@ -52,6 +53,10 @@ ARGUMENTS = st.dictionaries(st.sampled_from("abcd"), VALUES, max_size=4)
         ({"i": "3.5"}, {"i": "3.5"}),
         ({"i": "007"}, {"i": "007"}),
         ({"i": "9" * 30}, {"i": "9" * 30}),
+        ({"i": str(2**63 - 1), "n": str(2**63)}, {"i": 2**63 - 1, "n": 2**63}),
+        ({"i": str(2**63)}, {"i": str(2**63)}),
+        ({"i": str(-(2**63))}, {"i": -(2**63)}),
+        ({"i": str(-(2**63) - 1)}, {"i": str(-(2**63) - 1)}),
         ({"n": "3"}, {"n": 3}),
         ({"n": "1e3"}, {"n": 1000.0}),
         ({"n": "1e999"}, {"n": "1e999"}),
@@ -194,6 +199,116 @@ def test_a_default_that_the_schema_refuses_is_left_out(schema: dict[str, Any], d
     assert changes == (["the default, which the schema refuses, left out - at `$.a`"] if refused else [])
     assert cast({"a": default}, {"properties": {"a": part}, "required": ["a"]})[0] == {"a": default}
     assert cast({"a": [default]}, {"properties": {"a": part}})[0] == {"a": [default]}
+
+
+INTEGER = {"type": "integer"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "arguments", "steps"),
+    [
+        ({"properties": {"a": INTEGER}}, {"a": "1"}, 3),
+        ({"properties": {"a": INTEGER}}, {"b": 0, "c": 0, "a": "1"}, 7),
+        ({"additionalProperties": INTEGER}, {"a": "1", "b": "2"}, 5),
+        ({"properties": {"a": {"type": "array", "items": INTEGER}}}, {"a": ["1", "2", "3"]}, 9),
+        ({"properties": {"a": {"allOf": [{}, INTEGER]}}}, {"a": "1"}, 5),
+        ({"properties": {"a": {"anyOf": [INTEGER, {"type": "object"}, {"type": "boolean"}]}}}, {"a": "1"}, 7),
+        (
+            {"properties": {"a": {"anyOf": [{"type": "object", "properties": {"k": {"const": k}, "n": INTEGER}} for k in "xy"]}}},
+            {"a": {"k": "x", "n": "1"}},
+            14,
+        ),
+        ({"properties": {"a": {"enum": ["1", "2", "3"]}}}, {"a": 1}, 6),
+        ({"properties": {"a": {"anyOf": [INTEGER, INTEGER]}, "b": INTEGER}}, {"a": None, "b": "1"}, 7),
+    ],
+)
+def test_every_part_that_is_looked_at_is_a_step(
+    schema: dict[str, Any], arguments: dict[str, Any], steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When there is none left, the rest stays as it is."""
+    whole = cast(arguments, schema)
+    assert whole[1]
+    monkeypatch.setattr(casting, "_MOST_STEPS", steps - 1)
+    assert cast(arguments, schema) != whole
+    monkeypatch.setattr(casting, "_MOST_STEPS", steps)
+    assert cast(arguments, schema) == whole
+
+
+@pytest.mark.parametrize(
+    ("outer", "value"),
+    [
+        (lambda inner: {"properties": {"a": inner}}, lambda inner: {"a": inner}),
+        (lambda inner: {"additionalProperties": inner}, lambda inner: {"a": inner}),
+        (lambda inner: {"items": inner}, lambda inner: [inner]),
+        (lambda inner: {"prefixItems": [inner]}, lambda inner: [inner]),
+        (lambda inner: {"allOf": [inner]}, lambda inner: inner),
+        (lambda inner: {"anyOf": [inner]}, lambda inner: inner),
+        (lambda inner: {"oneOf": [inner]}, lambda inner: inner),
+    ],
+    ids=["properties", "additionalProperties", "items", "prefixItems", "allOf", "anyOf", "oneOf"],
+)
+def test_arguments_are_corrected_to_a_depth(outer: Any, value: Any) -> None:
+    """That of the thirty-second level, whatever its levels are made of."""
+    for depth, made in ((31, 1), (32, "1")):
+        schema: Any = INTEGER
+        given: Any = "1"
+        expected: Any = made
+        for _ in range(depth):
+            schema, given, expected = outer(schema), value(given), value(expected)
+        assert cast({"top": given}, {"properties": {"top": schema}})[0] == {"top": expected}
+
+
+def _within(schema: Any, levels: int) -> Any:
+    for _ in range(levels):
+        schema = {"anyOf": [schema]}
+    return schema
+
+
+@pytest.mark.parametrize(
+    ("schema", "takes"),
+    [
+        (True, True),
+        (False, False),
+        ({"$ref": "#/nowhere"}, True),
+        ({"type": "integer"}, False),
+        ({"type": ["integer", "null"]}, True),
+        ({"const": None}, True),
+        ({"const": 0}, False),
+        ({"enum": [0]}, False),
+        ({"enum": [0, None]}, True),
+        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, True),
+        ({"oneOf": [{"type": "integer"}, {"type": "string"}]}, False),
+        ({"allOf": [{}, {"type": "null"}]}, True),
+        ({"allOf": [{}, {"type": "integer"}]}, False),
+        (_within({"type": "integer"}, 8), False),
+        (_within({"type": "integer"}, 9), True),
+        ({"allOf": [_within({"type": "integer"}, 8)]}, True),
+    ],
+)
+def test_a_null_is_left_out_where_nothing_takes_it(schema: Any, takes: bool) -> None:
+    """Where that can't be found out, or takes too long, it stays."""
+    value, changes = cast({"a": None}, {"properties": {"a": schema}})
+    assert value == ({"a": None} if takes else {})
+    assert changes == ([] if takes else ["null left out - at `$.a`"])
+
+
+def test_a_float_becomes_the_integer_that_it_is() -> None:
+    """Where the schema asks for one alone; one that stands for several is refused."""
+    assert cast({"a": 3.0}, {"properties": {"a": INTEGER}}) == ({"a": 3}, ["number → integer - at `$.a`"])
+    for kinds in ("number", ["integer", "number"], ["integer", "string", "number"]):
+        assert repr(cast({"a": 3.0}, {"properties": {"a": {"type": kinds}}})[0]) == "{'a': 3.0}"
+    assert repr(cast({"a": 3.5}, {"properties": {"a": INTEGER}})[0]) == "{'a': 3.5}"
+    assert cast({"a": 2.0**53 - 1}, {"properties": {"a": INTEGER}})[0] == {"a": 2**53 - 1}
+    for large in (2.0**53, -(2.0**53)):
+        with pytest.raises(ToolError, match=r"got a float of 2\*\*53 or more, which stands for several; write it in digits alone"):
+            cast({"a": large}, {"properties": {"a": INTEGER}})
+
+
+def test_twenty_changes_are_told() -> None:
+    """All are made."""
+    value, changes = cast({"a": ["1"] * 25}, {"properties": {"a": {"items": INTEGER}}})
+    assert value == {"a": [1] * 25}
+    assert changes == [f"string → integer - at `$.a[{number}]`" for number in range(20)]
 
 
 def test_changes_are_told_in_short() -> None:

@@ -8,6 +8,7 @@ import logging
 import traceback
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from random import Random
 from typing import Any, NamedTuple, TypeVar
 
@@ -19,7 +20,7 @@ from tests.chaos.oracle import Violation
 from tests.chaos.schedule import Fault
 from tests.chaos.snapshot import at_rest
 from tests.chaos.tools import SERVICES, define
-from tests.simulation.faults import KINDS, What
+from tests.simulation.faults import AT_COMMANDS, KINDS, What
 from tests.simulation.oracles import Invariants, judge
 from tests.simulation.scenario import Scenario
 from tests.simulation.storage import ErrorReply, Scores, Snapshot, Stream
@@ -30,6 +31,8 @@ from toolbus.bus.broker.server import scripts
 from toolbus.bus.telemetry.logger import repeats
 from toolbus.bus.telemetry.output import FIELDS
 from toolbus.bus.values import envelope
+from toolbus.bus.values.results import ConfirmationClosed
+from toolbus.middleware import Metering
 
 T = TypeVar("T")
 
@@ -118,6 +121,7 @@ class Driver:
         self._start = 0.0
         self._workers: dict[int, Process] = {}
         self._agents: dict[int, Process] = {}
+        self._people: dict[int, Process] = {}
         self._leave: dict[Process, asyncio.Event] = {}
         self._idle: set[Process] = set()
         self._closing = False
@@ -208,8 +212,8 @@ class Driver:
         world.server.begin()
         world.network.downs.remove("restart")
 
-    async def cut_at_command(self, random: Random, *, before: bool) -> str:
-        """Cut the connection over which one of the next commands comes, before or after the server has carried it out."""
+    async def meet_command(self, random: Random, kind: str, does: Callable[[list[bytes]], str | None]) -> str:
+        """Do something right before one of the next commands; ``does`` gets its words, and says whether to cut "before" or "after" it."""
         server, left = self.world.server, random.randrange(20)
         # Half of them wait for a step that may be rare.
         wanted = random.choice(STEPS) if random.random() < 0.5 else ""
@@ -224,8 +228,8 @@ class Driver:
             if name != wanted and (wanted or left >= 0):
                 return None
             found.set_result(name)
-            self.met["cut-command" if before else "cut-reply", name] += 1
-            return "before" if before else "after"
+            self.met[kind, name] += 1
+            return does(words)
 
         server.meet = meet
         try:
@@ -271,6 +275,8 @@ class Driver:
             self._hire(slot)
         for index in range(self.options.agents):
             self._enlist(index)
+        if any(call.tool == "ask" for call in self.scenario.calls):
+            self._people[0] = self._begin("person", self._allow)
         async with asyncio.TaskGroup() as faults:
             for number, fault in enumerate(self.scenario.faults):
                 await asyncio.sleep(max(0.0, self._start + fault.at - self.world.loop.now))
@@ -284,8 +290,8 @@ class Driver:
         await self._until(self._is_at_rest, 10 * options.lease + 10 + (options.timeout if options.lossy else 0.0))
         self.journal.write(self._state("quiet"))
         self._closing = True
-        await self._dismiss(self._agents)
-        await self._dismiss(self._workers)
+        for processes in (self._agents, self._people, self._workers):
+            await self._dismiss(processes)
         self.journal.write(self._state("closed"))
         await asyncio.sleep(options.lease)
         await self._until(lambda: not any(key.name.startswith("rsp:") for key in self._state("later").keys), options.agent_life + 5)
@@ -304,7 +310,7 @@ class Driver:
     async def _apply(self, fault: Fault, random: Random) -> None:
         began = self.world.loop.now
         self.world.note("fault", f"{fault.kind} {fault.lasts:.3f} s")
-        if not fault.kind.startswith("cut-"):
+        if fault.kind not in AT_COMMANDS:
             self._under_way[fault.kind] += 1
         what, pids = await KINDS[fault.kind].apply(self, fault, random) or ("nobody was there", ())
         # What follows within a lease meets it too: those that were cut off come back.
@@ -344,7 +350,8 @@ class Driver:
         leave = self._leave[process]
         while not leave.is_set():
             revision = process.number % 2 if "versions" in self.options.faults else 0
-            worker = Worker(define(self.journal, revision), settings=self._settings)  # type: ignore[arg-type]
+            around = [Metering()] if self.scenario.metered else []
+            worker = Worker(define(self.journal, revision), settings=self._settings, middleware=around)  # type: ignore[arg-type]
             try:
                 await worker.open()
             except BrokerError as error:
@@ -373,6 +380,20 @@ class Driver:
         counting.cancel()
         await bus.aclose()
 
+    async def _allow(self, process: Process) -> None:
+        """Let every call go on that asks."""
+        while not self._leave[process].is_set():
+            try:
+                async with ToolBus(settings=self._settings) as bus:
+                    while not self._leave[process].is_set():
+                        for question in await bus.confirmations.pending():
+                            with suppress(ConfirmationClosed):
+                                await bus.confirmations.allow(question.id)
+                        await asyncio.sleep(_AGAIN)
+            except BrokerError as error:
+                self.world.note("not answered", str(error))
+                await asyncio.sleep(_AGAIN)
+
     # -- watching ---------------------------------------------------------------------------------
 
     def _name(self, words: list[bytes]) -> str:
@@ -389,7 +410,7 @@ class Driver:
         if name in STEPS:
             self.world.note(f"> {name}", f"{answer!r}"[:160], process.name)
             for kind, count in self._under_way.items():
-                if count and (not kind.startswith("refuse-") or isinstance(answer, ErrorReply)):
+                if count > 0 and (not kind.startswith("refuse-") or isinstance(answer, ErrorReply)):
                     self.met[kind, name] += 1
 
     def _is_at_rest(self) -> bool:

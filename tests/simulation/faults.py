@@ -8,6 +8,7 @@ from random import Random
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from tests.chaos.schedule import Fault
+from toolbus.platform.records import RECORD_KEY
 
 if TYPE_CHECKING:
     from tests.simulation.driver import Driver
@@ -35,6 +36,8 @@ class Kind(NamedTuple):
 
 
 KINDS: dict[str, Kind] = {}
+AT_COMMANDS = frozenset({"cut-command", "cut-reply", "wrong-key"})
+"""Kinds that meet one command, and not all that come while they last."""
 
 
 def _kind(
@@ -114,13 +117,13 @@ async def _reset(driver: Driver, fault: Fault, random: Random) -> What:
 @_kind("cut-reply", taken_for="reset")
 async def _cut_reply(driver: Driver, fault: Fault, random: Random) -> What:
     """A connection is cut right after the server has carried out a command, whose answer is lost."""
-    return await driver.cut_at_command(random, before=False), ()
+    return await driver.meet_command(random, fault.kind, lambda words: "after"), ()
 
 
 @_kind("cut-command", taken_for="reset")
 async def _cut_command(driver: Driver, fault: Fault, random: Random) -> What:
     """A connection is cut right before the server carries out a command, which it does not."""
-    return await driver.cut_at_command(random, before=True), ()
+    return await driver.meet_command(random, fault.kind, lambda words: "before"), ()
 
 
 @_kind("half-open")
@@ -246,6 +249,19 @@ async def _wrong_type(driver: Driver, fault: Fault, random: Random) -> What:
     return f"{driver.command(b'SET', key, b'x', b'PX', b'10000')} {key.decode()}", ()
 
 
+@_kind("wrong-key", taken_for="flushall", lossy=True)
+async def _wrong_key(driver: Driver, fault: Fault, random: Random) -> What:
+    """Somebody overwrites one of the keys of a script with a string, right before the script runs and comes to it."""
+
+    def overwrite(words: list[bytes]) -> None:
+        count = int(words[2]) if words[0] in {b"EVAL", b"EVALSHA"} else 0
+        keys = [key for key in words[3 : 3 + count] if driver.world.server.db.kind(key) not in {"none", "string"}]
+        if keys:
+            driver.world.note("overwritten", driver.command(b"SET", random.choice(keys), b"x", b"PX", b"10000"))
+
+    return await driver.meet_command(random, fault.kind, overwrite), ()
+
+
 # -- clocks -------------------------------------------------------------------------------------------
 
 
@@ -292,6 +308,24 @@ async def _purge(driver: Driver, fault: Fault, random: Random) -> What:
     """A service loses what is queued for it."""
     service = driver.services[int(fault.pick * len(driver.services))]
     return f"{await driver.operate(lambda admin: admin.purge(service))} of {service}", ()
+
+
+@_kind("look", taken_for="script-flush")
+async def _look(driver: Driver, fault: Fault, random: Random) -> What:
+    """Somebody looks at everything, and at whether the server takes writes."""
+    found = await driver.operate(lambda admin: admin.services())
+    refusal = await driver.operate(lambda admin: admin.refusal())
+    return f"{found if isinstance(found, str) else len(found)} services, {refusal or 'no refusal'}", ()
+
+
+@_kind("document", 0.0, 1.0, taken_for="script-flush")
+async def _document(driver: Driver, fault: Fault, random: Random) -> What:
+    """Somebody records a tool, and takes it away again."""
+    name = f"{RECORD_KEY}sim-{random.randrange(3)}"
+    stored = await driver.operate(lambda admin: admin.put(name, b'{"meta": {"tool_id": "sim"}, "sources": []}'))
+    await asyncio.sleep(fault.lasts)
+    deleted = await driver.operate(lambda admin: admin.delete(name))
+    return f"{name}: {stored or 'stored'}, {deleted}", ()
 
 
 @_kind("slow-reader", 0.5, 3.0, taken_for="delay")

@@ -20,6 +20,8 @@ _LEAST_SHARE = 0.04
 _POISON = ("crash", "hang", "hog", "endless")
 _POISONED_SHARE, _MOST_POISON = 0.15, 3
 _TIGHT_SHARE, _TIGHT_CALLS = 0.3, 0.2
+_ASKING_SHARE, _ASKED = 0.2, 0.1
+_METERED_SHARE = 0.2
 # Nothing may be lost in most runs, since then everything must be right to the last.
 _LOSSY_SHARE = 0.1
 
@@ -31,6 +33,7 @@ class Scenario(msgspec.Struct, frozen=True):
         seed: of everything that is left to chance.
         delay: the longest usual delay in the network, in seconds.
         splits: the share of writes that arrive in pieces.
+        metered: whether workers count what users' calls cost.
     """
 
     seed: int
@@ -39,6 +42,7 @@ class Scenario(msgspec.Struct, frozen=True):
     faults: list[Fault]
     delay: float = 0.001
     splits: float = 0.02
+    metered: bool = False
 
 
 def draw(seed: int) -> Scenario:
@@ -71,8 +75,34 @@ def draw(seed: int) -> Scenario:
     if random.random() < _POISONED_SHARE and features.isdisjoint(_LONG):
         calls = _poisoned(random, calls, options.lease)
         options = msgspec.structs.replace(options, faults=(*options.faults, POISON))
-    faults = _faults(random, kinds, options)
-    return Scenario(seed, options, calls, faults, delay=random.choice((0.0005, 0.001, 0.01)), splits=random.choice((0.0, 0.02, 0.3)))
+    if random.random() < _ASKING_SHARE:
+        calls = _asking(random, calls)
+    return Scenario(
+        seed,
+        options,
+        calls,
+        _faults(random, kinds, options),
+        delay=random.choice((0.0005, 0.001, 0.01)),
+        splits=random.choice((0.0, 0.02, 0.3)),
+        metered=random.random() < _METERED_SHARE,
+    )
+
+
+# What differs between neighbours: some faults are left out, one may come in addition, and each moves by a part of a lease.
+_LEFT_OUT, _ONE_MORE, _MOVED = 0.1, 0.5, 0.2
+
+
+def near(scenario: Scenario, seed: int) -> Scenario:
+    """Return a neighbour of a scenario: its calls, and nearly its faults, with all that is left to chance drawn from another seed."""
+    random, options = Random(f"near {seed}"), scenario.options
+    faults = [fault for fault in scenario.faults if random.random() > _LEFT_OUT]
+    if random.random() < _ONE_MORE:
+        name = random.choice([name for name, kind in KINDS.items() if options.lossy or not kind.lossy])
+        options = msgspec.structs.replace(options, faults=tuple(sorted({*options.faults, KINDS[name].taken_for})))
+        faults += _faults(random, (name,), options)[:1]
+    moved = [msgspec.structs.replace(fault, at=max(0.0, fault.at + random.gauss(0.0, _MOVED * options.lease))) for fault in faults]
+    options = msgspec.structs.replace(options, seed=seed)
+    return msgspec.structs.replace(scenario, seed=seed, options=options, faults=sorted(moved, key=lambda fault: fault.at))
 
 
 def _with_tight_deadlines(random: Random, calls: list[Planned], lease: float) -> list[Planned]:
@@ -88,12 +118,26 @@ def _with_tight_deadlines(random: Random, calls: list[Planned], lease: float) ->
 
 def _poisoned(random: Random, calls: list[Planned], lease: float) -> list[Planned]:
     """Let a few calls be poison."""
-    simple = [number for number, call in enumerate(calls) if not (call.shares or call.session or call.cancel)]
+    simple = _simple(calls)
     for number in random.sample(simple, min(len(simple), random.randint(1, _MOST_POISON))):
         call, tool = calls[number], random.choice(_POISON)
         timeout = 2 * lease if tool == "hang" else call.timeout
         calls[number] = msgspec.structs.replace(call, tool=tool, arguments={"key": call.key}, timeout=timeout)
     return calls
+
+
+def _asking(random: Random, calls: list[Planned]) -> list[Planned]:
+    """Let the handlers of some calls ask a person."""
+    for number in _simple(calls):
+        call = calls[number]
+        if call.tool not in plan.POISON and random.random() < _ASKED:
+            calls[number] = msgspec.structs.replace(call, tool="ask", arguments={"key": call.key})
+    return calls
+
+
+def _simple(calls: list[Planned]) -> list[int]:
+    """Return the places of the calls that are nothing but calls."""
+    return [number for number, call in enumerate(calls) if not (call.shares or call.session or call.cancel)]
 
 
 def _faults(random: Random, kinds: tuple[str, ...], options: Options) -> list[Fault]:

@@ -5,6 +5,7 @@ Without a world everything is as it was.
 
 from __future__ import annotations
 
+import datetime
 import functools
 import importlib.metadata
 import os
@@ -36,6 +37,7 @@ def install() -> None:
     _clock("perf_counter", lambda world: world.loop.now)
     _clock("process_time", lambda world: 0.0)
     _clock("time", lambda world: world.wall())
+    datetime.datetime = _Datetime  # type: ignore[misc]
     os.urandom = random._urandom = _random_bytes  # type: ignore[attr-defined]
     os.getpid = _in_world(os.getpid, lambda world: world.current.pid)
     os._exit = _exit  # type: ignore[assignment]
@@ -57,6 +59,15 @@ def _in_world(real: Callable[[], Any], answer: Callable[[World], Any]) -> Callab
 def _clock(name: str, answer: Callable[[World], float]) -> None:
     setattr(time, name, _in_world(getattr(time, name), answer))
     setattr(time, f"{name}_ns", _in_world(getattr(time, f"{name}_ns"), lambda world: int(answer(world) * 1e9)))
+
+
+class _Datetime(datetime.datetime):
+    """The day and time by the clock of the process whose code runs."""
+
+    @classmethod
+    def now(cls, tz: datetime.tzinfo | None = None) -> _Datetime:
+        """Return the current time."""
+        return super().now(tz) if world is None else cls.fromtimestamp(world.wall(), tz)
 
 
 def _exit(status: int) -> None:

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from msgspec.structs import replace
 
+from tests.chaos.oracle import Violation
 from tests.simulation.driver import run
 from tests.simulation.scenario import Scenario
 
 T = TypeVar("T")
 
+# Quoted texts, and words with a digit.
+_NAMED = re.compile(r"""'[^']*'|"[^"]*"|[\w.:-]*\d[\w.:-]*""")
+
 
 def shrink(scenario: Scenario, tries: int = 150) -> Scenario:
-    """Return a short scenario that breaks one of the rules that this one breaks; it is run so many times at most."""
+    """Return a short scenario in which the same goes wrong as in this one; it is run so many times at most."""
     left = tries
-    rules = {violation.rule for violation in run(scenario).violations} if left else set()
+    kinds = {kind(violation) for violation in run(scenario).violations} if left else set()
 
     def fails(candidate: Scenario) -> bool:
         nonlocal left
         left -= 1
-        return left >= 0 and any(violation.rule in rules for violation in run(candidate).violations)
+        return left >= 0 and any(kind(violation) in kinds for violation in run(candidate).violations)
 
     before = None
     while before != scenario and left > 0:
@@ -33,6 +38,11 @@ def shrink(scenario: Scenario, tries: int = 150) -> Scenario:
                 candidate = _with(scenario, field, value)
                 scenario = candidate if fails(candidate) else scenario
     return scenario
+
+
+def kind(violation: Violation) -> tuple[str, str]:
+    """Return what went wrong, without the calls, processes, texts and numbers that it names."""
+    return violation.rule, _NAMED.sub("#", violation.what)
 
 
 def _with(scenario: Scenario, field: str, value: int) -> Scenario:

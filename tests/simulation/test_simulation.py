@@ -23,11 +23,12 @@ def _simulate(*words: str, hash_seed: str = "0") -> subprocess.CompletedProcess[
 
 
 def test_a_seed_is_the_same_run_in_every_process() -> None:
-    """Ten seeds have the same digests, whatever the hash seed is and whatever ran before in the process."""
-    whole = _simulate("--first", "1", "--count", "10", hash_seed="1").stdout.splitlines()
-    later = _simulate("--first", "6", "--count", "5", hash_seed="2").stdout.splitlines()
-    assert len(whole) == 10
-    assert whole[5:] == later
+    """Ten seeds have the same digests, whatever the hash seed is and whatever ran before in the process; so have neighbours."""
+    for words in ([], ["--near", "tests/simulation/found"]):
+        whole = _simulate(*words, "--first", "1", "--count", "10", hash_seed="1").stdout.splitlines()
+        later = _simulate(*words, "--first", "6", "--count", "5", hash_seed="2").stdout.splitlines()
+        assert len(whole) == 10
+        assert whole[5:] == later
 
 
 @pytest.mark.parametrize("path", _FOUND, ids=lambda path: path.stem)

@@ -9,7 +9,7 @@ import msgspec
 
 from tests.chaos.history import Begun, Cancelled, Ended, Exited, History, Hit, Issued, Left, State
 from tests.chaos.options import Options
-from tests.chaos.plan import Planned
+from tests.chaos.plan import Planned, inner
 from tests.chaos.schedule import KINDS
 
 # Seconds by which clocks, journals and busy machines may differ from what is right.
@@ -31,6 +31,8 @@ class Case:
         self.options = options
         self.history = history
         self.planned = {call.key: call for call in planned}
+        # What handlers know of calls: several with one idempotency key are the same work, and any of them may be the one that was made.
+        self._works = {call.work: call for call in reversed(planned)}
         self.shared: dict[str, list[Planned]] = defaultdict(list)
         for call in planned:
             if call.shares:
@@ -53,6 +55,10 @@ class Case:
         unheard = options.agent_life - MARGIN
         self.blackouts = [hit for hit in history.of(Hit) if KINDS[hit.kind].outage and hit.until - hit.at > unheard]
         self.states = {state.name: state for state in history.of(State)}
+
+    def work(self, key: str) -> Planned | None:
+        """Return the first planned call that has, or whose handler makes, the call of a handler that began."""
+        return self._works.get(key.removesuffix(inner("")))
 
     def left(self, begun: Begun) -> Left | None:
         """Return the end of an execution.

@@ -12,8 +12,8 @@ from tests.chaos.oracle.streams import bad_babble
 from tests.chaos.plan import Planned
 from tests.chaos.schedule import PURGE
 
-# Their handlers call others, and pass on how those ended.
-_CALLING = frozenset({"nested", "deep"})
+# Their handlers call others or ask somebody, and pass on how that ended.
+_CALLING = frozenset({"nested", "deep", "ask"})
 
 
 def ends(case: Case) -> Iterator[Violation]:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 from tests.chaos.history import Hit, Left
 from tests.chaos.oracle.case import MARGIN, Case, Violation
-from tests.chaos.plan import inner
 from tests.chaos.schedule import LOSSY
 
 # What takes no living worker's lease or entries away.
@@ -18,7 +17,7 @@ def executions(case: Case) -> Iterator[Violation]:
     """Deliveries are bounded, and work that is once is done once. What a leaving worker hands back is still the same delivery."""
     back = _handed_back(case)
     for key, begun in case.begun.items():
-        planned = case.planned.get(key.removesuffix(inner("")))
+        planned = case.work(key)
         if planned is None:
             yield Violation("executions", "a handler ran for a call that nobody planned", key)
             continue
@@ -29,7 +28,7 @@ def executions(case: Case) -> Iterator[Violation]:
         # A failure frees the idempotency key, so that the next call with it runs anew.
         limit = case.options.max_deliveries * (1 + fresh) * (1 + case.failures(key))
         # Each execution of a nested call makes a call of its own.
-        limit *= limit if key != planned.key else 1
+        limit *= limit if key != planned.work else 1
         delivered = sum((key, record.pid, record.attempt) not in back for record in begun)
         if delivered > limit:
             yield Violation("executions", f"the handler began {delivered} times, more than {limit}", key)
@@ -77,7 +76,7 @@ def lifetimes(case: Case) -> Iterator[Violation]:
     """No execution goes on when every call has ended, nor much longer than its call's time."""
     quiet = case.states.get("quiet")
     for key, records in case.begun.items():
-        planned = case.planned.get(key.removesuffix(inner("")))
+        planned = case.work(key)
         for begun in records:
             over = case.over(begun)
             # What the server lost, nobody can cancel: it ends with its time.

@@ -14,6 +14,8 @@ import pytest
 from tests.worker.unit.fakes import Bench, echo, flaky, handlers, hold, stubborn
 from toolbus import ErrorInfo, ToolError, tool
 from toolbus.bus.broker.take.requests import Delivery
+from toolbus.bus.values.results import BrokerUnavailable, deadline_exceeded
+from toolbus.bus.worker.lines import Early
 
 pytestmark = pytest.mark.anyio
 
@@ -143,7 +145,8 @@ async def test_an_attempt_that_was_lost_does_not_end_the_turn_of_its_next_one(ga
     bench.slots.start(first := of_session(bench, "slow"))
     await bench.settle()
     bench.stream.lose(first)
-    bench.slots.start(first.again(1, "run-again"))
+    bench.stream.held[first.entry] = again = first.again(1, "run-again")
+    bench.slots.start(again)
     bench.slots.start(behind := of_session(bench, "echo", {"text": "behind"}))
     await asyncio.sleep(2)
     assert (handlers.seen, bench.slots.running) == (["began", "began"], 1)
@@ -227,3 +230,161 @@ async def test_a_call_whose_end_was_refused_is_waited_for_where_it_goes_on(seen:
     bench.broker.left = []
     await asyncio.sleep(1)
     assert seen == ["second"]
+
+
+def ids(bench: Bench) -> list[str]:
+    """The ids of the calls that were answered, in order."""
+    return [end.frame.id for end in bench.broker.ends]
+
+
+async def test_calls_of_a_session_run_in_the_order_of_their_entries(gate: asyncio.Event) -> None:
+    """Whenever they came; an entry is older by its numbers and not by its text, and one that came twice runs once more."""
+    bench = Bench(hold, echo, concurrency=9)
+    bench.slots.start(of_session(bench, "hold", entry=b"1-0"))
+    entries = [b"10-0", b"9-0", b"9-10", b"9-2", b"2-0", b"9-2"]
+    for number, entry in enumerate(entries):
+        bench.slots.start(of_session(bench, "echo", {"text": ""}, id=f"{number} {entry.decode()}", entry=entry))
+    gate.set()
+    await bench.settle()
+    assert ids(bench)[1:] == ["4 2-0", "1 9-0", "3 9-2", "5 9-2", "2 9-10", "0 10-0"]
+
+
+async def test_a_call_that_waits_for_its_turn_is_refused_at_its_deadline(gate: asyncio.Event) -> None:
+    """Or at the later one that it was given meanwhile."""
+    bench = Bench(hold, echo)
+    bench.slots.start(of_session(bench, "hold", deadline=2000.0))
+    first, second = (of_session(bench, "echo", {"text": ""}) for _ in range(2))
+    for each in (first, second):
+        bench.slots.start(each)
+    await bench.settle()
+    bench.slots.on_extended(second.request.id, second.deadline + 5.0)
+    await asyncio.sleep(10.5)
+    assert ids(bench) == [first.request.id]
+    await asyncio.sleep(5)
+    expected = deadline_exceeded("the deadline passed while earlier calls of its session ran", "not_taken")
+    assert [end.frame.error for end in bench.broker.ends] == [expected] * 2
+    gate.set()
+    await bench.settle()
+
+
+@pytest.mark.parametrize("moved", [True, False])
+async def test_calls_that_wait_in_a_session_that_ended_here_do_not_run(moved: bool, gate: asyncio.Event) -> None:
+    """They go where the session is now, or are refused if it was closed; those of other sessions go on."""
+    bench = Bench(hold, echo, concurrency=5)
+    bench.slots.start(of_session(bench, "hold"))
+    waiting = [of_session(bench, "echo", {"text": ""}) for _ in range(2)]
+    other = [of_session(bench, name, {}, session="other") for name in ("hold", "hold")]
+    for each in (*waiting, *other):
+        bench.slots.start(each)
+    bench.slots._lines.empty(("unit", "u", "s"), moved)
+    bench.slots._lines.empty(("unit", "u", "unknown"), moved)
+    await bench.settle()
+    assert bench.broker.handed_back == (waiting if moved else [])
+    refused = [end.frame.error for end in bench.broker.ends]
+    message = "the session was closed, maybe by another agent, before the call ran"
+    assert refused == ([] if moved else [ErrorInfo("cancelled", "session_closed", message)] * 2)
+    gate.set()
+    await bench.settle()
+    assert ids(bench)[-2:] == [each.request.id for each in other]
+    assert len(bench.slots._lines) == 0
+
+
+async def test_the_server_is_asked_until_what_came_before_has_ended_elsewhere(seen: list[Any], caplog: pytest.LogCaptureFixture) -> None:
+    """Sooner at first; when it can't be asked, that is said and tried again. Afterwards nothing asks."""
+    bench = Bench(hold, concurrency=5)
+    asked: list[tuple[float, list[bytes]]] = []
+    answers: list[Any] = [[[b"0-1"]], BrokerUnavailable("gone"), [[b"0-1"]], [[b"0-1"]], [[b"0-1"]], [[b"0-1"]], [[b"0-1"]], [[]]]
+
+    async def before(deliveries: Any) -> Any:
+        asked.append((round(bench.loop.time() - began, 2), [each.entry for each in deliveries]))
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    bench.broker.before = before  # type: ignore[method-assign]
+    began = bench.loop.time()
+    bench.slots.start(of_session(bench, "hold", {"name": "late"}, entry=b"5-0", after=b"0-1"))
+    await asyncio.sleep(3)
+    assert seen == ["late"]
+    assert [at for at, _ in asked] == pytest.approx([0.0, 0.02, 0.06, 0.14, 0.3, 0.62, 1.12, 1.62], abs=0.011)
+    assert {entry for _, entries in asked for entry in entries} == {b"5-0"}
+    assert "sessions.unordered calls=1 error=gone" in caplog.text
+    answers.append([[]])
+    bench.slots.start(of_session(bench, "hold", {"name": "another"}, session="other", entry=b"6-0", after=b"0-1"))
+    await asyncio.sleep(0.1)
+    assert (seen, len(asked)) == (["late", "another"], 9)
+
+
+async def test_a_call_is_asked_about_with_the_news_of_another(seen: list[Any]) -> None:
+    """What comes meanwhile may be what was waited for, so that the server is asked sooner."""
+    bench = Bench(hold, concurrency=5)
+    bench.broker.left = [b"0-1"]
+    bench.slots.start(of_session(bench, "hold", {"name": "a"}, entry=b"5-0", after=b"0-1"))
+    await asyncio.sleep(2)
+    bench.broker.left = []
+    asked = len(bench.broker.asked_before)
+    bench.slots.start(of_session(bench, "hold", {"name": "b"}, session="other", entry=b"6-0", after=b"0-1"))
+    await asyncio.sleep(0.03)
+    assert (sorted(seen), len(bench.broker.asked_before) - asked) == (["a", "b"], 1)
+
+
+async def test_a_call_goes_on_unasked_behind_one_that_was_run_here(seen: list[Any]) -> None:
+    """Also after its session had nothing to run for a while; one behind a call that is not known is asked about."""
+    bench = Bench(echo, hold)
+    bench.broker.left = [b"9-9"]
+    for entry, after in ((b"2-0", b""), (b"4-0", b"2-0"), (b"5-0", b"3-0")):
+        bench.slots.start(of_session(bench, "echo", {"text": ""}, entry=entry, after=after))
+        await bench.settle()
+    assert (len(bench.broker.ends), bench.broker.asked_before) == (3, [])
+    bench.slots.start(of_session(bench, "hold", entry=b"8-0", after=b"7-0"))
+    await bench.settle()
+    assert (bench.broker.asked_before[0], seen) == ([b"8-0"], [])
+    bench.slots.close()
+
+
+async def test_a_call_behind_one_that_was_lost_is_asked_about(seen: list[Any]) -> None:
+    """It goes on elsewhere, so nothing is known of what came before any more."""
+    bench = Bench(echo, hold)
+    bench.slots.start(first := of_session(bench, "echo", {"text": ""}, entry=b"2-0"))
+    await bench.settle()
+    bench.slots._lines.lose(first)
+    bench.broker.left = [b"2-0"]
+    bench.slots.start(of_session(bench, "hold", entry=b"4-0", after=b"2-0"))
+    await bench.settle()
+    assert (bench.broker.asked_before[0], seen) == ([b"4-0"], [])
+    bench.slots.close()
+
+
+async def test_sessions_of_a_service_that_is_gone_are_forgotten() -> None:
+    """Those of others are not."""
+    bench = Bench(hold, echo, concurrency=5)
+    for session, name in (("s", "hold"), ("t", "echo")):
+        bench.slots.start(of_session(bench, name, {} if name == "hold" else {"text": ""}, session=session))
+    await bench.settle()
+    bench.slots._lines.forget("other")
+    assert (len(bench.slots._lines), len(bench.slots._lines._floors)) == (1, 1)
+    bench.slots._lines.forget("unit")
+    assert (len(bench.slots._lines), len(bench.slots._lines._floors)) == (0, 0)
+
+
+async def test_sessions_in_which_nothing_runs_are_remembered_up_to_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that ended first is forgotten."""
+    monkeypatch.setattr("toolbus.bus.worker.lines._MOST_FLOORS", 2)
+    bench = Bench(echo)
+    for session in ("a", "b", "c"):
+        bench.slots.start(of_session(bench, "echo", {"text": ""}, session=session))
+        await bench.settle()
+    assert [name[2] for name in bench.slots._lines._floors] == ["b", "c"]
+
+
+def test_what_is_on_its_way_is_remembered_up_to_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest is forgotten first; the first reason and the last time of a call count."""
+    monkeypatch.setattr("toolbus.bus.worker.lines._MOST", 2)
+    early = Early()
+    for call, why in (("a", "first"), ("a", "second"), ("b", "cancelled"), ("c", "late")):
+        early.cancel(call, why)
+        early.extend(call, float(len(why)))
+    early.cancel("d")
+    assert early.cancelled == {"c": "late", "d": "cancelled"}
+    assert early.extended == {"b": 9.0, "c": 4.0}

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tests.worker.unit.fakes import Bench, hold, stubborn
+from tests.worker.unit.fakes import Bench, flaky, hold, stubborn
 from toolbus import ErrorInfo
+from toolbus.bus.broker.take.requests import Delivery
 
 pytestmark = pytest.mark.anyio
 
@@ -58,17 +60,89 @@ async def test_early_cancellations_are_bounded(monkeypatch: pytest.MonkeyPatch, 
     assert [end.frame.id for end in bench.broker.ends] == ["two", "three"]
 
 
-async def test_a_cancellation_of_a_call_that_is_here_is_not_remembered(seen: list[Any]) -> None:
-    """Its later attempt, under the same id, may run here again."""
-    bench = Bench(hold)
-    delivery = bench.delivery("hold")
-    bench.slots.start(delivery)
+def _on_its_way(bench: Bench) -> Delivery:
+    return bench.delivery("hold")
+
+
+def _running(bench: Bench) -> Delivery:
+    bench.slots.start(delivery := bench.delivery("hold"))
+    return delivery
+
+
+def _suspect(bench: Bench) -> Delivery:
+    bench.slots.start(delivery := bench.delivery("hold", attempt=4))
+    return delivery
+
+
+def _behind_another(bench: Bench) -> Delivery:
+    first, second = (bench.delivery("hold", {"name": name}, ordered=True, user="u", session="s") for name in ("first", ""))
+    bench.slots.start_all([first, second])
+    return second
+
+
+def _tried_again(bench: Bench) -> Delivery:
+    bench.slots.start(delivery := bench.delivery("flaky"))
+    return delivery
+
+
+PLACES = [_on_its_way, _running, _suspect, _behind_another, _tried_again]
+"""Where a delivery may be when something is heard about its call."""
+
+
+def _delivered_again(bench: Bench, delivery: Delivery) -> Delivery:
+    """Lose a delivery before its end was accepted, and deliver its call once more, by a group that was made anew."""
+    bench.stream.lose(delivery)
+    request = delivery.request
+    return bench.delivery(request.tool, id=request.id, entry=delivery.entry, epoch=1)
+
+
+@pytest.mark.parametrize("place", PLACES)
+async def test_a_cancelled_call_that_is_delivered_once_more_does_not_start(place: Callable[[Bench], Delivery], seen: list[Any]) -> None:
+    """Wherever its first delivery was: it may be lost before its end was accepted."""
+    bench = Bench(hold, flaky)
+    bench.broker.accepts = False
+    delivery = place(bench)
     await bench.settle()
     bench.slots.on_cancelled(delivery.request.id)
     await bench.settle()
-    bench.slots.start(bench.delivery("hold", {"name": "again"}, id=delivery.request.id))
+    seen.clear()
+    bench.slots.start(_delivered_again(bench, delivery))
     await bench.settle()
-    assert seen == ["", "again"]
+    assert seen == []
+    last = bench.broker.ends[-1].frame
+    assert (last.id, last.epoch, last.error) == (
+        delivery.request.id,
+        1,
+        ErrorInfo("cancelled", "not_begun", "cancelled by the caller before the tool began"),
+    )
+
+
+@pytest.mark.parametrize("place", PLACES)
+async def test_a_call_that_got_more_time_has_it_in_its_next_delivery(place: Callable[[Bench], Delivery]) -> None:
+    """Also in the one after that."""
+    bench = Bench(hold, flaky)
+    delivery = place(bench)
+    await bench.settle()
+    bench.slots.on_extended(delivery.request.id, 1e9)
+    for _ in range(2):
+        again = _delivered_again(bench, delivery)
+        bench.slots.start(again)
+        await bench.settle()
+        assert again.deadline == 1e9
+
+
+async def test_what_was_lost_on_its_way_does_not_start(seen: list[Any]) -> None:
+    """Whoever has it now runs it; nobody would stop it here, nor learn of its end."""
+    bench = Bench(hold)
+    lost, other = bench.delivery("hold", {"name": "lost"}, ordered=True, user="u", session="s"), bench.delivery("hold", {"name": "other"})
+    bench.stream.lose(lost)
+    bench.slots.start_all([lost, other])
+    await bench.settle()
+    assert (seen, bench.slots.free, bench.broker.ends) == (["other"], 1, [])
+    # The session of the lost one is not held up by it.
+    bench.slots.start(bench.delivery("hold", {"name": "next"}, ordered=True, user="u", session="s"))
+    await bench.settle()
+    assert seen == ["other", "next"]
 
 
 # -- other events -------------------------------------------------------------------------------------

@@ -46,8 +46,7 @@ def cast(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> tuple[dict[
         ToolError: ``invalid_arguments``: a float that stands for several integers is where one is asked for.
     """
     caster = _Caster(schema)
-    value = caster.value(dict(arguments), schema, (), 0)
-    return (value if isinstance(value, dict) else dict(arguments)), caster.changes
+    return caster.value(dict(arguments), schema, (), 0), caster.changes
 
 
 class _Caster:
@@ -126,7 +125,7 @@ class _Caster:
         made: dict[str, Any] = {}
         for name, part in value.items():
             if name not in known:
-                made[name] = self.value(part, others, (*path, name), level + 1) if isinstance(others, Mapping) else part
+                made[name] = self.value(part, others, (*path, name), level + 1)
             elif part is None and name not in needed and not self._takes_null(known[name]):
                 self._note("null left out", (*path, name))
             else:
@@ -280,7 +279,7 @@ def fits(value: Any, kinds: Collection[str]) -> bool:
 
 def value_in(text: str, kinds: tuple[str, ...], clear: dict[str, bool]) -> Any:
     """Return the value of one of these types that a text contains, or ``UNCHANGED``; ``clear`` remembers which texts are containers."""
-    if not kinds or "string" in kinds or len(text) > _MOST_TEXT:
+    if len(text) > _MOST_TEXT:
         return UNCHANGED
     if text[:1] in _CONTAINERS:
         return _container(text, clear) if _CONTAINERS[text[:1]] in kinds else UNCHANGED

@@ -14,7 +14,7 @@ from toolbus.bus.telemetry.events import NAME
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
-    from opentelemetry.trace import Tracer, TracerProvider
+    from opentelemetry.trace import TracerProvider
 
 logger = logging.getLogger(NAME)
 """The logger of all events; its handlers are the application's choice."""
@@ -93,7 +93,6 @@ active = _tracing.exports
 """Return whether spans are exported."""
 metering = _metering.exports
 """Return whether metrics are exported."""
-_tracer: tuple[TracerProvider, Tracer] | None = None
 
 
 @contextmanager
@@ -107,15 +106,10 @@ def providers(*, tracer: TracerProvider | None = None, meter: MeterProvider | No
         _tracing.provider, _metering.provider = before
 
 
-def tracer() -> Tracer:
-    """Return the tracer that starts spans."""
-    from opentelemetry import trace  # noqa: PLC0415 - it is loaded with the first span
-
-    global _tracer  # noqa: PLW0603 - a cache per provider
-    provider = _tracing.current()
-    if _tracer is None or _tracer[0] is not provider:
-        _tracer = provider, trace.get_tracer(NAME, tracer_provider=provider)
-    return _tracer[1]
+def tracer_provider() -> TracerProvider:
+    """Return the provider that makes tracers."""
+    found: TracerProvider = _tracing.current()
+    return found
 
 
 def current_span() -> tuple[str, str] | None:

@@ -1,4 +1,4 @@
-"""Spans of a call: one pair at its agent, and one for each run at a worker."""
+"""Spans of a call: one at its agent, and one for each run at a worker."""
 
 from __future__ import annotations
 
@@ -9,43 +9,67 @@ from types import TracebackType
 from typing import Self
 
 from opentelemetry.context import Context, attach, detach
-from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, SpanKind, StatusCode, TraceFlags, set_span_in_context
+from opentelemetry.trace import (
+    NonRecordingSpan,
+    Span,
+    SpanContext,
+    SpanKind,
+    StatusCode,
+    TraceFlags,
+    Tracer,
+    TracerProvider,
+    get_current_span,
+    get_tracer,
+    set_span_in_context,
+)
 
 from toolbus.bus.support.safe_text import is_a, reason_of, traceback_of, type_name
-from toolbus.bus.telemetry.providers import active, tracer
+from toolbus.bus.telemetry.events import NAME
+from toolbus.bus.telemetry.lean import Lean
+from toolbus.bus.telemetry.providers import active, tracer_provider
 from toolbus.bus.values.results import CallCancelled, ErrorInfo, ToolError
 
 # https://www.w3.org/TR/trace-context/#traceparent-header; only versions after 00 may have further fields.
 _TRACEPARENT = re.compile(r"(?!ff)([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?").fullmatch
 
 
+_made: tuple[TracerProvider, Tracer, Lean | None] | None = None
+
+
+def _tracer() -> tuple[Tracer, Lean | None]:
+    """Return the tracer that starts spans, and what makes them in its place, if something can."""
+    global _made  # noqa: PLW0603 - a cache per provider
+    provider = tracer_provider()
+    if _made is None or _made[0] is not provider or (_made[2] is not None and not _made[2].holds()):
+        starts = get_tracer(NAME, tracer_provider=provider)
+        try:
+            _made = provider, starts, Lean(starts)
+        except (ImportError, AttributeError, TypeError, ValueError):
+            _made = provider, starts, None
+    return _made[1:]
+
+
 class CallSpan:
-    """The agent's two spans of one call: ``execute_tool {tool}``, and within it ``send {service}``.
+    """The agent's span of one call, ``execute_tool {tool}``.
 
     Attributes:
         traceparent: W3C trace context for the request, or empty; the handler's span continues from it.
     """
 
-    __slots__ = ("_send", "_tool", "traceparent")
+    __slots__ = ("_span", "traceparent")
 
-    def __init__(self, tool: Span, send: Span | None) -> None:
-        self._tool = tool
-        self._send = send
-        context = (send or tool).get_span_context()
+    def __init__(self, span: Span) -> None:
+        self._span = span
+        context = span.get_span_context()
         self.traceparent = ""
         if context.is_valid:
             self.traceparent = f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
 
-    def sent(self, error: ErrorInfo | None = None) -> None:
-        """End the ``send`` span when the server has answered the publication; ``end()`` does it otherwise."""
-        send, self._send = self._send, None
-        if send is not None:
-            _end(send, error)
-
     def end(self, error: ErrorInfo | None = None) -> None:
-        """End both spans with the result of the call."""
-        self.sent()
-        _end(self._tool, error)
+        """End it with the result of the call."""
+        if error is not None:
+            _fail(self._span, error)
+        self._span.end()
 
 
 class HandlerSpan:
@@ -82,27 +106,23 @@ class HandlerSpan:
 
 
 def start_call_span(*, tool: str, service: str, id: str, agent: str, context: Context | None = None) -> CallSpan | None:
-    """Start the spans of a call under ``context`` (the current one); return None when spans are not exported.
+    """Start the span of a call under ``context`` (the current one); return None when spans are not exported.
 
-    The caller ends them with ``CallSpan.end()``. They are never made current, so any task may end them.
+    The caller ends it with ``CallSpan.end()``. It is never made current, so any task may end it.
     """
     if not active():
         return None
-    starts = tracer()
-    about = {
-        "gen_ai.operation.name": "execute_tool",
-        "gen_ai.tool.name": tool or service,
-        "gen_ai.tool.call.id": id,
-        "gen_ai.tool.type": "function",
-    }
-    outer = starts.start_span(f"execute_tool {tool or service}", context, SpanKind.INTERNAL, about)
-    if not outer.is_recording():
-        # Nobody would see one within it.
-        return CallSpan(outer, None)
-    inner = starts.start_span(
-        f"send {service}", set_span_in_context(outer, context), SpanKind.PRODUCER, _message("send", service, id, agent)
-    )
-    return CallSpan(outer, inner)
+
+    def about() -> dict[str, str | int]:
+        found = _message("send", service, id, agent, tool)
+        found["gen_ai.operation.name"] = "execute_tool"
+        found["gen_ai.tool.type"] = "function"
+        return found
+
+    name, (starts, lean) = f"execute_tool {tool or service}", _tracer()
+    if lean is None:
+        return CallSpan(starts.start_span(name, context, SpanKind.PRODUCER, about()))
+    return CallSpan(lean.start(name, get_current_span(context).get_span_context(), SpanKind.PRODUCER, about))
 
 
 def handler_span(
@@ -111,11 +131,14 @@ def handler_span(
     """Start the span of one run, which continues the caller's trace; ``with`` gives None when spans are not exported."""
     if not active():
         return nullcontext()
-    about = _message("process", service, id, worker)
-    about["gen_ai.tool.name"] = tool or service
-    about["gen_ai.tool.call.id"] = id
-    about["toolbus.attempt"] = attempt
-    return HandlerSpan(tracer().start_span(f"process {service}", _calling(traceparent), SpanKind.CONSUMER, about))
+
+    def about() -> dict[str, str | int]:
+        return {**_message("process", service, id, worker, tool), "toolbus.attempt": attempt}
+
+    name, (starts, lean) = f"process {service}", _tracer()
+    if lean is None:
+        return HandlerSpan(starts.start_span(name, _within(_caller(traceparent)), SpanKind.CONSUMER, about()))
+    return HandlerSpan(lean.start(name, _caller(traceparent), SpanKind.CONSUMER, about))
 
 
 @contextmanager
@@ -124,21 +147,24 @@ def continued(traceparent: str) -> Iterator[None]:
     if not active() or _TRACEPARENT(traceparent) is None:
         yield
         return
-    token = attach(_calling(traceparent))
+    token = attach(_within(_caller(traceparent)))
     try:
         yield
     finally:
         detach(token)
 
 
-def _calling(traceparent: str) -> Context:
-    """Return the context of the caller's span, or an empty one. It does what the propagator does, in a fifth of the time."""
+def _caller(traceparent: str) -> SpanContext | None:
+    """Return the context of the caller's span, if it names one. It does what the propagator does, in a fifth of the time."""
     found = _TRACEPARENT(traceparent)
     if found is None or (found[5] and found[1] == "00"):
-        return Context()
-    trace_id, span_id, flags = int(found[2], 16), int(found[3], 16), int(found[4], 16)
-    remote = SpanContext(trace_id, span_id, is_remote=True, trace_flags=TraceFlags(flags))
-    return set_span_in_context(NonRecordingSpan(remote), Context()) if remote.is_valid else Context()
+        return None
+    remote = SpanContext(int(found[2], 16), int(found[3], 16), is_remote=True, trace_flags=TraceFlags(int(found[4], 16)))
+    return remote if remote.is_valid else None
+
+
+def _within(caller: SpanContext | None) -> Context:
+    return Context() if caller is None else set_span_in_context(NonRecordingSpan(caller), Context())
 
 
 def _record(span: Span, error: Exception) -> None:
@@ -157,8 +183,10 @@ def _error_of(error: BaseException) -> ErrorInfo:
     return ErrorInfo("tool_error", message=reason_of(error)) if is_a(error, Exception) else ErrorInfo("cancelled")
 
 
-def _message(operation: str, service: str, id: str, client: str) -> dict[str, str | int]:
+def _message(operation: str, service: str, id: str, client: str, tool: str) -> dict[str, str | int]:
     return {
+        "gen_ai.tool.name": tool or service,
+        "gen_ai.tool.call.id": id,
         "messaging.system": "redis",
         "messaging.operation.name": operation,
         "messaging.operation.type": operation,
@@ -166,12 +194,6 @@ def _message(operation: str, service: str, id: str, client: str) -> dict[str, st
         "messaging.message.id": id,
         "messaging.client.id": client,
     }
-
-
-def _end(span: Span, error: ErrorInfo | None) -> None:
-    if error is not None:
-        _fail(span, error)
-    span.end()
 
 
 def _fail(span: Span, error: ErrorInfo) -> None:

@@ -194,7 +194,7 @@ class Lines(msgspec.Struct, eq=False):
 
         Until then another worker may take this one over and run it again: not after the next one has begun.
         """
-        if delivery.queue.held.get(delivery.entry) is delivery:
+        if delivery.is_held:
             self._forget(delivery)
         else:
             self._pass_turn(delivery)
@@ -320,7 +320,7 @@ _MOST = 10_000
 
 
 class Early:
-    """Cancellations and later deadlines of requests that are on their way to this worker; the oldest are forgotten first.
+    """Cancellations and later deadlines that count for every delivery of their calls from now on; the oldest are forgotten first.
 
     Attributes:
         cancelled: calls that must not start, each with the type of the error that its caller has.

@@ -283,11 +283,14 @@ class Slots:
             delivery: what to run.
             alone: whether it may run now even if it may have killed its workers.
         """
+        if not delivery.is_held:
+            # Lost on its way here, while the server was asked about what came with it: whoever has it now runs it.
+            return
         request, tries = delivery.request, delivery.attempt - delivery.handed_back
         served = self._served.get(request.service)
         error: ErrorInfo | None = None
         if self._early.extended:
-            delivery.deadline = max(delivery.deadline, self._early.extended.pop(request.id, 0.0))
+            delivery.deadline = max(delivery.deadline, self._early.extended.get(request.id, 0.0))
         if request.id in self._early.cancelled:
             error = cancelled_waiting(self._early.cancelled[request.id])
         elif tries > self.settings.max_deliveries:
@@ -494,7 +497,8 @@ class Slots:
         self.stop()
 
     def on_cancelled(self, call: str, why: str = "cancelled") -> None:
-        """Stop a call, or remember that it must not start."""
+        """Stop a call, and remember that it must not start: it may be on its way here, or be lost and delivered once more."""
+        self._early.cancel(call, why)
         running = [run for run in self._runs.values() if run.delivery.request.id == call]
         waiting = self._waiting.find(call=call)
         for run in running:
@@ -502,19 +506,16 @@ class Slots:
             if not run.stuck:
                 run.cancel(why)
         self._refuse_all(waiting, cancelled_waiting(why))
-        if not running and not waiting:
-            self._early.cancel(call, why)
 
     def on_extended(self, call: str, deadline: float) -> None:
-        """Give a call the time of one that joined it, or remember that: the request may be on its way to this worker."""
+        """Give a call the time of one that joined it, and remember that as a cancellation is remembered."""
+        self._early.extend(call, deadline)
         running, waiting = [run for run in self._runs.values() if run.delivery.request.id == call], self._waiting.find(call=call)
         for run in running:
             if run.delivery.deadline < deadline and not run.stuck:
                 run.extend(deadline)
         for delivery in waiting:
             delivery.deadline = max(delivery.deadline, deadline)
-        if not running and not waiting:
-            self._early.extend(call, deadline)
 
     def on_lost(self, delivery: Delivery) -> None:
         """Stop a run whose delivery another worker has now."""

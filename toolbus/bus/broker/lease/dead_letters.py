@@ -202,7 +202,7 @@ class DeadLetters:
         except EnvelopeError:
             request = None
         try:
-            attempts = integer(fields.get(b"attempts", b"0"))
+            attempts = integer(fields.get(b"attempts"))
         except EnvelopeError:
             attempts = 0
         return DeadLetter(

@@ -130,7 +130,7 @@ async def hand_back(link: Link, deliveries: Sequence[Delivery]) -> None:
             part = [
                 delivery
                 for delivery in own[start : start + _MOST_AT_ONCE]
-                if stream.held.get(delivery.entry) is delivery and delivery.fence.generation == stream.fence_known.generation
+                if delivery.is_held and delivery.fence.generation == stream.fence_known.generation
             ]
             for delivery in part:
                 stream.let_go(delivery)
@@ -516,7 +516,7 @@ class Upkeep(msgspec.Struct, eq=False):
         for delivery in deliveries if entry.note else ():
             self.notes.apply(delivery, entry.note)
         # They may have been lost again meanwhile.
-        self.listener.on_recovered([delivery for delivery in deliveries if stream.held.get(delivery.entry) is delivery])
+        self.listener.on_recovered([delivery for delivery in deliveries if delivery.is_held])
         await asyncio.sleep(0)
 
     def _note_lost(self, delivery: Delivery, owner: bytes) -> None:

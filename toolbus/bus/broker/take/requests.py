@@ -119,6 +119,11 @@ class Delivery(msgspec.Struct, eq=False):
     after: bytes = b""
 
     @property
+    def is_held(self) -> bool:
+        """True while it is this worker's; what was lost, handed back or finished is not."""
+        return self.queue.held.get(self.entry) is self
+
+    @property
     def tries(self) -> int:
         """The number of this attempt among those that count against ``max_deliveries``: a worker that leaves did not die of its calls."""
         return self.attempt - self.handed_back
@@ -214,7 +219,7 @@ class RequestStream:
 
         Unless the server has accepted its end (``ended``), others have it or take it over, after a lease if nobody renews it.
         """
-        if self.held.get(delivery.entry) is not delivery:
+        if not delivery.is_held:
             return False
         del self.held[delivery.entry]
         if delivery.request.ordered:
@@ -237,7 +242,7 @@ class RequestStream:
     async def retry(self, link: Link, delivery: Delivery) -> Delivery | None:
         """Count a further attempt of a held delivery; None when it is no longer ours."""
         attempt = delivery.attempt + 1
-        if not await self.count(link, delivery.entry, attempt, delivery.fence) or self.held.get(delivery.entry) is not delivery:
+        if not await self.count(link, delivery.entry, attempt, delivery.fence) or not delivery.is_held:
             return None
         again = self.held[delivery.entry] = delivery.again(attempt, f"{self.run_prefix}{next(self.run_numbers):x}")
         return again

@@ -124,7 +124,7 @@ class Ownership(msgspec.Struct, eq=False):
                 if not await self._ask(stream, owned, unsure):
                     return self._without(deliveries, unsure)
                 answered |= {delivery.run for delivery in unsure}
-                deliveries = [each for each in deliveries if each.queue is not stream or stream.held.get(each.entry) is each]
+                deliveries = [each for each in deliveries if each.is_held]
         return deliveries
 
     def doubts(self, delivery: Delivery) -> bool:

@@ -360,8 +360,6 @@ class Call(msgspec.Struct, eq=False):
 
     def settle(self, verdict: Verdict) -> None:
         """Process the broker's answer to the publication."""
-        if self.span is not None:
-            self.span.sent()
         if verdict.status == "queued":
             self.entry = verdict.entry
             if self.withdrawn:
