@@ -81,7 +81,7 @@ mutants: $(STAMP) ## Change the bus's core in small ways, and list the changes t
 	@TOOLBUS_TEST_PROFILE=mutants timeout $(MUTANTS_WITHIN) $(BIN)/mutmut run $(foreach each,$(MUTANTS),'$(each)__mutmut_*[$(MUTANTS_ENDING)]') || test $$? -eq 124
 	@$(BIN)/mutmut results --all true | awk -F ': ' '$$1 ~ /[$(MUTANTS_ENDING)]$$/ { found[$$2]++; tried += $$2 != "not checked" } \
 	  $$2 !~ /killed|timeout|not checked/ { print } \
-	  END { for (each in found) print "== " found[each], each; print "== " 100 * (found["killed"] + found["timeout"]) / tried " % killed" }'
+	  END { for (each in found) print "== " found[each], each; if (tried) print "== " 100 * (found["killed"] + found["timeout"]) / tried " % killed" }'
 
 bench: $(STAMP) ## Measure against peers, side by side (about five minutes)
 	@$(BIN)/python -m benchmarks run --quick

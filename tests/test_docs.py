@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import importlib
 import inspect
 import os
 import re
@@ -31,6 +32,7 @@ from toolbus.bus.values.naming import DOCUMENT_KINDS
 from toolbus.bus.values.options import CallOptions, ServiceCallOptions
 from toolbus.bus.values.results import ERROR_KINDS
 from toolbus.bus.values.settings import PREFIX, Settings
+from toolbus.bus.worker.loading import describe, installed_services
 from toolbus.operations.cli import main
 from toolbus.platform.documents import PREFIXES
 from toolbus.testing import InvocationEnvironment
@@ -177,6 +179,19 @@ def test_every_command_is_in_the_table() -> None:
     assert [name for name, about in rows.items() if not about.endswith(".")] == []
 
 
+@pytest.mark.usefixtures("slow")
+def test_every_name_on_the_sites_page_can_be_imported_from_where_it_says() -> None:
+    """The site's page of names has those of the package, and each of its rows names a module that is there, with all of its names."""
+    source = ROOT / "docs/reference/names.md"
+    table = prepared(source.read_text("utf-8"), source, source, "main").partition("## ")[0]
+    rows = {module: re.findall(r"`(\w+)`", names) for module, names in re.findall(r"^\| `([\w.]+)` \| (.+) \|$", table, re.MULTILINE)}
+    assert sorted(rows["toolbus"]) == sorted(toolbus.__all__)
+    assert len(rows) > 10
+    for module, names in rows.items():
+        found = importlib.import_module(module)
+        assert [name for name in names if not hasattr(found, name)] == [], module
+
+
 def declared(kind: str) -> set[str]:
     """Return the names of the packages that toolbus, or one of its extras, needs."""
     project = tomllib.loads(read("pyproject.toml"))["project"]
@@ -196,12 +211,14 @@ def test_the_design_gives_a_reason_for_every_package() -> None:
 
 
 def test_the_settings_table_is_complete() -> None:
-    """Each setting stands in the reference of settings with its variable and default."""
-    page = read("docs/reference/settings.md")
+    """Each setting stands in the site's reference of settings with its variable, its default and its meaning."""
+    source = ROOT / "docs/reference/settings.md"
+    page = prepared(source.read_text("utf-8"), source, source, "main")
     for name in Settings.__struct_fields__:
         default = getattr(Settings(), name)
-        row = f"| `{PREFIX}{name.upper()}` | `{default if default != '' else ' '}` |"
-        assert row in page, f"docs/reference/settings.md has no row {row}"
+        row = f"| `{PREFIX}{name.upper()}` | `{default if default != '' else ' '}` | "
+        assert re.search(rf"^{re.escape(row)}\w|^{re.escape(row)}`", page, re.MULTILINE), f"explain {name} in the docstring of Settings"
+    assert Settings.meanings().keys() == set(Settings.__struct_fields__)
 
 
 def test_every_variable_of_a_part_has_a_page() -> None:
@@ -214,11 +231,13 @@ def test_every_variable_of_a_part_has_a_page() -> None:
     # Of a conformance run's worker, and marks between processes of toolbus.
     inner = {"SERVICE", "SCRIPTS", "PROGRAM_OF", "RUN", "ISOLATION_SETUP", "DIAGNOSIS_SERVICE"}
     inner |= {name.upper() for name in Settings.__struct_fields__}
+    served = {name for service in installed_services() for name in describe(service).settings}
+    assert "TOOLBUS_DATA_MEMORY" in served
     for name in set(re.findall(r"TOOLBUS_[A-Z_]*[A-Z]\b", code)) - {PREFIX + each for each in inner}:
         pages = [each for family, found in families.items() if name.startswith(family) for each in found]
         assert pages, f"{name} stands in no row of settings.md"
-        # Options of a command stand in its --help.
-        if not name.startswith(("TOOLBUS_GATEWAY_", "TOOLBUS_IM_")):
+        # Options of a command stand in its --help, settings of a service in `toolbus see workers`.
+        if not name.startswith(("TOOLBUS_GATEWAY_", "TOOLBUS_IM_")) and name not in served:
             short = name.removeprefix("TOOLBUS")
             assert any(name in text or short in text for text in (read(f"docs/reference/{each}") for each in pages)), name
 
@@ -255,7 +274,7 @@ def test_events_and_metrics_are_listed() -> None:
     source = ROOT / "docs/reference/telemetry.md"
     page = prepared(source.read_text("utf-8"), source, source, "main")
     assert [name for name in [*telemetry.EVENTS, *telemetry.METRICS] if f"| `{name}` |" not in page] == []
-    assert [name for name in EXPOSED if f"`{name}`" not in page] == [], "tell of them in docs/reference/telemetry.md"
+    assert [name for name in EXPOSED if f"| `{name}` |" not in page] == []
 
 
 def _protocol() -> str:
@@ -552,8 +571,7 @@ def test_the_toolkit_example_runs_and_makes_the_pictures(tmp_path: Path, forks: 
 @pytest.mark.usefixtures("slow")
 def test_the_guide_to_learning_runs(tmp_path: Path, server: str, namespace: str, forks: ForkServer) -> None:
     """The guide's graph loses its wrong edge by the guide's commands, its picture is what they draw, and a rollback restores it."""
-    tools, agent, program = blocks("docs/how-to/learning.md")
-    compile(agent, "agent", "exec")
+    tools, program = blocks("docs/how-to/learning.md")
     (preset,) = re.findall(r"```yaml\n(.*?)```", read("docs/how-to/learning.md"), re.DOTALL)
     (tmp_path / "orders.py").write_text(tools)
     (tmp_path / "orders.yaml").write_text(preset)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -11,7 +12,10 @@ from pathlib import Path
 
 import click
 
+import toolbus
 from toolbus.bus.telemetry import EVENTS, METRICS
+from toolbus.bus.telemetry.metrics import EXPOSED
+from toolbus.bus.values.settings import PREFIX, Settings
 from toolbus.operations.cli import main
 from website.diagrams import as_table
 
@@ -102,10 +106,33 @@ def _commands(group: click.Group, above: click.Context, path: str) -> Iterator[t
             yield f"`{path} {name}`", command.get_short_help_str(limit=500)
 
 
+def _names() -> Iterator[tuple[str, str]]:
+    """Yield each module that programs import from, and its public names: first those that the package's docstring lists."""
+    yield "`toolbus`", ", ".join(f"`{name}`" for name in toolbus.__all__)
+    for module, names in re.findall(r"^- (``[\w.]+``): (.+)\.$", str(toolbus.__doc__), re.MULTILINE):
+        yield module.replace("``", "`"), names.replace("``", "`")
+    for name in ("events", "middleware", "sync", "testing", "agent", "toolkit", "toolkit.learning"):
+        module = importlib.import_module(f"toolbus.{name}")
+        yield f"`toolbus.{name}`", ", ".join(f"`{each}`" for each in module.__all__)
+
+
+def _settings() -> Iterator[tuple[str, str, str]]:
+    """Yield the variable of each setting, its default, and what it means."""
+    for name, about in Settings.meanings().items():
+        default = getattr(Settings(), name)
+        yield f"`{PREFIX}{name.upper()}`", f"`{default if default != '' else ' '}`", about.removesuffix(".")
+
+
 # Tables that the code declares, by the comment in whose place the site shows them: their heads, and what makes their rows.
 _TABLES: dict[str, tuple[tuple[str, ...], Callable[[], Iterable[tuple[str, ...]]]]] = {
     "<!-- log events -->": (("Event", "Meaning"), lambda: ((f"`{name}`", about) for name, about in sorted(EVENTS.items()))),
     "<!-- metrics -->": (("Metric", "Kind", "Unit", "Meaning"), lambda: ((f"`{name}`", *about) for name, about in METRICS.items())),
+    "<!-- metrics of processes -->": (
+        ("Metric", "Kind", "Meaning"),
+        lambda: ((f"`{name}`", *about) for name, about in EXPOSED.items()),
+    ),
+    "<!-- settings -->": (("Variable", "Default", "Meaning"), _settings),
+    "<!-- names -->": (("Import from", "Names"), _names),
     "<!-- commands -->": (("Command", "What it does"), lambda: _commands(main, click.Context(main), "toolbus")),
 }
 

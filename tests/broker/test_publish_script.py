@@ -79,6 +79,28 @@ def test_a_flush_that_is_written_again_gets_the_same_verdicts(publishing: Publis
     assert publishing.waiting() == [b"one", b"two"]
 
 
+@pytest.mark.parametrize("once", [0, 1])
+def test_a_call_whose_group_is_gone_may_have_run(publishing: Publishing, once: int) -> None:
+    """Its cancellation is passed on, and it stays: who has taken it may run it, and the next group delivers it to be refused."""
+    server = publishing.redis
+    entry = publishing.flush(0, "one")
+    queued = publishing.share("call")
+    server.xreadgroup("g", "worker", {publishing.queue: ">"})
+    server.xgroup_destroy(publishing.queue, "g")
+    with server.pubsub() as heard:
+        heard.subscribe("wake")
+        assert publishing.cancel(entry) == b"signalled"
+        assert publishing.leave("call", "call", once=once) == b"signalled"
+        words = [message["data"] for _ in range(3) if (message := heard.get_message(timeout=5.0)) is not None]
+    assert words[1:] == [b"cancel call", b"cancel call"]
+    assert server.zrange(publishing.keys.cancelled("pool"), 0, -1) == [b"call"]
+    assert [entry for entry, _ in server.xrange(publishing.queue)] == [entry.encode(), queued[1]]
+    # Work that must not happen twice keeps its key.
+    assert server.exists(publishing.keys.shared("key")) == once
+    server.xdel(publishing.queue, entry)
+    assert publishing.cancel(entry) == b"gone"
+
+
 def test_a_memo_that_another_client_wrote_is_no_verdict(publishing: Publishing) -> None:
     """An answer with the wrong number of words, or with other words, is not repeated."""
     for foreign in ("3 nonsense", "3 1-1 1-2", "4 1-1"):

@@ -408,7 +408,8 @@ def test_settings_tell_where_each_value_comes_from(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("TOOLBUS_URL", "redis://:secret@localhost:6379")
     shown = CliRunner().invoke(main, ["--namespace", "mine", "see", "settings", "--output", "json"])
     settings = json.loads(shown.output)
-    assert settings["lease"] == {"value": 7.0, "source": "TOOLBUS_LEASE"}
+    assert settings["lease"] == {"value": 7.0, "source": "TOOLBUS_LEASE", "meaning": Settings.meanings()["lease"]}
+    assert settings["grace"]["meaning"] == "how long running calls may take to finish when a worker stops."
     assert settings["namespace"]["source"] == "argument 'namespace'"
     assert "secret" not in shown.output
     monkeypatch.setenv("TOOLBUS_LEASE", "soon")

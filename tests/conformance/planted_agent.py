@@ -1,7 +1,7 @@
 """An agent at level 3 of docs/protocol.md on redis-py alone, with faults of a table planted into it on demand.
 
-Run: ``python planted_agent.py FAULT,FAULT SCRIPTS``; the fault ``none`` is the agent that keeps everything. It is driven as
-``toolbus protocol conformance agent --help`` says.
+Run: ``python -m tests.conformance.planted_agent FAULT,FAULT SCRIPTS``; the fault ``none`` is the agent that keeps everything. It is
+driven as ``toolbus protocol conformance agent --help`` says.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A worker at level 3 of docs/protocol.md on redis-py alone, with faults of a table planted into it on demand.
 
-Run: ``python planted_worker.py FAULT,FAULT SCRIPTS``; the fault ``none`` is the worker that keeps everything.
+Run: ``python -m tests.conformance.planted_worker FAULT,FAULT SCRIPTS``; the fault ``none`` is the worker that keeps everything.
 """
 
 from __future__ import annotations
@@ -14,143 +14,79 @@ import signal
 import sys
 import time
 import uuid
-from pathlib import Path
 from typing import Any
 
 import redis.asyncio as redis
+from redis.asyncio.retry import Retry
+from redis.backoff import ConstantBackoff
 from redis.exceptions import TryAgainError
 
-FAULTS = frozenset(sys.argv[1].split(",") if len(sys.argv) > 1 else ())
-SCRIPTS = Path(sys.argv[2] if len(sys.argv) > 2 else "scripts")
-SERVICE = "conformance"
-PREFIX = f"tb:{{{os.environ.get('TOOLBUS_NAMESPACE', 'default')}}}:"
-LEASE_MS = int(float(os.environ.get("TOOLBUS_LEASE", "30")) * 1000)
-GRACE = float(os.environ.get("TOOLBUS_GRACE", "30"))
-SLOTS = 64
-HOUR = 3_600_000
-MOST_DELIVERIES, ALONE_FROM = 5, 4
-REPLY_LIMIT, LOOK_EVERY = 10_000, 64
-MOST_PIECE = 60_000
-MOST_OUTPUT = 16 * 1_048_576
-
-QUEUE, FENCE, CANCELLED = (f"{PREFIX}{name}:{SERVICE}" for name in ("q", "fence", "cancelled"))
-LIVE, TABLE, WAKE, NAMES, META = (f"{PREFIX}{name}" for name in ("live", f"reg:s:{SERVICE}", f"wake:{SERVICE}", "reg:names", "reg:meta"))
-PULSE, PAUSED, SERVICES = (f"{PREFIX}{name}" for name in ("pulse", "reg:paused", "reg:services"))
-REGISTRY = [SERVICES, NAMES, META, f"{PREFIX}reg:items", LIVE, f"{PREFIX}log", TABLE, QUEUE, FENCE, CANCELLED]
-
-KNOWN_FIELDS = {
-    "id", "agent", "service", "tool", "user", "session", "config", "arguments", "timeout", "effect", "digest", "events", "priority",
-    "idempotency_key", "shared", "metadata", "traceparent", "v", "confirmed", "ordered", "state", "initial",
-}  # fmt: skip
-TYPES = {"tool": str, "user": str, "session": str, "config": dict, "arguments": dict, "timeout": (int, float), "metadata": dict, "v": int}
-
-
-def has(fault: str) -> bool:
-    """Return whether a fault is planted."""
-    return fault in FAULTS
-
-
-def number_of(entry: str) -> tuple[int, int]:
-    """Return what an entry id is ordered by."""
-    milliseconds, _, number = entry.partition("-")
-    return int(milliseconds), int(number)
-
-
-def digest(*parts: str) -> str:
-    """Return the digest of a list of texts."""
-    whole = json.dumps(parts, ensure_ascii=False, separators=(",", ":")).encode()
-    return hashlib.blake2b(whole, digest_size=16).hexdigest()
-
-
-def pieces(text: str) -> list[str]:
-    """Cut a text into pieces of at most 65,536 bytes, between characters."""
-    if has("huge-pieces"):
-        return [text]
-    if has("splits-utf8"):
-        data = text.encode()
-        return [data[at : at + MOST_PIECE].decode("utf-8", "replace") for at in range(0, len(data), MOST_PIECE)] or [""]
-    return [text[at : at + MOST_PIECE // 4] for at in range(0, len(text), MOST_PIECE // 4)] or [""]
+from tests.conformance import planted_beside as beside
+from tests.conformance.planted_calls import (
+    ALONE_FROM,
+    CANCELLED,
+    CANCELLED_ERROR,
+    FENCE,
+    GRACE,
+    HOUR,
+    KNOWN_FIELDS,
+    LEASE_MS,
+    LIVE,
+    LOOK_EVERY,
+    META,
+    MOST_DELIVERIES,
+    MOST_OUTPUT,
+    MOST_PIECE,
+    NAMES,
+    PAUSED,
+    PREFIX,
+    PULSE,
+    QUEUE,
+    REGISTRY,
+    REPLY_LIMIT,
+    SCHEMAS,
+    SCRIPTS,
+    SERVICE,
+    SERVICES,
+    SLOTS,
+    TABLE,
+    TYPES,
+    WAKE,
+    Call,
+    Failed,
+    Stop,
+    digest,
+    failed,
+    has,
+    number_of,
+    pieces,
+)
+from tests.conformance.planted_sessions import Sessions
 
 
-class Stop(Exception):
-    """Ends a call with an error; without one its request is somebody else's, and nothing is sent."""
-
-    def __init__(self, error: dict[str, Any] | None) -> None:
-        super().__init__()
-        self.error = error
+def connected(**options: Any) -> redis.Redis:
+    """Return a client that connects again when its connections end."""
+    tries = 0 if has("ends-when-cut") else 40
+    return redis.from_url(os.environ["TOOLBUS_URL"], retry=Retry(ConstantBackoff(0.05), tries), **options)
 
 
-def failed(kind: str, message: str, **more: Any) -> Stop:
-    """Return what ends a call with an error."""
-    return Stop({"type": kind, "message": message, **more})
-
-
-class Failed(Exception):
-    """Fails an attempt after which there is another one."""
-
-
-class Call:
-    """One start of a handler."""
-
-    def __init__(self, entry: str, fields: dict[str, str], request: dict[str, Any], deadline: float, attempt: int, fence: Any) -> None:
-        self.entry, self.fields, self.request, self.deadline, self.attempt = entry, fields, request, deadline, attempt
-        # The fence as it was known when the entry came: one that is learned later may have moved past it.
-        self.fence = fence
-        self.run = "one" if has("one-run") else uuid.uuid4().hex
-        self.seq = 1 if has("seq-from-one") else 0
-        self.sent = self.size = 0
-        self.alone = self.begun = self.began_once = self.restarted = False
-        self.token = ""
-        self.task: asyncio.Task[None] | None = None
-        self.timer: asyncio.Timeout | None = None
-        self.why: dict[str, Any] | None = None
-
-    @property
-    def id(self) -> str:
-        return str(self.request["id"])
-
-    @property
-    def session(self) -> tuple[str, str] | None:
-        named = (self.request.get("user", ""), self.request.get("session", ""))
-        return named if any(named) else None
-
-    @property
-    def replies(self) -> str:
-        if self.request.get("shared") and not has("shared-to-agent"):
-            return f"{PREFIX}call:{self.id}"
-        return f"{PREFIX}rsp:{self.request['agent']}" if self.request["agent"] or has("answers-nobody") else ""
-
-    def frame(self, **rest: Any) -> dict[str, Any]:
-        attempt = 1 if has("same-attempt") else self.attempt
-        call = uuid.uuid4().hex if has("wrong-id") else self.id
-        frame = {"id": call, "run": self.run, "attempt": attempt, "seq": self.seq, **rest}
-        self.seq += 2 if has("skips-seq") and self.seq == 2 else 1
-        return frame
-
-    def stop(self, why: dict[str, Any] | None) -> None:
-        """End it with an error; without one nothing more of it is sent."""
-        if self.task is not None and not self.task.done():
-            self.why = why
-            self.task.cancel()
-
-
-class PlantedWorker:
+class PlantedWorker(Sessions):
     """Serves the tools of the conformance kit."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.me = "worker-1" if has("fixed-instance") else uuid.uuid4().hex
         self.start: Any = 0
         self.fence: tuple[Any, Any] = (b"", b"0")
-        self.calls: dict[str, Call] = {}
         self.leaked = self.begun = 0
         self.newest = (0, 0)
         self.over: set[str] = set()
-        self.later: dict[str, float] = {}
-        self.states: dict[tuple[str, str], str] = {}
+        self.refused_since = 0.0
         self.sending: set[asyncio.Task[Any]] = set()
         self.lines: dict[tuple[str, str], tuple[str, asyncio.Task[None]]] = {}
-        self.draining = self.paused = self.makes_room = self.has_left = False
+        self.draining = self.paused = self.makes_room = self.has_left = self.turn = False
         self.rescued_to = ""
+        self.beside = beside.Beside(self)
         self.sources = {str(path.relative_to(SCRIPTS))[:-4]: path.read_text() for path in SCRIPTS.rglob("*.lua")}
 
     async def script(self, name: str, keys: list[str], *args: Any) -> Any:
@@ -171,18 +107,7 @@ class PlantedWorker:
     # -- the registry -----------------------------------------------------------------------------
 
     async def register(self) -> None:
-        text, number = {"type": "string"}, {"type": "number"}
-        counted = {"type": "object", "properties": {"to": {"type": "integer"}, "delay": number}, "required": ["to"]}
-        schemas = {
-            "echo": {"type": "object", "properties": {"text": text}, "required": ["text"]},
-            "count": counted,
-            "data": {"type": "object", "properties": {"size": {"type": "integer"}}, "required": ["size"]},
-            "once": counted,
-            "private": {"type": "object", "properties": {"text": text}, "required": ["text"]},
-            "large": {"type": "object", "properties": {"size": {"type": "integer"}}, "required": ["size"]},
-            "block": {"type": "object", "properties": {"seconds": number}, "required": ["seconds"]},
-            "retry": counted,
-        }
+        schemas = dict(SCHEMAS)
         if has("no-tools"):
             del schemas["count"]
         effect = "sometimes" if has("bad-tool") else "read"
@@ -200,6 +125,7 @@ class PlantedWorker:
         if found[2] != self.fence[0]:
             self.newest = (0, 0)
         self.start, self.fence = found[1], (found[2], found[3])
+        await self.beside.register()
 
     async def is_whole(self) -> bool:
         """Return whether everything is there that registering writes."""
@@ -286,7 +212,9 @@ class PlantedWorker:
             raise failed("invalid_arguments", "another version")
         if has("strict-fields") and set(request) - KNOWN_FIELDS:
             raise failed("invalid_arguments", "unknown fields")
-        if name not in {"echo", "count", "data", "once", "private", "large", "block", "retry"} and not has("runs-unknown"):
+        if name not in {"echo", "count", "data", "once", "private", "large", "block", "retry", "ask", "cleaned"} and not has(
+            "runs-unknown"
+        ):
             await self.refuse_unknown(call)
         if name == "private" and request.get("user") != "kit" and not has("any-tenant"):
             raise failed("forbidden", "not for this user")
@@ -317,46 +245,6 @@ class PlantedWorker:
             raise Stop(None)
         raise failed("unavailable", "another revision", code="other_revision", retryable=True)
 
-    async def wait_for_line(self, call: Call) -> None:
-        assert call.session is not None
-        args = (digest(*call.session), call.entry, call.fields["p"])
-        while (await self.script("sessions/line", [QUEUE, f"{PREFIX}order:{SERVICE}"], *args))[0]:  # noqa: ASYNC110 - it asks the server
-            await asyncio.sleep(0.05)
-
-    async def own(self, call: Call) -> None:
-        """Ask for the session of a call, and for its state."""
-        assert call.session is not None
-        keys = [QUEUE, FENCE, LIVE, PULSE, TABLE, f"{PREFIX}sess:{SERVICE}:{digest(*call.session)}"]
-        args = (self.me, SERVICE, call.fence[0], LEASE_MS, HOUR, WAKE, 6, call.entry, call.attempt, 0)
-        generation, before, after, (verdict,) = await self.script("sessions/own", keys, *args)
-        for each in (self, *self.calls.values()):
-            if each.fence == (generation, before):
-                each.fence = (generation, after)
-        if verdict == b"lost" or (verdict == b"moved" and not has("keeps-foreign-sessions")):
-            raise Stop(None)
-        known = self.states.get(call.session, "")
-        named = call.request.get("state", "")
-        if not known:
-            known = self.states[call.session] = uuid.uuid4().hex
-        if named not in {"", "new", known} and not has("ignores-state"):
-            call.restarted = True
-        call.token = named if has("ignores-state") and named else known
-
-    async def mark(self, call: Call) -> None:
-        """Say that a handler begins which must not run twice."""
-        server = (await self.writing.info("server"))["run_id"]
-        if call.fields.get("s", server) != server and not has("ignores-run-id"):
-            raise failed("outcome_unknown", "published for another server")
-        if has("no-mark"):
-            return
-        args = (self.me, *call.fence, call.entry, call.attempt, call.run, HOUR)
-        (verdict,) = await self.script("take/start", [QUEUE, FENCE, f"{PREFIX}started:{call.id}"], *args)
-        if verdict == b"lost":
-            raise Stop(None)
-        if verdict == b"began" and not has("reruns-once"):
-            raise failed("outcome_unknown", "it began before")
-        call.began_once = True
-
     async def run(self, call: Call) -> dict[str, Any]:
         """Send the text as it comes, and return the fields of the end."""
         name = str(call.request.get("tool", "")).removeprefix(f"{SERVICE}-")
@@ -368,6 +256,12 @@ class PlantedWorker:
                 time.sleep(float(arguments["seconds"]))  # noqa: ASYNC251 - that is the fault
             await asyncio.to_thread(time.sleep, 0 if has("blocks-beats") else float(arguments["seconds"]))
             return {"response": "done"}
+        if name == "cleaned":
+            return {"response": str(self.cleaned)}
+        if name == "ask":
+            await self.ask(call, str(arguments["question"]))
+            await asyncio.sleep(float(arguments.get("delay", 0)))
+            return {"response": "allowed"}
         texts = []
         async for text in self.texts(name, arguments, first=call.attempt == 1):
             if has("all-at-end") or (has("big-ends") and name == "echo"):
@@ -431,6 +325,8 @@ class PlantedWorker:
 
     async def finish(self, call: Call, error: Any, last: dict[str, Any]) -> None:
         frames = self.last_frames(call, error, last)
+        if call.asks and not has("keeps-notes"):
+            await self.writing.delete(f"{PREFIX}pause:{SERVICE}:{call.entry}")
         if has("keeps-entries"):
             await self.send(call, *frames)
             return
@@ -474,9 +370,12 @@ class PlantedWorker:
 
     # -- taking -----------------------------------------------------------------------------------
 
-    def begin(self, entry: str, flat: dict[bytes, bytes], attempt: int, *, alone: bool = False) -> None:
+    def begin(self, entry: str, flat: dict[bytes, bytes], attempt: int, *, alone: bool = False, note: bytes = b"") -> None:
         fields = {name.decode(): value.decode("utf-8", "replace") for name, value in flat.items()}
         deadline = self.deadline_of(fields.get("d", ""))
+        if note and not has("ignores-notes"):
+            later, since, until = map(int, note.split()[:3])
+            deadline = max(deadline, (later + (min(int(time.time() * 1000), until) - since if since else 0)) / 1000)
         request: Any = None
         try:
             request = json.loads(flat.get(b"r", b""))
@@ -501,6 +400,10 @@ class PlantedWorker:
         if not readable:
             call.task = asyncio.get_running_loop().create_task(self.set_aside(call))
             return
+        if call.session:
+            self.users.setdefault(call.session, set()).add(str(request["agent"]))
+            if not has("cleans-used-sessions"):
+                self.alone.pop(call.session, None)
         known = self.lines.get(call.session) if call.session else None
         before = known[1] if known and (known[0] == fields.get("p") or not known[1].done()) else None
         call.task = asyncio.get_running_loop().create_task(self.answer(call, before))
@@ -530,9 +433,10 @@ class PlantedWorker:
     async def take(self) -> None:
         """Read requests while there is room for them."""
         while not self.draining or has("takes-while-leaving"):
-            room = SLOTS - len(self.calls) - self.leaked
+            room = SLOTS - len(self.calls) - len(self.beside.running) - self.leaked
             waits = self.paused or self.has_left or self.has_suspect() or (self.makes_room and self.calls)
-            if room <= 0 or waits:
+            # With one slot for two streams it waits for another one.
+            if room < 2 or waits:
                 await asyncio.sleep(0.01)
                 continue
             if self.makes_room:
@@ -541,14 +445,14 @@ class PlantedWorker:
                 continue
             before, generation = self.newest, self.fence[0]
             try:
-                found = await self.reading.xreadgroup("g", self.me, {QUEUE: ">"}, count=room, block=2_000)
-            except redis.ResponseError:
-                await asyncio.sleep(0.05)
-                if not (self.draining or has("no-again") or has("no-nogroup")):
-                    await self.register()
+                found = await self.read(room)
+            except redis.ResponseError as error:
+                await self.take_refused(str(error))
                 continue
-            entries = (found[0][1] if isinstance(found, list) else next(iter(found.values()))[0]) if found else []
-            for entry, fields in entries:
+            self.refused_since = 0.0
+            for entry, fields in found.get(beside.QUEUE, ()):
+                self.beside.begin(entry, fields)
+            for entry, fields in found.get(QUEUE, ()):
                 number = number_of(entry.decode())
                 if number <= before and generation == self.fence[0] and not has("runs-set-back"):
                     continue
@@ -558,6 +462,29 @@ class PlantedWorker:
                     await self.script("recover/hand_back", [QUEUE, FENCE], self.me, *self.fence, WAKE, SERVICE, *given)
                 else:
                     self.begin(entry.decode(), fields or {}, 1)
+
+    async def read(self, room: int) -> dict[str, list[Any]]:
+        """Return what comes in the streams of both services, once for each stream."""
+        streams = {QUEUE: ">", beside.QUEUE: ">"}
+        if has("one-stream-at-a-time"):
+            self.turn = not self.turn
+            del streams[QUEUE if self.turn else beside.QUEUE]
+        count = room if has("slots-for-each-stream") else room // 2
+        found = await self.reading.xreadgroup("g", self.me, streams, count=count, block=2_000)
+        pairs = found.items() if isinstance(found, dict) else found
+        return {name.decode(): entries[0] if isinstance(found, dict) else entries for name, entries in pairs}
+
+    async def take_refused(self, error: str) -> None:
+        """Register again without a group; end when reads are refused for long."""
+        await asyncio.sleep(0.05)
+        if error.startswith("NOGROUP"):
+            if not (self.draining or has("no-again") or has("no-nogroup")):
+                await self.register()
+            return
+        now = time.monotonic()
+        self.refused_since = self.refused_since or now
+        if has("ends-at-errors") or (now - self.refused_since > max(3 * LEASE_MS / 1000, 30) and not has("never-gives-up")):
+            await self.drain()
 
     def gives_back(self) -> bool:
         """Return whether what a read brings goes back, since things have changed while it waited."""
@@ -583,6 +510,7 @@ class PlantedWorker:
                 await self.beat()
             for call in list(self.calls.values()) if not has("no-renew") else ():
                 await self.renew(call)
+            await self.clean_up()
             if self.draining:
                 continue
             if not (has("no-reap") or has("reaps-when-told") or (has("reaps-rarely") and turn % 12)):
@@ -591,8 +519,9 @@ class PlantedWorker:
                 await self.look_after()
 
     async def beat(self) -> None:
-        keys = [LIVE, PAUSED, PULSE, QUEUE, FENCE]
-        _, missing, paused = await self.script("lease/beat", keys, LEASE_MS, HOUR, f"{SERVICE}/{self.me}")
+        keys = [LIVE, PAUSED, PULSE, QUEUE, FENCE, beside.QUEUE, beside.FENCE]
+        members = (f"{SERVICE}/{self.me}", f"{beside.BESIDE}/{self.me}")
+        _, missing, paused = await self.script("lease/beat", keys, LEASE_MS, HOUR, *members)
         if missing and not self.draining and not has("no-again"):
             await self.register()
         if not has("no-pause") and not has("pause-by-message-only"):
@@ -642,21 +571,32 @@ class PlantedWorker:
                 continue
             excused = int((note.split() + [b"0"] * 4)[3])
             alone = attempt - excused >= ALONE_FROM
-            self.begin(entry.decode(), dict(zip(flat[::2], flat[1::2], strict=True)), attempt, alone=alone)
+            self.begin(entry.decode(), dict(zip(flat[::2], flat[1::2], strict=True)), attempt, alone=alone, note=note)
             if alone and not has("takes-beside-suspects"):
                 await self.end_read()
 
     # -- messages ---------------------------------------------------------------------------------
 
     async def hear(self) -> None:
-        subscription = redis.from_url(os.environ["TOOLBUS_URL"]).pubsub()
+        subscription = connected().pubsub()
         await subscription.subscribe(WAKE)
         self.hearing.set()
         async for message in subscription.listen():
+            if message["type"] == "subscribe" and not has("forgets-when-cut"):
+                # Also when it has connected again.
+                await self.read_cancelled()
             if message["type"] != "message":
                 continue
             word, _, rest = message["data"].decode().partition(" ")
             await self.obey(word, rest)
+
+    async def read_cancelled(self) -> None:
+        """Stop or refuse what was cancelled until now."""
+        if not has("no-catch-up"):
+            self.over |= {call.decode() for call in await self.writing.zrange(CANCELLED, 0, -1)}
+            for call in list(self.calls.values()):
+                if call.id in self.over:
+                    call.stop(CANCELLED_ERROR)
 
     async def obey(self, word: str, rest: str) -> None:
         if word == "cancel" and not has("ignores-cancel"):
@@ -671,23 +611,12 @@ class PlantedWorker:
             await self.reap("1" if word == "back" else "")
         elif word == "to" and rest.partition(" ")[0] == self.me:
             await self.reap("1")
+        elif word == "confirm" and rest in self.allowed:
+            self.allowed[rest].set()
+        elif word == "left":
+            self.leave(rest)
         elif word == "end" and not has("keeps-sessions"):
             await self.close_session(*json.loads(rest))
-
-    def extend(self, call_id: str, milliseconds: str) -> None:
-        deadline = int(milliseconds) / 1000
-        running = [call for call in self.calls.values() if call.id == call_id]
-        if running or not has("late-extend"):
-            self.later[call_id] = deadline
-        for call in running:
-            call.deadline = deadline
-            if call.timer is not None and call.timer.when() is not None:
-                call.timer.reschedule(asyncio.get_running_loop().time() + deadline - time.time())
-
-    async def close_session(self, user: str, session: str) -> None:
-        if self.states.pop((user, session), None) is not None or has("no-own"):
-            keys = [f"{PREFIX}{kind}:{SERVICE}:{digest(user, session)}" for kind in ("sess", "snap")]
-            await self.script("sessions/disown", keys, self.me, "")
 
     # -- the beginning and the end ----------------------------------------------------------------
 
@@ -727,13 +656,13 @@ class PlantedWorker:
             keys = [QUEUE, FENCE, *([f"{PREFIX}pause:{SERVICE}:{call.entry}"] if begun else ())]
             given = (call.entry, call.attempt, HOUR if begun else "")
             await self.script("recover/hand_back", keys, self.me, *call.fence, WAKE, SERVICE, *given)
+        await self.beside.leave()
         if not has("stays") and not has("no-retire"):
             await self.script("recover/retire", [QUEUE, FENCE, CANCELLED, TABLE, LIVE], self.me, SERVICE)
         os._exit(3 if has("exit-code") else 0)
 
     async def main(self) -> None:
-        self.writing = redis.from_url(os.environ["TOOLBUS_URL"])
-        self.reading = redis.from_url(os.environ["TOOLBUS_URL"], single_connection_client=True)
+        self.writing, self.reading = connected(), connected(single_connection_client=True)
         self.reading_id = await self.reading.client_id()
         if has("evalsha-only"):
             await asyncio.gather(*map(self.writing.script_load, self.sources.values()))
@@ -743,15 +672,12 @@ class PlantedWorker:
         self.hearing = asyncio.Event()
         tasks = [asyncio.create_task(self.hear())]
         await self.hearing.wait()
-        if not has("no-catch-up"):
-            self.over |= {call.decode() for call in await self.writing.zrange(CANCELLED, 0, -1)}
+        await self.read_cancelled()
         await self.register()
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: tasks.append(asyncio.create_task(self.drain())))
         # A task that fails ends the program, which the kit then tells of.
         await asyncio.gather(self.keep(), self.take(), tasks[0])
 
-
-CANCELLED_ERROR = {"type": "cancelled", "message": "stopped"}
 
 if __name__ == "__main__":
     asyncio.run(PlantedWorker().main())

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -16,12 +17,13 @@ from xml.etree import ElementTree
 import pytest
 
 from tests.conformance.faults import AGENT_FAULTS, PAGE, WORKER_FAULTS, page
+from tests.servers import eventually, eventually_sync
 from toolbus.bus.broker.server import scripts
 from toolbus.operations.conformance.agent_checks import AGENT
 from toolbus.operations.conformance.agent_scene import AgentScene
 from toolbus.operations.conformance.checks import LEVELS, Outcome, Status, Table
 from toolbus.operations.conformance.report import Report
-from toolbus.operations.conformance.scene import run_checks
+from toolbus.operations.conformance.scene import Program, run_checks
 from toolbus.operations.conformance.worker_checks import WORKER
 from toolbus.operations.conformance.worker_scene import WorkerScene
 
@@ -43,9 +45,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def outcomes(side: str, command: list[str], level: int, *only: str) -> list[Outcome]:
     """Return the outcomes of a worker or an agent."""
+    whole = not only
     if side == "worker":
-        return asyncio.run(run_checks(WorkerScene, WORKER.chosen(level, only), command, lambda _: None, first_decides=not only))
-    return asyncio.run(run_checks(AgentScene, AGENT.chosen(level, only), command, lambda _: None))
+        return asyncio.run(run_checks(WorkerScene, WORKER.chosen(level, only), command, lambda _: None, whole=whole))
+    return asyncio.run(run_checks(AgentScene, AGENT.chosen(level, only), command, lambda _: None, whole=whole))
 
 
 def broken(found: list[Outcome]) -> dict[str, str]:
@@ -55,7 +58,7 @@ def broken(found: list[Outcome]) -> dict[str, str]:
 
 def planted(side: str, faults: str, folder: Path) -> list[str]:
     """Return the command of a worker or an agent with faults."""
-    return [sys.executable, str(HERE / f"planted_{side}.py"), faults, str(folder)]
+    return [sys.executable, "-m", f"tests.conformance.planted_{side}", faults, str(folder)]
 
 
 def with_node(file: str) -> list[str]:
@@ -198,13 +201,87 @@ def test_a_command_that_is_not_there_is_a_clear_error() -> None:
     assert found.stderr.strip().endswith("can't start 'no-such-program': No such file or directory")
 
 
+SAY_SO = "import sys, time; print({}, flush=True); time.sleep(99)"
+ENDLESS = "import os\nwhile True: os.write({}, b'garbage' * 9_999)"
+USELESS = {
+    "worker": {
+        "ends": ("raise SystemExit(7)", "the program ended with exit code 7"),
+        "writes-endlessly": (ENDLESS.format(1), "it wrote more than 67,108,864 bytes"),
+    },
+    "agent": {
+        "ends": ("raise SystemExit(7)", "the agent ended with exit code 7"),
+        "writes-endlessly": (ENDLESS.format(2), "it wrote more than 67,108,864 bytes"),
+        "writes-a-long-line": (ENDLESS.format(1), "it wrote a line that is too long"),
+        "writes-garbage": (SAY_SO.format("'garbage'"), "it wrote a line that is no event: b'garbage\\n'"),
+        "writes-deep-garbage": (SAY_SO.format("'[' * 99_999"), f"it wrote a line that is no event: b'{'[' * 100}'"),
+    },
+}
+
+
 @pytest.mark.usefixtures("slow")
-def test_an_unknown_check_is_a_usage_error() -> None:
-    """`--only` with a check that does not exist says which there are."""
-    command = [sys.executable, "-m", "toolbus", "protocol", "conformance", "agent", "--only", "nothing", "--", "true"]
+@pytest.mark.parametrize(("side", "fault"), [(side, fault) for side, faults in USELESS.items() for fault in faults])
+def test_useless_programs_are_told_at_once(side: str, fault: str) -> None:
+    """A program that ends, or writes what it should not, is told by the first check, and no other check waits for it."""
+    source, problem = USELESS[side][fault]
+    first, *others = outcomes(side, [sys.executable, "-c", source], 0)
+    assert (first.status, first.problem) == ("broken", problem)
+    assert first.exit_code == (7 if fault == "ends" else None)
+    assert {(each.status, each.problem) for each in others} == {("not checked", f"{first.id} is broken")}
+
+
+@pytest.mark.usefixtures("slow")
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@SIDES
+def test_an_ended_kit_ends_the_program(side: str, number: int, code: int, tmp_path: Path) -> None:
+    """Ctrl-C and SIGTERM end the kit with the program that it tries, also one that passes them by, and there is no report."""
+    source = """if True:
+        import os, pathlib, signal, sys, time
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        path = pathlib.Path(sys.argv[1])
+        path.with_suffix(".new").write_text(str(os.getpid()))
+        path.with_suffix(".new").rename(path)
+        time.sleep(99)"""
+    pid, report = tmp_path / "pid", tmp_path / "found.xml"
+    kit = [sys.executable, "-m", "toolbus", "protocol", "conformance", side, "--junit", str(report)]
+    running = subprocess.Popen([*kit, "--", sys.executable, "-c", source, str(pid)], start_new_session=True)
+    eventually_sync(pid.exists)
+    running.send_signal(number)
+    assert running.wait(20) == code
+    eventually_sync(lambda: not Path(f"/proc/{pid.read_text()}").exists())
+    assert report.read_text() == ""
+
+
+@pytest.mark.anyio
+async def test_a_program_that_is_being_stopped_is_ended_as_well(tmp_path: Path) -> None:
+    """A program that passes SIGTERM by does not outlive a kit that is ended while it waits for that program's end."""
+    begun = tmp_path / "begun"
+    program = Program(["sh", "-c", f"trap '' TERM; touch {begun}; while :; do sleep 0.05; done"], {})
+    process = await program.start()
+    await eventually(begun.exists)
+    stopping = asyncio.create_task(program.stop(process))
+    await asyncio.sleep(0)
+    stopping.cancel()
+    await program.close()
+    assert process.returncode == -signal.SIGKILL
+
+
+@pytest.mark.usefixtures("slow")
+def test_a_report_that_cannot_be_written_is_told_before_the_checks(tmp_path: Path) -> None:
+    """A folder that does not exist ends the kit before any check, in one line that names the file once."""
+    path = tmp_path / "none" / "found.xml"
+    command = [sys.executable, "-m", "toolbus", "protocol", "conformance", "worker", "--junit", str(path), "--", "false"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stdout, found.stderr) == (1, "", f"toolbus: can't write {path}: No such file or directory\n")
+
+
+@pytest.mark.usefixtures("slow")
+@pytest.mark.parametrize(("option", "problem"), [("--only", "publishes"), ("--check", "No such option '--check'")])
+def test_an_unknown_check_is_a_usage_error(option: str, problem: str) -> None:
+    """`--only` with a check that does not exist says which there are; an option that does not exist is not taken for the command."""
+    command = [sys.executable, "-m", "toolbus", "protocol", "conformance", "agent", option, "nothing", "--", "true"]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     assert found.returncode == 2
-    assert "publishes" in found.stderr
+    assert problem in found.stderr
 
 
 def of(name: str, status: Status, **more: Any) -> Outcome:
@@ -221,17 +298,22 @@ def test_expected_failures_are_no_surprise() -> None:
 
 
 def test_junit_says_what_a_person_needs() -> None:
-    """A failure in JUnit has the problem, the frames and what the program wrote; what was not checked is skipped."""
+    """A failure in JUnit has the problem, the frames, what the program wrote and its exit code; what was not checked is skipped."""
     report = Report(frozenset({"known"}), None)
     report.add(of("good", "holds"))
     report.add(of("known", "broken", problem="known"))
-    report.add(of("bad", "broken", problem="no end\x00", frames=('{"id": "1"}',), output="Traceback"))
+    report.add(of("bad", "broken", problem="no end\x00", frames=('{"id": "1"}',), output="Traceback", exit_code=-9))
     report.add(of("none", "not checked", problem="nobody can see it"))
     suite = ElementTree.fromstring(report.junit())
     assert [suite.get(name) for name in ("tests", "failures", "skipped")] == ["4", "1", "2"]
     (failure,) = suite.iter("failure")
     assert failure.get("message") == "no end?"
-    assert failure.text == 'It does so.\n{"id": "1"}\nTraceback'
+    assert (failure.text or "").splitlines() == [
+        "It does so. (docs/protocol.md, W1)",
+        'frame: {"id": "1"}',
+        "it wrote: Traceback",
+        "it ended with exit code -9",
+    ]
 
 
 @pytest.mark.usefixtures("slow")

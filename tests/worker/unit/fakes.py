@@ -122,6 +122,7 @@ class FakeBroker:
         self.questions: list[ConfirmationRequest] = []
         self.left_over: list[list[Delivery]] = []
         self.interrupts = self.rooms = self.recoveries = self.unregistered = self.closed = self.polls = 0
+        self.died = False
         self.failure: Exception | None = None
         self.hand_back_failure: Exception | None = None
         self.slots: Slots | None = None
@@ -190,6 +191,7 @@ class FakeBroker:
 
     async def unregister(self, *, died: bool = False) -> None:
         self.unregistered += 1
+        self.died = died
         if isinstance(self.hand_back_failure, Exception):
             raise self.hand_back_failure
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.servers import eventually
 from tests.worker.unit.fakes import NOW, Bench, echo, handlers, hold, lines
 from toolbus import Blob, ErrorInfo, Progress, ToolError, ToolResult, invocation, tool
 from toolbus.bus.broker.take.requests import Delivery
@@ -184,6 +185,22 @@ async def test_progress_and_questions_reach_the_caller(seen: list[Any]) -> None:
     assert answered is not None
     assert (asked.question, answered.allowed) == ("sure?", True)
     assert seen == [pytest.approx(NOW + 10.0, abs=1)]
+
+
+async def test_progress_of_a_thread_reaches_the_caller_too() -> None:
+    """A text that is too long is cut, and that is said."""
+
+    @tool(service="unit", replace=True)
+    def report() -> str:
+        """Report progress."""
+        invocation().progress(1, 2, "x" * 9_000)
+        return "done"
+
+    bench = Bench(report)
+    bench.slots.start(bench.delivery("report"))
+    await eventually(lambda: bench.broker.ends)
+    [frame] = bench.broker.frames
+    assert frame.progress == Progress(1, 2, "x" * 8_000 + "… (9,000 characters, shortened)")
 
 
 async def test_a_bug_in_answering_still_answers(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

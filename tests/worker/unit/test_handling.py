@@ -156,6 +156,111 @@ async def test_middleware_sees_the_call_and_may_change_its_arguments() -> None:
     assert results[1].error == end.frame.error == ErrorInfo("tool_error", "ValueError", "broken!", origin="tool")
 
 
+@pytest.mark.parametrize(
+    ("ordered", "state", "cache"), [(False, "", True), (True, "", False), (False, "token", False), (True, "token", False)]
+)
+async def test_middleware_is_told_everything_of_a_call(ordered: bool, state: str, cache: bool) -> None:
+    """What a session keeps in its worker is in no field of the request, so that such a call is never answered from a cache."""
+    calls: list[ToolCall] = []
+
+    async def watching(call: ToolCall, following: Next) -> ToolResult:
+        calls.append(call)
+        return await following(call)
+
+    @tool(service="unit", replace=True, cache=True)
+    async def look(where: str) -> str:
+        """Look."""
+        return where
+
+    bench = Bench(look, middleware=(watching,))
+    told = {"user": "u", "session": "s", "metadata": {"m": 1}, "idempotency_key": "k", "effect": "read"}
+    delivery = bench.delivery("look", {"where": "here"}, attempt=2, ordered=ordered, state=state, **told)
+    bench.slots.start(delivery)
+    await bench.settle()
+    [call] = calls
+    digest = bench.slots._served["unit"].publication.digest
+    assert {name: getattr(call, name) for name in told} == told
+    assert (call.id, call.tool, call.service, call.arguments) == (delivery.request.id, "look", "unit", {"where": "here"})
+    assert (call.side, call.attempt, call.digest, call.cache) == ("handler", 2, digest, cache)
+
+
+@pytest.mark.parametrize("kind", ["both", "str", "Blob"])
+async def test_middleware_can_not_run_a_handler_again_whose_text_is_on_its_way(kind: str) -> None:
+    """Nor may it leave out what was sent; what the handler yielded and failed with is the answer that it sees."""
+    results: list[ToolResult] = []
+
+    async def twice(call: ToolCall, following: Next) -> ToolResult:
+        results.append(await following(call))
+        return await following(call)
+
+    @tool(service="unit", replace=True)
+    async def break_off() -> AsyncIterator[str | Blob]:
+        """Yield, and fail."""
+        for item in ("a", Blob("a/b", b"1")):
+            if kind in {"both", type(item).__name__}:
+                yield item
+        raise ValueError("broken")
+
+    end = await Bench(break_off, middleware=(twice,)).run("break_off")
+    assert end.frame.error is not None
+    assert (end.frame.error.code, end.frame.error.message) == (
+        "bad_middleware",
+        "next() can't run a handler again whose text is on its way",
+    )
+    error = ErrorInfo("tool_error", "ValueError", "broken", origin="tool")
+    output, content = None if kind == "Blob" else "a", () if kind == "str" else (Blob("a/b", b"1"),)
+    assert results == [ToolResult(success=False, output=output, error=error, content=content)]
+
+
+@pytest.mark.parametrize("instead", [False, True])
+async def test_a_failure_that_middleware_lets_pass_is_the_handlers_own(instead: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """It is logged with its traceback; what middleware makes of it instead is an answer."""
+
+    async def passing(call: ToolCall, following: Next) -> ToolResult:
+        result = await following(call)
+        return ToolResult(output="instead") if instead else result
+
+    @tool(service="unit", replace=True)
+    async def burst() -> str:
+        """Fail."""
+        raise ValueError("broken")
+
+    end = await Bench(burst, middleware=(passing,)).run("burst")
+    assert end.frame.response == ("instead" if instead else None)
+    assert [record.levelname for record in caplog.records] == ([] if instead else ["ERROR"])
+    assert [bool(record.exc_info) for record in caplog.records] == ([] if instead else [True])
+
+
+@pytest.mark.parametrize(
+    ("made", "response", "content"),
+    [
+        (lambda seen: seen, None, ()),
+        (lambda seen: ToolResult(output="ab", content=(*seen.content, Blob("a/b", b"2"))), None, (b"2",)),
+        (lambda seen: ToolResult(output="other", content=seen.content), "other", ()),
+        (lambda seen: ToolResult(output="ab", content=(Blob("a/b", b"2"),)), None, (b"2",)),
+        (lambda seen: ToolResult(output="ab"), None, ()),
+    ],
+)
+async def test_what_was_streamed_is_not_sent_again(made: Any, response: str | None, content: tuple[bytes, ...]) -> None:
+    """What middleware adds or changes is."""
+
+    async def changing(call: ToolCall, following: Next) -> ToolResult:
+        seen: ToolResult = await following(call)
+        changed: ToolResult = made(seen)
+        return changed
+
+    @tool(service="unit", replace=True)
+    async def items() -> AsyncIterator[str | Blob]:
+        """Yield."""
+        yield "a"
+        yield Blob("a/b", b"1")
+        yield "b"
+
+    end = await (bench := Bench(items, middleware=(changing,))).run("items")
+    assert end.frame.response == response
+    assert [frame.blob.data for frame in bench.broker.frames if frame.blob is not None] == [b"1", *content]
+
+
 @pytest.mark.parametrize("threaded", [False, True])
 async def test_middleware_sees_what_a_generator_yielded(threaded: bool) -> None:
     """The caller is sent each item once, and the middleware may ask how many bytes that were."""

@@ -135,7 +135,7 @@ async def test_a_failed_broker_ends_the_worker(caplog: pytest.LogCaptureFixture,
     assert bench.slots.failure is not None
     with pytest.raises(ToolbusError, match=r"^first$"):
         await bench.drained()
-    assert (bench.broker.unregistered, bench.broker.closed) == (1, 1)
+    assert (bench.broker.unregistered, bench.broker.died, bench.broker.closed) == (1, True, 1)
     assert bench.broker.errors() == [("", "")]
     assert "worker.failed error=first running=0" in caplog.text
 

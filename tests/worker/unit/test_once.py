@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from tests.servers import eventually
 from tests.worker.unit.fakes import Bench, echo, hold, pay
 from toolbus import ErrorInfo, ToolResult, tool
+from toolbus.bus.broker.take.requests import Delivery
 from toolbus.bus.middleware import Next, ToolCall
 from toolbus.bus.values.results import BrokerUnavailable
 from toolbus.bus.worker.transitions import RunState
@@ -107,6 +109,57 @@ async def test_once_work_without_a_mark_does_not_begin(attempt: int, expected: E
     assert seen == []
 
 
+def _cancel_early(bench: Bench, delivery: Delivery) -> None:
+    bench.slots.on_cancelled(delivery.request.id)
+    bench.slots.start(delivery)
+
+
+def _come_late(bench: Bench, delivery: Delivery) -> None:
+    delivery.deadline = 0.0
+    bench.slots.start(delivery)
+
+
+def _serve_nothing(bench: Bench, delivery: Delivery) -> None:
+    bench.slots._served = {}
+    bench.slots.start(delivery)
+
+
+def _cancel_before_its_first_step(bench: Bench, delivery: Delivery) -> None:
+    bench.slots.start(delivery)
+    bench.slots.on_cancelled(delivery.request.id)
+
+
+def _expire_before_its_first_step(bench: Bench, delivery: Delivery) -> None:
+    bench.slots.start(delivery)
+    bench.slots._runs[delivery.run].expire()
+
+
+@pytest.mark.parametrize(
+    ("give_up", "error"),
+    [
+        (_cancel_early, "cancelled"),
+        (_come_late, "deadline_exceeded"),
+        (_serve_nothing, "not_found"),
+        (_cancel_before_its_first_step, "cancelled"),
+        (_expire_before_its_first_step, "deadline_exceeded"),
+    ],
+)
+async def test_once_work_that_is_not_run_again_may_have_begun(
+    give_up: Callable[[Bench, Delivery], None], error: str, seen: list[Any]
+) -> None:
+    """Its worker was lost while it had it: nobody knows. What a leaving worker cut off did not begin, and other work says what happened."""
+    bench = Bench(pay, hold, concurrency=8)
+    for changes in ({"attempt": 2}, {"attempt": 2, "handed_back": 1}, {"attempt": 1}):
+        give_up(bench, bench.delivery("pay", effect="once", **changes))
+    give_up(bench, bench.delivery("hold", attempt=2))
+    await bench.settle()
+    ends = [end.frame.error for end in bench.broker.ends]
+    assert [end.type for end in ends if end is not None] == ["outcome_unknown", error, error, error]
+    assert ends[0] is not None
+    assert (ends[0].code, "an earlier attempt may have begun" in ends[0].message, ends[0].retryable) == (error, True, False)
+    assert seen == []
+
+
 async def test_once_work_that_another_worker_has_is_not_answered(seen: list[Any]) -> None:
     """The delivery was lost before the handler began."""
     bench = Bench(pay)
@@ -114,6 +167,7 @@ async def test_once_work_that_another_worker_has_is_not_answered(seen: list[Any]
     bench.slots.start(bench.delivery("pay"))
     await bench.settle()
     assert (bench.broker.ends, seen, bench.slots.running) == ([], [], 0)
+    assert [each.cancelled for each in bench.slots.counts()] == [1]
 
 
 async def test_once_work_that_was_entered_has_an_unknown_outcome() -> None:

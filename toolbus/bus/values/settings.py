@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 import functools
+import inspect
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -37,6 +39,45 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     A file that neither names is systemd's credential ``toolbus.<name>``, if the process has it.
     Times are in seconds and sizes in bytes unless a name says otherwise.
+
+    Attributes:
+        url: server; ``redis://``, ``rediss://``, ``unix://``, or ``memory://`` (the embedded server, for this process alone).
+        password_file: a file with the server's password, read at every connect.
+        tls_ca: a PEM file with the server's authorities, instead of the system's.
+        tls_cert: a PEM file with this process's certificate, and what leads from it to its authority.
+        tls_key: a PEM file with its key, when it is not in the same file.
+        namespace: separates everything of one installation from another's.
+        owner: who may change the names this process publishes; empty: the project of each module.
+        lease: how long a silent worker counts as alive.
+        cooldown: how long a name stays reserved after its service is gone.
+        concurrency: calls that run at once in a worker process.
+        isolated: child processes for tools with ``isolation="process"``; 0 means as many as processors, at least two.
+        grace: how long running calls may take to finish when a worker stops.
+        connect_timeout: how long a process that starts tries to reach its server; 30 for commands that serve. Unset elsewhere:
+            an error at once. Afterwards a worker tries without end, and an agent for ``TOOLBUS_TIMEOUT``. A name that does not
+            exist and a refusal are errors at once.
+        max_deliveries: starts of one request before it is given up.
+        timeout: of a call, when neither caller nor tool says otherwise.
+        max_timeout: the longest a caller may ask for.
+        queue_limit: requests queued and running per service.
+        max_request: of one request.
+        max_frame: of text in one frame.
+        max_output: of one call in all.
+        reply_limit: unread reply entries before an agent's calls end as ``slow_consumer``.
+        reply_bytes: unread reply bytes before an agent's calls end as ``slow_consumer``.
+        call_buffer: unread events of one call.
+        retention: how long the mark of a ``once`` call, and the answer of a call with an idempotency key, outlive their
+            deadline.
+        confine: confine programs that models wrote, and refuse those that this machine can't confine.
+        require_approval: withhold every tool that no operator has approved, new ones too; set it at agents and gateways.
+        conversation_ttl: how long a kept conversation outlives its last use.
+        wait_replicas: replicas that must have confirmed a ``once`` call before it runs, and an item before ``put`` returns.
+        wait_timeout: how long they have for it, at most 5.
+        recent: of a worker: the record of recent calls: ``on``, ``off``, or ``arguments`` to record those, too.
+        history: of a worker: ended calls that the server holds for a history, such as 10000 (4 MB); 0 for none.
+        metric_tools: tools that have metrics of their own; the others are one, ``_OTHER``.
+        log_level: ``debug``, ``info``, ``warning``, ``error``.
+        log_format: ``auto``, ``text``, ``json``.
     """
 
     url: str = "redis://127.0.0.1:6379"
@@ -123,6 +164,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         given = _provided(os.environ if environ is None else environ, arguments)
         settings = cls.load(environ, **arguments)
         return {name: (getattr(settings, name), given[name][1] if name in given else "default") for name in cls.__struct_fields__}
+
+    @classmethod
+    def meanings(cls) -> dict[str, str]:
+        """Return what each setting means, as the class's docstring says it; nothing where Python leaves docstrings out."""
+        listed = inspect.cleandoc(cls.__doc__ or "").partition("Attributes:\n")[2].replace("``", "`")
+        return {
+            name: " ".join(text.split()) for name, text in re.findall(r"^ {4}(\w+): (.+?)(?=\n {4}\w|\Z)", listed, re.DOTALL | re.MULTILINE)
+        }
 
     @classmethod
     @functools.cache

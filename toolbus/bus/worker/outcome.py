@@ -378,6 +378,13 @@ def given_up(state: RunState, why: str, timeout: float = 0.0, queued_ms: float =
     return ErrorInfo("cancelled", "" if why == "cancelled" else why, message)
 
 
+def not_run(error: ErrorInfo, delivery: Delivery, *, once: bool) -> ErrorInfo:
+    """Return the error of a delivery that this worker does not run for a reason; of ``once`` work an earlier attempt may have begun."""
+    if not once or error.type == "outcome_unknown" or delivery.tries < 2:
+        return error
+    return ErrorInfo("outcome_unknown", error.type, f"{error.message}; an earlier attempt may have begun, so {_MAYBE}")
+
+
 def cancelled_waiting(why: str) -> ErrorInfo:
     """Return the error of a request that its caller gave up before it ran."""
     message = f"{_GIVEN_UP.get(why, f'its caller gave it up ({why})')} before the tool began"

@@ -186,11 +186,13 @@ class Run(msgspec.Struct, eq=False):
 
     def expire(self) -> None:
         """End the run because its time is up."""
-        self.stop(outcome.deadline_passed(self.state, self.delivery.request.timeout, self._waited))
+        error = outcome.deadline_passed(self.state, self.delivery.request.timeout, self._waited)
+        self.stop(outcome.not_run(error, self.delivery, once=self.once))
 
     def cancel(self, why: str = "cancelled") -> None:
         """End the run because its caller gave it up; ``why`` is the type of the error that the caller has."""
-        self.stop(outcome.given_up(self.state, why, self.delivery.request.timeout, self._waited, once=self.once))
+        error = outcome.given_up(self.state, why, self.delivery.request.timeout, self._waited, once=self.once)
+        self.stop(outcome.not_run(error, self.delivery, once=self.once))
 
     def interrupt(self) -> bool:
         """End the run because its worker leaves; return whether another worker may run the request, since it was not answered."""

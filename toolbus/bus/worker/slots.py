@@ -30,7 +30,7 @@ from toolbus.bus.worker.handling import Threads
 from toolbus.bus.worker.invocation import Caller
 from toolbus.bus.worker.isolation.pool import Isolation
 from toolbus.bus.worker.lines import Early, Lines, Waiting
-from toolbus.bus.worker.outcome import End, cancelled_waiting, other_revision, refusal, report_buried, report_end
+from toolbus.bus.worker.outcome import End, cancelled_waiting, not_run, other_revision, refusal, report_buried, report_end
 from toolbus.bus.worker.run import Run, RunContext
 from toolbus.bus.worker.sessions import OpenSessions, WorkerSessions
 from toolbus.bus.worker.statistics import Sampling
@@ -283,14 +283,16 @@ class Slots:
             delivery: what to run.
             alone: whether it may run now even if it may have killed its workers.
         """
-        if not delivery.is_held:
+        if delivery.queue.held.get(delivery.entry) is not delivery:
             # Lost on its way here, while the server was asked about what came with it: whoever has it now runs it.
+            self._lines.lose(delivery)
             return
         request, tries = delivery.request, delivery.attempt - delivery.handed_back
         served = self._served.get(request.service)
         error: ErrorInfo | None = None
         if self._early.extended:
-            delivery.deadline = max(delivery.deadline, self._early.extended.get(request.id, 0.0))
+            delivery.extended = self._early.extended.pop(request.id, 0.0)
+            delivery.deadline = max(delivery.deadline, delivery.extended)
         if request.id in self._early.cancelled:
             error = cancelled_waiting(self._early.cancelled[request.id])
         elif tries > self.settings.max_deliveries:
@@ -394,7 +396,9 @@ class Slots:
         report_end(end, delivery, counts, self.sampling, self.clock(), error=error)
 
     def _refuse(self, delivery: Delivery, error: ErrorInfo) -> None:
-        self._report("withdrawn" if error.type == "cancelled" else "refused", delivery, error)
+        end: End = "withdrawn" if error.type == "cancelled" else "refused"
+        error = not_run(error, delivery, once=delivery.request.effect == "once")
+        self._report(end, delivery, error)
         self.broker.steps.endings.finish(delivery, refusal(delivery, self.broker.instance, error), frees=True)
         if delivery.request.ordered:
             self._lines.leave(delivery)
@@ -497,10 +501,15 @@ class Slots:
         self.stop()
 
     def on_cancelled(self, call: str, why: str = "cancelled") -> None:
-        """Stop a call, and remember that it must not start: it may be on its way here, or be lost and delivered once more."""
-        self._early.cancel(call, why)
+        """Stop a call, or remember that it must not start."""
         running = [run for run in self._runs.values() if run.delivery.request.id == call]
         waiting = self._waiting.find(call=call)
+        held = [each for each in (*(run.delivery for run in running), *waiting) if each.is_held]
+        for delivery in held:
+            delivery.cancelled = why
+        if not held:
+            # It is on its way here, perhaps once more.
+            self._early.cancel(call, why)
         for run in running:
             # A caller whose time is up cancels, too; a handler that cleans up after its deadline is not to be cancelled out of that.
             if not run.stuck:
@@ -508,17 +517,25 @@ class Slots:
         self._refuse_all(waiting, cancelled_waiting(why))
 
     def on_extended(self, call: str, deadline: float) -> None:
-        """Give a call the time of one that joined it, and remember that as a cancellation is remembered."""
-        self._early.extend(call, deadline)
+        """Give a call the time of one that joined it, or remember that."""
         running, waiting = [run for run in self._runs.values() if run.delivery.request.id == call], self._waiting.find(call=call)
         for run in running:
             if run.delivery.deadline < deadline and not run.stuck:
                 run.extend(deadline)
         for delivery in waiting:
             delivery.deadline = max(delivery.deadline, deadline)
+        held = [each for each in (*(run.delivery for run in running), *waiting) if each.is_held]
+        for delivery in held:
+            delivery.extended = max(delivery.extended, deadline)
+        if not held:
+            self._early.extend(call, deadline)
 
     def on_lost(self, delivery: Delivery) -> None:
-        """Stop a run whose delivery another worker has now."""
+        """Stop a run whose delivery another worker has now, or this one once more: what was heard of its call counts for that, too."""
+        if delivery.cancelled:
+            self._early.cancel(delivery.request.id, delivery.cancelled)
+        if delivery.extended:
+            self._early.extend(delivery.request.id, delivery.extended)
         run = self._runs.get(delivery.run)
         if run is None or run.stuck:
             # Its end here was counted, if it ran, but the answer was not taken.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar
@@ -162,7 +163,6 @@ async def _show_changes(admin: Admin, output: str) -> None:
         print_line(f"and {more} more", err=True)
 
 
-_OPTIONS = {"ignore_unknown_options": True}
 _File = click.Path(path_type=Path, dir_okay=False)
 
 
@@ -187,10 +187,10 @@ def conformance_command() -> None:
     them with their levels. Each is told as holding, broken, or not checked. Levels: 0 unary calls; 1 streams, cancellation, deadlines;
     2 leases, drain, taking over; 3 once, shared calls, sessions.
 
-    The program is started by its command, on a server that exists for the checks only. Its environment has TOOLBUS_URL,
-    TOOLBUS_NAMESPACE, TOOLBUS_LEASE and TOOLBUS_GRACE (seconds), TOOLBUS_SERVICE, which is `conformance`, and TOOLBUS_SCRIPTS,
-    a folder with the Lua scripts as `toolbus protocol scripts` writes them. Of a broken requirement the last frames are shown, and
-    what the program wrote to standard error.
+    The program is started by its command, which stands behind ` -- `, on a server that exists for the checks only. Its environment has
+    TOOLBUS_URL (redis://HOST:PORT), TOOLBUS_NAMESPACE, TOOLBUS_LEASE and TOOLBUS_GRACE (seconds, maybe with a fraction),
+    TOOLBUS_SERVICE, which is `conformance`, and TOOLBUS_SCRIPTS, a folder with the Lua scripts as `toolbus protocol scripts` writes
+    them. Of a broken requirement the last frames are shown, and what the program wrote to standard error.
 
     A line of the file of --expected is a number or name, and may go on with ` # ` and a reason. The exit code is 1 if another
     requirement is broken, or if one of these holds.
@@ -200,17 +200,29 @@ def conformance_command() -> None:
 protocol_command.add_command(conformance_command)
 
 
-@command("worker", into=conformance_command, context_settings=_OPTIONS)
+@command("worker", into=conformance_command)
 def worker_command(checks: Checks) -> None:
     """Try the worker that COMMAND starts; `toolbus protocol conformance --help` says with which environment.
 
-    It serves the service `conformance` with the tools conformance-echo (text), which returns its text, conformance-count
-    (to, delay), which yields the numbers from 1 to `to`, one each `delay` seconds, each followed by a space, and at level 3
-    conformance-once, which does the same and has the effect once. If it has conformance-data (size), which returns the data
-    {"text": "x…"} with `size` letters, long data is checked; if the service has sticky-sessions, sessions are checked. Likewise
-    conformance-large (size), which returns a text of `size` letters; conformance-private (text), which returns its text and has the
-    tenant `kit` alone; conformance-block (seconds), which keeps the thread of its handler busy and then returns a text; and
-    conformance-retry (to, delay), which counts, but fails behind the first number of the first attempt, and is tried again.
+    It serves the service `conformance` with conformance-echo and conformance-count, at level 3 also conformance-once. What the others
+    are for is not checked without them, nor are sessions if the service has no sticky-sessions.
+
+    A second service, `conformance-beside`, with conformance-beside-count (to, delay), lets it be checked how they share slots.
+
+    \b
+      conformance-echo (text)             returns its text
+      conformance-count (to, delay)       yields the numbers from 1 to `to`, a space behind each, and waits
+                                          `delay` seconds behind each
+      conformance-once (to, delay)        counts, too, and has the effect once
+      conformance-data (size)             returns the data {"text": "x…"} with `size` letters
+      conformance-large (size)            returns a text of `size` letters
+      conformance-private (text)          returns its text, and has the tenant `kit` alone
+      conformance-block (seconds)         keeps its handler's thread busy, then returns a text
+      conformance-retry (to, delay)       counts, but fails behind the first number of the first attempt, and
+                                          is tried again once, within a second
+      conformance-ask (question, delay)   asks a person, and returns `allowed` `delay` seconds after
+                                          the answer
+      conformance-cleaned ()              returns how many sessions the service has cleaned up after
 
     \b
     Example:
@@ -221,10 +233,10 @@ def worker_command(checks: Checks) -> None:
     from toolbus.operations.conformance.worker_checks import WORKER
     from toolbus.operations.conformance.worker_scene import WorkerScene
 
-    _check(checks, WORKER, WorkerScene, first_decides=not checks.only)
+    _check(checks, WORKER, WorkerScene)
 
 
-@command("agent", into=conformance_command, context_settings=_OPTIONS)
+@command("agent", into=conformance_command)
 def agent_command(checks: Checks) -> None:
     """Try the agent that COMMAND starts; `toolbus protocol conformance --help` says with which environment.
 
@@ -245,7 +257,7 @@ def agent_command(checks: Checks) -> None:
     _check(checks, AGENT, AgentScene)
 
 
-def _check(checks: Checks, table: Table[C], kind: type[C], *, first_decides: bool = False) -> None:
+def _check(checks: Checks, table: Table[C], kind: type[C]) -> None:
     """Check a program and tell each outcome as it comes; the exit code is 1 if one is not as expected."""
     from toolbus.operations.conformance.report import Report
     from toolbus.operations.conformance.scene import run_checks
@@ -258,18 +270,35 @@ def _check(checks: Checks, table: Table[C], kind: type[C], *, first_decides: boo
             )
     report = Report(_read_expected(checks.expected, known), print_line if checks.output == "text" else None)
     chosen = table.chosen(checks.level, checks.only)
-    asyncio.run(run_checks(kind, chosen, checks.command, report.add, first_decides=first_decides))
+
+    async def run() -> None:
+        running = asyncio.create_task(run_checks(kind, chosen, checks.command, report.add, whole=not checks.only))
+        # Otherwise the program under test would go on when somebody ends the kit.
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, running.cancel)
+        await running
+
     if checks.junit is not None:
-        try:
-            checks.junit.write_text(report.junit(), "utf-8")
-        except OSError as error:
-            fail(f"can't write {checks.junit}: {reason(error)}")
+        # Whether it can be written is known before minutes of checks.
+        _write(checks.junit, "")
+    try:
+        asyncio.run(run())
+    except asyncio.CancelledError:
+        click.get_current_context().exit(128 + signal.SIGTERM)
+    if checks.junit is not None:
+        _write(checks.junit, report.junit())
     if checks.output == "json":
         print_json(report.documents())
     else:
         print_line(report.summary())
     if report.failed:
         click.get_current_context().exit(1)
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, "utf-8")
+    except OSError as error:
+        fail(f"can't write {path}: {error.strerror}")
 
 
 def _read_expected(path: Path | None, known: Mapping[str, str]) -> frozenset[str]:
@@ -279,7 +308,7 @@ def _read_expected(path: Path | None, known: Mapping[str, str]) -> frozenset[str
     try:
         lines = path.read_text("utf-8").splitlines()
     except OSError as error:
-        fail(f"can't read {path}: {reason(error)}")
+        fail(f"can't read {path}: {error.strerror}")
     except UnicodeDecodeError:
         fail(f"can't read {path}: it is no text in UTF-8")
     words = [word for line in lines if (word := line.partition("#")[0].strip().lower())]

@@ -165,7 +165,7 @@ def describe_command(name: str) -> None:
 
 @command("settings")
 def settings_command(output: Output) -> None:
-    """Show each setting, its value, and the source of the value."""
+    """Show each setting, its value, and the source of the value; as JSON with what it means."""
     from toolbus.bus.values.urls import redact
 
     found = {
@@ -173,7 +173,8 @@ def settings_command(output: Output) -> None:
         for name, (value, source) in Settings.sources(**(click.get_current_context().find_root().obj or {})).items()
     }
     if output == "json":
-        print_json({name: {"value": value, "source": source} for name, (value, source) in found.items()})
+        meanings = Settings.meanings()
+        print_json({name: {"value": value, "source": source, "meaning": meanings.get(name, "")} for name, (value, source) in found.items()})
         return
     rows = [(name, value, source, PREFIX + name.upper()) for name, (value, source) in found.items()]
     print_table(("SETTING", "VALUE", "SOURCE", "VARIABLE"), rows, empty="")

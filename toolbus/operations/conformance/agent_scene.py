@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import secrets
 import time
@@ -17,7 +16,7 @@ from toolbus.bus.values.descriptors import parse_service, parse_tool
 from toolbus.bus.values.settings import Settings
 from toolbus.operations.conformance.checks import Broken, until
 from toolbus.operations.conformance.proxy import Proxy, each_value, words_of
-from toolbus.operations.conformance.scene import SERVICE, STARTS, Program, Scene, shown
+from toolbus.operations.conformance.scene import MOST_WRITTEN, SERVICE, STARTS, TOO_MUCH, Program, Scene, shown
 
 
 class Taken(msgspec.Struct):
@@ -133,10 +132,7 @@ class AgentScene(Scene):
 
     async def exit_code_of(self, within: float) -> int | None:
         """Return the exit code of the agent when it has ended by itself; None when it has not."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(within):
-                return await self._agent.wait() if self._agent is not None else None
-        return None
+        return None if self._agent is None else await self.program.ended(self._agent, within)
 
     # -- the services that are played -------------------------------------------------------------
 
@@ -252,17 +248,31 @@ class AgentScene(Scene):
             self._agent.stdin.write(json.dumps(what).encode() + b"\n")
             await self._agent.stdin.drain()
         except OSError:
-            raise Broken("the agent has ended") from None
+            code = await self.exit_code_of(1.0)
+            raise Broken("the agent has closed its standard input" if code is None else f"the agent ended with exit code {code}") from None
 
     async def _read(self, agent: asyncio.subprocess.Process) -> None:
+        """Take in what an agent writes, until it ends, or writes what is no event, or too much."""
         if agent.stdout is None:
             return
-        async for line in agent.stdout:
-            try:
-                event = json.loads(line)
-                self.events.setdefault(event["call"], []).append(event)
-            except (ValueError, KeyError, TypeError):
-                self._wrong = f"it wrote a line that is no event: {line[:100]!r}"
+        size = 0
+        try:
+            async for line in agent.stdout:
+                size += len(line)
+                self._take_in(line)
+                if size > MOST_WRITTEN:
+                    self._wrong = TOO_MUCH
+                if self._wrong:
+                    return
+        except ValueError:
+            self._wrong = "it wrote a line that is too long"
+
+    def _take_in(self, line: bytes) -> None:
+        try:
+            event = json.loads(line)
+            self.events.setdefault(event["call"], []).append(event)
+        except (ValueError, KeyError, TypeError, RecursionError):
+            self._wrong = f"it wrote a line that is no event: {line[:100]!r}"
 
     def text(self, name: str) -> str:
         """Return the text that the agent has told of a call since its last reset."""
@@ -271,12 +281,18 @@ class AgentScene(Scene):
             text = "" if event.get("reset") else text + event.get("text", "")
         return text
 
+    async def has_text(self, name: str, text: str) -> bool:
+        """Return whether the text that the agent has told of a call is this one."""
+        self.check_alive()
+        return self.text(name) == text
+
     def check_alive(self) -> None:
         """Check that the agent runs, and has written nothing but events.
 
         Raises:
             Broken: it does not, or has.
         """
+        self.program.check_written()
         if self._wrong:
             raise Broken(self._wrong)
         if self._agent is not None and self._agent.returncode is not None:
@@ -297,6 +313,24 @@ class AgentScene(Scene):
         if len(ends) != 1:
             raise Broken(f"the agent told {len(ends)} ends of call {name!r}")
         return ends[0]
+
+    async def ended_as(self, name: str, text: str | None, error: str | None, *, within: float = 10.0) -> None:
+        """Wait for the end of a call, and check it.
+
+        Args:
+            name: of the call.
+            text: its text; None when any will do.
+            error: the type of its error; None when it is to be a success.
+            within: seconds.
+
+        Raises:
+            Broken: it is another one, or none came.
+        """
+        end = await self.ended(name, within)
+        found = end.get("error")
+        kind = found.get("type") if isinstance(found, dict) else None
+        if kind != error or (text is not None and end.get("text") != text):
+            raise Broken(f"the call ended with {end.get('text')!r} and the error {kind}; expected were {text!r} and {error}")
 
     # -- the worker that is played ----------------------------------------------------------------
 
@@ -319,6 +353,7 @@ class AgentScene(Scene):
         entries = await self.probe.run("XRANGE", self.keys.queue(service), f"({seen}", "+", "COUNT", 1)
         if not entries:
             return None
+        self.has_begun = True
         entry, flat = entries[0]
         self._seen[service] = entry.decode()
         fields = dict(zip(flat[::2], flat[1::2], strict=True))

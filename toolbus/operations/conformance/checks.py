@@ -12,7 +12,7 @@ import msgspec
 from toolbus.bus.values.results import ToolError, ToolResult
 from toolbus.bus.worker.function import tool
 from toolbus.bus.worker.invocation import invocation
-from toolbus.bus.worker.service import Retry, ToolService
+from toolbus.bus.worker.service import Retry, Session, ToolService
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -141,11 +141,28 @@ async def _count(to: int, delay: float) -> AsyncIterator[str]:
         await asyncio.sleep(delay)
 
 
+class Beside(ToolService):
+    """Serves a tool beside those of ``Conformance``, from a stream of its own."""
+
+    id = "conformance-beside"
+
+    @tool("conformance-beside-count", effect="read")
+    async def count(self, to: int, delay: float = 0.1) -> AsyncIterator[str]:
+        """Count, one number each `delay` seconds."""
+        async for part in _count(to, delay):
+            yield part
+
+
 class Conformance(ToolService):
     """Serves the tools that `toolbus protocol conformance worker` calls."""
 
     id = "conformance"
     sticky_sessions = True
+    _cleaned = 0
+
+    async def cleanup(self, session: Session | None = None) -> None:
+        """Count the sessions that have ended."""
+        self._cleaned += session is not None
 
     @tool("conformance-echo", effect="read")
     async def echo(self, text: str) -> str:
@@ -187,6 +204,18 @@ class Conformance(ToolService):
             yield part
             if invocation().attempt == 1:
                 raise ToolError("the first attempt fails", retryable=True)
+
+    @tool("conformance-ask", effect="read")
+    async def ask(self, question: str, delay: float = 0.0) -> str:
+        """Ask a person, and return a word some seconds after the permission."""
+        await invocation().confirm(question)
+        await asyncio.sleep(delay)
+        return "allowed"
+
+    @tool("conformance-cleaned", effect="read")
+    async def cleaned(self) -> str:
+        """Return the number of sessions that were cleaned up after."""
+        return str(self._cleaned)
 
     @tool("conformance-once", effect="once")
     async def once(self, to: int, delay: float = 0.1) -> AsyncIterator[str]:

@@ -70,7 +70,7 @@ class Report:
                 suite, "testcase", classname=f"level {outcome.level}", name=f"{outcome.id} {outcome.name}", time=f"{outcome.seconds:.3f}"
             )
             if surprise := self._surprise(outcome):
-                text = "\n".join([outcome.meaning, *outcome.frames, outcome.output])
+                text = "\n".join(_details(outcome))
                 ElementTree.SubElement(case, "failure", message=_UNFIT.sub("?", surprise)).text = _UNFIT.sub("?", text)
             elif not outcome.holds:
                 ElementTree.SubElement(case, "skipped", message=_UNFIT.sub("?", outcome.problem))
@@ -94,8 +94,12 @@ class Report:
         surprise = self._surprise(outcome)
         if outcome.holds:
             return [first, *([" " * _WIDE + surprise] if surprise else [])]
-        lines = [f"{outcome.meaning} (docs/protocol.md, {outcome.id})"]
-        lines += [f"frame: {frame}" for frame in outcome.frames]
-        lines += [f"it wrote: {line}" for line in outcome.output.splitlines()]
-        lines += [f"it ended with exit code {outcome.exit_code}"] if outcome.exit_code is not None else []
-        return [first, *(" " * _WIDE + line for line in [*lines, f"this check alone: --only {outcome.id}"])]
+        return [first, *(" " * _WIDE + line for line in [*_details(outcome), f"this check alone: --only {outcome.id}"])]
+
+
+def _details(outcome: Outcome) -> list[str]:
+    """Return what a person needs to understand a broken requirement beside its problem, line by line."""
+    lines = [f"{outcome.meaning} (docs/protocol.md, {outcome.id})"]
+    lines += [f"frame: {frame}" for frame in outcome.frames]
+    lines += [f"it wrote: {line}" for line in outcome.output.splitlines()]
+    return lines + ([f"it ended with exit code {outcome.exit_code}"] if outcome.exit_code is not None else [])

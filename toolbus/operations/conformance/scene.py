@@ -22,11 +22,19 @@ from toolbus.operations.conformance.checks import Broken, NotChecked, Outcome, R
 from toolbus.operations.conformance.proxy import Proxy
 
 SERVICE = "conformance"
+BESIDE = f"{SERVICE}-beside"
+"""A second service, which a worker under test may have."""
+
 LEASE = 2.0
 """Seconds: ``TOOLBUS_LEASE`` of the program under test."""
 
 STARTS = 20.0
 """Seconds for a program to start."""
+
+MOST_WRITTEN = 64 * 1_048_576
+"""Bytes that a program may write in one check, before it fills memory or disk."""
+
+TOO_MUCH = f"it wrote more than {MOST_WRITTEN:,} bytes"
 
 # Seconds for one check; each waits for conditions with bounds of its own.
 MOST = 60.0
@@ -50,6 +58,8 @@ class Program:
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self._command = list(command)
         self._environment = {**os.environ, **environment}
+        self._started: list[asyncio.subprocess.Process] = []
+        # Those that are not meant to end.
         self._running: list[asyncio.subprocess.Process] = []
         self._log = Path(tempfile.mkstemp(prefix="toolbus-conformance-", suffix=".log")[1])
 
@@ -78,18 +88,29 @@ class Program:
                 )
             except OSError as error:
                 raise ConfigurationError(f"can't start {self._command[0]!r}: {error.strerror}") from None
+        self._started.append(process)
         self._running.append(process)
         return process
 
     def check_alive(self) -> None:
-        """Check that no process has ended by itself.
+        """Check that no process has ended by itself, or writes without an end.
 
         Raises:
-            Broken: one has.
+            Broken: one has, or does.
         """
+        self.check_written()
         for process in self._running:
             if process.returncode is not None:
                 raise Broken(f"the program ended with exit code {process.returncode}")
+
+    def check_written(self) -> None:
+        """Check that the processes have not written too much.
+
+        Raises:
+            Broken: they have.
+        """
+        if self._log.stat().st_size > MOST_WRITTEN:
+            raise Broken(TOO_MUCH)
 
     def exit_code(self) -> int | None:
         """Return the exit code of a process that has ended by itself; None while all run."""
@@ -101,7 +122,10 @@ class Program:
 
     def output(self) -> str:
         """Return the end of what it has written."""
-        text = self._log.read_text(encoding="utf-8", errors="replace").strip("\0 \n")
+        with self._log.open("rb") as log:
+            # A character has at most four bytes.
+            log.seek(max(0, self._log.stat().st_size - 4 * _MOST_SHOWN - 4))
+            text = log.read().decode("utf-8", "replace").strip("\0 \n")
         return f"…{text[-_MOST_SHOWN:]}" if len(text) > _MOST_SHOWN else text
 
     async def stop(self, process: asyncio.subprocess.Process) -> int:
@@ -120,6 +144,13 @@ class Program:
             await self._kill(process)
             raise Broken(f"it did not end within {_ENDS:g} s of SIGTERM") from None
 
+    async def ended(self, process: asyncio.subprocess.Process, within: float) -> int | None:
+        """Return the exit code of a process that ends by itself; None when it has not within some seconds."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within):
+                return await process.wait()
+        return None
+
     async def kill(self, process: asyncio.subprocess.Process) -> None:
         """End a process without a warning."""
         self._forget(process)
@@ -127,7 +158,7 @@ class Program:
 
     async def close(self) -> None:
         """End all processes and remove the file of their output."""
-        for process in list(self._running):
+        for process in self._started:
             await self.kill(process)
         self._log.unlink(missing_ok=True)
 
@@ -145,6 +176,9 @@ class Program:
 class Scene:
     """A program under test, and what the kit plays around it.
 
+    Attributes:
+        has_begun: whether the program has registered, or published a request.
+
     Args:
         settings: the server and namespace, which belong to the kit.
         probe: says anything to the server.
@@ -156,6 +190,7 @@ class Scene:
         self.probe = probe
         self.program = program
         self.keys = probe.keys
+        self.has_begun = False
         self.queue, self.fence = self.keys.queue(SERVICE), self.keys.fence(SERVICE)
         self.port = int(settings.url.rpartition(":")[2].partition("/")[0])
 
@@ -198,7 +233,7 @@ async def run_checks(
     command: Sequence[str],
     report: Callable[[Outcome], object],
     *,
-    first_decides: bool = False,
+    whole: bool = True,
 ) -> list[Outcome]:
     """Check what a program keeps, on a server of its own.
 
@@ -207,7 +242,8 @@ async def run_checks(
         requirements: in their order.
         command: starts the program.
         report: called with each outcome as it comes.
-        first_decides: whether a program that does not keep the first of them keeps nothing else, and each check would wait for it.
+        whole: whether they are all of a level. Then a program that does not even begin in the first one is checked no further, since each
+            check would wait for it.
 
     Raises:
         ConfigurationError: the command can't be started.
@@ -229,8 +265,8 @@ async def run_checks(
             async with Probe(settings) as probe:
                 scene = kind(settings, probe, program)
                 for each in requirements:
-                    blocked = f"{found[0].id} is broken" if first_decides and found and found[0].status == "broken" else each.unchecked
-                    found.append(await _outcome_of(each, scene, blocked))
+                    is_silent = whole and found and found[0].status == "broken" and not scene.has_begun
+                    found.append(await _outcome_of(each, scene, f"{found[0].id} is broken" if is_silent else each.unchecked))
                     report(found[-1])
         finally:
             await program.close()

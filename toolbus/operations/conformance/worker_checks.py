@@ -155,11 +155,7 @@ async def draws_instances(scene: WorkerScene) -> None:
     """Each process draws an instance id of its own."""
     known = set(await scene.instances())
     second = await scene.program.start()
-
-    async def joined() -> set[str]:
-        return set(await scene.instances()) - known
-
-    new = await until(joined, STARTS, "a second process did not appear in `live` beside the first one")
+    new = await scene.joined(known, "a second process did not appear in `live` beside the first one")
     await scene.program.kill(second)
     for instance in new:
         await scene.see_the_end(instance)
@@ -362,7 +358,7 @@ async def some_ended(scene: WorkerScene, waiting: list[Sent], stopped: int) -> l
     """
 
     async def found() -> list[Sent]:
-        return [each for each in waiting if any(frame.get("end_of_stream") for frame in await scene.frames(each))]
+        return [each for each in waiting if await scene.has_ended(each)]
 
     try:
         return await until(found, 10.0, "no end came")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+from functools import partial
 
 from toolbus.bus.broker.server import scripts
 from toolbus.operations.conformance.checks import Broken, NotChecked, Table, until
 from toolbus.operations.conformance.proxy import Proxy
-from toolbus.operations.conformance.scene import LEASE, SERVICE, STARTS
+from toolbus.operations.conformance.scene import BESIDE, LEASE, SERVICE, STARTS
 from toolbus.operations.conformance.worker_calls import (
     SLACK,
     TAKES_OVER,
@@ -31,6 +32,8 @@ from toolbus.operations.conformance.worker_calls import (
 from toolbus.operations.conformance.worker_scene import Sent, WorkerScene
 
 LEASES = Table[WorkerScene]()
+# Seconds after which a worker whose reads are refused ends.
+GIVES_UP = max(3 * LEASE, 30.0)
 # Seconds of a call that outlives a lease, and of the pieces of its text.
 _LONG = {"to": 60, "delay": 0.1}
 
@@ -77,7 +80,7 @@ async def drops_what_it_lost(scene: WorkerScene) -> None:
         for _ in range(int(LEASE / 0.1)):
             await scene.keep(sent, other)
             await asyncio.sleep(0.1)
-        answered = any(frame.get("end_of_stream") for frame in await scene.frames(sent))
+        answered = await scene.has_ended(sent)
         gone = await scene.is_finished(sent)
         await scene.remove(sent)
         if answered or gone:
@@ -95,7 +98,7 @@ async def finishes_each(scene: WorkerScene) -> None:
         check_run(frames)
         await wait_until_gone(scene, each)
     await asyncio.sleep(0.3)
-    answered = any(frame.get("end_of_stream") for frame in await scene.frames(sent))
+    answered = await scene.has_ended(sent)
     gone = await scene.is_finished(sent)
     await scene.remove(sent)
     if answered or gone:
@@ -178,13 +181,13 @@ async def runs_suspects_alone(scene: WorkerScene) -> None:
     async def has_begun() -> bool:
         return bool(await scene.frames(suspect))
 
-    while not any(frame.get("end_of_stream") for frame in await scene.frames(long)):
+    while not await scene.has_ended(long):
         if await has_begun():
             raise Broken("it runs beside a call that had begun before")
         await asyncio.sleep(0.02)
     await until(has_begun, TAKES_OVER, "it was not taken over")
     beside = await scene.publish("echo", {"text": "beside"})
-    while not any(frame.get("end_of_stream") for frame in await scene.frames(suspect)):
+    while not await scene.has_ended(suspect):
         if await scene.frames(beside):
             raise Broken("another call was run beside it")
         await asyncio.sleep(0.02)
@@ -402,11 +405,7 @@ async def survives_kills(scene: WorkerScene) -> None:
     """When one of two workers is killed in the middle of a stream, the other runs the call again, whole."""
     instance = await only_instance(scene)
     second = await scene.program.start()
-
-    async def are_two() -> bool:
-        return len(await scene.instances()) > 1
-
-    await until(are_two, STARTS, "the second worker is not in the registry")
+    await scene.joined({instance}, "the second worker is not in the registry")
     sent = await scene.publish("count", {"to": 30, "delay": 0.1})
     await wait_for_text(scene, sent)
     holder, _, _ = await scene.holder(sent)
@@ -544,19 +543,93 @@ async def outlives_its_revision(scene: WorkerScene) -> None:
         late = await scene.publish("echo", {"text": "late"}, digest=digest)
     finally:
         await stopping
-    if not any(frame.get("end_of_stream") for frame in await scene.frames(late)):
+    if not await scene.has_ended(late):
         raise Broken("a request for its revision, which was published while agents turned to the other one, was left behind")
 
 
-# -- what no check can see ------------------------------------------------------------------------
+@LEASES.check("W70", 2)
+async def gives_up(scene: WorkerScene) -> None:
+    """When its reads are refused it tries again, and unregisters and ends when that lasts for three leases, half a minute at least."""
+    proxy = Proxy(scene.port)
+    await proxy.start()
+    try:
+        worker = await scene.start_behind(proxy)
+        for seconds in (3.0, 0.75 * GIVES_UP):
+            proxy.played[b"XREADGROUP"] = b"-ERR the kit refuses to read\r\n"
+            await asyncio.sleep(seconds)
+            if worker.returncode is not None:
+                raise Broken(f"it has ended after {seconds:g} s in which its reads were refused")
+            if seconds < GIVES_UP / 2:
+                proxy.played.clear()
+                await call_echo(scene, "after errors")
+        if await scene.program.ended(worker, 0.6 * GIVES_UP) is None:
+            raise Broken(f"it goes on, and looks alive, although its reads were refused for {1.35 * GIVES_UP:g} s")
+        if await scene.instances():
+            raise Broken("it is still registered after it has ended")
+    finally:
+        await proxy.close()
+        await scene.kill_worker()
 
-LEASES.unchecked(
-    "W69",
-    2,
-    "shares-its-slots",
-    "With several services it waits for all of their streams, and takes no more than it has slots",
-    "a program under test serves one service, of as many slots as it likes",
-)
-LEASES.unchecked(
-    "W70", 2, "gives-up", "It unregisters and ends when errors last for three leases and half a minute", "it takes longer than a level may"
-)
+
+@LEASES.check("W69", 2)
+async def shares_its_slots(scene: WorkerScene) -> None:
+    """With several services it waits for all of their streams, and takes no more than it has slots."""
+    if not await scene.exists(scene.keys.queue(BESIDE)):
+        raise NotChecked(f"it does not serve {BESIDE} as well")
+    services, instance = (SERVICE, BESIDE), await only_instance(scene)
+    one = {"to": 1, "delay": 0.0}
+    # One that reads the streams in turns, two seconds long each, is late for the second request in a row.
+    for service in (SERVICE, SERVICE, BESIDE, BESIDE):
+        single = await scene.publish("count", one, service=service)
+        problem = f"a request of {service} was not answered although the worker does nothing else: it waits for another stream"
+        await until(partial(scene.has_ended, single), 1.6, problem)
+    # So many that slots for one stream are fewer than the calls of both.
+    sent = {}
+    for service in services * 150:
+        call = await scene.publish("count", {"to": 3, "delay": 1.0}, service=service, timeout=5.0, events=True)
+        sent[service, call.entry] = call
+
+    async def held() -> set[tuple[str, str]]:
+        found = [await scene.probe.run("XPENDING", scene.keys.queue(service), "g", "-", "+", 1_000, instance) for service in services]
+        return {(service, entry[0].decode()) for service, entries in zip(services, found, strict=True) for entry in entries}
+
+    taken = await held()
+    await asyncio.sleep(1.0)
+    waiting = [call for call in taken & await held() if not await scene.frames(sent[call])]
+    for each in sent.values():
+        await scene.ended(each, 15.0)
+    if waiting:
+        raise Broken(f"{len(waiting)} of {len(taken)} requests that it has taken wait in it, and no other worker can run them")
+
+
+@LEASES.check("W77", 2)
+async def reconnects(scene: WorkerScene) -> None:
+    """When its connections end, it connects again: what runs is answered, and what was cancelled meanwhile is stopped."""
+    proxy = Proxy(scene.port)
+    await proxy.start()
+    try:
+        await scene.start_behind(proxy)
+        kept = await scene.publish("count", {"to": 30, "delay": 0.1})
+        cancelled = await scene.publish("count", {"to": 200, "delay": 0.1})
+        for each in (kept, cancelled):
+            await wait_for_text(scene, each)
+        # As `cancel.lua` does, whose message comes while nobody listens.
+        await scene.probe.run("ZADD", scene.keys.cancelled(SERVICE), await scene.now() + 30_000, cancelled.id)
+        proxy.cut()
+
+        async def is_stopped() -> bool:
+            scene.program.check_alive()
+            return await scene.is_finished(cancelled)
+
+        await until(is_stopped, 10.0, "a call that was cancelled while it had no connection goes on")
+        # A script that was not answered is run again, so frames may come twice.
+        frames = {frame.get("seq", 0): frame for frame in await scene.ended(kept)}
+        numbered = [frames[seq] for seq in sorted(frames)]
+        check_run(numbered)
+        if text_of(numbered).split() != [str(number) for number in range(1, 31)]:
+            raise Broken(f"the text of a call that ran meanwhile is {text_of(numbered)[:60]!r}, not the numbers from 1 to 30")
+        await wait_until_gone(scene, kept)
+        await call_echo(scene, "after the cut")
+    finally:
+        await proxy.close()
+        await scene.kill_worker()

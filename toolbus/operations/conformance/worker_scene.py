@@ -56,7 +56,7 @@ class WorkerScene(Scene):
         """Have one worker in the registry, and a reply stream of this agent."""
         if self.worker is None or self.worker.returncode is not None:
             self.worker = await self.program.start()
-        await until(self.instances, STARTS, f"no worker of {SERVICE!r} is in the registry")
+        await self.joined(set(), f"no worker of {SERVICE!r} is in the registry")
         await self.listen()
 
     async def finish(self, *, held: bool) -> None:
@@ -68,16 +68,28 @@ class WorkerScene(Scene):
         await self.probe.run("FLUSHDB")
         self._read = "0-0"
 
-    async def start_behind(self, proxy: Proxy) -> None:
-        """Start the worker anew, and have it speak to the server through a proxy."""
+    async def start_behind(self, proxy: Proxy) -> asyncio.subprocess.Process:
+        """Start the worker anew, have it speak to the server through a proxy, and return its process."""
         await self.kill_worker()
         known = set(await self.instances())
         self.worker = await self.program.start(TOOLBUS_URL=self.url_of(proxy))
+        await self.joined(known, "it is not in the registry when it is started anew")
+        return self.worker
 
-        async def joined() -> set[str]:
+    async def joined(self, known: set[str], problem: str) -> set[str]:
+        """Return the instances that have come to those that are known, as soon as there is one.
+
+        Raises:
+            Broken: none comes, or a program has ended; ``problem`` says what is missing.
+        """
+
+        async def found() -> set[str]:
+            self.program.check_alive()
             return set(await self.instances()) - known
 
-        await until(joined, STARTS, "it is not in the registry when it is started anew")
+        new = await until(found, STARTS, problem)
+        self.has_begun = True
+        return new
 
     async def kill_worker(self) -> None:
         """Kill the worker, if it runs, and take it out of the registry, where the next check would take it for another one."""
@@ -175,19 +187,21 @@ class WorkerScene(Scene):
             **fields: further fields of the request.
         """
         call, document, in_time = self.unsent(role, arguments, timeout=timeout, **fields)
-        return Sent(call, await self.add(document, in_time if due is None else str(due)))
+        queue = self.keys.queue(fields.get("service", SERVICE))
+        return Sent(call, await self.add(document, in_time if due is None else str(due), queue=queue))
 
     def unsent(self, role: str, arguments: dict[str, Any], *, timeout: float = 30.0, **fields: Any) -> tuple[str, bytes, str]:
         """Return the id, the document and the deadline of a request that is not published yet."""
+        service = fields.get("service", SERVICE)
         request = {
-            "id": secrets.token_hex(16), "agent": self.agent, "service": SERVICE, "tool": f"{SERVICE}-{role}", "arguments": arguments,
+            "id": secrets.token_hex(16), "agent": self.agent, "service": service, "tool": f"{service}-{role}", "arguments": arguments,
             "timeout": timeout, **fields,
         }  # fmt: skip
         return request["id"], json.dumps(request, ensure_ascii=False).encode(), str(int((time.time() + timeout) * 1000))
 
-    async def add(self, document: bytes, due: str, *more: str) -> str:
-        """Append an entry to the queue and return its id."""
-        entry = await self.probe.run("XADD", self.queue, "NOMKSTREAM", "*", "r", document, "d", due, *more)
+    async def add(self, document: bytes, due: str, *more: str, queue: str = "") -> str:
+        """Append an entry to the queue, or another one, and return its id."""
+        entry = await self.probe.run("XADD", queue or self.queue, "NOMKSTREAM", "*", "r", document, "d", due, *more)
         if entry is None:
             raise Broken("the worker's request stream does not exist")
         return str(entry.decode())
@@ -231,18 +245,22 @@ class WorkerScene(Scene):
             await self._take_in()
         return self._frames.get(sent.id, [])
 
+    async def has_ended(self, sent: Sent) -> bool:
+        """Return whether the end of a request has come.
+
+        Raises:
+            Broken: the program has ended.
+        """
+        self.program.check_alive()
+        return any(frame.get("end_of_stream") for frame in await self.frames(sent))
+
     async def ended(self, sent: Sent, within: float = _ANSWERS) -> list[dict[str, Any]]:
         """Return the frames of a request when its end has come.
 
         Raises:
             Broken: it did not come.
         """
-
-        async def has_ended() -> bool:
-            self.program.check_alive()
-            return any(frame.get("end_of_stream") for frame in await self.frames(sent))
-
-        await until(has_ended, within, "no frame with end_of_stream came")
+        await until(lambda: self.has_ended(sent), within, "no frame with end_of_stream came")
         return self._frames[sent.id]
 
     async def shared_frames(self, sent: Sent) -> list[dict[str, Any]]:

@@ -5,23 +5,28 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+import time
+from typing import Any
 
 from toolbus.bus.broker.server import scripts
 from toolbus.bus.broker.server.keys import session_digest
 from toolbus.operations.conformance.checks import Broken, Table, until
-from toolbus.operations.conformance.scene import SERVICE, STARTS
+from toolbus.operations.conformance.scene import LEASE, SERVICE, STARTS
 from toolbus.operations.conformance.worker_calls import (
+    SLACK,
     call_echo,
     call_stream,
     check_run,
     ended_as,
     error_of,
+    need,
     new_session,
     shared_end,
     taken_over,
     text_of,
     unseen,
     wait_for_text,
+    wait_until_gone,
 )
 from toolbus.operations.conformance.worker_scene import Sent, WorkerScene
 
@@ -143,7 +148,7 @@ async def keeps_order(scene: WorkerScene) -> None:
     call, document, due = scene.unsent("echo", {"text": "second"}, ordered=True, **session)
     second = Sent(call, await scene.add(document, due, "p", first.entry))
     await wait_for_text(scene, first)
-    while not any(frame.get("end_of_stream") for frame in await scene.frames(first)):
+    while not await scene.has_ended(first):
         if await scene.frames(second):
             raise Broken("the second request of the session ran beside the first one")
         await asyncio.sleep(0.02)
@@ -212,19 +217,93 @@ async def reports_not_begun(scene: WorkerScene) -> None:
         raise Broken(f"the error has the code {frames[-1]['error'].get('code')!r}")
 
 
-# -- what no check can see ------------------------------------------------------------------------
+async def _cleaned(scene: WorkerScene) -> int:
+    """Return the number of sessions that the worker has cleaned up after."""
+    return int(text_of(await scene.ended(await scene.publish("cleaned", {}))))
 
-SESSIONS.unchecked(
-    "W75",
-    3,
-    "cleans-up",
-    "A service that cleans up after sessions does so two leases after their last agent has gone",
-    "what it cleans up is its own",
-)
-SESSIONS.unchecked(
-    "W76",
-    3,
-    "notes-waits",
-    "The time of a call whose handler waits for a person stands still, and `extend.lua` notes it for the next run",
-    "the kit's tools ask nobody",
-)
+
+@SESSIONS.check("W75", 3)
+async def cleans_up(scene: WorkerScene) -> None:
+    """A service that cleans up after sessions does so two leases after their last agent has gone, unless another one calls in them."""
+    await need(scene, "cleaned")
+    before = await _cleaned(scene)
+    agents = [secrets.token_hex(16) for _ in range(3)]
+    sessions: list[dict[str, Any]] = [{"user": "kit", "session": secrets.token_hex(8)} for _ in agents]
+    for agent, session in zip(agents, sessions, strict=True):
+        await scene.probe.script(scripts.LISTEN, (scene.keys.replies(agent),), 60_000, "0-0")
+        await wait_until_gone(scene, await scene.publish("echo", {"text": "of a session"}, agent=agent, **session))
+    says_so, dies, is_followed = agents
+    left = time.monotonic()
+    await scene.tell(f"left {says_so}")
+    await scene.probe.run("DEL", scene.keys.replies(dies))
+    await scene.tell(f"left {is_followed}")
+    await call_echo(scene, "of another agent", **sessions[2])
+
+    while time.monotonic() - left < 2 * LEASE - SLACK:
+        if await _cleaned(scene) > before:
+            raise Broken("it cleans up after the sessions of an agent that has gone before two leases are over")
+        await asyncio.sleep(0.1)
+
+    async def are_cleaned() -> bool:
+        return await _cleaned(scene) >= before + 2
+
+    problem = "the sessions of an agent that said that it leaves, and of one whose reply stream is gone, are not both cleaned up after"
+    await until(are_cleaned, LEASE + 2 * SLACK, problem)
+    await asyncio.sleep(LEASE / 2)
+    if await _cleaned(scene) > before + 2:
+        raise Broken("it cleaned up after a session in which another agent had called by then")
+
+
+async def _note_of(scene: WorkerScene, sent: Sent) -> list[int]:
+    """Return the numbers of the note about a call; none when there is no note."""
+    note = await scene.probe.run("GET", scene.keys.pause(SERVICE, sent.entry))
+    return [int(word) for word in (note or b"").split()]
+
+
+async def _allow(scene: WorkerScene, request: str) -> None:
+    """Allow what a confirmation request asks for, as a person does."""
+    stored = await scene.probe.run("HGET", scene.keys.confirmation(request), "doc")
+    answer = json.dumps({"allowed": True, "by": "kit", "digest": json.loads(stored or b"{}").get("digest", "")})
+    keys = (scene.keys.confirmation(request), scene.keys.confirmations)
+    args = (request, answer, "token", scene.keys.prefix, 60_000, scene.keys.confirmed)
+    if await scene.probe.script(scripts.ANSWER, keys, *args) != [b"done"]:
+        raise Broken(f"the frame `confirm` has the id {request!r}, and there is no such request")
+
+
+@SESSIONS.check("W76", 3)
+async def notes_waits(scene: WorkerScene) -> None:
+    """The time of a call whose handler waits for a person stands still, and `extend.lua` notes it for the next run."""
+    await need(scene, "ask")
+    sent = await scene.publish("ask", {"question": "May it?", "delay": 1.0}, timeout=2.0)
+
+    async def asked() -> dict[str, Any]:
+        return next((frame["confirm"] for frame in await scene.frames(sent) if frame.get("confirm")), {})
+
+    confirm = await until(asked, 5.0, "no frame `confirm` came")
+    deadline, since, latest = (await _note_of(scene, sent) or [0, 0, 0])[:3]
+    if not 0 < since < latest:
+        raise Broken("no note `pause:` says since when its handler waits, and until when")
+    await asyncio.sleep(2.5)
+    if await scene.has_ended(sent):
+        raise Broken(f"its time went on while its handler waited: it ended as {error_of(await scene.frames(sent))}")
+    await _allow(scene, confirm["id"])
+
+    async def is_noted() -> bool:
+        note = await _note_of(scene, sent)
+        return len(note) > 2 and note[0] >= deadline + 2_000 and not note[1]
+
+    await until(is_noted, 0.9, "when its handler goes on, the note does not have the later deadline, and two zeros")
+    frames = await scene.ended(sent)
+    check_run(frames)
+    if text_of(frames) != "allowed":
+        raise Broken(f"after it was allowed it ended as {error_of(frames) or 'a success'} with the text {text_of(frames)!r}")
+
+    async def is_deleted() -> bool:
+        return not await _note_of(scene, sent)
+
+    await until(is_deleted, 3.0, "the note is still there after the call's end")
+    dead = await scene.play_worker(lives=False)
+    sent = await unseen(scene, "count", {"to": 20, "delay": 0.1}, dead, 1, timeout=1.0)
+    await scene.probe.run("SET", scene.keys.pause(SERVICE, sent.entry), f"{await scene.now() + 30_000} 0 0", "PX", 60_000)
+    if error := error_of(await taken_over(scene, sent)):
+        raise Broken(f"a call that it took over, whose note has a later deadline, ended as {error}")

@@ -23,12 +23,15 @@ end
 if waits then return 'shared' end
 
 local function take_back(entry)
+  if #redis.call('XRANGE', queue, entry, entry) == 0 then return 'gone' end
   local pending = redis.pcall('XPENDING', queue, 'g', entry, entry, 1)
-  local untaken = pending.err or #pending == 0
-  -- A request that waits for the worker that has its session, before its first attempt, never ran.
-  if untaken or (pending[1][2]:sub(1, 4) == '~to:' and pending[1][4] <= 1) then
+  local untaken = #pending == 0
+  -- Whether a group that is gone had delivered it, nobody knows. A request that waits for the worker that has its session, before its
+  -- first attempt, never ran.
+  if not pending.err and (untaken or (pending[1][2]:sub(1, 4) == '~to:' and pending[1][4] <= 1)) then
     if not untaken then redis.call('XACK', queue, 'g', entry) end
-    return redis.call('XDEL', queue, entry) == 1 and 'removed' or 'gone'
+    redis.call('XDEL', queue, entry)
+    return 'removed'
   end
   local time = redis.call('TIME')
   local now = time[1] * 1000 + math.floor(time[2] / 1000)

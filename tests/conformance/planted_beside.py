@@ -1,0 +1,69 @@
+"""A second service of the worker with planted faults, ``planted_worker.py``, which shares its reads and its slots."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from typing import Any, Protocol
+
+from tests.conformance.planted_calls import COUNTED, HOUR, LEASE_MS, PREFIX, REGISTRY, SERVICE, SLOTS, has
+
+BESIDE = f"{SERVICE}-beside"
+QUEUE, FENCE, CANCELLED, TABLE = (f"{PREFIX}{name}:{BESIDE}" for name in ("q", "fence", "cancelled", "reg:s"))
+LIVE = f"{PREFIX}live"
+SHARED = REGISTRY[:6]
+
+
+class Worker(Protocol):
+    """The worker that has the service."""
+
+    me: str
+    calls: dict[str, Any]
+
+    async def script(self, name: str, keys: list[str], *args: Any) -> Any:
+        """Run a script of the protocol."""
+
+
+class Beside:
+    """Counts, as the first service does, and nothing else."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+        self.start: Any = 0
+        self.fence: tuple[Any, Any] = (b"", b"0")
+        self.running: set[asyncio.Task[None]] = set()
+
+    async def register(self) -> None:
+        tool = {"name": f"{BESIDE}-count", "description": "x", "service": BESIDE, "parameters": COUNTED, "effect": "read"}
+        document = json.dumps({"service": {"id": BESIDE}, "tools": [tool], "owner": "planted", "digest": "b"})
+        common = (PREFIX, uuid.uuid4().hex, HOUR, 60_000)
+        args = (BESIDE, self.worker.me, "planted", "b", document, LEASE_MS, uuid.uuid4().hex, "", BESIDE, self.start, tool["name"])
+        found = await self.worker.script("registry/register", [*SHARED, TABLE, QUEUE, FENCE, CANCELLED], *common, *args)
+        assert found[0] == b"ok", found
+        self.start, self.fence = found[1], (found[2], found[3])
+
+    async def leave(self) -> None:
+        """Unregister, and retire; what still runs is lost."""
+        keys = [*SHARED, TABLE, QUEUE, FENCE, CANCELLED]
+        await self.worker.script("registry/unregister", keys, PREFIX, uuid.uuid4().hex, HOUR, 60_000, f"{BESIDE}/{self.worker.me}")
+        await self.worker.script("recover/retire", [QUEUE, FENCE, CANCELLED, TABLE, LIVE], self.worker.me, BESIDE)
+
+    def begin(self, entry: bytes, fields: dict[bytes, bytes]) -> None:
+        task = asyncio.get_running_loop().create_task(self.answer(entry.decode(), json.loads(fields[b"r"])))
+        self.running.add(task)
+        task.add_done_callback(self.running.discard)
+
+    async def answer(self, entry: str, request: dict[str, Any]) -> None:
+        # What was taken beyond the slots waits here, and keeps it from other workers.
+        while has("slots-for-each-stream") and len(self.worker.calls) > SLOTS // 2:  # noqa: ASYNC110 - the slots have no event
+            await asyncio.sleep(0.01)
+        replies, run = f"{PREFIX}rsp:{request['agent']}", uuid.uuid4().hex
+        arguments, frames = request["arguments"], [{"kind": "start"}]
+        frames += [{"response": f"{number} "} for number in range(1, int(arguments["to"]) + 1)]
+        for seq, frame in enumerate(frames):
+            await self.worker.script("finish/send", [LIVE], replies, json.dumps([{"id": request["id"], "run": run, "seq": seq, **frame}]))
+            await asyncio.sleep(float(arguments["delay"]) if seq else 0)
+        end = {"id": request["id"], "run": run, "seq": len(frames), "kind": "end", "end_of_stream": True}
+        args = (self.worker.me, *self.fence, 1, entry, replies, json.dumps([end]))
+        await self.worker.script("finish/finish", [QUEUE, FENCE], *args)
