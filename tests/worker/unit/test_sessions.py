@@ -10,7 +10,7 @@ import pytest
 
 from tests.servers import eventually
 from tests.worker.unit.fakes import Bench
-from toolbus import ToolService, tool
+from toolbus import Retry, ToolError, ToolService, invocation, tool
 from toolbus.bus.support.deadlines import Deadlines
 from toolbus.bus.values.results import ConfigurationError, ToolbusError
 from toolbus.bus.worker.service import Session
@@ -195,3 +195,128 @@ async def test_a_worker_that_was_paused_looks_whose_the_session_is(held: bool, m
     sessions.end(Session("u", "s"), "closed")
     await eventually(lambda: len(sessions) == 0)
     worker.deadlines.close()
+
+
+class Pages(ToolService):
+    """Keeps snapshots of what was written in its sessions."""
+
+    id = "pages"
+    session_lost = "restore"
+
+    def open_session(self, session: Session) -> list[str]:  # type: ignore[override]
+        """Begin with nothing."""
+        return []
+
+    def save_session(self, session: Session, state: list[str]) -> list[str]:
+        """Keep all of it."""
+        return state
+
+    def load_session(self, session: Session, saved: list[str]) -> list[str]:
+        """Go on with what was kept."""
+        return saved
+
+    @tool(retry=Retry(attempts=2, delay=1.0, jitter=0.0))
+    async def write(self, what: str) -> str:
+        """Write, and then do as it says."""
+        invocation().state.append(what)
+        if what == "refused":
+            raise ToolError("no")
+        if what == "crash":
+            raise ValueError("no")
+        return what
+
+    @tool(effect="read", sequential=False)
+    async def read(self) -> str:
+        """Read."""
+        return " ".join(invocation().state)
+
+
+class Kept:
+    """The snapshots that a worker keeps, each with the call after which it was made; ``mine`` until another worker has the session."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.saved: list[tuple[str, bytes]] = []
+        self.forgotten = 0
+        self.mine = True
+        bench.broker.snapshots = cast("Any", self)
+
+    async def save(self, delivery: Any, snapshot: Any) -> bool:
+        """Keep a snapshot."""
+        self.saved.append((snapshot.call, snapshot.document))
+        return self.mine
+
+    def forget(self, delivery: Any) -> None:
+        """Count."""
+        self.forgotten += 1
+
+    async def load(self, delivery: Any) -> None:
+        """Say that there is none."""
+
+    async def is_elsewhere(self, delivery: Any) -> bool:
+        """Say that nobody else runs anything."""
+        return False
+
+
+@pytest.mark.parametrize(
+    ("what", "runs", "saved"),
+    [
+        ("one", 1, [("", b"[]"), ("call-1", b'["one"]')]),
+        ("refused", 1, [("", b"[]"), ("call-1", b'["refused"]')]),
+        ("crash", 2, [("", b"[]"), ("", b'["crash"]'), ("call-1", b'["crash","crash"]')]),
+    ],
+)
+async def test_a_session_is_kept_after_each_call_that_may_have_changed_it(what: str, runs: int, saved: list[Any]) -> None:
+    """With the call that is over, so that it is not run again on what it changed; one that is tried again is not over."""
+    bench = Bench(Pages())
+    kept = Kept(bench)
+    bench.slots.start(bench.delivery("write", {"what": what}, user="u", session="s"))
+    await asyncio.sleep(3)
+    [end] = [*bench.broker.ends, *bench.broker.buried]
+    assert end.frame.state, "the state that answered has a token"
+    assert kept.saved == saved
+    assert len(bench.broker.retried) == runs - 1
+
+
+async def test_what_only_reads_a_session_keeps_nothing() -> None:
+    """Unless it keeps its place among calls that change it."""
+    bench = Bench(Pages())
+    kept = Kept(bench)
+    for number, ordered in enumerate((False, True)):
+        bench.slots.start(bench.delivery("read", user="u", session="s", ordered=ordered))
+        await asyncio.sleep(1)
+        assert [call for call, _ in kept.saved] == ["", "call-2"][: number + 1]
+
+
+async def test_a_call_whose_session_went_to_another_worker_says_so() -> None:
+    """What it changed is lost."""
+    bench = Bench(Pages())
+    kept = Kept(bench)
+    bench.slots.start(bench.delivery("write", {"what": "one"}, user="u", session="s"))
+    await asyncio.sleep(1)
+    kept.mine = False
+    bench.slots.start(bench.delivery("write", {"what": "two"}, user="u", session="s"))
+    await asyncio.sleep(1)
+    assert bench.broker.errors() == [("", ""), ("tool_error", "session_moved")]
+
+
+async def test_a_call_that_was_stopped_leaves_no_snapshot(gate: asyncio.Event) -> None:
+    """Its handler may have changed the state, and what it changes yet is in none."""
+
+    class Slow(Pages):
+        """Takes its time."""
+
+        id = "slow"
+
+        @tool
+        async def wait(self) -> str:
+            """Wait for the gate."""
+            await gate.wait()
+            return ""
+
+    bench = Bench(Slow())
+    kept = Kept(bench)
+    bench.slots.start(delivery := bench.delivery("wait", user="u", session="s"))
+    await asyncio.sleep(1)
+    bench.slots.on_cancelled(delivery.request.id)
+    await asyncio.sleep(1)
+    assert (len(kept.saved), kept.forgotten, bench.broker.errors()) == (1, 1, [("cancelled", "")])
