@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from toolbus.bus import telemetry
 from toolbus.bus.broker.statistics.answers import MOST_CALLS, InstanceAnswer, RunningCall, ServedService, ToolStatistics
-from toolbus.bus.middleware.chain import Middleware
+from toolbus.bus.middleware import Middleware
 from toolbus.bus.support.deadlines import Deadlines
 from toolbus.bus.support.display import shortened
 from toolbus.bus.support.safe_text import reason_of
