@@ -20,7 +20,7 @@ _LEAST_SHARE = 0.04
 _POISON = ("crash", "hang", "hog", "endless")
 _POISONED_SHARE, _MOST_POISON = 0.15, 3
 _TIGHT_SHARE, _TIGHT_CALLS = 0.3, 0.2
-_ASKING_SHARE, _ASKED = 0.2, 0.1
+_ASKING_SHARE, _SOME = 0.2, 0.1
 _METERED_SHARE = 0.2
 # Nothing may be lost in most runs, since then everything must be right to the last.
 _LOSSY_SHARE = 0.1
@@ -76,7 +76,9 @@ def draw(seed: int) -> Scenario:
         calls = _poisoned(random, calls, options.lease)
         options = msgspec.structs.replace(options, faults=(*options.faults, POISON))
     if random.random() < _ASKING_SHARE:
-        calls = _asking(random, calls)
+        calls = _some_of(random, calls, "ask")
+    if "versions" in options.faults:
+        calls = _some_of(random, calls, "revised", mark="new")
     return Scenario(
         seed,
         options,
@@ -126,12 +128,12 @@ def _poisoned(random: Random, calls: list[Planned], lease: float) -> list[Planne
     return calls
 
 
-def _asking(random: Random, calls: list[Planned]) -> list[Planned]:
-    """Let the handlers of some calls ask a person."""
+def _some_of(random: Random, calls: list[Planned], tool: str, **arguments: str) -> list[Planned]:
+    """Let some calls be of another tool."""
     for number in _simple(calls):
         call = calls[number]
-        if call.tool not in plan.POISON and random.random() < _ASKED:
-            calls[number] = msgspec.structs.replace(call, tool="ask", arguments={"key": call.key})
+        if call.tool not in plan.POISON and random.random() < _SOME:
+            calls[number] = msgspec.structs.replace(call, tool=tool, arguments={"key": call.key, **arguments})
     return calls
 
 
