@@ -112,11 +112,12 @@ def _search(source: _Source, first: int, seconds: float, tries: int, met: Counte
         calls += outcome.calls
         met.update(outcome.met)
         if outcome.violations:
+            print(f"found after {seed - first + 1} seeds, {calls} calls, {time.process_time() - used:.0f} s of processor time", flush=True)
             short = shrink(scenario, tries)
             print(timeline(run(short)))
             path = Path(f"simulation-{seed}.json")
             path.write_bytes(msgspec.json.encode(short))
-            print(f"seed {seed} breaks a promise: `{source.replay(seed)}`")
+            print(f"seed {seed} breaks a promise: `{source.replay(seed)}`", flush=True)
             print(f"its short scenario: `python -m tests.simulation --file {path}`")
             return 1
         seed += 1

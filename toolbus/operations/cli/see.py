@@ -299,8 +299,8 @@ def _statistics_document(found: Statistics, service: str | None) -> dict[str, An
 
 
 def _show_tools(found: Statistics, service: str | None) -> None:
-    from toolbus.bus.watch.tables import TABLES, milliseconds
     from toolbus.bus.watch.watch import Activity, ToolViews
+    from toolbus.operations.tables import TABLES, milliseconds
 
     activity = Activity(0.0)
     activity.take_in(found.answers)
@@ -326,8 +326,8 @@ def _show_tools(found: Statistics, service: str | None) -> None:
 
 
 def _show_workers(found: Statistics) -> None:
-    from toolbus.bus.watch.tables import seconds
     from toolbus.bus.watch.watch import Activity, instance_views
+    from toolbus.operations.tables import seconds
 
     activity = Activity(0.0)
     activity.take_in(found.answers)
@@ -361,7 +361,7 @@ def usage_command(
 ) -> None:
     """Show the usage of tools by user. It counts calls, errors, milliseconds, and bytes of the answers.
 
-    Workers count it when they run with the middleware toolbus.bus.middleware.Metering. With --models it shows what coding agents spent on
+    Workers count it when they run with the middleware toolbus.middleware.Metering. With --models it shows what coding agents spent on
     models; tasks are kept for 7 days.
 
     \b
@@ -505,7 +505,7 @@ def _moment(text: str) -> float:
 
 def _show_as(name: str, found: Iterable[Any], output: str, document: object, nothing: str) -> None:
     """Print rows of a table that ``top`` has, too."""
-    from toolbus.bus.watch.tables import TABLES
+    from toolbus.operations.tables import TABLES
 
     show(output, found, {column.title: column.text for column in TABLES[name].columns}, empty=nothing, document=document)
 
@@ -521,7 +521,7 @@ def _print_running(found: list[RunningCall], statistics: Statistics, output: str
 
 
 def _print_line(call: RecentCall, output: str) -> None:
-    from toolbus.bus.watch.tables import TABLES
+    from toolbus.operations.tables import TABLES
 
     if output == "json":
         print_json_line(call.document())
@@ -575,7 +575,7 @@ async def _snapshot(settings: Settings, every: float) -> Snapshot:
 
 
 def _print_snapshot(snapshot: Snapshot, output: str) -> None:
-    from toolbus.bus.watch.tables import TABLES
+    from toolbus.operations.tables import TABLES
 
     if output == "json":
         print_json(msgspec.to_builtins(snapshot))
