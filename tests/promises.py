@@ -85,16 +85,16 @@ MUTANTS = {
         f"{_LUA}/sessions/own.lua", "elseif owner == me or not owner or not is_live(owner) then", "elseif true then"
     ),
     "Sessions that stay at one worker: after a pause": Mutant(
-        "broker/take/sessions.py", "return asked >= since and self._monotonic() < until", "return True"
+        "broker/take/sessions.py", "return asked >= since and self.monotonic() < until", "return True"
     ),
     "Order in sessions": Mutant("worker/slots.py", "if request.ordered and not self._lines.admits(delivery):", "if False:"),
     "Order in sessions: over kills": Mutant("broker/replies/finish.py", "ended=index not in gone_elsewhere", "ended=True"),
     "Lost states": Mutant(
-        "worker/session_state.py", 'if not self.is_lost_for(delivery) or self._served.session_lost == "restart":', "if True:"
+        "worker/session_state.py", 'if not self.is_lost_for(delivery) or self.served.session_lost == "restart":', "if True:"
     ),
     "Snapshots of sessions": Mutant(f"{_LUA}/sessions/save.lua", "if not may_keep() then return 0 end"),
     "Snapshots of sessions: calls in them": Mutant("worker/session_state.py", "if delivery.request.id == self._included:", "if False:"),
-    "Ends of sessions": Mutant("broker/lease/recover.py", "self._listener.sessions.gone({replies[key] for key in gone})", "pass"),
+    "Ends of sessions": Mutant("broker/lease/recover.py", "self.listener.sessions.gone({replies[key] for key in gone})", "pass"),
     "Numbered flushes": Mutant(f"{_LUA}/publish/publish.lua", "if memo[1] then", "if false then"),
     "Comparison": Mutant("client/calls/assembly.py", "events.append(Reset(self.attempt))", "pass"),
     "Frames have no holes": Mutant(
@@ -108,7 +108,7 @@ MUTANTS = {
     "`once`": Mutant(f"{_LUA}/take/start.lua", "run, 'NX', 'PX', ttl)", "run, 'PX', ttl)"),
     "`once`: at one server": Mutant("broker/publish.py", "same_server=flush.once", "same_server=False"),
     "`once`: after a restart": Mutant(
-        "broker/worker.py", "if not accepted_here(self._link, delivery.server) and await may_have_forgotten(self._link):", "if False:"
+        "broker/worker.py", "if not accepted_here(self.link, delivery.server) and await may_have_forgotten(self.link):", "if False:"
     ),
     "`once`: past its deadline": Mutant("client/calls/call.py", 'self.request is not None and self.request.effect == "once":', "False:"),
     "Mastership": Mutant(

@@ -32,6 +32,7 @@ from toolbus.bus.values.naming import DOCUMENT_KINDS
 from toolbus.bus.values.options import CallOptions, ServiceCallOptions
 from toolbus.bus.values.results import ERROR_KINDS
 from toolbus.bus.values.settings import PREFIX, Settings
+from toolbus.bus.worker.loading import describe, installed_services
 from toolbus.operations.cli import main
 from toolbus.platform.documents import PREFIXES
 from toolbus.testing import InvocationEnvironment
@@ -230,11 +231,13 @@ def test_every_variable_of_a_part_has_a_page() -> None:
     # Of a conformance run's worker, and marks between processes of toolbus.
     inner = {"SERVICE", "SCRIPTS", "PROGRAM_OF", "RUN", "ISOLATION_SETUP", "DIAGNOSIS_SERVICE"}
     inner |= {name.upper() for name in Settings.__struct_fields__}
+    served = {name for service in installed_services() for name in describe(service).settings}
+    assert "TOOLBUS_DATA_MEMORY" in served
     for name in set(re.findall(r"TOOLBUS_[A-Z_]*[A-Z]\b", code)) - {PREFIX + each for each in inner}:
         pages = [each for family, found in families.items() if name.startswith(family) for each in found]
         assert pages, f"{name} stands in no row of settings.md"
-        # Options of a command stand in its --help.
-        if not name.startswith(("TOOLBUS_GATEWAY_", "TOOLBUS_IM_")):
+        # Options of a command stand in its --help, settings of a service in `toolbus see workers`.
+        if not name.startswith(("TOOLBUS_GATEWAY_", "TOOLBUS_IM_")) and name not in served:
             short = name.removeprefix("TOOLBUS")
             assert any(name in text or short in text for text in (read(f"docs/reference/{each}") for each in pages)), name
 

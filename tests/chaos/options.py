@@ -23,6 +23,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         other: a folder with another version's package ``toolbus``, which every second process imports; empty for none.
         backlog: requests without a caller that are queued before the first call.
         concurrency: handlers that a worker runs at once.
+        grace: seconds that a worker gives to what it runs when it is to leave.
         memory: MiB by which the server or a process may grow.
         health_ports: where the worker of each slot answers probes; empty when nobody asks.
     """
@@ -42,6 +43,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     other: str = ""
     backlog: int = 0
     concurrency: int = 32
+    grace: float = 5.0
     memory: float = 96.0
     namespace: str = "chaos"
     health_ports: tuple[int, ...] = ()
@@ -69,7 +71,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
             namespace=self.namespace,
             lease=self.lease,
             max_deliveries=self.max_deliveries,
-            grace=5.0,
+            grace=self.grace,
             concurrency=self.concurrency,
             max_output=1_048_576,
             timeout=self.timeout,

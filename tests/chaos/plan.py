@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -71,21 +71,33 @@ class Planned(msgspec.Struct, frozen=True):
         return str(self.arguments["key"])
 
 
-def plan(seed: int, calls: int, agents: int, *, poisoned: bool, timeout: float, lease: float) -> list[Planned]:
-    """Every call of a run, in the order in which agents make them."""
+def plan(
+    seed: int,
+    calls: int,
+    agents: int,
+    *,
+    poisoned: bool,
+    timeout: float,
+    lease: float,
+    tools: Iterable[str] = ORDINARY,
+    shared: float = SHARED_SHARE,
+    cancelled: float = CANCELLED_SHARE,
+) -> list[Planned]:
+    """Every call of a run, in the order in which agents make them; ``shared`` and ``cancelled`` are the shares of such calls."""
+    weights = {name: ORDINARY[name] for name in ORDINARY if name in set(tools)}
     chance = random.Random(f"calls {seed}")
     made: dict[int, Planned] = {}
     for number in range(calls):
         if number in made:
             continue
-        call = made[number] = _planned(chance, number, calls, agents, poisoned=poisoned, timeout=timeout, lease=lease)
-        manner = chance.choice(_MANNERS) if chance.random() < SHARED_SHARE else ""
+        call = made[number] = _planned(chance, number, calls, agents, weights, poisoned=poisoned, timeout=timeout, lease=lease)
+        manner = chance.choice(_MANNERS) if chance.random() < shared else ""
         twin = number + (1 if manner == "elsewhere" else agents)
         if manner and call.tool not in POISON and call.tool != "sit" and twin < calls and twin not in made:
             made[number] = msgspec.structs.replace(call, shares=call.key)
             made[twin] = _twin(made[number], twin, calls, agents, later=manner == "afterwards")
     seated = _seated(chance, [made[number] for number in range(calls)])
-    return [_given_up(chance, call, lease) for call in seated]
+    return [_given_up(chance, call, lease, cancelled) for call in seated]
 
 
 def _seated(chance: random.Random, calls: list[Planned]) -> Iterator[Planned]:
@@ -102,9 +114,9 @@ def _seated(chance: random.Random, calls: list[Planned]) -> Iterator[Planned]:
         yield msgspec.structs.replace(call, session=session)
 
 
-def _given_up(chance: random.Random, call: Planned, lease: float) -> Planned:
+def _given_up(chance: random.Random, call: Planned, lease: float, share: float) -> Planned:
     """A call that its agent may cancel: some while they are short, some that would go on for most of their time."""
-    if chance.random() > CANCELLED_SHARE or call.tool in POISON:
+    if chance.random() > share or call.tool in POISON:
         return call
     if call.shares or chance.random() < 0.5:
         return msgspec.structs.replace(call, cancel=round(chance.uniform(0.0, 0.3), 3))
@@ -119,9 +131,19 @@ def _twin(first: Planned, number: int, calls: int, agents: int, *, later: bool) 
     return msgspec.structs.replace(first, key=_key(number, agents), agent=number % agents, due=due, follows=follows)
 
 
-def _planned(chance: random.Random, number: int, calls: int, agents: int, *, poisoned: bool, timeout: float, lease: float) -> Planned:
+def _planned(
+    chance: random.Random,
+    number: int,
+    calls: int,
+    agents: int,
+    weights: dict[str, int],
+    *,
+    poisoned: bool,
+    timeout: float,
+    lease: float,
+) -> Planned:
     key = _key(number, agents)
-    tool = chance.choices(list(ORDINARY), list(ORDINARY.values()))[0]
+    tool = chance.choices(list(weights), list(weights.values()))[0]
     if poisoned and chance.random() < POISON_SHARE:
         tool = chance.choice(_POISON)
     arguments: dict[str, Any] = {"key": key}

@@ -6,7 +6,6 @@ from __future__ import annotations
 SHOWN = {
     ("CONTRIBUTING.md", "broker: wake the taker when a slot frees up"),
     ("README.md", "publish                  take                      run"),
-    ("docs/explanation/learning.md", "grep_dump: 0.8 -> 0.09"),
     ("docs/how-to/chat2graph.md", "['get_schema'] ['plan', 'query']"),
     ("docs/how-to/confirmations.md", "Allow delete_rows for alice?"),
     ("docs/how-to/gateway.md", "retry: 1000"),
@@ -86,7 +85,6 @@ REFUSED = {
 PYTHON = {
     "CONTRIBUTING.md": (1, "tests/simulation/test_simulation.py"),
     "README.md": (2, "tests/test_docs.py"),
-    "docs/explanation/learning.md": (1, "tests/learning/test_guide.py"),
     "docs/explanation/reliability.md": (2, "tests/docs/test_python.py"),
     "docs/how-to/adapters.md": (6, "tests/adapters/test_adapters.py"),
     "docs/how-to/agent.md": (1, "tests/test_docs.py"),

@@ -228,6 +228,7 @@ def prepare(page: str, scene: Site, folder: Path) -> None:
         (folder / "mine" / "tools.py").write_text(examples[0].partition("plan = ")[0].replace("SchemaGetter", "Getter"))
         (folder / "chat2graph.yml").write_text("tools: [{name: Getter, module_path: app.tools}]\n")
     if page == "docs/explanation/learning.md":
-        subprocess.run([sys.executable, "-c", examples[0]], cwd=folder, env=scene.environment, capture_output=True, check=True, timeout=100)
+        steps = ROOT / "tests" / "learning" / "step_by_step.py"
+        subprocess.run([sys.executable, steps], cwd=folder, env=scene.environment, capture_output=True, check=True, timeout=100)
         static = Scores([Edge("call", "count orders", "run_sql", 0.4), Edge("call", "count orders", "grep_dump", 0.8)])
         (folder / "scores.json").write_text(json.dumps({"edges": msgspec.to_builtins([*static])}))

@@ -9,6 +9,7 @@ import traceback
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from random import Random
 from typing import Any, NamedTuple, TypeVar
 
@@ -17,12 +18,13 @@ import msgspec
 from tests.chaos.agent import count, make_calls, still_to_make
 from tests.chaos.history import Agent, AnyRecord, Exited, History, Hit, Key, Queue, Started, State
 from tests.chaos.oracle import Violation
-from tests.chaos.schedule import Fault
 from tests.chaos.snapshot import at_rest
 from tests.chaos.tools import SERVICES, define
-from tests.simulation.faults import AT_COMMANDS, KINDS, What
-from tests.simulation.oracles import Invariants, judge
+from tests.simulation.faults import AT_COMMANDS, KINDS, Aimed, What
+from tests.simulation.network import Connection
+from tests.simulation.oracles import OF_ENTRIES, Invariants, judge
 from tests.simulation.scenario import Scenario
+from tests.simulation.server import Session
 from tests.simulation.storage import ErrorReply, Scores, Snapshot, Stream
 from tests.simulation.world import Moment, Process, Stuck, World
 from toolbus import BrokerError, ToolBus, Worker
@@ -41,6 +43,7 @@ _POLL = 0.1
 _AGAIN = 0.2
 STEPS = (*(script.name for script in scripts.ALL), "XREADGROUP", "XREAD")
 """The steps of the protocol, by the names of their scripts and commands."""
+_STEPS = frozenset(STEPS)
 
 _SOURCES = {script.source.encode(): script.name for script in scripts.ALL}
 _SCRIPTS = {script.sha.encode(): script.name for script in scripts.ALL}
@@ -62,6 +65,16 @@ class Outcome(NamedTuple):
     calls: int
     seconds: float
     met: Counter[tuple[str, str]]
+
+
+@dataclass(slots=True)
+class _Aim:
+    """A fault that waits until a step was taken ``left`` times; ``does`` says whether its connection is cut, as ``Server.meet`` does."""
+
+    step: str
+    left: int
+    does: Callable[[list[bytes]], str | None]
+    reached: asyncio.Future[tuple[Session, str]]
 
 
 class Records:
@@ -127,10 +140,15 @@ class Driver:
         self._closing = False
         self._hash = hashlib.blake2b(digest_size=16)
         self._under_way: Counter[str] = Counter()
+        self._aims: list[_Aim] = []
+        # The sessions of the steps that faults have waited for.
+        self._hit: dict[int, Session] = {}
         self.met: Counter[tuple[str, str]] = Counter()
         self.world.exited = self._end
         self.world.server.observe = self._observe
+        self.world.server.meet = self._meet
         self.world.server.changed = self.invariants.changed
+        self.world.server.watch = self._watch
 
     def run(self) -> Outcome:
         """Run it to its end, and judge it."""
@@ -159,13 +177,19 @@ class Driver:
 
     # -- what faults do ---------------------------------------------------------------------------
 
-    def worker(self, pick: float) -> Process | None:
-        """Return a living worker."""
-        return _nth(self._workers, pick)
+    def worker(self, fault: Aimed) -> Process | None:
+        """Return a living worker: the one that took the step that the fault waited for, if it was one."""
+        return _nth(self._workers, fault.pick, self._session_of(fault))
 
-    def agent(self, pick: float) -> Process | None:
-        """Return a living agent with calls still to make."""
-        return _nth({index: process for index, process in self._agents.items() if process not in self._idle}, pick)
+    def agent(self, fault: Aimed) -> Process | None:
+        """Return a living agent with calls still to make: the one that took the step that the fault waited for, if it was one."""
+        busy = {index: process for index, process in self._agents.items() if process not in self._idle}
+        return _nth(busy, fault.pick, self._session_of(fault))
+
+    def connections(self, fault: Aimed, random: Random, share: float) -> list[Connection]:
+        """Return a share of the connections, or the one over which the step came that the fault waited for."""
+        session, found = self._session_of(fault), self.world.network.connections
+        return [each for each in found if (each.session is session if session is not None else random.random() < share)]
 
     def kill(self, process: Process | None) -> What:
         """Kill a process; another one takes its place."""
@@ -212,34 +236,68 @@ class Driver:
         world.server.begin()
         world.network.downs.remove("restart")
 
-    async def meet_command(self, random: Random, kind: str, does: Callable[[list[bytes]], str | None]) -> str:
-        """Do something right before one of the next commands; ``does`` gets its words, and says whether to cut "before" or "after" it."""
-        server, left = self.world.server, random.randrange(20)
-        # Half of them wait for a step that may be rare.
-        wanted = random.choice(STEPS) if random.random() < 0.5 else ""
-        found: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    async def refuse_at_command(self, fault: Aimed, random: Random, text: Callable[[str, bool, bool], str], count: int) -> str:
+        """Refuse a step, and those like it that come next, until so many were refused."""
+        refusals, left = self.world.server.refusals, count
 
-        def meet(session: Any, words: list[bytes]) -> str | None:
+        def refuse(name: str, writes: bool, grows: bool) -> str:
             nonlocal left
-            name = self._name(words)
-            if name not in STEPS or found.done():
-                return None
-            left -= 1
-            if name != wanted and (wanted or left >= 0):
-                return None
-            found.set_result(name)
-            self.met[kind, name] += 1
-            return does(words)
+            error = text(name, writes, grows)
+            left -= bool(error)
+            if not left:
+                refusals.remove(refuse)
+            return error
 
-        server.meet = meet
-        try:
-            async with asyncio.timeout(self.options.lease):
-                return f"at {await found}"
-        except TimeoutError:
+        def begin(words: list[bytes]) -> None:
+            refusals.append(refuse)
+
+        found = await self.meet_command(fault, random, begin)
+        await asyncio.sleep(self.options.lease)
+        if refuse in refusals:
+            refusals.remove(refuse)
+        return found
+
+    async def meet_command(self, fault: Aimed, random: Random, does: Callable[[list[bytes]], str | None]) -> str:
+        """Do something right before a command is carried out; ``does`` gets its words, and says whether to cut "before" or "after" it."""
+        step, nth = (fault.step, fault.nth) if fault.step else ("", random.randint(1, 20))
+        found = await self._reached(self._aim(step, nth, does), max(self.options.lease, self.options.seconds))
+        if found is None:
             return "at none"
+        self.met[fault.kind, found[1]] += 1
+        return f"at {found[1]}"
+
+    def _aim(self, step: str, nth: int, does: Callable[[list[bytes]], str | None]) -> _Aim:
+        """Wait for the n-th time that a step is taken, or any step if it is empty; ``does`` is called right before."""
+        aim = _Aim(step, nth, does, asyncio.get_running_loop().create_future())
+        self._aims.append(aim)
+        return aim
+
+    async def _reached(self, aim: _Aim, seconds: float) -> tuple[Session, str] | None:
+        """Return the session in which the step was taken, and its name; None when it was not within so many seconds."""
+        try:
+            async with asyncio.timeout(seconds):
+                return await aim.reached
+        except TimeoutError:
+            return None
         finally:
-            if server.meet is meet:
-                server.meet = None
+            if aim in self._aims:
+                self._aims.remove(aim)
+
+    def _meet(self, session: Session, words: list[bytes]) -> str | None:
+        name = self._name(words) if self._aims else ""
+        if name not in _STEPS:
+            return None
+        cut = None
+        for aim in [aim for aim in self._aims if aim.step in {"", name}]:
+            aim.left -= 1
+            if not aim.left:
+                self._aims.remove(aim)
+                aim.reached.set_result((session, name))
+                cut = aim.does(words) or cut
+        return cut
+
+    def _session_of(self, fault: Aimed) -> Session | None:
+        return self._hit.get(id(fault))
 
     async def operate(self, work: Callable[[Admin], Awaitable[T]]) -> T | str:
         """Do something as an operator does, in a process of its own; returns an error's text when that is not possible."""
@@ -294,7 +352,8 @@ class Driver:
             await self._dismiss(processes)
         self.journal.write(self._state("closed"))
         await asyncio.sleep(options.lease)
-        await self._until(lambda: not any(key.name.startswith("rsp:") for key in self._state("later").keys), options.agent_life + 5)
+        replies = self.key("rsp:")
+        await self._until(lambda: not any(key.startswith(replies) for key in self.world.server.db.names()), options.agent_life + 5)
         self.journal.write(self._state("later"))
 
     async def _dismiss(self, processes: dict[int, Process]) -> None:
@@ -307,9 +366,14 @@ class Driver:
         while not condition() and self.world.loop.now < limit:  # noqa: ASYNC110 - virtual time, and nobody sets an event
             await asyncio.sleep(_POLL)
 
-    async def _apply(self, fault: Fault, random: Random) -> None:
+    async def _apply(self, fault: Aimed, random: Random) -> None:
+        if fault.step and fault.kind not in AT_COMMANDS:
+            reached = await self._reached(self._aim(fault.step, fault.nth, lambda words: None), self.options.seconds)
+            if reached is None:
+                return
+            self._hit[id(fault)] = reached[0]
         began = self.world.loop.now
-        self.world.note("fault", f"{fault.kind} {fault.lasts:.3f} s")
+        self.world.note("fault", f"{fault.kind} {fault.lasts:.3f} s {fault.step}".rstrip())
         if fault.kind not in AT_COMMANDS:
             self._under_way[fault.kind] += 1
         what, pids = await KINDS[fault.kind].apply(self, fault, random) or ("nobody was there", ())
@@ -401,20 +465,29 @@ class Driver:
             return _SOURCES.get(words[1], "script")
         return _SCRIPTS.get(words[1], "script") if words[0] == b"EVALSHA" else words[0].decode()
 
+    def _watch(self, process: Process, words: list[bytes]) -> Callable[[], None] | None:
+        name = self._name(words)
+        return self.invariants.watch(name, process.pid, words[3:]) if name in OF_ENTRIES else None
+
     def _observe(self, number: int, process: Process, words: list[bytes], answer: Any) -> None:
         if self.world.ended:
             return
-        line = f"{self.world.loop.now:.9f} {number} {words!r} {answer!r}"
-        self._hash.update(line.encode())
+        # The answer to a script that is loaded says which it was.
+        said = words if words[0] != b"SCRIPT" else b""
+        told = repr(answer)
+        self._hash.update(f"{self.world.loop.now:.9f} {number} {said!r} {told}".encode())
         name = self._name(words)
-        if name in STEPS:
-            self.world.note(f"> {name}", f"{answer!r}"[:160], process.name)
+        if name in _STEPS:
+            self.world.note(f"> {name}", told[:160], process.name)
             for kind, count in self._under_way.items():
                 if count > 0 and (not kind.startswith("refuse-") or isinstance(answer, ErrorReply)):
                     self.met[kind, name] += 1
 
     def _is_at_rest(self) -> bool:
         """Return whether nothing waits or runs, and nobody who was killed has a lease any more."""
+        queues = [self.world.server.db.find(self.key(f"q:{service}")) for service in self.services]
+        if any(isinstance(queue, Stream) and queue.entries for queue in queues):
+            return False
         state = self._state("quiet")
         return at_rest(state) and all(any(f"-{pid}-" in instance for pid in state.workers) for instance in state.live)
 
@@ -454,6 +527,8 @@ def run(scenario: Scenario) -> Outcome:
     return Driver(scenario).run()
 
 
-def _nth(processes: dict[int, Process], pick: float) -> Process | None:
+def _nth(processes: dict[int, Process], pick: float, session: Session | None) -> Process | None:
     living = [process for _, process in sorted(processes.items()) if not process.dead]
+    if session is not None and session.client in living:
+        return session.client  # type: ignore[no-any-return]
     return living[int(pick * len(living))] if living else None

@@ -84,6 +84,7 @@ class Connection:
     Attributes:
         opening: seconds until it is open.
         refused: whether nobody accepts it.
+        session: at the server; None without one.
     """
 
     def __init__(
@@ -104,11 +105,11 @@ class Connection:
         self.opening = random.random() * max(network.delays) * 2
         self.refused = bool(network.downs)
         self.closed = False
-        self._session: Session | None = None
+        self.session: Session | None = None
         self.to_server = Direction(world, network, random, self._at_server, world.context)
         self.to_client = Direction(world, network, random, self._at_client, process.context)
         if not self.refused:
-            self._session = world.server.open(process, self.to_client.send, lambda: self.cut(None))
+            self.session = world.server.open(process, self.to_client.send, lambda: self.cut(None))
 
     def send(self, data: bytes) -> None:
         """Send bytes of the client."""
@@ -134,15 +135,15 @@ class Connection:
         self.to_server.silent = self.to_client.silent = True
 
     def _at_server(self, data: bytes) -> None:
-        if self._session is not None:
-            self._session.receive(data)
+        if self.session is not None:
+            self.session.receive(data)
 
     def _at_client(self, data: bytes) -> None:
         if not self.closed:
             self._receive(data)
 
     def _end_session(self) -> None:
-        session, self._session = self._session, None
+        session, self.session = self.session, None
         if session is not None:
             session.close()
             self._network.connections.remove(self)

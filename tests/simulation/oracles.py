@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import msgspec
 
-from tests.chaos import oracle
-from tests.chaos.history import AnyRecord, Begun, Exited, History, Left
+from tests.chaos import oracle, plan
+from tests.chaos.history import AnyRecord, Begun, Exited, History, Hit, Left
 from tests.chaos.options import Options
 from tests.chaos.oracle import Violation
+from tests.chaos.oracle.case import Case
 from tests.chaos.oracle.rest import KEPT
+from tests.chaos.oracle.sessions import answers, seat
+from tests.chaos.schedule import POISON
+from tests.simulation.commands import shown
 from tests.simulation.scenario import Scenario
-from tests.simulation.storage import Hash, Id, Storage, Stream
+from tests.simulation.storage import Hash, Id, Scores, Storage, Stream
 from toolbus.bus.broker.server import scripts
 from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.broker.transport.wire import Wire, unheard
@@ -24,12 +30,167 @@ from toolbus.bus.broker.transport.wire import Wire, unheard
 V = TypeVar("V")
 
 _SENDING = frozenset({scripts.SEND, scripts.FINISH, scripts.FINISH_EACH, scripts.BURY})
+_ENDING = frozenset({scripts.FINISH.name, scripts.FINISH_EACH.name, scripts.BURY.name})
+OF_ENTRIES = frozenset(
+    script.name
+    for script in (
+        *(scripts.FINISH, scripts.FINISH_EACH, scripts.BURY, scripts.RENEW, scripts.REAP, scripts.OWN),
+        *(scripts.HAND_BACK, scripts.HAND_OVER, scripts.BEAT, scripts.UNREGISTER, scripts.RETIRE),
+    )
+)
+"""The scripts that are looked at with the entries before and after them: those that move or end entries, or keep owners of them alive."""
+
+_CALL = re.compile(rb'"id":"([^"]+)"')
 _RUN = re.compile(rb'"run":"([^"]+)"')
 
 
 def judge(scenario: Scenario, history: History) -> list[Violation]:
     """Return every violation in a run."""
-    return oracle.judge(scenario.options, scenario.calls, history)
+    case = Case(scenario.options, scenario.calls, history)
+    return [*oracle.judge(scenario.options, scenario.calls, history), *(found for rule in RULES for found in rule(case))]
+
+
+# -- rules about whole runs, of which the times are exact ---------------------------------------------
+
+# What takes no worker's time, and neither its connection nor its lease.
+_HARMLESS = frozenset({"kill", "term", "agent-kill", "script-flush", "versions"})
+
+
+def _order(case: Case) -> Iterator[Violation]:
+    """The calls of a session are run in the order in which they were made."""
+    place = {key: number for number, key in enumerate(case.planned)}
+    everything = [ended for records in case.ended.values() for ended in records]
+    for session, answered in answers(case.planned.values(), everything).items():
+        lives: dict[str, list[tuple[int, str]]] = {}
+        for ended in sorted(answered, key=lambda ended: (case.issued[ended.key].at, place[ended.key])):
+            token, count = seat(ended)
+            lives.setdefault(token, []).append((count, ended.key))
+        for counts in lives.values():
+            for (before, _), (count, key) in pairwise(counts):
+                if count < before:
+                    yield Violation("session", f"the {count}. call of the session {session} was made after its {before}.", key)
+
+
+def _drains(case: Case) -> Iterator[Violation]:
+    """A worker that is to leave gives what it runs its time."""
+    if not _HARMLESS.issuperset(case.options.faults):
+        return
+    for left in case.history.of(Left):
+        planned, told = case.planned.get(left.key), case.told_to_leave.get(left.pid)
+        if left.how != "cancelled" or planned is None or told is None or not told < left.at < told + case.options.grace - 0.01:
+            continue
+        issued = case.issued[left.key]
+        wanted = left.key not in case.cancelled and not case.abandoned(issued) and left.at < issued.at + planned.timeout - 0.1
+        if wanted and not planned.shares and planned.tool not in {"nested", "deep"}:
+            yield Violation("executions", f"process {left.pid} cut it off {left.at - told:.2f} s after it was told to leave", left.key)
+
+
+def _stops(case: Case) -> Iterator[Violation]:
+    """A run that another one has replaced stops when its worker can hear of it."""
+    if case.options.lossy:
+        return
+    for key, records in case.begun.items():
+        for one, following in pairwise(records):
+            # One that stood still may begin what was taken from it meanwhile.
+            if one.call != following.call or following.attempt <= one.attempt or case.over(one) <= following.at:
+                continue
+            since = following.at
+            for hit in case.history.of(Hit):
+                if hit.at < since + case.options.lease + _SOON:
+                    since = max(since, hit.until + (_UNTOLD if hit.kind == "half-open" else 0.0))
+            late = case.over(one) - since
+            if late > case.options.lease + _SOON:
+                yield Violation("executions", f"attempt {one.attempt} ran for {late:.1f} s after attempt {following.attempt} began", key)
+
+
+def _innocents(case: Case) -> Iterator[Violation]:
+    """Where nothing but poison kills workers, nothing but poison is given up."""
+    for key, records in case.ended.items() if {POISON}.issuperset(case.options.faults) else ():
+        if case.planned[key].tool not in plan.POISON and any(ended.code == "max_deliveries" for ended in records):
+            yield Violation("one-end", "it was given up because of what ran beside it", key)
+
+
+def _alone(case: Case) -> Iterator[Violation]:
+    """What may have killed its workers runs alone."""
+    if "term" in case.options.faults:
+        return
+    runs: dict[int, list[Begun]] = {}
+    for key in case.planned:
+        for begun in case.begun.get(key, ()):
+            runs.setdefault(begun.pid, []).append(begun)
+    for pid, records in runs.items():
+        for one in records:
+            if one.attempt < case.options.max_deliveries - 1 or case.planned[one.key].tool in {*plan.FAILING, "sit"}:
+                continue
+            beside = [each for each in records if each is not one and each.at < case.over(one) and case.over(each) > one.at]
+            if beside:
+                told = f"attempt {one.attempt} ran in process {pid} beside {beside[0].key} (attempt {beside[0].attempt})"
+                yield Violation("executions", told, one.key)
+
+
+def _starving(case: Case) -> Iterator[Violation]:
+    """What a killed worker had is not left for the sake of calls that were made later."""
+    if not _HARMLESS.issuperset(case.options.faults):
+        return
+    most = 2 * case.options.workers * case.options.concurrency + 8
+    first = sorted(records[0].at for records in case.begun.values())
+    for key, records in case.begun.items():
+        for one, following in pairwise(records):
+            gone = case.exits.get(one.pid)
+            if one.call != following.call or gone is None or gone.at > following.at:
+                continue
+            since = gone.at + 3 * case.options.lease
+            passed = bisect(first, following.at) - bisect(first, since)
+            if passed > most:
+                yield Violation("executions", f"{passed} other calls began while it waited for another worker", key)
+
+
+def _attempts(case: Case) -> Iterator[Violation]:
+    """No two runs of a call have one number, unless the server has lost count."""
+    if case.options.lossy or "group-destroy" in case.options.faults:
+        return
+    for key, records in case.begun.items():
+        for (call, attempt), count in Counter((each.call, each.attempt) for each in records).items():
+            if count > 1:
+                yield Violation("executions", f"attempt {attempt} of the call {call} began {count} times", key)
+
+
+def _shares(case: Case) -> Iterator[Violation]:
+    """A service is not served later than another one's calls that were made later."""
+    if not _HARMLESS.issuperset(case.options.faults):
+        return
+    firsts = sorted((records[0].at, key) for key, records in case.begun.items() if key in case.issued)
+    most, before = 2 * case.options.workers * case.options.concurrency + 8, dict[str, float]()
+    for number, (at, key) in enumerate(firsts):
+        session = case.planned[key].session
+        since = max(case.issued[key].at, before.get(session, 0.0)) if session else case.issued[key].at
+        if session:
+            before[session] = max(before.get(session, 0.0), *map(case.over, case.begun[key]))
+        passed = [each for began, each in firsts[:number] if began > since and case.issued[each].at > since]
+        others = sum(bool(case.planned[each].session) != bool(session) for each in passed)
+        own = sum(began > since and bool(case.planned[each].session) == bool(session) for began, each in firsts[:number])
+        if others > own + most:
+            yield Violation("executions", f"{others} calls of another service, made later, began before it ({at - since:.1f} s)", key)
+
+
+def _punctual(case: Case) -> Iterator[Violation]:
+    """A caller is told when its time is up; where work must not happen twice, the server is asked first, and people may take longer."""
+    stops = [hit for hit in case.history.of(Hit) if hit.kind == "agent-stop"]
+    for key, records in case.ended.items():
+        for ended in records if case.planned[key].tool not in {"ask", "pay"} else ():
+            stopped = sum(hit.until - hit.at for hit in stops if ended.pid in hit.pids and hit.at < ended.at and hit.until > ended.began)
+            late = ended.at - ended.began - case.planned[key].timeout - stopped
+            if late > _SOON:
+                yield Violation("one-end", f"it ended {late:.1f} s after its deadline, as {ended.error or 'a success'}", key)
+
+
+_SOON = 0.5
+# Whoever is not told that nothing passes notices after so many seconds.
+_UNTOLD = 11.0
+RULES = (_order, _drains, _stops, _innocents, _alone, _starving, _attempts, _shares, _punctual)
+
+
+# -- rules that are looked at with each command -------------------------------------------------------
 
 
 class _Place(msgspec.Struct):
@@ -57,9 +218,19 @@ class Invariants:
         self._prefix = prefix
         self._concurrency = options.concurrency
         self._lossy = options.lossy
+        self._lease = int(options.lease * 1000)
         # What was known of a value, and the value itself: one that was made anew is another one.
         self._known: dict[bytes, tuple[object, Any]] = {}
         self._running: Counter[int] = Counter()
+        # When the server heard a beat last, and until when it is to judge no lease since it had heard none (ms).
+        self._last_beat: int | None = None
+        self._quiet_until = 0
+        # When the server heard of each process last, and until when that is to trust no lease that has ended (ms).
+        self._heard: dict[int, int] = {}
+        self._distrusts: dict[int, int] = {}
+        self._undisturbed, self._harmless = not options.faults, _HARMLESS.issuperset(options.faults)
+        # Since when each worker beats (ms), and how often it has since.
+        self._beats: dict[bytes, tuple[int, int]] = {}
         self.violations: list[Violation] = []
 
     def changed(self, keys: set[bytes]) -> None:
@@ -86,6 +257,43 @@ class Invariants:
                 self._broken("inside", f"{self._running[record.pid]} handlers run in process {record.pid}, of {self._concurrency} slots")
         elif isinstance(record, Left):
             self._running[record.pid] -= 1
+
+    def watch(self, script: str, pid: int, words: list[bytes]) -> Callable[[], None] | None:
+        """Look at what a script does to entries; returns what is to be called when it was carried out.
+
+        Args:
+            script: its name.
+            pid: of the process that has sent it.
+            words: its keys and arguments.
+        """
+        if script == scripts.BEAT.name:
+            self._hear_beat(pid, [word for word in words if b"/" in word])
+            return None
+        if script == scripts.UNREGISTER.name:
+            return self._sweeping() if b"ended" in words and self._db.now() < self._distrusts.get(pid, 0) else None
+        queue, fence = words[0], words[1]
+        me = next(word for word in words if not word.startswith(self._prefix))
+        before, counters = self._owners(queue), self._counters(fence)
+        if not before:
+            return None
+        lives, silence = self._lives(queue.rpartition(b":")[2], me), self._is_silent()
+
+        def look() -> None:
+            after = self._owners(queue)
+            for entry, owner in before.items():
+                if (now := after.get(entry)) == owner:
+                    continue
+                known = owner.startswith(b"~") or b"x:" + owner in counters
+                for what in _wrong_moves(script, me, owner, now, lives=lives, silence=silence and not known):
+                    self._broken("inside", f"{script} of {me.decode()}: {what} (entry {entry[0]}-{entry[1]}, {owner.decode()})")
+            if script == scripts.RETIRE.name and self._harmless and words[-1] != b"1" and me in before.values():
+                self._broken("inside", f"{me.decode()} leaves, and has not handed back what it has")
+            if script == scripts.REAP.name:
+                self._reaped(words, before, after)
+            for owner in {before[entry] for entry, now in after.items() if before.get(entry, now) != now}:
+                self._moved(fence, owner, counters)
+
+        return look
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -119,6 +327,81 @@ class Invariants:
 
         return answered
 
+    def _owners(self, queue: bytes) -> dict[Id, bytes]:
+        stream = self._db.find(queue)
+        group = stream.groups.get(b"g") if isinstance(stream, Stream) else None
+        return {} if group is None else {entry: pending.consumer for entry, pending in group.pending.items()}
+
+    def _counters(self, fence: bytes) -> dict[bytes, bytes]:
+        found = self._db.find(fence)
+        return dict(found) if isinstance(found, Hash) else {}
+
+    def _lives(self, service: bytes, instance: bytes) -> bool:
+        leases = self._db.find(self._prefix + b"live")
+        return isinstance(leases, Scores) and leases.get(service + b"/" + instance, 0) >= self._db.now()
+
+    def _is_silent(self) -> bool:
+        now, last = self._db.now(), self._last_beat
+        return last is None or not 0 <= now - last <= self._lease / 2 or now < self._quiet_until
+
+    def _reaped(self, words: list[bytes], before: dict[Id, bytes], after: dict[Id, bytes]) -> None:
+        """See that a worker took what was handed back, if it has room, and that its own lease ends when one can."""
+        fence, (me, service, room, _, _, _, alone, _, notes) = self._counters(words[1]), words[4:13]
+        leases, longest = self._db.find(self._prefix + b"live"), int(fence.get(b"l:" + me, 0))
+        ends = leases.get(service + b"/" + me, 0) if isinstance(leases, Scores) else 0
+        if longest and ends > self._db.now() + 2 * longest:
+            self._broken("inside", f"{me.decode()} reaped with a lease that ends {ends - self._db.now():.0f} ms from now")
+        stream = self._db.find(words[0])
+        group = stream.groups.get(b"g") if isinstance(stream, Stream) else None
+        if group is None or not self._lives(service, me):
+            return
+
+        def is_suspect(entry: Id) -> bool:
+            note = self._db.find(notes + shown(entry))
+            back = note.split(b" ")[3:] if isinstance(note, bytes) else []
+            return group.pending[entry].count - int(back[0] if back else 0) >= int(alone)
+
+        taken = [entry for entry, owner in after.items() if owner == me and before.get(entry, me) != me]
+        if len(taken) < int(room) and not any(map(is_suspect, taken)):
+            for owner in (b"~to:" + me, b"~back"):
+                waiting = sorted(entry for entry, each in after.items() if each == owner)[: int(room)]
+                for entry in waiting:
+                    if not is_suspect(entry):
+                        self._broken("inside", f"{me.decode()} left {entry[0]}-{entry[1]} to others although it had room")
+
+    def _sweeping(self) -> Callable[[], None]:
+        def listed() -> set[bytes]:
+            leases = self._db.find(self._prefix + b"live")
+            return set(leases) if isinstance(leases, Scores) else set()
+
+        before = listed()
+
+        def look() -> None:
+            for member in sorted(before - listed()):
+                self._broken("inside", f"{member.decode()} was swept out of the registry by a worker that had not beaten for long")
+
+        return look
+
+    def _hear_beat(self, pid: int, members: list[bytes]) -> None:
+        now, last = self._db.now(), self._last_beat
+        if now - self._heard.get(pid, now) > self._lease + 200:
+            self._distrusts[pid] = now + self._lease // 2
+        self._heard[pid] = now
+        if self._undisturbed and members:
+            began, count = self._beats.setdefault(members[0], (now, 0))
+            self._beats[members[0]] = (began, count + 1)
+            if now - began > (count * self._lease) / 3 + 100:
+                self._broken("inside", f"{members[0].decode()} has beaten {count} times in {now - began} ms")
+        if last is None or not 0 <= now - last <= self._lease / 2 or self._quiet_until > now + 2 * self._lease:
+            self._quiet_until = now + self._lease
+        self._last_beat = now
+
+    def _moved(self, fence: bytes, owner: bytes, before: dict[bytes, bytes]) -> None:
+        """See that the counter of a worker from which entries were moved is another one."""
+        name = b"c:" + owner
+        if not owner.startswith(b"~") and name in before and self._counters(fence).get(name) == before[name]:
+            self._broken("inside", f"entries were moved away from {owner.decode()}, whose fence is still {before[name].decode()}")
+
     def _broken(self, rule: str, what: str) -> None:
         self.violations.append(Violation(rule, what))
 
@@ -138,6 +421,22 @@ class Invariants:
             if known is not None and known.isdigit() and number.isdigit() and int(number) < int(known):
                 yield f"{name.decode()} went from {known.decode()} back to {number.decode()}"
         self._known[key] = (value, dict(value))
+
+    def _requests(self, key: bytes, value: Stream) -> Iterator[str]:
+        """No call waits twice."""
+        last, calls = self._before(key, value, ((0, 0), dict[bytes, Id]()))
+        added: list[Id] = []
+        for entry in reversed(value.entries):
+            if entry <= last:
+                break
+            added.append(entry)
+        for entry in reversed(added):
+            found = _CALL.search(b"".join(value.entries[entry]))
+            if found is not None:
+                if calls.get(found[1]) in value.entries and not self._lossy:
+                    yield f"the call {found[1].decode()} waits twice"
+                calls[found[1]] = entry
+        self._known[key] = (value, (value.last, calls))
 
     def _flushes(self, key: bytes, value: Hash) -> Iterator[str]:
         """No flush is carried out after a later one."""
@@ -167,7 +466,28 @@ class Invariants:
         self._known[key] = (value, (value.last, places))
 
 
+def _wrong_moves(script: str, me: bytes, owner: bytes, now: bytes | None, *, lives: bool, silence: bool) -> Iterator[str]:
+    """Yield what is wrong with an entry that was its ``owner``'s and is ``now`` another one's, or nobody's.
+
+    Args:
+        script: which has done it, for the worker ``me``.
+        lives: whether the lease of that worker lasts.
+        silence: whether no lease may be judged.
+    """
+    if now is None:
+        if script in _ENDING and me and owner != me:
+            yield "it ended what is another one's"
+    elif script == scripts.RENEW.name:
+        yield "it took what is another one's"
+    elif script == scripts.REAP.name and now == me:
+        if not lives:
+            yield "it took an entry although its own lease was over"
+        if silence:
+            yield "it judged a lease right after a silence"
+
+
 _CHECKS: dict[str, tuple[type, Callable[[Invariants, bytes, Any], Iterator[str]]]] = {
+    "q": (Stream, Invariants._requests),
     "fence": (Hash, Invariants._fence),
     "pub": (Hash, Invariants._flushes),
     "rsp": (Stream, Invariants._frames),

@@ -38,6 +38,7 @@ class Server:
         meet: called with the session and the words of each command before it is carried out; returns whether the connection is to be cut
             "before" that or "after", or None.
         changed: called with the keys that a command has changed.
+        watch: called with the client and the words of each command before it is carried out; what it returns is called if that succeeds.
         waiting: the sessions whose reads wait, in the order in which they came, and the keys for which they wait.
         asked: whether the command that is carried out was announced by ASKING.
     """
@@ -48,8 +49,9 @@ class Server:
         self.random = random
         self.refusals: list[Callable[[str, bool, bool], str]] = []
         self.observe: Callable[[int, Any, list[bytes], Any], None] = lambda session, client, words, answer: None
-        self.meet: Callable[[Session, list[bytes]], str | None] | None = None
+        self.meet: Callable[[Session, list[bytes]], str | None] = lambda session, words: None
         self.changed: Callable[[set[bytes]], None] = lambda keys: None
+        self.watch: Callable[[Any, list[bytes]], Callable[[], None] | None] = lambda client, words: None
         self.sessions: list[Session] = []
         self.waiting: dict[Session, frozenset[bytes]] = {}
         self.asked = False
@@ -122,13 +124,14 @@ class Session:
     """One connection of a client, as the server sees it.
 
     Attributes:
+        client: the process of the client.
         channels: those that it listens to.
     """
 
     def __init__(self, server: Server, number: int, client: Any, send: Callable[[bytes], None], cut: Callable[[], None]) -> None:
         self._server = server
         self.number = number
-        self._client_process = client
+        self.client = client
         self._cut = cut
         self._send = send
         self._reader = hiredis.Reader()
@@ -136,6 +139,8 @@ class Session:
         self._blocked: list[bytes] | None = None
         self._timer: Any = None
         self._asking = False
+        self._answers: list[bytes] = []
+        self._answering = False
         self.channels: dict[bytes, None] = {}
 
     def receive(self, data: bytes) -> None:
@@ -165,10 +170,12 @@ class Session:
         self._go_on()
 
     def answer(self, answer: Any, words: list[bytes] | None = None) -> None:
-        """Send an answer."""
+        """Send an answer; those to commands that came together leave together."""
         if words is not None:
-            self._server.observe(self.number, self._client_process, words, answer)
-        self._send(encoded(answer))
+            self._server.observe(self.number, self.client, words, answer)
+        self._answers.append(encoded(answer))
+        if not self._answering:
+            self._send_answers()
 
     def unblock(self) -> bool:
         """End its waiting without an answer; False when it does not wait."""
@@ -182,10 +189,21 @@ class Session:
 
     # -- inside -----------------------------------------------------------------------------------
 
+    def _send_answers(self) -> None:
+        answers, self._answers = b"".join(self._answers), []
+        if answers:
+            self._send(answers)
+
     def _go_on(self) -> None:
+        self._answering = True
+        self._carry_out()
+        self._answering = False
+        self._send_answers()
+
+    def _carry_out(self) -> None:
         while self._waiting and self._blocked is None:
             words = self._waiting.popleft()
-            cut = None if self._server.meet is None else self._server.meet(self, words)
+            cut = self._server.meet(self, words)
             if cut == "before":
                 self._cut()
                 return
@@ -217,11 +235,15 @@ class Session:
 
     def _outcome(self, words: list[bytes]) -> Any:
         self._server.asked, self._asking = self._asking, False
+        look = self._server.watch(self.client, words)
         try:
             own = _OF_SESSIONS.get(words[0].upper())
-            return self._server.carry_out(words) if own is None else own(self, words[1:])
+            answer = self._server.carry_out(words) if own is None else own(self, words[1:])
         except ErrorReply as error:
             return error
+        if look is not None and not isinstance(answer, ErrorReply):
+            look()
+        return answer
 
     def _hello(self, words: list[bytes]) -> Any:
         return {b"server": b"redis", b"version": _VERSION.encode(), b"proto": 3, b"id": self.number, b"role": self._server.role.encode()}

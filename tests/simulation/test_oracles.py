@@ -9,12 +9,15 @@ from typing import Any
 
 import pytest
 
-from tests.chaos.history import Begun, Exited, Left
+from tests.chaos.history import AnyRecord, Begun, Ended, Exited, History, Hit, Issued, Left
 from tests.chaos.options import Options
+from tests.chaos.oracle.case import Case
+from tests.chaos.plan import Planned
 from tests.chaos.samples import unreached
+from tests.chaos.schedule import POISON
 from tests.simulation import oracles
 from tests.simulation.oracles import Invariants
-from tests.simulation.storage import Hash, Storage, Stream
+from tests.simulation.storage import Group, Hash, Pending, Scores, Storage, Stream
 from toolbus.bus.broker.server import scripts
 from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.broker.transport.wire import Wire
@@ -26,7 +29,8 @@ class Bench:
     """A server's keys, and the invariants over them."""
 
     def __init__(self) -> None:
-        self.db = Storage(lambda: 0)
+        self.now = 0
+        self.db = Storage(lambda: self.now * 1000)
         self.invariants = Invariants(self.db, PREFIX, Options(concurrency=1))
 
     def found(self) -> list[str]:
@@ -46,6 +50,30 @@ class Bench:
         document = ",".join(f'{{"run":"{run}","seq":{place}}}' for place in places)
         stream.entries[stream.last] = [b"f", f"[{document}]".encode()]
         self.invariants.changed({PREFIX + name.encode()})
+
+    def lives(self, *members: str, until: int = 1000) -> None:
+        """Let instances have leases until a time, in milliseconds."""
+        self._expires("live")
+        self.db.make(PREFIX + b"live", Scores).update({member.encode(): float(until) for member in members})
+
+    def held(self, owner: str) -> Pending:
+        """Let a consumer have the entry 1-0."""
+        self._expires("q:chaos")
+        stream = self.db.make(PREFIX + b"q:chaos", Stream)
+        stream.entries[1, 0], stream.groups[b"g"] = [b"r", b"{}"], Group((1, 0), {(1, 0): Pending(owner.encode(), 0)})
+        return stream.groups[b"g"].pending[1, 0]
+
+    def script(self, script: scripts.Script, *words: str, does: Callable[[], object] = lambda: None, keys: int = 2) -> None:
+        """Carry out a script of the process 7, which has so many keys, and does something."""
+        names = [PREFIX + name for name in (b"q:chaos", b"fence:chaos", b"live", b"pulse", b"instances:chaos")[:keys]]
+        look = self.invariants.watch(script.name, 7, [*names, *(word.encode() for word in words)])
+        does()
+        if look is not None:
+            look()
+
+    def reap(self, *, does: Callable[[], object] = lambda: None) -> None:
+        """Let the worker "me" take over one entry at most."""
+        self.script(scripts.REAP, "me", "chaos", "1", "2000", "0", "0", "4", "0", "tb:{chaos}:pause:", does=does, keys=4)
 
     def _expires(self, name: str) -> None:
         self.db.expires[PREFIX + name.encode()] = 1_000_000
@@ -80,6 +108,74 @@ def _two_scripts(bench: Bench) -> None:
     _send(bench, ['{"run":"r"}', '{"run":"r"}'], answer=False)
 
 
+def _takes(pending: Pending, owner: str) -> Callable[[], None]:
+    return lambda: setattr(pending, "consumer", owner.encode())
+
+
+def _ends_anothers(bench: Bench) -> None:
+    bench.held("you")
+    bench.script(scripts.FINISH, "me", does=lambda: bench.held("x") and bench.db.remove(PREFIX + b"q:chaos"))
+
+
+def _renews_anothers(bench: Bench) -> None:
+    bench.script(scripts.RENEW, "me", does=_takes(bench.held("you"), "me"))
+
+
+def _reaps_without_a_lease(bench: Bench) -> None:
+    bench.hash("fence:chaos", **{"x:you": "1"})
+    bench.reap(does=_takes(bench.held("you"), "me"))
+
+
+def _reaps_after_a_silence(bench: Bench) -> None:
+    bench.lives("chaos/me")
+    bench.reap(does=_takes(bench.held("you"), "me"))
+
+
+def _reaps_with_an_impossible_lease(bench: Bench) -> None:
+    bench.hash("fence:chaos", **{"l:me": "1000"})
+    bench.lives("chaos/me", until=5000)
+    bench.held("me")
+    bench.reap()
+
+
+def _leaves_what_was_handed_back(bench: Bench) -> None:
+    bench.lives("chaos/me")
+    bench.held("~back")
+    bench.reap()
+
+
+def _leaves_with_an_entry(bench: Bench) -> None:
+    bench.held("me")
+    bench.script(scripts.RETIRE, "me", "chaos", "0", keys=5)
+
+
+def _leaves_the_fence(bench: Bench) -> None:
+    bench.hash("fence:chaos", **{"c:me": "5"})
+    bench.script(scripts.HAND_BACK, "me", does=_takes(bench.held("me"), "~back"))
+
+
+def _sweeps_too_soon(bench: Bench) -> None:
+    bench.lives("chaos/you")
+    bench.script(scripts.BEAT)
+    bench.now = 10_000
+    bench.script(scripts.BEAT)
+    bench.lives("chaos/you")
+    bench.script(scripts.UNREGISTER, "ended", does=lambda: bench.db.remove(PREFIX + b"live"))
+
+
+def _beats_too_seldom(bench: Bench) -> None:
+    bench.script(scripts.BEAT, "chaos/me")
+    bench.now = 10_000
+    bench.script(scripts.BEAT, "chaos/me")
+
+
+def _waits_twice(bench: Bench) -> None:
+    bench.held("me")
+    stream = bench.db.make(PREFIX + b"q:chaos", Stream)
+    stream.entries |= {(2, 0): [b"r", b'{"id":"c"}'], (3, 0): [b"r", b'{"id":"c"}']}
+    bench.invariants.changed({PREFIX + b"q:chaos"})
+
+
 def _send(bench: Bench, frames: list[str], *, answer: bool) -> None:
     """Send each frame with a script of its own, each after the answer to the one before if there are answers."""
     link: Any = Link.__new__(Link)
@@ -100,8 +196,80 @@ BROKEN: dict[Callable[[Bench], None], str] = {
     _fence_falls: "inside: fence:chaos: c:w went from 12 back to 9",
     _flushes_overtake: "inside: pub:a: flush 3 was carried out after flush 4",
     _a_frame_is_missing: "inside: rsp:a: the run r goes on with frame 3 after frame 1",
+    _ends_anothers: "inside: finish/finish of me: it ended what is another one's (entry 1-0, you)",
+    _renews_anothers: "inside: lease/renew of me: it took what is another one's (entry 1-0, you)",
+    _reaps_without_a_lease: "inside: recover/reap of me: it took an entry although its own lease was over (entry 1-0, you)",
+    _reaps_after_a_silence: "inside: recover/reap of me: it judged a lease right after a silence (entry 1-0, you)",
+    _reaps_with_an_impossible_lease: "inside: me reaped with a lease that ends 5000 ms from now",
+    _leaves_what_was_handed_back: "inside: me left 1-0 to others although it had room",
+    _leaves_with_an_entry: "inside: me leaves, and has not handed back what it has",
+    _leaves_the_fence: "inside: entries were moved away from me, whose fence is still 5",
+    _sweeps_too_soon: "inside: chaos/you was swept out of the registry by a worker that had not beaten for long",
+    _beats_too_seldom: "inside: chaos/me has beaten 1 times in 10000 ms",
+    _waits_twice: "inside: q:chaos: the call c waits twice",
     _two_scripts: "inside: the run r is in two scripts that were not answered, the second of them finish/finish",
 }
+
+
+_PAID: dict[str, Any] = {"id": "c", "pid": 1, "success": True}
+_OTHERS = [f"b{number}" for number in range(11)]
+_KILLED = (Begun(1.0, "a", 1, 7, "c"), Exited(2.0, "worker", 7, -9, True), Begun(100.0, "a", 2, 8, "c"))
+
+RUNS: dict[str, tuple[list[AnyRecord], dict[str, Any]]] = {
+    "session a: the 1. call of the session s was made after its 2.": (
+        [Issued(1.0, "b", 1), Issued(2.0, "a", 1)]
+        + [Ended(3.0, key, began=1.0, output=f"{key}:7.1:{count}", **_PAID) for key, count in (("b", 2), ("a", 1))],
+        {"tool": "sit", "session": "s", "keys": ["b", "a"]},
+    ),
+    "executions a: process 7 cut it off 1.00 s after it was told to leave": (
+        [Issued(9.0, "a", 1), Hit(10.0, "term", 10.0, "", (7,)), Left(11.0, "a", 1, 7, "cancelled")],
+        {"faults": ("term",)},
+    ),
+    "executions a: attempt 1 ran for 7.0 s after attempt 2 began": (
+        [Begun(1.0, "a", 1, 7, "c"), Begun(2.0, "a", 2, 8, "c"), Left(9.0, "a", 1, 7, "done")],
+        {},
+    ),
+    "one-end a: it was given up because of what ran beside it": (
+        [Ended(3.0, "a", began=1.0, code="max_deliveries", **_PAID)],
+        {"faults": (POISON,)},
+    ),
+    "executions a: attempt 4 ran in process 7 beside b (attempt 1)": (
+        [Begun(1.0, "a", 4, 7), Begun(1.5, "b", 1, 7), Left(3.0, "a", 4, 7, "done"), Left(3.0, "b", 1, 7, "done")],
+        {"keys": ["a", "b"]},
+    ),
+    "executions a: 11 other calls began while it waited for another worker": (
+        [*_KILLED, *(record for key in _OTHERS for record in (Begun(50.0, key, 1, 8), Left(51.0, key, 1, 8, "done")))],
+        {"keys": ["a", *_OTHERS]},
+    ),
+    "executions a: attempt 1 of the call c began 2 times": (
+        [Begun(1.0, "a", 1, 7, "c"), Exited(2.0, "worker", 7, -9, True), Begun(3.0, "a", 1, 8, "c")],
+        {},
+    ),
+    "executions a: 11 calls of another service, made later, began before it (99.0 s)": (
+        [Issued(1.0, "a", 1), Begun(100.0, "a", 1, 7)]
+        + [record for key in _OTHERS for record in (Issued(2.0, key, 1), Begun(3.0, key, 1, 7), Left(4.0, key, 1, 7, "done"))],
+        {"keys": ["a", *_OTHERS], "session": "s"},
+    ),
+    "one-end a: it ended 9.0 s after its deadline, as a success": ([Ended(70.0, "a", began=1.0, **_PAID)], {}),
+}
+"""What a rule says about a whole run: its records, and what is special about its calls and options."""
+
+
+def _judged(told: str) -> list[str]:
+    records, about = RUNS[told]
+    options = Options(concurrency=1, workers=1, faults=about.get("faults", ()))
+    keys, tool = about.get("keys", ["a"]), about.get("tool", "echo")
+    # A session is that of all calls of the tool "sit", or else of the first call alone.
+    sessions = [about.get("session", "") if tool == "sit" or not number else "" for number in range(len(keys))]
+    calls = [Planned(key, 0, tool, {"key": key}, 0.0, 60.0, session=session) for key, session in zip(keys, sessions, strict=True)]
+    case = Case(options, calls, History(records))
+    return [f"{found.rule} {found.key}: {found.what}" for rule in oracles.RULES for found in rule(case)]
+
+
+@pytest.mark.parametrize("told", RUNS)
+def test_each_rule_of_runs_is_broken_once(told: str) -> None:
+    """One thing that goes wrong in a run is found, once."""
+    assert _judged(told) == [told]
 
 
 @pytest.mark.parametrize("break_it", BROKEN)
@@ -118,6 +286,8 @@ def test_there_is_an_example_of_each_invariant() -> None:
     def break_everything() -> None:
         for break_it in BROKEN:
             break_it(Bench())
+        for told in RUNS:
+            _judged(told)
 
     assert unreached([Path(oracles.__file__)], break_everything) == []
 

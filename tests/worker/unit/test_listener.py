@@ -125,10 +125,10 @@ async def test_a_call_that_got_more_time_has_it_in_its_next_delivery(place: Call
     await bench.settle()
     bench.slots.on_extended(delivery.request.id, 1e9)
     for _ in range(2):
-        again = _delivered_again(bench, delivery)
-        bench.slots.start(again)
+        delivery = _delivered_again(bench, delivery)
+        bench.slots.start(delivery)
         await bench.settle()
-        assert again.deadline == 1e9
+        assert delivery.deadline == 1e9
 
 
 async def test_what_was_lost_on_its_way_does_not_start(seen: list[Any]) -> None:

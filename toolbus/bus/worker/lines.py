@@ -320,7 +320,7 @@ _MOST = 10_000
 
 
 class Early:
-    """Cancellations and later deadlines that count for every delivery of their calls from now on; the oldest are forgotten first.
+    """Cancellations and later deadlines of calls that are on their way to this worker; the oldest are forgotten first.
 
     Attributes:
         cancelled: calls that must not start, each with the type of the error that its caller has.

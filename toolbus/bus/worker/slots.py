@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from toolbus.bus import telemetry
 from toolbus.bus.broker.statistics.answers import MOST_CALLS, InstanceAnswer, RunningCall, ServedService, ToolStatistics
-from toolbus.bus.middleware.chain import Middleware
+from toolbus.bus.middleware import Middleware
 from toolbus.bus.support.deadlines import Deadlines
 from toolbus.bus.support.display import shortened
 from toolbus.bus.support.safe_text import reason_of
@@ -283,7 +283,7 @@ class Slots:
             delivery: what to run.
             alone: whether it may run now even if it may have killed its workers.
         """
-        if not delivery.is_held:
+        if delivery.queue.held.get(delivery.entry) is not delivery:
             # Lost on its way here, while the server was asked about what came with it: whoever has it now runs it.
             self._lines.lose(delivery)
             return
@@ -291,7 +291,8 @@ class Slots:
         served = self._served.get(request.service)
         error: ErrorInfo | None = None
         if self._early.extended:
-            delivery.deadline = max(delivery.deadline, self._early.extended.get(request.id, 0.0))
+            delivery.extended = self._early.extended.pop(request.id, 0.0)
+            delivery.deadline = max(delivery.deadline, delivery.extended)
         if request.id in self._early.cancelled:
             error = cancelled_waiting(self._early.cancelled[request.id])
         elif tries > self.settings.max_deliveries:
@@ -500,10 +501,15 @@ class Slots:
         self.stop()
 
     def on_cancelled(self, call: str, why: str = "cancelled") -> None:
-        """Stop a call, and remember that it must not start: it may be on its way here, or be lost and delivered once more."""
-        self._early.cancel(call, why)
+        """Stop a call, or remember that it must not start."""
         running = [run for run in self._runs.values() if run.delivery.request.id == call]
         waiting = self._waiting.find(call=call)
+        held = [each for each in (*(run.delivery for run in running), *waiting) if each.is_held]
+        for delivery in held:
+            delivery.cancelled = why
+        if not held:
+            # It is on its way here, perhaps once more.
+            self._early.cancel(call, why)
         for run in running:
             # A caller whose time is up cancels, too; a handler that cleans up after its deadline is not to be cancelled out of that.
             if not run.stuck:
@@ -511,17 +517,25 @@ class Slots:
         self._refuse_all(waiting, cancelled_waiting(why))
 
     def on_extended(self, call: str, deadline: float) -> None:
-        """Give a call the time of one that joined it, and remember that as a cancellation is remembered."""
-        self._early.extend(call, deadline)
+        """Give a call the time of one that joined it, or remember that."""
         running, waiting = [run for run in self._runs.values() if run.delivery.request.id == call], self._waiting.find(call=call)
         for run in running:
             if run.delivery.deadline < deadline and not run.stuck:
                 run.extend(deadline)
         for delivery in waiting:
             delivery.deadline = max(delivery.deadline, deadline)
+        held = [each for each in (*(run.delivery for run in running), *waiting) if each.is_held]
+        for delivery in held:
+            delivery.extended = max(delivery.extended, deadline)
+        if not held:
+            self._early.extend(call, deadline)
 
     def on_lost(self, delivery: Delivery) -> None:
-        """Stop a run whose delivery another worker has now."""
+        """Stop a run whose delivery another worker has now, or this one once more: what was heard of its call counts for that, too."""
+        if delivery.cancelled:
+            self._early.cancel(delivery.request.id, delivery.cancelled)
+        if delivery.extended:
+            self._early.extend(delivery.request.id, delivery.extended)
         run = self._runs.get(delivery.run)
         if run is None or run.stuck:
             # Its end here was counted, if it ran, but the answer was not taken.

@@ -9,7 +9,7 @@ from toolbus_workers.graph_store.store import Batch, Found, GraphStore, Label, L
 __all__ = ["Batch", "Found", "GraphStore", "Label", "Loaded", "Schema"]
 
 SETTINGS = {
-    "TOOLBUS_GRAPH_PATH": "the file that keeps the graph; in memory when empty",
+    "TOOLBUS_GRAPH_PATH": "the file that keeps the graph; a temporary one when empty",
     "TOOLBUS_GRAPH_MEMORY": "bytes that the database holds in memory (268435456)",
     "TOOLBUS_GRAPH_DISK": "most bytes of the file (4294967296)",
 }

@@ -20,6 +20,7 @@ from toolbus.bus.broker.transport.command import ReplyError, fields_of
 from toolbus.bus.broker.transport.connection import BLOCK
 from toolbus.bus.broker.transport.links import Links
 from toolbus.bus.broker.transport.opening import Failing
+from toolbus.bus.support.deadlines import at_most
 from toolbus.bus.values.envelope import EntryNumbers, decode_request, numbers_of
 from toolbus.bus.values.results import BrokerError, BrokerUnavailable, EnvelopeError
 
@@ -98,11 +99,11 @@ class Batch(NamedTuple):
 
 
 class Intake:
-    """Reads the request streams of one worker, never more of them than it can run.
+    """Reads the request streams of one worker, and keeps no more of them than it can run.
 
     A read that waits always waits for every stream, so that it needs no waking when slots become free. ``COUNT`` is for each stream: with
-    fewer slots than streams, or when a stream had more than its share, a script takes by turns what is there, and a read waits only when
-    there was nothing. What still comes beyond the slots goes back to the other workers at once.
+    fewer slots than streams, or when a stream had more than it could be given, a script takes by turns what is there, and a read waits only
+    when there was nothing. What comes beyond the slots goes back to the other workers at once.
 
     Args:
         lease: seconds.
@@ -145,6 +146,8 @@ class Intake:
         # Which of the streams has the first turn, and whether one of them may hold more than was taken of it.
         self._first = 0
         self._more = False
+        # How many of them had something at the last read.
+        self._busy = 1
 
     async def take(self, slots: int) -> list[Delivery]:
         """Wait up to about two seconds for at most ``slots`` deliveries."""
@@ -241,9 +244,7 @@ class Intake:
 
     async def pause(self) -> None:
         """Wait a moment, or until ``interrupt``."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_RETRY):
-                await self._interrupted.wait()
+        await at_most(_RETRY, self._interrupted.wait())
 
     # -- reading ----------------------------------------------------------------------------------
 
@@ -262,7 +263,11 @@ class Intake:
             for stream in streams:
                 deepest = max(deepest, stream.depth)
                 by_key[stream.key_read] = stream
-            count = max(1, min(slots // len(streams), self._part(deepest)))
+            # The streams that had something at the last read are likely to be all that have something now. Where many calls run at once,
+            # up to as many again may come too much: a script for each further part costs more than to hand back what seldom comes.
+            wanted = min(slots // self._busy, self._part(deepest))
+            most = slots * 2 if slots >= _LEAST_PART else slots
+            count = max(1, min(wanted, most // len(streams)))
             command = ("XREADGROUP", "GROUP", GROUP, self._instance, "COUNT", count, "BLOCK", int(BLOCK * 1000), "STREAMS")
             reply = await self._links.blocking.execute(*command, *by_key, *([">"] * len(streams)))
         except BrokerUnavailable:
@@ -276,7 +281,8 @@ class Intake:
                 for key, entries in reply.items() if isinstance(reply, dict) else reply:
                     if key in by_key:
                         batch.found.append((by_key[key], entries))
-                        self._more = self._more or len(entries) >= count
+                        self._more = self._more or (len(entries) >= count and count < wanted)
+                self._busy = max(1, len(batch.found))
             return batch
         finally:
             self._reading = False

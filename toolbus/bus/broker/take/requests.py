@@ -99,6 +99,8 @@ class Delivery(msgspec.Struct, eq=False):
         noted: whether the server has a note about it, which goes when it ends.
         recovered: whether it was taken over, and not delivered by the group.
         after: the entry before it in its session, if one had not ended when it was published.
+        cancelled: the type of the error that its caller has, once that gave it up.
+        extended: the deadline of a call that joined it, in monotonic seconds; 0 without one.
     """
 
     request: Request
@@ -117,6 +119,8 @@ class Delivery(msgspec.Struct, eq=False):
     noted: bool = False
     recovered: bool = False
     after: bytes = b""
+    cancelled: str = ""
+    extended: float = 0.0
 
     @property
     def is_held(self) -> bool:
@@ -240,9 +244,12 @@ class RequestStream:
         return [delivery for delivery in list(self.held.values()) if delivery.deadline > now]
 
     async def retry(self, link: Link, delivery: Delivery) -> Delivery | None:
-        """Count a further attempt of a held delivery; None when it is no longer ours."""
+        """Count a further attempt of a held delivery; None when it is no longer ours, and then it is lost."""
         attempt = delivery.attempt + 1
-        if not await self.count(link, delivery.entry, attempt, delivery.fence) or not delivery.is_held:
+        if not await self.count(link, delivery.entry, attempt, delivery.fence):
+            # Nothing runs here that could end it, and the server may deliver its entry here once more.
+            self.lose(delivery)
+        if not delivery.is_held:
             return None
         again = self.held[delivery.entry] = delivery.again(attempt, f"{self.run_prefix}{next(self.run_numbers):x}")
         return again
