@@ -17,7 +17,7 @@ import msgspec
 from toolbus import Settings, ToolBus
 from toolbus.bus.broker.admin import Admin
 from toolbus.bus.broker.transport.embedded import EmbeddedServer
-from toolbus.bus.client.tools.groups import ToolGroup
+from toolbus.bus.client.tools.tool import ToolGroup
 from toolbus.edges.gateway.options import Principal
 from toolbus.edges.gateway.supply import Supply
 from toolbus.platform.records import RecordedTool, ToolMeta, ToolRoute, ToolSource

@@ -166,7 +166,7 @@ def test_a_pin_of_an_earlier_release_approves_the_tool() -> None:
 
 # Files where a function makes JSON and a digest beside toolbus/bus/values/canonical.py, and why.
 _OWN_JSON = {
-    "toolbus/bus/middleware/cache.py": "its answers stay in the process",
+    "toolbus/middleware/cache.py": "its answers stay in the process",
     "toolbus/edges/mcp/sessions.py": "its gateways alone compare lists of tools",
     "toolbus/toolkit/learning/revisions.py": "it digests the bytes of files",
 }

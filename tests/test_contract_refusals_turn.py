@@ -11,7 +11,7 @@ import pytest
 from tests.contract import Place, plugged
 from tests.servers import eventually
 from toolbus import ToolBus, tool
-from toolbus.bus.middleware.chain import ToolCall
+from toolbus.bus.middleware import ToolCall
 from toolbus.bus.values.results import ToolbusError, ToolError, ToolResult
 
 pytestmark = pytest.mark.anyio

@@ -19,7 +19,7 @@ SOURCES = [path for folder in ("toolbus", "workers") for path in Path(folder).rg
 
 EITHER = {
     # What a result means to its caller is the same, whoever says it.
-    "toolbus/bus/client/executor/observers.py", "toolbus/bus/client/executor/turn.py", "toolbus/bus/middleware/cache.py",
+    "toolbus/bus/client/executor/observers.py", "toolbus/bus/client/executor/turn.py", "toolbus/middleware/cache.py",
     "toolbus/edges/mcp/tasks.py", "toolbus/bus/worker/run.py", "toolbus/bus/worker/slots.py",
     "toolbus/compat/trustgraph/client.py",
     # Arguments are not shown in records and statistics, whoever refused them.

@@ -11,13 +11,13 @@ import toolbus
 from toolbus import sync
 from toolbus.bus.broker.held.confirmations import Confirmations
 from toolbus.bus.broker.held.limits import Tallies
+from toolbus.bus.client.bus import BusView, ServiceView
 from toolbus.bus.client.calls.call import Call
 from toolbus.bus.client.confirmations import Confirmation, PendingConfirmations
 from toolbus.bus.client.executor.executor import ToolExecutor
 from toolbus.bus.client.executor.observers import EventBus, Watch
 from toolbus.bus.client.executor.turn import Turn
 from toolbus.bus.client.tools.view import ToolView
-from toolbus.bus.client.views import BusView, ServiceView
 from toolbus.sync.bus import SharedConfirmations
 from toolbus.sync.bus import Tallies as SyncTallies
 
@@ -48,7 +48,7 @@ _OF_EXECUTORS = {
     "turn",
     "until_callable",
 }
-_OF_CONFIRMATIONS = {"answered", "close", "nudge", "pushed", "supersede"}
+_OF_CONFIRMATIONS = {"answered", "nudge", "supersede"}
 # What the broker alone gives.
 _OF_BROKER = {"address", "opened"}
 _OF_VIEWS = {"by_wire_name", "catalogue", "former", "subscribe", "within"}

@@ -16,7 +16,7 @@ from benchmarks.adapters.contract import Peer, Setup, main
 from benchmarks.peers import NAMESPACE
 from toolbus import Retry, ToolBus, ToolService, tool
 from toolbus.bus.client.confirmations import Confirmation
-from toolbus.bus.middleware import Cache, Metering, RateLimit
+from toolbus.middleware import Cache, Metering, RateLimit
 
 FEATURE = os.environ.get("BENCH_FEATURE", "coroutine")
 

@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from tests.backends.places import Heard
-from toolbus.bus.client.tools.groups import ToolGroup
+from toolbus.bus.client.tools.tool import ToolGroup
 from toolbus.bus.values.results import ToolError
 from toolbus.platform.backends.runner import CannotStart, Instance
 from toolbus.platform.files import read_folder

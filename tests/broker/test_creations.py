@@ -187,19 +187,19 @@ async def test_those_who_wait_are_woken(place: Place) -> None:
     """A submission, a cancellation and an end are told to every process; none is missed between a look and the wait."""
     async with queue(place) as tasks, queue(place) as others:
         assert await tasks.claim("w") is None
-        seen = tasks.changes
+        seen = tasks.news.count
         made = await others.submit("a")
-        await tasks.wait(60.0, seen)
+        await tasks.news.wait(seen, 60.0)
         claimed = await tasks.claim("w")
-        seen = tasks.changes
+        seen = tasks.news.count
         await others.cancel(made.id)
-        await tasks.wait(60.0, seen)
+        await tasks.news.wait(seen, 60.0)
         assert await others.claim("w") is None
-        seen = others.changes
-        waiting = asyncio.create_task(others.wait(60.0, seen))
+        seen = others.news.count
+        waiting = asyncio.create_task(others.news.wait(seen, 60.0))
         await tasks.end(claimed, "cancelled")
         await waiting
-        await tasks.wait(0.01, tasks.changes)
+        await tasks.news.wait(tasks.news.count, 0.01)
 
 
 async def test_what_is_kept_is_bounded(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ class Desk:
         self.redis.response_callbacks.clear()  # type: ignore[attr-defined]
         self.letters = DeadLetters(cast("Any", self), KEYS, SETTINGS)
 
-    async def execute(self, *args: Any) -> Any:
+    async def execute(self, *args: Any, repeatable: bool = False) -> Any:
         """Carry out a command."""
         return self.redis.execute_command(*args)
 

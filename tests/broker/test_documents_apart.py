@@ -13,7 +13,7 @@ from tests.servers import eventually
 from toolbus import Settings, ToolBus, Worker, tool
 from toolbus.bus.broker.admin import Admin
 from toolbus.bus.broker.server.keys import Keys
-from toolbus.bus.client.tools.groups import ToolGroup
+from toolbus.bus.client.tools.tool import ToolGroup
 from toolbus.bus.values.results import BrokerError
 from toolbus.platform.documents import digest_of, encode
 from toolbus.platform.store import LiveRecords, Records

@@ -35,7 +35,7 @@ MODEL = {
 CLIENT = {"toolbus.bus.client", "toolbus.sync"}
 WORKER = {"toolbus.bus.worker"}
 
-BEYOND_NAMES = SERVER | TRACING | EXTRAS | MODEL | {"jsonschema_rs", "toolbus.bus.middleware.cache"}
+BEYOND_NAMES = SERVER | TRACING | EXTRAS | MODEL | {"jsonschema_rs", "toolbus.middleware.cache"}
 
 PROGRAMS: dict[str, tuple[str, set[str]]] = {
     "import toolbus": ("import toolbus", BEYOND_NAMES | SCHEMAS | LOOP | SLOW | CLIENT | WORKER | {"msgspec"}),
@@ -130,7 +130,7 @@ ON_DEMAND = {
     "jsonschema_rs",
     "toolbus.operations.cli.agent",
     "toolbus.operations.cli.calls",
-    "toolbus.bus.middleware.cache",
+    "toolbus.middleware.cache",
     "toolbus.bus.worker.isolation.fork_server",
     "toolbus.bus.worker.process.health",
     "toolbus.bus.worker.process.supervisor",

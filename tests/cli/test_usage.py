@@ -14,7 +14,7 @@ pytestmark = pytest.mark.anyio
 TOOLS = '''"""Tools of a test."""
 
 from toolbus import tool
-from toolbus.bus.middleware import Metering, RateLimit
+from toolbus.middleware import Metering, RateLimit
 
 metering = Metering()
 limits = [RateLimit(2, per=3600)]

@@ -11,9 +11,9 @@ import pytest
 
 from tests.contract import Place
 from toolbus import ConfigurationError, ToolBus, tool
+from toolbus.bus.client.bus import BusView
 from toolbus.bus.client.executor.context import RULES, ExecutorContext
-from toolbus.bus.client.views import BusView
-from toolbus.bus.middleware import Metering
+from toolbus.middleware import Metering
 
 pytestmark = pytest.mark.anyio
 

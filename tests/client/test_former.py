@@ -8,9 +8,8 @@ from tests.contract import Place
 from tests.servers import eventually
 from toolbus import tool
 from toolbus.bus.client.calls.refusals import unknown_tool
-from toolbus.bus.client.tools.catalogue import Catalogue
+from toolbus.bus.client.tools.catalogue import Catalogue, FormerTools
 from toolbus.bus.client.tools.tool import Tool
-from toolbus.bus.client.tools.withholding import FormerTools
 from toolbus.bus.values.descriptors import ToolDescriptor
 
 pytestmark = pytest.mark.anyio

@@ -14,9 +14,9 @@ import toolbus
 from toolbus import ErrorInfo, ToolResult
 from toolbus.bus.client.calls import refusals
 from toolbus.bus.client.executor.observers import AFTER, next_step, observe, waiting
-from toolbus.bus.middleware.limits import Quota, RateLimit
 from toolbus.bus.values import envelope
 from toolbus.bus.values.results import ERROR_KINDS, ErrorType, deadline_exceeded
+from toolbus.middleware.limits import Quota, RateLimit
 
 PACKAGE = Path(toolbus.__file__).parent
 # What a model can't do or know: options of programs, names of Python, keys.

@@ -10,7 +10,7 @@ import pytest
 from tests.client.test_definitions import FORMATS, catalogue_of, described
 from toolbus.bus.client.tools.catalogue import Catalogue
 from toolbus.bus.client.tools.definitions import usage_notes
-from toolbus.bus.client.tools.groups import ToolGroup
+from toolbus.bus.client.tools.tool import ToolGroup
 from toolbus.bus.client.tools.view import ToolView
 from toolbus.bus.values import pins
 

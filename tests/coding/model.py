@@ -107,11 +107,11 @@ class Coding:
 
         async with asyncio.timeout(seconds):
             while True:
-                seen = self.bus.creations.changes
+                seen = self.bus.creations.news.count
                 status = await self.status(task)
                 if status["status"] not in {"queued", "running"}:
                     return status
-                await self.bus.creations.wait(1.0, seen)
+                await self.bus.creations.news.wait(seen, 1.0)
 
     async def made(self, task: str) -> dict[str, Any]:
         """Wait until a task is done; its result."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from toolbus.bus.middleware.chain import ToolCall
+from toolbus.bus.middleware import ToolCall
 from toolbus.bus.values.results import ToolResult
 from toolbus.platform.coding.jobs import Guard
 from toolbus.testing.environment import OwnTallies

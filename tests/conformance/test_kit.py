@@ -9,11 +9,13 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import msgspec
 import pytest
 
 from tests.conformance.faults import AGENT_FAULTS, PAGE, WORKER_FAULTS, page
@@ -21,7 +23,7 @@ from tests.servers import eventually, eventually_sync
 from toolbus.bus.broker.server import scripts
 from toolbus.operations.conformance.agent_checks import AGENT
 from toolbus.operations.conformance.agent_scene import AgentScene
-from toolbus.operations.conformance.checks import LEVELS, Outcome, Status, Table
+from toolbus.operations.conformance.checks import LEVELS, Outcome, Requirement, Status, Table
 from toolbus.operations.conformance.report import Report
 from toolbus.operations.conformance.scene import Program, run_checks
 from toolbus.operations.conformance.worker_checks import WORKER
@@ -227,6 +229,34 @@ def test_useless_programs_are_told_at_once(side: str, fault: str) -> None:
     assert (first.status, first.problem) == ("broken", problem)
     assert first.exit_code == (7 if fault == "ends" else None)
     assert {(each.status, each.problem) for each in others} == {("not checked", f"{first.id} is broken")}
+
+
+@pytest.mark.usefixtures("slow")
+def test_outcomes_can_be_written_whatever_a_program_sends() -> None:
+    """Halves of surrogate pairs, control characters and long texts of a program neither stop a report nor fill it."""
+    error = {"type": "\ud800\x1b\0" * 3_333}
+    lines = [json.dumps({"call": "1", **event}) for event in ({"text": "\udfff"}, {"end": {"text": "", "error": error}})]
+    source = f"import sys; sys.stdin.readline(); print(*{lines!r}, sep='\\n', flush=True); sys.stdin.read()"
+    (found,) = outcomes("agent", [sys.executable, "-c", source], 0, "A8")
+    report = Report(frozenset(), None)
+    report.add(found)
+    assert found.problem.startswith("it ended as \\ud800\x1b\0")
+    assert found.frames[0] == 'it told {"call": "1", "text": "\\udfff"}'
+    assert len(msgspec.json.encode(report.documents())) < 20_000
+    ElementTree.fromstring(report.junit())
+
+
+@pytest.mark.parametrize("wrong", [lambda: json.loads("[" * 99_999), lambda: int(json.loads("1e999"))])
+def test_what_a_check_cannot_read_is_broken(wrong: Callable[[], object]) -> None:
+    """A document that nests without an end, or has a number beyond all, breaks a requirement and not the kit."""
+
+    async def read(_: AgentScene) -> None:
+        wrong()
+
+    required = Requirement("A1", 0, "reads", "It can be read.", read)
+    (found,) = asyncio.run(run_checks(AgentScene, [required], [sys.executable, "-c", "input()"], lambda _: None))
+    assert found.status == "broken"
+    assert found.problem.startswith("what it sent has another form than docs/protocol.md says")
 
 
 @pytest.mark.usefixtures("slow")

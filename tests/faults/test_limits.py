@@ -10,7 +10,7 @@ import redis
 from tests.contract import Place
 from tests.servers import eventually
 from toolbus import ToolResult, Worker, tool
-from toolbus.bus.middleware import Metering, Next, Quota, RateLimit, ToolCall
+from toolbus.middleware import Metering, Next, Quota, RateLimit, ToolCall
 
 pytestmark = pytest.mark.anyio
 

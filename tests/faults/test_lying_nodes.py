@@ -106,7 +106,7 @@ def test_an_answer_has_a_time_limit_as_a_whole() -> None:
 
 def test_an_answer_has_a_length_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that is longer ends the connection before it has filled the memory."""
-    monkeypatch.setattr("toolbus.bus.broker.transport.bounded._MOST_RECEIVED", 1_000)
+    monkeypatch.setattr("toolbus.bus.broker.transport.clients._MOST_RECEIVED", 1_000)
     with playing(lambda words: greet(words) or b"$100000\r\n" + b"a" * 100_000) as [server]:
         client = Connector(f"redis://{HOST}:{server.port}").sync_client(0.5)
         with pytest.raises(redis.exceptions.ConnectionError, match="longer than 1000 bytes"):

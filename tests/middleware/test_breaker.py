@@ -12,7 +12,7 @@ from tests.contract import Place
 from tests.middleware.guarded import call_of, error_of, runs, serving
 from tests.servers import eventually
 from toolbus import ErrorInfo, ToolResult
-from toolbus.bus.middleware import CircuitBreaker, Next, ToolCall
+from toolbus.middleware import CircuitBreaker, Next, ToolCall
 
 pytestmark = pytest.mark.anyio
 
@@ -106,7 +106,7 @@ GOOD, BAD, NEUTRAL = ToolResult.ok(), ToolResult.fail(ErrorInfo("tool_error")), 
 async def test_a_call_from_before_says_nothing_about_the_circuit(monkeypatch: pytest.MonkeyPatch, late: Any, state: str) -> None:
     """However it ends after the circuit opened, it neither closes it, nor opens it, nor lets a second try through."""
     now = 1000.0
-    monkeypatch.setattr("toolbus.bus.middleware.limits.time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr("toolbus.middleware.limits.time", SimpleNamespace(monotonic=lambda: now))
     calls = _Gated(CircuitBreaker(failures=1, cooldown=30))
     early, failing = await calls.begin(), await calls.begin()
     calls.begun[1].set_result(BAD)
@@ -132,7 +132,7 @@ async def test_a_call_from_before_says_nothing_about_the_circuit(monkeypatch: py
 async def test_of_many_calls_after_the_cooldown_one_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     """The others are refused until it has ended, and one that says nothing makes room for the next."""
     now = 1000.0
-    monkeypatch.setattr("toolbus.bus.middleware.limits.time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr("toolbus.middleware.limits.time", SimpleNamespace(monotonic=lambda: now))
     calls = _Gated(CircuitBreaker(failures=1, cooldown=30))
     failing = await calls.begin()
     calls.begun[0].set_result(BAD)

@@ -8,7 +8,7 @@ from tests.contract import Place
 from tests.middleware.guarded import call_of, error_of, runs, serving
 from tests.servers import eventually
 from toolbus import ToolResult
-from toolbus.bus.middleware import Cache, ToolCall
+from toolbus.middleware import Cache, ToolCall
 
 pytestmark = pytest.mark.anyio
 

@@ -12,8 +12,8 @@ import pytest
 from tests.contract import Place
 from tests.middleware.cached import call_of, late, light, power, switched
 from toolbus import ConfigurationError, ErrorInfo, ToolBus, ToolResult, Worker
-from toolbus.bus.middleware import Answers, Cache, ToolCall
 from toolbus.bus.values.results import ErrorType
+from toolbus.middleware import Answers, Cache, ToolCall
 
 pytestmark = pytest.mark.anyio
 
@@ -116,7 +116,7 @@ async def test_nothing_is_kept_while_a_change_may_go_on(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("raises", [asyncio.CancelledError, RuntimeError])
 async def test_nothing_is_kept_after_a_change_that_was_given_up(monkeypatch: pytest.MonkeyPatch, raises: type[BaseException]) -> None:
     """A call that was cancelled from outside, or broke, may go on; with too many of them, all services are read anew."""
-    monkeypatch.setattr("toolbus.bus.middleware.cache._MOST_CHANGED", 3)
+    monkeypatch.setattr("toolbus.middleware.cache._MOST_CHANGED", 3)
     clock_ = _Clock(monkeypatch)
     cache, runs = Cache(ttl=60), iter(range(100))
 
@@ -141,7 +141,7 @@ async def test_nothing_is_kept_after_a_change_that_was_given_up(monkeypatch: pyt
 
 async def test_many_services_that_change_are_forgotten_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """The knowledge of changes is bounded; beyond it nothing stale comes back."""
-    monkeypatch.setattr("toolbus.bus.middleware.cache._MOST_CHANGED", 3)
+    monkeypatch.setattr("toolbus.middleware.cache._MOST_CHANGED", 3)
     cache, runs = Cache(), 0
 
     async def read(call: ToolCall) -> ToolResult:
@@ -244,4 +244,4 @@ class _Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
-        monkeypatch.setattr("toolbus.bus.middleware.cache.time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr("toolbus.middleware.cache.time", SimpleNamespace(monotonic=lambda: self.now))

@@ -14,12 +14,12 @@ from tests.contract import Place
 from tests.middleware.cached import echo, render, rows, seen, switch
 from toolbus import ConfigurationError, ToolBus, ToolResult, Worker, tool
 from toolbus.bus.broker.take.requests import Delivery, Fence, RequestStream
-from toolbus.bus.middleware import Cache
 from toolbus.bus.values.descriptors import ToolDescriptor
 from toolbus.bus.values.envelope import Request
 from toolbus.bus.worker.handlers import Handler
 from toolbus.bus.worker.handling import MiddlewareCall
 from toolbus.bus.worker.invocation import Invocation
+from toolbus.middleware import Cache
 from toolbus.testing.environment import OwnTallies
 
 pytestmark = pytest.mark.anyio

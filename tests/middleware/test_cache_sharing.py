@@ -10,7 +10,7 @@ from tests.contract import Place
 from tests.middleware.cached import call_of, measured, rows, seen
 from tests.servers import eventually
 from toolbus import ErrorInfo, ToolBus, ToolResult, Worker
-from toolbus.bus.middleware import Cache, ToolCall
+from toolbus.middleware import Cache, ToolCall
 
 pytestmark = pytest.mark.anyio
 

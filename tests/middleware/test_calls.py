@@ -12,8 +12,8 @@ from tests.contract import Place
 from tests.middleware.watching import Watch
 from tests.servers import eventually
 from toolbus import Blob, ConfigurationError, Progress, ToolBus, ToolError, ToolResult, invocation, sync, tool
-from toolbus.bus.middleware import Cache, Next, ToolCall
 from toolbus.bus.values.events import Finished, Started, Text
+from toolbus.middleware import Cache, Next, ToolCall
 
 pytestmark = pytest.mark.anyio
 

@@ -12,7 +12,7 @@ from tests.contract import Place
 from tests.middleware.guarded import call_of, error_of, serving
 from tests.servers import eventually
 from toolbus import ToolBus, ToolResult
-from toolbus.bus.middleware import Quota, RateLimit, ToolCall
+from toolbus.middleware import Quota, RateLimit, ToolCall
 
 pytestmark = pytest.mark.anyio
 

@@ -12,7 +12,7 @@ from tests.contract import Place
 from tests.middleware.guarded import error_of, serving
 from tests.servers import eventually
 from toolbus import ToolBus
-from toolbus.bus.middleware import Metering, RateLimit
+from toolbus.middleware import Metering, RateLimit
 
 pytestmark = pytest.mark.anyio
 

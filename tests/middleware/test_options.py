@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from toolbus import ConfigurationError, ToolBus, ToolResult, ToolService, Worker, tool
-from toolbus.bus import middleware
-from toolbus.bus.middleware import Cache, CircuitBreaker, Metering, Next, Quota, RateLimit, Timeout, ToolCall, only
+from toolbus import ConfigurationError, ToolBus, ToolResult, ToolService, Worker, middleware, tool
+from toolbus.middleware import Cache, CircuitBreaker, Metering, Next, Quota, RateLimit, Timeout, ToolCall, only
 
 LIMITS: dict[str, list[Any]] = {
     "limit": ["3", 1.5, 0, -1, True, None],

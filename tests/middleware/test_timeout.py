@@ -10,7 +10,7 @@ from tests.contract import Place
 from tests.middleware.guarded import error_of, heard, serving
 from tests.servers import eventually
 from toolbus import ConfigurationError, ToolBus
-from toolbus.bus.middleware import Cache, CircuitBreaker, Quota, RateLimit, Timeout
+from toolbus.middleware import Cache, CircuitBreaker, Quota, RateLimit, Timeout
 
 pytestmark = pytest.mark.anyio
 

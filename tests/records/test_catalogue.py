@@ -13,7 +13,7 @@ import pytest
 
 from tests.records.made import recorded
 from toolbus.bus.broker.admin import Admin
-from toolbus.bus.client.tools.groups import ToolGroup
+from toolbus.bus.client.tools.tool import ToolGroup
 from toolbus.bus.values.results import ConfigurationError
 from toolbus.bus.values.settings import Settings
 from toolbus.platform.catalogue import CatalogueSync, CatalogueUnavailable, Item, catalogue_at, match_group, match_tool, synchronise

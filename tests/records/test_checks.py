@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from tests.records.made import recorded
-from toolbus.bus.client.tools.groups import ToolGroup
+from toolbus.bus.client.tools.tool import ToolGroup
 from toolbus.bus.values.results import DescriptorError
 from toolbus.platform.documents import encode, key_of, read, read_written
 from toolbus.platform.records import BackendRuntime, RecordedTool, Running, ToolSource

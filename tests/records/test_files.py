@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.records.made import recorded
-from toolbus.bus.client.tools.groups import ToolGroup
+from toolbus.bus.client.tools.tool import ToolGroup
 from toolbus.bus.values.results import ConfigurationError
 from toolbus.platform.documents import encode, key_of, read
 from toolbus.platform.files import read_folder, write_folder

@@ -12,7 +12,7 @@ import pytest
 from tests.records.made import recorded
 from toolbus import ToolBus
 from toolbus.bus.broker.admin import Admin
-from toolbus.bus.client.tools.groups import ToolGroup
+from toolbus.bus.client.tools.tool import ToolGroup
 from toolbus.bus.values.results import ConfigurationError, DescriptorError
 from toolbus.bus.values.settings import Settings
 from toolbus.platform.documents import digest_of

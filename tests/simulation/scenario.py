@@ -20,7 +20,7 @@ _LONG = {"deep", "nested", "silent"}
 # Others of the poisonous tools end a real process.
 _POISON = ("crash", "hang", "hog", "endless")
 _POISONED_SHARE, _MOST_POISON = 0.2, 3
-_ASKING_SHARE, _ASKED = 0.2, 0.1
+_ASKING_SHARE, _REPLACED = 0.2, 0.1
 _METERED_SHARE = 0.2
 # Nothing may be lost in most runs, since then everything must be right to the last.
 _LOSSY_SHARE = 0.15
@@ -86,7 +86,9 @@ def draw(seed: int) -> Scenario:
         calls = _poisoned(random, calls, options.lease)
         options = msgspec.structs.replace(options, faults=(*options.faults, POISON))
     if random.random() < _ASKING_SHARE:
-        calls = _asking(random, calls)
+        calls = _some_of(random, calls, "ask")
+    if "versions" in options.faults:
+        calls = _some_of(random, calls, "revised", mark="new")
     waits = not _LONG.isdisjoint(features) or any(call.tool == "ask" for call in calls)
     concurrency = 128 if waits else _concurrency(random, calls)
     options = msgspec.structs.replace(options, concurrency=concurrency)
@@ -180,12 +182,12 @@ def _seconds(call: Planned) -> float:
     return float(lasts if call.cancel is None else min(lasts, call.cancel))
 
 
-def _asking(random: Random, calls: list[Planned]) -> list[Planned]:
-    """Let the handlers of some calls ask a person."""
+def _some_of(random: Random, calls: list[Planned], tool: str, **arguments: str) -> list[Planned]:
+    """Let some calls be of another tool."""
     for number in _simple(calls):
         call = calls[number]
-        if call.tool not in plan.POISON and random.random() < _ASKED:
-            calls[number] = msgspec.structs.replace(call, tool="ask", arguments={"key": call.key})
+        if call.tool not in plan.POISON and random.random() < _REPLACED:
+            calls[number] = msgspec.structs.replace(call, tool=tool, arguments={"key": call.key, **arguments})
     return calls
 
 

@@ -11,9 +11,9 @@ import pytest
 
 from tests.servers import eventually
 from toolbus import Blob, ConfigurationError, Progress, Session, ToolError, ToolResult, ToolService, invocation, tool
-from toolbus.bus.middleware import Timeout
 from toolbus.bus.values.events import Finished, Started, Text
 from toolbus.bus.values.results import CallCancelled, EnvelopeError
+from toolbus.middleware import Timeout
 from toolbus.testing import InvocationEnvironment, NestedCall
 
 pytestmark = pytest.mark.anyio

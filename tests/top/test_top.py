@@ -13,8 +13,8 @@ from tests.servers import eventually
 from toolbus import Settings
 from toolbus.bus.broker.statistics.recent import RecentCall
 from toolbus.bus.values.results import BrokerUnavailable
-from toolbus.bus.watch.tables import TABLES
 from toolbus.bus.watch.views import DeadLetterView, InstanceView, ServiceView, Snapshot, ToolView
+from toolbus.operations.tables import TABLES
 from toolbus.operations.top import Details, Grid, Top
 
 pytestmark = pytest.mark.anyio

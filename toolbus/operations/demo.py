@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from toolbus import Settings, ToolBus, ToolResult
 from toolbus.bus.broker.transport.embedded import EmbeddedServer
-from toolbus.bus.client.views import BusView
+from toolbus.bus.client.bus import BusView
 from toolbus.bus.values.events import Finished, Reset, Started, Text
 from toolbus.bus.values.results import ToolbusError
 

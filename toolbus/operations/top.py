@@ -30,9 +30,9 @@ from toolbus.bus.support.display import harmless, visible, visible_lines
 from toolbus.bus.values.results import ToolbusError
 from toolbus.bus.values.settings import Settings
 from toolbus.bus.values.urls import redact
-from toolbus.bus.watch.tables import TABLES, Table, milliseconds
 from toolbus.bus.watch.views import Snapshot
 from toolbus.bus.watch.watch import Watch
+from toolbus.operations.tables import TABLES, Table, milliseconds
 
 _GAP = 2
 _WIDEST = 44

@@ -13,7 +13,7 @@ from urllib.parse import quote
 import msgspec
 
 from toolbus.bus import telemetry
-from toolbus.bus.client.tools.groups import ToolGroup
+from toolbus.bus.client.tools.tool import ToolGroup
 from toolbus.bus.support.display import one_line
 from toolbus.bus.support.files import locked, replace
 from toolbus.bus.support.safe_text import type_name

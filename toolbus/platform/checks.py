@@ -10,7 +10,7 @@ from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
 
-from toolbus.bus.client.tools.groups import ToolGroup
+from toolbus.bus.client.tools.tool import ToolGroup
 from toolbus.bus.schema.dialects import check_possible
 from toolbus.bus.support.display import shortened
 from toolbus.bus.values.descriptors import effect_flaw

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from toolbus.bus.client.tools.groups import ToolGroup
+from toolbus.bus.client.tools.tool import ToolGroup
 from toolbus.bus.values.canonical import own_digest
 from toolbus.bus.values.results import ConfigurationError, DescriptorError
 from toolbus.platform.checks import check_group, check_recorded, check_runtime

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from toolbus.bus.client.tools.groups import ToolGroup
+from toolbus.bus.client.tools.tool import ToolGroup
 from toolbus.bus.schema.documents import read_document
 from toolbus.bus.support.display import one_line, shortened
 from toolbus.bus.support.files import replace

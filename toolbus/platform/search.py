@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from toolbus.bus.client.tools.groups import ToolGroup
+from toolbus.bus.client.tools.tool import ToolGroup
 from toolbus.bus.schema.arguments import preparer_for
 from toolbus.bus.schema.mend import mended_document
 from toolbus.bus.values import pins

@@ -12,7 +12,7 @@ import msgspec
 
 from toolbus.bus.broker.protocols import ItemChange
 from toolbus.bus.client.bus import ToolBus
-from toolbus.bus.client.tools.groups import ToolGroup
+from toolbus.bus.client.tools.tool import ToolGroup
 from toolbus.bus.values import pins
 from toolbus.bus.values.pins import check_prefix
 from toolbus.bus.values.results import ConfigurationError, DescriptorError, ToolbusError

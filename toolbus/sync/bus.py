@@ -20,14 +20,14 @@ from toolbus.bus.broker.held import confirmations as shared
 from toolbus.bus.broker.held import limits
 from toolbus.bus.broker.protocols import RefusedTool, ServiceRecord
 from toolbus.bus.client import bus as aio
-from toolbus.bus.client import confirmations, views
+from toolbus.bus.client import confirmations
 from toolbus.bus.client.calls import call as calls
 from toolbus.bus.client.executor import executor as executors
 from toolbus.bus.client.executor import observers, turn
 from toolbus.bus.client.executor.observers import ATTACHMENTS, LIMIT, Observer
 from toolbus.bus.client.tools.tool import Tool
 from toolbus.bus.client.tools.view import ToolView
-from toolbus.bus.middleware.chain import Middleware
+from toolbus.bus.middleware import Middleware
 from toolbus.bus.values.confirmations import CONFIRM_TIMEOUT, ConfirmationRequest
 from toolbus.bus.values.options import CallOptions, session_id
 from toolbus.bus.values.results import ConfigurationError, ToolResult
@@ -277,22 +277,22 @@ class ToolExecutor(Mirror[executors.ToolExecutor]):
         return ToolExecutor(self._loop, self.asynchronous.narrowed(tools.asynchronous))
 
 
-class Service(Mirror[views.ServiceView]):
+class Service(Mirror[aio.ServiceView]):
     """The untyped lower tier of one service."""
 
-    call = waiting(views.ServiceView.call)
-    stream = making(Call, views.ServiceView.stream)
+    call = waiting(aio.ServiceView.call)
+    stream = making(Call, aio.ServiceView.stream)
 
 
-class BoundBus(Mirror[views.BusView]):
+class BoundBus(Mirror[aio.BusView]):
     """A bus with default options; what ``bind`` returns, for whenever the bus is open."""
 
-    call = waiting(views.BusView.call)
-    stream = making(Call, views.BusView.stream)
-    close_session = waiting(views.BusView.close_session)
-    process_tool_calls = waiting(views.BusView.process_tool_calls)
-    stream_tool_calls = making(Turn, views.BusView.stream_tool_calls)
-    usage = waiting(views.BusView.usage)
+    call = waiting(aio.BusView.call)
+    stream = making(Call, aio.BusView.stream)
+    close_session = waiting(aio.BusView.close_session)
+    process_tool_calls = waiting(aio.BusView.process_tool_calls)
+    stream_tool_calls = making(Turn, aio.BusView.stream_tool_calls)
+    usage = waiting(aio.BusView.usage)
 
     @property
     def tools(self) -> Tools:

@@ -16,7 +16,7 @@ import msgspec
 from toolbus.bus.broker.protocols import Beginning, Ending, Note, session_of
 from toolbus.bus.broker.take.requests import Delivery, Fence, RequestStream
 from toolbus.bus.client.calls.assembly import Assembly
-from toolbus.bus.middleware.chain import Middleware, checked
+from toolbus.bus.middleware import Middleware, checked
 from toolbus.bus.values.confirmations import ConfirmationAnswer, ConfirmationRequest
 from toolbus.bus.values.encoding import encode_data
 from toolbus.bus.values.envelope import Request, decode_frames, decode_request, encode_request, join_frames, new_id, new_run

@@ -14,7 +14,7 @@ import pytest
 
 from toolbus.bus.broker.transport.embedded import EmbeddedServer
 from toolbus.bus.client.bus import ToolBus
-from toolbus.bus.middleware.chain import Middleware
+from toolbus.bus.middleware import Middleware
 from toolbus.bus.values.settings import Settings
 from toolbus.bus.worker.worker import Worker
 

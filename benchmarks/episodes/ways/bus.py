@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from benchmarks.episodes.player import Player
+from toolbus.bus.client.bus import BusView
 from toolbus.bus.client.executor.observers import observe
-from toolbus.bus.client.views import BusView
 
 
 async def play(view: BusView, player: Player) -> None:

@@ -7,8 +7,8 @@ import importlib.util
 from collections.abc import Awaitable, Callable
 
 from benchmarks.episodes.player import Player
+from toolbus.bus.client.bus import BusView
 from toolbus.bus.client.executor.executor import ToolExecutor
-from toolbus.bus.client.views import BusView
 
 Way = Callable[[BusView, Player], Awaitable[None]]
 """Plays an episode to its end with the view of its session."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from benchmarks.episodes.player import Player
 from benchmarks.episodes.ways.endpoint import chat_call
 from benchmarks.episodes.ways.every import executor_of
-from toolbus.bus.client.views import BusView
+from toolbus.bus.client.bus import BusView
 
 
 async def play(view: BusView, player: Player) -> None:

@@ -8,7 +8,7 @@ from benchmarks.episodes.player import Player
 from benchmarks.episodes.ways.endpoint import text_of
 from benchmarks.episodes.ways.every import executor_of
 from toolbus.adapters.langchain import structured_tools
-from toolbus.bus.client.views import BusView
+from toolbus.bus.client.bus import BusView
 
 
 async def play(view: BusView, player: Player) -> None:

@@ -10,7 +10,7 @@ from benchmarks.episodes.player import Player
 from benchmarks.episodes.ways.endpoint import client, responses
 from benchmarks.episodes.ways.every import MOST_TURNS, executor_of
 from toolbus.adapters.openai import respond
-from toolbus.bus.client.views import BusView
+from toolbus.bus.client.bus import BusView
 
 
 async def play(view: BusView, player: Player) -> None:

@@ -14,7 +14,7 @@ import pytest
 from tests.servers import eventually
 from tests.worker.unit.fakes import NOW, Bench, echo, hold
 from toolbus import Blob, ErrorInfo, ToolResult, tool
-from toolbus.bus.middleware.chain import Next, ToolCall
+from toolbus.bus.middleware import Next, ToolCall
 from toolbus.bus.worker.transitions import RunState
 
 pytestmark = pytest.mark.anyio

@@ -22,9 +22,8 @@ from toolbus.bus.broker.protocols import CHAT
 from toolbus.bus.client.bus import ToolBus
 from toolbus.bus.client.executor.observers import Requested
 from toolbus.bus.client.tools.definitions import description_of
-from toolbus.bus.client.tools.groups import ToolGroup, groups_of, memberships, runtime_of
-from toolbus.bus.client.tools.tool import Tool
-from toolbus.bus.middleware.chain import Next, ToolCall
+from toolbus.bus.client.tools.tool import Tool, ToolGroup, groups_of, memberships, runtime_of
+from toolbus.bus.middleware import Next, ToolCall
 from toolbus.bus.values.envelope import new_id
 from toolbus.bus.values.events import Finished
 from toolbus.bus.values.results import (

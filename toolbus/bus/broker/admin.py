@@ -25,12 +25,12 @@ from toolbus.bus.broker.registry.versions import NamespaceVersions
 from toolbus.bus.broker.server import scripts
 from toolbus.bus.broker.server.access import ROLES, is_forbidden, mark
 from toolbus.bus.broker.server.keys import Keys
-from toolbus.bus.broker.server.reading import integer, shown, skip, text
+from toolbus.bus.broker.server.reading import integer, shown, skipping, text
 from toolbus.bus.broker.statistics.asking import PATIENCE, Statistics, ask
 from toolbus.bus.broker.statistics.recent import RecentCall, after, newest
 from toolbus.bus.broker.transport.command import ReplyError, fields_of, info_fields
 from toolbus.bus.broker.transport.connection import Connector, ServerInfo
-from toolbus.bus.broker.transport.links import ProbingLink, ShortLink, scan_hash, server_ms
+from toolbus.bus.broker.transport.links import ProbingLink, ShortLink, pages, scan, scan_hash, server_ms
 from toolbus.bus.broker.transport.mastership import Replication
 from toolbus.bus.broker.transport.opening import NotOpen
 from toolbus.bus.values.descriptors import Publication, ServiceDescriptor
@@ -211,15 +211,11 @@ class Admin:
     async def purge(self, service: str) -> int:
         """Remove what is queued for a service and not running; each caller is answered ``cancelled``. Returns how many."""
         stream = self._keys.queue(await self.queue(service))
-        removed, after = 0, "-"
-        while True:
-            entries = await self._link.execute("XRANGE", stream, after, "+", "COUNT", _PAGE)
-            documents = [(entry, fields_of(flat).get(b"r", b"")) for entry, flat in entries]
+        removed = 0
+        async for entries in pages(self._link, stream, _PAGE):
             # One write and one round trip a page; each script stays short.
-            removed += sum(await asyncio.gather(*(self._purge(stream, entry, document) for entry, document in documents)))
-            if len(entries) < _PAGE:
-                return removed
-            after = f"({entries[-1][0].decode()}"
+            removed += sum(await asyncio.gather(*(self._purge(stream, entry, fields_of(flat).get(b"r", b"")) for entry, flat in entries)))
+        return removed
 
     async def items(self, prefix: str = "") -> dict[str, bytes]:
         """Return the static descriptors by key, sorted, of keys that start with ``prefix``."""
@@ -255,13 +251,10 @@ class Admin:
         """
         found: dict[str, bytes] = {}
         async for name, document in scan_hash(self._link, self._keys.items):
-            try:
+            with skipping(self._keys.items, field=name):
                 key = text(name)
-            except EnvelopeError as error:
-                skip(self._keys.items, error, field=name)
-                continue
-            if self._keys.table(key) != self._keys.items and not key_flaw(key):
-                found[key] = document
+                if self._keys.table(key) != self._keys.items and not key_flaw(key):
+                    found[key] = document
         return dict(sorted(found.items()))
 
     async def move(self, keys: Iterable[str]) -> dict[str, bool]:
@@ -301,12 +294,9 @@ class Admin:
             BrokerError: the server could not be asked; the leases end by themselves.
         """
         found: set[str] = set()
-        cursor, suffix = b"0", f"/{instance}"
-        while True:
-            cursor, page = await self._link.execute("ZSCAN", self._keys.live, cursor, "MATCH", f"*{suffix}", "COUNT", _PAGE)
+        suffix = f"/{instance}"
+        async for page in scan(self._link, "ZSCAN", self._keys.live, "MATCH", f"*{suffix}", "COUNT", _PAGE):
             found |= {member.decode("utf-8", "surrogateescape").removesuffix(suffix) for member in page[::2]}
-            if cursor == b"0":
-                break
         # A service's queue is looked up in what goes with its last worker.
         queues = {service: await self.queue(service) for service in found}
         await self._registry.unregister([f"{service}{suffix}" for service in found], "died")

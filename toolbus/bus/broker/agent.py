@@ -31,7 +31,7 @@ from toolbus.bus.broker.server import scripts
 from toolbus.bus.broker.server.access import is_forbidden
 from toolbus.bus.broker.server.keys import Keys, session_digest
 from toolbus.bus.broker.transport.connection import Connector
-from toolbus.bus.broker.transport.links import Links, is_replica, tell_time
+from toolbus.bus.broker.transport.links import Links, is_replica, tell_time, upkeep_step
 from toolbus.bus.broker.transport.mastership import Replication
 from toolbus.bus.broker.transport.opening import NotOpen, open_patiently
 from toolbus.bus.values.envelope import VERSION, Request, encode_request, new_id
@@ -170,10 +170,8 @@ class AgentSteps:
 
     async def _look_at_version(self) -> None:
         """Look whether an operator has raised the namespace's version; workers read the one before as long as this process writes it."""
-        try:
+        with upkeep_step():
             self._write_in(await read_version(self.link, self._keys))
-        except BrokerError as error:
-            telemetry.log.warning("upkeep.failed", error=str(error))
 
     def _write_in(self, version: NamespaceVersion) -> None:
         written = min(version.written, VERSION)
@@ -192,15 +190,15 @@ class AgentSteps:
         self.reader.wake()
 
     def _pushed(self, message: list[Any]) -> None:
-        self.confirmations.pushed(message)
-        self.creations.pushed(message)
+        self.confirmations.news.pushed(message)
+        self.creations.news.pushed(message)
 
     def _connected(self, _restarted: bool) -> None:
         self._clock.distrust()
         self._load_again()
         self.publisher.flush()
         self.confirmations.nudge()
-        self.creations.nudge()
+        self.creations.news.nudge()
 
     def _load_again(self) -> None:
         self.reader.resync = True
@@ -257,7 +255,7 @@ class AgentBroker:
         steps = self.steps
         if not steps.links.open:
             return
-        steps.confirmations.close()
+        steps.confirmations.news.end()
         try:
             async with asyncio.timeout(_CLOSING):
                 await steps.link.execute("DEL", steps.reader.key, self._keys.flushes(self.agent))

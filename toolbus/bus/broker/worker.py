@@ -34,9 +34,10 @@ from toolbus.bus.broker.take.wake_channel import WakeChannel
 from toolbus.bus.broker.transport.command import Reply, WrongAnswerError
 from toolbus.bus.broker.transport.connection import Connector
 from toolbus.bus.broker.transport.link import Link
-from toolbus.bus.broker.transport.links import Links, accepted_here, may_have_forgotten, tell_time, warn_of_eviction
+from toolbus.bus.broker.transport.links import Links, accepted_here, may_have_forgotten, tell_time, upkeep_step, warn_of_eviction
 from toolbus.bus.broker.transport.mastership import Mastership, Replication
 from toolbus.bus.broker.transport.opening import Failing, NotOpen, open_patiently
+from toolbus.bus.support.deadlines import at_most
 from toolbus.bus.values.confirmations import ConfirmationAnswer, ConfirmationRequest
 from toolbus.bus.values.descriptors import Publication, ServiceDescriptor
 from toolbus.bus.values.envelope import new_run
@@ -497,12 +498,10 @@ class WorkerBroker:
         steps.streams.pop(stream.service, None)
         steps.ownership.forget(stream)
         steps.wake.leave(stream)
-        try:
+        with upkeep_step():
             async with asyncio.timeout(_STOP_WAITING):
                 await steps.registration.withdraw(stream.service)
                 await self._retire(stream)
-        except (BrokerError, TimeoutError) as error:
-            telemetry.log.warning("upkeep.failed", error=str(error) or "the server did not answer")
 
     async def withdraw(self, service: str) -> None:
         """Take one service out of the registry and take no more of its requests; it keeps the leases of those that run until ``retire``.
@@ -519,11 +518,9 @@ class WorkerBroker:
         except BaseException:
             stream.leaving = False
             raise
-        try:
+        # Others take over what can't be passed on, when the lease has ended.
+        with upkeep_step():
             await pass_on(steps.link, [stream])
-        except BrokerError as error:
-            # Others take it over when the lease has ended.
-            telemetry.log.warning("upkeep.failed", error=str(error))
 
     def held(self, service: str) -> int:
         """Return how many requests of a service were taken and are not answered."""
@@ -555,13 +552,9 @@ class WorkerBroker:
         Returns at once unless it is the last worker of its revision beside workers of another one; waits ``seconds`` at most.
         """
         steps = self.steps
-        try:
-            async with asyncio.timeout(seconds):
-                await asyncio.gather(*(outlive(steps.link, self._keys, each, steps.registration) for each in steps.streams.values()))
-        except TimeoutError:
-            pass
-        except BrokerError as error:
-            telemetry.log.warning("upkeep.failed", error=str(error))
+        taken = asyncio.gather(*(outlive(steps.link, self._keys, each, steps.registration) for each in steps.streams.values()))
+        with upkeep_step():
+            await at_most(seconds, taken)
 
     async def unregister(self, *, died: bool = False) -> None:
         """Take every service of this instance out of the registry: it leaves, or ``died``. Leases of running calls go on."""

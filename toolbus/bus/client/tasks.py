@@ -16,7 +16,7 @@ from toolbus.bus.client.calls.assembly import Assembly
 from toolbus.bus.client.calls.call import Call, CallTarget
 from toolbus.bus.client.calls.dispatcher import Dispatcher
 from toolbus.bus.client.confirmations import Grant
-from toolbus.bus.client.executor.state import BusState
+from toolbus.bus.client.executor.context import BusState
 from toolbus.bus.client.refusing import turning
 from toolbus.bus.client.tools.tool import Tool
 from toolbus.bus.values.envelope import Frame, Request

@@ -35,7 +35,7 @@ from toolbus.bus.values.settings import Settings
 from toolbus.bus.worker.function import FunctionTool, definitions_of, functions_of, methods_of, tool_of, tools_held, tools_of_service
 from toolbus.bus.worker.handlers import Handler, Served, filling_in, starting
 from toolbus.bus.worker.isolation.pool import target_of
-from toolbus.bus.worker.loading import defined_in
+from toolbus.bus.worker.loading import defined_in, normal_name
 from toolbus.bus.worker.provide import Services, injected
 from toolbus.bus.worker.service import Retry, ToolService, check_service, overrides, place_of, returns_unseen
 
@@ -401,7 +401,7 @@ def _distribution_of(module: str, file: Path) -> str:
 
     top = module.partition(".")[0]
     names = sorted(each.name for each in importlib.metadata.distributions(path=places) if _provides(each, top))
-    return _normal(names[0]) if names else ""
+    return normal_name(names[0]) if names else ""
 
 
 def _has_distributions(place: str) -> bool:
@@ -429,7 +429,7 @@ def _project_of(folder: Path) -> str:
             document = _read(place)
             name = document.get("project", {}).get("name") or document.get("tool", {}).get("poetry", {}).get("name")
             if isinstance(name, str) and name:
-                return _normal(name)
+                return normal_name(name)
     return ""
 
 
@@ -456,8 +456,3 @@ def _top_of(module: str, file: Path) -> str:
 def _unowned(module: str, qualname: str) -> str:
     top = module.partition(".")[0]
     return f"{top}:{qualname}" if qualname else top
-
-
-def _normal(name: str) -> str:
-    """Return a project's name as package indexes compare it (https://packaging.python.org/en/latest/specifications/name-normalization/)."""
-    return re.sub(r"[-_.]+", "-", name).lower()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from toolbus.bus.middleware.chain import Middleware, ToolCall, chained
+from toolbus.bus.middleware import Middleware, ToolCall, chained
 from toolbus.bus.values.envelope import Request
 from toolbus.bus.values.results import Blob, CallCancelled, ErrorInfo, ToolError, ToolResult
 from toolbus.bus.worker.handlers import Handler, Pace

@@ -148,8 +148,8 @@ def _is_needed(name: str, place: Path) -> bool:
             with suppress(metadata.PackageNotFoundError):
                 # Extras of its own may be installed, those of others nobody asks for.
                 required = (line for line in metadata.requires(each) or () if each == "toolbus" or "extra ==" not in line)
-                left += [_normal(found[0]) for line in required if (found := re.match(r"[\w.-]+", line))]
-    return not needed.isdisjoint(map(_normal, metadata.packages_distributions().get(name, ())))
+                left += [normal_name(found[0]) for line in required if (found := re.match(r"[\w.-]+", line))]
+    return not needed.isdisjoint(map(normal_name, metadata.packages_distributions().get(name, ())))
 
 
 def _is_installed(name: str, folder: str) -> bool:
@@ -157,7 +157,8 @@ def _is_installed(name: str, folder: str) -> bool:
     return PathFinder.find_spec(name, [folder]) is not None and any(Path(folder).glob("*.*-info"))
 
 
-def _normal(distribution: str) -> str:
+def normal_name(distribution: str) -> str:
+    """Return a project's name as package indexes compare it (https://packaging.python.org/en/latest/specifications/name-normalization/)."""
     return re.sub(r"[-_.]+", "-", distribution).lower()
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from toolbus.bus import telemetry
-from toolbus.bus.middleware.chain import Middleware
+from toolbus.bus.middleware import Middleware
 from toolbus.bus.support.display import shortened
 from toolbus.bus.support.safe_text import is_a, type_name
 from toolbus.bus.values.confirmations import CONFIRM_TIMEOUT, ConfirmationAnswer

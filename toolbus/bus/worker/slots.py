@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from toolbus.bus import telemetry
 from toolbus.bus.broker.statistics.answers import MOST_CALLS, InstanceAnswer, RunningCall, ServedService, ToolStatistics
-from toolbus.bus.middleware.chain import Middleware
+from toolbus.bus.middleware import Middleware
 from toolbus.bus.support.deadlines import Deadlines
 from toolbus.bus.support.display import shortened
 from toolbus.bus.support.safe_text import reason_of
@@ -291,7 +291,7 @@ class Slots:
         served = self._served.get(request.service)
         error: ErrorInfo | None = None
         if self._early.extended:
-            delivery.extended = self._early.extended.pop(request.id, 0.0)
+            delivery.extended = max(delivery.extended, self._early.extended.pop(request.id, 0.0))
             delivery.deadline = max(delivery.deadline, delivery.extended)
         if request.id in self._early.cancelled:
             error = cancelled_waiting(self._early.cancelled[request.id])

@@ -16,7 +16,7 @@ import msgspec
 from toolbus.bus import telemetry
 from toolbus.bus.broker.protocols import WorkerId
 from toolbus.bus.broker.statistics.answers import InstanceAnswer
-from toolbus.bus.middleware.chain import Middleware, Only, checked
+from toolbus.bus.middleware import Middleware, Only, checked
 from toolbus.bus.values.results import BrokerUnavailable, ConfigurationError, RegistrationRefused
 from toolbus.bus.values.settings import Settings
 from toolbus.bus.worker import isolation
@@ -42,7 +42,7 @@ class Worker:
     Args:
         services: a ``ToolService`` (class or instance), functions decorated with ``@tool``, modules that define
             them, packages of such modules, or lists of these; None for a worker whose services come with ``add``.
-        middleware: around every handler, the first one outermost; see ``toolbus.bus.middleware``.
+        middleware: around every handler, the first one outermost; see ``toolbus.middleware``.
         provide: what handlers' parameters of these types are filled in with, before what ``toolbus.provide`` was told.
         url: as in ``Settings``; ``settings`` gives everything else.
         namespace: as in ``Settings``.

@@ -7,9 +7,8 @@ from typing import Literal, Protocol
 import msgspec
 from starlette.requests import HTTPConnection
 
-from toolbus.bus.client.bus import ToolBus
+from toolbus.bus.client.bus import BusView, ToolBus
 from toolbus.bus.client.tools.view import ToolView
-from toolbus.bus.client.views import BusView
 
 Permission = Literal["call", "observe", "operate"]
 """``call``: list tools and call them. ``observe``: read what operators read. ``operate``: change what operators change."""

@@ -8,8 +8,7 @@ from typing import Any
 
 from toolbus.bus.client.bus import ToolBus
 from toolbus.bus.client.tools.definitions import description_of
-from toolbus.bus.client.tools.groups import groups_of, memberships, runtime_of
-from toolbus.bus.client.tools.tool import Tool
+from toolbus.bus.client.tools.tool import Tool, groups_of, memberships, runtime_of
 from toolbus.bus.support.display import harmless
 from toolbus.bus.values.results import BrokerError
 from toolbus.edges.gateway.options import Principal

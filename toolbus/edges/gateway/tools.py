@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from toolbus.bus.client.tools import tool as bus_tools
 from toolbus.bus.client.tools.definitions import Format, description_of
-from toolbus.bus.client.tools.groups import ToolGroup, groups_of, memberships, runtime_of
+from toolbus.bus.client.tools.tool import ToolGroup, groups_of, memberships, runtime_of
 from toolbus.bus.client.tools.view import ToolView
 from toolbus.bus.values.encoding import encode_data
 from toolbus.edges.gateway.bodies import Problem, answer

@@ -11,7 +11,7 @@ from typing import Any, Self
 import msgspec
 
 from toolbus.bus import telemetry
-from toolbus.bus.middleware.chain import Middleware
+from toolbus.bus.middleware import Middleware
 from toolbus.bus.schema.arguments import preparer_for
 from toolbus.bus.schema.mend import mended_document
 from toolbus.bus.values.descriptors import ServiceDescriptor, check_types, parse_tool

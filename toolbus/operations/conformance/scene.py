@@ -294,7 +294,7 @@ async def _outcome_of(required: Requirement[C], scene: C, blocked: str) -> Outco
         status, problem = "broken", f"the check was not over after {MOST:g} s"
     except BrokerError as error:
         status, problem = "broken", f"the server refused a command: {error}"
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
         # A program under test may send anything.
         status, problem = "broken", f"what it sent has another form than docs/protocol.md says: {error!r}"
     finally:
@@ -302,11 +302,17 @@ async def _outcome_of(required: Requirement[C], scene: C, blocked: str) -> Outco
         await scene.finish(held=status != "broken")
     frames, output = (scene.seen(), scene.program.output()) if status == "broken" else ((), "")
     return Outcome(
-        required.id, required.level, required.name, required.meaning, status, problem, frames, output, exit_code, time.monotonic() - begun
+        required.id, required.level, required.name, required.meaning, status, _short(problem, _MOST_SHOWN), frames, output, exit_code,
+        time.monotonic() - begun,
     )  # fmt: skip
+
+
+def _short(text: str, most: int) -> str:
+    """Return a text that is short enough to read, and that UTF-8 can express: halves of surrogate pairs are written out."""
+    whole = text[:most].encode("utf-8", "backslashreplace").decode()
+    return whole if len(text) <= most else f"{whole}… ({len(text):,} characters)"
 
 
 def shown(documents: Sequence[object]) -> tuple[str, ...]:
     """Return the last documents as JSON that is short enough to read."""
-    texts = [json.dumps(each, ensure_ascii=False) for each in documents[-_MOST_FRAMES:]]
-    return tuple(text if len(text) <= _MOST_WIDE else f"{text[:_MOST_WIDE]}… ({len(text):,} characters)" for text in texts)
+    return tuple(_short(json.dumps(each, ensure_ascii=False), _MOST_WIDE) for each in documents[-_MOST_FRAMES:])

@@ -218,7 +218,7 @@ async def leaves(scene: WorkerScene) -> None:
     if code != 0:
         raise Broken(f"it ended with exit code {code}")
     if await scene.instances():
-        raise Broken("it is still in `live` after its end")
+        raise Broken("it is still in the registry after its end")
     frames = await scene.frames(sent)
     if not frames or not frames[-1].get("end_of_stream"):
         holder, _, _ = await scene.holder(sent)

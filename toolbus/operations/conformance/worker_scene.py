@@ -15,7 +15,7 @@ from toolbus.bus.broker.transport.opening import Probe
 from toolbus.bus.values.settings import Settings
 from toolbus.operations.conformance.checks import Broken, until
 from toolbus.operations.conformance.proxy import Proxy
-from toolbus.operations.conformance.scene import LEASE, MOST, SERVICE, STARTS, Program, Scene, shown
+from toolbus.operations.conformance.scene import LEASE, MOST, MOST_WRITTEN, SERVICE, STARTS, Program, Scene, shown
 
 _ANSWERS = 10.0
 # Bytes of an entry with several frames; one frame with a piece of 65,536 bytes may take six times that.
@@ -41,10 +41,12 @@ class WorkerScene(Scene):
         # Several checks of one moment read the stream together.
         self._reading = asyncio.Lock()
         self._frames: dict[str, list[dict[str, Any]]] = {}
+        self._size = 0
 
     def forget_frames(self) -> None:
         """Forget the frames that were seen until now."""
         self._frames.clear()
+        self._size = 0
 
     def seen(self) -> tuple[str, ...]:
         """Return the last frames that the worker sent, as JSON that is short enough to read."""
@@ -96,7 +98,7 @@ class WorkerScene(Scene):
         if self.worker is not None:
             await self.program.kill(self.worker)
             self.worker = None
-        for instance in await self.instances():
+        for instance in await self._alive():
             await self.see_the_end(instance)
 
     async def now(self) -> int:
@@ -105,7 +107,12 @@ class WorkerScene(Scene):
         return int(seconds) * 1000 + int(micros) // 1000
 
     async def instances(self) -> list[str]:
-        """Return the instances of the service whose leases have not ended."""
+        """Return the instances of the service that are registered, and whose leases have not ended."""
+        rows = await self.probe.run("HKEYS", self.keys.instances(SERVICE))
+        return [each for each in await self._alive() if f"i:{each}".encode() in rows]
+
+    async def _alive(self) -> list[str]:
+        """Return the instances of the service whose leases have not ended; they may have left the registry."""
         now = await self.now()
         members = await self.probe.run("ZRANGEBYSCORE", self.keys.live, now, "+inf")
         found = [each.decode().partition("/")[2] for each in members if each.startswith(f"{SERVICE}/".encode())]
@@ -226,6 +233,9 @@ class WorkerScene(Scene):
             fields = dict(zip(flat[::2], flat[1::2], strict=True))
             if b"f" not in fields:
                 continue
+            self._size += len(fields[b"f"])
+            if self._size > MOST_WRITTEN:
+                raise Broken(f"its frames in one check have more than {MOST_WRITTEN:,} bytes")
             if len(fields[b"f"]) > _MOST_ENTRY:
                 raise Broken(f"an entry of the reply stream has {len(fields[b'f']):,} bytes, more than {_MOST_ENTRY:,}")
             try:

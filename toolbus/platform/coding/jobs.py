@@ -16,7 +16,7 @@ from toolbus.agent import ChatEndpoint, EndpointError
 from toolbus.agent.reply import Reply
 from toolbus.bus import telemetry
 from toolbus.bus.broker.protocols import MOST_LINE, MOST_LINES, ClaimedCreation, CreationStatus, Spent
-from toolbus.bus.middleware.chain import Next, ToolCall
+from toolbus.bus.middleware import Next, ToolCall
 from toolbus.bus.support.racing import either
 from toolbus.bus.support.safe_text import reason_of
 from toolbus.bus.telemetry.background import keep_running
@@ -171,8 +171,8 @@ class Job:
 
     async def _wait(self) -> None:
         """Wait until there is something to tell, something changes, or it is time to renew."""
-        seen = self._creations.changes
-        await either(self._creations.wait(self._creations.lease / _RENEWALS, seen), self._news.wait())
+        seen = self._creations.news.count
+        await either(self._creations.news.wait(seen, self._creations.lease / _RENEWALS), self._news.wait())
         # What is told in one moment goes together.
         await asyncio.sleep(0.02)
 
@@ -329,7 +329,7 @@ class Puller:
 
     async def _pull(self) -> None:
         while True:
-            seen = self._creations.changes
+            seen = self._creations.news.count
             claimed = None
             try:
                 claimed = await self._creations.claim(self._worker) if len(self._jobs) < self._at_once else None
@@ -349,7 +349,7 @@ class Puller:
             await asyncio.wait(self._jobs, return_when=asyncio.FIRST_COMPLETED)
             return
         with contextlib.suppress(BrokerError):
-            await self._creations.wait(pause, seen)
+            await self._creations.news.wait(seen, pause)
 
     async def _work(self, job: Job) -> None:
         id = job.creation.id  # noqa: A001 - it is one

@@ -15,7 +15,7 @@ import msgspec
 from toolbus.agent import Agent, AgentEvent, Answer, ModelText, Retrying
 from toolbus.bus.client.bus import ToolBus
 from toolbus.bus.client.executor.executor import ToolExecutor
-from toolbus.bus.middleware.chain import Middleware
+from toolbus.bus.middleware import Middleware
 from toolbus.bus.values.results import ConversationBusy, ConversationError, EndpointError
 from toolbus.bus.values.settings import Settings
 from toolbus.bus.worker.function import held

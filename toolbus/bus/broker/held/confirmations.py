@@ -5,62 +5,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import msgspec
 
 from toolbus.bus import telemetry
-from toolbus.bus.broker.held.document import read_listed
+from toolbus.bus.broker.held.document import News, read_listed
 from toolbus.bus.broker.lease.clock import ServerClock
 from toolbus.bus.broker.protocols import Note
 from toolbus.bus.broker.server import scripts
 from toolbus.bus.broker.server.keys import Keys
-from toolbus.bus.broker.server.reading import document, identifier, integer, skip
+from toolbus.bus.broker.server.reading import document, identifier, integer, skipping
 from toolbus.bus.broker.take.requests import Delivery
 from toolbus.bus.broker.transport.command import Reply
 from toolbus.bus.broker.transport.link import Link
+from toolbus.bus.support.deadlines import at_most
 from toolbus.bus.values.confirmations import MARK, MOST_OPEN, ConfirmationAnswer, ConfirmationRequest
 from toolbus.bus.values.envelope import encode, is_ident, new_run, share_digest
 from toolbus.bus.values.results import BrokerError, ConfirmationClosed, EnvelopeError, ToolError
-
-
-class Watchers:
-    """Wakes the iterators over new requests; they look for what they have not told yet."""
-
-    def __init__(self) -> None:
-        self._waiting: set[asyncio.Event] = set()
-        self._closed = False
-
-    def look(self) -> None:
-        """Look again: something may have changed."""
-        for event in self._waiting:
-            event.set()
-
-    def close(self) -> None:
-        """End the iterators."""
-        self._closed = True
-        self.look()
-
-    async def watch(self, look: Callable[[], Awaitable[list[ConfirmationRequest]]]) -> AsyncIterator[ConfirmationRequest]:
-        """Yield each request that ``look`` finds, once."""
-        event = asyncio.Event()
-        self._waiting.add(event)
-        told: set[str] = set()
-        try:
-            while not self._closed:
-                event.clear()
-                open_now = await look()
-                # Forget requests that are not open any more.
-                told &= {request.id for request in open_now}
-                for request in open_now:
-                    if request.id not in told:
-                        told.add(request.id)
-                        yield request
-                await event.wait()
-        finally:
-            self._waiting.discard(event)
-
 
 # A request outlives its asker by this many seconds at least, as a reply stream does its agent.
 _LEAST_HOLD = 10.0
@@ -84,7 +47,7 @@ class Confirmations:
         self._hold = max(_LEAST_HOLD, 2 * lease)
         self._again = lease / 3
         self._asking: dict[str, asyncio.Event] = {}
-        self._watchers = Watchers()
+        self.news = News(link, keys.confirmed)
 
     # -- asking -----------------------------------------------------------------------------------
 
@@ -114,9 +77,7 @@ class Confirmations:
                         if opened is not None:
                             opened()
                             opened = None
-                        with contextlib.suppress(TimeoutError):
-                            async with asyncio.timeout(self._again):
-                                await answered.wait()
+                        await at_most(self._again, answered.wait())
             answer = await self._withdrawn(request.id)
             return None if answer is None else answer.to(request)
         except BaseException:
@@ -144,7 +105,7 @@ class Confirmations:
         """Ask and look again: what was told meanwhile may not have arrived."""
         for answered in self._asking.values():
             answered.set()
-        self._watchers.look()
+        self.news.nudge()
 
     async def _put(self, id: str, said: tuple[bytes, str], until: float, address: str) -> ConfirmationAnswer | None:
         left = max(1, int((until - time.monotonic()) * 1000))
@@ -209,18 +170,18 @@ class Confirmations:
 
     async def watch(self) -> AsyncIterator[ConfirmationRequest]:
         """Yield each request once: those that are open, and then new ones as they come."""
-        self._link.subscribe(self._keys.confirmed)
-        async for request in self._watchers.watch(self.pending):
-            yield request
-
-    def pushed(self, message: list[Any]) -> None:
-        """Take in a message of the server's; others than about requests are ignored."""
-        if len(message) == 3 and message[0] == b"message" and message[1] == self._keys.confirmed.encode():
-            self._watchers.look()
-
-    def close(self) -> None:
-        """End the iterators."""
-        self._watchers.close()
+        self.news.follow()
+        told: set[str] = set()
+        while not self.news.ended:
+            since = self.news.count
+            open_now = await self.pending()
+            # Forget requests that are not open any more.
+            told &= {request.id for request in open_now}
+            for request in open_now:
+                if request.id not in told:
+                    told.add(request.id)
+                    yield request
+            await self.news.wait(since)
 
     # -- inside -----------------------------------------------------------------------------------
 
@@ -301,14 +262,11 @@ class DeadlineNotes:
 
     def apply(self, delivery: Delivery, text: bytes) -> None:
         """Give a delivery what a note states; one that can't be read changes nothing."""
-        try:
+        with skipping(delivery.queue.pause_key(delivery.entry)):
             note = read_note(text, self._clock)
-        except EnvelopeError as error:
-            skip(delivery.queue.pause_key(delivery.entry), error)
-            return
-        delivery.noted = True
-        delivery.handed_back = handed_back(text)
-        delivery.deadline = max(delivery.deadline, note.effective(self._clock.monotonic()))
+            delivery.noted = True
+            delivery.handed_back = handed_back(text)
+            delivery.deadline = max(delivery.deadline, note.effective(self._clock.monotonic()))
 
     def drop(self, delivery: Delivery) -> None:
         """Delete the note of a delivery that has ended. Returns at once."""

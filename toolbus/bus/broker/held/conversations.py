@@ -9,7 +9,7 @@ import msgspec
 from toolbus.bus.broker.held.document import Change, HeldDocuments, Listing, Shape, read_listed
 from toolbus.bus.broker.protocols import CHAT, ChatWindow, ConversationInfo, Messenger, StoredRecord
 from toolbus.bus.broker.server.keys import Keys, session_digest
-from toolbus.bus.broker.server.reading import MOST_TEXT, document, identifier, integer, skip, text
+from toolbus.bus.broker.server.reading import MOST_TEXT, document, identifier, integer, skipping, text
 from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.broker.transport.links import server_ms
 from toolbus.bus.values.encoding import whole_text
@@ -291,11 +291,9 @@ class Chats:
         said = await self._link.execute("GET", self._key, repeatable=True)
         if said is None:
             return None
-        try:
+        with skipping(self._key):
             return document(said, _messengers)
-        except EnvelopeError as error:
-            skip(self._key, str(error))
-            return None
+        return None
 
     async def tell(self, messenger: Messenger, seconds: float) -> None:
         """Tell of a messenger's connector, which lives for so many seconds from now.

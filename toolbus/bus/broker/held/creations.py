@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import itertools
 import math
 import secrets
 from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from typing import cast
 
 import msgspec
 
-from toolbus.bus.broker.held.document import Change, HeldDocuments, Listing, Shape, Value, read_listed
+from toolbus.bus.broker.held.document import Change, HeldDocuments, Listing, News, Shape, Value, read_listed
 from toolbus.bus.broker.protocols import (
     KEPT,
     MOST_ENDED,
@@ -30,7 +29,7 @@ from toolbus.bus.broker.protocols import (
     Written,
 )
 from toolbus.bus.broker.server.keys import Keys
-from toolbus.bus.broker.server.reading import MOST_TEXT, integer, shown, skip, text
+from toolbus.bus.broker.server.reading import MOST_TEXT, integer, shown, skip, skipping, text
 from toolbus.bus.broker.transport.command import ReplyError
 from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.broker.transport.links import server_ms
@@ -160,7 +159,7 @@ class Creations:
 
     Attributes:
         lease: seconds for which a process holds a task without a renewal.
-        changes: counts what this process heard of changes of tasks.
+        news: of changes of tasks.
     """
 
     def __init__(self, link: Link, keys: Keys, settings: Settings) -> None:
@@ -169,9 +168,7 @@ class Creations:
         self._documents = HeldDocuments(link, Shape("claim", "lines", "l:", MOST_LINES, gaps=True))
         self.lease = min(settings.lease, _LONGEST_LEASE)
         self._lease_ms = int(self.lease * 1000)
-        self.changes = 0
-        self._follows = False
-        self._changed: set[asyncio.Event] = set()
+        self.news = News(link, keys.creations_told)
 
     # -- those who ask for tasks ------------------------------------------------------------------
 
@@ -274,16 +271,12 @@ class Creations:
         Raises:
             BrokerError: the server refuses.
         """
-        self._follow()
+        self.news.follow()
         for member in await self._candidates():
-            try:
-                ident = text(member)
-            except EnvelopeError as error:
-                skip(self._keys.creations_queued, error, field=member)
-                continue
-            claimed = await self._take(ident, worker)
-            if claimed is not None:
-                return claimed
+            with skipping(self._keys.creations_queued, field=member):
+                claimed = await self._take(text(member), worker)
+                if claimed is not None:
+                    return claimed
         return None
 
     async def write(
@@ -344,38 +337,6 @@ class Creations:
         change = msgspec.structs.replace(change, token=claimed.token, expected={"status": "running"}, told=("status",))
         found = await self._documents.settle(self._keys.creation(claimed.id), claimed.id, change)
         return found.kept or (found.word == "other" and found.told == [status.encode()])
-
-    # -- waiting ----------------------------------------------------------------------------------
-
-    async def wait(self, seconds: float, since: int) -> None:
-        """Wait until ``changes`` is another number than ``since``, and no longer than ``seconds``; not every change is told."""
-        self._follow()
-        changed = asyncio.Event()
-        self._changed.add(changed)
-        try:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    while self.changes == since:
-                        await changed.wait()
-        finally:
-            self._changed.discard(changed)
-
-    def pushed(self, message: list[Any]) -> None:
-        """Take in a message of the server's; others than about tasks are ignored."""
-        if len(message) == 3 and message[0] == b"message" and message[1] == self._keys.creations_told.encode():
-            self.nudge()
-
-    def nudge(self) -> None:
-        """Look again: what was told meanwhile may not have arrived."""
-        self.changes += 1
-        for changed in self._changed:
-            changed.set()
-
-    def _follow(self) -> None:
-        """Hear of changes from now on."""
-        if not self._follows:
-            self._follows = True
-            self._link.subscribe(self._keys.creations_told)
 
     # -- inside -----------------------------------------------------------------------------------
 
@@ -449,8 +410,6 @@ class Creations:
     async def _read(self, id: str) -> Creation | None:
         key = self._keys.creation(id)
         said = await self._link.execute("HMGET", key, *FIELDS, repeatable=True)
-        try:
+        with skipping(key):
             return creation_of(id, said)
-        except EnvelopeError as error:
-            skip(key, error)
-            return None
+        return None

@@ -13,11 +13,10 @@ from toolbus.bus import telemetry
 from toolbus.bus.broker.protocols import Usage
 from toolbus.bus.broker.server import scripts
 from toolbus.bus.broker.server.keys import Keys
-from toolbus.bus.broker.server.reading import document, integer, skip
+from toolbus.bus.broker.server.reading import document, integer, skipping
 from toolbus.bus.broker.transport.command import Reply
 from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.broker.transport.links import scan_hash
-from toolbus.bus.values.results import EnvelopeError
 
 KEPT_DAYS = 40
 _TTL = KEPT_DAYS * 86_400_000
@@ -68,11 +67,8 @@ class Tallies:
                 name, _, pair = field.decode("utf-8", "replace").partition("[")
                 if name not in _COUNTS:
                     continue
-                try:
+                with skipping(self._keys.usage(day), field=field):
                     amount = integer(value)
-                except EnvelopeError as error:
-                    skip(self._keys.usage(day), error, field=field)
-                else:
                     found.setdefault(f"[{pair}", [0, 0, 0, 0])[_COUNTS.index(name)] += amount
         return rows(found)
 
@@ -103,12 +99,9 @@ def rows(found: dict[str, list[int]]) -> list[Usage]:
     """Totals by user and tool, sorted."""
     made: list[Usage] = []
     for pair, counts in found.items():
-        try:
+        with skipping("usage", field=pair):
             user, tool = document(pair, _pairs)
-        except EnvelopeError as error:
-            skip("usage", error, field=pair)
-            continue
-        made.append(Usage(user, tool, *counts))
+            made.append(Usage(user, tool, *counts))
     return sorted(made, key=lambda row: (row.user, row.tool))
 
 

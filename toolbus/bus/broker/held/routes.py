@@ -8,12 +8,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from toolbus.bus.broker.protocols import HostId, OutputLine, Renewed
 from toolbus.bus.broker.server import scripts
 from toolbus.bus.broker.server.keys import Keys
-from toolbus.bus.broker.server.reading import integer, skip, text
+from toolbus.bus.broker.server.reading import integer, skipping, text
 from toolbus.bus.broker.transport.command import fields_of
 from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.broker.transport.links import scan_hash
 from toolbus.bus.values.encoding import whole_text
-from toolbus.bus.values.results import EnvelopeError
 
 MOST_LINES = 300
 """About as many lines of output are kept of a tool."""
@@ -139,21 +138,15 @@ class Routes:
         return {tool: value async for field, value in scan_hash(self._link, key) if (tool := self._name(key, field))}
 
     def _name(self, key: str, name: bytes) -> str:
-        try:
+        with skipping(key, field=name):
             return text(name)
-        except EnvelopeError as error:
-            skip(key, error, field=name)
-            return ""
+        return ""
 
     def _lines(self, key: str, entries: Iterable[tuple[bytes, list[bytes]]]) -> list[OutputLine]:
         found: list[OutputLine] = []
         for entry, flat in entries:
             fields = fields_of(flat)
-            try:
+            with skipping(key):
                 integer(entry.partition(b"-")[0], most=_LAST_MS)
-                line = OutputLine(entry.decode(), text(fields.get(b"h", b"")), text(fields.get(b"l", b""), most=MOST_LINE))
-            except EnvelopeError as error:
-                skip(key, error)
-                continue
-            found.append(line)
+                found.append(OutputLine(entry.decode(), text(fields.get(b"h", b"")), text(fields.get(b"l", b""), most=MOST_LINE)))
         return found

@@ -11,11 +11,12 @@ from toolbus.bus.broker.protocols import MOST_BYTES, MOST_RESULTS, TaskFrames, T
 from toolbus.bus.broker.publish import SharedCalls
 from toolbus.bus.broker.server import scripts
 from toolbus.bus.broker.server.keys import Keys, session_digest
-from toolbus.bus.broker.server.reading import document, skip
+from toolbus.bus.broker.server.reading import document, skip, skipping
 from toolbus.bus.broker.transport.command import ReplyError
 from toolbus.bus.broker.transport.link import Link
+from toolbus.bus.broker.transport.links import pages
 from toolbus.bus.values.envelope import Frame, decode_frames, encode, entry_limit, is_ident
-from toolbus.bus.values.results import BrokerError, EnvelopeError
+from toolbus.bus.values.results import BrokerError
 from toolbus.bus.values.settings import Settings
 
 # Entries of one read; a call's stream is read to its end in several.
@@ -53,13 +54,11 @@ class Tasks:
         said = await self._link.execute("GET", key, repeatable=True)
         if said is None:
             return None
-        try:
+        with skipping(key):
             record = document(said, _records)
-        except EnvelopeError as error:
-            skip(key, str(error))
-            return None
-        # Keys are made of it.
-        return record if is_ident(record.call) else None
+            # Keys are made of it.
+            return record if is_ident(record.call) else None
+        return None
 
     async def frames(self, call: str) -> TaskFrames | None:
         """Return the frames of a shared call so far; None when they are not kept any more.
@@ -67,10 +66,8 @@ class Tasks:
         Raises:
             BrokerError: the server can't be reached.
         """
-        key, start, last = self._keys.call(call), "-", b""
-        frames: list[Frame] = []
-        while True:
-            entries = await self._link.execute("XRANGE", key, start, "+", "COUNT", _COUNT, repeatable=True)
+        last, frames = b"", list[Frame]()
+        async for entries in pages(self._link, self._keys.call(call), _COUNT):
             for entry, flat in entries:
                 last = entry
                 if len(flat) >= 2 and flat[0] == b"f":
@@ -78,9 +75,6 @@ class Tasks:
                     frames += [frame for frame in found if frame.id == call]
                     if problems:
                         telemetry.log.error("frame.malformed", frames=len(problems), error=problems[0])
-            if len(entries) < _COUNT:
-                break
-            start = f"({last.decode()}"
         if not last:
             return None
         return TaskFrames(frames, int(last.partition(b"-")[0]) / 1000)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from toolbus.bus.broker.server.keys import Keys
-from toolbus.bus.broker.server.reading import document, skip
+from toolbus.bus.broker.server.reading import document, skipping
 from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.broker.transport.links import scan_hash
 from toolbus.bus.values.results import ConfigurationError, EnvelopeError
@@ -64,12 +64,9 @@ class Tokens:
         return bool(await self._link.execute("HDEL", self._key, id, repeatable=True))
 
     def _read(self, field: bytes, value: bytes) -> TokenRecord | None:
-        try:
+        with skipping(self._key, field=field):
             record = document(value, _records, most=_MOST_RECORD)
-        except EnvelopeError as error:
-            skip(self._key, error, field=field)
-            return None
-        if record.id.encode() != field:
-            skip(self._key, f"it holds the record of another token, {record.id}", field=field)
-            return None
-        return record
+            if record.id.encode() != field:
+                raise EnvelopeError(f"it holds the record of another token, {record.id}")
+            return record
+        return None

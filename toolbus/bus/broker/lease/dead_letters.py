@@ -10,10 +10,11 @@ import msgspec
 from toolbus.bus import telemetry
 from toolbus.bus.broker.server import scripts
 from toolbus.bus.broker.server.keys import Keys
-from toolbus.bus.broker.server.reading import integer, shown, skip, text
+from toolbus.bus.broker.server.reading import integer, shown, skipping, text
 from toolbus.bus.broker.take.requests import Fence, RequestStream
 from toolbus.bus.broker.transport.command import Reply, fields_of
 from toolbus.bus.broker.transport.link import Link
+from toolbus.bus.broker.transport.links import pages, scan
 from toolbus.bus.values.envelope import Request, decode_request, encode_request, new_id
 from toolbus.bus.values.results import BrokerError, ConfigurationError, EnvelopeError
 from toolbus.bus.values.settings import Settings
@@ -125,12 +126,9 @@ class DeadLetters:
         prefix = self._keys.dead_letters("").encode()
         # Braces are literal in a pattern; the rest of a namespace has no special characters.
         found: set[str] = set()
-        cursor: bytes = b"0"
-        while True:
-            cursor, keys = await self._link.execute("SCAN", cursor, "MATCH", prefix + b"*", "COUNT", 1000)
+        async for keys in scan(self._link, "SCAN", "", "MATCH", prefix + b"*", "COUNT", 1000):
             found.update(filter(None, (_queue(key, prefix) for key in keys)))
-            if cursor == b"0":
-                return sorted(found)
+        return sorted(found)
 
     async def newest(self, queue: str, limit: int) -> list[DeadLetter]:
         """Return the newest letters of a queue, newest first."""
@@ -139,14 +137,7 @@ class DeadLetters:
 
     async def ids(self, queue: str) -> list[str]:
         """Return the ids of all letters of a queue, oldest first."""
-        found: list[str] = []
-        after = "-"
-        while True:
-            entries = await self._link.execute("XRANGE", self._keys.dead_letters(queue), after, "+", "COUNT", _PAGE)
-            found += [entry.decode() for entry, _ in entries]
-            if len(entries) < _PAGE:
-                return found
-            after = f"({found[-1]}"
+        return [entry.decode() async for page in pages(self._link, self._keys.dead_letters(queue), _PAGE) for entry, _ in page]
 
     async def get(self, queue: str, letter: str) -> DeadLetter:
         """Return one letter.
@@ -226,11 +217,9 @@ class DeadLetters:
 
 
 def _queue(key: bytes, prefix: bytes) -> str:
-    try:
+    with skipping(shown(key)):
         return text(key.removeprefix(prefix))
-    except EnvelopeError as error:
-        skip(shown(key), error)
-        return ""
+    return ""
 
 
 def is_letter_id(value: str) -> bool:

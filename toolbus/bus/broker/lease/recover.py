@@ -6,8 +6,7 @@ import asyncio
 import itertools
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -25,7 +24,7 @@ from toolbus.bus.broker.take.requests import Delivery, Fence, RequestStream, com
 from toolbus.bus.broker.take.sessions import Ownership
 from toolbus.bus.broker.transport.command import Reply
 from toolbus.bus.broker.transport.link import Link
-from toolbus.bus.broker.transport.links import tell_time
+from toolbus.bus.broker.transport.links import tell_time, upkeep_step
 from toolbus.bus.values.envelope import numbers_of
 from toolbus.bus.values.results import BrokerError, BrokerUnavailable, ErrorInfo
 
@@ -221,11 +220,9 @@ class KeyRepair:
             await self._wanted.wait()
             self._wanted.clear()
             for part in self._types():
-                try:
+                with upkeep_step():
                     if await self.mend(part):
                         self._on_mended()
-                except BrokerError as error:
-                    telemetry.log.warning("upkeep.failed", error=str(error))
             await asyncio.sleep(_PAUSE)
 
     async def mend(self, types: Mapping[str, str]) -> bool:
@@ -393,7 +390,7 @@ class Upkeep(msgspec.Struct, eq=False):
 
         With ``once_a_lease`` also look for what was passed over, restore the registration and sweep the registry.
         """
-        async with self._tried():
+        with upkeep_step():
             for stream in list(self.streams.values()):
                 await self._apart(self._reap(stream))
                 if once_a_lease:
@@ -409,13 +406,13 @@ class Upkeep(msgspec.Struct, eq=False):
 
     async def recover(self) -> None:
         """Reap now rather than at the next turn."""
-        async with self._tried():
+        with upkeep_step():
             for stream in list(self.streams.values()):
                 await self._apart(self._reap(stream))
 
     async def look_into(self, stream: RequestStream) -> None:
         """Reap one stream now rather than at the next turn."""
-        async with self._tried():
+        with upkeep_step():
             await self._reap(stream)
 
     async def forget(self, stream: RequestStream) -> None:
@@ -426,15 +423,8 @@ class Upkeep(msgspec.Struct, eq=False):
 
     async def take_back(self, stream: RequestStream) -> None:
         """Take what draining workers handed back."""
-        async with self._tried():
+        with upkeep_step():
             await self._reap(stream, handed_back_only=True)
-
-    @asynccontextmanager
-    async def _tried(self) -> AsyncIterator[None]:
-        try:
-            yield
-        except BrokerError as error:
-            telemetry.log.warning("upkeep.failed", error=str(error))
 
     async def _apart(self, step: Awaitable[None]) -> None:
         """Take one step; what the server refuses in it keeps no other step from being taken.
@@ -456,7 +446,7 @@ class Upkeep(msgspec.Struct, eq=False):
 
     async def reap_postponed(self) -> None:
         """Take what this worker had no slot for."""
-        async with self._tried():
+        with upkeep_step():
             for stream, everything in list(self.postponed.items()):
                 await self._apart(self._reap(stream, handed_back_only=not everything))
 

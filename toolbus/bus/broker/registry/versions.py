@@ -10,7 +10,7 @@ import msgspec
 from toolbus.bus.broker.protocols import ItemChange
 from toolbus.bus.broker.registry.registry import Registry
 from toolbus.bus.broker.server.keys import Keys
-from toolbus.bus.broker.server.reading import integer, shown, skip, text
+from toolbus.bus.broker.server.reading import integer, shown, skip, skipping, text
 from toolbus.bus.broker.transport.command import ReplyError
 from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.broker.transport.links import scan_hash
@@ -134,11 +134,9 @@ async def read_version(link: Link, keys: Keys) -> NamespaceVersion:
 def _read(keys: Keys, field: str, value: bytes | None) -> int:
     if value is None:
         return 0
-    try:
+    with skipping(keys.format, field=field):
         return integer(value, least=FIRST, most=_MOST)
-    except EnvelopeError as error:
-        skip(keys.format, error, field=field)
-        return 0
+    return 0
 
 
 _MOST_BYTES = 1_048_576

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import msgspec
+
 from toolbus.bus import telemetry
 from toolbus.bus.broker.held.confirmations import DeadlineNotes
 from toolbus.bus.broker.lease.dead_letters import Burial, FreedKey, bury
@@ -490,7 +492,7 @@ def _bounded(batch: Batch) -> list[Batch]:
     return parts
 
 
-class Endings:
+class Endings(msgspec.Struct, eq=False):
     """Ends deliveries for which a last frame is not enough.
 
     Args:
@@ -500,29 +502,20 @@ class Endings:
         malformed: how many requests could not be read.
     """
 
-    def __init__(
-        self,
-        link: Link,
-        keys: Keys,
-        instance: str,
-        *,
-        outbox: Outbox,
-        ownership: Ownership,
-        notes: DeadlineNotes,
-        start: Callable[[Coroutine[Any, Any, None]], None],
-    ) -> None:
-        self._link = link
-        self._keys = keys
-        self._instance = instance
-        self._outbox = outbox
-        self._ownership = ownership
-        self._notes = notes
-        self._start = start
-        # Runs that have ended, and whose sessions are asked about.
-        self._doubtful = 0
-        self._settled = asyncio.Event()
+    link: Link
+    keys: Keys
+    instance: str
+    outbox: Outbox
+    ownership: Ownership
+    notes: DeadlineNotes
+    start: Callable[[Coroutine[Any, Any, None]], None]
+    # Runs that have ended, and whose sessions are asked about.
+    _doubtful: int = 0
+    _settled: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
+    malformed: int = 0
+
+    def __post_init__(self) -> None:
         self._settled.set()
-        self.malformed = 0
 
     async def settled(self) -> None:
         """Wait until it is known whose the sessions of all ended runs are."""
@@ -535,9 +528,9 @@ class Endings:
         with the same idempotency key, unless an earlier attempt began ``once`` work.
         """
         if not (frees or delivery.noted or delivery.queue.sticky):
-            self._outbox.finish(delivery, frame)
-        elif delivery.queue.sticky and self._ownership.doubts(delivery):
-            self._start(self._finish_doubtful(delivery, frame, frees))
+            self.outbox.finish(delivery, frame)
+        elif delivery.queue.sticky and self.ownership.doubts(delivery):
+            self.start(self._finish_doubtful(delivery, frame, frees))
         else:
             self._finish(delivery, frame, frees)
 
@@ -548,9 +541,9 @@ class Endings:
             frames, document = join_frames([frame]), encode(delivery.request)
             entry, fence, replies = delivery.entry, delivery.fence, delivery.replies
             frees = self._freed(delivery)
-            bury(self._link, delivery.queue, Burial(entry, fence, reason, delivery.attempt, error, document, replies, frames, frees))
+            bury(self.link, delivery.queue, Burial(entry, fence, reason, delivery.attempt, error, document, replies, frames, frees))
 
-        self._outbox.then(now)
+        self.outbox.then(now)
         self._drop_note(delivery)
 
     def set_aside(self, stream: RequestStream, bad: BadEntry) -> None:
@@ -561,12 +554,12 @@ class Endings:
         if bad.address is not None:
             call, agent = bad.address
             error = ErrorInfo("invalid_arguments", "malformed_request", bad.reason)
-            frame = Frame(call, new_run(), bad.attempt, kind="end", end_of_stream=True, error=error, worker=self._instance)
-            replies, frames = self._keys.replies(agent), join_frames([encode(frame)])
-        bury(self._link, stream, Burial(bad.entry, bad.fence, "malformed", bad.attempt, bad.reason, bad.document, replies, frames))
+            frame = Frame(call, new_run(), bad.attempt, kind="end", end_of_stream=True, error=error, worker=self.instance)
+            replies, frames = self.keys.replies(agent), join_frames([encode(frame)])
+        bury(self.link, stream, Burial(bad.entry, bad.fence, "malformed", bad.attempt, bad.reason, bad.document, replies, frames))
 
     def _finish(self, delivery: Delivery, frame: bytes, frees: bool) -> None:
-        self._outbox.finish(delivery, frame, self._freed(delivery) if frees else None)
+        self.outbox.finish(delivery, frame, self._freed(delivery) if frees else None)
         self._drop_note(delivery)
 
     async def _finish_doubtful(self, delivery: Delivery, frame: bytes, frees: bool) -> None:
@@ -574,7 +567,7 @@ class Endings:
         self._settled.clear()
         try:
             # Once another worker has answered in the session, a result computed from its state here must not be sent.
-            if await self._ownership.settle([delivery]):
+            if await self.ownership.settle([delivery]):
                 self._finish(delivery, frame, frees)
         finally:
             self._doubtful -= 1
@@ -583,14 +576,14 @@ class Endings:
 
     def _freed(self, delivery: Delivery) -> FreedKey | None:
         """Return the idempotency key that is free again when a delivery fails, if it has one."""
-        request, server = delivery.request, self._link.server
+        request, server = delivery.request, self.link.server
         if not request.shared:
             return None
         if delivery.server and (server is None or server.run_id.encode() != delivery.server):
             # This server may lack the mark that would say that an earlier attempt began.
             return None
-        return FreedKey(self._keys.shared(share_digest(request)), request.id, self._keys.started(request.id), delivery.run)
+        return FreedKey(self.keys.shared(share_digest(request)), request.id, self.keys.started(request.id), delivery.run)
 
     def _drop_note(self, delivery: Delivery) -> None:
         if delivery.noted:
-            self._outbox.then(lambda: self._notes.drop(delivery))
+            self.outbox.then(lambda: self.notes.drop(delivery))

@@ -19,13 +19,14 @@ from toolbus.bus.broker.registry.registry import TTL
 from toolbus.bus.broker.replies.finish import MOST_BYTES, MOST_IDS
 from toolbus.bus.broker.server import scripts
 from toolbus.bus.broker.server.keys import Keys
-from toolbus.bus.broker.server.reading import MOST_ENTRY_DIGITS, MOST_INTEGER, MOST_TEXT, identifier, skip
+from toolbus.bus.broker.server.reading import MOST_ENTRY_DIGITS, MOST_INTEGER, MOST_TEXT, identifier, skip, skipping
 from toolbus.bus.broker.take.sessions import OWNER_TTL, SNAPSHOT_TTL
 from toolbus.bus.broker.transport.command import Reply, ReplyError
 from toolbus.bus.broker.transport.connection import BLOCK
 from toolbus.bus.broker.transport.link import Link
+from toolbus.bus.broker.transport.links import upkeep_step
 from toolbus.bus.values.envelope import OLDEST, VERSION, Frame, decode_frames, entry_limit
-from toolbus.bus.values.results import BrokerError, BrokerUnavailable, EnvelopeError
+from toolbus.bus.values.results import BrokerError, BrokerUnavailable
 from toolbus.bus.values.settings import LONGEST_LEASE, Settings
 
 _READ_COUNT = 512
@@ -180,11 +181,9 @@ class ReplyReader:
         """Renew the reply stream until cancelled; one that is gone, or takes no more entries, is made anew."""
         while True:
             await asyncio.sleep(self.renew_every)
-            try:
+            with upkeep_step():
                 if await self.listen():
                     self._lost()
-            except BrokerError as error:
-                telemetry.log.warning("upkeep.failed", error=str(error))
 
     async def listen(self) -> bool:
         """Make the reply stream, or renew it; return whether replies may be lost, since there was none or another one.
@@ -294,10 +293,8 @@ class ReplyReader:
         self.resync = True
 
     def _confirmed(self, id: bytes) -> None:
-        try:
+        with skipping(self.key, field="c"):
             self._confirmations.answered(identifier(id))
-        except EnvelopeError as error:
-            skip(self.key, error, field="c")
 
     def _hand_over(self, frames: list[Frame]) -> None:
         try:

@@ -1,10 +1,12 @@
 """Readers of what a server holds. Any client may have written it, so each value is checked: its type, its size, its bounds.
 
-Each reader raises ``EnvelopeError`` and nothing else. Callers that can do without the value skip it with ``skip``.
+Each reader raises ``EnvelopeError`` and nothing else. Callers that can do without the value read it within ``skipping``.
 """
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import TypeVar
 
 import msgspec
@@ -109,6 +111,15 @@ def shown(value: object) -> str:
         value = value[:_MOST_SHOWN].decode("utf-8", "backslashreplace")
     found = str(value)
     return found if len(found) <= _MOST_SHOWN else f"{found[:_MOST_SHOWN]}…"
+
+
+@contextlib.contextmanager
+def skipping(key: str, *, field: object = "") -> Iterator[None]:
+    """Leave out what can't be read within, as ``skip`` does."""
+    try:
+        yield
+    except EnvelopeError as error:
+        skip(key, error, field=field)
 
 
 def skip(key: str, error: EnvelopeError | str, *, field: object = "") -> None:

@@ -15,7 +15,7 @@ from toolbus.bus.broker.server.reading import document, shown, text
 from toolbus.bus.broker.statistics.answers import InstanceAnswer
 from toolbus.bus.broker.transport.command import fields_of
 from toolbus.bus.broker.transport.link import Link
-from toolbus.bus.broker.transport.links import server_ms
+from toolbus.bus.broker.transport.links import pages, server_ms
 from toolbus.bus.values.envelope import new_id
 from toolbus.bus.values.results import EnvelopeError
 
@@ -91,8 +91,7 @@ async def _instances(link: Link, keys: Keys, service: str) -> dict[str, tuple[st
 
 async def _read(link: Link, key: str, after: bytes, expected: Iterable[str], found: dict[str, InstanceAnswer]) -> bytes:
     """Take in the answers after an entry; return the last entry that was read."""
-    while True:
-        entries = await link.execute("XRANGE", key, after, "+", "COUNT", _PAGE)
+    async for entries in pages(link, key, _PAGE, after):
         for entry, flat in entries:
             after = b"(" + entry
             try:
@@ -102,8 +101,7 @@ async def _read(link: Link, key: str, after: bytes, expected: Iterable[str], fou
                 continue
             if answer.instance in expected:
                 found.setdefault(answer.instance, answer)
-        if len(entries) < _PAGE:
-            return after
+    return after
 
 
 def merged(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:

@@ -14,7 +14,7 @@ from toolbus.bus.broker.lease.clock import ServerClock
 from toolbus.bus.broker.protocols import Ending, Outcome
 from toolbus.bus.broker.server import scripts
 from toolbus.bus.broker.server.keys import Keys
-from toolbus.bus.broker.server.reading import document, skip
+from toolbus.bus.broker.server.reading import document, skipping
 from toolbus.bus.broker.take.requests import Delivery
 from toolbus.bus.broker.transport.command import Reply, fields_of
 from toolbus.bus.broker.transport.link import Link
@@ -115,14 +115,11 @@ async def after(link: Link, key: str, entry: str, limit: int = _PAGE) -> tuple[l
 def _read(key: str, entries: list[tuple[bytes, list[bytes]]]) -> list[RecentCall]:
     found: list[RecentCall] = []
     for entry, flat in entries:
-        try:
+        with skipping(key):
             record = document(fields_of(flat).get(b"c", b""), _records, most=_MOST_DOCUMENT)
             _check(record)
-        except EnvelopeError as error:
-            skip(key, error)
-            continue
-        record.entry = entry.decode("ascii", "replace")
-        found.append(record)
+            record.entry = entry.decode("ascii", "replace")
+            found.append(record)
     return found
 
 

@@ -20,6 +20,7 @@ from toolbus.bus.broker.transport.command import ReplyError, fields_of
 from toolbus.bus.broker.transport.connection import BLOCK
 from toolbus.bus.broker.transport.links import Links
 from toolbus.bus.broker.transport.opening import Failing
+from toolbus.bus.support.deadlines import at_most
 from toolbus.bus.values.envelope import EntryNumbers, decode_request, numbers_of
 from toolbus.bus.values.results import BrokerError, BrokerUnavailable, EnvelopeError
 
@@ -243,9 +244,7 @@ class Intake:
 
     async def pause(self) -> None:
         """Wait a moment, or until ``interrupt``."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_RETRY):
-                await self._interrupted.wait()
+        await at_most(_RETRY, self._interrupted.wait())
 
     # -- reading ----------------------------------------------------------------------------------
 

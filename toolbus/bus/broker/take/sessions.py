@@ -14,11 +14,11 @@ from toolbus.bus import telemetry
 from toolbus.bus.broker.protocols import MOST_SNAPSHOT, NO_SNAPSHOT, SessionListener, Snapshot, session_of
 from toolbus.bus.broker.server import scripts
 from toolbus.bus.broker.server.keys import Keys, session_digest
-from toolbus.bus.broker.server.reading import integer, skip, text
+from toolbus.bus.broker.server.reading import integer, skip, skipping, text
 from toolbus.bus.broker.take.requests import Delivery, Fence, RequestStream
 from toolbus.bus.broker.transport.command import Reply, ReplyError
 from toolbus.bus.broker.transport.link import Link
-from toolbus.bus.values.results import BrokerError, EnvelopeError
+from toolbus.bus.values.results import BrokerError
 
 _MOST = 256
 # Sessions of one script that looks through their lines.
@@ -339,10 +339,8 @@ class Snapshots:
         found = await self._link.execute_script(scripts.LOAD, (key,), (MOST_SNAPSHOT, _MOST_WORD), repeatable=True)
         if len(found) == 3:
             state, call, document = found
-            try:
+            with skipping(key):
                 return Snapshot(text(state, most=_MOST_WORD), text(call, most=_MOST_WORD), document)
-            except EnvelopeError as error:
-                skip(key, error)
         elif found:
             skip(key, found[0].decode("utf-8", "replace"))
         return NO_SNAPSHOT if found else None

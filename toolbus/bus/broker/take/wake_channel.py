@@ -12,11 +12,11 @@ from toolbus.bus.broker.held.confirmations import Confirmations
 from toolbus.bus.broker.lease.clock import ServerClock
 from toolbus.bus.broker.lease.recover import Upkeep
 from toolbus.bus.broker.protocols import WorkerListener
-from toolbus.bus.broker.server.reading import document, identifier, integer, skip
+from toolbus.bus.broker.server.reading import document, identifier, integer, skipping
 from toolbus.bus.broker.take.intake import Intake
 from toolbus.bus.broker.take.requests import RequestStream
 from toolbus.bus.broker.transport.link import Link
-from toolbus.bus.values.results import BrokerError, EnvelopeError
+from toolbus.bus.values.results import BrokerError
 
 # As many as a worker remembers.
 _MOST_CANCELLED = 10_000
@@ -64,10 +64,8 @@ class WakeChannel(msgspec.Struct, eq=False):
             telemetry.log.warning("cancelled.unread", service=stream.service, error=str(error))
             return
         for call in calls:
-            try:
+            with skipping(stream.cancelled, field=call):
                 self.listener.on_cancelled(identifier(call))
-            except EnvelopeError as error:
-                skip(stream.cancelled, error, field=call)
 
     def catch_up(self) -> None:
         """Learn what was published while there was no connection. Returns at once."""
@@ -91,11 +89,9 @@ class WakeChannel(msgspec.Struct, eq=False):
         # A client publishes nothing but strings; what else there is comes from a server gone wrong.
         channel, payload = (each.decode("utf-8", "replace") if isinstance(each, bytes) else "" for each in message[1:])
         word, _, rest = payload.partition(" ")
-        try:
+        with skipping(channel, field=word):
             if channel != self.everybodys or word == "stats":
                 self._dispatch(channel, word, rest)
-        except EnvelopeError as error:
-            skip(channel, error, field=word)
 
     def _dispatch(self, channel: str, word: str, rest: str) -> None:
         if word == "cancel":

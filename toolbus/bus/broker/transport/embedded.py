@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import BinaryIO, Self
 from urllib.parse import quote
 
-from toolbus.bus.broker.transport.bounded import BoundedSocket
+import redis
+
+from toolbus.bus.broker.transport import clients
 from toolbus.bus.values.results import BrokerUnavailable, ConfigurationError
 
 MARK = b"# Written by toolbus for its embedded server, at each start.\n"
@@ -328,27 +330,14 @@ def free_port() -> int:
 
 
 def _answering_pid(port: int, password: str) -> int | None:
-    """Return the process id of the server that answers PING on a port; None while none does, or while it still loads."""
-    commands = [["PING"], ["INFO", "server"], ["QUIT"]]
-    if password:
-        commands.insert(0, ["AUTH", password])
+    """Return the process id of the server that answers on a port, which may be anybody's; None while none does, or while it still loads."""
     try:
-        with socket.create_connection((HOST, port), timeout=1.0) as connection:
-            # It may be anybody's port.
-            bounded = BoundedSocket(connection)
-            bounded.sendall(b"".join(map(_packed, commands)))
-            answer = b"".join(iter(lambda: bounded.recv(65_536), b""))
-    except OSError:
+        with clients.client({"host": HOST, "port": port, "password": password or None}, 1.0) as client:
+            found: dict[str, object] = client.info("server") if client.ping() else {}
+    except (OSError, ValueError, redis.RedisError):
         return None
-    if b"+PONG\r\n" not in answer:
-        return None
-    _, found, rest = answer.partition(b"process_id:")
-    return int(rest.split(b"\r\n", 1)[0]) if found else None
-
-
-def _packed(command: list[str]) -> bytes:
-    words = [word.encode() for word in command]
-    return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
+    pid = found.get("process_id")
+    return pid if isinstance(pid, int) else None
 
 
 def _quoted(value: str) -> str:

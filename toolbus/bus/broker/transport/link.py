@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 import ssl
 from collections import deque
@@ -17,6 +16,8 @@ from toolbus.bus.broker.transport.command import ELSEWHERE, SOON, Command, OnRep
 from toolbus.bus.broker.transport.connection import BLOCK, Connector, explain
 from toolbus.bus.broker.transport.discovery import Node
 from toolbus.bus.broker.transport.wire import SUBSCRIBING, Wire, answer, pack, unheard
+from toolbus.bus.support.deadlines import at_most
+from toolbus.bus.support.racing import either
 
 _ASKING = Command(pack(("ASKING",)), unheard, True)
 _NOT_HERE = frozenset({"ASK", *ELSEWHERE, *SOON})
@@ -210,13 +211,7 @@ class Link(Wire):
 
     async def _unless(self, event: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
         """Do something that an event cuts short: connecting may take seconds. Raises what the work raises."""
-        working, cut = self._loop.create_task(work), self._loop.create_task(event.wait())
-        try:
-            await asyncio.wait([working, cut], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in (working, cut):
-                task.cancel()
-            await asyncio.wait([working, cut])
+        working, _ = await either(work, event.wait())
         if not working.cancelled():
             working.result()
 
@@ -436,9 +431,7 @@ class Link(Wire):
 
     async def _pause(self, seconds: float) -> None:
         """Wait about so long, or until another server is known to be the master."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds * random.uniform(0.5, 1.0)):  # noqa: S311 - jitter, not a secret
-                await self._relocated.wait()
+        await at_most(seconds * random.uniform(0.5, 1.0), self._relocated.wait())  # noqa: S311 - jitter, not a secret
 
     async def _reconnect(self) -> None:
         if self._loop.time() - self._connected_at < _SETTLED:

@@ -27,7 +27,7 @@ from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.broker.transport.mastership import mastership
 from toolbus.bus.broker.transport.wire import unheard
 from toolbus.bus.telemetry.background import keep_running
-from toolbus.bus.values.results import BrokerUnavailable, ToolbusError
+from toolbus.bus.values.results import BrokerError, BrokerUnavailable, ToolbusError
 
 _OPENING = 10.0
 
@@ -242,6 +242,15 @@ class ProbingLink(ShortLink):
 
 
 @contextlib.contextmanager
+def upkeep_step() -> Iterator[None]:
+    """Go on after a step of the upkeep that the server refused, or did not answer in time; the log tells of it."""
+    try:
+        yield
+    except (BrokerError, TimeoutError) as error:
+        telemetry.log.warning("upkeep.failed", error=str(error) or "the server did not answer")
+
+
+@contextlib.contextmanager
 def _naming(keys: Sequence[object]) -> Iterator[None]:
     try:
         yield
@@ -260,13 +269,37 @@ async def scan_hash(link: Link, key: str) -> AsyncIterator[tuple[bytes, bytes]]:
     Raises:
         BrokerError: the server could not be asked.
     """
-    cursor: bytes = b"0"
-    while True:
-        cursor, flat = await link.execute("HSCAN", key, cursor, "COUNT", _SCAN_COUNT, repeatable=True)
+    async for flat in scan(link, "HSCAN", key, "COUNT", _SCAN_COUNT):
         for field in fields_of(flat).items():
             yield field
+
+
+async def scan(link: Link, command: str, key: str, *options: object) -> AsyncIterator[list[bytes]]:
+    """Yield what a scan of a key, or without one of the server, finds at a time.
+
+    Raises:
+        BrokerError: the server could not be asked.
+    """
+    scanned, cursor = (key,) if key else (), b"0"
+    while True:
+        cursor, found = await link.execute(command, *scanned, cursor, *options, repeatable=True)
+        yield found
         if cursor == b"0":
             return
+
+
+async def pages(link: Link, key: str, size: int, after: str | bytes = "-") -> AsyncIterator[list[tuple[bytes, list[bytes]]]]:
+    """Yield the entries of a stream, so many at a time; ``after`` is where ``XRANGE`` begins.
+
+    Raises:
+        BrokerError: the server could not be asked.
+    """
+    while True:
+        entries = await link.execute("XRANGE", key, after, "+", "COUNT", size, repeatable=True)
+        yield entries
+        if len(entries) < size:
+            return
+        after = b"(" + entries[-1][0]
 
 
 async def server_ms(link: Link) -> float:

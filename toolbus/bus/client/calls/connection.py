@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import threading
 import time
@@ -20,7 +19,7 @@ from toolbus.bus.client.calls.refusals import unfinished, untaken
 from toolbus.bus.client.tools.catalogue import Catalogue
 from toolbus.bus.client.tools.tool import Tool
 from toolbus.bus.client.tools.view import ToolView
-from toolbus.bus.support.deadlines import Deadlines
+from toolbus.bus.support.deadlines import Deadlines, at_most
 from toolbus.bus.values.envelope import NEW_STATE
 from toolbus.bus.values.results import BrokerError, ErrorInfo, deadline_exceeded
 from toolbus.bus.values.settings import Settings
@@ -200,9 +199,7 @@ class WaitingCalls:
     async def _until(self, ready: Callable[[], bool], waiting: Call | Arrival, catalogue: Catalogue, limit: float) -> None:
         self._waiting[waiting] = time.monotonic()
         try:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(limit):
-                    await catalogue.wait(ready)
+            await at_most(limit, catalogue.wait(ready))
         finally:
             del self._waiting[waiting]
 

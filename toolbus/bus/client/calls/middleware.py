@@ -12,7 +12,7 @@ from toolbus.bus import telemetry
 from toolbus.bus.client.calls.call import Call, CallTarget
 from toolbus.bus.client.calls.dispatcher import Dispatcher
 from toolbus.bus.client.calls.refusals import check_name
-from toolbus.bus.middleware.chain import Middleware, ToolCall, chained
+from toolbus.bus.middleware import Middleware, ToolCall, chained
 from toolbus.bus.support.safe_text import reason_of, type_name
 from toolbus.bus.values.envelope import new_id
 from toolbus.bus.values.events import Event, Finished, Text

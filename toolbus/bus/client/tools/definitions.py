@@ -12,8 +12,7 @@ import msgspec
 
 from toolbus.bus import telemetry
 from toolbus.bus.client.tools.catalogue import Catalogue
-from toolbus.bus.client.tools.groups import ToolGroup
-from toolbus.bus.client.tools.tool import Tool, replaced_names, wire_name
+from toolbus.bus.client.tools.tool import Tool, ToolGroup, replaced_names, wire_name
 from toolbus.bus.schema.dialects import (
     ANTHROPIC,
     MOST_STRICT_TOOLS,

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from toolbus.bus import telemetry
+from toolbus.bus.support.deadlines import at_most
 from toolbus.bus.support.safe_text import reason_of
 from toolbus.bus.values.envelope import Request, encode
 from toolbus.bus.values.results import CallRefused, ConfigurationError, ErrorInfo, ToolError
@@ -273,9 +274,7 @@ class Isolation:
         process, self._process = self._process, None
         if process is not None:
             # Its connection is closed, at which it kills the children and ends.
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_DIES_WITHIN):
-                    await process.wait()
+            await at_most(_DIES_WITHIN, process.wait())
             if process.returncode is None:
                 process.kill()
                 await process.wait()
@@ -389,9 +388,7 @@ class Isolation:
             raise died(f"the process of the tool {made.name!r} said {error}, and was ended", once=begin is not None) from None
         except ChildLost:
             self._kill(child)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_DIES_WITHIN):
-                    await asyncio.shield(child.died)
+            await at_most(_DIES_WITHIN, asyncio.shield(child.died))
             raise death(child.died.result() if child.died.done() else Report("died"), made, once=begin is not None) from None
         finally:
             if fit and child.calls < _MOST_CALLS and not child.died.done():

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from toolbus.bus import telemetry
 from toolbus.bus.broker.admin import Admin
+from toolbus.bus.support.deadlines import at_most
 from toolbus.bus.telemetry.background import keep_running
 from toolbus.bus.values.results import ConfigurationError, ToolbusError
 from toolbus.bus.values.settings import Settings
@@ -213,9 +214,7 @@ class Supervisor:
                 delay = _BACKOFF_FIRST if time.monotonic() - started > _STABLE_AFTER else min(delay * 2, _BACKOFF_MOST)
                 telemetry.log.warning("supervisor.restarting", slot=child.slot, pid=pid, code=code, after=round(delay, 2))
                 self.restarts += 1
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(delay * random.uniform(0.5, 1.0)):  # noqa: S311 - jitter
-                        await self._changed.wait()
+                await at_most(delay * random.uniform(0.5, 1.0), self._changed.wait())  # noqa: S311 - jitter
                 if changes != self._changes:
                     delay = _BACKOFF_FIRST
             if child.ending.is_set():

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from toolbus.bus.middleware.chain import Next, ToolCall
+from toolbus.bus.middleware import Next, ToolCall
 from toolbus.bus.values import rules
 from toolbus.bus.values.results import UNSETTLED, Blob, ConfigurationError, ToolResult
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 
 import msgspec
 
-from toolbus.bus.middleware.chain import Next, ToolCall
+from toolbus.bus.middleware import Next, ToolCall
 from toolbus.bus.support.safe_text import type_name
 from toolbus.bus.values import rules
 from toolbus.bus.values.results import ERROR_TYPES, OF_TOOLS, BrokerError, ErrorInfo, ToolResult, deadline_exceeded

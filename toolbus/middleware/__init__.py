@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 from toolbus.bus.support.lazy import lazily
 
 if TYPE_CHECKING:
-    from toolbus.bus.middleware.cache import Answers, Cache
-    from toolbus.bus.middleware.chain import Middleware, Next, ToolCall, only
-    from toolbus.bus.middleware.limits import CircuitBreaker, Metering, Quota, RateLimit, Timeout
+    from toolbus.bus.middleware import Middleware, Next, ToolCall, only
+    from toolbus.middleware.cache import Answers, Cache
+    from toolbus.middleware.limits import CircuitBreaker, Metering, Quota, RateLimit, Timeout
 
 __all__ = ["Answers", "Cache", "CircuitBreaker", "Metering", "Middleware", "Next", "Quota", "RateLimit", "Timeout", "ToolCall", "only"]
 
 __getattr__, __dir__ = lazily(
     globals(),
     {
-        "toolbus.bus.middleware.cache": ("Cache", "Answers"),
-        "toolbus.bus.middleware.chain": ("Middleware", "Next", "ToolCall", "only"),
-        "toolbus.bus.middleware.limits": ("CircuitBreaker", "Metering", "Quota", "RateLimit", "Timeout"),
+        "toolbus.bus.middleware": ("Middleware", "Next", "ToolCall", "only"),
+        "toolbus.middleware.cache": ("Cache", "Answers"),
+        "toolbus.middleware.limits": ("CircuitBreaker", "Metering", "Quota", "RateLimit", "Timeout"),
     },
 )
