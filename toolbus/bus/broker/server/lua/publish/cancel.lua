@@ -22,13 +22,17 @@ if own then
 end
 if waits then return 'shared' end
 
+-- What another group had delivered, and this one has not delivered again, is not pending. Work that must not happen twice has left a mark.
+local began = own and ARGV[8] == '1' and redis.pcall('EXISTS', ARGV[7] .. 'started:' .. call)
+if is_elsewhere(began) then return try_again() end
+
 local function take_back(entry)
   if #redis.call('XRANGE', queue, entry, entry) == 0 then return 'gone' end
   local pending = redis.pcall('XPENDING', queue, 'g', entry, entry, 1)
   local untaken = #pending == 0
   -- Whether a group that is gone had delivered it, nobody knows. A request that waits for the worker that has its session, before its
   -- first attempt, never ran.
-  if not pending.err and (untaken or (pending[1][2]:sub(1, 4) == '~to:' and pending[1][4] <= 1)) then
+  if not pending.err and began ~= 1 and (untaken or (pending[1][2]:sub(1, 4) == '~to:' and pending[1][4] <= 1)) then
     if not untaken then redis.call('XACK', queue, 'g', entry) end
     redis.call('XDEL', queue, entry)
     return 'removed'
