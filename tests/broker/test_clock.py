@@ -47,6 +47,7 @@ def test_who_hears_of_the_server_all_the_time_may_judge(times: Times) -> None:
     times.pass_lease()
     assert times.clock.trusted
     assert times.clock.server_ms() == pytest.approx((times.now + SKEW) * 1000)
+    assert times.clock.server_time(times.now - 5.0) == pytest.approx(times.now - 5.0 + SKEW)
 
 
 @pytest.mark.parametrize(("there", "back"), [(0.0, 4.0), (4.0, 0.0), (2.0, 2.0)])

@@ -107,3 +107,20 @@ async def test_a_read_that_can_not_be_told_is_told_later(waiting: WaitingTake, m
     blocking.server, writing.connected = server, True
     await eventually(lambda: writing.names)
     await waiting.end()
+
+
+async def test_what_is_no_longer_read_waits_for_the_read_that_is_under_way(waiting: WaitingTake) -> None:
+    """It is told to end, again and again, and a later one is not waited for; without a read there is nothing to wait for."""
+    async with asyncio.timeout(2):
+        await waiting.taking.intake.passed()
+    await waiting.begin()
+    passing = asyncio.ensure_future(waiting.taking.intake.passed())
+    for number in (1, 2, 3):
+        await eventually(lambda number=number: waiting.taking.writing.names.count("CLIENT") >= number)
+    assert not passing.done()
+    await waiting.end()
+    await waiting.taking.intake.take(10)
+    await waiting.begin()
+    async with asyncio.timeout(2):
+        await passing
+    await waiting.end()

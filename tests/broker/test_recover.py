@@ -266,6 +266,15 @@ async def test_a_suspect_that_waits_makes_room(recovery: Recovery, left: int) ->
     assert recovery.bench.link.keys("reap") == [(stream.key, stream.fence, KEYS.live, KEYS.pulse)]
 
 
+@pytest.mark.parametrize(("delivered", "newest"), [(b"0-0", (5, 7)), (b"5-10", (5, 10)), (b"9-1", (9, 1))])
+async def test_a_reap_tells_how_far_the_group_has_come(recovery: Recovery, delivered: bytes, newest: tuple[int, int]) -> None:
+    """It never went back by that."""
+    recovery.bench.stream.newest = (5, 7)
+    recovery.bench.link.answers["reap"] = lambda keys, args: [*FENCE, [], 0, delivered]
+    await recovery.upkeep.recover()
+    assert recovery.bench.stream.newest == newest
+
+
 async def test_what_was_ours_all_the_time_is_no_news(recovery: Recovery) -> None:
     """It only looked as if nobody renewed it; what another had in between is another delivery, and the first is lost."""
     held = recovery.bench.hold(b"1-0")

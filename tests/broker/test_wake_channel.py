@@ -135,6 +135,8 @@ async def test_a_new_stream_hears_of_earlier_cancellations(waking: Waking) -> No
     assert waking.bench.link.args("ZREVRANGE") == [(KEYS.cancelled("pool"), 0, 9_999)]
     waking.bench.link.answers["ZREVRANGE"] = BrokerUnavailable("gone")
     await waking.channel.read_cancelled(waking.bench.stream)
+    waking.channel.leave(waking.bench.stream)
+    assert waking.bench.link.channels == []
 
 
 async def test_after_a_reconnect_what_was_published_meanwhile_is_looked_up(waking: Waking) -> None:

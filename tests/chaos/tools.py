@@ -89,7 +89,27 @@ def _answers(record: Record, revision: int) -> Tools:
             await invocation().confirm(f"Go on with {key}?", timeout=60.0)
             return f"{key}:allowed"
 
-    return [echo, pay, nested, deep, silent, ask]
+    return [echo, pay, nested, deep, silent, ask, _revised(record, revision)]
+
+
+def _revised(record: Record, revision: int) -> Callable[..., object]:
+    """Return a tool that one of the two revisions can't be called with as the other one can."""
+    if not revision:
+
+        @tool(service=SERVICE, effect="read")
+        async def revised(key: str) -> str:
+            """Answer."""
+            with record(key):
+                return f"{key}:older"
+    else:
+
+        @tool(service=SERVICE, effect="read")
+        async def revised(key: str, mark: str) -> str:
+            """Answer with a mark."""
+            with record(key):
+                return f"{key}:{mark}"
+
+    return revised
 
 
 async def _with_inner(key: str, tool: str, **arguments: object) -> str:

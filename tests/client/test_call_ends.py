@@ -87,6 +87,16 @@ async def test_a_call_that_is_dropped_keeps_nothing(ended: bool) -> None:
     assert host.withdrawn == ([] if ended else [call])
 
 
+async def test_a_call_that_is_attached_to_another_one_is_not_launched_again() -> None:
+    """It reads the replies of that one until its deadline."""
+    host = Host()
+    call = made(host, launched=False)
+    call.attached(other := request(), 30.0)
+    call.feed(answer(1, "done"), 1.0)
+    assert (await call.result()).output == "done"
+    assert (call.request, call.deadline, host.launched) == (other, 30.0, [])
+
+
 async def test_a_dropped_call_that_nobody_streams_has_the_error_alone() -> None:
     """It kept no events."""
     call = made(Host())

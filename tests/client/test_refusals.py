@@ -7,7 +7,16 @@ from types import SimpleNamespace
 import pytest
 
 from toolbus.bus.broker.protocols import Verdict
-from toolbus.bus.client.calls.refusals import refusal_of, unavailable, unknown_service, unknown_tool, withdrawn, wrong_arguments
+from toolbus.bus.client.calls.refusals import (
+    refusal_of,
+    unavailable,
+    unfinished,
+    unknown_service,
+    unknown_tool,
+    untaken,
+    withdrawn,
+    wrong_arguments,
+)
 from toolbus.bus.client.tools.catalogue import Catalogue, Documents
 from toolbus.bus.values.results import ErrorInfo
 
@@ -91,15 +100,40 @@ def test_a_tool_that_is_gone_says_since_when(ago: float, said: str) -> None:
 def test_an_unknown_service_is_named() -> None:
     """A service that nobody registered is not found."""
     error = unknown_service("calc")
-    assert (error.type, error.retryable) == ("not_found", False)
+    assert (error.type, error.code, error.retryable) == ("not_found", "unknown_service", False)
     assert "'calc'" in error.message
 
 
 def test_what_nobody_serves_may_be_tried_again() -> None:
     """A known tool without a worker is unavailable for now, and the message says what to do."""
     error = unavailable("tool 'add'", "calc")
-    assert (error.type, error.retryable) == ("unavailable", True)
+    assert (error.type, error.code, error.retryable) == ("unavailable", "no_worker", True)
     assert all(word in error.message for word in ("tool 'add'", "'calc'", "wait="))
+
+
+@pytest.mark.parametrize(
+    ("available", "why"),
+    [(True, "every worker of 'calc' was busy, or the service is paused"), (False, "no live worker serves 'calc' now")],
+)
+def test_what_no_worker_took_did_not_run(available: bool, why: str) -> None:
+    """The message says why nobody did."""
+    error = untaken(ErrorInfo("deadline_exceeded", message="late"), "calc", available=available)
+    assert error == ErrorInfo("deadline_exceeded", "not_taken", f"late: no worker took the call, so it did not run; {why}")
+
+
+@pytest.mark.parametrize(
+    ("waited", "available", "code", "said"),
+    [
+        (0.0, True, "not_finished", "late: a worker took it and did not finish it in time"),
+        (8_000.0, True, "began_late", "late: a worker took it and did not finish it in time"),
+        (0.0, False, "worker_lost", "late: the worker that took it has stopped, and no live worker serves 'calc' now"),
+    ],
+)
+def test_what_a_worker_did_not_finish_says_what_kept_it(waited: float, available: bool, code: str, said: str) -> None:
+    """Its wait, its work, or the end of its worker."""
+    error = unfinished(ErrorInfo("deadline_exceeded", message="late"), "calc", 9.0, waited, available=available)
+    assert (error.type, error.code) == ("deadline_exceeded", code)
+    assert error.message.startswith(said)
 
 
 def test_arguments_that_are_no_object_are_named_by_their_type() -> None:

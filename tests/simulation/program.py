@@ -22,7 +22,6 @@ OUT_OF_REACH = {
     "held/routes": "no gateways take part",
     "held/settle": "no tasks or conversations take part",
     "held/write": "no tasks or conversations take part",
-    "recover/hand_over": "both revisions have the same tools",
     "sessions/load": "no service restores states",
     "sessions/save": "no service restores states",
 }

@@ -77,7 +77,8 @@ def _wrong_failure(case: Case, planned: Planned, ended: Ended) -> str:
     if ended.error in {"unavailable", "overloaded"} or ended.code == "ReplyError":
         # Another call with its idempotency key may have run, and what a handler calls may be refused.
         ran = sum(not begun.call or begun.call == ended.id for begun in case.begun.get(planned.work, ()))
-        return f"refused as {told}, but its handler began {ran} times" if ran and planned.tool not in _CALLING else ""
+        again = planned.tool in _CALLING or ended.code == "other_revision"
+        return f"refused as {told}, but its handler began {ran} times" if ran and not again else ""
     # Any call may be given up, once faults have taken as many runs from it as poison gets; a first delivery counts before it runs.
     given_up = ended.code == "max_deliveries" or ended.error == "deadline_exceeded"
     if given_up and began >= case.options.max_deliveries - 1:
@@ -90,6 +91,9 @@ def _wrong_failure(case: Case, planned: Planned, ended: Ended) -> str:
         case "hang" if ended.error == "deadline_exceeded":
             return ""
         case "hog" if ended.code == "MemoryError":
+            return ""
+        # Only one revision has it, whose workers may be gone.
+        case "revised" if ended.error == "invalid_arguments" and not began:
             return ""
         case "endless" if ended.code == "output_limit":
             return ""

@@ -13,6 +13,8 @@ def expected(planned: Planned) -> str | None:
             return f"{key}:{arguments['text']}"
         case "nested":
             return f"{key}:({inner(key)}:{arguments['text']})"
+        case "revised":
+            return f"{key}:{arguments['mark']}"
         case "ask":
             return f"{key}:allowed"
         case "pay":

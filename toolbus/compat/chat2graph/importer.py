@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,33 +33,6 @@ from toolbus.toolkit.graph import Toolkit as Graph
 from toolbus.toolkit.presets import MAX_BYTES, LiveGroup, Source, read_preset
 
 
-class ToolEntry(msgspec.Struct, frozen=True):
-    """A class of tools in a module."""
-
-    path: str
-    name: str
-    module: str
-    description: str
-
-
-class GroupEntry(msgspec.Struct, frozen=True):
-    """An MCP server, with its transport as it is written."""
-
-    path: str
-    name: str
-    transport: dict[str, Any]
-
-
-class ActionEntry(msgspec.Struct, frozen=True):
-    """An action; ``tools`` are names of tools and MCP servers."""
-
-    path: str
-    id: str
-    name: str
-    description: str
-    tools: tuple[str, ...]
-
-
 class OperatorEntry(msgspec.Struct, frozen=True):
     """An operator; ``actions`` are names. Operators have no name of their own, so it is the expert's, with a number if it has several."""
 
@@ -78,19 +51,6 @@ class ExpertEntry(msgspec.Struct, frozen=True):
     operators: tuple[str, ...]
 
 
-class Config(msgspec.Struct, frozen=True):
-    """A file's entries that can be used; ``chains`` are names of actions."""
-
-    name: str
-    description: str
-    tools: tuple[ToolEntry, ...]
-    groups: tuple[GroupEntry, ...]
-    actions: tuple[ActionEntry, ...]
-    chains: tuple[tuple[str, ...], ...]
-    operators: tuple[OperatorEntry, ...]
-    experts: tuple[ExpertEntry, ...]
-
-
 Problem = tuple[str, str]
 """A path (``$.actions[3].tools[0]``), and what is wrong there."""
 
@@ -102,20 +62,36 @@ _MOST_MERGES = 32
 _ABSENT = object()
 
 
-def read(document: object, problems: list[Problem]) -> Config:
-    """Return what can be used of a document; add to ``problems`` what can't."""
-    return _Reader(problems).config(document)
+class _UnusableError(Exception):
+    """A tool can't be had; has the path of what is wrong, and what that is."""
 
 
 class _Reader:
-    def __init__(self, problems: list[Problem]) -> None:
-        self._problems = problems
-        self._tools: dict[str, ToolEntry | GroupEntry] = {}
-        self._actions: dict[str, ActionEntry] = {}
-        self._ids: set[str] = set()
-        self._operators: dict[str, OperatorEntry] = {}
+    """Reads a document.
 
-    def config(self, document: object) -> Config:
+    Args:
+        rename: beginnings of modules' names, and what stands in their place.
+        connect: ask MCP servers for their tools, which starts those whose transport is STDIO.
+
+    Attributes:
+        problems: what can't be used.
+        actions: by name, each with the names of its tools.
+        operators: by id.
+    """
+
+    def __init__(self, rename: Mapping[str, str], *, connect: bool) -> None:
+        self._rename = rename
+        self._connect = connect
+        # None for one that can't be had, whose name is known all the same.
+        self._tools: dict[str, GraphTool | ToolGroup | None] = {}
+        self._served: dict[str, str] = {}
+        self._ids: set[str] = set()
+        self.problems: list[Problem] = []
+        self.actions: dict[str, tuple[Action, tuple[str, ...]]] = {}
+        self.operators: dict[str, OperatorEntry] = {}
+
+    def imported(self, document: object) -> Imported:
+        """Return what can be used."""
         if not isinstance(document, dict):
             self._note("$", f"the file is a mapping of sections ({', '.join(SECTIONS)}), not {_shown(document)}")
             document = {}
@@ -130,21 +106,31 @@ class _Reader:
             self._tool(path, entry)
         for path, entry in self._mappings("$.actions", document.get("actions")):
             self._action(path, entry)
-        chains = tuple(chain for path, each in self._list("$.toolkit", document.get("toolkit")) if (chain := self._chain(path, each)))
-        experts = tuple(self._experts(document.get("experts")))
+        toolkit = self._graph(self._chain(path, each) for path, each in self._list("$.toolkit", document.get("toolkit")))
+        experts = {each.name: each for each in self._experts(document.get("experts"))}
         self._leader(document.get("leader"))
         self._unused(document.get("operators"))
-        found = self._tools.values()
-        return Config(
-            name=self._text("$.app", app, "name") or "chat2graph",
-            description=self._text("$.app", app, "desc"),
-            tools=tuple(each for each in found if isinstance(each, ToolEntry)),
-            groups=tuple(each for each in found if isinstance(each, GroupEntry)),
-            actions=tuple(self._actions.values()),
-            chains=chains,
-            operators=tuple(self._operators.values()),
-            experts=experts,
-        )
+        name, description = self._text("$.app", app, "name") or "chat2graph", self._text("$.app", app, "desc")
+        return Imported(name, description, toolkit, {name: action for name, (action, _) in self.actions.items()}, self.operators, experts)
+
+    def _graph(self, chains: Iterable[Iterable[str]]) -> Toolkit:
+        toolkit = Toolkit()
+        service = Service(toolkit)
+        callers: dict[str, list[tuple[Action, float]]] = {}
+        for action, tools in self.actions.values():
+            service.add_action(action)
+            for name in tools:
+                callers.setdefault(name, []).append((action, 1.0))
+        for name, item in self._tools.items():
+            if item is not None and name in callers:
+                _add(service, item, callers[name])
+            elif item is not None:
+                # No action leads there, but callers of the bus may use the tool.
+                toolkit.add_vertex(item.id, data=item)
+        for chain in chains:
+            for before, after in itertools.pairwise(chain):
+                toolkit.add_edge(self.actions[before][0].id, self.actions[after][0].id, 1.0)
+        return toolkit
 
     # -- entries ----------------------------------------------------------------------------------
 
@@ -153,21 +139,56 @@ class _Reader:
         kind = entry.get("type", "LOCAL_TOOL")
         if not name:
             return
-        if kind == "MCP":
-            transport = entry.get("mcp_transport_config") or {}
-            if isinstance(transport, dict):
-                self._tools[name] = GroupEntry(path, name, transport)
-            else:
-                self._note(f"{path}.mcp_transport_config", f"it is a mapping, not {_shown(transport)}; the tool is left out")
-        elif kind != "LOCAL_TOOL":
+        transport = entry.get("mcp_transport_config") or {}
+        module = self._text(path, entry, "module_path") if kind == "LOCAL_TOOL" else ""
+        if kind not in ("MCP", "LOCAL_TOOL"):
             self._note(f"{path}.type", f"the tool {name!r} has the type {_shown(kind)}, not LOCAL_TOOL or MCP; it is left out")
-        elif module := self._text(path, entry, "module_path"):
-            self._tools[name] = ToolEntry(path, name, module, self._text(path, entry, "desc"))
-        else:
+        elif kind == "MCP" and not isinstance(transport, dict):
+            self._note(f"{path}.mcp_transport_config", f"it is a mapping, not {_shown(transport)}; the tool is left out")
+        elif kind == "LOCAL_TOOL" and not module:
             self._note(f"{path}.module_path", f"the tool {name!r} needs the module that has its class; it is left out")
+        else:
+            self._tools[name] = None
+            try:
+                if kind == "MCP":
+                    self._tools[name] = _group(path, name, transport, connect=self._connect)
+                else:
+                    self._tools[name] = self._made(path, name, module, self._text(path, entry, "desc"))
+            except _UnusableError as error:
+                self._note(*error.args)
+
+    def _made(self, path: str, name: str, module: str, description: str) -> GraphTool:
+        for old, new in self._rename.items():
+            if module.startswith(old):
+                module = new + module.removeprefix(old)
+                break
+        try:
+            cls = getattr(import_module(module), name, None)
+        except MissingModuleError:
+            advice = "install it, or say what stands in place of the beginning of its name (rename)"
+            raise _UnusableError(f"{path}.module_path", f"there is no module {module!r}: {advice}; the tool {name!r} is left out") from None
+        except ConfigurationError as error:
+            raise _UnusableError(f"{path}.module_path", f"{error}; the tool {name!r} is left out") from None
+        except ValueError as error:
+            raise _UnusableError(f"{path}.module_path", f"{module[:80]!r} is no module's name ({error}); the tool is left out") from None
+        if not callable(cls):
+            raise _UnusableError(f"{path}.name", f"the module {module} has no class {name!r}; the tool is left out")
+        try:
+            made = cls()
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever the user's class raises
+            raise _UnusableError(path, f"{module}.{name} can't be made: {described(error)}; the tool is left out") from None
+        tool = made if is_a(made, GraphTool) else _adopted(made, description)
+        if tool is None:
+            raise _UnusableError(f"{path}.name", f"{module}.{name} makes a {type_name(made)}, which is no Tool; it is left out")
+        # The file's names are unique and stay the same, unlike the ids that tools draw.
+        tool._id = name
+        if (other := self._served.setdefault(tool.name, name)) != name:
+            why = f"its tool is named {tool.name!r} like that of {other!r}, and names on a bus are unique; it is left out"
+            raise _UnusableError(path, why)
+        return tool
 
     def _action(self, path: str, entry: dict[str, Any]) -> None:
-        name = self._name(path, entry, self._actions)
+        name = self._name(path, entry, self.actions)
         if not name:
             return
         vertex = self._text(path, entry, "id") or name
@@ -176,10 +197,10 @@ class _Reader:
             return
         tools = tuple(dict.fromkeys(self._references(f"{path}.tools", entry.get("tools"), self._tools, "tools")))
         self._ids.add(vertex)
-        self._actions[name] = ActionEntry(path, vertex, name, self._text(path, entry, "desc"), tools)
+        self.actions[name] = Action(vertex, name, self._text(path, entry, "desc")), tools
 
     def _chain(self, path: str, links: object) -> tuple[str, ...]:
-        return tuple(self._references(path, links, self._actions, "actions"))
+        return tuple(self._references(path, links, self.actions, "actions"))
 
     def _experts(self, section: object) -> Iterator[ExpertEntry]:
         taken: dict[str, object] = {LEADER: None}
@@ -200,14 +221,14 @@ class _Reader:
             yield ExpertEntry(name, self._text(f"{path}.profile", profile, "desc"), tuple(made))
 
     def _operator(self, path: str, entry: dict[str, Any], id: str) -> bool:
-        if len(id) > _MOST_NAME or id in self._operators:
+        if len(id) > _MOST_NAME or id in self.operators:
             self._note(path, f"the operator's id {id[:80]!r} is too long or taken; it is left out")
             return False
-        actions = tuple(dict.fromkeys(self._references(f"{path}.actions", entry.get("actions"), self._actions, "actions")))
+        actions = tuple(dict.fromkeys(self._references(f"{path}.actions", entry.get("actions"), self.actions, "actions")))
         if not actions:
             self._note(path, f"the operator {id!r} has no action to start at, so nothing is recommended to it")
         texts = (self._text(path, entry, "instruction"), self._text(path, entry, "output_schema"))
-        self._operators[id] = OperatorEntry(path, id, *texts, actions)
+        self.operators[id] = OperatorEntry(path, id, *texts, actions)
         return True
 
     def _leader(self, section: object) -> None:
@@ -220,7 +241,7 @@ class _Reader:
 
     def _unused(self, section: object) -> None:
         """Read the operators that stand in no workflow; the others are aliases of entries here."""
-        used = {(each.instruction, each.output_schema) for each in self._operators.values()}
+        used = {(each.instruction, each.output_schema) for each in self.operators.values()}
         for number, (path, entry) in enumerate(self._mappings("$.operators", section), 1):
             if (entry.get("instruction") or "", entry.get("output_schema") or "") not in used:
                 self._note(path, f"the operator stands in no expert's workflow; it is imported as 'operator {number}'")
@@ -229,7 +250,7 @@ class _Reader:
     # -- values -----------------------------------------------------------------------------------
 
     def _note(self, path: str, problem: str) -> None:
-        self._problems.append((path, problem))
+        self.problems.append((path, problem))
 
     def _list(self, path: str, value: object) -> Iterator[tuple[str, Any]]:
         if value is None:
@@ -299,53 +320,6 @@ def _shown(value: object) -> str:
 _CONNECTING = 30.0
 
 
-def build(config: Config, problems: list[Problem], *, rename: Mapping[str, str], connect: bool) -> Toolkit:
-    """Return the graph; add to ``problems`` the tools that can't be had.
-
-    Args:
-        rename: beginnings of modules' names, and what stands in their place.
-        connect: ask MCP servers for their tools, which starts those whose transport is STDIO.
-    """
-    toolkit = Toolkit()
-    service = Service(toolkit)
-    called = _called(config, problems, rename, connect=connect)
-    actions = {each.name: Action(each.id, each.name, each.description) for each in config.actions}
-    for action in actions.values():
-        service.add_action(action)
-    callers: dict[str, list[tuple[Action, float]]] = {}
-    for entry in config.actions:
-        for name in entry.tools:
-            callers.setdefault(name, []).append((actions[entry.name], 1.0))
-    for name, item in called.items():
-        if name in callers:
-            _add(service, item, callers[name])
-        else:
-            # No action leads there, but callers of the bus may use the tool.
-            toolkit.add_vertex(item.id, data=item)
-    for chain in config.chains:
-        for before, after in itertools.pairwise(chain):
-            toolkit.add_edge(actions[before].id, actions[after].id, 1.0)
-    return toolkit
-
-
-def _called(config: Config, problems: list[Problem], rename: Mapping[str, str], *, connect: bool) -> dict[str, GraphTool | ToolGroup]:
-    """Return the tools and groups that can be had, by their names in the file."""
-    called: dict[str, GraphTool | ToolGroup] = {}
-    served: dict[str, str] = {}
-    for tool in config.tools:
-        made = _tool(tool, problems, rename)
-        if made is not None and served.setdefault(made.name, tool.name) != tool.name:
-            why = f"its tool is named {made.name!r} like that of {served[made.name]!r}, and names on a bus are unique; it is left out"
-            problems.append((tool.path, why))
-        elif made is not None:
-            called[tool.name] = made
-    for group in config.groups:
-        found = _group(group, problems, connect=connect)
-        if found is not None:
-            called[group.name] = found
-    return called
-
-
 def _add(service: Service, item: GraphTool | ToolGroup, calling: list[tuple[Action, float]]) -> None:
     if isinstance(item, GraphTool):
         service.add_tool(item, connected_actions=calling)
@@ -359,62 +333,25 @@ def _add(service: Service, item: GraphTool | ToolGroup, calling: list[tuple[Acti
         service.add_tool_group(item, connected_actions=calling)
 
 
-def _tool(entry: ToolEntry, problems: list[Problem], rename: Mapping[str, str]) -> GraphTool | None:
-    module = entry.module
-    for old, new in rename.items():
-        if module.startswith(old):
-            module = new + module.removeprefix(old)
-            break
-    try:
-        cls = getattr(import_module(module), entry.name, None)
-    except MissingModuleError:
-        advice = "install it, or say what stands in place of the beginning of its name (rename)"
-        problems.append((f"{entry.path}.module_path", f"there is no module {module!r}: {advice}; the tool {entry.name!r} is left out"))
-        return None
-    except ConfigurationError as error:
-        problems.append((f"{entry.path}.module_path", f"{error}; the tool {entry.name!r} is left out"))
-        return None
-    except ValueError as error:
-        problems.append((f"{entry.path}.module_path", f"{module[:80]!r} is no module's name ({error}); the tool is left out"))
-        return None
-    if not callable(cls):
-        problems.append((f"{entry.path}.name", f"the module {module} has no class {entry.name!r}; the tool is left out"))
-        return None
-    try:
-        made = cls()
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever the user's class raises
-        problems.append((entry.path, f"{module}.{entry.name} can't be made: {described(error)}; the tool is left out"))
-        return None
-    tool = made if is_a(made, GraphTool) else _adopted(made, entry)
-    if tool is None:
-        problems.append((f"{entry.path}.name", f"{module}.{entry.name} makes a {type_name(made)}, which is no Tool; it is left out"))
-        return None
-    # The file's names are unique and stay the same, unlike the ids that tools draw.
-    tool._id = entry.name
-    return tool
-
-
-def _adopted(made: Any, entry: ToolEntry) -> GraphTool | None:
+def _adopted(made: Any, described_as: str) -> GraphTool | None:
     """Return a tool for an object of another Tool class that has the same properties."""
     name, function = getattr(made, "name", None), getattr(made, "function", None)
     if not isinstance(name, str) or not callable(function):
         return None
-    return Tool(name, str(getattr(made, "description", "") or entry.description), function)
+    return Tool(name, str(getattr(made, "description", "") or described_as), function)
 
 
-def _group(entry: GroupEntry, problems: list[Problem], *, connect: bool) -> ToolGroup | None:
+def _group(path: str, name: str, transport: Mapping[str, Any], *, connect: bool) -> ToolGroup:
     if not connect:
-        return LiveGroup(entry.name, entry.name, group=entry.name)
+        return LiveGroup(name, name, group=name)
     try:
-        service = McpService(McpConfig(ToolGroupType.MCP, entry.name, _transport(entry.transport)))
-        service._id = entry.name
+        service = McpService(McpConfig(ToolGroupType.MCP, name, _transport(transport)))
+        service._id = name
         listed = finished(_in_time(service))
     except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - a server of the user's, or its configuration
-        problems.append((entry.path, f"the MCP server {entry.name!r} is left out: {described(error)}"))
-        return None
+        raise _UnusableError(path, f"the MCP server {name!r} is left out: {described(error)}") from None
     if not listed:
-        problems.append((entry.path, f"the MCP server {entry.name!r} has no tools; it is left out"))
-        return None
+        raise _UnusableError(path, f"the MCP server {name!r} has no tools; it is left out")
     return _Listed(service, listed)
 
 
@@ -465,13 +402,22 @@ class Imported:
         experts: the experts, with the ids of their operators.
     """
 
-    def __init__(self, config: Config, toolkit: Toolkit, problems: list[str]) -> None:
-        self._config = config
-        self._starts = {each.name: Action(each.id, each.name, each.description) for each in config.actions}
+    def __init__(
+        self,
+        name: str,
+        description: str,
+        toolkit: Toolkit,
+        actions: Mapping[str, Action],
+        operators: dict[str, OperatorEntry],
+        experts: dict[str, ExpertEntry],
+    ) -> None:
+        self._name = name
+        self._description = description
+        self._actions = actions
         self.toolkit = toolkit
-        self.problems = problems
-        self.operators: dict[str, OperatorEntry] = {each.id: each for each in config.operators}
-        self.experts: dict[str, ExpertEntry] = {each.name: each for each in config.experts}
+        self.problems: list[str] = []
+        self.operators = operators
+        self.experts = experts
 
     def __toolbus_tools__(self) -> list[ToolObject]:
         """Return the tools, for a worker of the module that holds this."""
@@ -488,7 +434,7 @@ class Imported:
             raise ToolkitError(f"there is no expert {expert!r} (there are: {', '.join(self.experts) or 'none'})")
         seen: dict[str, None] = {}
         for operator in found.operators:
-            starts = [self._starts[name] for name in self.operators[operator].actions]
+            starts = [self._actions[name] for name in self.operators[operator].actions]
             seen |= dict.fromkeys(recommend_subgraph(self.toolkit, starts, threshold=THRESHOLD, hops=HOPS).vertices())
         return self.toolkit.subgraph(list(seen))
 
@@ -513,8 +459,8 @@ class Imported:
         groups = [{"id": vertex, "name": group.name, **self._members(vertex, group)} for vertex, group in found]
         tools = [{"id": vertex, "name": item.name, "bus": item.name} for vertex, item in items.items() if isinstance(item, GraphTool)]
         made = {
-            "name": re.sub(r"[^A-Za-z0-9_.-]", "-", self._config.name)[:128],
-            "description": self._config.description,
+            "name": re.sub(r"[^A-Za-z0-9_.-]", "-", self._name)[:128],
+            "description": self._description,
             "tools": tools,
             "groups": groups,
             "actions": actions,
@@ -528,7 +474,7 @@ class Imported:
 
     def _operator(self, operator: OperatorEntry) -> dict[str, Any]:
         schema = f"\n\nAnswer in this form:\n{operator.output_schema}" if operator.output_schema else ""
-        starts = [self._starts[name].id for name in operator.actions]
+        starts = [self._actions[name].id for name in operator.actions]
         made = {"id": operator.id, "instruction": operator.instruction + schema, "actions": starts}
         return {**made, "threshold": THRESHOLD, "hops": HOPS}
 
@@ -553,10 +499,10 @@ def import_config(path: str | Path, *, rename: Mapping[str, str] | None = None, 
     if len(data) > MAX_BYTES:
         raise ToolkitError(f"{path}: a file may have {MAX_BYTES:,} bytes, this one has more")
     source = Source(data, str(path))
-    problems: list[Problem] = []
-    config = read(source.parse(), problems)
-    toolkit = build(config, problems, rename=rename or {}, connect=connect)
-    return Imported(config, toolkit, [_line(source, *problem) for problem in problems])
+    reader = _Reader(rename or {}, connect=connect)
+    imported = reader.imported(source.parse())
+    imported.problems += [_line(source, *problem) for problem in reader.problems]
+    return imported
 
 
 def _line(source: Source, path: str, problem: str) -> str:

@@ -12,8 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import click
 
-from toolbus import ToolBus
+from toolbus import Progress, ToolBus
+from toolbus.bus import telemetry
+from toolbus.bus.client.executor.observers import Requested
 from toolbus.bus.support.display import one_line, visible
+from toolbus.bus.values.results import ConfigurationError
 from toolbus.operations.cli.calls import TerminalPrompt
 from toolbus.operations.cli.command import Categories, Groups, Names, Output, Seconds, Share, User, command, option
 from toolbus.operations.cli.common import read_text, settings_with_server
@@ -98,8 +101,6 @@ def agent_command(question: str | None, options: Options, output: Output) -> Non
       toolbus agent "and those of April?" --conversation orders
       OPENAI_BASE_URL=http://localhost:11434/v1 OPENAI_API_KEY=none toolbus agent "tell a pun" --model qwen3
     """
-    from toolbus.bus import telemetry
-
     settings = settings_with_server()
     telemetry.configure_export("toolbus-agent")
     text = read_text("-") if question == "-" else question
@@ -137,8 +138,6 @@ def _check_usage(text: str | None, options: Options) -> None:
 
 
 def _endpoint(options: Options) -> tuple[ChatEndpoint, str]:
-    from toolbus.bus.values.results import ConfigurationError
-
     try:
         from toolbus.agent.endpoint import endpoint_of
     except ImportError:
@@ -150,7 +149,6 @@ def _endpoint(options: Options) -> tuple[ChatEndpoint, str]:
 
 
 async def _ask(settings: Settings, endpoint: ChatEndpoint, model: str, question: str | None, screen: _Screen, options: Options) -> Answer:
-    from toolbus import ToolBus
     from toolbus.agent import SYSTEM, Agent
 
     system = SYSTEM if options.system is None else options.system
@@ -187,8 +185,6 @@ async def _ask(settings: Settings, endpoint: ChatEndpoint, model: str, question:
 
 def _chosen(tools: ToolView, options: Options) -> ToolView:
     """Return the tools that --group, --category and --tool select."""
-    from toolbus.bus.values.results import ConfigurationError
-
     selection = {kind: value for kind in ("groups", "categories", "names") if (value := getattr(options, kind))}
     found = tools.filter(**selection)
     if selection and not found:
@@ -200,8 +196,6 @@ def _chosen(tools: ToolView, options: Options) -> ToolView:
 @asynccontextmanager
 async def _recorder(bus: ToolBus, options: Options) -> AsyncIterator[Recorder | None]:
     """Return what records calls into the file of --record, if any."""
-    from toolbus.bus.values.results import ConfigurationError
-
     if options.record is None:
         yield None
         return
@@ -220,8 +214,6 @@ async def _recorder(bus: ToolBus, options: Options) -> AsyncIterator[Recorder | 
 
 def _walk(tools: ToolView, question: str, recorder: Recorder | None, options: Options) -> tuple[Walk | None, str]:
     """Return the agent's walk through the graph, if any, and the operator's instruction."""
-    from toolbus.bus.values.results import ConfigurationError
-
     if not options.walks:
         return None, ""
     try:
@@ -271,8 +263,6 @@ class _Screen:
         print_line(f"{text}\n[y/N] ", nl=False, err=True)
 
     def _call(self, seen: Any) -> None:
-        from toolbus import Progress
-        from toolbus.bus.client.executor.observers import Requested
         from toolbus.bus.values.events import Asked, Finished, Reset, Text
 
         event = seen.event

@@ -17,16 +17,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 import click
 import msgspec
 
+from toolbus import Blob, Progress, ToolBus, ToolError, ToolResult
 from toolbus.bus.client.confirmations import Confirmation
+from toolbus.bus.schema.documents import RepeatedKeyError, read_document
 from toolbus.bus.support.display import one_line, visible
 from toolbus.bus.values.confirmations import ConfirmationAnswer, ConfirmationRequest
-from toolbus.bus.values.events import Answered, Asked, Event
+from toolbus.bus.values.envelope import new_run
+from toolbus.bus.values.events import Answered, Asked, Event, Finished, Reset, Text
 from toolbus.operations.cli.command import Output, Seconds, User, argument, command, digest, group, option
 from toolbus.operations.cli.common import login_name, namespace_of, read_json, read_text, with_bus
 from toolbus.operations.cli.output import fail, moment, print_content, print_json, print_json_line, print_line, show
 
 if TYPE_CHECKING:
-    from toolbus import Blob, ToolBus, ToolResult
     from toolbus.bus.client.calls.call import Call
     from toolbus.bus.client.tools.tool import Tool
 
@@ -64,7 +66,6 @@ def call_command(
       toolbus call tell-pun topic=cats --user alice
       toolbus call draw_chart --json - --save charts < chart.json
     """
-    from toolbus import ToolError, ToolResult
     from toolbus.bus.client.confirmations import Grant
 
     options: dict[str, Any] = {"user": user, "session": session}
@@ -123,9 +124,6 @@ async def _allowed(bus: ToolBus, tool: Tool, arguments: dict[str, Any], user: st
     Raises:
         ToolError: the call was not confirmed, or the arguments are invalid.
     """
-    from toolbus import ToolError
-    from toolbus.bus.values.envelope import new_run
-
     arguments = tool.prepare(arguments)
     confirmation = Confirmation(new_run(), "", tool, arguments, user=user, session=session, timeout=seconds, limit=bus.settings.max_request)
     here = sys.stdin.isatty()
@@ -144,9 +142,6 @@ async def _allowed(bus: ToolBus, tool: Tool, arguments: dict[str, Any], user: st
 
 async def _print(call: Call, questions: HandlerQuestions, *, quiet: bool) -> ToolResult:
     """Print the events of a call; ``quiet`` leaves out all but the questions to a person."""
-    from toolbus import Progress
-    from toolbus.bus.values.events import Finished, Reset, Text
-
     printed = False
     async for event in call.events():
         if await questions.on_event(event):
@@ -212,8 +207,6 @@ class _Words:
 
 def _value(name: str, value: str, schema: Any) -> Any:
     """Return a value as its schema wants it: text wherever text is allowed, else JSON if it is valid JSON."""
-    from toolbus.bus.schema.documents import RepeatedKeyError, read_document
-
     kinds = schema.get("type") if isinstance(schema, dict) else None
     options = schema.get("anyOf", []) if isinstance(schema, dict) else []
     if kinds == "string" or (isinstance(kinds, list) and "string" in kinds) or any(o.get("type") == "string" for o in options):

@@ -13,22 +13,21 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import Annotated, NamedTuple
 from urllib.parse import urlsplit
 
 import click
 
+from toolbus.bus.broker.transport.embedded import EmbeddedServer, free_port
 from toolbus.bus.values.results import ConfigurationError
 from toolbus.bus.values.settings import Settings
+from toolbus.bus.values.urls import redact
 from toolbus.operations.cli.command import Folder, Port, argument, command, option
 from toolbus.operations.cli.common import GATEWAY_PORT, environment_of, needs_gateway, settings_with_server
 from toolbus.operations.cli.output import Failure, complain, fail, print_line, print_table
 from toolbus.operations.cli.platform import host_command
 from toolbus.operations.cli.serve import serve_command
 from toolbus.operations.cli.worker import worker_command
-
-if TYPE_CHECKING:
-    from toolbus.bus.broker.transport.embedded import EmbeddedServer
 
 _DEFAULT_PORT = 6379
 _POLL = 0.2
@@ -205,8 +204,6 @@ def _at_port(settings: Settings, port: int | None) -> Settings:
     """Return settings whose server is at a port of this machine; at a free one for 0, as they are for None."""
     if port is None:
         return settings
-    from toolbus.bus.broker.transport.embedded import free_port
-
     port = port or free_port()
     return Settings.load({}, base=settings, url=f"redis://127.0.0.1:{port}")
 
@@ -219,9 +216,6 @@ def _find_server(settings: Settings, stack: contextlib.ExitStack, data: Path | N
         stack: ends the server.
         data: the folder in which a server that is started here keeps its data; None keeps it in memory only.
     """
-    from toolbus.bus.broker.transport.embedded import EmbeddedServer
-    from toolbus.bus.values.urls import redact
-
     if not settings.url.startswith(("redis://", "rediss://")):
         print_line(f"using the server of {redact(settings.url)}")
         return None

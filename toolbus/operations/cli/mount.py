@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import click
 
+from toolbus.bus import telemetry
 from toolbus.bus.support.display import one_line
 from toolbus.bus.values.results import ConfigurationError, ToolbusError
 from toolbus.bus.worker.process.lifeline import Bounds
@@ -88,7 +89,6 @@ def mount_command(
       toolbus mount pets --openapi https://example.com/openapi.json --prefix pets_
       toolbus mount time --list -- uvx mcp-server-time
     """
-    from toolbus.bus import telemetry
     from toolbus.bus.worker.process.event_loop import run_loop
 
     if listing:
@@ -183,7 +183,6 @@ async def _serve(service: Mount, settings: Settings, process: ProcessOptions, *,
 
 async def _pin(settings: Settings, mount: str, serving: asyncio.Event) -> None:
     """Approve what is served, once it is; a failure is told, and what is served goes on."""
-    from toolbus.bus import telemetry
     from toolbus.edges.mounts.options import pin_new
 
     await serving.wait()

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import click
 import msgspec
 
+from toolbus.bus.broker.protocols import RefusedTool, ServiceRecord, StoredRecord
+from toolbus.bus.schema.documents import read_document
 from toolbus.bus.support.display import one_line, visible
 from toolbus.bus.values.naming import key_flaw
-from toolbus.bus.values.results import BrokerUnavailable, ToolbusError
+from toolbus.bus.values.results import BrokerUnavailable, DescriptorError, ToolbusError
 from toolbus.operations.cli.command import JSON, Output, Seconds, Yes, argument, command, group, option
 from toolbus.operations.cli.common import must_be_known, namespace_of, read_bytes, read_json, settings_of, with_admin
 from toolbus.operations.cli.output import Failure, ask_first, complain, fail, moment, print_json, print_line, show, stored_of
@@ -20,7 +22,6 @@ from toolbus.operations.cli.output import Failure, ask_first, complain, fail, mo
 if TYPE_CHECKING:
     from toolbus.bus.broker.admin import Admin
     from toolbus.bus.broker.lease.dead_letters import DeadLetter
-    from toolbus.bus.broker.protocols import RefusedTool, ServiceRecord, StoredRecord
 
     Services = dict[str, ServiceRecord | RefusedTool]
     Items = dict[str, bytes | RefusedTool]
@@ -516,8 +517,6 @@ def _print_all() -> None:
     """Print every document that can be used; say which are left out, and fail then."""
 
     async def main(admin: Admin) -> tuple[dict[str, bytes], dict[str, str]]:
-        from toolbus.bus.broker.protocols import RefusedTool
-
         items = (await admin.snapshot())[1]
         unusable = {key: each.reason for key, each in items.items() if isinstance(each, RefusedTool)}
         # An empty document stands for a pin that is not in its table.
@@ -527,8 +526,6 @@ def _print_all() -> None:
             if not each
         }
         return {key: each for key, each in sorted(items.items()) if isinstance(each, bytes) and each}, unusable
-
-    from toolbus.bus.schema.documents import read_document
 
     documents, unusable = with_admin(main)
     found: dict[str, msgspec.Raw] = {}
@@ -592,7 +589,6 @@ def _checked(key: str, value: object) -> bytes:
     """Return the document of an entry as it is stored; raises ToolbusError when it can't be used."""
     from toolbus.bus.values import pins
     from toolbus.bus.values.descriptors import parse_service, parse_tool
-    from toolbus.bus.values.results import DescriptorError
     from toolbus.platform.documents import encode, is_platform_key, read_written
 
     if key_flaw(key):
@@ -618,8 +614,6 @@ def _checked(key: str, value: object) -> bytes:
 
 
 def _same(stored: bytes | None, document: bytes) -> bool:
-    from toolbus.bus.schema.documents import read_document
-
     try:
         return stored is not None and bool(read_document(stored, object) == read_document(document, object))
     except _UNREADABLE:

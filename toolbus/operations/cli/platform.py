@@ -17,6 +17,8 @@ import click
 
 from toolbus.bus.support.display import one_line, visible
 from toolbus.bus.support.racing import either
+from toolbus.bus.values.results import ToolbusError, ToolResult
+from toolbus.bus.worker.process.event_loop import run_loop
 from toolbus.bus.worker.process.lifeline import ChildState, report_state, watch_lifeline
 from toolbus.operations.cli.command import Folder, Grace, Lifeline, Output, ProcessOptions, Seconds, argument, command, option, setting
 from toolbus.operations.cli.common import namespace_of, read_text, serving_settings, settings_with_server, with_admin
@@ -26,7 +28,6 @@ from toolbus.operations.cli.worker import announced, end_with, probed_worker, re
 if TYPE_CHECKING:
     from toolbus.bus.broker.admin import Admin
     from toolbus.bus.broker.protocols import OutputLine
-    from toolbus.bus.values.results import ToolResult
     from toolbus.bus.values.settings import Settings
     from toolbus.platform.records import RecordedTool
     from toolbus.platform.search import Search
@@ -171,9 +172,6 @@ def export_command(folder: Directory, output: Output) -> None:
 
 async def sync_after(admin: Admin) -> None:
     """Synchronise the catalogue that the environment names, if it names one, and tell what was changed or why it could not be."""
-    import os
-
-    from toolbus.bus.values.results import ToolbusError
     from toolbus.platform.catalogue import configured, synchronise
     from toolbus.platform.store import Records
 
@@ -376,8 +374,6 @@ def host_command(
       toolbus platform host --label gpu --label eu
       toolbus platform host --name workshop --allow-host localhost:8080
     """
-    from toolbus.bus.worker.process.event_loop import run_loop
-
     settings = serving_settings("host", concurrency=concurrency or _CONCURRENCY, grace=grace, lease=lease)
 
     async def serve() -> None:
@@ -557,8 +553,6 @@ def im_command(
     Examples:
       toolbus platform im --server ws://localhost:8765 --contact tool_agent
     """
-    from toolbus.bus.worker.process.event_loop import run_loop
-
     if not _is_address(server):
         raise click.UsageError("--server is an address such as ws://localhost:8765")
     if not contact.strip() or len(contact) > 255:

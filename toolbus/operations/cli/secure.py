@@ -12,6 +12,8 @@ import msgspec
 
 from toolbus.bus.support.display import one_line, visible
 from toolbus.bus.support.files import replace
+from toolbus.bus.values.results import ConfigurationError
+from toolbus.bus.values.secrets import Rate, TokenFile, TokenRecord, new_token
 from toolbus.operations.cli.command import JSON, Groups, Names, Output, argument, command, digest, group, option, seconds_of
 from toolbus.operations.cli.common import login_name, namespace_of, settings_of, with_admin
 from toolbus.operations.cli.output import Columns, ask_first, fail, moment, print_content, print_json, print_line, show, warn
@@ -19,7 +21,6 @@ from toolbus.operations.cli.output import Columns, ask_first, fail, moment, prin
 if TYPE_CHECKING:
     from toolbus.bus.broker.admin import Admin
     from toolbus.bus.broker.registry.pins import PinnedTool
-    from toolbus.bus.values.secrets import TokenRecord
     from toolbus.platform.records import RecordedTool
     from toolbus.platform.review import Review
 
@@ -330,9 +331,6 @@ def tokens_add(
     Example:
       toolbus secure tokens add ci --user acme --expires 90d
     """
-    from toolbus.bus.values.results import ConfigurationError
-    from toolbus.bus.values.secrets import Rate, TokenRecord, new_token
-
     token, ident, hashed = new_token()
     now = time.time()
     try:
@@ -440,8 +438,6 @@ def _read_tokens(path: Path, *, missing: bool = False) -> list[TokenRecord]:
 
 def _write_tokens(path: Path, records: list[TokenRecord]) -> None:
     """Replace the file in one step, so that no gateway reads half of it."""
-    from toolbus.bus.values.secrets import TokenFile
-
     document = msgspec.json.format(msgspec.json.encode(TokenFile(tuple(records))))
     path = path.resolve()
     # The gateway may run as another user.

@@ -14,20 +14,25 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import click
 import msgspec
 
+from toolbus.bus.broker.protocols import MOST_ENDED, RefusedTool
+from toolbus.bus.broker.statistics.answers import BOUNDS, RunningCall
+from toolbus.bus.client.tools.catalogue import Catalogue, catalogue_of, unusable
 from toolbus.bus.client.tools.definitions import Format
+from toolbus.bus.client.tools.view import ToolView
 from toolbus.bus.support.display import one_line, visible
+from toolbus.bus.values.descriptors import tool_document
 from toolbus.bus.values.settings import PREFIX, Settings
+from toolbus.bus.values.urls import redact
 from toolbus.operations.cli.command import JSON, Categories, Groups, Names, Output, Seconds, command, option, seconds_of
 from toolbus.operations.cli.common import must_be_known, namespace_of, settings_of, settings_with_server, with_admin
 from toolbus.operations.cli.output import fail, names_of, print_json, print_json_line, print_line, print_table, show, warn
+from toolbus.operations.unusable import refused as refused_of
+from toolbus.operations.unusable import title
 
 if TYPE_CHECKING:
     from toolbus.bus.broker.admin import Admin, ServiceOverview
-    from toolbus.bus.broker.protocols import RefusedTool
-    from toolbus.bus.broker.statistics.answers import RunningCall
     from toolbus.bus.broker.statistics.asking import Statistics
     from toolbus.bus.broker.statistics.recent import RecentCall
-    from toolbus.bus.client.tools.catalogue import Catalogue
     from toolbus.bus.client.tools.tool import Tool
     from toolbus.bus.watch.views import Snapshot
 
@@ -52,10 +57,6 @@ def tools_command(
       toolbus tools --category text
       toolbus tools --format openai --strict
     """
-    from toolbus.bus.client.tools.view import ToolView
-    from toolbus.operations.unusable import refused as refused_of
-    from toolbus.operations.unusable import title
-
     if strict and wanted is None:
         raise click.UsageError("--strict needs --format; give both")
 
@@ -91,10 +92,6 @@ def services_command(output: Output) -> None:
     Example:
       toolbus see services --output json
     """
-    from toolbus.bus.client.tools.catalogue import catalogue_of
-    from toolbus.operations.unusable import refused as refused_of
-    from toolbus.operations.unusable import title
-
     required = settings_of().require_approval
 
     async def main(admin: Admin) -> tuple[list[ServiceOverview], list[RefusedTool]]:
@@ -146,8 +143,6 @@ def describe_command(name: str) -> None:
     Example:
       toolbus see describe calculator
     """
-    from toolbus.bus.client.tools.catalogue import unusable
-
     catalogue = _catalogue()
     if name in catalogue.tools:
         print_json(_tool(catalogue.tools[name]))
@@ -166,8 +161,6 @@ def describe_command(name: str) -> None:
 @command("settings")
 def settings_command(output: Output) -> None:
     """Show each setting, its value, and the source of the value; as JSON with what it means."""
-    from toolbus.bus.values.urls import redact
-
     found = {
         name: (redact(str(value)) if name == "url" else value, source)
         for name, (value, source) in Settings.sources(**(click.get_current_context().find_root().obj or {})).items()
@@ -182,8 +175,6 @@ def settings_command(output: Output) -> None:
 
 def _catalogue() -> Catalogue:
     """Return the tools as an agent has them, by reading the registry alone: whoever watches may not open a reply stream."""
-    from toolbus.bus.client.tools.catalogue import catalogue_of
-
     required = settings_of().require_approval
 
     async def main(admin: Admin) -> Catalogue:
@@ -197,8 +188,6 @@ def _reasons(refused: list[RefusedTool], service: str) -> list[dict[str, str]]:
 
 
 def _tool(tool: Tool) -> dict[str, Any]:
-    from toolbus.bus.values.descriptors import tool_document
-
     served = {} if tool.service_descriptor is None else {"served_by": tool.service_descriptor.id}
     return {**tool_document(tool.descriptor), "available": tool.available, "owner": tool.owner, "digest": tool.digest, **served}
 
@@ -288,8 +277,6 @@ def stats_command(
 
 
 def _statistics_document(found: Statistics, service: str | None) -> dict[str, Any]:
-    from toolbus.bus.broker.statistics.answers import BOUNDS
-
     answers = msgspec.to_builtins(list(found.answers.values()))
     for answer in answers:
         if service:
@@ -386,7 +373,6 @@ def usage_command(
 
 def _show_models(chosen: Any, days: int, output: str) -> None:
     """Print what tasks of coding agents cost."""
-    from toolbus.bus.broker.protocols import MOST_ENDED
     from toolbus.platform.states import costs_of
 
     found = chosen(costs_of(with_admin(lambda admin: admin.creations.overview(MOST_ENDED)), days))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import click
 
+from toolbus import ToolBus
 from toolbus.bus.values.settings import Settings
 from toolbus.operations.cli.command import Groups, Names, Port, ProcessOptions, Seconds, User, command, option, setting
 from toolbus.operations.cli.common import EXPORTER_PORT, GATEWAY_PORT, needs_gateway, serving_settings, settings_with_server
@@ -125,7 +126,6 @@ async def _serve(
     *,
     is_open: bool,
 ) -> None:
-    from toolbus import ToolBus
     from toolbus.edges.gateway.app import application
     from toolbus.edges.gateway.auth.options import authenticator_of
     from toolbus.edges.gateway.gateway import Gateway
@@ -177,7 +177,6 @@ def mcp_command(user: User, groups: Groups, names: Names) -> None:
     settings = settings_with_server(serves=True)
     if find_spec("mcp") is None:
         fail("MCP needs its SDK: pip install 'toolbus[mcp]'")
-    from toolbus import ToolBus
     from toolbus.edges.gateway.options import Principal
     from toolbus.edges.mcp.http import serve_stdio
 

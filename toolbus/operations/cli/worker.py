@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 
-from toolbus.bus.values.results import ConfigurationError, ToolbusError
+from toolbus.bus import telemetry
+from toolbus.bus.values.results import ConfigurationError, RegistrationRefused, ToolbusError
 from toolbus.bus.values.settings import Settings
+from toolbus.bus.worker.loading import folders, load
 from toolbus.bus.worker.process.lifeline import Bounds, ChildState, Notifier, end_process, load_reports, report_state, watch_lifeline
 from toolbus.operations.cli.command import Command, Concurrency, Grace, ProcessOptions, argument, command, option, setting
 from toolbus.operations.cli.common import NotMendable, environment_of, reason, serving_settings
@@ -87,7 +89,6 @@ def worker_command(
       toolbus worker mytools
       toolbus worker jokes.py --middleware limits.py:middleware
     """
-    from toolbus.bus.worker.loading import folders
     from toolbus.bus.worker.process.event_loop import run_loop
 
     if health_file is not None and processes.most > 1:
@@ -115,7 +116,6 @@ async def _work(
     examples: bool,
     report_load: bool,
 ) -> int:
-    from toolbus.bus import telemetry
     from toolbus.bus.worker import loading
     from toolbus.bus.worker.worker import Worker
     from toolbus.edges.mounts.mount import mounted
@@ -148,8 +148,6 @@ def _mounting(target: object) -> object:
 
 
 def _middleware(places: tuple[str, ...]) -> list[Any]:
-    from toolbus.bus.worker.loading import load
-
     found: list[Any] = []
     for place in places:
         each = load(place)
@@ -163,9 +161,6 @@ def _middleware(places: tuple[str, ...]) -> list[Any]:
 @contextlib.contextmanager
 def refusals(process: ProcessOptions) -> Iterator[None]:
     """Let the process that started this one, if there is one, say why the worker ends."""
-    from toolbus.bus import telemetry
-    from toolbus.bus.values.results import RegistrationRefused
-
     try:
         yield
     except ToolbusError as error:
@@ -206,7 +201,6 @@ async def announced(
     probed, port = None, 0
     async with contextlib.AsyncExitStack() as stack:
         if process.health_port is not None:
-            from toolbus.bus import telemetry
             from toolbus.bus.worker.process.health import probes
 
             probed = make()
