@@ -19,7 +19,7 @@ _STREAMS = {"story", "babble", "stumble"}
 _LONG = {"deep", "nested", "silent"}
 # Others of the poisonous tools end a real process.
 _POISON = ("crash", "hang", "hog", "endless")
-_MOST_POISON = 3
+_POISONED_SHARE, _MOST_POISON = 0.2, 3
 _ASKING_SHARE, _REPLACED = 0.2, 0.1
 _METERED_SHARE = 0.2
 # Nothing may be lost in most runs, since then everything must be right to the last.
@@ -63,7 +63,10 @@ def draw(seed: int) -> Scenario:
     """Return the scenario of a seed. Each has few of the features and few of the faults, and much of them, so that rare ones meet."""
     random = Random(f"scenario {seed}")
     lossy = random.random() < _LOSSY_SHARE
-    kinds = _kinds(random, random.choice((0, 1, 1, 2, 2, 3, 4, 6)), lossy=lossy)
+    poisoned = random.random() < _POISONED_SHARE
+    # Half of the poison is alone, so that whatever else goes wrong is its work.
+    most = 0 if poisoned and random.random() < 0.5 else 6
+    kinds = _kinds(random, min(most, random.choice((0, 1, 1, 1, 2, 2, 3, 5))), lossy=lossy)
     features = random.sample(_TOOLS, random.choice((1, 1, 1, 2, 2, 3, 5, len(_TOOLS))))
     options = Options(
         seed=seed,
@@ -79,7 +82,7 @@ def draw(seed: int) -> Scenario:
     )
     calls = _calls(random, options, features)
     # What runs alone waits in vain for what it calls itself, if no other worker is there.
-    if random.random() < 0.15 and _LONG.isdisjoint(features):
+    if poisoned and _LONG.isdisjoint(features):
         calls = _poisoned(random, calls, options.lease)
         options = msgspec.structs.replace(options, faults=(*options.faults, POISON))
     if random.random() < _ASKING_SHARE:
@@ -123,9 +126,10 @@ def _kinds(random: Random, count: int, *, lossy: bool) -> list[str]:
     for name, kind in KINDS.items():
         if not kind.lossy:
             groups.setdefault(kind.group, []).append(name)
-    left = sorted(groups)
+    # What ends processes is what most of the protocol is about.
+    left = [*sorted(groups), "processes", "stops"]
     random.shuffle(left)
-    chosen = {random.choice(groups[left[number % len(left)]]) for number in range(count)}
+    chosen = {random.choice(groups[left[number]]) for number in range(count)}
     if lossy:
         chosen.add(random.choice([name for name, kind in KINDS.items() if kind.lossy]))
     return sorted(chosen)
