@@ -8,6 +8,9 @@
 local queue, cancelled, record, call, wake, why = KEYS[1], KEYS[2], KEYS[3], ARGV[2], ARGV[4], ARGV[5]
 local own = record and redis.call('HGET', record, 'id') == call
 local waits = false
+-- What another group had delivered, and this one has not delivered again, is not pending. Work that must not happen twice has left a mark.
+local began = own and ARGV[8] == '1' and redis.pcall('EXISTS', ARGV[7] .. 'started:' .. call)
+if is_elsewhere(began) then return try_again() end
 if own then
   local callers = redis.call('HGETALL', record)
   for i = 1, #callers, 2 do
@@ -21,10 +24,6 @@ if own then
   redis.call('HDEL', record, 'c:' .. ARGV[6])
 end
 if waits then return 'shared' end
-
--- What another group had delivered, and this one has not delivered again, is not pending. Work that must not happen twice has left a mark.
-local began = own and ARGV[8] == '1' and redis.pcall('EXISTS', ARGV[7] .. 'started:' .. call)
-if is_elsewhere(began) then return try_again() end
 
 local function take_back(entry)
   if #redis.call('XRANGE', queue, entry, entry) == 0 then return 'gone' end
