@@ -1,4 +1,4 @@
-"""Background tasks that begin again."""
+"""Background tasks that begin again, and works of which the first ends the other."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 from tests.servers import eventually
 from toolbus import Settings, ToolBus, ToolbusError, Worker, tool
 from toolbus.bus.broker.transport import links
+from toolbus.bus.support.racing import either
 from toolbus.bus.telemetry import background
 from toolbus.bus.telemetry.background import MOST_FAILURES, keep_running
 
@@ -158,3 +159,33 @@ async def test_cancelling_is_no_failure() -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+@pytest.mark.parametrize("ends", ["one", "other", "time", "caller"])
+async def test_the_first_of_two_works_ends_the_other(ends: str) -> None:
+    """Neither runs on when the first has ended, the seconds are over, or the caller is cancelled, and what failed is returned."""
+    begun, cleaned = asyncio.Event(), list[str]()
+
+    async def work(name: str) -> str:
+        try:
+            begun.set()
+            if name == ends:
+                raise ValueError(name)
+            await asyncio.Event().wait()
+        finally:
+            # The end of what was cancelled is waited for, too.
+            await asyncio.sleep(0)
+            cleaned.append(name)
+        return name
+
+    racing = asyncio.create_task(either(work("one"), work("other"), within=0.01 if ends == "time" else None))
+    if ends == "caller":
+        await begun.wait()
+        racing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await racing
+    else:
+        works = await racing
+        assert [each.cancelled() for each in works] == [ends != "one", ends != "other"]
+        assert [str(each.exception()) for each in works if not each.cancelled()] == [ends] * (ends != "time")
+    assert sorted(cleaned) == ["one", "other"]

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from xml.etree import ElementTree
 
 import msgspec
@@ -23,11 +23,12 @@ from tests.servers import eventually, eventually_sync
 from toolbus.bus.broker.server import scripts
 from toolbus.operations.conformance.agent_checks import AGENT
 from toolbus.operations.conformance.agent_scene import AgentScene
-from toolbus.operations.conformance.checks import LEVELS, Outcome, Requirement, Status, Table
+from toolbus.operations.conformance.checks import LEVELS, Broken, Outcome, Requirement, Status, Table
 from toolbus.operations.conformance.report import Report
 from toolbus.operations.conformance.scene import Program, run_checks
+from toolbus.operations.conformance.worker_calls import check_order
 from toolbus.operations.conformance.worker_checks import WORKER
-from toolbus.operations.conformance.worker_scene import WorkerScene
+from toolbus.operations.conformance.worker_scene import Sent, WorkerScene
 
 HERE = Path(__file__).parent
 NODE = shutil.which("node")
@@ -244,6 +245,33 @@ def test_outcomes_can_be_written_whatever_a_program_sends() -> None:
     assert found.frames[0] == 'it told {"call": "1", "text": "\\udfff"}'
     assert len(msgspec.json.encode(report.documents())) < 20_000
     ElementTree.fromstring(report.junit())
+
+
+class Looks:
+    """A scene in which one call ends and another begins at once, between two looks at them."""
+
+    def __init__(self, before: int, *, ended: bool) -> None:
+        self.before, self.ended = before, ended
+
+    async def frames(self, _: Sent) -> list[dict[str, Any]]:
+        """Return a frame of the call that begins."""
+        self.before -= 1
+        return [{}] if self.before < 0 else []
+
+    async def has_ended(self, _: Sent) -> bool:
+        """Return whether the call that ends has."""
+        self.before -= 1
+        return self.ended and self.before < 0
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("before", range(5))
+async def test_a_call_that_begins_behind_another_is_in_order(before: int) -> None:
+    """Whenever a call's end and the next one's first frame come together, they are in order; a call that begins before is found."""
+    first, second = Sent("1", "1-0"), Sent("2", "2-0")
+    await check_order(cast("WorkerScene", Looks(before, ended=True)), first, second, "beside it")
+    with pytest.raises(Broken, match="beside it"):
+        await check_order(cast("WorkerScene", Looks(before, ended=False)), first, second, "beside it")
 
 
 @pytest.mark.parametrize("wrong", [lambda: json.loads("[" * 99_999), lambda: int(json.loads("1e999"))])

@@ -12,6 +12,7 @@ from toolbus.platform.records import RECORD_KEY
 
 if TYPE_CHECKING:
     from tests.simulation.driver import Driver
+    from tests.simulation.storage import Snapshot
 
 T = TypeVar("T")
 
@@ -245,23 +246,35 @@ async def _refuse_few(driver: Driver, fault: Aimed, random: Random) -> What:
 # -- what is lost -------------------------------------------------------------------------------------
 
 
+class _Kept:
+    """What the server's disk, or a replica, has of it."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._server = driver.world.server
+        self._had, self._run_id = self._server.db.snapshot(), self._server.run_id
+
+    def snapshot(self) -> Snapshot | None:
+        """Return it; None when the server has begun anew since, so that it is of a past which the server has left for another one."""
+        return self._had if self._server.run_id == self._run_id else None
+
+
 @_kind("lost-second", 0.1, 1.0, taken_for="flushall", lossy=True, group="losses")
 async def _lost_second(driver: Driver, fault: Aimed, random: Random) -> What:
     """The server is killed, and started again without what was written last."""
-    before = driver.world.server.db.snapshot()
+    before = _Kept(driver)
     await asyncio.sleep(fault.lasts)
-    await driver.restart(0.1 * random.random(), before)
+    await driver.restart(0.1 * random.random(), before.snapshot())
     return f"without the last {fault.lasts:.1f} s", ()
 
 
 @_kind("failover", 0.0, 0.3, taken_for="flushall", lossy=True, group="losses")
 async def _failover(driver: Driver, fault: Aimed, random: Random) -> What:
     """A replica, which has not got what was written last, becomes the master; the old one refuses writes until it ends."""
-    before = driver.world.server.db.snapshot()
+    before = _Kept(driver)
     await asyncio.sleep(fault.lasts)
     driver.world.server.role = "slave"
     await _during(driver.world.server.refusals, lambda name, writes, grows: "READONLY You can't write." if writes else "", random.random())
-    await driver.restart(0.0, before)
+    await driver.restart(0.0, before.snapshot())
     return f"without the last {fault.lasts:.1f} s", ()
 
 

@@ -37,8 +37,9 @@ def cancellations(case: Case) -> Iterator[Violation]:
 
 
 def _late(case: Case, silences: list[_Silence], begun: Begun, since: float) -> Iterator[Violation]:
-    # What the server lost, nobody can cancel: it ends with its time.
-    if any(hit.kind in LOSSY and hit.until > begun.at for hit in case.history.of(Hit)):
+    # What the server lost, nobody can cancel: it ends with its time. What could not be ended then is run once more.
+    again = 2 * case.options.lease + MARGIN
+    if any(hit.kind in LOSSY and hit.until + again > begun.at for hit in case.history.of(Hit)):
         return
     agent = case.issued[begun.key.removesuffix(inner(""))].pid
     # Nobody looks whether a caller is gone before what was taken over begins; but what runs is looked at all the time.

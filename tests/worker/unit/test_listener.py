@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.worker.unit.fakes import Bench, flaky, hold, stubborn
+from tests.worker.unit.fakes import Bench, flaky, handlers, hold, stubborn
 from toolbus import ErrorInfo
 from toolbus.bus.broker.take.requests import Delivery
 
@@ -129,6 +129,21 @@ async def test_a_call_that_got_more_time_has_it_in_its_next_delivery(place: Call
         bench.slots.start(delivery)
         await bench.settle()
         assert delivery.deadline == 1e9
+
+
+async def test_more_time_counts_also_for_what_waited_before_it_ran(gate: asyncio.Event) -> None:
+    """It is known as long as the call is here, whatever was heard of others when it began to run."""
+    bench = Bench(hold)
+    delivery = _behind_another(bench)
+    await bench.settle()
+    bench.slots.on_extended(delivery.request.id, 1e9)
+    bench.slots.on_extended("another", 1e9)
+    gate.set()
+    handlers.gate = asyncio.Event()
+    await bench.settle()
+    assert delivery.begun
+    bench.slots.start(again := _delivered_again(bench, delivery))
+    assert again.deadline == 1e9
 
 
 async def test_what_was_lost_on_its_way_does_not_start(seen: list[Any]) -> None:

@@ -291,7 +291,7 @@ class Slots:
         served = self._served.get(request.service)
         error: ErrorInfo | None = None
         if self._early.extended:
-            delivery.extended = self._early.extended.pop(request.id, 0.0)
+            delivery.extended = max(delivery.extended, self._early.extended.pop(request.id, 0.0))
             delivery.deadline = max(delivery.deadline, delivery.extended)
         if request.id in self._early.cancelled:
             error = cancelled_waiting(self._early.cancelled[request.id])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from typing import Any
 
@@ -150,6 +151,22 @@ async def only_instance(scene: WorkerScene) -> str:
         return found[0] if len(found) == 1 else ""
 
     return await until(only, LEASE + SLACK, "there is not one worker in `live`")
+
+
+async def check_order(scene: WorkerScene, first: Sent, second: Sent, problem: str) -> None:
+    """Wait for the end of a call, and check that another one has not begun before.
+
+    Raises:
+        Broken: it has; ``problem`` says so.
+    """
+    while True:
+        has_begun = bool(await scene.frames(second))
+        # Looked at last, since both may have happened between two looks.
+        if await scene.has_ended(first):
+            return
+        if has_begun:
+            raise Broken(problem)
+        await asyncio.sleep(0.02)
 
 
 async def call_stream(scene: WorkerScene) -> str:

@@ -15,6 +15,7 @@ from toolbus.operations.conformance.worker_calls import (
     SLACK,
     TAKES_OVER,
     call_echo,
+    check_order,
     check_run,
     ended_as,
     error_of,
@@ -181,16 +182,10 @@ async def runs_suspects_alone(scene: WorkerScene) -> None:
     async def has_begun() -> bool:
         return bool(await scene.frames(suspect))
 
-    while not await scene.has_ended(long):
-        if await has_begun():
-            raise Broken("it runs beside a call that had begun before")
-        await asyncio.sleep(0.02)
+    await check_order(scene, long, suspect, "it runs beside a call that had begun before")
     await until(has_begun, TAKES_OVER, "it was not taken over")
     beside = await scene.publish("echo", {"text": "beside"})
-    while not await scene.has_ended(suspect):
-        if await scene.frames(beside):
-            raise Broken("another call was run beside it")
-        await asyncio.sleep(0.02)
+    await check_order(scene, suspect, beside, "another call was run beside it")
     check_run(await scene.frames(suspect))
     await scene.ended(beside)
 

@@ -16,6 +16,7 @@ from toolbus.operations.conformance.worker_calls import (
     SLACK,
     call_echo,
     call_stream,
+    check_order,
     check_run,
     ended_as,
     error_of,
@@ -148,10 +149,7 @@ async def keeps_order(scene: WorkerScene) -> None:
     call, document, due = scene.unsent("echo", {"text": "second"}, ordered=True, **session)
     second = Sent(call, await scene.add(document, due, "p", first.entry))
     await wait_for_text(scene, first)
-    while not await scene.has_ended(first):
-        if await scene.frames(second):
-            raise Broken("the second request of the session ran beside the first one")
-        await asyncio.sleep(0.02)
+    await check_order(scene, first, second, "the second request of the session ran beside the first one")
     if text_of(await scene.ended(second)) != "second":
         raise Broken("the second request was not run")
 
