@@ -247,7 +247,7 @@ async def _refuse_few(driver: Driver, fault: Aimed, random: Random) -> What:
 
 
 class _Kept:
-    """What the server's disk, or a replica, has of it."""
+    """The part of it that the server's disk, or a replica, has."""
 
     def __init__(self, driver: Driver) -> None:
         self._server = driver.world.server

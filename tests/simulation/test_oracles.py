@@ -281,7 +281,7 @@ def test_each_invariant_is_broken_once(break_it: Callable[[Bench], None]) -> Non
 
 
 def test_there_is_an_example_of_each_invariant() -> None:
-    """Whatever the invariants can say is wrong, an example here has them say."""
+    """An example here has the invariants say each thing that they can."""
 
     def break_everything() -> None:
         for break_it in BROKEN:
