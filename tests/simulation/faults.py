@@ -295,6 +295,7 @@ async def _wrong_key(driver: Driver, fault: Aimed, random: Random) -> What:
         count = int(words[2]) if words[0] in {b"EVAL", b"EVALSHA"} else 0
         keys = [key for key in words[3 : 3 + count] if driver.world.server.db.kind(key) not in {"none", "string"}]
         if keys:
+            driver.invariants.broken_off = True
             driver.world.note("overwritten", driver.command(b"SET", random.choice(keys), b"x", b"PX", b"10000"))
 
     return await driver.meet_command(fault, random, overwrite), ()
