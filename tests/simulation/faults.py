@@ -249,7 +249,7 @@ async def _refuse_few(driver: Driver, fault: Aimed, random: Random) -> What:
 
 
 class _Kept:
-    """What the server's disk, or a replica, has of it."""
+    """The part of it that the server's disk, or a replica, has."""
 
     def __init__(self, driver: Driver) -> None:
         self._server = driver.world.server
@@ -297,6 +297,7 @@ async def _wrong_key(driver: Driver, fault: Aimed, random: Random) -> What:
         count = int(words[2]) if words[0] in {b"EVAL", b"EVALSHA"} else 0
         keys = [key for key in words[3 : 3 + count] if driver.world.server.db.kind(key) not in {"none", "string"}]
         if keys:
+            driver.invariants.broken_off = True
             driver.world.note("overwritten", driver.command(b"SET", random.choice(keys), b"x", b"PX", b"10000"))
 
     return await driver.meet_command(fault, random, overwrite), ()

@@ -22,7 +22,7 @@ def _outcome(*violations: Violation) -> Outcome:
 
 
 def test_a_short_scenario_fails_as_the_whole_one_did(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What breaks the same rule in another way, or in a way that only the shortening made, is not what was looked for."""
+    """A scenario that breaks the same rule in another way, or in a way that only the shortening made, is not what was looked for."""
     scenario = draw(1)
     scenario = Scenario(1, scenario.options, scenario.calls[:9], [Fault(0.1 * n, "kill", 0.0, 0.1 * n) for n in range(9)])
     wanted, culprit = scenario.calls[4], scenario.faults[6]
