@@ -220,7 +220,9 @@ def _refusing(code: str, text: str, *lasts: float, only: Callable[[str, bool, bo
         return f"for {fault.lasts:.1f} s", ()
 
     refuse.__doc__ = f"The server answers with {code} for a while."
-    _kind(f"refuse-{code.lower()}", *lasts, taken_for=taken_for, group="refusals")(refuse)
+    # Those that refuse whatever is written are answered to whoever asked; the others are waited for, or followed elsewhere.
+    group = "refusals" if code in {"OOM", "MISCONF", "NOREPLICAS"} else "moves"
+    _kind(f"refuse-{code.lower()}", *lasts, taken_for=taken_for, group=group)(refuse)
 
 
 _refusing("OOM", "command not allowed when used memory > 'maxmemory'.", 0.2, 1.5, only=lambda name, writes, grows: grows)
@@ -247,7 +249,7 @@ async def _refuse_few(driver: Driver, fault: Aimed, random: Random) -> What:
 
 
 class _Kept:
-    """What the server's disk, or a replica, has of it."""
+    """The part of it that the server's disk, or a replica, has."""
 
     def __init__(self, driver: Driver) -> None:
         self._server = driver.world.server

@@ -104,14 +104,14 @@ def _stops(case: Case) -> Iterator[Violation]:
 
 
 def _innocents(case: Case) -> Iterator[Violation]:
-    """Where nothing but poison kills workers, nothing but poison is given up."""
+    """Nothing but poison is given up if nothing else kills workers."""
     for key, records in case.ended.items() if {POISON}.issuperset(case.options.faults) else ():
         if case.planned[key].tool not in plan.POISON and any(ended.code == "max_deliveries" for ended in records):
             yield Violation("one-end", "it was given up because of what ran beside it", key)
 
 
 def _alone(case: Case) -> Iterator[Violation]:
-    """What may have killed its workers runs alone."""
+    """A call that may have killed its workers runs alone."""
     if "term" in case.options.faults:
         return
     runs: dict[int, list[Begun]] = {}
@@ -129,7 +129,7 @@ def _alone(case: Case) -> Iterator[Violation]:
 
 
 def _starving(case: Case) -> Iterator[Violation]:
-    """What a killed worker had is not left for the sake of calls that were made later."""
+    """Calls of a killed worker are not left for the sake of later ones."""
     if not _HARMLESS.issuperset(case.options.faults):
         return
     most = 2 * case.options.workers * case.options.concurrency + 8

@@ -67,13 +67,11 @@ MISSED: dict[str, str] = {
     "A stream is whole": "what is lost has been read nearly always",
     "Cancellations that were refused are dropped": "few refusals meet a call that is cancelled early and would last",
     "Connections": "a lost answer has to be followed by a refusal of the same command",
-    "Frames that were refused are dropped": "few refusals last for as long as a stream",
     "Leases: a worker's own": "a worker has to stand for a lease, and to take over before it beats",
     "Order in sessions: over kills": "few sessions have calls that wait in a worker that is killed",
     "Reaping": "few workers are killed while all slots of the others are taken",
     "Runs and attempts": "the group has to be destroyed while a stream that differs runs",
     "Sweeping": "workers sweep at the end of a lease, and seldom right after a silence",
-    "The fence": "the run of a worker that stood has to end before its renewal is answered",
     "`once`: at one server": "an answer has to be under way while the server loses its last second",
     "`once`: past its deadline": "the answer to the publication has to be lost until the time is up",
 }

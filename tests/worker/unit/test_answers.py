@@ -189,7 +189,7 @@ async def test_progress_and_questions_reach_the_caller(seen: list[Any]) -> None:
 
 @pytest.mark.parametrize("size", [10, 1_000])
 async def test_data_of_any_size_is_in_the_last_frame(size: int) -> None:
-    """What is large is encoded once."""
+    """Large data is encoded once."""
 
     @tool(service="unit", replace=True)
     async def collect() -> list[str]:
