@@ -277,8 +277,8 @@ class Invariants:
         queue, fence = words[0], words[1]
         me = next(word for word in words if not word.startswith(self._prefix))
         before, counters = self._owners(queue), self._counters(fence)
-        # A server that has lost a move has also lost the fence that tells of it, and takes entries back to who renews them.
-        if not before or (self._lossy and script == scripts.RENEW.name):
+        # A server that has lost a move has also lost the fence that tells of it: whoever had the entry by then renews or ends it.
+        if not before or self._lossy:
             return None
         lives, silence = self._lives(queue.rpartition(b":")[2], me), self._is_silent()
 
