@@ -286,6 +286,7 @@ async def _wrong_type(driver: Driver, fault: Aimed, random: Random) -> What:
     db = driver.world.server.db
     keys = [key for key in sorted(db.names()) if db.kind(key) != "string"]
     key = keys[int(fault.pick * len(keys))] if keys else driver.key("live")
+    driver.invariants.broken_off = True
     return f"{driver.command(b'SET', key, b'x', b'PX', b'10000')} {key.decode()}", ()
 
 
