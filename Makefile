@@ -104,11 +104,11 @@ bench-autoscaling: $(STAMP) ## Scale real workers by the formulas of KEDA and HP
 mcp-conformance: $(STAMP) ## Fetch the MCP project's own programs, which tests use then, and run its conformance suite
 	@$(BIN)/python -m tests.mcp.node
 
-simulate: $(STAMP) ## Simulate schedules for SECONDS (60), each seed its own; SEED=… runs one and prints its timeline, NEAR=FILE takes its neighbours
-	@$(BIN)/python -m tests.simulation $(if $(NEAR),--near $(NEAR)) $(if $(SEED),--seed $(SEED),--seconds $(or $(SECONDS),60))
+simulate: $(STAMP) ## Simulate schedules for SECONDS (60), from a random seed or FIRST; SEED=… runs one and prints its timeline, NEAR=FILE takes its neighbours
+	@$(BIN)/python -m tests.simulation $(if $(NEAR),--near $(NEAR)) $(if $(SEED),--seed $(SEED),--seconds $(or $(SECONDS),60) $(if $(FIRST),--first $(FIRST)))
 
 simulate-near: $(STAMP) ## Simulate neighbours of the schedules that have found something, for SECONDS (60)
-	@$(BIN)/python -m tests.simulation --near tests/simulation/found --seconds $(or $(SECONDS),60)
+	@$(BIN)/python -m tests.simulation --near tests/simulation/found --seconds $(or $(SECONDS),60) $(if $(FIRST),--first $(FIRST))
 
 planted: $(STAMP) ## Break the product in each known way, and search simulated schedules for it, for SECONDS (300) each (hours)
 	@$(BIN)/python -m tests.simulation.planted --seconds $(or $(SECONDS),300)
