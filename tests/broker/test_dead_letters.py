@@ -156,10 +156,10 @@ async def test_a_letter_that_can_not_run_again_stays(desk: Desk) -> None:
     with pytest.raises(ConfigurationError, match=r"^the request of 8-0 can't be read, so it can't be run again: torn$"):
         await desk.letters.redrive("pool", "8-0", limit=9)
     assert await desk.letters.ids("pool") == ["7-0", "8-0"]
-    faster, desk.execute_script = desk.execute_script, _gone  # type: ignore[method-assign]
+    faster, desk.execute_script = desk.execute_script, _gone  # type: ignore[method-assign, assignment]
     with pytest.raises(ConfigurationError, match="no dead letter 7-0"):
         await desk.letters.redrive("pool", "7-0", limit=9)
-    desk.execute_script = faster  # type: ignore[method-assign]
+    desk.execute_script = faster  # type: ignore[method-assign, assignment]
 
 
 async def _gone(*_: Any) -> Any:
@@ -167,7 +167,7 @@ async def _gone(*_: Any) -> Any:
 
 
 async def test_only_a_letter_that_is_there_can_be_read_and_dropped(desk: Desk) -> None:
-    """What is no id of one is told with an example, and never sent."""
+    """A text that is no id of one is told with an example, and never sent."""
     desk.bury("pool", "7-0", "8-0")
     for step in (desk.letters.get, desk.letters.drop):
         with pytest.raises(ConfigurationError, match=r"^there is no dead letter 9-0 of 'pool'"):

@@ -101,6 +101,18 @@ def test_a_call_whose_group_is_gone_may_have_run(publishing: Publishing, once: i
     assert publishing.cancel(entry) == b"gone"
 
 
+def test_once_work_that_began_under_another_group_keeps_its_key(publishing: Publishing) -> None:
+    """The group that was made anew has not delivered it again: whether it may run again, its mark says."""
+    server, mark = publishing.redis, publishing.keys.started("call")
+    server.set(mark, "run", px=60_000)
+    publishing.share("call")
+    assert publishing.leave("call", "call", once=1) == b"signalled"
+    assert server.exists(publishing.keys.shared("key"))
+    server.delete(mark)
+    assert publishing.leave("call", "call", once=1) == b"removed"
+    assert not server.exists(publishing.keys.shared("key"))
+
+
 def test_a_memo_that_another_client_wrote_is_no_verdict(publishing: Publishing) -> None:
     """An answer with the wrong number of words, or with other words, is not repeated."""
     for foreign in ("3 nonsense", "3 1-1 1-2", "4 1-1"):

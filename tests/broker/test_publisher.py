@@ -332,7 +332,7 @@ def refused(code: str, *, repeated: bool = False) -> ReplyError:
 
 
 class Refusing:
-    """What the server says to scripts of one name, one after the other, and when it was asked, in seconds from the beginning."""
+    """The server's answers to scripts of one name, one after the other, and when it was asked, in seconds from the beginning."""
 
     def __init__(self, link: FakeLink, name: str, *answers: Any) -> None:
         self.answers = [*answers]
@@ -373,7 +373,7 @@ async def test_a_refusal_of_which_no_answer_was_lost_is_told_at_once(publishing:
 
 
 async def test_what_nobody_waits_for_any_more_is_not_written_again(publishing: Publishing) -> None:
-    """Whether it was published is unknown."""
+    """Nobody knows if it was published."""
     refusing = Refusing(publishing.link, "publish", refused("OOM", repeated=True))
     call = publishing.publish("call")
     await elapse(0.1)

@@ -488,7 +488,7 @@ async def test_calls_without_their_reply_stream_end_unless_the_clock_was_set_for
 
 
 async def test_a_stream_that_is_withdrawn_is_forgotten(recovery: Recovery) -> None:
-    """What was postponed there, and how far it was looked through; others are gone on with, and one that is not known is none."""
+    """Calls that were postponed there go, and how far it was looked through; others are gone on with, and one that is not known is none."""
     bench = recovery.bench
     bench.streams["other"] = other = bench.new_stream("other")
     bench.link.answers["rescue"] = [0, b"1-0"]
@@ -502,7 +502,7 @@ async def test_a_stream_that_is_withdrawn_is_forgotten(recovery: Recovery) -> No
 
 
 async def test_a_stream_can_be_looked_into_between_two_turns(recovery: Recovery) -> None:
-    """What is left behind there is taken over at once."""
+    """Calls left behind there are taken over at once."""
     await recovery.upkeep.look_into(recovery.bench.stream)
     assert recovery.order == ["reap"]
     assert recovery.bench.link.keys("reap")[0][0] == recovery.bench.stream.key

@@ -161,7 +161,7 @@ async def test_a_worker_that_died_is_told_from_one_that_left(registering: Regist
 async def test_a_worker_that_can_not_ask_for_the_version_names_its_services(
     registering: Registering, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whoever reads the log learns which are missing."""
+    """A reader of the log learns which are missing."""
     registering.bench.link.answers["HMGET"] = BrokerUnavailable("gone")
     await registering.registration.register_again(["pool", "other"])
     assert [record.getMessage() for record in caplog.records] == ['service.register_failed service="pool, other" error=gone']

@@ -194,7 +194,7 @@ def test_each_planted_fault_is_caught(what: str) -> None:
 
 
 def test_each_rule_has_a_planted_fault() -> None:
-    """Whatever the oracle can say is wrong was seen to be wrong once, but for the outputs of tools that none of the samples calls."""
+    """Each thing that the oracle can say is wrong was seen once, but for the outputs of tools that none of the samples calls."""
 
     def judge_everything() -> None:
         for change, _, _ in PLANTED.values():

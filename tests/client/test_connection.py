@@ -1,4 +1,4 @@
-"""What a bus keeps while it is open: the calls that wait for a worker, those that are given up, and the sessions that it has used."""
+"""A bus keeps while it is open: the calls that wait for a worker, those that are given up, and the sessions that it has used."""
 
 from __future__ import annotations
 

@@ -30,11 +30,15 @@ CAUSED = {
     "ToolbusFailures": "the tools `flaky` and `stumble` fail in their first attempts",
     "ToolbusMalformed": "`malformed` writes requests that nobody can read",
     "ToolbusReconnects": "connections are cut more than twice a minute",
+    "ToolbusSlowTool": "the tools `silent` and `deep` take up to 48 s",
     "ToolbusTakenOver": "forty workers a minute are killed",
     "ToolbusToolBroken": "the tools `flaky` and `stumble` fail in their first attempts",
     "ToolbusWorkersRestart": "forty workers a minute are killed",
 }
-"""What a run is meant to be told of, and why; anything else is a false alarm, since the pool heals by itself within seconds."""
+"""What a run is meant to be told of, and why; anything else is a false alarm, since the pool heals by itself within seconds.
+
+An alert about a tool is meant to be told only of those that its reason names.
+"""
 
 
 class Alarm(NamedTuple):
@@ -47,7 +51,9 @@ class Alarm(NamedTuple):
     @property
     def caused(self) -> str:
         """Why the run is to be told of it; empty for a false alarm."""
-        return CAUSED.get(self.labels["alertname"], "")
+        reason = CAUSED.get(self.labels["alertname"], "")
+        tool = self.labels.get("gen_ai_tool_name", "")
+        return reason if not tool or f"`{tool}`" in reason else ""
 
     def __str__(self) -> str:
         about = ", ".join(f"{name}={value}" for name, value in sorted(self.labels.items()) if name not in _PLAIN)

@@ -25,6 +25,9 @@ def test_an_alert_without_a_cause_is_a_false_alarm() -> None:
     assert (caused.first, caused.caused, false.first, false.last, false.caused) == (15.0, CAUSED["ToolbusTakenOver"], 30.0, 60.0, "")
     assert re.search(rf"30 to +60 s +ToolbusServiceDown +messaging_destination_name={SERVICE} +FALSE ALARM", str(false))
     assert CAUSED.keys() <= RULES.keys()
+    slow = {**labels, "alertname": "ToolbusSlowTool"}
+    told = alarms([{"metric": {**slow, "gen_ai_tool_name": tool}, "values": [[1, "1"]]} for tool in ("deep", "echo")], began=0.0)
+    assert [alarm.caused for alarm in told] == [CAUSED["ToolbusSlowTool"], ""]
 
 
 @pytest.mark.usefixtures("slow")

@@ -248,7 +248,7 @@ def test_every_part_that_is_looked_at_is_a_step(
     ids=["properties", "additionalProperties", "items", "prefixItems", "allOf", "anyOf", "oneOf"],
 )
 def test_arguments_are_corrected_to_a_depth(outer: Any, value: Any) -> None:
-    """That of the thirty-second level, whatever its levels are made of."""
+    """The thirty-second level is corrected and the next is not, whatever the levels are made of."""
     for depth, made in ((31, 1), (32, "1")):
         schema: Any = INTEGER
         given: Any = "1"
@@ -286,14 +286,14 @@ def _within(schema: Any, levels: int) -> Any:
     ],
 )
 def test_a_null_is_left_out_where_nothing_takes_it(schema: Any, takes: bool) -> None:
-    """Where that can't be found out, or takes too long, it stays."""
+    """It stays where that can't be found out, or takes too long."""
     value, changes = cast({"a": None}, {"properties": {"a": schema}})
     assert value == ({"a": None} if takes else {})
     assert changes == ([] if takes else ["null left out - at `$.a`"])
 
 
 def test_a_float_becomes_the_integer_that_it_is() -> None:
-    """Where the schema asks for one alone; one that stands for several is refused."""
+    """The schema asks for an integer alone; a float that stands for several is refused."""
     assert cast({"a": 3.0}, {"properties": {"a": INTEGER}}) == ({"a": 3}, ["number → integer - at `$.a`"])
     for kinds in ("number", ["integer", "number"], ["integer", "string", "number"]):
         assert repr(cast({"a": 3.0}, {"properties": {"a": {"type": kinds}}})[0]) == "{'a': 3.0}"

@@ -12,6 +12,7 @@ from toolbus.platform.records import RECORD_KEY
 
 if TYPE_CHECKING:
     from tests.simulation.driver import Driver
+    from tests.simulation.storage import Snapshot
 
 T = TypeVar("T")
 
@@ -219,7 +220,9 @@ def _refusing(code: str, text: str, *lasts: float, only: Callable[[str, bool, bo
         return f"for {fault.lasts:.1f} s", ()
 
     refuse.__doc__ = f"The server answers with {code} for a while."
-    _kind(f"refuse-{code.lower()}", *lasts, taken_for=taken_for, group="refusals")(refuse)
+    # Those that refuse whatever is written are answered to whoever asked; the others are waited for, or followed elsewhere.
+    group = "refusals" if code in {"OOM", "MISCONF", "NOREPLICAS"} else "moves"
+    _kind(f"refuse-{code.lower()}", *lasts, taken_for=taken_for, group=group)(refuse)
 
 
 _refusing("OOM", "command not allowed when used memory > 'maxmemory'.", 0.2, 1.5, only=lambda name, writes, grows: grows)
@@ -245,23 +248,35 @@ async def _refuse_few(driver: Driver, fault: Aimed, random: Random) -> What:
 # -- what is lost -------------------------------------------------------------------------------------
 
 
+class _Kept:
+    """The part of it that the server's disk, or a replica, has."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._server = driver.world.server
+        self._had, self._run_id = self._server.db.snapshot(), self._server.run_id
+
+    def snapshot(self) -> Snapshot | None:
+        """Return it; None when the server has begun anew since, so that it is of a past which the server has left for another one."""
+        return self._had if self._server.run_id == self._run_id else None
+
+
 @_kind("lost-second", 0.1, 1.0, taken_for="flushall", lossy=True, group="losses")
 async def _lost_second(driver: Driver, fault: Aimed, random: Random) -> What:
     """The server is killed, and started again without what was written last."""
-    before = driver.world.server.db.snapshot()
+    before = _Kept(driver)
     await asyncio.sleep(fault.lasts)
-    await driver.restart(0.1 * random.random(), before)
+    await driver.restart(0.1 * random.random(), before.snapshot())
     return f"without the last {fault.lasts:.1f} s", ()
 
 
 @_kind("failover", 0.0, 0.3, taken_for="flushall", lossy=True, group="losses")
 async def _failover(driver: Driver, fault: Aimed, random: Random) -> What:
     """A replica, which has not got what was written last, becomes the master; the old one refuses writes until it ends."""
-    before = driver.world.server.db.snapshot()
+    before = _Kept(driver)
     await asyncio.sleep(fault.lasts)
     driver.world.server.role = "slave"
     await _during(driver.world.server.refusals, lambda name, writes, grows: "READONLY You can't write." if writes else "", random.random())
-    await driver.restart(0.0, before)
+    await driver.restart(0.0, before.snapshot())
     return f"without the last {fault.lasts:.1f} s", ()
 
 
@@ -271,6 +286,7 @@ async def _wrong_type(driver: Driver, fault: Aimed, random: Random) -> What:
     db = driver.world.server.db
     keys = [key for key in sorted(db.names()) if db.kind(key) != "string"]
     key = keys[int(fault.pick * len(keys))] if keys else driver.key("live")
+    driver.invariants.broken_off = True
     return f"{driver.command(b'SET', key, b'x', b'PX', b'10000')} {key.decode()}", ()
 
 
@@ -282,6 +298,7 @@ async def _wrong_key(driver: Driver, fault: Aimed, random: Random) -> What:
         count = int(words[2]) if words[0] in {b"EVAL", b"EVALSHA"} else 0
         keys = [key for key in words[3 : 3 + count] if driver.world.server.db.kind(key) not in {"none", "string"}]
         if keys:
+            driver.invariants.broken_off = True
             driver.world.note("overwritten", driver.command(b"SET", random.choice(keys), b"x", b"PX", b"10000"))
 
     return await driver.meet_command(fault, random, overwrite), ()

@@ -104,14 +104,14 @@ def _stops(case: Case) -> Iterator[Violation]:
 
 
 def _innocents(case: Case) -> Iterator[Violation]:
-    """Where nothing but poison kills workers, nothing but poison is given up."""
+    """Nothing but poison is given up if nothing else kills workers."""
     for key, records in case.ended.items() if {POISON}.issuperset(case.options.faults) else ():
         if case.planned[key].tool not in plan.POISON and any(ended.code == "max_deliveries" for ended in records):
             yield Violation("one-end", "it was given up because of what ran beside it", key)
 
 
 def _alone(case: Case) -> Iterator[Violation]:
-    """What may have killed its workers runs alone."""
+    """A call that may have killed its workers runs alone."""
     if "term" in case.options.faults:
         return
     runs: dict[int, list[Begun]] = {}
@@ -129,7 +129,7 @@ def _alone(case: Case) -> Iterator[Violation]:
 
 
 def _starving(case: Case) -> Iterator[Violation]:
-    """What a killed worker had is not left for the sake of calls that were made later."""
+    """Calls of a killed worker are not left for the sake of later ones."""
     if not _HARMLESS.issuperset(case.options.faults):
         return
     most = 2 * case.options.workers * case.options.concurrency + 8
@@ -211,6 +211,8 @@ class Invariants:
 
     Attributes:
         violations: rules that were broken.
+        broken_off: whether a key of a wrong type breaks scripts off; what one leaves unfinished the next one finishes, so that keys
+            without a TTL are looked for at the end alone.
     """
 
     def __init__(self, db: Storage, prefix: bytes, options: Options) -> None:
@@ -232,6 +234,7 @@ class Invariants:
         # Since when each worker beats (ms), and how often it has since.
         self._beats: dict[bytes, tuple[int, int]] = {}
         self.violations: list[Violation] = []
+        self.broken_off = False
 
     def changed(self, keys: set[bytes]) -> None:
         """Look at the keys that one command has changed."""
@@ -240,7 +243,7 @@ class Invariants:
             if value is None or not key.startswith(self._prefix):
                 continue
             name = key[len(self._prefix) :].decode()
-            if key not in self._db.expires and name not in KEPT:
+            if key not in self._db.expires and name not in KEPT and not self.broken_off:
                 self._broken("rest", f"the key {name} has no TTL")
             kind, check = _CHECKS.get(name.partition(":")[0], (None, None))
             if check is not None and type(value) is kind:
@@ -274,7 +277,8 @@ class Invariants:
         queue, fence = words[0], words[1]
         me = next(word for word in words if not word.startswith(self._prefix))
         before, counters = self._owners(queue), self._counters(fence)
-        if not before:
+        # A server that has lost a move has also lost the fence that tells of it: whoever had the entry by then renews or ends it.
+        if not before or self._lossy:
             return None
         lives, silence = self._lives(queue.rpartition(b":")[2], me), self._is_silent()
 

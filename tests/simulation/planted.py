@@ -51,6 +51,7 @@ PLANTED = MUTANTS | {
 
 OUT_OF_REACH = {
     "Callers that do not read": "no agent leaves so much unread",
+    "Ends of sessions": "no rule looks at what a service keeps of sessions",
     "Failover": "the server has no replicas",
     "Lost states": "the service with sessions begins lost ones anew",
     "Mastership": "there are no Sentinels",
@@ -61,7 +62,19 @@ OUT_OF_REACH = {
 }
 """Defects that nothing in a world can show, and why; they are searched for only when they are named."""
 
-MISSED: dict[str, str] = {}
+MISSED: dict[str, str] = {
+    "A service starves": "both services are seldom busy at once where a worker has one slot",
+    "A stream is whole": "what is lost has been read nearly always",
+    "Cancellations that were refused are dropped": "few refusals meet a call that is cancelled early and would last",
+    "Connections": "a lost answer has to be followed by a refusal of the same command",
+    "Leases: a worker's own": "a worker has to stand for a lease, and to take over before it beats",
+    "Order in sessions: over kills": "few sessions have calls that wait in a worker that is killed",
+    "Reaping": "few workers are killed while all slots of the others are taken",
+    "Runs and attempts": "the group has to be destroyed while a stream that differs runs",
+    "Sweeping": "workers sweep at the end of a lease, and seldom right after a silence",
+    "`once`: at one server": "an answer has to be under way while the server loses its last second",
+    "`once`: past its deadline": "the answer to the publication has to be lost until the time is up",
+}
 """Defects that could show in a world, and that no search has found within its time, and why. One that is found is to be taken out."""
 
 _FOUND = re.compile(r"^found after ([^\n]*)$.*?^VIOLATION ([^\n]*)$.*^seed (\d+) ", re.MULTILINE | re.DOTALL)

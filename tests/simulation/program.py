@@ -59,7 +59,7 @@ def main() -> int:
 
 
 class _Source:
-    """Where the scenarios of a search come from.
+    """Scenarios of a search by their seeds.
 
     Args:
         path: a scenario whose neighbours are wanted, or a folder of them; None for fresh ones.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import ceil
 from random import Random
 
@@ -31,13 +32,18 @@ _TOGETHER_SHARE = 0.5
 _MOST_PIECES = 40
 # All calls of a run are done within so many seconds by one worker, if nothing disturbs it.
 _WORK = 8.0
-# Steps of the protocol at which faults are aimed: those that every call takes, as often as all others that take part in some.
+# Steps of the protocol at which faults are aimed: those that every call takes, those that some may take, and those of a kind of call.
 _EVERY = ("XREAD", "XREADGROUP", "publish/publish", "finish/send", "finish/finish", "recover/reap")
-_SOME = (
-    "publish/share", "publish/cancel", "publish/listen", "take/take", "take/count", "take/start", "finish/finish_each", "lease/beat",
-    "lease/renew", "recover/hand_back", "sessions/own", "sessions/disown", "dead_letters/bury", "registry/register",
-)  # fmt: skip
-_AIMS = (*_EVERY, *_EVERY, *_SOME)
+_SOME = ("publish/listen", "take/take", "finish/finish_each", "lease/beat", "lease/renew", "recover/hand_back", "registry/register")
+_OF_KINDS: dict[str, Callable[[Planned], bool]] = {
+    "publish/cancel": lambda call: call.cancel is not None,
+    "publish/share": lambda call: bool(call.shares),
+    "sessions/own": lambda call: bool(call.session),
+    "sessions/disown": lambda call: bool(call.session),
+    "take/count": lambda call: call.tool in plan.FAILING,
+    "take/start": lambda call: call.tool == "pay",
+    "dead_letters/bury": lambda call: call.tool in plan.POISON,
+}
 
 
 class Scenario(msgspec.Struct, frozen=True):
@@ -96,7 +102,7 @@ def draw(seed: int) -> Scenario:
         seed,
         options,
         calls,
-        _faults(random, kinds, options),
+        _faults(random, kinds, options, calls),
         delay=random.choice((0.0005, 0.001, 0.01)),
         splits=random.choice((0.0, 0.02, 0.3)),
         metered=random.random() < _METERED_SHARE,
@@ -114,7 +120,7 @@ def near(scenario: Scenario, seed: int) -> Scenario:
     if random.random() < _ONE_MORE:
         name = random.choice([name for name, kind in KINDS.items() if options.lossy or not kind.lossy])
         options = msgspec.structs.replace(options, faults=tuple(sorted({*options.faults, KINDS[name].taken_for})))
-        faults += _faults(random, [name], options)[:1]
+        faults += _faults(random, [name], options, scenario.calls)[:1]
     moved = [msgspec.structs.replace(fault, at=max(0.0, fault.at + random.gauss(0.0, _MOVED * options.lease))) for fault in faults]
     options = msgspec.structs.replace(options, seed=seed)
     return msgspec.structs.replace(scenario, seed=seed, options=options, faults=sorted(moved, key=lambda fault: fault.at))
@@ -196,12 +202,13 @@ def _simple(calls: list[Planned]) -> list[int]:
     return [number for number, call in enumerate(calls) if not (call.shares or call.session or call.cancel is not None)]
 
 
-def _faults(random: Random, kinds: list[str], options: Options) -> list[Aimed]:
+def _faults(random: Random, kinds: list[str], options: Options, calls: list[Planned]) -> list[Aimed]:
     """Return faults, many of which wait for a step of the protocol: one for each kind, or all together for one, again and again."""
-    found, together = [], random.choice(_AIMS) if random.random() < _TOGETHER_SHARE else ""
+    aims = (*_EVERY, *_SOME, *(3 * [step for step, takes in _OF_KINDS.items() if any(map(takes, calls))]))
+    found, together = [], random.choice(aims) if random.random() < _TOGETHER_SHARE else ""
     whens = [_when(random, options) for _ in range(_MOST_FAULTS)]
     for name in kinds:
-        step = together or random.choice(_AIMS) if random.random() < _AIMED_SHARE else ""
+        step = together or random.choice(aims) if random.random() < _AIMED_SHARE else ""
         for number in range(random.randint(1, max(1, _MOST_FAULTS // len(kinds)))):
             at, nth = whens[number] if together else _when(random, options)
             lasts = random.uniform(*KINDS[name].lasts) * options.lease

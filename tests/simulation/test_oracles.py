@@ -281,7 +281,7 @@ def test_each_invariant_is_broken_once(break_it: Callable[[Bench], None]) -> Non
 
 
 def test_there_is_an_example_of_each_invariant() -> None:
-    """Whatever the invariants can say is wrong, an example here has them say."""
+    """Each thing that the invariants can say is wrong, an example here has them say."""
 
     def break_everything() -> None:
         for break_it in BROKEN:
@@ -311,4 +311,6 @@ def test_what_goes_on_as_promised_breaks_nothing() -> None:
             break
     _send(bench, ['{"run":"r"}', '{"run":"r"}'], answer=True)
     _send(bench, ['{"run":"r"}', '{"run":"s"}'], answer=False)
+    bench.invariants.broken_off = True
+    _no_ttl(bench)
     assert bench.found() == []

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.chaos.history import History
 from tests.chaos.oracle import Violation
-from tests.chaos.schedule import Fault
 from tests.simulation import program, shrink
 from tests.simulation.driver import STEPS, Outcome
+from tests.simulation.faults import Aimed
 from tests.simulation.scenario import Scenario, draw, near
 
 
@@ -22,9 +23,9 @@ def _outcome(*violations: Violation) -> Outcome:
 
 
 def test_a_short_scenario_fails_as_the_whole_one_did(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What breaks the same rule in another way, or in a way that only the shortening made, is not what was looked for."""
+    """A scenario that breaks the same rule in another way, or in a way that only the shortening made, is not what was looked for."""
     scenario = draw(1)
-    scenario = Scenario(1, scenario.options, scenario.calls[:9], [Fault(0.1 * n, "kill", 0.0, 0.1 * n) for n in range(9)])
+    scenario = Scenario(1, scenario.options, scenario.calls[:9], [Aimed(0.1 * n, "kill", 0.0, 0.1 * n) for n in range(9)])
     wanted, culprit = scenario.calls[4], scenario.faults[6]
 
     def run(candidate: Scenario) -> Outcome:
@@ -49,12 +50,12 @@ def test_the_kind_of_a_violation_is_what_it_says_without_names() -> None:
 
 def test_a_neighbour_has_the_calls_of_its_scenario() -> None:
     """Its faults are nearly the same, and what is left to chance is another seed's; the same seed is the same neighbour."""
-    scenario = draw(3)
+    scenario = replace(draw(3), faults=[Aimed(0.1 * number, "kill", 0.0, 0.5) for number in range(20)])
     first, second = near(scenario, 1), near(scenario, 2)
     assert first == near(scenario, 1) != second
     assert first.calls == second.calls == scenario.calls
     assert (first.seed, second.seed) == (1, 2)
-    assert {fault.kind for fault in scenario.faults} & {fault.kind for fault in first.faults}
+    assert sum(fault.kind == "kill" for fault in first.faults) >= 10
     assert first.faults == sorted(first.faults, key=lambda fault: fault.at)
 
 

@@ -187,6 +187,18 @@ async def test_progress_and_questions_reach_the_caller(seen: list[Any]) -> None:
     assert seen == [pytest.approx(NOW + 10.0, abs=1)]
 
 
+@pytest.mark.parametrize("size", [10, 1_000])
+async def test_data_of_any_size_is_in_the_last_frame(size: int) -> None:
+    """Large data is encoded once."""
+
+    @tool(service="unit", replace=True)
+    async def collect() -> list[str]:
+        """Return data."""
+        return ["y" * size]
+
+    assert (await Bench(collect).run("collect")).frame.data == ["y" * size]
+
+
 async def test_progress_of_a_thread_reaches_the_caller_too() -> None:
     """A text that is too long is cut, and that is said."""
 

@@ -160,7 +160,7 @@ async def test_middleware_sees_the_call_and_may_change_its_arguments() -> None:
     ("ordered", "state", "cache"), [(False, "", True), (True, "", False), (False, "token", False), (True, "token", False)]
 )
 async def test_middleware_is_told_everything_of_a_call(ordered: bool, state: str, cache: bool) -> None:
-    """What a session keeps in its worker is in no field of the request, so that such a call is never answered from a cache."""
+    """A session's state in its worker is in no field of the request, so such a call is never answered from a cache."""
     calls: list[ToolCall] = []
 
     async def watching(call: ToolCall, following: Next) -> ToolResult:
@@ -242,7 +242,7 @@ async def test_a_failure_that_middleware_lets_pass_is_the_handlers_own(instead: 
     ],
 )
 async def test_what_was_streamed_is_not_sent_again(made: Any, response: str | None, content: tuple[bytes, ...]) -> None:
-    """What middleware adds or changes is."""
+    """Only text that middleware adds or changes is."""
 
     async def changing(call: ToolCall, following: Next) -> ToolResult:
         seen: ToolResult = await following(call)

@@ -227,7 +227,7 @@ async def stay() -> str:
 
 
 async def test_a_withdrawn_service_has_the_grace_period(gate: asyncio.Event) -> None:
-    """What waits goes to other workers at once, and what still runs then, at its end; other services go on."""
+    """Waiting calls go to other workers at once, and those that still run then, at its end; other services go on."""
     bench = Bench(hold, flaky, stay, concurrency=4)
     failed, held = (bench.delivery(name, service="unit", deadline=3000.0) for name in ("flaky", "hold"))
     beside = bench.delivery("stay", service="beside")

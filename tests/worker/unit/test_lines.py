@@ -319,7 +319,7 @@ async def test_the_server_is_asked_until_what_came_before_has_ended_elsewhere(se
 
 
 async def test_a_call_is_asked_about_with_the_news_of_another(seen: list[Any]) -> None:
-    """What comes meanwhile may be what was waited for, so that the server is asked sooner."""
+    """News that come meanwhile may be those waited for, so the server is asked sooner."""
     bench = Bench(hold, concurrency=5)
     bench.broker.left = [b"0-1"]
     bench.slots.start(of_session(bench, "hold", {"name": "a"}, entry=b"5-0", after=b"0-1"))
@@ -359,7 +359,7 @@ async def test_a_call_behind_one_that_was_lost_is_asked_about(seen: list[Any]) -
 
 
 async def test_sessions_of_a_service_that_is_gone_are_forgotten() -> None:
-    """Those of others are not."""
+    """Sessions of other services are kept."""
     bench = Bench(hold, echo, concurrency=5)
     for session, name in (("s", "hold"), ("t", "echo")):
         bench.slots.start(of_session(bench, name, {} if name == "hold" else {"text": ""}, session=session))

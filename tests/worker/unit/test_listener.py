@@ -147,7 +147,7 @@ async def test_more_time_counts_also_for_what_waited_before_it_ran(gate: asyncio
 
 
 async def test_what_was_lost_on_its_way_does_not_start(seen: list[Any]) -> None:
-    """Whoever has it now runs it; nobody would stop it here, nor learn of its end."""
+    """The worker that has it now runs it; nobody would stop it here, nor learn of its end."""
     bench = Bench(hold)
     lost, other = bench.delivery("hold", {"name": "lost"}, ordered=True, user="u", session="s"), bench.delivery("hold", {"name": "other"})
     bench.stream.lose(lost)

@@ -103,7 +103,7 @@ async def test_once_work_without_a_mark_does_not_begin(attempt: int, expected: E
     async def refuse(_: Any) -> Any:
         raise BrokerUnavailable("gone")
 
-    bench.broker.begin = refuse  # type: ignore[method-assign]
+    bench.broker.begin = refuse  # type: ignore[method-assign, assignment]
     end = await bench.run("pay", attempt=attempt)
     assert end.frame.error == expected
     assert seen == []

@@ -288,7 +288,7 @@ async def test_what_only_reads_a_session_keeps_nothing() -> None:
 
 
 async def test_a_call_whose_session_went_to_another_worker_says_so() -> None:
-    """What it changed is lost."""
+    """Its changes are lost."""
     bench = Bench(Pages())
     kept = Kept(bench)
     bench.slots.start(bench.delivery("write", {"what": "one"}, user="u", session="s"))

@@ -117,7 +117,7 @@ _Change = tuple[bytes, int, int, int, list[bytes | None]]
 
 # Calls.
 PUBLISH = Script("publish/publish", bytes, given="q pub order")
-CANCEL = Script("publish/cancel", bytes, given="key q cancelled", reads="rsp", tells="wake")
+CANCEL = Script("publish/cancel", bytes, given="key q cancelled", reads="rsp started", tells="wake")
 SHARE = Script(
     "publish/share", [tuple[bytes, bytes | int], tuple[bytes, bytes, bytes], tuple[bytes]], given="key q call order", tells="wake"
 )

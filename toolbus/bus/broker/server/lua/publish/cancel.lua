@@ -8,6 +8,9 @@
 local queue, cancelled, record, call, wake, why = KEYS[1], KEYS[2], KEYS[3], ARGV[2], ARGV[4], ARGV[5]
 local own = record and redis.call('HGET', record, 'id') == call
 local waits = false
+-- What another group had delivered, and this one has not delivered again, is not pending. Work that must not happen twice has left a mark.
+local began = own and ARGV[8] == '1' and redis.pcall('EXISTS', ARGV[7] .. 'started:' .. call)
+if is_elsewhere(began) then return try_again() end
 if own then
   local callers = redis.call('HGETALL', record)
   for i = 1, #callers, 2 do
@@ -28,7 +31,7 @@ local function take_back(entry)
   local untaken = #pending == 0
   -- Whether a group that is gone had delivered it, nobody knows. A request that waits for the worker that has its session, before its
   -- first attempt, never ran.
-  if not pending.err and (untaken or (pending[1][2]:sub(1, 4) == '~to:' and pending[1][4] <= 1)) then
+  if not pending.err and began ~= 1 and (untaken or (pending[1][2]:sub(1, 4) == '~to:' and pending[1][4] <= 1)) then
     if not untaken then redis.call('XACK', queue, 'g', entry) end
     redis.call('XDEL', queue, entry)
     return 'removed'
