@@ -593,9 +593,11 @@ class PlantedWorker(Sessions):
     async def read_cancelled(self) -> None:
         """Stop or refuse what was cancelled until now."""
         if not has("no-catch-up"):
-            self.over |= {call.decode() for call in await self.writing.zrange(CANCELLED, 0, -1)}
+            # A call that was refused for it already is sending its end.
+            news = {call.decode() for call in await self.writing.zrange(CANCELLED, 0, -1)} - self.over
+            self.over |= news
             for call in list(self.calls.values()):
-                if call.id in self.over:
+                if call.id in news:
                     call.stop(CANCELLED_ERROR)
 
     async def obey(self, word: str, rest: str) -> None:
