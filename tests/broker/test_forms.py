@@ -54,7 +54,7 @@ OF_OTHERS = {"ASKING", "EVAL", "SCRIPT", "SENTINEL"}
 def test_every_script_and_every_command_has_a_form() -> None:
     """The table has whatever the sources send, and each form refuses nearly everything."""
     source = "".join(path.read_text() for path in Path(toolbus.bus.broker.__file__).parent.rglob("*.py"))
-    sent = set(re.findall(r'(?:execute|send|pack|command = )\s*\(*\s*"([A-Z]{3,})"', source))
+    sent = set(re.findall(r'(?:execute|send|pack|command = |scan\(link, |scan\(self._link, )\s*\(*\s*"([A-Z]{3,})"', source))
     assert sent - OF_OTHERS - ANSWERED_BY_PUSH - OF_THE_LEASE_THREAD == set(COMMANDS)
     folder = Path(toolbus.bus.broker.__file__).parent / "server" / "lua"
     files = {path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.lua")}

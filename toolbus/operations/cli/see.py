@@ -160,7 +160,10 @@ def describe_command(name: str) -> None:
 
 @command("settings")
 def settings_command(output: Output) -> None:
-    """Show each setting, its value, and the source of the value; as JSON with what it means."""
+    """Show each setting, its value, and the source of the value.
+
+    As JSON, also its meaning.
+    """
     found = {
         name: (redact(str(value)) if name == "url" else value, source)
         for name, (value, source) in Settings.sources(**(click.get_current_context().find_root().obj or {})).items()

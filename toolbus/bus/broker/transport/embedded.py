@@ -18,9 +18,6 @@ from pathlib import Path
 from typing import BinaryIO, Self
 from urllib.parse import quote
 
-import redis
-
-from toolbus.bus.broker.transport import clients
 from toolbus.bus.values.results import BrokerUnavailable, ConfigurationError
 
 MARK = b"# Written by toolbus for its embedded server, at each start.\n"
@@ -331,6 +328,11 @@ def free_port() -> int:
 
 def _answering_pid(port: int, password: str) -> int | None:
     """Return the process id of the server that answers on a port, which may be anybody's; None while none does, or while it still loads."""
+    # Whoever describes a server that is not started yet need not wait for its client.
+    import redis  # noqa: PLC0415
+
+    from toolbus.bus.broker.transport import clients  # noqa: PLC0415
+
     try:
         with clients.client({"host": HOST, "port": port, "password": password or None}, 1.0) as client:
             found: dict[str, object] = client.info("server") if client.ping() else {}
