@@ -10,7 +10,7 @@ import pytest
 
 from tests.worker.unit.fakes import Bench, flaky, handlers, hold, stubborn
 from toolbus import ErrorInfo
-from toolbus.bus.broker.take.requests import Delivery
+from toolbus.bus.broker.take.requests import Delivery, RequestStream
 
 pytestmark = pytest.mark.anyio
 
@@ -89,15 +89,22 @@ PLACES = [_on_its_way, _running, _suspect, _behind_another, _tried_again]
 """Where a delivery may be when something is heard about its call."""
 
 
-def _delivered_again(bench: Bench, delivery: Delivery) -> Delivery:
-    """Lose a delivery before its end was accepted, and deliver its call once more, by a group that was made anew."""
-    bench.stream.lose(delivery)
+WAYS = [RequestStream.lose, RequestStream.let_go]
+"""Ways in which a delivery is held no longer: another worker has it, or the server has refused its end."""
+
+
+def _delivered_again(bench: Bench, delivery: Delivery, way: Callable[[RequestStream, Delivery], object]) -> Delivery:
+    """Hold a delivery no longer before its end was accepted, and deliver its call once more, by a group that was made anew."""
+    way(bench.stream, delivery)
     request = delivery.request
     return bench.delivery(request.tool, id=request.id, entry=delivery.entry, epoch=1)
 
 
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("place", PLACES)
-async def test_a_cancelled_call_that_is_delivered_once_more_does_not_start(place: Callable[[Bench], Delivery], seen: list[Any]) -> None:
+async def test_a_cancelled_call_that_is_delivered_once_more_does_not_start(
+    place: Callable[[Bench], Delivery], way: Callable[[RequestStream, Delivery], object], seen: list[Any]
+) -> None:
     """Wherever its first delivery was: it may be lost before its end was accepted."""
     bench = Bench(hold, flaky)
     bench.broker.accepts = False
@@ -106,7 +113,7 @@ async def test_a_cancelled_call_that_is_delivered_once_more_does_not_start(place
     bench.slots.on_cancelled(delivery.request.id)
     await bench.settle()
     seen.clear()
-    bench.slots.start(_delivered_again(bench, delivery))
+    bench.slots.start(_delivered_again(bench, delivery, way))
     await bench.settle()
     assert seen == []
     last = bench.broker.ends[-1].frame
@@ -117,15 +124,18 @@ async def test_a_cancelled_call_that_is_delivered_once_more_does_not_start(place
     )
 
 
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("place", PLACES)
-async def test_a_call_that_got_more_time_has_it_in_its_next_delivery(place: Callable[[Bench], Delivery]) -> None:
+async def test_a_call_that_got_more_time_has_it_in_its_next_delivery(
+    place: Callable[[Bench], Delivery], way: Callable[[RequestStream, Delivery], object]
+) -> None:
     """Also in the one after that."""
     bench = Bench(hold, flaky)
     delivery = place(bench)
     await bench.settle()
     bench.slots.on_extended(delivery.request.id, 1e9)
     for _ in range(2):
-        delivery = _delivered_again(bench, delivery)
+        delivery = _delivered_again(bench, delivery, way)
         bench.slots.start(delivery)
         await bench.settle()
         assert delivery.deadline == 1e9
@@ -142,7 +152,7 @@ async def test_more_time_counts_also_for_what_waited_before_it_ran(gate: asyncio
     handlers.gate = asyncio.Event()
     await bench.settle()
     assert delivery.begun
-    bench.slots.start(again := _delivered_again(bench, delivery))
+    bench.slots.start(again := _delivered_again(bench, delivery, RequestStream.lose))
     assert again.deadline == 1e9
 
 

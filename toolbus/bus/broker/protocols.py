@@ -479,7 +479,10 @@ class WorkerListener(Protocol):
         """Take in that a delivery belongs to another worker now; anything that this one still sends for it is refused."""
 
     def on_let_go(self, delivery: Delivery, ended: bool) -> None:
-        """Take in that a delivery in the order of its session is held no longer, and whether the server has accepted its end."""
+        """Take in that a delivery is held no longer, and whether the server has accepted its end.
+
+        It is said of those in the order of their sessions, and of those that may come again and of which something was heard.
+        """
 
     def on_replies_gone(self, replies: str, error: ErrorInfo) -> None:
         """End the calls of a reply stream that no caller reads any more."""

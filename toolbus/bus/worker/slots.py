@@ -532,10 +532,7 @@ class Slots:
 
     def on_lost(self, delivery: Delivery) -> None:
         """Stop a run whose delivery another worker has now, or this one once more: what was heard of its call counts for that, too."""
-        if delivery.cancelled:
-            self._early.cancel(delivery.request.id, delivery.cancelled)
-        if delivery.extended:
-            self._early.extend(delivery.request.id, delivery.extended)
+        self._remember(delivery)
         run = self._runs.get(delivery.run)
         if run is None or run.stuck:
             # Its end here was counted, if it ran, but the answer was not taken.
@@ -546,11 +543,21 @@ class Slots:
             self._waiting.remove(delivery)
 
     def on_let_go(self, delivery: Delivery, ended: bool) -> None:
-        """Let the calls behind one of a session go on, once its run has ended, too."""
+        """Let the calls behind one of a session go on, once its run has ended, too; remember what was heard of one that may come again."""
+        if not ended:
+            self._remember(delivery)
+        if not delivery.request.ordered:
+            return
         if not ended:
             self._lines.lose(delivery)
         elif delivery.run not in self._runs:
             self._lines.leave(delivery)
+
+    def _remember(self, delivery: Delivery) -> None:
+        if delivery.cancelled:
+            self._early.cancel(delivery.request.id, delivery.cancelled)
+        if delivery.extended:
+            self._early.extend(delivery.request.id, delivery.extended)
 
     def on_replies_gone(self, replies: str, error: ErrorInfo) -> None:
         """Stop every call whose answer no caller reads any more."""

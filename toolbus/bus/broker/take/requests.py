@@ -142,7 +142,8 @@ class RequestStream:
 
     Args:
         on_lost: called for a delivery that is no longer this worker's.
-        on_let_go: called for one in the order of its session that is held no longer, and whether the server has accepted its end.
+        on_let_go: called for one that is held no longer, and whether the server has accepted its end, where calls of its session wait or
+            something was heard of it.
         set_aside: called for an entry whose request can't be read.
 
     Attributes:
@@ -226,7 +227,7 @@ class RequestStream:
         if not delivery.is_held:
             return False
         del self.held[delivery.entry]
-        if delivery.request.ordered:
+        if delivery.request.ordered or (not ended and (delivery.cancelled or delivery.extended)):
             self._on_let_go(delivery, ended)
         return True
 
