@@ -76,13 +76,18 @@ def addresses(case: Case) -> Iterator[Violation]:
 
 def holes(case: Case) -> Iterator[Violation]:
     """No frame comes before an earlier one of its run, unless the server lost what it had or the agent could not be heard of."""
-    disturbing = [hit for hit in case.history.of(Hit) if KINDS[hit.kind].outage or hit.kind in LOSSY]
+    # Behind what was lost, the next frame of a call that ran then may come as late as its end.
+    disturbing = [
+        (hit.at, hit.until + (case.options.timeout if hit.kind in LOSSY else 0.0))
+        for hit in case.history.of(Hit)
+        if KINDS[hit.kind].outage or hit.kind in LOSSY
+    ]
     index = {agent.id: agent.index for agent in case.history.of(Agent)}
     before: dict[str, Counted] = {}
     for counted in case.history.of(Counted):
         since = before.get(counted.id, Counted(0.0, counted.id, 0))
         before[counted.id] = counted
-        disturbed = any(hit.at < counted.at and hit.until > since.at - MARGIN for hit in disturbing)
+        disturbed = any(began < counted.at and ended > since.at - MARGIN for began, ended in disturbing)
         if counted.early > since.early and not disturbed:
             yield Violation(
                 "stream", f"agent {index.get(counted.id)} got {counted.early - since.early} frames before earlier ones of their runs"
