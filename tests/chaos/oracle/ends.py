@@ -14,6 +14,8 @@ from tests.chaos.schedule import PURGE
 
 # Their handlers call others or ask somebody, and pass on how that ended.
 _CALLING = frozenset({"nested", "deep", "ask"})
+# A connection carries nothing more, and nobody is told.
+_SILENCES = frozenset({"half-open", "partition"})
 
 
 def ends(case: Case) -> Iterator[Violation]:
@@ -33,9 +35,12 @@ def ends(case: Case) -> Iterator[Violation]:
 def deadlines(case: Case) -> Iterator[Violation]:
     """Each call ends by its deadline, or when its agent goes on after that."""
     stops = [hit for hit in case.history.of(Hit) if hit.kind == "agent-stop"]
+    silences = [hit.at for hit in case.history.of(Hit) if hit.kind in _SILENCES]
     for key, records in case.ended.items():
-        # Where the server lost the question, its caller waits for the answer as long as one may take.
-        for ended in records if case.planned[key].tool != "ask" or not case.options.lossy else ():
+        for ended in records:
+            # Where the server lost the question, or the connection the answer, its caller waits as long as an answer may take.
+            if case.planned[key].tool == "ask" and (case.options.lossy or any(ended.began < at < ended.at for at in silences)):
+                continue
             stopped = sum(hit.until - hit.at for hit in stops if ended.pid in hit.pids and hit.at < ended.at and hit.until > ended.began)
             late = ended.at - ended.began - case.planned[key].timeout - stopped
             if late > MARGIN:
