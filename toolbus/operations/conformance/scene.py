@@ -122,10 +122,10 @@ class Program:
 
     def output(self) -> str:
         """Return the end of what it has written."""
-        with self._log.open("rb") as log:
+        with self._log.open("rb") as file:
             # A character has at most four bytes.
-            log.seek(max(0, self._log.stat().st_size - 4 * _MOST_SHOWN - 4))
-            text = log.read().decode("utf-8", "replace").strip("\0 \n")
+            file.seek(max(0, self._log.stat().st_size - 4 * _MOST_SHOWN - 4))
+            text = file.read().decode("utf-8", "replace").strip("\0 \n")
         return f"…{text[-_MOST_SHOWN:]}" if len(text) > _MOST_SHOWN else text
 
     async def stop(self, process: asyncio.subprocess.Process) -> int:
