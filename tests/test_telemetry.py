@@ -30,7 +30,7 @@ from opentelemetry.sdk.metrics.view import (
     SumAggregation,
     View,
 )
-from opentelemetry.sdk.trace import ConcurrentMultiSpanProcessor, ReadableSpan, SpanLimits, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace import ConcurrentMultiSpanProcessor, ReadableSpan, SpanLimits, SpanProcessor, TracerProvider, sampling
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
@@ -451,6 +451,17 @@ def test_the_tracer_makes_spans_of_an_unusual_set_up(monkeypatch: pytest.MonkeyP
         call = telemetry.start_call_span(**CALL, agent="a1")
         with telemetry.handler_span("" if call is None else call.traceparent, **CALL, attempt=1, worker="w1"):
             assert not isinstance(trace.get_current_span(), LeanSpan)
+    provider.shutdown()
+
+
+@pytest.mark.parametrize("name", sampling._KNOWN_SAMPLERS)
+def test_spans_of_each_standard_sampler_are_made_without_the_tracer(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Each sampler that ``OTEL_TRACES_SAMPLER`` can name is a usual one."""
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", name)
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", "0.5")
+    provider = TracerProvider()
+    with telemetry.providers(tracer=provider):
+        assert Lean(tracer()).holds()
     provider.shutdown()
 
 

@@ -50,6 +50,7 @@ class Lean:
 
         self.tracer, self.ids, self._setup = tracer, tracer.id_generator, _setup(tracer)
         sampler, limits, said = tracer.sampler, tracer._span_limits, tracer.sampler.get_description()
+        followers = {sampling.ParentBased, sampling.ParentBasedTraceIdRatio}
         self._follows = _FOLLOWING(said) is not None
         root = _FOLLOWING(said) or _ALONE(said)
         if (
@@ -57,7 +58,7 @@ class Lean:
             # One of somebody else may say the same of itself.
             or any(
                 type(one) not in {sampling.TraceIdRatioBased, sampling.StaticSampler}
-                for one in (vars(sampler).values() if type(sampler) is sampling.ParentBased else [sampler])
+                for one in (vars(sampler).values() if type(sampler) in followers else [sampler])
             )
             or type(self.ids) is not RandomIdGenerator
             or type(tracer.span_processor) is not SynchronousMultiSpanProcessor
