@@ -110,7 +110,7 @@ def test_answers_that_come_too_rarely_are_not_enough_to_judge(silent: float, tru
 
 @pytest.mark.parametrize(("step", "ahead"), [(LEASE / 3, False), (LEASE / 3 + 0.1, True), (LEASE, True), (-LEASE, False)])
 def test_a_servers_clock_that_was_set_forward_counts_for_a_lease(times: Times, step: float, ahead: bool) -> None:
-    """By more than what a slow answer explains: keys may have reached the ends of their lives before their time."""
+    """A step forward that no slow answer explains makes the clock count as ahead for one lease, in which keys may have expired early."""
     times.ask(step=step)
     assert times.clock.ran_ahead is ahead
     assert times.clock.trusted is not ahead

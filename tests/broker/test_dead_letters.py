@@ -52,7 +52,7 @@ def desk() -> Iterator[Desk]:
 
 
 async def test_queues_with_dead_letters_are_listed_by_name(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
-    """However many keys the server has; those of other kinds and namespaces are none, and a name that is no text is skipped."""
+    """Queues are found among keys of other kinds and namespaces, however many; a name that is no text is skipped and logged."""
     assert await desk.letters.queues() == []
     for number in range(1100):
         desk.redis.execute_command("SET", f"{KEYS.prefix}other:{number}", "")
@@ -67,7 +67,7 @@ async def test_queues_with_dead_letters_are_listed_by_name(desk: Desk, caplog: p
 
 
 async def test_the_newest_letters_come_first(desk: Desk) -> None:
-    """As many as were asked for, each with what it says of its failure and with its request."""
+    """As many letters as were asked for are read, each with what it says of its failure and with its request."""
     desk.bury("pool", "1700000000000-0", "1700000000500-0", "1700000000500-1")
     newest = await desk.letters.newest("pool", 2)
     assert [letter.id for letter in newest] == ["1700000000500-1", "1700000000500-0"]
@@ -77,7 +77,7 @@ async def test_the_newest_letters_come_first(desk: Desk) -> None:
 
 
 async def test_all_ids_are_listed_oldest_first(desk: Desk) -> None:
-    """Also those of more letters than one answer has."""
+    """The ids of all letters are listed in order, also of more letters than one answer has."""
     for number in (0, 255, 256, 600):
         ids = [f"{each}-0" for each in range(1, number + 1)]
         desk.bury(f"q{number}", *ids)
@@ -95,14 +95,14 @@ async def test_all_ids_are_listed_oldest_first(desk: Desk) -> None:
     ],
 )
 async def test_what_any_client_may_have_written_is_read_all_the_same(desk: Desk, fields: dict[str, Any], expected: dict[str, Any]) -> None:
-    """Each part that can't be read is left out, and long ones are cut."""
+    """Each part of a letter that can't be read is left out, and long ones are cut."""
     desk.bury("pool", "5-5", **fields)
     [letter] = await desk.letters.newest("pool", 10)
     assert {name: getattr(letter, name) for name in expected} == expected
 
 
 async def test_a_letter_without_fields_is_one_that_says_nothing(desk: Desk) -> None:
-    """It can be dropped."""
+    """A letter without fields has empty ones, a time that can be shown, and can be dropped."""
     desk.redis.execute_command("XADD", KEYS.dead_letters("pool"), "99999999999999999-0", "x", "y")
     [letter] = await desk.letters.newest("pool", 10)
     assert letter == DeadLetter("99999999999999999-0", "pool", "", 0, "", b"", None)
@@ -113,7 +113,7 @@ async def test_a_letter_without_fields_is_one_that_says_nothing(desk: Desk) -> N
 
 @pytest.mark.parametrize("limit", [1, 0])
 async def test_the_largest_request_can_be_read(limit: int) -> None:
-    """A letter holds a request as it was published: its bounds are those of publishing, and a little more."""
+    """A request of up to 1,024 bytes more than may be published can be read from its letter, and a longer one can't."""
     desk = Desk()
     document = encode_request(REQUEST, limit=10_000)
     desk.letters._settings = msgspec.structs.replace(SETTINGS, max_request=len(document) - 1024 - 1 + limit)
@@ -125,7 +125,7 @@ async def test_the_largest_request_can_be_read(limit: int) -> None:
 
 @pytest.mark.parametrize(("key", "timeout"), [("", None), ("mine", 5.0)])
 async def test_a_letter_is_published_again_as_a_new_call(desk: Desk, key: str, timeout: float | None) -> None:
-    """Nobody waits for it, and its idempotency key is that of the first one; the letter is gone."""
+    """The new call has no caller and the idempotency key of the first one, or its id; the letter is gone."""
     desk.redis.execute_command("XADD", KEYS.queue("pool"), "1-0", "r", "")
     first = msgspec.structs.replace(REQUEST, idempotency_key=key)
     desk.bury("pool", "7-0", r=encode_request(first, limit=10_000))
@@ -144,7 +144,7 @@ async def test_a_letter_is_published_again_as_a_new_call(desk: Desk, key: str, t
 
 
 async def test_a_letter_that_can_not_run_again_stays(desk: Desk) -> None:
-    """It is said why: nobody serves its queue, or that is full, or its request can't be read, or another one was faster."""
+    """The error says why: nobody serves the queue, it is full, the request can't be read, or somebody else was faster."""
     desk.bury("pool", "7-0")
     with pytest.raises(ConfigurationError, match=r"^nobody serves the queue 'pool'; start a worker first \(7-0 stays where it is\)$"):
         await desk.letters.redrive("pool", "7-0", limit=2)
@@ -167,7 +167,7 @@ async def _gone(*_: Any) -> Any:
 
 
 async def test_only_a_letter_that_is_there_can_be_read_and_dropped(desk: Desk) -> None:
-    """A text that is no id of one is told with an example, and never sent."""
+    """An id without a letter is an error, and so is a text that is no id, with an example of one."""
     desk.bury("pool", "7-0", "8-0")
     for step in (desk.letters.get, desk.letters.drop):
         with pytest.raises(ConfigurationError, match=r"^there is no dead letter 9-0 of 'pool'"):
@@ -183,5 +183,5 @@ async def test_only_a_letter_that_is_there_can_be_read_and_dropped(desk: Desk) -
     [("1-0", True), (f"{2**64 - 1}-{2**64 - 1}", True), (f"{2**64}-0", False), (f"0-{2**64}", False), ("1", False), ("1-0 ", False)],
 )
 def test_an_id_is_two_numbers_of_64_bits(text: str, is_one: bool) -> None:
-    """Nothing before or behind them."""
+    """An id is two numbers below 2^64 with a dash between them, and nothing before or behind them."""
     assert is_letter_id(text) is is_one

@@ -110,7 +110,7 @@ async def test_a_read_that_can_not_be_told_is_told_later(waiting: WaitingTake, m
 
 
 async def test_what_is_no_longer_read_waits_for_the_read_that_is_under_way(waiting: WaitingTake) -> None:
-    """It is told to end, again and again, and a later one is not waited for; without a read there is nothing to wait for."""
+    """The read under way is told to end until it does; neither a later read nor none at all is waited for."""
     async with asyncio.timeout(2):
         await waiting.taking.intake.passed()
     await waiting.begin()

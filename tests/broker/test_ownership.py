@@ -409,7 +409,7 @@ async def test_a_worker_that_leaves_asks_about_whatever_it_takes(owning: Owning)
 
 
 async def test_a_service_that_is_gone_has_no_sessions(owning: Owning) -> None:
-    """Others are looked after as before; without any there is nothing to look after."""
+    """The sessions of a service that is gone are forgotten, and those of others are kept."""
     owning.bench.streams["other"] = other = owning.bench.new_stream("other")
     owning.ownership.serve(other)
     owning.beat("pool", "other")
@@ -424,7 +424,7 @@ async def test_a_service_that_is_gone_has_no_sessions(owning: Owning) -> None:
 
 
 async def test_the_server_is_asked_what_came_before_calls(owning: Owning) -> None:
-    """Of each service on its own, some tens at once; each has its own answer, in the order in which they were asked about."""
+    """Each service is asked on its own, about 32 calls at a time, and the answers come in the order of the calls."""
     owning.bench.streams["other"] = other = owning.bench.new_stream("other")
     asked = [owning.take(f"s{number}", user="u") for number in range(33)]
     for each in asked:
@@ -467,7 +467,7 @@ def snapshot_keys(owning: Owning) -> tuple[str, ...]:
 async def test_a_snapshot_is_kept_or_it_is_said_why_not(
     owning: Owning, ordered: bool, answer: Any, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An answer is waited for only if nothing else would tell. One that the server refuses makes the earlier snapshot worth nothing."""
+    """A call without order waits for the answer, and one in order does not; a snapshot that is refused removes the earlier one."""
     delivery = owning.take(ordered=ordered)
     await owning.settle(delivery)
     owning.bench.link.answers["save"] = answer
@@ -484,7 +484,7 @@ async def test_a_snapshot_is_kept_or_it_is_said_why_not(
 
 
 async def test_no_snapshot_is_kept_of_a_session_that_another_worker_has(owning: Owning) -> None:
-    """The server is not asked to."""
+    """A worker whose session has moved does not ask the server to keep its snapshot."""
     delivery = owning.take()
     await owning.settle(delivery)
     owning.bench.times.now += LEASE
@@ -494,7 +494,7 @@ async def test_no_snapshot_is_kept_of_a_session_that_another_worker_has(owning: 
 
 
 async def test_a_call_in_doubt_is_checked_by_the_server(owning: Owning) -> None:
-    """In the order of its session, too, when its lease has lapsed meanwhile."""
+    """The server checks the caller of a step also for a call in order, when the session's lease has lapsed."""
     delivery = owning.take(ordered=True)
     await owning.settle(delivery)
     owning.bench.times.now += LEASE
@@ -508,7 +508,7 @@ async def test_a_call_in_doubt_is_checked_by_the_server(owning: Owning) -> None:
 async def test_a_snapshot_that_can_not_be_forgotten_is_logged(
     owning: Owning, answer: Any, logged: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One of a session that is elsewhere is not this worker's to forget."""
+    """A failure to forget a snapshot is logged; the snapshot of a session that is elsewhere is left to its owner in silence."""
     owning.bench.link.answers["save"] = answer
     owning.snapshots.forget(owning.take())
     assert [record.getMessage() for record in caplog.records] == [
@@ -529,7 +529,7 @@ async def test_a_snapshot_that_can_not_be_forgotten_is_logged(
 async def test_a_snapshot_that_can_not_be_used_is_told_from_none(
     owning: Owning, answer: list[bytes], expected: Snapshot | None, logged: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The server is told how much of it would be read."""
+    """None is no snapshot, and NO_SNAPSHOT one that can't be read, which is logged; the server is told the bounds."""
     owning.bench.link.answers["load"] = answer
     assert await owning.snapshots.load(owning.take()) == expected
     [*_, key] = snapshot_keys(owning)
@@ -540,7 +540,7 @@ async def test_a_snapshot_that_can_not_be_used_is_told_from_none(
 
 @pytest.mark.parametrize(("answer", "elsewhere"), [([b""], False), ([b"1-0"], True)])
 async def test_the_server_is_asked_what_others_run_in_a_session(owning: Owning, answer: list[bytes], elsewhere: bool) -> None:
-    """Workers that live and may leave."""
+    """A session is elsewhere when the server names a call of it that another live worker runs."""
     owning.bench.link.answers["line"] = answer
     assert await owning.snapshots.is_elsewhere(owning.take()) is elsewhere
     stream = owning.bench.stream

@@ -81,7 +81,7 @@ def test_a_flush_that_is_written_again_gets_the_same_verdicts(publishing: Publis
 
 @pytest.mark.parametrize("once", [0, 1])
 def test_a_call_whose_group_is_gone_may_have_run(publishing: Publishing, once: int) -> None:
-    """Its cancellation is passed on, and it stays: who has taken it may run it, and the next group delivers it to be refused."""
+    """Its cancellation is passed on to the worker that may run it, and its entry stays for the next group."""
     server = publishing.redis
     entry = publishing.flush(0, "one")
     queued = publishing.share("call")
@@ -102,7 +102,7 @@ def test_a_call_whose_group_is_gone_may_have_run(publishing: Publishing, once: i
 
 
 def test_once_work_that_began_under_another_group_keeps_its_key(publishing: Publishing) -> None:
-    """The group that was made anew has not delivered it again: whether it may run again, its mark says."""
+    """Before a new group has delivered it, the mark of its start decides whether its idempotency key is kept."""
     server, mark = publishing.redis, publishing.keys.started("call")
     server.set(mark, "run", px=60_000)
     publishing.share("call")

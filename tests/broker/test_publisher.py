@@ -306,7 +306,7 @@ async def test_a_call_is_cancelled_where_it_is_queued(publishing: Publishing) ->
 
 
 async def test_calls_that_keep_their_places_leave_in_their_order(publishing: Publishing) -> None:
-    """Behind one that may not be written now, none of them is; others are, and they go first when they may."""
+    """Calls behind one that may not be written yet wait for it; calls without a place do not."""
     publishing.admitted = {False}
     for name, once in (("a", False), ("b", False), ("c", True), ("d", False)):
         publishing.publish(name, once=once, session=f"s-{name}")
@@ -350,7 +350,7 @@ class Refusing:
 
 @pytest.mark.parametrize("code", ["MISCONF", "OOM"])
 async def test_what_may_have_been_published_is_written_until_the_server_says(publishing: Publishing, code: str) -> None:
-    """Its answer was lost, and then it refuses every write: it is written again at once, and less and less often, up to each second."""
+    """A flush whose answer was lost, and which is refused then, is written again after 50 ms, and later and later, up to once a second."""
     refusing = Refusing(publishing.link, "publish", *[refused(code, repeated=True)] * 7, b"1-1")
     publishing.publish("call")
     await elapse(3.0)
@@ -364,7 +364,7 @@ async def test_what_may_have_been_published_is_written_until_the_server_says(pub
 
 @pytest.mark.parametrize("refusal", [refused("MISCONF"), refused("READONLY", repeated=True)])
 async def test_a_refusal_of_which_no_answer_was_lost_is_told_at_once(publishing: Publishing, refusal: ReplyError) -> None:
-    """So is one that does not pass by itself."""
+    """A refused flush is not written again when no answer was lost, or when the refusal does not pass by itself."""
     refusing = Refusing(publishing.link, "publish", refusal)
     publishing.publish("call")
     await elapse(1.0)
@@ -373,7 +373,7 @@ async def test_a_refusal_of_which_no_answer_was_lost_is_told_at_once(publishing:
 
 
 async def test_what_nobody_waits_for_any_more_is_not_written_again(publishing: Publishing) -> None:
-    """Nobody knows if it was published."""
+    """When all of its calls are given up, a flush in doubt ends as unknown."""
     refusing = Refusing(publishing.link, "publish", refused("OOM", repeated=True))
     call = publishing.publish("call")
     await elapse(0.1)
@@ -387,7 +387,7 @@ async def test_what_nobody_waits_for_any_more_is_not_written_again(publishing: P
 
 
 async def test_a_flush_behind_one_in_doubt_waits_for_it(publishing: Publishing) -> None:
-    """It names the one before it as long as that has no answer, and is written again as soon as that may be known."""
+    """A flush names the one before it while that has no answer, and is written again every 50 ms until it may be known."""
     link, loop = publishing.link, asyncio.get_running_loop()
     began, first, asked = loop.time(), [refused("OOM", repeated=True), refused("OOM"), b"1-1"], list[tuple[Any, ...]]()
 
@@ -415,7 +415,7 @@ async def test_a_flush_behind_one_in_doubt_waits_for_it(publishing: Publishing) 
 
 
 async def test_a_cancellation_that_is_refused_is_sent_again_while_the_call_may_run(publishing: Publishing) -> None:
-    """The last answer is what is told; a refusal that does not pass is told at once."""
+    """A cancellation that is refused for now is repeated for the time that the call has, and a lasting refusal is told at once."""
     fates: list[Fate] = []
     for answers, times, fate in (
         ([refused("OOM"), refused("NOTYET"), b"removed"], [0.0, 0.05, 0.15], "removed"),
@@ -430,7 +430,7 @@ async def test_a_cancellation_that_is_refused_is_sent_again_while_the_call_may_r
 
 @pytest.mark.parametrize("session", ["", "s"])
 async def test_a_shared_call_that_may_have_been_published_is_written_again(publishing: Publishing, session: str) -> None:
-    """One that keeps its place names the order of its queue, too."""
+    """A shared call in doubt is written again; one that keeps its place names the order of its queue, too."""
     shared = SharedCalls(cast("Any", publishing.link), KEYS, "agent", 60.0, lambda: None, cast("Any", publishing))
     refusing = Refusing(publishing.link, "share", refused("OOM", repeated=True), refused("OOM"), [b"queued", b"1-1"])
     call = Call()
@@ -457,7 +457,7 @@ class Steps:
 @pytest.mark.parametrize(("ordered", "session"), [(False, ""), (True, session_digest("u", "s"))])
 @pytest.mark.parametrize("shared", [False, True])
 async def test_requests_are_published_alone_or_shared(shared: bool, ordered: bool, session: str) -> None:
-    """A shared one that keeps its place goes behind what was published before it; one that was given up is withdrawn where it was."""
+    """The publisher has requests of one caller, and the shared calls the others; a shared one in order flushes what came before it."""
     seen: list[tuple[Any, ...]] = []
     requests = Requests(cast("Any", Steps("own", seen)), cast("Any", Steps("shared", seen)), 200)
     request = Request("c", "a", "pool", user="u", session="s", shared=shared, ordered=ordered, effect="once", timeout=2.0)

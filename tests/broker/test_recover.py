@@ -188,7 +188,7 @@ async def test_an_entry_that_is_lost_before_it_counts_does_not_run(recovery: Rec
 
 
 async def test_what_other_workers_had_begun_is_counted_by_tool(recovery: Recovery, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not what nobody had begun, what waited for a worker, or what was this one's own; beyond a number of tools, by service alone."""
+    """Only calls that another worker had begun are counted, by service and tool, and by service alone beyond a number of tools."""
     monkeypatch.setattr(recover, "_MOST_TOOLS", 2)
     tools = ["a", "b", "a", "c", "d", "e", "f"]
     others = [b"other"] * 4 + [b"mine", b"~to:other", b"other"]
@@ -268,7 +268,7 @@ async def test_a_suspect_that_waits_makes_room(recovery: Recovery, left: int) ->
 
 @pytest.mark.parametrize(("delivered", "newest"), [(b"0-0", (5, 7)), (b"5-10", (5, 10)), (b"9-1", (9, 1))])
 async def test_a_reap_tells_how_far_the_group_has_come(recovery: Recovery, delivered: bytes, newest: tuple[int, int]) -> None:
-    """It never went back by that."""
+    """The newest id that is known moves forward by a reap's answer, and never back."""
     recovery.bench.stream.newest = (5, 7)
     recovery.bench.link.answers["reap"] = lambda keys, args: [*FENCE, [], 0, delivered]
     await recovery.upkeep.recover()
@@ -416,7 +416,7 @@ async def test_what_a_group_passed_over_is_looked_for_in_stretches(recovery: Rec
 
 @pytest.mark.parametrize("taken", [True, False])
 async def test_a_call_for_another_revision_goes_to_a_worker_of_it(recovery: Recovery, taken: bool) -> None:
-    """It is held here until one has it."""
+    """The call is held here until a worker of its revision has it."""
     bench = recovery.bench
     delivery = bench.hold(attempt=2, digest="other")
     bench.link.answers["hand_over"] = int(taken)
@@ -455,7 +455,7 @@ class Registration:
 async def test_the_last_worker_of_a_revision_waits_until_its_calls_were_taken(
     recovery: Recovery, monkeypatch: pytest.MonkeyPatch, answers: list[Any], untils: list[bytes], stepped: bool
 ) -> None:
-    """It steps back once, so that callers turn to the other revision, and looks twice whether all until then was taken."""
+    """It steps back once, so that callers turn to the other revision, and ends after two looks in a row found all taken."""
     bench, waits = recovery.bench, list[float]()
 
     async def sleep(seconds: float) -> None:
@@ -473,7 +473,7 @@ async def test_the_last_worker_of_a_revision_waits_until_its_calls_were_taken(
 
 @pytest.mark.parametrize("ahead", [False, True])
 async def test_calls_without_their_reply_stream_end_unless_the_clock_was_set_forward(recovery: Recovery, ahead: bool) -> None:
-    """Then their agent makes the stream anew, and the calls go on; and so they do while the server can't be asked."""
+    """Calls go on without their reply stream when the clock was set forward, or while the server can't be asked; else they end."""
     bench, error = recovery.bench, ErrorInfo("cancelled", "caller_gone")
     bench.clock.observe(bench.times.now * 1000, bench.times.now, bench.times.now)
     mine, other = bench.hold(b"1-0"), bench.hold(b"2-0", agent="other")
@@ -488,7 +488,7 @@ async def test_calls_without_their_reply_stream_end_unless_the_clock_was_set_for
 
 
 async def test_a_stream_that_is_withdrawn_is_forgotten(recovery: Recovery) -> None:
-    """Calls that were postponed there go, and how far it was looked through; others are gone on with, and one that is not known is none."""
+    """Forgetting a stream drops its postponed calls and the place up to which it was looked through, and nothing of other streams."""
     bench = recovery.bench
     bench.streams["other"] = other = bench.new_stream("other")
     bench.link.answers["rescue"] = [0, b"1-0"]
@@ -502,7 +502,7 @@ async def test_a_stream_that_is_withdrawn_is_forgotten(recovery: Recovery) -> No
 
 
 async def test_a_stream_can_be_looked_into_between_two_turns(recovery: Recovery) -> None:
-    """Calls left behind there are taken over at once."""
+    """Looking into a stream takes over the calls left behind there at once."""
     await recovery.upkeep.look_into(recovery.bench.stream)
     assert recovery.order == ["reap"]
     assert recovery.bench.link.keys("reap")[0][0] == recovery.bench.stream.key

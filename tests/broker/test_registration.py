@@ -137,7 +137,7 @@ async def test_a_registration_that_fails_again_is_logged(
 async def test_a_program_with_the_owner_of_another_one_is_warned(
     registering: Registering, others: list[bytes], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With the first three places where others run; a worker that does not tell its place compares nothing."""
+    """The warning names up to three other places of the owner; a worker that does not tell its place compares nothing."""
     table = [part for number, place in enumerate(others) for part in (f"o:{number}".encode(), place, f"i:{number}".encode(), b"4:digest")]
     registering.bench.link.answers["HSCAN"] = [b"0", [*table, b"o:gone", b"/gone"]]
     await registering.registration.register(PUBLICATION)
@@ -152,7 +152,7 @@ async def test_a_program_with_the_owner_of_another_one_is_warned(
 
 @pytest.mark.parametrize(("died", "how"), [(True, [b"died"]), (False, [])])
 async def test_a_worker_that_died_is_told_from_one_that_left(registering: Registering, died: bool, how: list[bytes]) -> None:
-    """Others see why its services have gone."""
+    """Unregistering says when the worker died, and nothing when it left."""
     await registering.registration.unregister(died=died)
     args = [each if isinstance(each, bytes) else str(each).encode() for each in registering.bench.link.args("unregister")[0]]
     assert args[args.index(b"pool/mine") + 1 :] == how
@@ -161,7 +161,7 @@ async def test_a_worker_that_died_is_told_from_one_that_left(registering: Regist
 async def test_a_worker_that_can_not_ask_for_the_version_names_its_services(
     registering: Registering, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A reader of the log learns which are missing."""
+    """A registration that fails at the version is logged once, with all services that are missing."""
     registering.bench.link.answers["HMGET"] = BrokerUnavailable("gone")
     await registering.registration.register_again(["pool", "other"])
     assert [record.getMessage() for record in caplog.records] == ['service.register_failed service="pool, other" error=gone']
@@ -424,7 +424,7 @@ async def test_a_worker_that_can_not_ask_for_the_version_looks_again_later(regis
 
 
 async def test_a_service_that_is_withdrawn_is_not_published_again(registering: Registering) -> None:
-    """Not by a beat that finds it missing; when the server could not be asked, it still counts as published."""
+    """A withdrawn service is not registered by a later beat; while the server could not be asked, it counts as published."""
     registration, link = registering.registration, registering.bench.link
     assert (registration.digest("pool"), registration.digest("other")) == ("digest", "")
     link.answers["unregister"] = BrokerUnavailable("gone")
@@ -441,7 +441,7 @@ async def test_a_service_that_is_withdrawn_is_not_published_again(registering: R
 
 
 async def test_a_worker_can_step_behind_others(registering: Registering) -> None:
-    """It registers under the earliest start of all, and keeps that one at the next registration."""
+    """A worker that steps back registers under the earliest start of all, and keeps it at its next registration."""
     registering.bench.link.answers["register"] = lambda keys, args: [b"ok", 1, *FENCE]
     await registering.registration.step_back("pool")
     await registering.registration.register_again(["pool"])

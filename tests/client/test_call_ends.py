@@ -74,7 +74,7 @@ async def test_a_call_that_is_ended_tells_the_worker() -> None:
 
 @pytest.mark.parametrize("ended", [False, True])
 async def test_a_call_that_is_dropped_keeps_nothing(ended: bool) -> None:
-    """Neither its text, nor what was not read, nor its result; what is known of its run stays."""
+    """A dropped call has neither text nor events nor a result, only its error and what is known of its run."""
     host = Host()
     call = made(host, streaming=True)
     for frame in run(2, "a" * 1_000, ONE, end=ended):
@@ -88,7 +88,7 @@ async def test_a_call_that_is_dropped_keeps_nothing(ended: bool) -> None:
 
 
 async def test_a_call_that_is_attached_to_another_one_is_not_launched_again() -> None:
-    """It reads the replies of that one until its deadline."""
+    """An attached call reads the replies of the other one until that one's deadline."""
     host = Host()
     call = made(host, launched=False)
     call.attached(other := request(), 30.0)
@@ -98,7 +98,7 @@ async def test_a_call_that_is_attached_to_another_one_is_not_launched_again() ->
 
 
 async def test_a_dropped_call_that_nobody_streams_has_the_error_alone() -> None:
-    """It kept no events."""
+    """A call without events can be dropped, too, and ends with the error."""
     call = made(Host())
     call.drop(ERROR)
     assert (await call.result()).error == ERROR

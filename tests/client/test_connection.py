@@ -86,7 +86,7 @@ class Place:
 async def test_a_call_is_published_when_a_worker_appears(
     problems: list[ErrorInfo | None], superseded: bool | None, tries: int, errors: list[ErrorInfo]
 ) -> None:
-    """It is tried again after each change, unless no worker could help: then it ends with the reason."""
+    """A call is tried again after each change of the registry, and ends with the reason when no worker could help."""
     place, call = Place(*problems), Call(superseded=superseded)
     task = asyncio.create_task(place.waiting.publish(call.cast, place.publish, place.catalogue, 60.0))
     await place.turns(task)
@@ -95,7 +95,7 @@ async def test_a_call_is_published_when_a_worker_appears(
 
 
 async def test_a_call_for_which_no_worker_appears_ends_in_its_time() -> None:
-    """With the reason of the last try; meanwhile it is among those that wait, and its own time goes on."""
+    """A waiting call is listed, its own time goes on, and it ends with the reason of its last try."""
     place, call, other = Place(ABSENT), Call(), Call()
     before = asyncio.get_running_loop().time()
     task = asyncio.create_task(place.waiting.publish(call.cast, place.publish, place.catalogue, 3.0))
@@ -111,7 +111,7 @@ async def test_a_call_for_which_no_worker_appears_ends_in_its_time() -> None:
 
 
 async def test_a_call_that_ends_while_it_waits_is_not_published() -> None:
-    """It has its end already."""
+    """A change of the registry does not publish a waiting call that has ended."""
     place, call = Place(ABSENT), Call()
     task = asyncio.create_task(place.waiting.publish(call.cast, place.publish, place.catalogue, 60.0))
     await asyncio.sleep(0)
@@ -123,7 +123,7 @@ async def test_a_call_that_ends_while_it_waits_is_not_published() -> None:
 
 @pytest.mark.parametrize("available", [None, False, True])
 async def test_a_tool_is_waited_for_until_it_can_be_called(available: bool | None) -> None:
-    """One that nobody serves is none yet."""
+    """A tool that is unknown, or that nobody serves, is waited for until the time is up; an available one is not waited for."""
     place = Place(None)
     found: list[Any] = [None if available is None else SimpleNamespace(available=available)]
     before = asyncio.get_running_loop().time()
@@ -133,7 +133,7 @@ async def test_a_tool_is_waited_for_until_it_can_be_called(available: bool | Non
 
 
 async def test_a_wait_for_a_tool_ends_with_its_bus() -> None:
-    """With the reason for which it was ended, and not with the tool."""
+    """The wait returns the error with which its bus ended it."""
     place = Place(None)
     options = {"session": "s"}
     task = asyncio.create_task(
@@ -151,7 +151,7 @@ async def test_a_wait_for_a_tool_ends_with_its_bus() -> None:
 
 @pytest.mark.parametrize(("type", "appears"), [("not_found", True), ("unavailable", True), ("overloaded", False)])
 def test_a_worker_may_help_only_where_one_is_missing(type: Any, appears: bool) -> None:
-    """Not where the call itself is refused."""
+    """A worker that appears may help against not_found and unavailable, and not where the call itself is refused."""
     assert may_appear(Call().cast, ErrorInfo(type)) is appears
 
 
@@ -203,7 +203,7 @@ class Given:
     ],
 )
 async def test_a_call_ends_as_the_broker_found_it(effect: str, error: ErrorInfo, fate: Any, is_open: bool, end: Any, entry: str) -> None:
-    """One that was taken back did not run; one that is gone was answered, and the answer comes while the bus is open."""
+    """The broker's word decides the error; a call that is gone was answered, and waits for the answer while the bus is open."""
     given = Given(effect)
     inquire(given.cast, error, given.cast)
     assert given.asked == [(given.request, "q", "1-0", 1.5, error.type)]
@@ -220,7 +220,7 @@ async def test_a_call_ends_as_the_broker_found_it(effect: str, error: ErrorInfo,
 @pytest.mark.parametrize(("effect", "moment"), [("", 0.2), ("once", 1.0)])
 @pytest.mark.parametrize("asked", [True, False])
 async def test_a_call_does_not_wait_long_to_learn_what_became_of_it(effect: str, moment: float, asked: bool) -> None:
-    """Longer when that decides whether it may be made again. A bus that is closed asks nothing."""
+    """A call waits 0.2 s for its fate, and once work a second; on a closed bus nothing is asked."""
     given = Given(effect, is_open=asked)
     inquire(given.cast, TOLD, given.cast)
     assert len(given.asked) == asked
@@ -231,7 +231,7 @@ async def test_a_call_does_not_wait_long_to_learn_what_became_of_it(effect: str,
 
 
 async def test_a_call_that_was_not_published_is_not_asked_about() -> None:
-    """It ends after its moment."""
+    """A call without a request ends with its error, and the broker is not asked."""
     given = Given(request=False)
     inquire(given.cast, TOLD, given.cast)
     await elapse(0.3)
@@ -239,7 +239,7 @@ async def test_a_call_that_was_not_published_is_not_asked_about() -> None:
 
 
 async def test_a_call_whose_time_was_up_says_where_it_was() -> None:
-    """Without a bus its workers are taken to live; without a request its target names the service."""
+    """The error says that a worker took it, that its worker was lost, or that it began late; without a bus its workers count as alive."""
     given = Given()
     assert unfinished_of(given.cast, LATE, None).message == unfinished_of(given.cast, LATE, given.cast).message == TAKEN
     given.catalogue = SimpleNamespace(service=lambda name: (None, name != "s"))
@@ -279,7 +279,7 @@ class Broker:
 
 
 async def test_the_services_of_a_session_are_told_of_its_end() -> None:
-    """Once, those that were called in it; the first call of each afterwards is meant for a new state."""
+    """The services that were called in a session are told once; the next call of each is meant for a new state."""
     used, broker = UsedSessions(), Broker()
     for user, session, queue in (("u", "s", "a"), ("u", "s", "b"), ("u", "t", "c"), ("v", "s", "d"), ("u", "s", "a")):
         used.add(user, session, queue)
@@ -293,7 +293,7 @@ async def test_the_services_of_a_session_are_told_of_its_end() -> None:
 
 
 async def test_all_services_are_told_of_a_bus_that_leaves() -> None:
-    """Once, those of every session, also of one that was closed; nothing is known of any session then."""
+    """The services of all sessions are told once, also those of closed ones, and nothing is known of any session then."""
     used, broker = UsedSessions(), Broker()
     used.add("u", "s", "a")
     used.add("u", "t", "b")
@@ -308,7 +308,7 @@ async def test_all_services_are_told_of_a_bus_that_leaves() -> None:
 
 @pytest.mark.parametrize(("failure", "said"), [(BrokerUnavailable("gone"), "gone"), (TimeoutError(), '"the server did not answer"')])
 async def test_services_that_can_not_be_told_hold_nobody_up(failure: Exception, said: str, caplog: pytest.LogCaptureFixture) -> None:
-    """The server is waited for two seconds."""
+    """Closing waits two seconds at most for the server, and logs what failed."""
     used, broker = UsedSessions(), Broker(failure)
     used.add("u", "s", "a")
     before = asyncio.get_running_loop().time()
@@ -319,7 +319,7 @@ async def test_services_that_can_not_be_told_hold_nobody_up(failure: Exception, 
 
 
 async def test_the_session_that_was_not_used_for_the_longest_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And so is the state that was learned first; its services notice by themselves."""
+    """Beyond a number, the session that was used least recently and its state are forgotten."""
     monkeypatch.setattr(connection, "_MOST_SESSIONS", 2)
     used, broker = UsedSessions(), Broker()
     for session in ("one", "two", "one", "three"):

@@ -87,7 +87,7 @@ def test_similar_names_are_suggested() -> None:
 
 @pytest.mark.parametrize(("ago", "said"), [(0.2, "1 s"), (61.6, "62 s")])
 def test_a_tool_that_is_gone_says_since_when(ago: float, said: str) -> None:
-    """It may come back, unless it is withheld: then the reason of that is told."""
+    """A withdrawn tool may come back, so the call may be retried; one that is withheld says the reason of that."""
     tool = SimpleNamespace(name="adder", service="calc")
     reasons = {"adder": ""}
     catalogue = SimpleNamespace(former=SimpleNamespace(seconds={"adder": ago}.get), withholding=SimpleNamespace(reason=reasons.get))
@@ -116,7 +116,7 @@ def test_what_nobody_serves_may_be_tried_again() -> None:
     [(True, "every worker of 'calc' was busy, or the service is paused"), (False, "no live worker serves 'calc' now")],
 )
 def test_what_no_worker_took_did_not_run(available: bool, why: str) -> None:
-    """The message says why nobody did."""
+    """The error says that the call did not run, and why no worker took it."""
     error = untaken(ErrorInfo("deadline_exceeded", message="late"), "calc", available=available)
     assert error == ErrorInfo("deadline_exceeded", "not_taken", f"late: no worker took the call, so it did not run; {why}")
 
@@ -130,7 +130,7 @@ def test_what_no_worker_took_did_not_run(available: bool, why: str) -> None:
     ],
 )
 def test_what_a_worker_did_not_finish_says_what_kept_it(waited: float, available: bool, code: str, said: str) -> None:
-    """Its wait, its work, or the end of its worker."""
+    """The code tells a call that took too long from one that began late and one whose worker was lost."""
     error = unfinished(ErrorInfo("deadline_exceeded", message="late"), "calc", 9.0, waited, available=available)
     assert (error.type, error.code) == ("deadline_exceeded", code)
     assert error.message.startswith(said)

@@ -267,7 +267,7 @@ class Looks:
 @pytest.mark.anyio
 @pytest.mark.parametrize("before", range(5))
 async def test_a_call_that_begins_behind_another_is_in_order(before: int) -> None:
-    """Whenever a call's end and the next one's first frame come together, they are in order; a call that begins before is found."""
+    """The check passes when one call's end and the next one's first frame come together, and finds a call that begins earlier."""
     first, second = Sent("1", "1-0"), Sent("2", "2-0")
     await check_order(cast("WorkerScene", Looks(before, ended=True)), first, second, "beside it")
     with pytest.raises(Broken, match="beside it"):

@@ -162,7 +162,7 @@ def test_the_one_branch_that_a_value_can_belong_to_is_its_schema(given: dict[str
     ],
 )
 def test_a_value_becomes_the_one_text_that_says_it(given: Any, texts: list[Any], made: Any) -> None:
-    """Of an enumeration of texts; where several say it, or it has other values, nothing is guessed."""
+    """A value becomes the text of an enumeration of texts that says it; where several do, or it has other values, nothing is guessed."""
     value, changes = cast({"a": given}, {"properties": {"a": {"enum": texts}}})
     assert repr(value) == repr({"a": made})
     kind = {bool: "boolean", int: "integer", float: "number"}[type(given)]
@@ -192,7 +192,7 @@ def test_a_value_becomes_the_one_text_that_says_it(given: Any, texts: list[Any],
     ],
 )
 def test_a_default_that_the_schema_refuses_is_left_out(schema: dict[str, Any], default: Any, refused: bool) -> None:
-    """A model repeats it from the description; it is accepted only when it is not given. A required one, or another value, stays."""
+    """A value equal to an impossible default, as models repeat it, is left out; a required one, or another value, stays."""
     part = {**schema, "default": default}
     value, changes = cast({"a": default}, {"properties": {"a": part}})
     assert value == ({} if refused else {"a": default})
@@ -225,7 +225,7 @@ INTEGER = {"type": "integer"}
 def test_every_part_that_is_looked_at_is_a_step(
     schema: dict[str, Any], arguments: dict[str, Any], steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When there is none left, the rest stays as it is."""
+    """Each part of a schema that is looked at counts as a step, and beyond the bound the rest stays as it is."""
     whole = cast(arguments, schema)
     assert whole[1]
     monkeypatch.setattr(casting, "_MOST_STEPS", steps - 1)
@@ -286,14 +286,14 @@ def _within(schema: Any, levels: int) -> Any:
     ],
 )
 def test_a_null_is_left_out_where_nothing_takes_it(schema: Any, takes: bool) -> None:
-    """It stays where that can't be found out, or takes too long."""
+    """A null stays where the schema takes it, and where that can't be found out or takes too long."""
     value, changes = cast({"a": None}, {"properties": {"a": schema}})
     assert value == ({"a": None} if takes else {})
     assert changes == ([] if takes else ["null left out - at `$.a`"])
 
 
 def test_a_float_becomes_the_integer_that_it_is() -> None:
-    """The schema asks for an integer alone; a float that stands for several is refused."""
+    """A whole float becomes an integer where the schema takes integers alone; one that stands for several is refused."""
     assert cast({"a": 3.0}, {"properties": {"a": INTEGER}}) == ({"a": 3}, ["number → integer - at `$.a`"])
     for kinds in ("number", ["integer", "number"], ["integer", "string", "number"]):
         assert repr(cast({"a": 3.0}, {"properties": {"a": {"type": kinds}}})[0]) == "{'a': 3.0}"
@@ -305,14 +305,14 @@ def test_a_float_becomes_the_integer_that_it_is() -> None:
 
 
 def test_twenty_changes_are_told() -> None:
-    """All are made."""
+    """All values are cast, and the first twenty changes are told."""
     value, changes = cast({"a": ["1"] * 25}, {"properties": {"a": {"items": INTEGER}}})
     assert value == {"a": [1] * 25}
     assert changes == [f"string → integer - at `$.a[{number}]`" for number in range(20)]
 
 
 def test_changes_are_told_in_short() -> None:
-    """Of at most twenty tools and changes, by name; how many more there were is told."""
+    """A summary has at most twenty tools and changes, by name, and how many more there were."""
     assert summary({"b": ["x"], "a": ["y", "z"]}) == {"tools": ["a", "b"], "changes": ["a: y", "a: z", "b: x"]}
     twenty = {f"t{number:02}": ["x"] for number in range(20)}
     assert summary(twenty) == {"tools": [*twenty], "changes": [f"{name}: x" for name in twenty]}

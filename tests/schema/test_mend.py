@@ -143,7 +143,7 @@ CONTRADICTIONS: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
 
 @pytest.mark.parametrize(("part", "settled", "notes"), CONTRADICTIONS, ids=[str(part) for part, _, _ in CONTRADICTIONS])
 def test_what_contradicts_itself_is_settled(part: dict[str, Any], settled: dict[str, Any], notes: list[str]) -> None:
-    """By what its author must have meant, and each change is told; what is possible stays as it is."""
+    """A contradiction is settled by what its author must have meant, and each change is told; what is possible stays as it is."""
     made, changes = mended({"type": "object", "properties": {"a": part}})
     assert made["properties"]["a"] == settled
     assert [change.partition(": ")[2] or change for change in changes] == notes

@@ -189,7 +189,7 @@ async def test_progress_and_questions_reach_the_caller(seen: list[Any]) -> None:
 
 @pytest.mark.parametrize("size", [10, 1_000])
 async def test_data_of_any_size_is_in_the_last_frame(size: int) -> None:
-    """Large data is encoded once."""
+    """Small and large data reach the caller unchanged in the last frame."""
 
     @tool(service="unit", replace=True)
     async def collect() -> list[str]:

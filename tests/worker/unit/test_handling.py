@@ -186,7 +186,7 @@ async def test_middleware_is_told_everything_of_a_call(ordered: bool, state: str
 
 @pytest.mark.parametrize("kind", ["both", "str", "Blob"])
 async def test_middleware_can_not_run_a_handler_again_whose_text_is_on_its_way(kind: str) -> None:
-    """Nor may it leave out what was sent; what the handler yielded and failed with is the answer that it sees."""
+    """A second next() after streamed output is bad_middleware; the first one returns what the handler yielded and failed with."""
     results: list[ToolResult] = []
 
     async def twice(call: ToolCall, following: Next) -> ToolResult:
@@ -214,7 +214,7 @@ async def test_middleware_can_not_run_a_handler_again_whose_text_is_on_its_way(k
 
 @pytest.mark.parametrize("instead", [False, True])
 async def test_a_failure_that_middleware_lets_pass_is_the_handlers_own(instead: bool, caplog: pytest.LogCaptureFixture) -> None:
-    """It is logged with its traceback; what middleware makes of it instead is an answer."""
+    """A failure is logged with its traceback when middleware lets it pass, and not when middleware answers instead."""
 
     async def passing(call: ToolCall, following: Next) -> ToolResult:
         result = await following(call)
@@ -242,7 +242,7 @@ async def test_a_failure_that_middleware_lets_pass_is_the_handlers_own(instead: 
     ],
 )
 async def test_what_was_streamed_is_not_sent_again(made: Any, response: str | None, content: tuple[bytes, ...]) -> None:
-    """Only text that middleware adds or changes is."""
+    """Of a result whose parts were streamed, only what middleware adds or changes is sent."""
 
     async def changing(call: ToolCall, following: Next) -> ToolResult:
         seen: ToolResult = await following(call)

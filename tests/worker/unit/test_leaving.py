@@ -227,7 +227,7 @@ async def stay() -> str:
 
 
 async def test_a_withdrawn_service_has_the_grace_period(gate: asyncio.Event) -> None:
-    """Waiting calls go to other workers at once, and those that still run then, at its end; other services go on."""
+    """Its waiting calls go to other workers at once, its running ones at the end of the grace period; other services go on."""
     bench = Bench(hold, flaky, stay, concurrency=4)
     failed, held = (bench.delivery(name, service="unit", deadline=3000.0) for name in ("flaky", "hold"))
     beside = bench.delivery("stay", service="beside")
@@ -247,7 +247,7 @@ async def test_a_withdrawn_service_has_the_grace_period(gate: asyncio.Event) -> 
 
 @pytest.mark.parametrize("what", ["a run", "a request that was just taken"])
 async def test_a_withdrawn_service_leaves_when_its_calls_are_answered(what: str, gate: asyncio.Event) -> None:
-    """It does not use the whole grace period."""
+    """A withdrawn service whose calls have ended does not wait for the end of the grace period."""
     bench = Bench(hold, stay)
     delivery = bench.delivery("hold")
     if what == "a run":
@@ -261,7 +261,7 @@ async def test_a_withdrawn_service_leaves_when_its_calls_are_answered(what: str,
 
 
 async def test_a_withdrawn_service_does_not_wait_for_what_can_not_be_stopped(gate: asyncio.Event) -> None:
-    """It leaves a second after the grace period."""
+    """A service with a call that can't be stopped leaves a second after the grace period."""
     bench = Bench(stubborn)
     await bench.begin("stubborn", deadline=3000.0)
     before = bench.loop.time()
@@ -272,7 +272,7 @@ async def test_a_withdrawn_service_does_not_wait_for_what_can_not_be_stopped(gat
 
 
 async def test_the_end_of_all_services_waits_for_one_that_is_withdrawn(gate: asyncio.Event) -> None:
-    """A worker that begins to leave meanwhile hands nothing back twice."""
+    """A worker that begins to leave during a withdrawal hands nothing back twice."""
     bench = Bench(hold)
     bench.serve()
     bench.slots.start(bench.delivery("hold"))
@@ -289,7 +289,7 @@ async def test_the_end_of_all_services_waits_for_one_that_is_withdrawn(gate: asy
 
 
 async def test_a_retry_is_not_run_by_a_service_that_is_withdrawn(seen: list[Any]) -> None:
-    """One that was being counted goes to other workers; a service that came back runs its retries again."""
+    """A retry that was being counted goes to other workers; a service that came back runs its retries again."""
     bench = Bench(flaky)
     counted = bench.broker.retry
 

@@ -238,7 +238,7 @@ def ids(bench: Bench) -> list[str]:
 
 
 async def test_calls_of_a_session_run_in_the_order_of_their_entries(gate: asyncio.Event) -> None:
-    """Whenever they came; an entry is older by its numbers and not by its text, and one that was lost and comes again runs once."""
+    """Entries are ordered by their numbers, whenever they came, and one that was lost and comes again runs once."""
     bench = Bench(hold, echo, concurrency=9)
     bench.slots.start(of_session(bench, "hold", entry=b"1-0"))
     entries = [b"10-0", b"9-0", b"9-10", b"9-2", b"2-0", b"9-2"]
@@ -252,7 +252,7 @@ async def test_calls_of_a_session_run_in_the_order_of_their_entries(gate: asynci
 
 
 async def test_a_call_that_waits_for_its_turn_is_refused_at_its_deadline(gate: asyncio.Event) -> None:
-    """Or at the later one that it was given meanwhile."""
+    """A waiting call is refused at its deadline, or at the later one that it was given meanwhile."""
     bench = Bench(hold, echo)
     bench.slots.start(of_session(bench, "hold", deadline=2000.0))
     first, second = (of_session(bench, "echo", {"text": ""}) for _ in range(2))
@@ -271,7 +271,7 @@ async def test_a_call_that_waits_for_its_turn_is_refused_at_its_deadline(gate: a
 
 @pytest.mark.parametrize("moved", [True, False])
 async def test_calls_that_wait_in_a_session_that_ended_here_do_not_run(moved: bool, gate: asyncio.Event) -> None:
-    """They go where the session is now, or are refused if it was closed; those of other sessions go on."""
+    """Waiting calls are handed back when their session moved, and refused when it was closed; those of other sessions go on."""
     bench = Bench(hold, echo, concurrency=5)
     bench.slots.start(of_session(bench, "hold"))
     waiting = [of_session(bench, "echo", {"text": ""}) for _ in range(2)]
@@ -292,7 +292,7 @@ async def test_calls_that_wait_in_a_session_that_ended_here_do_not_run(moved: bo
 
 
 async def test_the_server_is_asked_until_what_came_before_has_ended_elsewhere(seen: list[Any], caplog: pytest.LogCaptureFixture) -> None:
-    """Sooner at first; when it can't be asked, that is said and tried again. Afterwards nothing asks."""
+    """The server is asked at growing intervals up to half a second, also after a failure, which is logged, and no more afterwards."""
     bench = Bench(hold, concurrency=5)
     asked: list[tuple[float, list[bytes]]] = []
     answers: list[Any] = [[[b"0-1"]], BrokerUnavailable("gone"), [[b"0-1"]], [[b"0-1"]], [[b"0-1"]], [[b"0-1"]], [[b"0-1"]], [[]]]
@@ -319,7 +319,7 @@ async def test_the_server_is_asked_until_what_came_before_has_ended_elsewhere(se
 
 
 async def test_a_call_is_asked_about_with_the_news_of_another(seen: list[Any]) -> None:
-    """News that come meanwhile may be those waited for, so the server is asked sooner."""
+    """When a call of another session comes, those that wait are asked about at once, too."""
     bench = Bench(hold, concurrency=5)
     bench.broker.left = [b"0-1"]
     bench.slots.start(of_session(bench, "hold", {"name": "a"}, entry=b"5-0", after=b"0-1"))
@@ -332,7 +332,7 @@ async def test_a_call_is_asked_about_with_the_news_of_another(seen: list[Any]) -
 
 
 async def test_a_call_goes_on_unasked_behind_one_that_was_run_here(seen: list[Any]) -> None:
-    """Also after its session had nothing to run for a while; one behind a call that is not known is asked about."""
+    """A call behind one that ended here needs no question, also after a pause; one behind an unknown call is asked about."""
     bench = Bench(echo, hold)
     bench.broker.left = [b"9-9"]
     for entry, after in ((b"2-0", b""), (b"4-0", b"2-0"), (b"5-0", b"3-0")):
@@ -346,7 +346,7 @@ async def test_a_call_goes_on_unasked_behind_one_that_was_run_here(seen: list[An
 
 
 async def test_a_call_behind_one_that_was_lost_is_asked_about(seen: list[Any]) -> None:
-    """It goes on elsewhere, so nothing is known of what came before any more."""
+    """A call whose predecessor was lost to another worker waits until the server says that it has ended."""
     bench = Bench(echo, hold)
     bench.slots.start(first := of_session(bench, "echo", {"text": ""}, entry=b"2-0"))
     await asyncio.sleep(1)
@@ -359,7 +359,7 @@ async def test_a_call_behind_one_that_was_lost_is_asked_about(seen: list[Any]) -
 
 
 async def test_sessions_of_a_service_that_is_gone_are_forgotten() -> None:
-    """Sessions of other services are kept."""
+    """Forgetting a service drops what is known of its sessions, and of no other service's."""
     bench = Bench(hold, echo, concurrency=5)
     for session, name in (("s", "hold"), ("t", "echo")):
         bench.slots.start(of_session(bench, name, {} if name == "hold" else {"text": ""}, session=session))
@@ -371,7 +371,7 @@ async def test_sessions_of_a_service_that_is_gone_are_forgotten() -> None:
 
 
 async def test_sessions_in_which_nothing_runs_are_remembered_up_to_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one that ended first is forgotten."""
+    """Of idle sessions beyond the bound, the one that ended first is forgotten."""
     monkeypatch.setattr("toolbus.bus.worker.lines._MOST_FLOORS", 2)
     bench = Bench(echo)
     for session in ("a", "b", "c"):
@@ -381,7 +381,7 @@ async def test_sessions_in_which_nothing_runs_are_remembered_up_to_a_number(monk
 
 
 def test_what_is_on_its_way_is_remembered_up_to_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The oldest is forgotten first; the first reason and the last time of a call count."""
+    """Beyond the bound the oldest call is forgotten; of one call the first reason and the last time count."""
     monkeypatch.setattr("toolbus.bus.worker.lines._MOST", 2)
     early = Early()
     for call, why in (("a", "first"), ("a", "second"), ("b", "cancelled"), ("c", "late")):

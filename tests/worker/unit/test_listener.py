@@ -105,7 +105,7 @@ def _delivered_again(bench: Bench, delivery: Delivery, way: Callable[[RequestStr
 async def test_a_cancelled_call_that_is_delivered_once_more_does_not_start(
     place: Callable[[Bench], Delivery], way: Callable[[RequestStream, Delivery], object], seen: list[Any]
 ) -> None:
-    """Wherever its first delivery was: it may be lost before its end was accepted."""
+    """A later delivery of a cancelled call is refused as not begun, wherever the first one was, also when its end was not accepted."""
     bench = Bench(hold, flaky)
     bench.broker.accepts = False
     delivery = place(bench)
@@ -129,7 +129,7 @@ async def test_a_cancelled_call_that_is_delivered_once_more_does_not_start(
 async def test_a_call_that_got_more_time_has_it_in_its_next_delivery(
     place: Callable[[Bench], Delivery], way: Callable[[RequestStream, Delivery], object]
 ) -> None:
-    """Also in the one after that."""
+    """A later deadline counts for each later delivery of the call, wherever the first one was."""
     bench = Bench(hold, flaky)
     delivery = place(bench)
     await bench.settle()
@@ -142,7 +142,7 @@ async def test_a_call_that_got_more_time_has_it_in_its_next_delivery(
 
 
 async def test_more_time_counts_also_for_what_waited_before_it_ran(gate: asyncio.Event) -> None:
-    """It is known as long as the call is here, whatever was heard of others when it began to run."""
+    """A later deadline of a call that waited is still known when it runs and is delivered again, whatever was heard of others."""
     bench = Bench(hold)
     delivery = _behind_another(bench)
     await bench.settle()
@@ -157,7 +157,7 @@ async def test_more_time_counts_also_for_what_waited_before_it_ran(gate: asyncio
 
 
 async def test_what_was_lost_on_its_way_does_not_start(seen: list[Any]) -> None:
-    """The worker that has it now runs it; nobody would stop it here, nor learn of its end."""
+    """A request that another worker took before it started is not run here, takes no slot, and does not hold up its session."""
     bench = Bench(hold)
     lost, other = bench.delivery("hold", {"name": "lost"}, ordered=True, user="u", session="s"), bench.delivery("hold", {"name": "other"})
     bench.stream.lose(lost)

@@ -97,7 +97,7 @@ async def test_once_work_that_must_not_begin_is_refused(
     ],
 )
 async def test_once_work_without_a_mark_does_not_begin(attempt: int, expected: ErrorInfo, seen: list[Any]) -> None:
-    """The first attempt may be made again; of a later one nobody knows whether an earlier one had its effect."""
+    """When its start can't be noted, a first attempt ends as unavailable and a later one as outcome_unknown."""
     bench = Bench(pay)
 
     async def refuse(_: Any) -> Any:
@@ -147,7 +147,7 @@ def _expire_before_its_first_step(bench: Bench, delivery: Delivery) -> None:
 async def test_once_work_that_is_not_run_again_may_have_begun(
     give_up: Callable[[Bench, Delivery], None], error: str, seen: list[Any]
 ) -> None:
-    """Its worker was lost while it had it: nobody knows. What a leaving worker cut off did not begin, and other work says what happened."""
+    """After a lost attempt it ends as outcome_unknown; first or handed-back attempts, and other work, end with what happened."""
     bench = Bench(pay, hold, concurrency=8)
     for changes in ({"attempt": 2}, {"attempt": 2, "handed_back": 1}, {"attempt": 1}):
         give_up(bench, bench.delivery("pay", effect="once", **changes))

@@ -104,7 +104,7 @@ def test_bytes_of_a_result_travel_beside_it(value: object, data: Any, content: l
 
 
 def test_bytes_are_counted_on_from_what_a_stream_has_sent() -> None:
-    """The places are those in the content of the whole call's result."""
+    """Places of attachments count on from the content that the call has sent before."""
     assert checked(ToolResult(data=[PNG, PNG], content=(BLOB,)), 3).data == [_at(4, _IMAGE), _at(5, _IMAGE)]
     assert list(pieces_of({"a": PNG}, 2)) == ['{"a":{"attachment":2,"media_type":"image/png","bytes":8}}', Blob("image/png", PNG)]
     assert list(pieces_of(PNG, 2)) == [Blob("image/png", PNG)]
@@ -120,14 +120,14 @@ class Odd:
 
 @pytest.mark.parametrize("value", [[1, {"a": (2.5, None)}], {"n": 10**20}, [Odd(), b"1"], {"t": {"é": Title("t")}}])
 def test_values_without_bytes_stay_as_they_are(value: object) -> None:
-    """And so do those that can't be encoded: the encoder says why."""
+    """Data without bytes is not copied, and neither is what can't be encoded, so that the encoder says why."""
     made = result_of(value)
     assert made.data is value
     assert made.content == ()
 
 
 def test_bytes_are_found_at_any_depth() -> None:
-    """Beside values that refer to themselves, too, which nobody could encode."""
+    """Bytes are found below thirty levels, and a value that refers to itself is left to the encoder."""
     deep: Any = PNG
     for _ in range(30):
         deep = [deep, 1]
@@ -148,14 +148,14 @@ def test_bytes_are_found_at_any_depth() -> None:
     ],
 )
 def test_a_result_with_a_field_of_another_type_is_the_handlers_failure(result: ToolResult, rule: str) -> None:
-    """The message says which one, and what it must be."""
+    """The error is the tool's bad_result, and says which field is wrong and what it must be."""
     with pytest.raises(ToolError) as raised:
         result_of(result)
     assert raised.value.error == ErrorInfo("tool_error", "bad_result", f"the tool's ToolResult can't be sent: {rule}")
 
 
 def test_a_result_is_made_whole() -> None:
-    """Texts of classes of their own are plain, a list of blobs is a tuple, an error is the tool's; what is right is not copied."""
+    """Subclasses of text become text, a list of blobs a tuple, an error the tool's; a result that is right is not copied."""
     error = ErrorInfo("unavailable", "c", "m", origin="bus")
     made = result_of(ToolResult(False, Title("t"), None, error, [BLOB]))  # type: ignore[arg-type]
     assert made == ToolResult(False, "t", None, msgspec.structs.replace(error, origin="tool"), (BLOB,))
@@ -228,7 +228,7 @@ def test_an_error_type_that_does_not_exist_is_told() -> None:
 
 
 def test_a_call_without_the_session_that_its_tool_needs_is_refused() -> None:
-    """The caller learns which tool, and what to do."""
+    """The error no_session names the tool and says how to call it in a session."""
     error = no_session(Request("c", "a", "unit", "look")).error
     assert (error.type, error.code) == ("invalid_arguments", "no_session")
     assert error.message == (

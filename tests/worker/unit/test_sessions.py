@@ -266,7 +266,7 @@ class Kept:
     ],
 )
 async def test_a_session_is_kept_after_each_call_that_may_have_changed_it(what: str, runs: int, saved: list[Any]) -> None:
-    """With the call that is over, so that it is not run again on what it changed; one that is tried again is not over."""
+    """The snapshot names the call that is over, so that it is not run again on what it changed, and no call that is tried again."""
     bench = Bench(Pages())
     kept = Kept(bench)
     bench.slots.start(bench.delivery("write", {"what": what}, user="u", session="s"))
@@ -278,7 +278,7 @@ async def test_a_session_is_kept_after_each_call_that_may_have_changed_it(what: 
 
 
 async def test_what_only_reads_a_session_keeps_nothing() -> None:
-    """Unless it keeps its place among calls that change it."""
+    """A call that only reads makes no snapshot unless it keeps its place among calls that change the session."""
     bench = Bench(Pages())
     kept = Kept(bench)
     for number, ordered in enumerate((False, True)):
@@ -288,7 +288,7 @@ async def test_what_only_reads_a_session_keeps_nothing() -> None:
 
 
 async def test_a_call_whose_session_went_to_another_worker_says_so() -> None:
-    """Its changes are lost."""
+    """A call whose session moved before its snapshot fails with session_moved, since its changes are lost."""
     bench = Bench(Pages())
     kept = Kept(bench)
     bench.slots.start(bench.delivery("write", {"what": "one"}, user="u", session="s"))
@@ -300,7 +300,7 @@ async def test_a_call_whose_session_went_to_another_worker_says_so() -> None:
 
 
 async def test_a_call_that_was_stopped_leaves_no_snapshot(gate: asyncio.Event) -> None:
-    """Its handler may have changed the state, and what it changes yet is in none."""
+    """When a call is stopped, the session's snapshot is forgotten, since the handler may have changed the state."""
 
     class Slow(Pages):
         """Takes its time."""

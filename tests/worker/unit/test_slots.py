@@ -59,7 +59,7 @@ async def test_an_extended_run_expires_at_its_later_deadline() -> None:
 
 
 async def test_a_call_that_another_one_joins_has_the_later_time(seen: list[Any]) -> None:
-    """Running, waiting, or still on its way here; an earlier time takes nothing away, and other calls keep theirs."""
+    """A later deadline counts for a call that runs, waits or is on its way; of those told on the way, the last one counts."""
     bench = Bench(hold, flaky, echo, concurrency=4)
     running, waiting, coming = bench.delivery("hold"), bench.delivery("flaky"), bench.delivery("hold", {"name": "came"})
     others = [bench.delivery("hold"), bench.delivery("flaky")]
@@ -87,7 +87,7 @@ async def test_a_call_that_another_one_joins_has_the_later_time(seen: list[Any])
 
 
 async def test_what_was_answered_is_given_no_more_time(gate: asyncio.Event) -> None:
-    """Its handler has been told to stop already."""
+    """A cancelled call keeps its deadline, since its handler has been told to stop."""
     bench = Bench(stubborn)
     run = await bench.begin("stubborn")
     before = run.delivery.deadline
@@ -112,7 +112,7 @@ class Desk(ToolService):
 
 
 async def test_a_worker_tells_what_it_serves_and_runs(gate: asyncio.Event) -> None:
-    """Long names are shortened; a handler that was told to stop and still runs is marked, and not among those that run."""
+    """Long names are shortened, and a handler that was told to stop and still runs is marked, and not counted as running."""
     bench = Bench(stubborn, flaky, Desk, concurrency=4)
     stuck = bench.delivery("stubborn", service="unit", user="u" * 300, attempt=2)
     waiting = bench.delivery("flaky", service="unit")
