@@ -53,7 +53,7 @@ def jobs() -> Iterator[int]:
 
 
 def write_files(folder: Path, port: int) -> None:
-    """Write the files of the guide, whose program needs no project of uv here."""
+    """Copy the files of the guide for an API at a port; the image stitcher runs in this environment, without uv."""
     shutil.copytree(EXAMPLES, folder / "platform")
     file = folder / "platform" / "sources.json"
     placed = json.loads(file.read_text("utf-8").replace("127.0.0.1:8765", f"127.0.0.1:{port}"))
@@ -64,7 +64,8 @@ def write_files(folder: Path, port: int) -> None:
 
 
 def test_the_files_of_the_guide_can_be_recorded(tmp_path: Path) -> None:
-    """Every entry is a tool, a source or a group, and the guide names them."""
+    """Every entry of the folder that the guide names is a tool, a source or a group."""
+    assert f"](../../{EXAMPLES.relative_to(ROOT)})" in GUIDE
     write_files(tmp_path, 8100)
     found = read_folder(tmp_path / "platform")
     assert found.wrong == []

@@ -112,15 +112,13 @@ async def test_a_letter_without_fields_is_one_that_says_nothing(desk: Desk) -> N
 
 
 @pytest.mark.parametrize("limit", [1, 0])
-async def test_the_largest_request_can_be_read(limit: int) -> None:
+async def test_the_largest_request_can_be_read(desk: Desk, limit: int) -> None:
     """A request of up to 1,024 bytes more than may be published can be read from its letter, and a longer one can't."""
-    desk = Desk()
     document = encode_request(REQUEST, limit=10_000)
     desk.letters._settings = msgspec.structs.replace(SETTINGS, max_request=len(document) - 1024 - 1 + limit)
     desk.bury("pool", "1-1")
     [letter] = await desk.letters.newest("pool", 1)
     assert letter.request == (REQUEST if limit else None)
-    desk.redis.close()
 
 
 @pytest.mark.parametrize(("key", "timeout"), [("", None), ("mine", 5.0)])
@@ -143,7 +141,7 @@ async def test_a_letter_is_published_again_as_a_new_call(desk: Desk, key: str, t
         await desk.letters.redrive("pool", "7-0", limit=2)
 
 
-async def test_a_letter_that_can_not_run_again_stays(desk: Desk) -> None:
+async def test_a_letter_that_can_not_run_again_stays(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error says why: nobody serves the queue, it is full, the request can't be read, or somebody else was faster."""
     desk.bury("pool", "7-0")
     with pytest.raises(ConfigurationError, match=r"^nobody serves the queue 'pool'; start a worker first \(7-0 stays where it is\)$"):
@@ -156,10 +154,9 @@ async def test_a_letter_that_can_not_run_again_stays(desk: Desk) -> None:
     with pytest.raises(ConfigurationError, match=r"^the request of 8-0 can't be read, so it can't be run again: torn$"):
         await desk.letters.redrive("pool", "8-0", limit=9)
     assert await desk.letters.ids("pool") == ["7-0", "8-0"]
-    faster, desk.execute_script = desk.execute_script, _gone  # type: ignore[method-assign, assignment]
+    monkeypatch.setattr(desk, "execute_script", _gone)
     with pytest.raises(ConfigurationError, match="no dead letter 7-0"):
         await desk.letters.redrive("pool", "7-0", limit=9)
-    desk.execute_script = faster  # type: ignore[method-assign, assignment]
 
 
 async def _gone(*_: Any) -> Any:

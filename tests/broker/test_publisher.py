@@ -10,7 +10,7 @@ import pytest
 
 from tests.broker.fakes import KEYS, FakeLink, Times
 from tests.servers import elapse
-from tests.worker.unit.fakes import VirtualLoop
+from tests.virtual_time import VirtualLoop
 from toolbus.bus.broker.protocols import Fate, Verdict
 from toolbus.bus.broker.publish import ABSENT, Publish, Publisher, Requests, SharedCalls, failure, read_verdicts, report_fate
 from toolbus.bus.broker.server.keys import session_digest

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from tests.servers import elapse
-from tests.worker.unit.fakes import VirtualLoop
+from tests.virtual_time import VirtualLoop
 from toolbus.bus.client.calls import connection
 from toolbus.bus.client.calls.connection import Arrival, UsedSessions, WaitingCalls, inquire, may_appear, unfinished_of
 from toolbus.bus.client.tools.catalogue import Catalogue

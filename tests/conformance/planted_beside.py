@@ -5,30 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
-from typing import Any, Protocol
+from typing import Any
 
-from tests.conformance.planted_calls import COUNTED, HOUR, LEASE_MS, PREFIX, REGISTRY, SERVICE, SLOTS, has
+from tests.conformance.planted_calls import COUNTED, HOUR, LEASE_MS, LIVE, PREFIX, REGISTRY, SERVICE, SLOTS, has
+from tests.conformance.planted_sessions import Sessions
 
 BESIDE = f"{SERVICE}-beside"
 QUEUE, FENCE, CANCELLED, TABLE = (f"{PREFIX}{name}:{BESIDE}" for name in ("q", "fence", "cancelled", "reg:s"))
-LIVE = f"{PREFIX}live"
 SHARED = REGISTRY[:6]
-
-
-class Worker(Protocol):
-    """The worker that has the service."""
-
-    me: str
-    calls: dict[str, Any]
-
-    async def script(self, name: str, keys: list[str], *args: Any) -> Any:
-        """Run a script of the protocol."""
 
 
 class Beside:
     """Counts, as the first service does, and nothing else."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: Sessions) -> None:
         self.worker = worker
         self.start: Any = 0
         self.fence: tuple[Any, Any] = (b"", b"0")

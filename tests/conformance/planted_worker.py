@@ -212,9 +212,7 @@ class PlantedWorker(Sessions):
             raise failed("invalid_arguments", "another version")
         if has("strict-fields") and set(request) - KNOWN_FIELDS:
             raise failed("invalid_arguments", "unknown fields")
-        if name not in {"echo", "count", "data", "once", "private", "large", "block", "retry", "ask", "cleaned"} and not has(
-            "runs-unknown"
-        ):
+        if name not in SCHEMAS and not has("runs-unknown"):
             await self.refuse_unknown(call)
         if name == "private" and request.get("user") != "kit" and not has("any-tenant"):
             raise failed("forbidden", "not for this user")

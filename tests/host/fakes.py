@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Self
 
-from tests.worker.unit.fakes import VirtualLoop
+from tests.virtual_time import VirtualLoop
 from toolbus.bus.values.results import Blob, Progress, ToolResult
 from toolbus.platform.backends.runner import CannotStart, Instance, Line, Output, Runner
 from toolbus.platform.host.pool import Pool

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.worker.unit.fakes import VirtualLoop, handlers
+from tests.virtual_time import VirtualLoop
+from tests.worker.unit.fakes import handlers
 
 
 @pytest.fixture(scope="package")
