@@ -283,6 +283,7 @@ class Slots:
             delivery: what to run.
             alone: whether it may run now even if it may have killed its workers.
         """
+        # As ``is_held`` says; a warm call takes no step more for it.
         if delivery.queue.held.get(delivery.entry) is not delivery:
             # Lost on its way here, while the server was asked about what came with it: whoever has it now runs it.
             self._lines.lose(delivery)
@@ -502,9 +503,7 @@ class Slots:
 
     def on_cancelled(self, call: str, why: str = "cancelled") -> None:
         """Stop a call, or remember that it must not start."""
-        running = [run for run in self._runs.values() if run.delivery.request.id == call]
-        waiting = self._waiting.find(call=call)
-        held = [each for each in (*(run.delivery for run in running), *waiting) if each.is_held]
+        running, waiting, held = self._of(call)
         for delivery in held:
             delivery.cancelled = why
         if not held:
@@ -518,17 +517,22 @@ class Slots:
 
     def on_extended(self, call: str, deadline: float) -> None:
         """Give a call the time of one that joined it, or remember that."""
-        running, waiting = [run for run in self._runs.values() if run.delivery.request.id == call], self._waiting.find(call=call)
+        running, waiting, held = self._of(call)
         for run in running:
             if run.delivery.deadline < deadline and not run.stuck:
                 run.extend(deadline)
         for delivery in waiting:
             delivery.deadline = max(delivery.deadline, deadline)
-        held = [each for each in (*(run.delivery for run in running), *waiting) if each.is_held]
         for delivery in held:
             delivery.extended = max(delivery.extended, deadline)
         if not held:
             self._early.extend(call, deadline)
+
+    def _of(self, call: str) -> tuple[list[Run], list[Delivery], list[Delivery]]:
+        """Return the runs of a call, its deliveries that wait, and those of both that are held."""
+        running = [run for run in self._runs.values() if run.delivery.request.id == call]
+        waiting = self._waiting.find(call=call)
+        return running, waiting, [each for each in (*(run.delivery for run in running), *waiting) if each.is_held]
 
     def on_lost(self, delivery: Delivery) -> None:
         """Stop a run whose delivery another worker has now, or this one once more: what was heard of its call counts for that, too."""
