@@ -12,6 +12,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,7 +31,15 @@ from opentelemetry.sdk.metrics.view import (
     SumAggregation,
     View,
 )
-from opentelemetry.sdk.trace import ConcurrentMultiSpanProcessor, ReadableSpan, SpanLimits, SpanProcessor, TracerProvider, sampling
+from opentelemetry.sdk.trace import (
+    ConcurrentMultiSpanProcessor,
+    ReadableSpan,
+    SpanLimits,
+    SpanProcessor,
+    TracerProvider,
+    _TracerConfig,
+    sampling,
+)
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
@@ -414,6 +423,18 @@ def test_service_stands_in_for_a_missing_tool(spans: InMemorySpanExporter) -> No
 # --- Spans without the SDK's tracer ---
 
 
+def test_nothing_is_made_for_what_is_said_of_a_span_after_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes too late, and would start a span that nobody ends."""
+    provider = TracerProvider()
+    with telemetry.providers(tracer=provider):
+        span = Lean(tracer()).start("x", None, SpanKind.CONSUMER, dict)
+    span.end()
+    monkeypatch.setattr("opentelemetry.sdk.trace.Tracer.start_span", pytest.fail)
+    span.set_attribute("late", 1)
+    assert not span.is_recording()
+    provider.shutdown()
+
+
 class OwnIds(RandomIdGenerator):
     pass
 
@@ -431,6 +452,7 @@ UNUSUAL: dict[str, dict[str, Any]] = {
     "number": {"span_limits": SpanLimits(max_span_attributes=3)},
     "processors": {"active_span_processor": ConcurrentMultiSpanProcessor()},
     "processor": {"processor": OwnProcessor()},
+    "disabled": {"_tracer_configurator": lambda scope: _TracerConfig(is_enabled=False)},
     "counted": {"variable": "OTEL_PYTHON_SDK_INTERNAL_METRICS_ENABLED"},
 }
 
@@ -538,6 +560,7 @@ def test_a_span_is_the_same_as_the_tracers(touched: bool, flags: int | None) -> 
         ]
     told = []
     for span in made:
+        begun_by = time.time_ns()
         if touched:
             touch(span)
         span.end()
@@ -548,6 +571,7 @@ def test_a_span_is_the_same_as_the_tracers(touched: bool, flags: int | None) -> 
         assert found["context"].pop("span_id") == f"0x{span.get_span_context().span_id:016x}"
         assert caller is not None or found["context"].pop("trace_id") == f"0x{span.get_span_context().trace_id:032x}"
         assert found.pop("start_time") <= found.pop("end_time")
+        assert (exporter.get_finished_spans()[-1].start_time or 0) <= begun_by
         found["events"] = [event["name"] for event in found["events"]]
         told.append((found, exporter.get_finished_spans()[-1].instrumentation_scope, exporter.get_finished_spans()[-1].resource))
     assert len(exporter.get_finished_spans()) == 2
