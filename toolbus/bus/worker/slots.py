@@ -22,7 +22,7 @@ from toolbus.bus.support.display import shortened
 from toolbus.bus.support.safe_text import reason_of
 from toolbus.bus.telemetry.background import keep_running
 from toolbus.bus.telemetry.output import lines_lost
-from toolbus.bus.values.envelope import NOT_TAKEN
+from toolbus.bus.values.envelope import NOT_FINISHED, NOT_TAKEN
 from toolbus.bus.values.results import BrokerError, ErrorInfo, ToolbusError, ToolError, deadline_exceeded
 from toolbus.bus.values.settings import Settings
 from toolbus.bus.worker.handlers import Served
@@ -376,9 +376,10 @@ class Slots:
             again = await self.broker.retry(delivery)
         except BrokerError as error:
             telemetry.log.warning("retry.failed", id=delivery.request.id, error=str(error))
-            if self._keep(delivery, _AGAIN_AFTER):
-                return
-            again = None
+            if not self._keep(delivery, _AGAIN_AFTER):
+                # Nothing runs here that could end it, and no worker takes over what one that lives holds.
+                self._refuse(delivery, deadline_exceeded(f"its next attempt could not be counted in its time: {error}", NOT_FINISHED))
+            return
         if again is None:
             self._lines.lose(delivery)
             return
