@@ -11,7 +11,7 @@ import pytest
 from tests.servers import eventually
 from toolbus import Settings, ToolBus, ToolbusError, Worker, tool
 from toolbus.bus.broker.transport import links
-from toolbus.bus.support.racing import either
+from toolbus.bus.support.waiting import either
 from toolbus.bus.telemetry import background
 from toolbus.bus.telemetry.background import MOST_FAILURES, keep_running
 

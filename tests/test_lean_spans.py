@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
 from opentelemetry import trace
-from opentelemetry.sdk.trace import ConcurrentMultiSpanProcessor, SpanLimits, SpanProcessor, TracerProvider, sampling
+from opentelemetry.sdk.trace import (
+    ConcurrentMultiSpanProcessor,
+    SpanLimits,
+    SpanProcessor,
+    TracerProvider,
+    _TracerConfig,
+    sampling,
+)
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
@@ -17,6 +25,18 @@ from opentelemetry.trace import SpanContext, SpanKind, StatusCode, TraceFlags, T
 from tests.test_telemetry import CALL, OwnProcessor, tracer
 from toolbus.bus import telemetry
 from toolbus.bus.telemetry.lean import Lean, LeanSpan
+
+
+def test_nothing_is_made_for_what_is_said_of_a_span_after_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes too late, and would start a span that nobody ends."""
+    provider = TracerProvider()
+    with telemetry.providers(tracer=provider):
+        span = Lean(tracer()).start("x", None, SpanKind.CONSUMER, dict)
+    span.end()
+    monkeypatch.setattr("opentelemetry.sdk.trace.Tracer.start_span", pytest.fail)
+    span.set_attribute("late", 1)
+    assert not span.is_recording()
+    provider.shutdown()
 
 
 class OwnIds(RandomIdGenerator):
@@ -36,6 +56,7 @@ UNUSUAL: dict[str, dict[str, Any]] = {
     "number": {"span_limits": SpanLimits(max_span_attributes=3)},
     "processors": {"active_span_processor": ConcurrentMultiSpanProcessor()},
     "processor": {"processor": OwnProcessor()},
+    "disabled": {"_tracer_configurator": lambda scope: _TracerConfig(is_enabled=False)},
     "counted": {"variable": "OTEL_PYTHON_SDK_INTERNAL_METRICS_ENABLED"},
 }
 
@@ -143,6 +164,7 @@ def test_a_span_is_the_same_as_the_tracers(touched: bool, flags: int | None) -> 
         ]
     told = []
     for span in made:
+        begun_by = time.time_ns()
         if touched:
             touch(span)
         span.end()
@@ -153,6 +175,7 @@ def test_a_span_is_the_same_as_the_tracers(touched: bool, flags: int | None) -> 
         assert found["context"].pop("span_id") == f"0x{span.get_span_context().span_id:016x}"
         assert caller is not None or found["context"].pop("trace_id") == f"0x{span.get_span_context().trace_id:032x}"
         assert found.pop("start_time") <= found.pop("end_time")
+        assert (exporter.get_finished_spans()[-1].start_time or 0) <= begun_by
         found["events"] = [event["name"] for event in found["events"]]
         told.append((found, exporter.get_finished_spans()[-1].instrumentation_scope, exporter.get_finished_spans()[-1].resource))
     assert len(exporter.get_finished_spans()) == 2

@@ -113,6 +113,17 @@ async def test_a_retry_that_the_server_does_not_count_is_made_later(caplog: pyte
     assert lines(caplog)[1:3] == ["retry.failed id=call-1 error=gone"] * 2
 
 
+async def test_a_retry_that_is_not_counted_in_time_ends_its_call(seen: list[Any]) -> None:
+    """It is answered, and not held for ever by a worker that does not run it."""
+    bench = Bench(flaky)
+    bench.broker.retry_answers = [BrokerUnavailable("gone")]
+    bench.slots.start(delivery := bench.delivery("flaky", deadline=NOW + 1.5))
+    await asyncio.sleep(8)
+    assert (len(seen), len(bench.broker.retried), bench.slots.busy()) == (1, 1, False)
+    assert bench.broker.errors() == [("deadline_exceeded", "not_finished")]
+    assert not delivery.is_held
+
+
 async def test_a_retry_that_is_counted_while_the_worker_leaves_is_handed_back(seen: list[Any]) -> None:
     """It is not run here again."""
     bench = Bench(flaky)

@@ -37,7 +37,7 @@ from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.broker.transport.links import Links, accepted_here, may_have_forgotten, tell_time, upkeep_step, warn_of_eviction
 from toolbus.bus.broker.transport.mastership import Mastership, Replication
 from toolbus.bus.broker.transport.opening import Failing, NotOpen, open_patiently
-from toolbus.bus.support.deadlines import at_most
+from toolbus.bus.support.waiting import at_most
 from toolbus.bus.values.confirmations import ConfirmationAnswer, ConfirmationRequest
 from toolbus.bus.values.descriptors import Publication, ServiceDescriptor
 from toolbus.bus.values.envelope import new_run

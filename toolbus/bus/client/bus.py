@@ -13,7 +13,7 @@ from toolbus.bus.client.calls.call import Call, CallTarget
 from toolbus.bus.client.calls.dispatcher import Dispatcher
 from toolbus.bus.client.calls.middleware import MiddlewareRunner
 from toolbus.bus.client.confirmations import Confirmer, PendingConfirmations
-from toolbus.bus.client.executor.context import BusState
+from toolbus.bus.client.executor.context import RULES, BusState
 from toolbus.bus.client.executor.observers import ATTACHMENTS, LIMIT, EventBus
 from toolbus.bus.client.refusing import raised, turning
 from toolbus.bus.client.tools.tool import Tool
@@ -155,7 +155,6 @@ class BusView:
             ConfigurationError: an option is wrong.
         """
         # Agents without a model make none.
-        from toolbus.bus.client.executor.context import RULES  # noqa: PLC0415
         from toolbus.bus.client.executor.executor import ToolExecutor  # noqa: PLC0415
 
         return ToolExecutor(

@@ -1,18 +1,10 @@
-"""Wait no longer than so many seconds; serve many deadlines from one timer, since a timer per call would cost more than the call."""
+"""Serve many deadlines from one timer, since a timer per call would cost more than the call."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import heapq
-from collections.abc import Awaitable, Callable
-
-
-async def at_most(seconds: float, work: Awaitable[object]) -> None:
-    """Wait for a work, and no longer than so many seconds; then it is cancelled."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            await work
+from collections.abc import Callable
 
 
 class Deadlines:

@@ -100,7 +100,8 @@ def _setup(tracer: Any) -> tuple[Any, Any, Any]:
     return tracer.sampler, tracer.span_processor._span_processors, tracer._tracer_config
 
 
-_making = threading.Lock()
+# A processor that was added meanwhile may touch another span when this one starts.
+_making = threading.RLock()
 
 
 def _by_sdk(name: str) -> Any:

@@ -22,7 +22,7 @@ from toolbus.bus.support.display import shortened
 from toolbus.bus.support.safe_text import reason_of
 from toolbus.bus.telemetry.background import keep_running
 from toolbus.bus.telemetry.output import lines_lost
-from toolbus.bus.values.envelope import NOT_TAKEN
+from toolbus.bus.values.envelope import NOT_FINISHED, NOT_TAKEN
 from toolbus.bus.values.results import BrokerError, ErrorInfo, ToolbusError, ToolError, deadline_exceeded
 from toolbus.bus.values.settings import Settings
 from toolbus.bus.worker.handlers import Served
@@ -283,6 +283,7 @@ class Slots:
             delivery: what to run.
             alone: whether it may run now even if it may have killed its workers.
         """
+        # As ``is_held`` says; a warm call takes no step more for it.
         if delivery.queue.held.get(delivery.entry) is not delivery:
             # Lost on its way here, while the server was asked about what came with it: whoever has it now runs it.
             self._lines.lose(delivery)
@@ -375,9 +376,10 @@ class Slots:
             again = await self.broker.retry(delivery)
         except BrokerError as error:
             telemetry.log.warning("retry.failed", id=delivery.request.id, error=str(error))
-            if self._keep(delivery, _AGAIN_AFTER):
-                return
-            again = None
+            if not self._keep(delivery, _AGAIN_AFTER):
+                # Nothing runs here that could end it, and no worker takes over what one that lives holds.
+                self._refuse(delivery, deadline_exceeded(f"its next attempt could not be counted in its time: {error}", NOT_FINISHED))
+            return
         if again is None:
             self._lines.lose(delivery)
             return
@@ -502,9 +504,7 @@ class Slots:
 
     def on_cancelled(self, call: str, why: str = "cancelled") -> None:
         """Stop a call, or remember that it must not start."""
-        running = [run for run in self._runs.values() if run.delivery.request.id == call]
-        waiting = self._waiting.find(call=call)
-        held = [each for each in (*(run.delivery for run in running), *waiting) if each.is_held]
+        running, waiting, held = self._of(call)
         for delivery in held:
             delivery.cancelled = why
         if not held:
@@ -518,17 +518,22 @@ class Slots:
 
     def on_extended(self, call: str, deadline: float) -> None:
         """Give a call the time of one that joined it, or remember that."""
-        running, waiting = [run for run in self._runs.values() if run.delivery.request.id == call], self._waiting.find(call=call)
+        running, waiting, held = self._of(call)
         for run in running:
             if run.delivery.deadline < deadline and not run.stuck:
                 run.extend(deadline)
         for delivery in waiting:
             delivery.deadline = max(delivery.deadline, deadline)
-        held = [each for each in (*(run.delivery for run in running), *waiting) if each.is_held]
         for delivery in held:
             delivery.extended = max(delivery.extended, deadline)
         if not held:
             self._early.extend(call, deadline)
+
+    def _of(self, call: str) -> tuple[list[Run], list[Delivery], list[Delivery]]:
+        """Return the runs of a call, its deliveries that wait, and those of both that are held."""
+        running = [run for run in self._runs.values() if run.delivery.request.id == call]
+        waiting = self._waiting.find(call=call)
+        return running, waiting, [each for each in (*(run.delivery for run in running), *waiting) if each.is_held]
 
     def on_lost(self, delivery: Delivery) -> None:
         """Stop a run whose delivery another worker has now, or this one once more: what was heard of its call counts for that, too."""

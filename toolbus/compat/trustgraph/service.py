@@ -17,7 +17,7 @@ from typing import Any, ClassVar, NoReturn
 
 from toolbus.bus import telemetry
 from toolbus.bus.schema.documents import unique
-from toolbus.bus.support.racing import either
+from toolbus.bus.support.waiting import either
 from toolbus.bus.values.descriptors import Effect
 from toolbus.bus.values.results import BrokerUnavailable, ToolbusError, ToolError, ToolResult
 from toolbus.bus.values.settings import Settings

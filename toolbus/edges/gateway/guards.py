@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from toolbus.bus import telemetry
-from toolbus.bus.support.racing import either
+from toolbus.bus.support.waiting import either
 from toolbus.bus.values.results import ConfigurationError
 from toolbus.edges.gateway.bodies import Problem
 

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import click
 
 from toolbus.bus.support.display import one_line, visible
-from toolbus.bus.support.racing import either
+from toolbus.bus.support.waiting import either
 from toolbus.bus.values.results import ToolbusError, ToolResult
 from toolbus.bus.worker.process.event_loop import run_loop
 from toolbus.bus.worker.process.lifeline import ChildState, report_state, watch_lifeline

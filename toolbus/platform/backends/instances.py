@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any, Generic, TypeVar
 
-from toolbus.bus.support.racing import either
+from toolbus.bus.support.waiting import either
 from toolbus.bus.values.results import ToolResult
 from toolbus.platform.backends.containers import Container
 from toolbus.platform.backends.http import TOLD_WITHIN, Endpoint, HttpCalls

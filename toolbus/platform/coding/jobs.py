@@ -17,8 +17,8 @@ from toolbus.agent.reply import Reply
 from toolbus.bus import telemetry
 from toolbus.bus.broker.protocols import MOST_LINE, MOST_LINES, ClaimedCreation, CreationStatus, Spent
 from toolbus.bus.middleware import Next, ToolCall
-from toolbus.bus.support.racing import either
 from toolbus.bus.support.safe_text import reason_of
+from toolbus.bus.support.waiting import either
 from toolbus.bus.telemetry.background import keep_running
 from toolbus.bus.values.results import BrokerError, ErrorInfo, ToolbusError, ToolResult
 from toolbus.platform.coding.options import Deployment, Model

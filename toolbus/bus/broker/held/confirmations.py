@@ -20,7 +20,7 @@ from toolbus.bus.broker.server.reading import document, identifier, integer, ski
 from toolbus.bus.broker.take.requests import Delivery
 from toolbus.bus.broker.transport.command import Reply
 from toolbus.bus.broker.transport.link import Link
-from toolbus.bus.support.deadlines import at_most
+from toolbus.bus.support.waiting import at_most
 from toolbus.bus.values.confirmations import MARK, MOST_OPEN, ConfirmationAnswer, ConfirmationRequest
 from toolbus.bus.values.envelope import encode, is_ident, new_run, share_digest
 from toolbus.bus.values.results import BrokerError, ConfirmationClosed, EnvelopeError, ToolError

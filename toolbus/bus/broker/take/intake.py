@@ -20,7 +20,7 @@ from toolbus.bus.broker.transport.command import ReplyError, fields_of
 from toolbus.bus.broker.transport.connection import BLOCK
 from toolbus.bus.broker.transport.links import Links
 from toolbus.bus.broker.transport.opening import Failing
-from toolbus.bus.support.deadlines import at_most
+from toolbus.bus.support.waiting import at_most
 from toolbus.bus.values.envelope import EntryNumbers, decode_request, numbers_of
 from toolbus.bus.values.results import BrokerError, BrokerUnavailable, EnvelopeError
 

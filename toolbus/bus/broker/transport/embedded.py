@@ -328,7 +328,7 @@ def free_port() -> int:
 
 def _answering_pid(port: int, password: str) -> int | None:
     """Return the process id of the server that answers on a port, which may be anybody's; None while none does, or while it still loads."""
-    # Whoever describes a server that is not started yet need not wait for its client.
+    # The client takes 40 ms to load, and the help of a command names this class without asking a server.
     import redis  # noqa: PLC0415
 
     from toolbus.bus.broker.transport import clients  # noqa: PLC0415

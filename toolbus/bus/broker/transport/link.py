@@ -16,8 +16,7 @@ from toolbus.bus.broker.transport.command import ELSEWHERE, SOON, Command, OnRep
 from toolbus.bus.broker.transport.connection import BLOCK, Connector, explain
 from toolbus.bus.broker.transport.discovery import Node
 from toolbus.bus.broker.transport.wire import SUBSCRIBING, Wire, answer, pack, unheard
-from toolbus.bus.support.deadlines import at_most
-from toolbus.bus.support.racing import either
+from toolbus.bus.support.waiting import at_most, either
 
 _ASKING = Command(pack(("ASKING",)), unheard, True)
 _NOT_HERE = frozenset({"ASK", *ELSEWHERE, *SOON})

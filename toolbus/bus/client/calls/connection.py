@@ -19,7 +19,8 @@ from toolbus.bus.client.calls.refusals import unfinished, untaken
 from toolbus.bus.client.tools.catalogue import Catalogue
 from toolbus.bus.client.tools.tool import Tool
 from toolbus.bus.client.tools.view import ToolView
-from toolbus.bus.support.deadlines import Deadlines, at_most
+from toolbus.bus.support.deadlines import Deadlines
+from toolbus.bus.support.waiting import at_most
 from toolbus.bus.values.envelope import NEW_STATE
 from toolbus.bus.values.results import BrokerError, ErrorInfo, deadline_exceeded
 from toolbus.bus.values.settings import Settings

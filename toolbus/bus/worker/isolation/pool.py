@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from toolbus.bus import telemetry
-from toolbus.bus.support.deadlines import at_most
 from toolbus.bus.support.safe_text import reason_of
+from toolbus.bus.support.waiting import at_most
 from toolbus.bus.values.envelope import Request, encode
 from toolbus.bus.values.results import CallRefused, ConfigurationError, ErrorInfo, ToolError
 from toolbus.bus.values.settings import Settings

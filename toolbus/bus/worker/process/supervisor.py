@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from toolbus.bus import telemetry
 from toolbus.bus.broker.admin import Admin
-from toolbus.bus.support.deadlines import at_most
+from toolbus.bus.support.waiting import at_most
 from toolbus.bus.telemetry.background import keep_running
 from toolbus.bus.values.results import ConfigurationError, ToolbusError
 from toolbus.bus.values.settings import Settings

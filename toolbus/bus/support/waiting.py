@@ -1,13 +1,21 @@
-"""Run two works beside each other until one of them has ended."""
+"""Wait for a work no longer than so many seconds, or for the first of two."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable
 from typing import TypeVar
 
 A = TypeVar("A")
 B = TypeVar("B")
+
+
+async def at_most(seconds: float, work: Awaitable[object]) -> None:
+    """Wait for a work, and no longer than so many seconds; then it is cancelled."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await work
 
 
 async def either(one: Awaitable[A], other: Awaitable[B], *, within: float | None = None) -> tuple[asyncio.Future[A], asyncio.Future[B]]:
