@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from tests.servers import eventually
-from tests.worker.unit.fakes import NOW, Bench, echo, handlers, hold, lines
+from tests.virtual_time import NOW
+from tests.worker.unit.fakes import Bench, echo, handlers, hold, lines
 from toolbus import Blob, ErrorInfo, Progress, ToolError, ToolResult, invocation, tool
 from toolbus.bus.broker.take.requests import Delivery
 

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from tests.servers import eventually
-from tests.worker.unit.fakes import NOW, Bench, echo, hold
+from tests.virtual_time import NOW
+from tests.worker.unit.fakes import Bench, echo, hold
 from toolbus import Blob, ErrorInfo, ToolResult, tool
 from toolbus.bus.middleware import Next, ToolCall
 from toolbus.bus.worker.transitions import RunState

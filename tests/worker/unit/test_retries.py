@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.worker.unit.fakes import NOW, Bench, flaky, handlers, hold, lines
+from tests.virtual_time import NOW
+from tests.worker.unit.fakes import Bench, flaky, handlers, hold, lines
 from toolbus import Blob, ErrorInfo, Retry, ToolError, ToolResult, tool
 from toolbus.bus.values.results import BrokerUnavailable
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.worker.unit.fakes import NOW, Bench, echo, flaky, handlers, hold, stubborn
+from tests.virtual_time import NOW
+from tests.worker.unit.fakes import Bench, echo, flaky, handlers, hold, stubborn
 from toolbus import ToolService, tool
 from toolbus.bus.broker.statistics.answers import InstanceAnswer, OpenSession, RunningCall, ServedService
 
