@@ -182,9 +182,7 @@ class Loop(asyncio.BaseEventLoop):
         heapq.heappush(self._timers, (when, self._made, timer))
         return timer
 
-    def call_soon(
-        self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: contextvars.Context | None = None
-    ) -> asyncio.Handle:
+    def call_soon(self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: contextvars.Context | None = None) -> asyncio.Handle:
         """Call a function at once, behind what is called already."""
         handle = _Handle(callback, args, self, context)
         self._ready.append(handle)
@@ -235,7 +233,8 @@ class Loop(asyncio.BaseEventLoop):
         protocol.connection_made(transport)
         return transport, protocol
 
-    def _run_once(self) -> None:
+    def _take_timers(self) -> None:
+        """Make ready what is due, or, if nothing is ready, what is due first."""
         ready, timers = self._ready, self._timers
         if not ready:
             while timers and timers[0][2]._cancelled:
@@ -249,6 +248,11 @@ class Loop(asyncio.BaseEventLoop):
             timer = heapq.heappop(timers)[2]
             if not timer._cancelled:
                 ready.append(timer)
+
+    def _run_once(self) -> None:
+        ready, timers = self._ready, self._timers
+        if not ready or (timers and timers[0][0] <= self.now):
+            self._take_timers()
         self._at_once += len(ready)
         if self._at_once > _MOST_AT_ONCE:
             raise Stuck(f"{self._at_once} callbacks at one instant, the next: {ready[0]!r}")
