@@ -396,6 +396,8 @@ def _run(server: Server, source: bytes, keys: list[bytes], arguments: list[bytes
         try:
             if packed[0] == b"PUBLISH":
                 return server.publish(packed[1], packed[2])
+            if packed[0] == b"INFO":
+                return server.info(packed[1].decode()).encode()
             answer = server.carry_out(packed, "in a script")
         except ErrorReply as error:
             return _lua.table_from({b"err": str(error).encode("latin-1")})
