@@ -95,7 +95,7 @@ async def test_a_signal_lets_answers_finish(own_site: Site, number: signal.Signa
 @pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("twice", [False, True], ids=["grace", "second signal"])
 async def test_what_is_cut_off_ends_with_an_answer(own_site: Site, *, twice: bool) -> None:
-    """Whether the grace period is over or a second signal came: calls end as cancelled, half a request is dropped, and none is a bug."""
+    """Calls end as cancelled, half a request is dropped, and none is a bug, after the grace period as at a second signal."""
     own_site.worker()
     program, url = own_site.gateway("--grace", "60" if twice else "1")
     host, _, port = url.removeprefix("http://").partition(":")
