@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -11,7 +12,7 @@ from typing import Any
 import hiredis
 import lupa.lua51 as lupa
 
-from tests.simulation.commands import BLOCKS, COMMANDS, OK, Pairs, Streams, block_of, decimal, streams_of
+from tests.simulation.commands import BLOCKS, COMMANDS, OK, Pairs, Reading, Streams, decimal
 from tests.simulation.storage import ErrorReply, Status, Storage
 
 _VERSION = "7.2.4"
@@ -34,7 +35,7 @@ class Server:
         db: its keys.
         refusals: called with the name of each command or script, and whether it writes and may grow; the first that returns a text has it
             refused with that error.
-        observe: called with the session, the client, the words of each command that was carried out, and its answer.
+        observe: called with the session, the client, the words of each command that was carried out, its answer, and that as it is sent.
         meet: called with the session and the words of each command before it is carried out; returns whether the connection is to be cut
             "before" that or "after", or None.
         changed: called with the keys that a command has changed.
@@ -49,7 +50,7 @@ class Server:
         self.later = later
         self.random = random
         self.refusals: list[Callable[[str, bool, bool], str]] = []
-        self.observe: Callable[[int, Any, list[bytes], Any], None] = lambda session, client, words, answer: None
+        self.observe: Callable[[int, Any, list[bytes], Any, bytes], None] = lambda session, client, words, answer, sent: None
         self.meet: Callable[[Session, list[bytes]], str | None] = lambda session, words: None
         self.changed: Callable[[set[bytes]], None] = lambda keys: None
         self.watch: Callable[[Any, list[bytes]], Callable[[], None] | None] = lambda client, words: None
@@ -76,11 +77,11 @@ class Server:
 
     def carry_out(self, words: list[bytes], script: str = "") -> Any:
         """Return the answer to a command that needs no session; raises ``ErrorReply``."""
-        name = words[0].upper()
-        command = COMMANDS.get(name)
+        name = words[0]
+        command = COMMANDS.get(name) or COMMANDS.get(name.upper())
         if command is None:
             raise ErrorReply(f"ERR unknown command '{name.decode('latin-1')}', with args beginning with: ")
-        if not script and (refusal := self._refusal(name.decode(), command.writes, command.grows)):
+        if self.refusals and not script and (refusal := self._refusal(name.decode().upper(), command.writes, command.grows)):
             raise ErrorReply(refusal)
         return command.run(self.db, self.random, words[1:])
 
@@ -91,7 +92,7 @@ class Server:
         writes = b"no-writes" not in flags
         if refusal := self._refusal("script", writes, writes and b"allow-oom" not in flags):
             raise ErrorReply(refusal)
-        self.scripts[hashlib.sha1(source, usedforsecurity=False).hexdigest().encode()] = source
+        self.scripts[_digest(source)] = source
         return _run(self, source, words[1 : 1 + count], words[1 + count :])
 
     def _refusal(self, name: str, writes: bool, grows: bool) -> str:
@@ -150,7 +151,7 @@ class Session:
         """Take in bytes of the client, and carry out the commands that are whole now."""
         self._reader.feed(data)
         while (words := self._reader.gets()) is not False:
-            self._waiting.append([word if isinstance(word, bytes) else bytes(word) for word in words])
+            self._waiting.append(words)
         self._go_on()
 
     def close(self) -> None:
@@ -174,9 +175,10 @@ class Session:
 
     def answer(self, answer: Any, words: list[bytes] | None = None) -> None:
         """Send an answer; those to commands that came together leave together."""
+        sent = encoded(answer)
         if words is not None:
-            self._server.observe(self.number, self.client, words, answer)
-        self._answers.append(encoded(answer))
+            self._server.observe(self.number, self.client, words, answer, sent)
+        self._answers.append(sent)
         if not self._answering:
             self._send_answers()
 
@@ -224,10 +226,10 @@ class Session:
 
     def _block(self, words: list[bytes]) -> None:
         self._blocked = words
-        self._server.waiting[self] = frozenset(streams_of(words))
-        ms = block_of(words[1:])
-        if ms:
-            self._timer = self._server.later(ms / 1000, self.unblock)
+        reading = Reading.of(words[1:])
+        self._server.waiting[self] = frozenset(key for key, _ in reading.positions)
+        if reading.block:
+            self._timer = self._server.later(reading.block / 1000, self.unblock)
 
     def _unblock(self) -> None:
         self._blocked = None
@@ -272,7 +274,7 @@ class Session:
         if words[0].upper() == b"FLUSH":
             self._server.scripts.clear()
             return OK
-        sha = hashlib.sha1(words[1], usedforsecurity=False).hexdigest().encode()
+        sha = _digest(words[1])
         self._server.scripts[sha] = words[1]
         return sha
 
@@ -363,6 +365,12 @@ def _encode(value: Any, out: list[bytes]) -> None:
 
 # -- scripts ------------------------------------------------------------------------------------------
 
+
+@functools.lru_cache(maxsize=256)
+def _digest(source: bytes) -> bytes:
+    return hashlib.sha1(source, usedforsecurity=False).hexdigest().encode()
+
+
 _lua = lupa.LuaRuntime(encoding=None, unpack_returned_tuples=False)
 _table = _lua.eval("function() return {} end")
 _TABLE = type(_table())
@@ -401,7 +409,7 @@ def _run(server: Server, source: bytes, keys: list[bytes], arguments: list[bytes
             answer = server.carry_out(packed, "in a script")
         except ErrorReply as error:
             return _lua.table_from({b"err": str(error).encode("latin-1")})
-        return _to_lua(None if answer is BLOCKS else answer)
+        return answer if type(answer) is bytes or type(answer) is int else _to_lua(None if answer is BLOCKS else answer)
 
     returned = _begin(call, script, _lua.table_from(keys), _lua.table_from(arguments))
     answer = returned[2]
@@ -427,7 +435,7 @@ def _to_lua(value: Any) -> Any:
         return _to_lua(flat)
     if type(value) is Pairs:
         return _to_lua([word for pair in value for word in pair])
-    return _lua.table_from([_to_lua(each) for each in value])
+    return _lua.table_from([each if type(each) is bytes else _to_lua(each) for each in value])
 
 
 def _from_lua(value: Any) -> Any:
