@@ -187,7 +187,7 @@ def conformance_command() -> None:
     them with their levels. Each is told as holding, broken, or not checked. Levels: 0 unary calls; 1 streams, cancellation, deadlines;
     2 leases, drain, taking over; 3 once, shared calls, sessions.
 
-    The program is started by its command, which stands behind ` -- `, on a server that exists for the checks only. Its environment has
+    The program is started by its command, which stands behind ` -- `, on two servers that exist for the checks only. Its environment has
     TOOLBUS_URL (redis://HOST:PORT), TOOLBUS_NAMESPACE, TOOLBUS_LEASE and TOOLBUS_GRACE (seconds, maybe with a fraction),
     TOOLBUS_SERVICE, which is `conformance`, and TOOLBUS_SCRIPTS, a folder with the Lua scripts as `toolbus protocol scripts` writes
     them. Of a broken requirement the last frames are shown, and what the program wrote to standard error.

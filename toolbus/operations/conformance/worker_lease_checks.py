@@ -407,6 +407,8 @@ async def retires(scene: WorkerScene) -> None:
     """A worker that leaves removes its consumer and its fields of the fence (`retire.lua`)."""
     if scene.worker is None:
         raise Broken("there is no worker")
+    # One that answers is ready for SIGTERM.
+    await call_echo(scene, "before")
     instance = await only_instance(scene)
     other = await scene.play_worker(lives=True)
     held = await unseen(scene, "echo", {"text": "of another worker"}, other, 1)
@@ -470,9 +472,7 @@ async def _refuses_to_serve(scene: WorkerScene, proxy: Proxy, field: str) -> Non
 @LEASES.check("W51", 2)
 async def checks_the_namespace(scene: WorkerScene) -> None:
     """It reads `P format` before it registers, and again before it takes: in a namespace of, or raised to, another version it ends."""
-    if scene.worker is not None:
-        await scene.program.stop(scene.worker)
-        scene.worker = None
+    await scene.kill_worker()
     proxy = Proxy(scene.port)
     await proxy.start()
     # The answer to its registration comes late, and meanwhile the version changes.
@@ -575,6 +575,8 @@ async def outlives_its_revision(scene: WorkerScene) -> None:
     """The last worker of a revision takes what was published for it before it leaves."""
     if scene.worker is None:
         raise Broken("there is no worker")
+    # One that answers is ready for SIGTERM.
+    await call_echo(scene, "before")
     instance, table = await only_instance(scene), scene.keys.instances(SERVICE)
     row = (await scene.probe.run("HGET", table, f"i:{instance}")).decode()
     digest = row.partition(":")[2]
