@@ -27,6 +27,8 @@ _FENCE = re.compile(r"^( *)(`{3,})(\w*)[^\n]*\n(.*?)^\1\2 *$\n?", re.DOTALL | re
 # Code within a sentence comes first, so that what looks like a link in it is none.
 _LINK = re.compile(r"`[^`\n]+`|\]\((?!\w+:)([^)#\s]+)(#[^)\s]*)?\)")
 _LIST_AFTER_TEXT = re.compile(r"^(?![ *|>#-]|\d+\. )([^\n]+)\n(?=(?:[-*]|\d+\.) )", re.MULTILINE)
+# A comment in whose place the site has the reference of each public name of a module.
+_NAMES_OF = re.compile(r"^<!-- names of ([\w.]+) -->$", re.MULTILINE)
 _INDEX_LINK = re.compile(r"\[([^\]]+)\]\(([^)#\s]+\.md)\)")
 
 Nav = list[dict[str, "str | Nav"]]
@@ -88,12 +90,18 @@ def prepared(text: str, source: Path, page: Path, ref: str) -> str:
         if mark in text:
             table = [head, ("---",) * len(head), *rows()]
             text = text.replace(mark, "\n".join(f"| {' | '.join(row)} |" for row in table))
+    text = _NAMES_OF.sub(_directives, text)
     parts = []
     end = 0
     for match in _FENCE.finditer(text):
         parts += [_prose(text[end : match.start()], source, page, ref), _block(match)]
         end = match.end()
     return "".join([*parts, _prose(text[end:], source, page, ref)])
+
+
+def _directives(match: re.Match[str]) -> str:
+    """Return an entry of the reference for each public name of the module that a comment names."""
+    return "\n\n".join(f"::: {match[1]}.{name}" for name in importlib.import_module(match[1]).__all__)
 
 
 def _commands(group: click.Group, above: click.Context, path: str) -> Iterator[tuple[str, str]]:
