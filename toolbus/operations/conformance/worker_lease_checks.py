@@ -317,19 +317,28 @@ async def hands_over(scene: WorkerScene) -> None:
 
 @LEASES.check("W44", 2)
 async def ends_slow_callers(scene: WorkerScene) -> None:
-    """It looks at the reply stream after each 64 entries: beyond `reply_limit` its calls end as slow_consumer, and nothing more is sent."""
-    replies = scene.keys.replies(scene.agent)
+    """Beyond `reply_limit` or `reply_bytes` of what a caller has not read its calls end as slow_consumer, and nothing more is sent."""
+    await scene.draw_agent()
+    replies, fill = scene.keys.replies(scene.agent), "for _ = 1, ARGV[1] do redis.call('XADD', KEYS[1], '*', 'x', '') end"
     sent = await scene.publish("count", {"to": 4_000, "delay": 0.005})
     await wait_for_text(scene, sent)
-    await scene.probe.run(
-        "EVAL", "for _ = 1, ARGV[1] do redis.call('XADD', KEYS[1], '*', 'x', '') end", 1, replies, scene.settings.reply_limit + 1
-    )  # fmt: skip
+    await scene.probe.run("EVAL", fill, 1, replies, scene.settings.reply_limit + 1)
     frames = await scene.ended(sent)
     ended_as(frames, "slow_consumer")
     await asyncio.sleep(0.3)
     if len(await scene.frames(sent)) > len(frames):
         raise Broken("frames came after the end")
     await scene.probe.run("XTRIM", replies, "MAXLEN", 0)
+    # Large entries beside many small ones of others: an agent of its own, since the average is of all that was written to it.
+    await need(scene, "large")
+    await scene.draw_agent()
+    await scene.probe.run("EVAL", fill, 1, scene.keys.replies(scene.agent), scene.settings.reply_limit - 1_000)
+    sent = await scene.publish("count", {"to": 4_000, "delay": 0.05})
+    await wait_for_text(scene, sent)
+    await scene.publish("large", {"size": 8 * 1_048_576})
+    ended_as(await scene.ended(sent), "slow_consumer")
+    await scene.probe.run("DEL", scene.keys.replies(scene.agent))
+    await scene.draw_agent()
 
 
 # What keeps a request from being read, and how its document has it; with the first ones its id and agent can be found by everybody.
