@@ -63,6 +63,11 @@ def number_of(entry: str) -> tuple[int, int]:
     return int(milliseconds), int(number)
 
 
+def epoch_of(fence: tuple[bytes, bytes]) -> int:
+    """Return how often the group has been made anew."""
+    return int(fence[0].partition(b".")[0])
+
+
 def digest(*parts: Any, size: int = 16) -> str:
     """Return the digest of a list."""
     whole = json.dumps(parts, ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode()
@@ -106,6 +111,8 @@ class Call:
         self.run = "one" if has("one-run") else uuid.uuid4().hex
         self.seq = 1 if has("seq-from-one") else 0
         self.sent = self.size = 0
+        # How many of its attempts leaving workers have cut off.
+        self.cut_off = 0
         self.asks = False
         self.alone = self.begun = self.began_once = self.restarted = False
         self.token = ""
@@ -131,7 +138,8 @@ class Call:
     def frame(self, **rest: Any) -> dict[str, Any]:
         attempt = 1 if has("same-attempt") else self.attempt
         call = uuid.uuid4().hex if has("wrong-id") else self.id
-        frame = {"id": call, "run": self.run, "attempt": attempt, "seq": self.seq, **rest}
+        epoch = 0 if has("no-epoch") else epoch_of(self.fence)
+        frame = {"id": call, "run": self.run, "epoch": epoch, "attempt": attempt, "seq": self.seq, **rest}
         self.seq += 2 if has("skips-seq") and self.seq == 2 else 1
         return frame
 

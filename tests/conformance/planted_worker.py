@@ -80,7 +80,8 @@ class PlantedWorker(Sessions):
         self.fence: tuple[Any, Any] = (b"", b"0")
         self.leaked = self.begun = 0
         self.newest = (0, 0)
-        self.over: set[str] = set()
+        # In the order in which they came.
+        self.over: dict[str, None] = {}
         self.refused_since = 0.0
         self.sending: set[asyncio.Task[Any]] = set()
         self.lines: dict[tuple[str, str], tuple[str, asyncio.Task[None]]] = {}
@@ -106,7 +107,23 @@ class PlantedWorker(Sessions):
 
     # -- the registry -----------------------------------------------------------------------------
 
+    async def check_format(self) -> None:
+        """End if the namespace is of another version, or is raised to one."""
+        version, raising = (int(each or 1) for each in await self.writing.hmget(f"{PREFIX}format", "version", "raising"))
+        if has("any-namespace") or (version == 1 and (raising == 1 or has("ignores-raising"))):
+            return
+        sys.stderr.write(f"this worker speaks version 1, and the namespace is of version {version}, raised to {raising}\n")
+        sys.stderr.flush()
+        if self.start:
+            await self.unregister()
+        os._exit(0 if has("ends-as-if-well") else 1)
+
+    async def unregister(self) -> None:
+        await self.script("registry/unregister", REGISTRY, PREFIX, uuid.uuid4().hex, HOUR, 60_000, f"{SERVICE}/{self.me}")
+
     async def register(self) -> None:
+        if not (self.start and has("looks-when-it-starts")):
+            await self.check_format()
         schemas = dict(SCHEMAS)
         if has("no-tools"):
             del schemas["count"]
@@ -117,9 +134,10 @@ class PlantedWorker(Sessions):
             for name, schema in schemas.items()
         ]  # fmt: skip
         document = json.dumps({"service": {"id": SERVICE, "sticky-sessions": True}, "tools": tools, "owner": "planted", "digest": "d"})
-        common = (PREFIX, uuid.uuid4().hex, HOUR, 60_000)
+        common = (PREFIX, self.me if has("one-token") else uuid.uuid4().hex, HOUR, 60_000)
         names = [tool["name"] for tool in tools]
-        args = (SERVICE, self.me, "planted", "d", document, LEASE_MS, uuid.uuid4().hex, "", SERVICE, self.start, *names)
+        start = 0 if has("new-start") else self.start
+        args = (SERVICE, self.me, "planted", "d", document, LEASE_MS, uuid.uuid4().hex, "", SERVICE, start, *names)
         found = await self.script("registry/register", REGISTRY, *common, *args)
         assert found[0] == b"ok", found
         if found[2] != self.fence[0]:
@@ -186,7 +204,7 @@ class PlantedWorker(Sessions):
         """Refuse a call, pass it on, or wait for its turn."""
         request = call.request
         name = str(request.get("tool", "")).removeprefix(f"{SERVICE}-")
-        if call.attempt > MOST_DELIVERIES and not has("reruns-poison"):
+        if call.attempt - call.cut_off > MOST_DELIVERIES and not has("reruns-poison"):
             await self.bury(
                 call,
                 "poison" if has("other-reason") else "max_deliveries",
@@ -394,6 +412,7 @@ class PlantedWorker(Sessions):
             return
         call = Call(entry, fields, request, self.later.get(request["id"], deadline), attempt, self.fence)
         call.alone = alone
+        call.cut_off = 0 if has("ignores-cut-offs") else int((note.split() + [b"0"] * 4)[3])
         self.calls[entry] = call
         if not readable:
             call.task = asyncio.get_running_loop().create_task(self.set_aside(call))
@@ -504,9 +523,10 @@ class PlantedWorker(Sessions):
         while True:
             await asyncio.sleep(LEASE_MS / 3000)
             turn += 1
-            if not has("no-beat"):
+            if not has("no-beat") and not (self.draining and has("no-beats-while-leaving")):
                 await self.beat()
-            for call in list(self.calls.values()) if not has("no-renew") else ():
+            renews = not has("no-renew") and not (self.draining and has("no-renewals-while-leaving"))
+            for call in list(self.calls.values()) if renews else ():
                 await self.renew(call)
             await self.clean_up()
             if self.draining:
@@ -517,10 +537,10 @@ class PlantedWorker(Sessions):
                 await self.look_after()
 
     async def beat(self) -> None:
-        keys = [LIVE, PAUSED, PULSE, QUEUE, FENCE, beside.QUEUE, beside.FENCE]
+        keys = [LIVE, PAUSED, PULSE, *(() if has("no-keys") else (QUEUE, FENCE, beside.QUEUE, beside.FENCE))]
         members = (f"{SERVICE}/{self.me}", f"{beside.BESIDE}/{self.me}")
         _, missing, paused = await self.script("lease/beat", keys, LEASE_MS, HOUR, *members)
-        if missing and not self.draining and not has("no-again"):
+        if missing and not self.draining and not has("no-again") and not has("ignores-missing"):
             await self.register()
         if not has("no-pause") and not has("pause-by-message-only"):
             await self.pause(bool(paused))
@@ -552,15 +572,15 @@ class PlantedWorker(Sessions):
             self.rescued_to = following.decode()
 
     async def reap(self, only_back: str) -> None:
-        if self.has_suspect():
+        if self.has_suspect() or (self.paused and not has("reaps-while-paused")):
             return
         room = SLOTS - len(self.calls)
         alone_from = 999 if has("suspects-together") else ALONE_FROM
         args = (self.me, SERVICE, room, LEASE_MS, only_back, "1" if self.calls else "", alone_from, "1", f"{PREFIX}pause:{SERVICE}:")
         found = await self.script("recover/reap", [QUEUE, FENCE, LIVE, PULSE], *args)
         self.fence = (found[0], found[1])
-        self.makes_room = bool(found[3])
-        if not has("runs-set-back"):
+        self.makes_room = bool(found[3]) and not has("never-makes-room")
+        if not has("runs-set-back") and not has("ignores-told"):
             self.newest = max(self.newest, number_of(found[4].decode()))
         for entry, deliveries, counts, flat, _, note in found[2]:
             attempt = max(1, int(deliveries) + int(counts)) + (has("counts-back") and not int(counts))
@@ -592,20 +612,29 @@ class PlantedWorker(Sessions):
         """Stop or refuse what was cancelled until now."""
         if not has("no-catch-up"):
             # A call that was refused for it already is sending its end.
-            news = {call.decode() for call in await self.writing.zrange(CANCELLED, 0, -1)} - self.over
-            self.over |= news
+            news = {call.decode() for call in await self.writing.zrange(CANCELLED, 0, -1)} - self.over.keys()
+            self.over |= dict.fromkeys(news)
             for call in list(self.calls.values()):
                 if call.id in news:
                     call.stop(CANCELLED_ERROR)
 
+    def cancel(self, call_id: str) -> None:
+        """Stop a call that runs here, and refuse it if it comes later."""
+        for call in list(self.calls.values()):
+            if call.id == call_id:
+                call.stop(CANCELLED_ERROR)
+        self.over[call_id] = None
+        if len(self.over) > (100 if has("remembers-few-cancellations") else 10_000):
+            del self.over[next(iter(self.over))]
+        if has("forgets-cancellations"):
+            self.over.clear()
+
     async def obey(self, word: str, rest: str) -> None:
         if word == "cancel" and not has("ignores-cancel"):
-            for call in list(self.calls.values()):
-                if call.id == rest:
-                    call.stop(CANCELLED_ERROR)
+            self.cancel(rest)
         elif word == "extend" and not has("no-extend"):
             self.extend(*rest.split())
-        elif word in {"pause", "resume"} and rest == SERVICE and not has("no-pause"):
+        elif word in {"pause", "resume"} and rest == SERVICE and not has("no-pause") and not has("pause-by-beats-only"):
             await self.pause(word == "pause")
         elif word in {"back", "dead"} and not has("no-reap") and not has("reaps-rarely") and not self.draining:
             await self.reap("1" if word == "back" else "")
@@ -632,7 +661,7 @@ class PlantedWorker(Sessions):
         await asyncio.sleep(0.3)
         _, newest, _ = await self.script("recover/outlive", *about, "")
         passed = 0
-        while passed < 2 and time.monotonic() < end:
+        while passed < (1 if has("outlives-once") else 2) and time.monotonic() < end:
             _, _, has_passed = await self.script("recover/outlive", *about, newest)
             passed = passed + 1 if has_passed else 0
             await asyncio.sleep(0.05)
@@ -642,9 +671,12 @@ class PlantedWorker(Sessions):
             await self.outlive()
         self.draining = True
         if not has("stays"):
-            await self.script("registry/unregister", REGISTRY, PREFIX, uuid.uuid4().hex, HOUR, 60_000, f"{SERVICE}/{self.me}")
+            await self.unregister()
         if not has("takes-while-leaving"):
             await self.end_read()
+        while not has("keeps-what-waits"):
+            if await self.script("recover/hand_back", [QUEUE, FENCE], self.me, *self.fence, WAKE, SERVICE, "", 256, "") < 256:
+                break
         running = [call.task for call in self.calls.values() if call.task is not None]
         if running and not has("drops-at-end") and not has("cuts-at-end"):
             await asyncio.wait(running, timeout=GRACE)
@@ -654,7 +686,8 @@ class PlantedWorker(Sessions):
         for call in left if not has("drops-at-end") else ():
             begun = call.begun and not has("counts-no-hand-back")
             keys = [QUEUE, FENCE, *([f"{PREFIX}pause:{SERVICE}:{call.entry}"] if begun else ())]
-            given = (call.entry, call.attempt, HOUR if begun else "")
+            kept = 1 if has("short-notes") else max(1, int((call.deadline - time.time() + 60) * 1000))
+            given = (call.entry, call.attempt, kept if begun else "")
             await self.script("recover/hand_back", keys, self.me, *call.fence, WAKE, SERVICE, *given)
         await self.beside.leave()
         if not has("stays") and not has("no-retire"):
@@ -666,14 +699,13 @@ class PlantedWorker(Sessions):
         self.reading_id = await self.reading.client_id()
         if has("evalsha-only"):
             await asyncio.gather(*map(self.writing.script_load, self.sources.values()))
-        version = int(await self.writing.hget(f"{PREFIX}format", "version") or 1)
-        if version != 1 and not has("any-namespace"):
-            sys.exit(f"this worker speaks version 1, and the namespace is of version {version}")
         self.hearing = asyncio.Event()
         tasks = [asyncio.create_task(self.hear())]
         await self.hearing.wait()
         await self.read_cancelled()
         await self.register()
+        if not has("looks-once"):
+            await self.check_format()
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: tasks.append(asyncio.create_task(self.drain())))
         # A task that fails ends the program, which the kit then tells of.
         await asyncio.gather(self.keep(), self.take(), tasks[0])

@@ -14,11 +14,13 @@ from toolbus.operations.conformance.scene import LEASE, SERVICE, STARTS
 from toolbus.operations.conformance.worker_calls import (
     MOST_OUTPUT,
     MOST_PIECE,
+    SLACK,
     call_echo,
     check_run,
     ended_as,
     is_running,
     need,
+    only_instance,
     text_of,
     tools_of,
     wait_for_text,
@@ -29,6 +31,10 @@ from toolbus.operations.conformance.worker_scene import Sent, WorkerScene
 from toolbus.operations.conformance.worker_session_checks import SESSIONS
 
 WORKER = Table[WorkerScene]()
+# Milliseconds until a key ends that nobody keeps.
+_SOON = 30_000
+# Ids of cancelled calls that a worker remembers, since their entries may be on their way.
+_MOST_REMEMBERED = 10_000
 
 
 @WORKER.check("W1", 0)
@@ -163,7 +169,9 @@ async def draws_instances(scene: WorkerScene) -> None:
 
 @WORKER.check("W15", 0)
 async def beats(scene: WorkerScene) -> None:
-    """Its lease never ends while it lives, and it uses the lease of TOOLBUS_LEASE."""
+    """Its lease never ends while it lives, it uses the lease of TOOLBUS_LEASE, and its beats keep its queue and fence."""
+    for key in (scene.queue, scene.fence):
+        await scene.probe.run("PEXPIRE", key, _SOON)
     for _ in range(3):
         now = await scene.now()
         for instance in await scene.instances():
@@ -174,28 +182,49 @@ async def beats(scene: WorkerScene) -> None:
         await asyncio.sleep(LEASE / 2)
         if not await scene.instances():
             raise Broken("its lease has ended although it lives")
+    for key in (scene.queue, scene.fence):
+        if int(await scene.probe.run("PTTL", key)) < _SOON:
+            raise Broken(f"its beats do not keep {key}: it ends although the worker lives")
 
 
 @WORKER.check("W16", 0)
 async def registers_again(scene: WorkerScene) -> None:
-    """When the server has lost everything, it registers again and goes on."""
-    await scene.probe.run("FLUSHDB")
-    await until(scene.instances, 15.0, "it is not in the registry again")
+    """When a beat calls it missing, or the server has lost everything, it registers again under its start number, with a new token."""
+    instance = await only_instance(scene)
+    row = await scene.row_of(instance)
+    await scene.probe.run("ZREM", scene.keys.live, f"{SERVICE}/{instance}")
+    await until(lambda: scene.lease_of(instance), LEASE / 3 + SLACK, "a beat called it missing, and it does not register again")
+    if (now := await scene.row_of(instance)) != row:
+        raise Broken(f"it registered again under the start number {now.partition(':')[0]} instead of {row.partition(':')[0]}")
+    drawn: set[bytes] = set()
+    for _ in range(2):
+        await scene.probe.run("FLUSHDB")
+        await until(scene.instances, 15.0, "it is not in the registry again")
+        await until(lambda: scene.exists(scene.queue), 15.0, "its request stream was not made again")
+        entries = await scene.probe.run("XRANGE", scene.keys.log, "-", "+")
+        tokens = {dict(zip(flat[::2], flat[1::2], strict=True))[b"token"] for _, flat in entries}
+        if again := tokens & drawn:
+            raise Broken(
+                f"it runs `register.lua` again with the same token, as which the log has {again.pop().decode('utf-8', 'replace')!r}"
+            )
+        drawn |= tokens
     await scene.listen()
-    await until(lambda: scene.exists(scene.queue), 15.0, "its request stream was not made again")
     await call_echo(scene, "after a flush")
 
 
 @WORKER.check("W17", 0)
 async def makes_its_group_again(scene: WorkerScene) -> None:
-    """When its consumer group is gone (NOGROUP) it registers again, and goes on."""
+    """When its consumer group is gone (NOGROUP) it registers again, and goes on; its frames have the new `epoch`."""
     await scene.probe.run("XGROUP", "DESTROY", scene.queue, "g")
 
     async def has_group() -> bool:
         return bool(await scene.probe.run("XINFO", "GROUPS", scene.queue))
 
     await until(has_group, 10.0, "the group was not made again")
-    await call_echo(scene, "after the loss of the group")
+    frames = await scene.frames(await call_echo(scene, "after the loss of the group"))
+    epoch = int((await scene.probe.run("HGET", scene.fence, "generation")).partition(b".")[0])
+    if {frame.get("epoch", 0) for frame in frames} != {epoch}:
+        raise Broken(f"the epoch of its frames is {frames[0].get('epoch', 0)}; the group's generation begins with {epoch}")
 
 
 @WORKER.check("W18", 0)
@@ -304,7 +333,7 @@ async def cuts_large_data(scene: WorkerScene) -> None:
 
 @WORKER.check("W25", 1)
 async def cancels(scene: WorkerScene) -> None:
-    """A cancelled call stops soon: it is deleted, and no text follows."""
+    """A cancelled call stops soon: it is deleted, and no text follows; also one whose id came before its entry."""
     sent = await scene.publish("count", {"to": 1_000, "delay": 0.05})
     await wait_for_text(scene, sent)
     keys = (scene.queue, scene.keys.cancelled(SERVICE))
@@ -316,6 +345,16 @@ async def cancels(scene: WorkerScene) -> None:
     await asyncio.sleep(0.3)
     if len(await scene.frames(sent)) > told:
         raise Broken("frames came after the end of a cancelled call")
+    early = secrets.token_hex(16)
+    await scene.tell(f"cancel {early}")
+    # Of others that are on their way.
+    await scene.probe.run(
+        "EVAL",
+        "for i = 1, ARGV[2] do redis.call('PUBLISH', ARGV[1], 'cancel kit-' .. i) end",
+        0, scene.keys.wake(SERVICE), _MOST_REMEMBERED - 1,
+    )  # fmt: skip
+    # One that has not heard of all of them yet stops the call a little later.
+    ended_as(await scene.ended(await scene.publish("count", {"to": 100, "delay": 0.05}, id=early)), "cancelled")
 
 
 @WORKER.check("W26", 1)

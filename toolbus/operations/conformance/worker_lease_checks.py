@@ -35,6 +35,8 @@ from toolbus.operations.conformance.worker_scene import Sent, WorkerScene
 LEASES = Table[WorkerScene]()
 # Seconds after which a worker whose reads are refused ends.
 GIVES_UP = max(3 * LEASE, 30.0)
+# Seconds of grace of a worker that has more time than it needs.
+_PATIENCE = 6.0
 # Seconds of a call that outlives a lease, and of the pieces of its text.
 _LONG = {"to": 60, "delay": 0.1}
 
@@ -108,7 +110,7 @@ async def finishes_each(scene: WorkerScene) -> None:
 
 @LEASES.check("W34", 2)
 async def leaves_what_was_delivered(scene: WorkerScene) -> None:
-    """When the group was set back, a call that it runs is not begun again."""
+    """When the group was set back, a call that it runs is not begun again, nor one up to the id that `reap.lua` told."""
     sent = await scene.publish("count", {"to": 15, "delay": 0.1})
     await wait_for_text(scene, sent)
     await scene.probe.run("XGROUP", "SETID", scene.queue, "g", "0")
@@ -120,6 +122,17 @@ async def leaves_what_was_delivered(scene: WorkerScene) -> None:
     check_run(frames)
     if len(text_of(frames).split()) != 15:
         raise Broken(f"the text is {text_of(frames)[:60]!r}")
+    held = await unseen(scene, "echo", {"text": "of another worker"}, await scene.play_worker(lives=True), 1)
+    # It has never seen this one; a reap tells that it was delivered.
+    await asyncio.sleep(LEASE / 3 + 0.7)
+    await scene.end_reads()
+    await scene.probe.run("XGROUP", "SETID", scene.queue, "g", "0")
+    await call_echo(scene, "after the group was set back again")
+    await asyncio.sleep(0.2)
+    began = await scene.frames(held)
+    await scene.remove(held)
+    if began:
+        raise Broken("it runs a call of another worker, up to whose id `reap.lua` had told it that all was delivered")
 
 
 @LEASES.check("W35", 2)
@@ -160,7 +173,7 @@ async def counts_attempts(scene: WorkerScene) -> None:
 
 @LEASES.check("W37", 2)
 async def buries_poison(scene: WorkerScene) -> None:
-    """A request that was delivered as often as allowed becomes a dead letter, and its caller is told."""
+    """A request that was delivered as often as allowed, cut-off runs aside, becomes a dead letter, and its caller is told."""
     dead = await scene.play_worker(lives=False)
     sent = await unseen(scene, "echo", {"text": "poison"}, dead, scene.settings.max_deliveries)
     frames = await taken_over(scene, sent)
@@ -169,11 +182,20 @@ async def buries_poison(scene: WorkerScene) -> None:
     if (reason := await reason_of_last_letter(scene)) != "max_deliveries":
         raise Broken(f"the reason of its dead letter is {reason!r}" if reason else "there is no dead letter")
 
+    keeper = await scene.play_worker(lives=True)
+    cut_off = await unseen(scene, "echo", {"text": "cut off"}, keeper, 1)
+    await scene.probe.run("SET", scene.keys.pause(SERVICE, cut_off.entry), "0 0 0 2", "PX", 60_000)
+    await scene.keep(cut_off, "~back", scene.settings.max_deliveries + 1)
+    frames = await taken_over(scene, cut_off, "back")
+    if text_of(frames) != "cut off":
+        raise Broken(f"it ended as {error_of(frames)}, although two of its attempts were cut off by workers that left, as its note says")
+
 
 @LEASES.check("W38", 2)
 async def runs_suspects_alone(scene: WorkerScene) -> None:
-    """An entry is run alone for its last two attempts: neither beside calls that run, nor with others taken beside it."""
-    long = await scene.publish("count", {"to": 12, "delay": 0.1})
+    """An entry runs alone for its last two attempts: not beside others, and nothing is taken before it once `reap.lua` asks for room."""
+    instance = await only_instance(scene)
+    long = await scene.publish("count", {"to": 20, "delay": 0.1})
     await wait_for_text(scene, long)
     dead = await scene.play_worker(lives=False)
     suspect = await unseen(scene, "count", {"to": 10, "delay": 0.1}, dead, scene.settings.max_deliveries - 2)
@@ -182,12 +204,22 @@ async def runs_suspects_alone(scene: WorkerScene) -> None:
     async def has_begun() -> bool:
         return bool(await scene.frames(suspect))
 
+    async def makes_room() -> bool:
+        return f"{instance}=".encode() in (await scene.probe.run("HGET", scene.fence, "room") or b"")
+
+    await until(makes_room, LEASE + SLACK, "it does not let `reap.lua` ask it for room")
+    # One that was sent before may bring a request.
+    await scene.end_reads()
+    crowd = await scene.publish("echo", {"text": "crowd"})
     await check_order(scene, long, suspect, "it runs beside a call that had begun before")
     await until(has_begun, TAKES_OVER, "it was not taken over")
+    if await scene.frames(crowd):
+        raise Broken("another call was run before it, although `reap.lua` had asked for room")
     beside = await scene.publish("echo", {"text": "beside"})
     await check_order(scene, suspect, beside, "another call was run beside it")
     check_run(await scene.frames(suspect))
-    await scene.ended(beside)
+    for each in (crowd, beside):
+        await scene.ended(each)
 
 
 @LEASES.check("W39", 2)
@@ -245,23 +277,35 @@ async def restores_its_registration(scene: WorkerScene) -> None:
 
 @LEASES.check("W42", 2)
 async def pauses(scene: WorkerScene) -> None:
-    """It takes nothing of a paused service, as a message or a beat tells: it ends the blocked read, and hands back what that brings."""
+    """It takes and reaps nothing of a paused service, as a message or beat tells; the blocked read ends, and what it brings goes back."""
+    instance = await only_instance(scene)
     for told in (True, False):
+        lease = await scene.lease_of(instance)
+
+        async def has_beaten(lease: float = lease) -> bool:
+            return await scene.lease_of(instance) != lease
+
+        # So that the next beat comes too late to tell what the message does.
+        await until(has_beaten, LEASE, "it does not beat")
         await scene.probe.script(scripts.PAUSE, (scene.keys.paused,), SERVICE, 60_000)
         if told:
             await scene.tell(f"pause {SERVICE}")
-        await asyncio.sleep(0.5 if told else LEASE / 3 + 0.7)
+        await asyncio.sleep(0.4 if told else LEASE / 3 + 0.7)
+        back = await unseen(scene, "echo", {"text": "paused"}, "~back", 1)
         sent = await scene.publish("echo", {"text": "paused"})
         for _ in range(12):
             await asyncio.sleep(0.1)
-            holder, _, _ = await scene.holder(sent)
-            if await scene.frames(sent) or (holder and not holder.startswith("~back")):
-                raise Broken(f"a request that came after the service was paused was taken{'' if told else ', of which only beats told'}")
+            for each, about in ((sent, "came"), (back, "was handed back")):
+                holder, _, _ = await scene.holder(each)
+                if await scene.frames(each) or (holder and not holder.startswith("~back")):
+                    by = "a message" if told else "beats alone"
+                    raise Broken(f"a request that {about} after the service was paused, as {by} told, was taken")
         await scene.probe.run("SREM", scene.keys.paused, SERVICE)
         if told:
             await scene.tell(f"resume {SERVICE}")
-        if text_of(await scene.ended(sent, LEASE + 2.0)) != "paused":
-            raise Broken("the request was not run after the pause")
+        for each in (sent, back):
+            if text_of(await scene.ended(each, LEASE + 2.0)) != "paused":
+                raise Broken("a request was not run after the pause")
 
 
 @LEASES.check("W43", 2)
@@ -321,17 +365,33 @@ async def sets_aside_unreadable_requests(scene: WorkerScene) -> None:
 
 @LEASES.check("W46", 2)
 async def drains(scene: WorkerScene) -> None:
-    """On SIGTERM it finishes what runs, if that is over within TOOLBUS_GRACE."""
-    if scene.worker is None:
-        raise Broken("there is no worker")
-    sent = await scene.publish("count", {"to": 5, "delay": 0.1})
+    """On SIGTERM it finishes what runs, if that is over within TOOLBUS_GRACE, and beats and renews until then."""
+    worker = await scene.start_anew(TOOLBUS_GRACE=f"{_PATIENCE:g}")
+    instance = await only_instance(scene)
+    # With another worker of its revision its stream stays when it has left.
+    await scene.play_worker(lives=True, digest=(await scene.row_of(instance)).partition(":")[2])
+    sent = await scene.publish("count", {"to": 35, "delay": 0.1})
     await wait_for_text(scene, sent)
-    await scene.program.stop(scene.worker)
+    stopping = asyncio.create_task(scene.program.stop(worker))
+    try:
+        while not stopping.done():
+            left = await scene.lease_of(instance) - await scene.now()
+            _, idle, _ = await scene.holder(sent)
+            # Looked at last, since it retires behind the end.
+            if await scene.has_ended(sent):
+                break
+            if left < 0:
+                raise Broken("its lease ended while it finished what runs, and others take that over")
+            if idle > LEASE * 1000:
+                raise Broken(f"what it finished was not renewed for {idle / 1000:.1f} s, more than a lease")
+            await asyncio.sleep(0.1)
+    finally:
+        await stopping
     frames = await scene.frames(sent)
     if not frames[-1].get("end_of_stream"):
-        raise Broken("a call that needed half a second more was cut off")
+        raise Broken("a call that needed three seconds of its grace period more was cut off")
     check_run(frames)
-    if error_of(frames) or len(text_of(frames).split()) != 5:
+    if error_of(frames) or len(text_of(frames).split()) != 35:
         raise Broken(f"it ended as {error_of(frames) or 'a success'} with the text {text_of(frames)!r}")
 
 
@@ -360,21 +420,39 @@ async def takes_nothing_while_it_leaves(scene: WorkerScene) -> None:
 
 @LEASES.check("W48", 2)
 async def hands_back(scene: WorkerScene) -> None:
-    """On SIGTERM, with TOOLBUS_GRACE over, what still runs is handed back for its next attempt, not lost."""
+    """On SIGTERM what waits for it is handed back, and after TOOLBUS_GRACE what still runs, with a note, for its next attempt."""
     if scene.worker is None:
         raise Broken("there is no worker")
+    instance = await only_instance(scene)
     sent = await scene.publish("count", {"to": 300, "delay": 0.1}, timeout=60.0)
+    due = await scene.now() + 60_000
     await wait_for_text(scene, sent)
+    # A worker of a paused service does not reap what waits for it.
+    await scene.probe.script(scripts.PAUSE, (scene.keys.paused,), SERVICE, 60_000)
+    await scene.tell(f"pause {SERVICE}")
+    await asyncio.sleep(LEASE / 3 + 0.3)
+    waiting = await unseen(scene, "echo", {"text": "handed over"}, f"~to:{instance}", 1)
     await scene.program.stop(scene.worker)
+    await scene.probe.run("SREM", scene.keys.paused, SERVICE)
     holder, _, count = await scene.holder(sent)
+    waits_with, _, _ = await scene.holder(waiting)
     frames = await scene.frames(sent)
-    await scene.remove(sent)
+    note = scene.keys.pause(SERVICE, sent.entry)
+    kept, ttl = await scene.probe.run("GET", note) or b"", int(await scene.probe.run("PTTL", note))
+    left = due + 60_000 - await scene.now()
+    for each in (sent, waiting):
+        await scene.remove(each)
+    await scene.probe.run("DEL", note)
     if frames[-1].get("end_of_stream"):
         raise Broken(f"the call was ended as {error_of(frames) or 'a success'} instead of being handed back")
     if not holder.startswith("~back"):
         raise Broken(f"the entry is with {holder or 'nobody'}, not with ~back")
     if count != 2:
         raise Broken(f"its next run would be attempt {count}, as the one that was cut off was 1")
+    if kept.split()[3:] != [b"1"] or abs(ttl - left) > 30_000:
+        raise Broken(f"its note is {kept!r} for {ttl} ms, and not one cut-off for {left} ms, which is until a minute after its deadline")
+    if waits_with == f"~to:{instance}":
+        raise Broken("a request that waited for it was not handed back")
 
 
 @LEASES.check("W49", 2)
@@ -416,23 +494,68 @@ async def survives_kills(scene: WorkerScene) -> None:
         raise Broken(f"attempt {last[0].get('attempt', 1)} answered {text_of(last)[:60]!r}")
 
 
+async def _ends_for_its_version(scene: WorkerScene, waiting: str, about: str, *, may_register: bool = False) -> None:
+    """Check that the worker ends by itself, with an exit code that says so, and that it takes nothing.
+
+    Args:
+        scene: with the worker.
+        waiting: entry of a request that it must not take, or "".
+        about: the namespace's version, in words.
+        may_register: whether it may register first, if it unregisters at once.
+
+    Raises:
+        Broken: it does not.
+    """
+    if scene.worker is None:
+        raise Broken("there is no worker")
+    end = asyncio.get_running_loop().time() + STARTS
+    while scene.worker.returncode is None:
+        if not may_register and await scene.instances():
+            raise Broken(f"it registers although {about}")
+        if waiting and not await scene.waits(waiting):
+            raise Broken(f"it takes a request although {about}")
+        if asyncio.get_running_loop().time() > end:
+            raise Broken(f"it has not ended within {STARTS:g} s although {about}")
+        await asyncio.sleep(0.02)
+    if scene.worker.returncode == 0:
+        raise Broken(f"it ended with exit code 0 although {about}")
+    if await scene.instances():
+        raise Broken(f"it is still registered when it has ended because {about}")
+    await scene.kill_worker()
+
+
 @LEASES.check("W51", 2)
 async def checks_the_namespace(scene: WorkerScene) -> None:
-    """It reads `P format` before it registers: in a namespace of a version that it does not speak it registers nothing, and ends."""
-    await scene.kill_worker()
-    await scene.probe.run("HSET", scene.keys.format, "version", 9)
+    """It reads `P format` before it registers (again) and first takes: it ends if it can't speak that version, or the one raised to."""
+    proxy = Proxy(scene.port)
+    await proxy.start()
     try:
-        process = await scene.program.start()
-        async with asyncio.timeout(STARTS):
-            while process.returncode is None:
-                if await scene.instances():
-                    raise Broken("it registered in a namespace of version 9")
-                await asyncio.sleep(0.02)
-        await scene.program.kill(process)
-    except TimeoutError:
-        raise Broken(f"it has not ended within {STARTS:g} s in a namespace of version 9") from None
-    finally:
+        instance = await only_instance(scene)
+        await scene.probe.run("HSET", scene.keys.format, "raising", 9)
+        await scene.probe.run("ZREM", scene.keys.live, f"{SERVICE}/{instance}")
+        await _ends_for_its_version(scene, "", "a beat called it missing, and the namespace's `raising` is 9")
+        _, document, due = scene.unsent("echo", {"text": "waits"})
+        waiting = (await scene.probe.run("XADD", scene.queue, "*", "r", document, "d", due)).decode()
+        for field in ("version", "raising"):
+            await scene.probe.run("DEL", scene.keys.format)
+            await scene.probe.run("HSET", scene.keys.format, field, 9)
+            scene.worker = await scene.program.start()
+            await _ends_for_its_version(scene, waiting, f"the namespace's `{field}` is 9")
         await scene.probe.run("DEL", scene.keys.format)
+        # What it publishes is refused once, and meanwhile the version is raised, which it has read before.
+        proxy.plan(lambda words: any(b'"tools"' in word for word in words), "refuse", "TRYAGAIN the slot is being moved", after=0.5)
+        scene.worker = await scene.program.start(TOOLBUS_URL=scene.url_of(proxy))
+
+        async def publishes() -> bool:
+            return bool(proxy.done)
+
+        await until(publishes, STARTS, "it publishes nothing")
+        await scene.probe.run("HSET", scene.keys.format, "raising", 9)
+        await _ends_for_its_version(scene, waiting, "it was raised to version 9 before it took anything", may_register=True)
+    finally:
+        await scene.probe.run("DEL", scene.keys.format, scene.queue)
+        await proxy.close()
+        await scene.kill_worker()
 
 
 @LEASES.check("W67", 2)
@@ -517,9 +640,18 @@ async def counts_retries(scene: WorkerScene) -> None:
 
 @LEASES.check("W73", 2)
 async def outlives_its_revision(scene: WorkerScene) -> None:
-    """The last worker of a revision takes what was published for it before it leaves."""
-    if scene.worker is None:
-        raise Broken("there is no worker")
+    """The last worker of a revision takes what is published for it, until `outlive.lua` says twice in a row that nothing is left."""
+    proxy = Proxy(scene.port)
+    await proxy.start()
+    try:
+        await _outlives(scene, proxy)
+    finally:
+        await proxy.close()
+        await scene.kill_worker()
+
+
+async def _outlives(scene: WorkerScene, proxy: Proxy) -> None:
+    worker = await scene.start_behind(proxy, TOOLBUS_GRACE=f"{_PATIENCE:g}")
     # One that answers is ready for SIGTERM.
     await call_echo(scene, "before")
     instance, table = await only_instance(scene), scene.keys.instances(SERVICE)
@@ -530,7 +662,11 @@ async def outlives_its_revision(scene: WorkerScene) -> None:
         await scene.probe.run("HSET", table, f"{kind}:kit-revision", await scene.probe.run("HGET", table, f"{kind}:{digest}") or "")
     # Its row is to change when it registers again with the start number 1, and that of the other revision to be the newer one.
     await scene.probe.run("HSET", table, f"i:{instance}", f"7:{digest}", f"i:{other}", "8:kit-revision")
-    stopping = asyncio.create_task(scene.program.stop(scene.worker))
+    # `outlive.lua` as it is asked about an entry.
+    keys = [key.encode() for key in (scene.queue, scene.fence, scene.keys.live, table)]
+    asked = proxy.watch(lambda words: words[3:7] == keys and words[-1].replace(b"-", b"").isdigit())
+    begun = asyncio.get_running_loop().time()
+    stopping = asyncio.create_task(scene.program.stop(worker))
 
     async def steps_back() -> bool:
         return bool(await scene.probe.run("HGET", table, f"i:{instance}") == f"1:{digest}".encode())
@@ -542,6 +678,8 @@ async def outlives_its_revision(scene: WorkerScene) -> None:
         await stopping
     if not await scene.has_ended(late):
         raise Broken("a request for its revision, which was published while agents turned to the other one, was left behind")
+    if len(asked) < 2 and asyncio.get_running_loop().time() - begun < _PATIENCE / 2:
+        raise Broken(f"it left when `outlive.lua` had been asked {len(asked)} times about an entry, and not twice in a row")
 
 
 @LEASES.check("W70", 2)
