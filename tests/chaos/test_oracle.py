@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import msgspec
@@ -23,10 +24,12 @@ from tests.chaos.history import (
     Planted,
     Queue,
     Sample,
+    Started,
     State,
     read,
 )
 from tests.chaos.oracle import judge
+from tests.chaos.oracle.case import Case
 from tests.chaos.plan import inner, story
 from tests.chaos.report import recoveries, report, text
 from tests.chaos.samples import (
@@ -59,6 +62,8 @@ from tests.chaos.samples import (
     with_,
     without,
 )
+from tests.chaos.tools import define
+from toolbus.testing import InvocationEnvironment
 
 TOLD = list(story(STORY.key, 6))
 QUEUE = Queue("tb:{chaos}:q:chaos", 0, 0, ())
@@ -333,10 +338,28 @@ def test_inner_calls_belong_to_their_outer_call() -> None:
 
 def test_recovery_is_the_silence_around_a_kill() -> None:
     """The longest silence of a stream counts when its first worker died within it."""
-    stream = changed(Ended, STORY.key, first=f"host-{WORKER + 9}-abc", attempts=2, silence=(3.9, 6.4))
-    times = recoveries(History(stream(clean())))
+    stream = changed(Ended, STORY.key, first="host-77-abc", attempts=2, silence=(3.9, 6.4))
+    numbered = [Started(0.0, "worker", WORKER + 9, system=77), Started(15.0, "worker", WORKER + 12, system=77)]
+    later = Exited(16.0, "worker", WORKER + 12, -9, True)
+    times = recoveries(History(with_(*numbered, later)(stream(clean()))))
     assert (times.count, times.most) == (1, 2.5)
+    assert recoveries(History(with_(numbered[1], later)(stream(clean())))).count == 0
     assert recoveries(History(clean())).count == 0
+
+
+@pytest.mark.anyio
+async def test_a_process_that_has_the_number_of_an_earlier_one_is_another(tmp_path: Path) -> None:
+    """The system gives numbers again: a run that died with the earlier one is over with it, and not with the later one."""
+    exits = [Exited(time.monotonic() + after, "worker", pid, -9, True) for pid, after in ((1, 60.0), (2, 3000.0))]
+    async with InvocationEnvironment() as environment:
+        for gone in exits:
+            # This process plays both, one after the other.
+            journal = Journal(tmp_path, f"worker-0-{gone.pid}", gone.pid)
+            await environment.call(define(journal, 0)[0], {"key": ECHO.key, "text": "hello"})  # type: ignore[arg-type]
+            journal.close()
+    died = without(Left)(list(read(tmp_path)))
+    case = Case(OPTIONS, PLANNED, History([*died, *exits]))
+    assert [case.over(begun) for begun in case.begun[ECHO.key]] == [gone.at for gone in exits]
 
 
 def test_the_report_counts_and_names_violations() -> None:

@@ -27,7 +27,7 @@ def main(order: Order) -> None:
 
 
 async def _serve(order: Order) -> None:
-    journal = Journal(Path(order.history), order.name)
+    journal = Journal(Path(order.history), order.name, order.pid)
     tools = define(journal, order.revision)
     if order.options.backlog:
         tools.append(backlog.define(Path(order.history), order.name))
