@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import secrets
 import time
+from functools import partial
 
+from toolbus.bus.broker.registry.registry import TTL as REGISTRY_TTL
 from toolbus.bus.broker.server import scripts
 from toolbus.operations.conformance.checks import TENANT, Broken, Table, until
 from toolbus.operations.conformance.proxy import Proxy
@@ -16,9 +19,11 @@ from toolbus.operations.conformance.worker_calls import (
     MOST_PIECE,
     call_echo,
     check_run,
+    check_ttl,
     ended_as,
     is_running,
     need,
+    publication_of,
     text_of,
     tools_of,
     wait_for_text,
@@ -33,11 +38,13 @@ WORKER = Table[WorkerScene]()
 
 @WORKER.check("W1", 0)
 async def registers(scene: WorkerScene) -> None:
-    """It publishes its service with tools that agents can read."""
+    """It publishes its service with tools that agents can read, for `registry_ttl`."""
     names = await tools_of(scene)
     missing = {f"{SERVICE}-echo", f"{SERVICE}-count"} - names
     if missing:
         raise Broken(f"the publication lacks {', '.join(sorted(missing))}; it has {', '.join(sorted(names)) or 'no tools'}")
+    for key in (scene.keys.services, scene.keys.names, scene.keys.instances(SERVICE), scene.queue, scene.fence):
+        await check_ttl(scene, key, REGISTRY_TTL, "registry_ttl")
 
 
 @WORKER.check("W2", 0)
@@ -48,13 +55,16 @@ async def answers(scene: WorkerScene) -> None:
 
 @WORKER.check("W3", 0)
 async def draws_runs(scene: WorkerScene) -> None:
-    """Each start of a handler has a random run token of its own, and the attempt 1."""
+    """Each start of a handler has a random run token of its own, the attempt 1, and the worker's instance in its first frame."""
     sent = [await call_echo(scene, str(number)) for number in range(3)]
     frames = [frame for each in sent for frame in await scene.frames(each)]
     if len({frame["run"] for frame in frames}) != len(sent):
         raise Broken("calls share a run token")
     if any(frame.get("attempt", 1) != 1 for frame in frames):
         raise Broken(f"the attempt of a first delivery is 1, not {[frame.get('attempt', 1) for frame in frames]}")
+    for frame in frames:
+        if not frame.get("seq", 0) and frame.get("worker") not in await scene.instances():
+            raise Broken(f"the first frame of a run has the worker {frame.get('worker')!r}, which is no instance in the registry")
 
 
 @WORKER.check("W4", 0)
@@ -83,9 +93,12 @@ async def refuses_unknown_tools(scene: WorkerScene) -> None:
 
 @WORKER.check("W7", 0)
 async def refuses_other_versions(scene: WorkerScene) -> None:
-    """A request with another envelope version ends as invalid_arguments, and is not run."""
-    frames = await scene.ended(await scene.publish("echo", {"text": "x"}, v=2))
+    """A request with another envelope version ends as invalid_arguments, which names both versions, and is not run."""
+    frames = await scene.ended(await scene.publish("echo", {"text": "x"}, v=77))
     ended_as(frames, "invalid_arguments")
+    _, newest = (await publication_of(scene)).versions or (1, 1)
+    if not {"77", str(newest)} <= set(re.findall(r"\d+", json.dumps(frames[-1]["error"]))):
+        raise Broken(f"the error of a request of version 77 does not name that version, and the worker's own, {newest}")
 
 
 @WORKER.check("W8", 0)
@@ -136,9 +149,12 @@ async def survives_callers_that_left(scene: WorkerScene) -> None:
     gone = secrets.token_hex(16)
     sent = await scene.publish("echo", {"text": "x"}, agent=gone)
     await wait_until_gone(scene, sent)
-    kept = await scene.probe.run("PTTL", scene.keys.replies(gone))
-    if int(kept) == -1:
+    kept = int(await scene.probe.run("PTTL", scene.keys.replies(gone)))
+    if kept == -1:
         raise Broken("it made a reply stream that is never removed")
+    made = await scene.probe.run("XRANGE", scene.keys.replies(gone), "-", "+")
+    if kept > 5_000 or not made or made[0][1] != [b"o", b"lost"]:
+        raise Broken("a request that had just been published was not answered in a stream that is made anew for 5 s: its agent may live")
     await call_echo(scene, "after a caller that left")
 
 
@@ -163,7 +179,9 @@ async def draws_instances(scene: WorkerScene) -> None:
 
 @WORKER.check("W15", 0)
 async def beats(scene: WorkerScene) -> None:
-    """Its lease never ends while it lives, and it uses the lease of TOOLBUS_LEASE."""
+    """Its lease never ends while it lives, it uses the lease of TOOLBUS_LEASE, and keeps the service's keys for `registry_ttl`."""
+    for key in (scene.queue, scene.fence):
+        await scene.probe.run("PEXPIRE", key, 600_000)
     for _ in range(3):
         now = await scene.now()
         for instance in await scene.instances():
@@ -174,6 +192,8 @@ async def beats(scene: WorkerScene) -> None:
         await asyncio.sleep(LEASE / 2)
         if not await scene.instances():
             raise Broken("its lease has ended although it lives")
+    for key in (scene.queue, scene.fence):
+        await check_ttl(scene, key, REGISTRY_TTL, "registry_ttl")
 
 
 @WORKER.check("W16", 0)
@@ -188,14 +208,17 @@ async def registers_again(scene: WorkerScene) -> None:
 
 @WORKER.check("W17", 0)
 async def makes_its_group_again(scene: WorkerScene) -> None:
-    """When its consumer group is gone (NOGROUP) it registers again, and goes on."""
+    """When its consumer group is gone (NOGROUP) it registers again, and goes on with frames of the next epoch."""
     await scene.probe.run("XGROUP", "DESTROY", scene.queue, "g")
 
     async def has_group() -> bool:
         return bool(await scene.probe.run("XINFO", "GROUPS", scene.queue))
 
     await until(has_group, 10.0, "the group was not made again")
-    await call_echo(scene, "after the loss of the group")
+    sent = await call_echo(scene, "after the loss of the group")
+    epoch = int((await scene.probe.run("HGET", scene.fence, "generation")).partition(b".")[0])
+    if {frame.get("epoch", 0) for frame in await scene.frames(sent)} != {epoch}:
+        raise Broken(f"its frames do not have the epoch {epoch}, which the group's generation begins with")
 
 
 @WORKER.check("W18", 0)
@@ -304,30 +327,41 @@ async def cuts_large_data(scene: WorkerScene) -> None:
 
 @WORKER.check("W25", 1)
 async def cancels(scene: WorkerScene) -> None:
-    """A cancelled call stops soon: it is deleted, and no text follows."""
-    sent = await scene.publish("count", {"to": 1_000, "delay": 0.05})
-    await wait_for_text(scene, sent)
-    keys = (scene.queue, scene.keys.cancelled(SERVICE))
-    found = await scene.probe.script(scripts.CANCEL, keys, sent.entry, sent.id, 30_000, scene.keys.wake(SERVICE))
-    if found != b"signalled":
-        raise Broken(f"the call was {found!r} instead of running")
-    await until(lambda: scene.is_finished(sent), 3.0, "the call went on after it was cancelled")
-    told = len(await scene.frames(sent))
+    """A cancelled call stops soon, with the error that `over` names: it is deleted, and no text follows."""
+    keys, why = (scene.queue, scene.keys.cancelled(SERVICE)), ("cancelled", "deadline_exceeded")
+    sent = [await scene.publish("count", {"to": 1_000, "delay": 0.05}) for _ in why]
+    for each, error in zip(sent, why, strict=True):
+        await wait_for_text(scene, each)
+        found = await scene.probe.script(scripts.CANCEL, keys, each.entry, each.id, 30_000, scene.keys.wake(SERVICE), error)
+        if found != b"signalled":
+            raise Broken(f"the call was {found!r} instead of running")
+    for each in sent:
+        await until(partial(scene.is_finished, each), 3.0, "the call went on after it was cancelled")
+    told = [len(await scene.frames(each)) for each in sent]
     await asyncio.sleep(0.3)
-    if len(await scene.frames(sent)) > told:
+    if [len(await scene.frames(each)) for each in sent] != told:
         raise Broken("frames came after the end of a cancelled call")
+    for each, error in zip(sent, why, strict=True):
+        if await scene.has_ended(each):
+            ended_as(await scene.frames(each), error)
 
 
 @WORKER.check("W26", 1)
 async def catches_up_on_cancellations(scene: WorkerScene) -> None:
-    """It reads `cancelled:` after it has subscribed and before it takes: a call that was cancelled before is refused as cancelled."""
+    """It reads `cancelled:` after it has subscribed and before it takes: what was cancelled before is refused, with its `queued_ms`."""
     if scene.worker is not None:
         await scene.program.kill(scene.worker)
     call = secrets.token_hex(16)
     await scene.probe.run("ZADD", scene.keys.cancelled(SERVICE), await scene.now() + 30_000, call)
     sent = await scene.publish("echo", {"text": "cancelled before"}, id=call)
+    await asyncio.sleep(0.1)
+    waited = await scene.now() - int(sent.entry.partition("-")[0])
     scene.worker = await scene.program.start()
-    ended_as(await scene.ended(sent, STARTS), "cancelled")
+    frames = await scene.ended(sent, STARTS)
+    ended_as(frames, "cancelled")
+    said, most = frames[0].get("queued_ms", 0), await scene.now() - int(sent.entry.partition("-")[0])
+    if not waited <= said + 1 <= most + 2:
+        raise Broken(f"the request waited for between {waited} and {most} ms, and `queued_ms` of its first frame is {said}")
 
 
 @WORKER.check("W27", 1)

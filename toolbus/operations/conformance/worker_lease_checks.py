@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
+import re
 import secrets
 from functools import partial
 
 from toolbus.bus.broker.server import scripts
+from toolbus.bus.broker.server.keys import Keys
 from toolbus.operations.conformance.checks import Broken, NotChecked, Table, until
 from toolbus.operations.conformance.proxy import Proxy
 from toolbus.operations.conformance.scene import BESIDE, LEASE, SERVICE, STARTS
@@ -15,16 +16,18 @@ from toolbus.operations.conformance.worker_calls import (
     SLACK,
     TAKES_OVER,
     call_echo,
+    check_letter,
     check_order,
     check_run,
     ended_as,
     error_of,
+    just_reaped,
     moved_after_a_renewal,
     need,
     only_instance,
-    reason_of_last_letter,
     runs_as,
     taken_over,
+    takes_when_told,
     text_of,
     unseen,
     wait_for_text,
@@ -108,14 +111,21 @@ async def finishes_each(scene: WorkerScene) -> None:
 
 @LEASES.check("W34", 2)
 async def leaves_what_was_delivered(scene: WorkerScene) -> None:
-    """When the group was set back, a call that it runs is not begun again."""
+    """When the group was set back, neither a call that it runs is begun again nor one of another worker that `reap.lua` told of."""
     sent = await scene.publish("count", {"to": 15, "delay": 0.1})
     await wait_for_text(scene, sent)
+    other = await scene.play_worker(lives=True)
+    held = await unseen(scene, "echo", {"text": "of another worker"}, other, 1)
+    await just_reaped(scene)
+    await scene.end_reads()
     await scene.probe.run("XGROUP", "SETID", scene.queue, "g", "0")
     # A read that waits looks at the group again when something is published.
-    await call_echo(scene, "after the group was set back")
+    for text in ("after the group was set back", "once more"):
+        await call_echo(scene, text)
+    if await scene.frames(held):
+        raise Broken("it runs a call that another worker has, and of which `reap.lua` had told it")
+    await scene.remove(held)
     await scene.ended(sent)
-    await call_echo(scene, "once more")
     frames = await scene.frames(sent)
     check_run(frames)
     if len(text_of(frames).split()) != 15:
@@ -124,7 +134,7 @@ async def leaves_what_was_delivered(scene: WorkerScene) -> None:
 
 @LEASES.check("W35", 2)
 async def takes_over(scene: WorkerScene) -> None:
-    """It takes over what a dead worker held, as the next attempt."""
+    """It takes over what a dead worker held, as the next attempt, and at once when it is told `dead`."""
     dead = await scene.play_worker(lives=False)
     sent = await unseen(scene, "echo", {"text": "taken over"}, dead, 1)
     frames = await taken_over(scene, sent)
@@ -132,6 +142,7 @@ async def takes_over(scene: WorkerScene) -> None:
     attempts = {frame.get("attempt", 1) for frame in frames}
     if attempts != {2} or text_of(frames) != "taken over":
         raise Broken(f"the attempt after one delivery is 2, not {attempts}; the text was {text_of(frames)[:40]!r}")
+    await takes_when_told(scene, "dead")
 
 
 @LEASES.check("W36", 2)
@@ -160,19 +171,30 @@ async def counts_attempts(scene: WorkerScene) -> None:
 
 @LEASES.check("W37", 2)
 async def buries_poison(scene: WorkerScene) -> None:
-    """A request that was delivered as often as allowed becomes a dead letter, and its caller is told."""
+    """A request that was delivered as often as allowed becomes a dead letter, and its caller is told, both under the attempt beyond."""
     dead = await scene.play_worker(lives=False)
-    sent = await unseen(scene, "echo", {"text": "poison"}, dead, scene.settings.max_deliveries)
+    most = scene.settings.max_deliveries
+    # Leaving workers have cut two of its attempts off: it has as many left.
+    cut_off = await unseen(scene, "echo", {"text": "cut off"}, dead, most)
+    await scene.probe.run("SET", scene.keys.pause(SERVICE, cut_off.entry), "0 0 0 2", "PX", 60_000)
+    sent = await unseen(scene, "echo", {"text": "poison"}, dead, most)
     frames = await taken_over(scene, sent)
     if not error_of(frames):
-        raise Broken(f"it was run a {scene.settings.max_deliveries + 1}th time")
-    if (reason := await reason_of_last_letter(scene)) != "max_deliveries":
-        raise Broken(f"the reason of its dead letter is {reason!r}" if reason else "there is no dead letter")
+        raise Broken(f"it was run a {most + 1}th time")
+    await check_letter(scene, sent.entry, "max_deliveries", most + 1, sent.document, "a request that failed too often")
+    ended_as(frames, "tool_error")
+    code, attempt = frames[-1]["error"].get("code"), frames[-1].get("attempt", 1)
+    if code != "max_deliveries" or attempt != most + 1:
+        raise Broken(f"its caller is told the code {code!r} under the attempt {attempt}, instead of 'max_deliveries' under {most + 1}")
+    if error := error_of(await scene.ended(cut_off, TAKES_OVER)):
+        raise Broken(f"a request whose note says that two of its {most} attempts were cut off ended as {error}")
 
 
 @LEASES.check("W38", 2)
 async def runs_suspects_alone(scene: WorkerScene) -> None:
-    """An entry is run alone for its last two attempts: neither beside calls that run, nor with others taken beside it."""
+    """An entry is run alone for its last two attempts: a worker makes room for it, and takes no others beside it."""
+    await scene.probe.run("HDEL", scene.fence, "room")
+    instance = await only_instance(scene)
     long = await scene.publish("count", {"to": 12, "delay": 0.1})
     await wait_for_text(scene, long)
     dead = await scene.play_worker(lives=False)
@@ -182,27 +204,36 @@ async def runs_suspects_alone(scene: WorkerScene) -> None:
     async def has_begun() -> bool:
         return bool(await scene.frames(suspect))
 
-    await check_order(scene, long, suspect, "it runs beside a call that had begun before")
+    async def makes_room() -> bool:
+        return instance.encode() in (await scene.probe.run("HGET", scene.fence, "room") or b"")
+
+    await until(makes_room, LEASE / 3 + SLACK, "`reap.lua` does not hear from it that it can make room for an entry that must run alone")
+    await scene.end_reads()
+    late = await scene.publish("echo", {"text": "late"})
+    await asyncio.gather(
+        check_order(scene, long, suspect, "it runs beside a call that had begun before"),
+        check_order(scene, long, late, "it took another call although `reap.lua` had asked it to make room"),
+    )
     await until(has_begun, TAKES_OVER, "it was not taken over")
     beside = await scene.publish("echo", {"text": "beside"})
     await check_order(scene, suspect, beside, "another call was run beside it")
     check_run(await scene.frames(suspect))
-    await scene.ended(beside)
+    for each in (late, beside):
+        await scene.ended(each)
 
 
 @LEASES.check("W39", 2)
 async def takes_what_was_handed_back(scene: WorkerScene) -> None:
-    """It takes what another worker handed back within a beat, told of it or not; that delivery counts for nothing."""
-    for told in (True, False):
-        sent = await unseen(scene, "echo", {"text": "handed back"}, "~back", 1)
-        if told:
-            await scene.tell(f"back {SERVICE}")
-        frames = await scene.ended(sent, LEASE / 3 + 2.0)
-        check_run(frames)
-        if text_of(frames) != "handed back":
-            raise Broken(f"the text was {text_of(frames)[:40]!r} {error_of(frames)}")
-        if {frame.get("attempt", 1) for frame in frames} != {1}:
-            raise Broken("the delivery to the worker that handed it back was counted")
+    """It takes what was handed back, or over to it, within a beat, and at once when it is told; that delivery counts for nothing."""
+    sent = await unseen(scene, "echo", {"text": "handed back"}, "~back", 1)
+    frames = await scene.ended(sent, LEASE / 3 + 2.0)
+    check_run(frames)
+    if text_of(frames) != "handed back":
+        raise Broken(f"the text was {text_of(frames)[:40]!r} {error_of(frames)}")
+    if {frame.get("attempt", 1) for frame in frames} != {1}:
+        raise Broken("the delivery to the worker that handed it back was counted")
+    for word in ("back", "to"):
+        await takes_when_told(scene, word)
 
 
 @LEASES.check("W40", 2)
@@ -301,22 +332,37 @@ async def ends_slow_callers(scene: WorkerScene) -> None:
     await scene.probe.run("XTRIM", replies, "MAXLEN", 0)
 
 
+# What keeps a request from being read, and how its document has it; with the first ones its id and agent can be found by everybody.
+_UNREADABLE = {
+    "has `arguments` that are text": ('"arguments": {}', '"arguments": "text"'),
+    "has no `service`": (f'"service": "{SERVICE}", ', ""),
+    "has null as `user`": ("{", '{"user": null, '),
+    "has 1.5 as `priority`": ("{", '{"priority": 1.5, '),
+    "is of another version": ("{", '{"v": 77, '),
+    "has half of a surrogate pair": ('"arguments": {}', '"arguments": {"text": "\\ud800"}'),
+    "has a number beyond a double": ('"arguments": {}', '"arguments": {"text": "x", "more": 1e999}'),
+    "has more than 262,144 bytes": ('"arguments": {}', f'"arguments": {{"text": "{"x" * 270_000}"}}'),
+    "is no JSON": ("{", ""),
+}
+_CAN_BE_ANSWERED = 5
+
+
 @LEASES.check("W45", 2)
 async def sets_aside_unreadable_requests(scene: WorkerScene) -> None:
     """A request that can't be read becomes a dead letter, and is answered with invalid_arguments when its id and agent can be found."""
-    before = int(await scene.probe.run("XLEN", scene.keys.dead_letters(SERVICE)))
-    call, document, due = scene.unsent("echo", {})
-    wrong = json.dumps({**json.loads(document), "arguments": "text"}).encode()
-    frames = await scene.ended(Sent(call, await scene.add(wrong, due)))
-    ended_as(frames, "invalid_arguments")
-    await scene.add(b"{", due)
-
-    async def are_two() -> bool:
-        return int(await scene.probe.run("XLEN", scene.keys.dead_letters(SERVICE))) == before + 2
-
-    await until(are_two, 5.0, "two unreadable requests are not two dead letters")
-    if (reason := await reason_of_last_letter(scene)) != "malformed":
-        raise Broken(f"the reason of a dead letter is {reason!r}")
+    sent = {}
+    for what, (good, bad) in _UNREADABLE.items():
+        call, document, due = scene.unsent("echo", {})
+        wrong = document.decode().replace(good, bad, 1).encode()
+        sent[what] = Sent(call, await scene.add(wrong, due), wrong)
+    for what, due in (("has no deadline that is a number", "soon"), ("has a deadline beyond 2^53", "9" * 17)):
+        sent[what] = await scene.publish("echo", {"text": "x"}, due=due)
+    for what, each in sent.items():
+        await until(partial(scene.is_finished, each), 5.0, f"a request that {what} is still in the queue")
+        error = error_of(frames) if (frames := await scene.frames(each)) else "nothing"
+        if error not in {"invalid_arguments", *(() if what in list(_UNREADABLE)[:_CAN_BE_ANSWERED] else ("nothing",))}:
+            raise Broken(f"a request that {what} was answered with {error or 'a success'}")
+        await check_letter(scene, each.entry, "malformed", 1, each.document, f"a request that {what}")
 
 
 @LEASES.check("W46", 2)
@@ -368,6 +414,9 @@ async def hands_back(scene: WorkerScene) -> None:
     await scene.program.stop(scene.worker)
     holder, _, count = await scene.holder(sent)
     frames = await scene.frames(sent)
+    key = scene.keys.pause(SERVICE, sent.entry)
+    note, ttl = (await scene.probe.run("GET", key) or b"").split(), int(await scene.probe.run("PTTL", key))
+    left = int(sent.entry.partition("-")[0]) + 60_000 - await scene.now()
     await scene.remove(sent)
     if frames[-1].get("end_of_stream"):
         raise Broken(f"the call was ended as {error_of(frames) or 'a success'} instead of being handed back")
@@ -375,11 +424,15 @@ async def hands_back(scene: WorkerScene) -> None:
         raise Broken(f"the entry is with {holder or 'nobody'}, not with ~back")
     if count != 2:
         raise Broken(f"its next run would be attempt {count}, as the one that was cut off was 1")
+    if note != [b"0", b"0", b"0", b"1"] or not left <= ttl <= left + 120_000:
+        raise Broken(
+            f"its note says {b' '.join(note)!r} for {ttl} ms, not that it was cut off once, until its deadline ({left} ms) and a minute"
+        )
 
 
 @LEASES.check("W49", 2)
 async def retires(scene: WorkerScene) -> None:
-    """A worker that leaves removes its consumer and its fields of the fence (`retire.lua`)."""
+    """A worker that leaves hands back what waits for it, and removes its consumer and its fields of the fence (`retire.lua`)."""
     if scene.worker is None:
         raise Broken("there is no worker")
     # One that answers is ready for SIGTERM.
@@ -387,12 +440,17 @@ async def retires(scene: WorkerScene) -> None:
     instance = await only_instance(scene)
     other = await scene.play_worker(lives=True)
     held = await unseen(scene, "echo", {"text": "of another worker"}, other, 1)
+    waiting = await unseen(scene, "echo", {"text": "handed over"}, f"~to:{instance}", 1)
     await scene.program.stop(scene.worker)
     # Of each consumer a map from field to value in RESP3, and a list of both in RESP2.
     listed = await scene.probe.run("XINFO", "CONSUMERS", scene.queue, "g")
     consumers = [(each[b"name"] if isinstance(each, dict) else each[1]).decode() for each in listed]
     fields = await scene.probe.run("HKEYS", scene.fence)
-    await scene.remove(held)
+    holder, _, _ = await scene.holder(waiting)
+    for each in (held, waiting):
+        await scene.remove(each)
+    if holder.startswith("~to:"):
+        raise Broken("a request that was handed over to it waits for it although it has left, and not under ~back")
     if instance in consumers or f"c:{instance}".encode() in fields:
         raise Broken("its consumer is in the group, or its counter in the fence, after it has left")
 
@@ -416,23 +474,53 @@ async def survives_kills(scene: WorkerScene) -> None:
         raise Broken(f"attempt {last[0].get('attempt', 1)} answered {text_of(last)[:60]!r}")
 
 
+# Namespaces of a version that nobody speaks yet, by what makes them so.
+_PLACES = {"version": "of version 9", "raising": "that is raised to version 9", "": "that became one of version 9 while it registered"}
+
+
+async def _refuses_to_serve(scene: WorkerScene, proxy: Proxy, field: str) -> None:
+    """Check that a worker ends in a namespace of another version, and is not registered."""
+    place = f"in a namespace {_PLACES[field]}"
+    keys = Keys(f"{scene.settings.namespace}-{field}") if field else scene.keys
+    if field:
+        await scene.probe.run("HSET", keys.format, field, 9)
+    process = await scene.program.start(TOOLBUS_NAMESPACE=keys.namespace, TOOLBUS_URL=scene.url_of(proxy))
+
+    async def has_ended() -> bool:
+        if not field and proxy.done:
+            await scene.probe.run("HSET", keys.format, "version", 9)
+        if field and await scene.exists(keys.services):
+            raise Broken(f"it registered {place}")
+        return process.returncode is not None
+
+    await until(has_ended, STARTS, f"it has not ended {place}")
+    if process.returncode == 0:
+        raise Broken(f"it ended with exit code 0 {place}")
+    await scene.program.kill(process)
+    await scene.probe.run("DEL", keys.format)
+    if not field and await scene.instances():
+        raise Broken(f"it is still registered after it has ended {place}")
+
+
 @LEASES.check("W51", 2)
 async def checks_the_namespace(scene: WorkerScene) -> None:
-    """It reads `P format` before it registers: in a namespace of a version that it does not speak it registers nothing, and ends."""
+    """It reads `P format` before it registers, and again before it takes: in a namespace of, or raised to, another version it ends."""
     await scene.kill_worker()
-    await scene.probe.run("HSET", scene.keys.format, "version", 9)
+    proxy = Proxy(scene.port)
+    await proxy.start()
+    # The answer to its registration comes late, and meanwhile the version changes.
+    proxy.plan(lambda words: scene.keys.services.encode() in words and any(b'"tools"' in word for word in words), "late", after=1.0)
     try:
-        process = await scene.program.start()
-        async with asyncio.timeout(STARTS):
-            while process.returncode is None:
-                if await scene.instances():
-                    raise Broken("it registered in a namespace of version 9")
-                await asyncio.sleep(0.02)
-        await scene.program.kill(process)
-    except TimeoutError:
-        raise Broken(f"it has not ended within {STARTS:g} s in a namespace of version 9") from None
+        async with asyncio.TaskGroup() as group:
+            for field in _PLACES:
+                group.create_task(_refuses_to_serve(scene, proxy, field))
+    except* Broken as broken:
+        raise broken.exceptions[0] from None
     finally:
-        await scene.probe.run("DEL", scene.keys.format)
+        await proxy.close()
+        await scene.probe.run("DEL", *(Keys(f"{scene.settings.namespace}-{field}").format for field in _PLACES if field), scene.keys.format)
+    if "9" not in re.findall(r"\d+", scene.program.output()):
+        raise Broken("it did not say that the namespace is of version 9")
 
 
 @LEASES.check("W67", 2)

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from toolbus.bus.broker.registry.registry import TTL
 from toolbus.bus.broker.server import scripts
 from toolbus.bus.broker.transport.opening import Probe
 from toolbus.bus.values.settings import Settings
@@ -23,10 +24,11 @@ _MOST_ENTRY = 6 * 65_536 + 4_096
 
 
 class Sent(msgspec.Struct):
-    """A request that was published: its correlation id and the entry's id."""
+    """A request that was published: its correlation id, the entry's id, and the document."""
 
     id: str
     entry: str
+    document: bytes = b""
 
 
 class WorkerScene(Scene):
@@ -36,6 +38,7 @@ class WorkerScene(Scene):
         super().__init__(settings, probe, program)
         self.agent = secrets.token_hex(16)
         self.worker: asyncio.subprocess.Process | None = None
+        self.dead_letters = self.keys.dead_letters(SERVICE)
         self._played: list[str] = []
         self._read = "0-0"
         # Several checks of one moment read the stream together.
@@ -159,6 +162,19 @@ class WorkerScene(Scene):
         await self.probe.run("XACK", self.queue, "g", sent.entry)
         await self.probe.run("XDEL", self.queue, sent.entry)
 
+    async def end_reads(self) -> None:
+        """End the reads that wait, as at the end of their time, so that the next ones know what scripts have just answered."""
+        await asyncio.sleep(0.1)
+        # A connection of RESP2 has the list as a string like others.
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        writer.write(b"CLIENT LIST\r\n")
+        listed = await reader.readexactly(int((await reader.readline())[1:]))
+        writer.close()
+        for line in listed.decode().splitlines():
+            fields = dict(field.partition("=")[::2] for field in line.split())
+            if fields.get("cmd") == "xreadgroup":
+                await self.probe.run("CLIENT", "UNBLOCK", fields["id"], "TIMEOUT")
+
     async def _dismiss(self) -> None:
         """End the workers that the kit played."""
         for name in self._played:
@@ -172,7 +188,7 @@ class WorkerScene(Scene):
         keys = self.keys
         registry = (keys.services, keys.names, keys.meta, keys.items, keys.live, keys.log)
         own = (keys.instances(SERVICE), self.queue, self.fence, keys.cancelled(SERVICE))
-        common = (keys.prefix, secrets.token_hex(6), 3_600_000, 60_000)
+        common = (keys.prefix, secrets.token_hex(6), TTL * 1000, 60_000)
         await self.probe.script(scripts.UNREGISTER, (*registry, *own), *common, f"{SERVICE}/{instance}")
         await self.probe.script(scripts.RETIRE, (*own[1:], own[0], keys.live), instance, SERVICE, "1")
         await self.tell(f"dead {SERVICE}")
@@ -195,7 +211,7 @@ class WorkerScene(Scene):
         """
         call, document, in_time = self.unsent(role, arguments, timeout=timeout, **fields)
         queue = self.keys.queue(fields.get("service", SERVICE))
-        return Sent(call, await self.add(document, in_time if due is None else str(due), queue=queue))
+        return Sent(call, await self.add(document, in_time if due is None else str(due), queue=queue), document)
 
     def unsent(self, role: str, arguments: dict[str, Any], *, timeout: float = 30.0, **fields: Any) -> tuple[str, bytes, str]:
         """Return the id, the document and the deadline of a request that is not published yet."""
