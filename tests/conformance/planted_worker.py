@@ -27,7 +27,6 @@ from tests.conformance.planted_calls import (
     CANCELLED_ERROR,
     FENCE,
     GRACE,
-    HOUR,
     KEYS_TTL,
     KNOWN_FIELDS,
     LEASE_MS,
@@ -558,8 +557,8 @@ class PlantedWorker(Sessions):
         args = (self.me, SERVICE, room, LEASE_MS, only_back, "1" if self.calls else "", alone_from, "1", f"{PREFIX}pause:{SERVICE}:")
         found = await self.script("recover/reap", [QUEUE, FENCE, LIVE, PULSE], *args)
         self.fence = (found[0], found[1])
-        self.makes_room = bool(found[3])
-        if not has("runs-set-back"):
+        self.makes_room = bool(found[3]) and not has("never-makes-room")
+        if not has("runs-set-back") and not has("ignores-told"):
             self.newest = max(self.newest, number_of(found[4].decode()))
         for entry, deliveries, counts, flat, _, note in found[2]:
             attempt = max(1, int(deliveries) + int(counts)) + (has("counts-back") and not int(counts))
@@ -611,9 +610,11 @@ class PlantedWorker(Sessions):
             self.extend(*rest.split())
         elif word in {"pause", "resume"} and rest == SERVICE and not has("no-pause"):
             await self.pause(word == "pause")
-        elif word in {"back", "dead"} and not has("no-reap") and not has("reaps-rarely") and not self.draining:
+        elif (
+            word in {"back", "dead"} and not has(f"ignores-{word}") and not has("no-reap") and not has("reaps-rarely") and not self.draining
+        ):
             await self.reap("1" if word == "back" else "")
-        elif word == "to" and rest.partition(" ")[0] == self.me:
+        elif word == "to" and rest.partition(" ")[0] == self.me and not has("ignores-to"):
             await self.reap("1")
         elif word == "confirm" and rest in self.allowed:
             self.allowed[rest].set()
@@ -649,6 +650,9 @@ class PlantedWorker(Sessions):
             await self.leave_registry()
         if not has("takes-while-leaving"):
             await self.end_read()
+        given = (self.me, *self.fence, WAKE, SERVICE, "", 256, "")
+        while not has("keeps-what-waits") and await self.script("recover/hand_back", [QUEUE, FENCE], *given) == 256:
+            pass
         running = [call.task for call in self.calls.values() if call.task is not None]
         if running and not has("drops-at-end") and not has("cuts-at-end"):
             await asyncio.wait(running, timeout=GRACE)
@@ -658,7 +662,8 @@ class PlantedWorker(Sessions):
         for call in left if not has("drops-at-end") else ():
             begun = call.begun and not has("counts-no-hand-back")
             keys = [QUEUE, FENCE, *([f"{PREFIX}pause:{SERVICE}:{call.entry}"] if begun else ())]
-            given = (call.entry, call.attempt, HOUR if begun else "")
+            left = max(1, int((call.deadline - time.time()) * 1000) + 60_000)
+            given = (call.entry, call.attempt, (1 if has("no-note-ttl") else left) if begun else "")
             await self.script("recover/hand_back", keys, self.me, *call.fence, WAKE, SERVICE, *given)
         await self.beside.leave()
         if not has("stays") and not has("no-retire"):

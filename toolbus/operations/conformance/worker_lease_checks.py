@@ -21,11 +21,13 @@ from toolbus.operations.conformance.worker_calls import (
     check_run,
     ended_as,
     error_of,
+    just_reaped,
     moved_after_a_renewal,
     need,
     only_instance,
     runs_as,
     taken_over,
+    takes_when_told,
     text_of,
     unseen,
     wait_for_text,
@@ -109,14 +111,21 @@ async def finishes_each(scene: WorkerScene) -> None:
 
 @LEASES.check("W34", 2)
 async def leaves_what_was_delivered(scene: WorkerScene) -> None:
-    """When the group was set back, a call that it runs is not begun again."""
+    """When the group was set back, neither a call that it runs is begun again nor one of another worker that `reap.lua` told of."""
     sent = await scene.publish("count", {"to": 15, "delay": 0.1})
     await wait_for_text(scene, sent)
+    other = await scene.play_worker(lives=True)
+    held = await unseen(scene, "echo", {"text": "of another worker"}, other, 1)
+    await just_reaped(scene)
+    await scene.end_reads()
     await scene.probe.run("XGROUP", "SETID", scene.queue, "g", "0")
     # A read that waits looks at the group again when something is published.
-    await call_echo(scene, "after the group was set back")
+    for text in ("after the group was set back", "once more"):
+        await call_echo(scene, text)
+    if await scene.frames(held):
+        raise Broken("it runs a call that another worker has, and of which `reap.lua` had told it")
+    await scene.remove(held)
     await scene.ended(sent)
-    await call_echo(scene, "once more")
     frames = await scene.frames(sent)
     check_run(frames)
     if len(text_of(frames).split()) != 15:
@@ -125,7 +134,7 @@ async def leaves_what_was_delivered(scene: WorkerScene) -> None:
 
 @LEASES.check("W35", 2)
 async def takes_over(scene: WorkerScene) -> None:
-    """It takes over what a dead worker held, as the next attempt."""
+    """It takes over what a dead worker held, as the next attempt, and at once when it is told `dead`."""
     dead = await scene.play_worker(lives=False)
     sent = await unseen(scene, "echo", {"text": "taken over"}, dead, 1)
     frames = await taken_over(scene, sent)
@@ -133,6 +142,7 @@ async def takes_over(scene: WorkerScene) -> None:
     attempts = {frame.get("attempt", 1) for frame in frames}
     if attempts != {2} or text_of(frames) != "taken over":
         raise Broken(f"the attempt after one delivery is 2, not {attempts}; the text was {text_of(frames)[:40]!r}")
+    await takes_when_told(scene, "dead")
 
 
 @LEASES.check("W36", 2)
@@ -182,7 +192,9 @@ async def buries_poison(scene: WorkerScene) -> None:
 
 @LEASES.check("W38", 2)
 async def runs_suspects_alone(scene: WorkerScene) -> None:
-    """An entry is run alone for its last two attempts: neither beside calls that run, nor with others taken beside it."""
+    """An entry is run alone for its last two attempts: a worker makes room for it, and takes no others beside it."""
+    await scene.probe.run("HDEL", scene.fence, "room")
+    instance = await only_instance(scene)
     long = await scene.publish("count", {"to": 12, "delay": 0.1})
     await wait_for_text(scene, long)
     dead = await scene.play_worker(lives=False)
@@ -192,27 +204,36 @@ async def runs_suspects_alone(scene: WorkerScene) -> None:
     async def has_begun() -> bool:
         return bool(await scene.frames(suspect))
 
-    await check_order(scene, long, suspect, "it runs beside a call that had begun before")
+    async def makes_room() -> bool:
+        return instance.encode() in (await scene.probe.run("HGET", scene.fence, "room") or b"")
+
+    await until(makes_room, LEASE / 3 + SLACK, "`reap.lua` does not hear from it that it can make room for an entry that must run alone")
+    await scene.end_reads()
+    late = await scene.publish("echo", {"text": "late"})
+    await asyncio.gather(
+        check_order(scene, long, suspect, "it runs beside a call that had begun before"),
+        check_order(scene, long, late, "it took another call although `reap.lua` had asked it to make room"),
+    )
     await until(has_begun, TAKES_OVER, "it was not taken over")
     beside = await scene.publish("echo", {"text": "beside"})
     await check_order(scene, suspect, beside, "another call was run beside it")
     check_run(await scene.frames(suspect))
-    await scene.ended(beside)
+    for each in (late, beside):
+        await scene.ended(each)
 
 
 @LEASES.check("W39", 2)
 async def takes_what_was_handed_back(scene: WorkerScene) -> None:
-    """It takes what another worker handed back within a beat, told of it or not; that delivery counts for nothing."""
-    for told in (True, False):
-        sent = await unseen(scene, "echo", {"text": "handed back"}, "~back", 1)
-        if told:
-            await scene.tell(f"back {SERVICE}")
-        frames = await scene.ended(sent, LEASE / 3 + 2.0)
-        check_run(frames)
-        if text_of(frames) != "handed back":
-            raise Broken(f"the text was {text_of(frames)[:40]!r} {error_of(frames)}")
-        if {frame.get("attempt", 1) for frame in frames} != {1}:
-            raise Broken("the delivery to the worker that handed it back was counted")
+    """It takes what was handed back, or over to it, within a beat, and at once when it is told; that delivery counts for nothing."""
+    sent = await unseen(scene, "echo", {"text": "handed back"}, "~back", 1)
+    frames = await scene.ended(sent, LEASE / 3 + 2.0)
+    check_run(frames)
+    if text_of(frames) != "handed back":
+        raise Broken(f"the text was {text_of(frames)[:40]!r} {error_of(frames)}")
+    if {frame.get("attempt", 1) for frame in frames} != {1}:
+        raise Broken("the delivery to the worker that handed it back was counted")
+    for word in ("back", "to"):
+        await takes_when_told(scene, word)
 
 
 @LEASES.check("W40", 2)
@@ -393,6 +414,9 @@ async def hands_back(scene: WorkerScene) -> None:
     await scene.program.stop(scene.worker)
     holder, _, count = await scene.holder(sent)
     frames = await scene.frames(sent)
+    key = scene.keys.pause(SERVICE, sent.entry)
+    note, ttl = (await scene.probe.run("GET", key) or b"").split(), int(await scene.probe.run("PTTL", key))
+    left = int(sent.entry.partition("-")[0]) + 60_000 - await scene.now()
     await scene.remove(sent)
     if frames[-1].get("end_of_stream"):
         raise Broken(f"the call was ended as {error_of(frames) or 'a success'} instead of being handed back")
@@ -400,11 +424,15 @@ async def hands_back(scene: WorkerScene) -> None:
         raise Broken(f"the entry is with {holder or 'nobody'}, not with ~back")
     if count != 2:
         raise Broken(f"its next run would be attempt {count}, as the one that was cut off was 1")
+    if note != [b"0", b"0", b"0", b"1"] or not left <= ttl <= left + 120_000:
+        raise Broken(
+            f"its note says {b' '.join(note)!r} for {ttl} ms, not that it was cut off once, until its deadline ({left} ms) and a minute"
+        )
 
 
 @LEASES.check("W49", 2)
 async def retires(scene: WorkerScene) -> None:
-    """A worker that leaves removes its consumer and its fields of the fence (`retire.lua`)."""
+    """A worker that leaves hands back what waits for it, and removes its consumer and its fields of the fence (`retire.lua`)."""
     if scene.worker is None:
         raise Broken("there is no worker")
     # One that answers is ready for SIGTERM.
@@ -412,12 +440,17 @@ async def retires(scene: WorkerScene) -> None:
     instance = await only_instance(scene)
     other = await scene.play_worker(lives=True)
     held = await unseen(scene, "echo", {"text": "of another worker"}, other, 1)
+    waiting = await unseen(scene, "echo", {"text": "handed over"}, f"~to:{instance}", 1)
     await scene.program.stop(scene.worker)
     # Of each consumer a map from field to value in RESP3, and a list of both in RESP2.
     listed = await scene.probe.run("XINFO", "CONSUMERS", scene.queue, "g")
     consumers = [(each[b"name"] if isinstance(each, dict) else each[1]).decode() for each in listed]
     fields = await scene.probe.run("HKEYS", scene.fence)
-    await scene.remove(held)
+    holder, _, _ = await scene.holder(waiting)
+    for each in (held, waiting):
+        await scene.remove(each)
+    if holder.startswith("~to:"):
+        raise Broken("a request that was handed over to it waits for it although it has left, and not under ~back")
     if instance in consumers or f"c:{instance}".encode() in fields:
         raise Broken("its consumer is in the group, or its counter in the fence, after it has left")
 

@@ -162,6 +162,19 @@ class WorkerScene(Scene):
         await self.probe.run("XACK", self.queue, "g", sent.entry)
         await self.probe.run("XDEL", self.queue, sent.entry)
 
+    async def end_reads(self) -> None:
+        """End the reads that wait, as at the end of their time, so that the next ones know what scripts have just answered."""
+        await asyncio.sleep(0.1)
+        # A connection of RESP2 has the list as a string like others.
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        writer.write(b"CLIENT LIST\r\n")
+        listed = await reader.readexactly(int((await reader.readline())[1:]))
+        writer.close()
+        for line in listed.decode().splitlines():
+            fields = dict(field.partition("=")[::2] for field in line.split())
+            if fields.get("cmd") == "xreadgroup":
+                await self.probe.run("CLIENT", "UNBLOCK", fields["id"], "TIMEOUT")
+
     async def _dismiss(self) -> None:
         """End the workers that the kit played."""
         for name in self._played:
