@@ -625,9 +625,11 @@ class PlantedWorker(Sessions):
             self.extend(*rest.split())
         elif word in {"pause", "resume"} and rest == SERVICE and not has("no-pause") and not has("pause-by-beats-only"):
             await self.pause(word == "pause")
-        elif word in {"back", "dead"} and not has("no-reap") and not has("reaps-rarely") and not self.draining:
+        elif (
+            word in {"back", "dead"} and not has(f"ignores-{word}") and not has("no-reap") and not has("reaps-rarely") and not self.draining
+        ):
             await self.reap("1" if word == "back" else "")
-        elif word == "to" and rest.partition(" ")[0] == self.me:
+        elif word == "to" and rest.partition(" ")[0] == self.me and not has("ignores-to"):
             await self.reap("1")
         elif word == "confirm" and rest in self.allowed:
             self.allowed[rest].set()
@@ -663,9 +665,9 @@ class PlantedWorker(Sessions):
             await self.leave_registry()
         if not has("takes-while-leaving"):
             await self.end_read()
-        while not has("keeps-what-waits"):
-            if await self.script("recover/hand_back", [QUEUE, FENCE], self.me, *self.fence, WAKE, SERVICE, "", 256, "") < 256:
-                break
+        given = (self.me, *self.fence, WAKE, SERVICE, "", 256, "")
+        while not has("keeps-what-waits") and await self.script("recover/hand_back", [QUEUE, FENCE], *given) == 256:
+            pass
         running = [call.task for call in self.calls.values() if call.task is not None]
         if running and not has("drops-at-end") and not has("cuts-at-end"):
             await asyncio.wait(running, timeout=GRACE)
@@ -675,8 +677,8 @@ class PlantedWorker(Sessions):
         for call in left if not has("drops-at-end") else ():
             begun = call.begun and not has("counts-no-hand-back")
             keys = [QUEUE, FENCE, *([f"{PREFIX}pause:{SERVICE}:{call.entry}"] if begun else ())]
-            kept = 1 if has("short-notes") else max(1, int((call.deadline - time.time() + 60) * 1000))
-            given = (call.entry, call.attempt, kept if begun else "")
+            kept = max(1, int((call.deadline - time.time()) * 1000) + 60_000)
+            given = (call.entry, call.attempt, (1 if has("no-note-ttl") else kept) if begun else "")
             await self.script("recover/hand_back", keys, self.me, *call.fence, WAKE, SERVICE, *given)
         await self.beside.leave()
         if not has("stays") and not has("no-retire"):

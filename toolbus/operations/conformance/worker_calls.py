@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+import time
 from typing import Any
 
 from toolbus.bus.broker.lease.dead_letters import DEAD_LETTER_TTL
@@ -246,6 +247,36 @@ async def taken_over(scene: WorkerScene, sent: Sent, news: str = "dead") -> Fram
     """Tell the worker what there is to take over, and return the frames with which it answered."""
     await scene.tell(f"{news} {SERVICE}")
     return await scene.ended(sent, TAKES_OVER)
+
+
+async def just_reaped(scene: WorkerScene) -> None:
+    """Wait until the worker has looked for entries to take over, which removes consumers of dead workers, so that it soon won't again."""
+    dead = await scene.play_worker(lives=False)
+
+    async def is_removed() -> bool:
+        return not await scene.probe.run("HEXISTS", scene.fence, f"x:{dead}")
+
+    await until(is_removed, LEASE + SLACK, "it does not run `reap.lua` three times a lease")
+
+
+async def takes_when_told(scene: WorkerScene, word: str) -> None:
+    """Check that a message has the worker run `reap.lua` at once: ``dead``, ``back`` or ``to``.
+
+    Raises:
+        Broken: it takes what there is only when it looks by itself.
+    """
+    instance = await only_instance(scene)
+    for _ in range(3):
+        await just_reaped(scene)
+        waits = {"back": "~back", "to": f"~to:{instance}"}
+        sent = await unseen(scene, "echo", {"text": word}, waits.get(word) or await scene.play_worker(lives=False), 1)
+        begun = time.monotonic()
+        await scene.tell(f"{word} {instance} {SERVICE}" if word == "to" else f"{word} {SERVICE}")
+        await scene.ended(sent, TAKES_OVER)
+        # It looks three times a lease by itself.
+        if time.monotonic() - begun < LEASE / 4:
+            return
+    raise Broken(f"the message `{word}` changes nothing: it takes what there is when it looks three times a lease")
 
 
 async def moved_after_a_renewal(scene: WorkerScene, other: str, beside: int = 0) -> tuple[Sent, list[Sent]]:

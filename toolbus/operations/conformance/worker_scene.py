@@ -133,19 +133,6 @@ class WorkerScene(Scene):
         """Return a worker's start number and the digest of its publication, as the registry has them; empty when it is in none."""
         return (await self.probe.run("HGET", self.keys.instances(SERVICE), f"i:{instance}") or b"").decode()
 
-    async def end_reads(self) -> None:
-        """End the reads that wait, as their time does: the next one is sent after what the worker has heard until now."""
-        # In RESP2, since RESP3 has a type of its own for this answer.
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        writer.write(b"CLIENT LIST\r\n")
-        size = (await reader.readline()).strip(b"$\r\n")
-        listed = (await reader.readexactly(int(size))).decode()
-        writer.close()
-        for client in (dict(word.partition("=")[::2] for word in line.split()) for line in listed.splitlines()):
-            if client.get("cmd") == "xreadgroup":
-                await self.probe.run("CLIENT", "UNBLOCK", client["id"], "TIMEOUT")
-        await asyncio.sleep(0.1)
-
     async def tell(self, words: str) -> None:
         """Publish a message to the workers of the service."""
         await self.probe.run("PUBLISH", self.keys.wake(SERVICE), words)
@@ -186,6 +173,19 @@ class WorkerScene(Scene):
         """Take an entry out of the queue, as its worker does at its end."""
         await self.probe.run("XACK", self.queue, "g", sent.entry)
         await self.probe.run("XDEL", self.queue, sent.entry)
+
+    async def end_reads(self) -> None:
+        """End the reads that wait, as at the end of their time, so that the next ones know what scripts have just answered."""
+        await asyncio.sleep(0.1)
+        # A connection of RESP2 has the list as a string like others.
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        writer.write(b"CLIENT LIST\r\n")
+        listed = await reader.readexactly(int((await reader.readline())[1:]))
+        writer.close()
+        for line in listed.decode().splitlines():
+            fields = dict(field.partition("=")[::2] for field in line.split())
+            if fields.get("cmd") == "xreadgroup":
+                await self.probe.run("CLIENT", "UNBLOCK", fields["id"], "TIMEOUT")
 
     async def _dismiss(self) -> None:
         """End the workers that the kit played."""
