@@ -26,7 +26,7 @@ from toolbus.operations.conformance.worker_calls import (
     only_instance,
     runs_as,
     taken_over,
-    takes_when_told,
+    takes_at_a_message,
     text_of,
     unseen,
     wait_for_text,
@@ -143,7 +143,7 @@ async def takes_over(scene: WorkerScene) -> None:
     attempts = {frame.get("attempt", 1) for frame in frames}
     if attempts != {2} or text_of(frames) != "taken over":
         raise Broken(f"the attempt after one delivery is 2, not {attempts}; the text was {text_of(frames)[:40]!r}")
-    await takes_when_told(scene, "dead")
+    await takes_at_a_message(scene, "dead")
 
 
 @LEASES.check("W36", 2)
@@ -238,7 +238,7 @@ async def takes_what_was_handed_back(scene: WorkerScene) -> None:
     if {frame.get("attempt", 1) for frame in frames} != {1}:
         raise Broken("the delivery to the worker that handed it back was counted")
     for word in ("back", "to"):
-        await takes_when_told(scene, word)
+        await takes_at_a_message(scene, word)
 
 
 @LEASES.check("W40", 2)
