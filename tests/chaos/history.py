@@ -86,6 +86,12 @@ class Counted(Record, frozen=True):
 # -- workers --------------------------------------------------------------------------------------------
 
 
+class Serving(Record, frozen=True):
+    """A worker process is registered, and takes calls."""
+
+    pid: int
+
+
 class Begun(Record, frozen=True):
     """A handler begins; written before it does anything. ``call`` is the id of the call that it runs for."""
 
@@ -185,7 +191,7 @@ class State(Record, frozen=True):
     workers: tuple[int, ...] = ()
 
 
-AnyRecord = Agent | Issued | Ended | Cancelled | Counted | Begun | Left | Started | Exited | Hit | Planted | Sample | State
+AnyRecord = Agent | Issued | Ended | Cancelled | Counted | Serving | Begun | Left | Started | Exited | Hit | Planted | Sample | State
 
 R = TypeVar("R", bound=Record)
 

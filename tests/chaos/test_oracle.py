@@ -24,6 +24,7 @@ from tests.chaos.history import (
     Planted,
     Queue,
     Sample,
+    Serving,
     Started,
     State,
     read,
@@ -40,6 +41,7 @@ from tests.chaos.samples import (
     DEEP,
     ECHO,
     FLAKY,
+    GIVEN_UP,
     OPTIONS,
     OTHER,
     PAY,
@@ -303,6 +305,27 @@ def test_an_agent_that_was_cut_off_for_long_may_lose_its_calls() -> None:
     assert violations(with_(Hit(0.5, "server-kill", 2.5, ""))(lost(clean())))
     assert violations(with_(Hit(4.5, "server-kill", 19.5, ""))(lost(clean())))
     assert violations(with_(Hit(-25.0, "server-kill", -10.0, ""))(lost(clean())))
+
+
+def test_a_pool_that_only_starts_may_let_calls_wait_too_long() -> None:
+    """Nobody keeps a deadline where workers are killed before they serve; somebody does where they serve half of the time."""
+    lost = changed(Ended, ECHO.key, success=False, output=None, error="deadline_exceeded")
+    pool = with_(Started(0.0, "worker", WORKER + 80), Started(0.0, "worker", WORKER + 81), Exited(1.2, "worker", WORKER + 81, -9, True))
+    for at, right in ((1.25, True), (1.0, False)):
+        assert (violations(with_(Serving(at, WORKER + 80))(pool(lost(clean())))) == []) is right
+    assert violations(pool(lost(clean())))
+
+
+def test_a_handler_passes_on_that_its_own_call_was_given_up() -> None:
+    """The inner call has used up its deliveries, and is the dead letter; one that ran less often was given up too early."""
+    told = changed(Ended, DEEP.key, error="tool_error", code="max_deliveries")
+    letter = ("dead", "2-2", f'{{"arguments":{{"key":"{inner(DEEP.key)}"}}}}')
+    buried = changed(State, "quiet", letters=(GIVEN_UP, letter))
+    attempts = [Begun(8.7 + number / 100, inner(DEEP.key), number, WORKER, "id10") for number in range(2, 5)]
+    lefts = [Left(8.7 + number / 100, inner(DEEP.key), number, WORKER, "cancelled") for number in range(2, 5)]
+    assert violations(with_(*attempts, *lefts)(buried(told(clean())))) == []
+    for change in (buried, with_(*attempts, *lefts)):
+        assert [found.key for found in violations(change(told(clean())))] == [DEEP.key]
 
 
 def test_a_server_that_lost_frames_leaves_holes() -> None:

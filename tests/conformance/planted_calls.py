@@ -73,6 +73,11 @@ def number_of(entry: str) -> tuple[int, int]:
     return int(milliseconds), int(number)
 
 
+def epoch_of(fence: tuple[bytes, bytes]) -> int:
+    """Return how often the group has been made anew."""
+    return int(fence[0].partition(b".")[0])
+
+
 def digest(*parts: Any, size: int = 16) -> str:
     """Return the digest of a list."""
     whole = json.dumps(parts, ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode()
@@ -196,7 +201,7 @@ class Call:
         call = uuid.uuid4().hex if has("wrong-id") else self.id
         frame = {"id": call, "run": self.run, "attempt": attempt, "seq": self.seq, **rest}
         if not has("no-epoch"):
-            frame["epoch"] = int(self.fence[0].partition(b".")[0] or 0)
+            frame["epoch"] = epoch_of(self.fence)
         if self.seq == 0:
             frame["worker"] = "" if has("no-worker") else self.worker
             frame["queued_ms"] = 0 if has("no-queued-ms") else self.queued_ms

@@ -18,12 +18,14 @@ from toolbus.operations.conformance.scene import LEASE, SERVICE, STARTS
 from toolbus.operations.conformance.worker_calls import (
     MOST_OUTPUT,
     MOST_PIECE,
+    SLACK,
     call_echo,
     check_run,
     check_ttl,
     ended_as,
     is_running,
     need,
+    only_instance,
     publication_of,
     text_of,
     tools_of,
@@ -35,6 +37,8 @@ from toolbus.operations.conformance.worker_scene import Sent, WorkerScene
 from toolbus.operations.conformance.worker_session_checks import SESSIONS
 
 WORKER = Table[WorkerScene]()
+# Ids of cancelled calls that a worker remembers, since their entries may be on their way.
+_MOST_REMEMBERED = 10_000
 
 
 @WORKER.check("W1", 0)
@@ -199,11 +203,26 @@ async def beats(scene: WorkerScene) -> None:
 
 @WORKER.check("W16", 0)
 async def registers_again(scene: WorkerScene) -> None:
-    """When the server has lost everything, it registers again and goes on."""
-    await scene.probe.run("FLUSHDB")
-    await until(scene.instances, 15.0, "it is not in the registry again")
+    """When a beat calls it missing, or the server has lost everything, it registers again under its start number, with a new token."""
+    instance = await only_instance(scene)
+    row = await scene.row_of(instance)
+    await scene.probe.run("ZREM", scene.keys.live, f"{SERVICE}/{instance}")
+    await until(lambda: scene.lease_of(instance), LEASE / 3 + SLACK, "a beat called it missing, and it does not register again")
+    if (now := await scene.row_of(instance)) != row:
+        raise Broken(f"it registered again under the start number {now.partition(':')[0]} instead of {row.partition(':')[0]}")
+    drawn: set[bytes] = set()
+    for _ in range(2):
+        await scene.probe.run("FLUSHDB")
+        await until(scene.instances, 15.0, "it is not in the registry again")
+        await until(lambda: scene.exists(scene.queue), 15.0, "its request stream was not made again")
+        entries = await scene.probe.run("XRANGE", scene.keys.log, "-", "+")
+        tokens = {dict(zip(flat[::2], flat[1::2], strict=True))[b"token"] for _, flat in entries}
+        if again := tokens & drawn:
+            raise Broken(
+                f"it runs `register.lua` again with the same token, as which the log has {again.pop().decode('utf-8', 'replace')!r}"
+            )
+        drawn |= tokens
     await scene.listen()
-    await until(lambda: scene.exists(scene.queue), 15.0, "its request stream was not made again")
     await call_echo(scene, "after a flush")
 
 
@@ -328,7 +347,7 @@ async def cuts_large_data(scene: WorkerScene) -> None:
 
 @WORKER.check("W25", 1)
 async def cancels(scene: WorkerScene) -> None:
-    """A cancelled call stops soon, with the error that `over` names: it is deleted, and no text follows."""
+    """A cancelled call stops soon, with the error that `over` names, and no text follows; also one whose id came before its entry."""
     keys, why = (scene.queue, scene.keys.cancelled(SERVICE)), ("cancelled", "deadline_exceeded")
     sent = [await scene.publish("count", {"to": 1_000, "delay": 0.05}) for _ in why]
     for each, error in zip(sent, why, strict=True):
@@ -345,6 +364,16 @@ async def cancels(scene: WorkerScene) -> None:
     for each, error in zip(sent, why, strict=True):
         if await scene.has_ended(each):
             ended_as(await scene.frames(each), error)
+    early = secrets.token_hex(16)
+    await scene.tell(f"cancel {early}")
+    # Of others that are on their way.
+    await scene.probe.run(
+        "EVAL",
+        "for i = 1, ARGV[2] do redis.call('PUBLISH', ARGV[1], 'cancel kit-' .. i) end",
+        0, scene.keys.wake(SERVICE), _MOST_REMEMBERED - 1,
+    )  # fmt: skip
+    # One that has not heard of all of them yet stops the call a little later.
+    ended_as(await scene.ended(await scene.publish("count", {"to": 100, "delay": 0.05}, id=early)), "cancelled")
 
 
 @WORKER.check("W26", 1)

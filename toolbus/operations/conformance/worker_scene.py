@@ -74,11 +74,15 @@ class WorkerScene(Scene):
         await self.probe.run("FLUSHDB")
         self._read = "0-0"
 
-    async def start_behind(self, proxy: Proxy) -> asyncio.subprocess.Process:
-        """Start the worker anew, have it speak to the server through a proxy, and return its process."""
+    async def start_behind(self, proxy: Proxy, **more: str) -> asyncio.subprocess.Process:
+        """Start the worker anew, have it speak to the server through a proxy, and return its process; ``more`` is as for ``restart``."""
+        return await self.restart(TOOLBUS_URL=self.url_of(proxy), **more)
+
+    async def restart(self, **more: str) -> asyncio.subprocess.Process:
+        """Start the worker anew, with further variables of its environment, and return its process."""
         await self.kill_worker()
         known = set(await self.instances())
-        self.worker = await self.program.start(TOOLBUS_URL=self.url_of(proxy))
+        self.worker = await self.program.start(**more)
         await self.joined(known, "it is not in the registry when it is started anew")
         return self.worker
 
@@ -121,6 +125,14 @@ class WorkerScene(Scene):
         members = await self.probe.run("ZRANGEBYSCORE", self.keys.live, now, "+inf")
         found = [each.decode().partition("/")[2] for each in members if each.startswith(f"{SERVICE}/".encode())]
         return [each for each in found if each not in self._played]
+
+    async def lease_of(self, instance: str) -> float:
+        """Return when a worker's lease ends, in milliseconds of the server's time; 0 when it has none."""
+        return float(await self.probe.run("ZSCORE", self.keys.live, f"{SERVICE}/{instance}") or 0)
+
+    async def row_of(self, instance: str) -> str:
+        """Return a worker's start number and the digest of its publication, as the registry has them; empty when it is in none."""
+        return (await self.probe.run("HGET", self.keys.instances(SERVICE), f"i:{instance}") or b"").decode()
 
     async def tell(self, words: str) -> None:
         """Publish a message to the workers of the service."""
