@@ -1,12 +1,11 @@
 """Break each promise of docs/explanation/reliability.md and see that its test fails: ``python -m tests.promises [NAME ...]``.
 
-The page names the tests. Here is, for each promise, a small change of the product that breaks it.
+Here are, for each promise, its test, and a small change of the product that breaks it.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -19,7 +18,53 @@ PAGE = ROOT / "docs/explanation/reliability.md"
 
 # Of one test, and of the tests of one promise. Most end within seconds; a change may also make a wait or a loop endless.
 _MOST_OF_ONE, _MOST_SECONDS = 60, 600
-_ROW = re.compile(r"^\| ([^|]+) \| (`tests/[^|]+`) \|$", re.MULTILINE)
+
+
+# The test of each promise, which fails when it is broken.
+TESTS = {
+    "Every call ends": "tests/client/test_call_ends.py::test_a_call_expires",
+    "One end": "tests/client/test_assembly.py::test_nothing_is_heard_after_the_end",
+    "A stream is whole": "tests/client/test_assembly.py::test_a_gap_that_closes_is_not_noticed",
+    "Runs and attempts": "tests/client/test_assembly_reruns.py::test_a_rerun_in_the_same_attempt_bans_the_run_before",
+    "The fence": "tests/broker/test_finish_script.py::test_when_something_was_moved_nothing_is_done",
+    "Leases": "tests/broker/test_leases.py::test_a_late_answer_leaves_less_time_until_the_next_beat",
+    "Leases: lost ones": "tests/broker/test_steps.py::test_renewals_are_bounded_and_tell_what_is_lost",
+    "Leases: a worker's own": "tests/broker/test_reap.py::test_who_has_no_lease_takes_nothing",
+    "Reaping": "tests/broker/test_recover.py::test_what_there_is_no_slot_for_is_postponed",
+    "The pulse": "tests/broker/test_reap.py::test_nothing_is_taken_when_the_server_has_not_heard_the_living",
+    "Sweeping": "tests/broker/test_steps.py::test_after_any_connect_an_agent_judges_no_lease_for_one_lease",
+    "Poison": "tests/worker/unit/test_taking.py::test_a_suspect_runs_alone",
+    "Poison: dead letters": "tests/worker/unit/test_starting.py::test_a_request_with_too_many_attempts_becomes_a_dead_letter",
+    "Draining": "tests/worker/unit/test_leaving.py::test_a_drain_lets_calls_end",
+    "Hand-back": "tests/worker/unit/test_leaving.py::test_a_drain_hands_back_what_does_not_end_in_time",
+    "Hand-back: uncounted": "tests/broker/test_reap.py::test_what_leaving_workers_cut_off_is_no_suspect",
+    "Sessions that stay at one worker": "tests/faults/test_sessions.py::test_a_call_is_handed_to_the_sessions_owner_alone",
+    "Sessions that stay at one worker: after a pause": "tests/broker/test_ownership.py::test_a_lease_that_lapsed_makes_sessions_uncertain",
+    "Order in sessions": "tests/test_contract_order.py::test_calls_of_a_session_run_in_the_order_of_their_publication",
+    "Order in sessions: over kills": "tests/broker/test_finish.py"
+    "::test_calls_in_the_order_of_sessions_are_told_of_when_their_ends_are_accepted",
+    "Lost states": "tests/test_contract_lost_sessions.py::test_calls_that_were_published_before_the_loss_was_told_do_not_run",
+    "Snapshots of sessions": "tests/broker/test_take_script.py::test_who_has_lost_a_request_or_its_session_keeps_no_snapshot",
+    "Snapshots of sessions: calls in them": "tests/test_contract_snapshots.py::test_a_call_that_is_in_the_snapshot_does_not_run_again",
+    "Ends of sessions": "tests/broker/test_recover.py::test_the_sessions_of_dead_callers_end_some_at_a_time",
+    "Numbered flushes": "tests/broker/test_publish_script.py::test_a_flush_that_is_written_again_gets_the_same_verdicts",
+    "Comparison": "tests/client/test_assembly_reruns.py::test_a_different_or_shorter_rerun_resets",
+    "Frames have no holes": "tests/broker/test_link.py::test_nothing_overtakes_what_was_refused",
+    "Scripts do all or nothing": "tests/faults/test_migrating.py::test_a_script_does_everything_or_changes_nothing",
+    "`once`": "tests/broker/test_take_script.py::test_once_work_begins_once",
+    "`once`: at one server": "tests/broker/test_publisher.py::test_scripts_are_bounded",
+    "`once`: after a restart": "tests/broker/test_begin.py::test_a_server_that_may_have_forgotten_starts_no_once_work",
+    "`once`: past its deadline": "tests/client/test_call_ends.py::test_a_once_call_is_inquired_about",
+    "Mastership": "tests/broker/test_mastership.py::test_a_majority_makes_it_sure",
+    "Callers that are gone": "tests/broker/test_recover.py::test_calls_of_dead_callers_end",
+    "Callers that do not read": "tests/broker/test_slow_callers.py::test_a_caller_that_reads_too_slowly_is_told_of",
+    "Clocks": "tests/broker/test_reap.py::test_a_lease_that_ends_too_far_ahead_was_written_before_the_clock_was_set_back",
+    "Retries": "tests/worker/unit/test_retries.py::test_a_failed_run_is_run_again_after_its_delay",
+    "Finding a call again": "tests/broker/test_publish_script.py::test_calls_with_one_key_are_one_call",
+    "Connections": "tests/broker/test_link.py::test_what_may_be_repeated_is_written_again_and_the_rest_is_told",
+    "Connections: refused commands": "tests/broker/test_link.py::test_nothing_overtakes_what_was_refused",
+    "Failover": "tests/faults/test_failover.py::test_once_work_that_no_replica_confirms_does_not_run",
+}
 
 
 class Mutant(NamedTuple):
@@ -137,11 +182,6 @@ MUTANTS = {
 }
 
 
-def named_tests() -> dict[str, list[str]]:
-    """Return the tests that the page names, by promise."""
-    return {found[1]: re.findall(r"`([^`]+)`", found[2]) for found in _ROW.finditer(PAGE.read_text("utf-8"))}
-
-
 def failing(tree: Path, tests: list[str]) -> str:
     """Run tests in a copy of the repository; return how they failed, or nothing when they passed."""
     command = [
@@ -170,12 +210,12 @@ def failing(tree: Path, tests: list[str]) -> str:
 
 def main() -> int:
     """Break the promises that are named, or all; return 0 when the tests of each pass without the change and fail with it."""
-    names, tests = sys.argv[1:] or list(MUTANTS), named_tests()
+    names = sys.argv[1:] or list(MUTANTS)
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder) / "tree"
         hidden = shutil.ignore_patterns(".*", "__pycache__", "node_modules", "build", "dist", "mutants")
         shutil.copytree(ROOT, tree, ignore=hidden)
-        if failure := failing(tree, [test for name in names for test in tests[name]]):
+        if failure := failing(tree, [TESTS[name] for name in names]):
             print(f"without any change: {failure}")  # noqa: T201
             return 1
         survived = 0
@@ -183,7 +223,7 @@ def main() -> int:
             file = tree / MUTANTS[name].path
             before = file.read_text("utf-8")
             file.write_text(MUTANTS[name].apply(before), "utf-8")
-            failure = failing(tree, tests[name])
+            failure = failing(tree, [TESTS[name]])
             file.write_text(before, "utf-8")
             survived += not failure
             print(f"{name}: {failure or 'SURVIVED'}", flush=True)  # noqa: T201

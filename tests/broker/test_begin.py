@@ -9,6 +9,7 @@ import pytest
 
 from tests.broker.fakes import FENCE, KEYS, Bench
 from toolbus.bus.broker.server import scripts
+from toolbus.bus.broker.transport.command import ReplyError
 from toolbus.bus.broker.worker import Beginnings
 from toolbus.bus.values.results import BrokerUnavailable
 
@@ -96,20 +97,24 @@ async def test_once_work_begins_again_until_the_master_is_sure() -> None:
 
 
 @pytest.mark.parametrize(
-    ("info", "unsure"),
+    ("info", "synced", "unsure"),
     [
-        ("aof_enabled:1\r\nmaster_replid2:000", False),
-        ("aof_enabled:0\r\nmaster_replid2:000", True),
-        ("aof_enabled:1\r\nmaster_replid2:0a0", True),
-        ("aof_enabled:1", True),
+        ("aof_enabled:1\r\nmaster_replid2:000", {b"appendfsync": b"always"}, False),
+        ("aof_enabled:0\r\nmaster_replid2:000", {b"appendfsync": b"always"}, True),
+        ("aof_enabled:1\r\nmaster_replid2:0a0", {b"appendfsync": b"always"}, True),
+        ("aof_enabled:1", {b"appendfsync": b"always"}, True),
+        ("aof_enabled:1\r\nmaster_replid2:000", {b"appendfsync": b"everysec"}, True),
+        ("aof_enabled:1\r\nmaster_replid2:000", {}, True),
+        ("aof_enabled:1\r\nmaster_replid2:000", ReplyError("NOPERM this user has no permissions to run the 'config|get' command"), True),
     ],
 )
-async def test_a_server_that_may_have_forgotten_starts_no_once_work(info: str, unsure: bool) -> None:
-    """A restart over an append-only file keeps every mark; a snapshot or a promoted replica may not."""
+async def test_a_server_that_may_have_forgotten_starts_no_once_work(info: str, synced: Any, unsure: bool) -> None:
+    """A restart keeps every mark if the append-only file is synced at each write; any other, a snapshot or a promoted replica may not."""
     bench = Bench()
     one = bench.hold(b"1-0")
     one.server = b"run-two"
     bench.link.answers["INFO"] = lambda keys, args: info.encode()
+    bench.link.answers["CONFIG"] = lambda keys, args: synced
     assert await begun(bench, Master(), one) == ("unsure" if unsure else "started")
     one.server = b"run-one"
     assert await begun(bench, Master(), one) == "started"

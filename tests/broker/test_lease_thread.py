@@ -18,6 +18,8 @@ from toolbus.bus import telemetry
 from toolbus.bus.broker.lease.thread import Beat, LeaseThread
 from toolbus.bus.broker.registry.registry import TTL
 from toolbus.bus.broker.server import scripts
+from toolbus.bus.broker.transport.connection import Connector
+from toolbus.bus.broker.transport.mastership import Mastership
 from toolbus.bus.telemetry.background import MOST_FAILURES
 from toolbus.bus.values.results import BrokerUnavailable, ToolbusError
 
@@ -250,6 +252,22 @@ async def test_a_server_that_is_a_replica_is_left(beating: Beating, observed: Ob
     assert await beating.beat() is not None
     assert len(beating.clients) == 2
     assert beating.demoted == 1
+
+
+async def test_a_replica_is_asked_as_seldom_as_a_server_that_fails(beating: Beating) -> None:
+    """Dropping the worker's connections, which may all lead back to it, does not wake the thread that has found that out."""
+    mastership = Mastership(Connector("redis://server"), [], beating.thread.relocate)
+
+    def demoted() -> None:
+        mastership.demoted("it is a replica now")
+        beating.demoted += 1
+
+    beating.thread.demoted, beating.answers["ROLE"] = demoted, REPLICA
+    assert await beating.beat(beating.thread.start) is None
+    await eventually(lambda: beating.demoted == 1)
+    assert not beating.alarm.is_set()
+    assert len(beating.alarm.waited) == 2
+    assert 0.9 * 0.5 <= beating.alarm.waited[-1] <= 0.5
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import redis
 
-from tests.broker.conftest import ScriptPlace
+from tests.broker.conftest import FakeServer, ScriptPlace
 from tests.contract import Place
 from toolbus.bus.broker.server import scripts
 
@@ -99,6 +99,15 @@ def test_a_call_whose_group_is_gone_may_have_run(publishing: Publishing, once: i
     assert server.exists(publishing.keys.shared("key")) == once
     server.xdel(publishing.queue, entry)
     assert publishing.cancel(entry) == b"gone"
+
+
+def test_once_work_that_another_server_process_accepted_may_have_run(publishing: Publishing) -> None:
+    """A server that was restored may have forgotten who had it, so that only one which accepted it itself says that it never ran."""
+    server = publishing.redis
+    # One that does not say which process it is may be another.
+    here, known = ("e" * 40, b"signalled") if isinstance(server, FakeServer) else (server.info("server")["run_id"], b"removed")
+    ours, theirs, any_work = (publishing.flush(number, "one", server=by) for number, by in enumerate((here, "f" * 40, "")))
+    assert [publishing.cancel(entry) for entry in (ours, theirs, any_work)] == [known, b"signalled", b"removed"]
 
 
 def test_once_work_that_began_under_another_group_keeps_its_key(publishing: Publishing) -> None:

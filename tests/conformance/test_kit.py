@@ -88,7 +88,7 @@ def assert_keeps_everything(side: str, found: list[Outcome]) -> None:
     }
 
 
-# All levels take 80 s on a quiet machine, since checks wait for what a program must not do; a level may take three minutes.
+# All levels take 100 s on a quiet machine, since checks wait for what a program must not do; a level may take three minutes.
 @pytest.mark.timeout(400)
 @pytest.mark.usefixtures("slow")
 @SIDES

@@ -1,4 +1,4 @@
-"""The faults: how each is made, who names it, and how soon. The table of the documentation is made from this one."""
+"""The faults: how each is made, who names it, and how soon. ``faults.md`` is made from this table."""
 
 from __future__ import annotations
 
@@ -508,18 +508,19 @@ def within(alert: str) -> float:
     return seconds(rule.get("for", "0s")) + EVALUATED[alert] + SCRAPE + asked + NEEDS.get(alert, (0.0, ""))[0]
 
 
-def later() -> str:
-    """Return the list of rules that wait for longer, as the page of runbooks has it."""
-    return "\n".join(f"- `{alert}` ({within(alert) / 60:.0f} min): {reason}." for alert, reason in LATER.items())
+def runbook_of(outage: Outage) -> str:
+    """Return the heading of the page of runbooks that an outage leads to, as a fragment."""
+    if outage.check:
+        return {SERVER: SERVER_RUNBOOK, **{check.name: check.runbook for check in CHECKS}}[outage.check]
+    return str(RULES[outage.alert]["annotations"]["runbook_url"].partition("#")[2])
 
 
 def documentation() -> str:
-    """Return the table as the page of runbooks has it."""
-    runbooks = {SERVER: SERVER_RUNBOOK, **{check.name: check.runbook for check in CHECKS}}
+    """Return the table of all faults, and the rules that wait for longer, as ``faults.md`` has them."""
     lines = ["| Fault | Users see | Alert | `doctor` says |", "|---|---|---|---|"]
     for outage in OUTAGES:
         said = f"`{outage.check}`: {outage.line.partition('|')[0]}" if outage.check else "nothing"
-        anchor = runbooks[outage.check] if outage.check else RULES[outage.alert]["annotations"]["runbook_url"].partition("#")[2]
         alert = f"`{outage.alert}`" if outage.alert else "none"
-        lines.append(f"| [{outage.name}](#{anchor}) | {outage.users} | {alert} | {said} |")
-    return "\n".join(lines)
+        lines.append(f"| [{outage.name}](../../docs/how-to/runbooks.md#{runbook_of(outage)}) | {outage.users} | {alert} | {said} |")
+    waiting = [f"- `{alert}` ({within(alert) / 60:.0f} min): {reason}." for alert, reason in LATER.items()]
+    return "\n".join([*lines, "", "These alerts wait for longer:", "", *waiting, ""])

@@ -12,7 +12,7 @@ import pytest
 from tests.forking import ForkServer
 from tests.outages.installation import installed
 from tests.outages.monitoring import Prometheus
-from tests.outages.table import LATER, NEEDS, OUTAGES, RULES, SOON, Outage, documentation, later, within
+from tests.outages.table import LATER, NEEDS, OUTAGES, RULES, SOON, Outage, documentation, runbook_of, within
 from tests.servers import eventually
 from tests.test_docs import anchors
 from tests.watch.test_faults import RUNBOOKS
@@ -104,6 +104,10 @@ def test_every_rule_is_of_one_installation_and_has_a_runbook() -> None:
 
 
 def test_the_documentation_has_the_table() -> None:
-    """The page of runbooks shows the faults as they are tried here, and why some of them are named later."""
-    assert documentation() in RUNBOOKS.read_text()
-    assert later() in RUNBOOKS.read_text()
+    """The page of runbooks has each alert beside its runbook, and how long the later ones take; ``faults.md`` has all faults."""
+    page = RUNBOOKS.read_text()
+    rows = re.findall(r"^\| \[.+\]\(#(.+)\) \| (.+) \|$", page, re.MULTILINE)
+    shown = {(anchor, alert) for anchor, alerts in rows for alert in alerts.split(", ")}
+    assert shown == {(runbook_of(outage), f"`{outage.alert}`") for outage in OUTAGES if outage.alert}
+    assert [alert for alert in LATER if f"`{alert}` ({within(alert) / 60:.0f} min)" not in page] == []
+    assert documentation() in (Path(__file__).parent / "faults.md").read_text()

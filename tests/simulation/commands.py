@@ -555,39 +555,41 @@ def _xrevrange(db: Storage, random: Random, words: list[bytes]) -> Any:
     return [] if stream is None else _shown(stream, stream.between(low, high)[::-1][:count])
 
 
-def streams_of(words: list[bytes]) -> list[bytes]:
-    """Return the keys of an XREAD or XREADGROUP, which may wait for them."""
-    rest = words[[word.upper() for word in words].index(b"STREAMS") + 1 :]
-    return rest[: len(rest) // 2]
+class Reading(NamedTuple):
+    """The words of an XREAD or XREADGROUP after its name, read.
 
+    Attributes:
+        positions: the keys, and after which entry each is read.
+        most: entries of each.
+        block: milliseconds for which it may wait; None when it may not.
+    """
 
-def block_of(words: list[bytes]) -> int | None:
-    """Return the milliseconds for which a reading command may wait."""
-    upper = [word.upper() for word in words]
-    return _integer(words[upper.index(b"BLOCK") + 1]) if b"BLOCK" in upper[: upper.index(b"STREAMS")] else None
+    positions: list[tuple[bytes, bytes]]
+    most: int
+    block: int | None
 
-
-def _positions(words: list[bytes]) -> list[tuple[bytes, bytes]]:
-    keys = streams_of(words)
-    return list(zip(keys, words[-len(keys) :], strict=True))
-
-
-def _count(words: list[bytes]) -> int:
-    upper = [word.upper() for word in words]
-    return _integer(words[upper.index(b"COUNT") + 1]) if b"COUNT" in upper[: upper.index(b"STREAMS")] else MOST
+    @classmethod
+    def of(cls, words: list[bytes]) -> Reading:
+        """Return what the words say."""
+        upper = [word.upper() for word in words]
+        at = upper.index(b"STREAMS")
+        options, half = upper[:at], at + 1 + (len(words) - at - 1) // 2
+        most = _integer(words[options.index(b"COUNT") + 1]) if b"COUNT" in options else MOST
+        block = _integer(words[options.index(b"BLOCK") + 1]) if b"BLOCK" in options else None
+        return cls(list(zip(words[at + 1 : half], words[half:], strict=True)), most, block)
 
 
 @_command("XREAD")
 def _xread(db: Storage, random: Random, words: list[bytes]) -> Any:
-    found = Streams()
-    for key, position in _positions(words):
+    found, reading = Streams(), Reading.of(words)
+    for key, position in reading.positions:
         stream = db.get(key, Stream)
         if stream is None:
             continue
-        ids = stream.between(_after(id_of(position)), LAST_ID)[: _count(words)]
+        ids = stream.between(_after(id_of(position)), LAST_ID)[: reading.most]
         if ids:
             found[key] = _shown(stream, ids)
-    return found or (None if block_of(words) is None else BLOCKS)
+    return found or (None if reading.block is None else BLOCKS)
 
 
 def _no_group(key: bytes, group: bytes) -> ErrorReply:
@@ -596,9 +598,9 @@ def _no_group(key: bytes, group: bytes) -> ErrorReply:
 
 @_command("XREADGROUP", writes=True)
 def _xreadgroup(db: Storage, random: Random, words: list[bytes]) -> Any:
-    name, consumer = words[1], words[2]
+    name, consumer, reading = words[1], words[2], Reading.of(words)
     groups: list[tuple[bytes, bytes, Stream, Group]] = []
-    for key, position in _positions(words):
+    for key, position in reading.positions:
         stream = db.get(key, Stream)
         group = None if stream is None else stream.groups.get(name)
         if stream is None or group is None:
@@ -609,15 +611,15 @@ def _xreadgroup(db: Storage, random: Random, words: list[bytes]) -> Any:
         group.consumers[consumer] = db.now()
         if position != b">":
             ids = [each for each in group.between(_after(id_of(position)), LAST_ID) if group.pending[each].consumer == consumer]
-            found[key] = [[shown(each), list(stream.entries[each]) if each in stream.entries else None] for each in ids[: _count(words)]]
+            found[key] = [[shown(each), list(stream.entries[each]) if each in stream.entries else None] for each in ids[: reading.most]]
             continue
-        ids = stream.between(_after(group.last), LAST_ID)[: _count(words)]
+        ids = stream.between(_after(group.last), LAST_ID)[: reading.most]
         for each in ids:
             group.pending[each] = Pending(consumer, db.now())
             group.last = each
         if ids:
             found[key] = _shown(stream, ids)
-    return found or (None if block_of(words) is None else BLOCKS)
+    return found or (None if reading.block is None else BLOCKS)
 
 
 @_command("XGROUP", grows=True)

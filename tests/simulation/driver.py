@@ -53,8 +53,8 @@ class Outcome(NamedTuple):
     """The result of a run.
 
     Attributes:
-        digest: of everything that was said to the server and of everything that was written down.
-        trace: what happened.
+        digest: of everything that was said to the server and of everything that was written down, if it was traced.
+        trace: what happened, if it was traced.
         met: how often each fault was under way when a script or command was carried out, by both names.
     """
 
@@ -89,12 +89,19 @@ class Records:
         self._wrote = wrote
         self.records: list[AnyRecord] = []
 
+    @property
+    def pid(self) -> int:
+        """The number of the process that writes."""
+        return self._world.current.pid
+
     def write(self, record: AnyRecord) -> None:
         """Add a record."""
         # What is said while a process is cleared away, nobody of it says.
-        if not self._world.ended and not self._world.current.dead:
-            self.records.append(record)
-            self._wrote(record)
+        if self._world.ended or self._world.current.dead:
+            return
+        self.records.append(record)
+        self._wrote(record)
+        if self._world.traced:
             fields = " ".join(f"{name}={value}" for name, value in msgspec.structs.asdict(record).items() if name != "at" and value != "")
             self._world.note(type(record).__name__.lower(), fields)
 
@@ -108,6 +115,8 @@ class _Logged(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Add an event."""
+        if not self._world.traced:
+            return
         fields = dict(getattr(record, FIELDS, None) or {"event": record.getMessage()})
         event = fields.pop("event")
         raised = "" if record.exc_info is None else "".join(traceback.format_exception(record.exc_info[1]))
@@ -117,17 +126,22 @@ class _Logged(logging.Handler):
 class Driver:
     """Runs one scenario.
 
+    Args:
+        traced: whether its outcome is to have a trace and a digest, which take time and change nothing.
+
     Attributes:
         world: where it runs.
         met: see ``Outcome``.
     """
 
-    def __init__(self, scenario: Scenario) -> None:
+    def __init__(self, scenario: Scenario, *, traced: bool = True) -> None:
         self.scenario = scenario
         self.options = scenario.options
         self.services = SERVICES
-        self.world = World(scenario.seed)
+        self.world = World(scenario.seed, traced=traced)
         self.world.network.delays, self.world.network.splits = [scenario.delay], [scenario.splits]
+        if any(fault.kind == "lost-second" for fault in scenario.faults):
+            self.world.server.synced = b"everysec"
         self.invariants = Invariants(self.world.server.db, self.key(""), self.options)
         self.journal = Records(self.world, self.invariants.wrote)
         self._settings = self.options.settings(_URL)
@@ -224,8 +238,8 @@ class Driver:
         process.go_on()
         return f"{process.name} for {seconds:.1f} s", (process.pid,)
 
-    async def restart(self, seconds: float, had: Snapshot | None = None) -> None:
-        """Kill the server and start it again, with what it had, or had at some time."""
+    async def restart(self, seconds: float, had: Snapshot | None = None, promoted: bool = False) -> None:
+        """Kill the server and start it again, or a replica in its place, with what it had, or had at some time."""
         world = self.world
         world.network.downs.append("restart")
         for connection in list(world.network.connections):
@@ -233,7 +247,7 @@ class Driver:
         await asyncio.sleep(seconds)
         if had is not None:
             world.server.db.restore(had)
-        world.server.begin()
+        world.server.begin(promoted)
         world.network.downs.remove("restart")
 
     async def refuse_at_command(self, fault: Aimed, random: Random, text: Callable[[str, bool, bool], str], count: int) -> str:
@@ -469,16 +483,17 @@ class Driver:
         name = self._name(words)
         return self.invariants.watch(name, process.pid, words[3:]) if name in OF_ENTRIES else None
 
-    def _observe(self, number: int, process: Process, words: list[bytes], answer: Any) -> None:
+    def _observe(self, number: int, process: Process, words: list[bytes], answer: Any, sent: bytes) -> None:
         if self.world.ended:
             return
-        # The answer to a script that is loaded says which it was.
-        said = words if words[0] != b"SCRIPT" else b""
-        told = repr(answer)
-        self._hash.update(f"{self.world.loop.now:.9f} {number} {said!r} {told}".encode())
         name = self._name(words)
+        if self.world.traced:
+            # The answer to a script that is loaded says which it was.
+            said = words if words[0] != b"SCRIPT" else ()
+            self._hash.update(b" ".join((b"%.9f %d" % (self.world.loop.now, number), *said, sent)))
+            if name in _STEPS:
+                self.world.note(f"> {name}", repr(answer)[:160], process.name)
         if name in _STEPS:
-            self.world.note(f"> {name}", told[:160], process.name)
             for kind, count in self._under_way.items():
                 if count > 0 and (not kind.startswith("refuse-") or isinstance(answer, ErrorReply)):
                     self.met[kind, name] += 1
@@ -522,9 +537,9 @@ class Driver:
         )
 
 
-def run(scenario: Scenario) -> Outcome:
-    """Run a scenario in a world of its own."""
-    return Driver(scenario).run()
+def run(scenario: Scenario, *, traced: bool = True) -> Outcome:
+    """Run a scenario in a world of its own; see ``Driver``."""
+    return Driver(scenario, traced=traced).run()
 
 
 def _nth(processes: dict[int, Process], pick: float, session: Session | None) -> Process | None:

@@ -108,7 +108,7 @@ def _search(source: _Source, first: int, seconds: float, tries: int, met: Counte
     began, used, seed, calls = time.monotonic(), time.process_time(), first, 0
     while time.monotonic() - began < seconds:
         scenario = source.draw(seed)
-        outcome = run(scenario)
+        outcome = run(scenario, traced=False)
         calls += outcome.calls
         met.update(outcome.met)
         if outcome.violations:

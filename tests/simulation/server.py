@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -11,7 +12,7 @@ from typing import Any
 import hiredis
 import lupa.lua51 as lupa
 
-from tests.simulation.commands import BLOCKS, COMMANDS, OK, Pairs, Streams, block_of, decimal, streams_of
+from tests.simulation.commands import BLOCKS, COMMANDS, OK, Pairs, Reading, Streams, decimal
 from tests.simulation.storage import ErrorReply, Status, Storage
 
 _VERSION = "7.2.4"
@@ -34,13 +35,14 @@ class Server:
         db: its keys.
         refusals: called with the name of each command or script, and whether it writes and may grow; the first that returns a text has it
             refused with that error.
-        observe: called with the session, the client, the words of each command that was carried out, and its answer.
+        observe: called with the session, the client, the words of each command that was carried out, its answer, and that as it is sent.
         meet: called with the session and the words of each command before it is carried out; returns whether the connection is to be cut
             "before" that or "after", or None.
         changed: called with the keys that a command has changed.
         watch: called with the client and the words of each command before it is carried out; what it returns is called if that succeeds.
         waiting: the sessions whose reads wait, in the order in which they came, and the keys for which they wait.
         asked: whether the command that is carried out was announced by ASKING.
+        synced: when its append-only file is synced, as ``appendfsync`` says it.
     """
 
     def __init__(self, clock: Callable[[], int], later: Callable[..., Any], random: Random) -> None:
@@ -48,21 +50,23 @@ class Server:
         self.later = later
         self.random = random
         self.refusals: list[Callable[[str, bool, bool], str]] = []
-        self.observe: Callable[[int, Any, list[bytes], Any], None] = lambda session, client, words, answer: None
+        self.observe: Callable[[int, Any, list[bytes], Any, bytes], None] = lambda session, client, words, answer, sent: None
         self.meet: Callable[[Session, list[bytes]], str | None] = lambda session, words: None
         self.changed: Callable[[set[bytes]], None] = lambda keys: None
         self.watch: Callable[[Any, list[bytes]], Callable[[], None] | None] = lambda client, words: None
         self.sessions: list[Session] = []
         self.waiting: dict[Session, frozenset[bytes]] = {}
         self.asked = False
+        self.synced = b"always"
         self._opened = 0
         self.begin()
 
-    def begin(self) -> None:
-        """Be another process: with a run id of its own, and without scripts."""
+    def begin(self, promoted: bool = False) -> None:
+        """Be another process: with a run id of its own, and without scripts; ``promoted`` when it was a replica."""
         self.run_id = f"{self.random.getrandbits(160):040x}"
         self.scripts: dict[bytes, bytes] = {}
         self.role = "master"
+        self.master_before = f"{self.random.getrandbits(160) if promoted else 0:040x}"
 
     def open(self, client: Any, send: Callable[[bytes], None], cut: Callable[[], None]) -> Session:
         """Return a session with a client, which gets bytes by ``send``; ``cut`` ends its connection."""
@@ -73,11 +77,11 @@ class Server:
 
     def carry_out(self, words: list[bytes], script: str = "") -> Any:
         """Return the answer to a command that needs no session; raises ``ErrorReply``."""
-        name = words[0].upper()
-        command = COMMANDS.get(name)
+        name = words[0]
+        command = COMMANDS.get(name) or COMMANDS.get(name.upper())
         if command is None:
             raise ErrorReply(f"ERR unknown command '{name.decode('latin-1')}', with args beginning with: ")
-        if not script and (refusal := self._refusal(name.decode(), command.writes, command.grows)):
+        if self.refusals and not script and (refusal := self._refusal(name.decode().upper(), command.writes, command.grows)):
             raise ErrorReply(refusal)
         return command.run(self.db, self.random, words[1:])
 
@@ -88,7 +92,7 @@ class Server:
         writes = b"no-writes" not in flags
         if refusal := self._refusal("script", writes, writes and b"allow-oom" not in flags):
             raise ErrorReply(refusal)
-        self.scripts[hashlib.sha1(source, usedforsecurity=False).hexdigest().encode()] = source
+        self.scripts[_digest(source)] = source
         return _run(self, source, words[1 : 1 + count], words[1 + count :])
 
     def _refusal(self, name: str, writes: bool, grows: bool) -> str:
@@ -113,7 +117,7 @@ class Server:
         """Return what the server says of itself."""
         about = {
             "server": f"redis_version:{_VERSION}\r\nrun_id:{self.run_id}\r\n",
-            "replication": f"role:{self.role}\r\nmaster_host:other\r\nmaster_port:6379\r\nmaster_replid2:{'0' * 40}\r\n",
+            "replication": f"role:{self.role}\r\nmaster_host:other\r\nmaster_port:6379\r\nmaster_replid2:{self.master_before}\r\n",
             "memory": "maxmemory_policy:noeviction\r\n",
             "persistence": "aof_enabled:1\r\n",
         }
@@ -147,7 +151,7 @@ class Session:
         """Take in bytes of the client, and carry out the commands that are whole now."""
         self._reader.feed(data)
         while (words := self._reader.gets()) is not False:
-            self._waiting.append([word if isinstance(word, bytes) else bytes(word) for word in words])
+            self._waiting.append(words)
         self._go_on()
 
     def close(self) -> None:
@@ -171,9 +175,10 @@ class Session:
 
     def answer(self, answer: Any, words: list[bytes] | None = None) -> None:
         """Send an answer; those to commands that came together leave together."""
+        sent = encoded(answer)
         if words is not None:
-            self._server.observe(self.number, self.client, words, answer)
-        self._answers.append(encoded(answer))
+            self._server.observe(self.number, self.client, words, answer, sent)
+        self._answers.append(sent)
         if not self._answering:
             self._send_answers()
 
@@ -221,10 +226,10 @@ class Session:
 
     def _block(self, words: list[bytes]) -> None:
         self._blocked = words
-        self._server.waiting[self] = frozenset(streams_of(words))
-        ms = block_of(words[1:])
-        if ms:
-            self._timer = self._server.later(ms / 1000, self.unblock)
+        reading = Reading.of(words[1:])
+        self._server.waiting[self] = frozenset(key for key, _ in reading.positions)
+        if reading.block:
+            self._timer = self._server.later(reading.block / 1000, self.unblock)
 
     def _unblock(self) -> None:
         self._blocked = None
@@ -259,6 +264,9 @@ class Session:
     def _info(self, words: list[bytes]) -> Any:
         return self._server.info(words[0].decode().lower() if words else "server").encode()
 
+    def _config(self, words: list[bytes]) -> Any:
+        return {b"appendfsync": self._server.synced}
+
     def _role(self, words: list[bytes]) -> Any:
         return [b"master", 0, []] if self._server.role == "master" else [b"slave", b"other", 6379, b"connected", 0]
 
@@ -266,7 +274,7 @@ class Session:
         if words[0].upper() == b"FLUSH":
             self._server.scripts.clear()
             return OK
-        sha = hashlib.sha1(words[1], usedforsecurity=False).hexdigest().encode()
+        sha = _digest(words[1])
         self._server.scripts[sha] = words[1]
         return sha
 
@@ -309,6 +317,7 @@ _OF_SESSIONS: dict[bytes, Callable[[Session, list[bytes]], Any]] = {
     b"ASKING": Session._ask,
     b"AUTH": Session._accept,
     b"CLIENT": Session._client,
+    b"CONFIG": Session._config,
     b"EVAL": Session._eval,
     b"EVALSHA": Session._evalsha,
     b"HELLO": Session._hello,
@@ -356,6 +365,12 @@ def _encode(value: Any, out: list[bytes]) -> None:
 
 # -- scripts ------------------------------------------------------------------------------------------
 
+
+@functools.lru_cache(maxsize=256)
+def _digest(source: bytes) -> bytes:
+    return hashlib.sha1(source, usedforsecurity=False).hexdigest().encode()
+
+
 _lua = lupa.LuaRuntime(encoding=None, unpack_returned_tuples=False)
 _table = _lua.eval("function() return {} end")
 _TABLE = type(_table())
@@ -389,10 +404,12 @@ def _run(server: Server, source: bytes, keys: list[bytes], arguments: list[bytes
         try:
             if packed[0] == b"PUBLISH":
                 return server.publish(packed[1], packed[2])
+            if packed[0] == b"INFO":
+                return server.info(packed[1].decode()).encode()
             answer = server.carry_out(packed, "in a script")
         except ErrorReply as error:
             return _lua.table_from({b"err": str(error).encode("latin-1")})
-        return _to_lua(None if answer is BLOCKS else answer)
+        return answer if type(answer) is bytes or type(answer) is int else _to_lua(None if answer is BLOCKS else answer)
 
     returned = _begin(call, script, _lua.table_from(keys), _lua.table_from(arguments))
     answer = returned[2]
@@ -418,7 +435,7 @@ def _to_lua(value: Any) -> Any:
         return _to_lua(flat)
     if type(value) is Pairs:
         return _to_lua([word for pair in value for word in pair])
-    return _lua.table_from([_to_lua(each) for each in value])
+    return _lua.table_from([each if type(each) is bytes else _to_lua(each) for each in value])
 
 
 def _from_lua(value: Any) -> Any:

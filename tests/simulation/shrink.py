@@ -21,12 +21,12 @@ _NAMED = re.compile(r"""'[^']*'|"[^"]*"|[\w.:-]*\d[\w.:-]*""")
 def shrink(scenario: Scenario, tries: int = 150) -> Scenario:
     """Return a short scenario in which the same goes wrong as in this one; it is run so many times at most."""
     left = tries
-    kinds = {kind(violation) for violation in run(scenario).violations} if left else set()
+    kinds = {kind(violation) for violation in run(scenario, traced=False).violations} if left else set()
 
     def fails(candidate: Scenario) -> bool:
         nonlocal left
         left -= 1
-        return left >= 0 and any(kind(violation) in kinds for violation in run(candidate).violations)
+        return left >= 0 and any(kind(violation) in kinds for violation in run(candidate, traced=False).violations)
 
     before = None
     while before != scenario and left > 0:

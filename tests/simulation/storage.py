@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import TypeVar
 
 Id = tuple[int, int]
@@ -84,7 +85,14 @@ class Stream:
         """Return the ids of a range, in their order."""
         if first == last:
             return [first] if first in self.entries else []
-        return [each for each in self.entries if first <= each <= last]
+        if last < LAST_ID:
+            return [each for each in self.entries if first <= each <= last]
+        if first > self.last:
+            return []
+        # Most reads are for the newest.
+        found = list(takewhile(first.__le__, reversed(self.entries)))
+        found.reverse()
+        return found
 
 
 Value = bytes | Hash | Members | Scores | Elements | Stream
@@ -114,7 +122,7 @@ class Storage:
     def find(self, key: bytes) -> Value | None:
         """Return the value of a key, None when there is none or it has expired."""
         ends = self.expires.get(key)
-        if ends is not None and self.now() > ends:
+        if ends is not None and self.clock() // 1000 > ends:
             self.remove(key)
         return self.values.get(key)
 

@@ -28,7 +28,7 @@ def test_a_short_scenario_fails_as_the_whole_one_did(monkeypatch: pytest.MonkeyP
     scenario = Scenario(1, scenario.options, scenario.calls[:9], [Aimed(0.1 * n, "kill", 0.0, 0.1 * n) for n in range(9)])
     wanted, culprit = scenario.calls[4], scenario.faults[6]
 
-    def run(candidate: Scenario) -> Outcome:
+    def run(candidate: Scenario, *, traced: bool) -> Outcome:
         if wanted in candidate.calls and culprit in candidate.faults:
             number = len(candidate.calls)
             return _outcome(Violation("executions", f"attempt {number} still runs in process {1000 + number} although …", wanted.key))
@@ -69,7 +69,7 @@ def test_a_search_ends_with_the_seed_of_a_violation(
     monkeypatch.setattr(sys, "argv", ["simulation", "--first", "40", "--tries", "0", *(found if "/" in word else word for word in words)])
     runs: list[int] = []
 
-    def run(scenario: Scenario) -> Outcome:
+    def run(scenario: Scenario, *, traced: bool = True) -> Outcome:
         runs.append(scenario.seed)
         return _outcome(Violation("rest", "the key x has no TTL")) if scenario.seed == 42 else _outcome()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import _thread
 import asyncio
 import contextvars
+import functools
 import gc
 import heapq
 import random as randomness
@@ -126,6 +127,29 @@ class _Task(asyncio.Task[Any]):
         return self._number
 
 
+class _Handle(asyncio.Handle):
+    """A callback; nothing is asked about debugging."""
+
+    __slots__ = ()
+
+    def __init__(self, callback: Callable[..., object], args: tuple[Any, ...], loop: Loop, context: contextvars.Context | None) -> None:
+        self._callback, self._args, self._loop = callback, args, loop
+        self._context = contextvars.copy_context() if context is None else context
+        self._cancelled, self._repr, self._source_traceback = False, None, None
+
+
+class _Timer(_Handle, asyncio.TimerHandle):
+    """A callback at a time."""
+
+    __slots__ = ()
+
+    def __init__(
+        self, when: float, callback: Callable[..., object], args: tuple[Any, ...], loop: Loop, context: contextvars.Context | None
+    ) -> None:
+        super().__init__(callback, args, loop, context)
+        self._when, self._scheduled = when, False
+
+
 class Loop(asyncio.BaseEventLoop):
     """An event loop whose time goes to the next timer whenever nothing else is to be done.
 
@@ -153,10 +177,16 @@ class Loop(asyncio.BaseEventLoop):
         self, when: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
         """Call a function at a time, behind what is called at the same."""
-        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        timer = _Timer(when, callback, args, self, context)
         self._made += 1
         heapq.heappush(self._timers, (when, self._made, timer))
         return timer
+
+    def call_soon(self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: contextvars.Context | None = None) -> asyncio.Handle:
+        """Call a function at once, behind what is called already."""
+        handle = _Handle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
 
     def append(self, handles: list[Any]) -> None:
         """Run handles that were held back, in their order."""
@@ -203,7 +233,8 @@ class Loop(asyncio.BaseEventLoop):
         protocol.connection_made(transport)
         return transport, protocol
 
-    def _run_once(self) -> None:
+    def _take_timers(self) -> None:
+        """Make ready what is due, or, if nothing is ready, what is due first."""
         ready, timers = self._ready, self._timers
         if not ready:
             while timers and timers[0][2]._cancelled:
@@ -217,6 +248,11 @@ class Loop(asyncio.BaseEventLoop):
             timer = heapq.heappop(timers)[2]
             if not timer._cancelled:
                 ready.append(timer)
+
+    def _run_once(self) -> None:
+        ready, timers = self._ready, self._timers
+        if not ready or (timers and timers[0][0] <= self.now):
+            self._take_timers()
         self._at_once += len(ready)
         if self._at_once > _MOST_AT_ONCE:
             raise Stuck(f"{self._at_once} callbacks at one instant, the next: {ready[0]!r}")
@@ -227,8 +263,13 @@ class Loop(asyncio.BaseEventLoop):
                 continue
             if strand is not None and strand.paused:
                 strand.held.append(handle)
-            else:
-                handle._run()
+                continue
+            try:
+                handle._context.run(handle._callback, *handle._args)
+            except (SystemExit, KeyboardInterrupt):
+                raise
+            except BaseException as error:
+                self.call_exception_handler({"message": f"Exception in callback {handle!r}", "exception": error, "handle": handle})
 
     def _process_events(self, event_list: Any) -> None:
         """Nothing comes from outside."""
@@ -237,13 +278,20 @@ class Loop(asyncio.BaseEventLoop):
         """Nobody waits in a selector."""
 
 
+@functools.cache
+def _keep_modules() -> None:
+    """Let nobody look at the modules again at the end of each world: they stay."""
+    gc.collect()
+    gc.freeze()
+
+
 class World:
     """A world from a seed.
 
     Attributes:
         loop, network, server: its parts.
         random: the random numbers of everything that runs in it.
-        trace: what happened.
+        trace: what happened, if it is ``traced``.
         processes: all that were ever started.
         current: the process whose code runs.
         server_skew: seconds by which the server's clock is ahead.
@@ -252,8 +300,9 @@ class World:
         ended: whether it is over; what is heard of it while it is dropped follows no seed.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, traced: bool = True) -> None:
         self.seed = seed
+        self.traced = traced
         self.random = randomness.Random(f"{seed} world")
         self.loop = Loop(self)
         self.context = contextvars.Context()
@@ -294,7 +343,7 @@ class World:
 
     def note(self, what: str, about: str = "", who: str = "") -> None:
         """Add to the trace."""
-        if self.ended:
+        if self.ended or not self.traced:
             return
         self.trace.append(Moment(self.loop.now, who or self.current.name, what, about))
 
@@ -303,10 +352,7 @@ class World:
         seed = f"{self.seed} product"
         randomness.seed(seed)
         seams.world = self
-        if not gc.get_freeze_count():
-            # Modules stay, so that nobody has to look at them at the end of each world.
-            gc.collect()
-            gc.freeze()
+        _keep_modules()
         gc.disable()
         try:
             self.loop.run_until_complete(work)

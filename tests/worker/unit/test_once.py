@@ -90,21 +90,25 @@ async def test_once_work_that_must_not_begin_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("attempt", "expected"),
+    ("changes", "expected"),
     [
-        (1, ErrorInfo("unavailable", "not_begun", "the tool did not begin, since the server did not take the note of it: gone", True)),
-        (2, ErrorInfo("outcome_unknown", "", "an earlier attempt may have begun, and the server did not say: gone")),
+        (
+            {"attempt": 1},
+            ErrorInfo("unavailable", "not_begun", "the tool did not begin, since the server did not take the note of it: gone", True),
+        ),
+        ({"attempt": 2}, ErrorInfo("outcome_unknown", "", "an earlier attempt may have begun, and the server did not say: gone")),
+        ({"server": b"other"}, ErrorInfo("outcome_unknown", "", "an earlier attempt may have begun, and the server did not say: gone")),
     ],
 )
-async def test_once_work_without_a_mark_does_not_begin(attempt: int, expected: ErrorInfo, seen: list[Any]) -> None:
-    """When its start can't be noted, a first attempt ends as unavailable and a later one as outcome_unknown."""
+async def test_once_work_without_a_mark_does_not_begin(changes: dict[str, Any], expected: ErrorInfo, seen: list[Any]) -> None:
+    """When its start can't be noted, a first attempt ends as unavailable; a later one, or on another server process, as outcome_unknown."""
     bench = Bench(pay)
 
     async def refuse(_: Any) -> Any:
         raise BrokerUnavailable("gone")
 
     bench.broker.begin = refuse  # type: ignore[method-assign, assignment]
-    end = await bench.run("pay", attempt=attempt)
+    end = await bench.run("pay", **changes)
     assert end.frame.error == expected
     assert seen == []
 
@@ -147,16 +151,18 @@ def _expire_before_its_first_step(bench: Bench, delivery: Delivery) -> None:
 async def test_once_work_that_is_not_run_again_may_have_begun(
     give_up: Callable[[Bench, Delivery], None], error: str, seen: list[Any]
 ) -> None:
-    """After a lost attempt it ends as outcome_unknown; first or handed-back attempts, and other work, end with what happened."""
+    """After a lost attempt, or on another server process, it ends as outcome_unknown; else with what happened, as other work does."""
     bench = Bench(pay, hold, concurrency=8)
-    for changes in ({"attempt": 2}, {"attempt": 2, "handed_back": 1}, {"attempt": 1}):
+    bench.stream.server = b"this"
+    for changes in ({"attempt": 2}, {"server": b"other"}, {"attempt": 2, "handed_back": 1}, {"server": b"this"}, {"attempt": 1}):
         give_up(bench, bench.delivery("pay", effect="once", **changes))
     give_up(bench, bench.delivery("hold", attempt=2))
     await bench.settle()
     ends = [end.frame.error for end in bench.broker.ends]
-    assert [end.type for end in ends if end is not None] == ["outcome_unknown", error, error, error]
-    assert ends[0] is not None
-    assert (ends[0].code, "an earlier attempt may have begun" in ends[0].message, ends[0].retryable) == (error, True, False)
+    assert [end.type for end in ends if end is not None] == ["outcome_unknown", "outcome_unknown", error, error, error, error]
+    for unknown in ends[:2]:
+        assert unknown is not None
+        assert (unknown.code, "an earlier attempt may have begun" in unknown.message, unknown.retryable) == (error, True, False)
     assert seen == []
 
 

@@ -316,7 +316,7 @@ class WorkerSteps:
 
     def stream_of(self, service: ServiceDescriptor) -> RequestStream:
         """Return the request stream of a service, of which nothing has been taken yet."""
-        return RequestStream(
+        stream = RequestStream(
             self._keys,
             service.id,
             service.queue,
@@ -327,6 +327,11 @@ class WorkerSteps:
             on_let_go=self.listener.on_let_go,
             set_aside=self.endings.set_aside,
         )
+        stream.server = self._server_id()
+        return stream
+
+    def _server_id(self) -> bytes:
+        return b"" if self.link.server is None else self.link.server.run_id.encode()
 
     def connected(self, restarted: bool) -> None:
         """Take in that the writing link has connected; ``restarted`` when the server is another process now."""
@@ -336,6 +341,8 @@ class WorkerSteps:
         if self.links.open and self.link.statistics().connects > 1:
             self.leases.nudge()
             self.wake.catch_up()
+        for stream in self.streams.values():
+            stream.server = self._server_id()
         if restarted:
             if self.links.open:
                 self.ownership.doubt()

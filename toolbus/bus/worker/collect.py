@@ -65,7 +65,9 @@ def collect(targets: object, settings: Settings, services: Services | None = Non
     left_out = {} if left_out is None else left_out
     instances: dict[str, ToolService] = {}
     functions: dict[str, dict[str, FunctionTool]] = {}
-    for target in _flat(targets, left_out):
+    # Services are made before: they may define tools.
+    flat, whole = list(_flat(targets, left_out)), functools.cache(tools_of_service)
+    for target in flat:
         if isinstance(target, ToolService):
             check_service(target)
             name = target.id or type_name(target)
@@ -73,7 +75,7 @@ def collect(targets: object, settings: Settings, services: Services | None = Non
                 raise ConfigurationError(f"two services have the id {name!r}")
             instances[name] = target
             continue
-        for found in _functions(target):
+        for found in _functions(target, whole):
             functions.setdefault(found.service, {})[found.name] = found
     methods = {made for each in instances.values() for made in methods_of(type(each))}
     functions = {name: left for name, tools in functions.items() if (left := {k: v for k, v in tools.items() if v not in methods})}
@@ -103,7 +105,7 @@ def _flat(targets: object, left_out: dict[str, str]) -> Iterable[object]:
         yield targets
 
 
-def _functions(target: object) -> list[FunctionTool]:
+def _functions(target: object, whole: Callable[[str], list[FunctionTool]]) -> list[FunctionTool]:
     found = definitions_of(target)
     if not found and callable(target) and tool_of(inspect.unwrap(target)) is not None:
         raise ConfigurationError(f"{target!r} wraps a tool: put @tool above the other decorators, so that the tool is what they make")
@@ -111,7 +113,7 @@ def _functions(target: object) -> list[FunctionTool]:
         raise ConfigurationError(f"{target!r} is not a tool: decorate it with @tool, or give a ToolService or a module")
     # What other modules made of the same function is theirs; and a service is served whole, or replicas would differ.
     services = {made.service for made in found if made.module == found[-1].module}
-    tools = [made for service in sorted(services - {""}) for made in tools_of_service(service)]
+    tools = [made for service in sorted(services - {""}) for made in whole(service)]
     if not any(made in found for made in tools):
         raise ConfigurationError(f"{found[-1].origin} is a method; give its ToolService instead")
     return tools

@@ -380,7 +380,7 @@ def given_up(state: RunState, why: str, timeout: float = 0.0, queued_ms: float =
 
 def not_run(error: ErrorInfo, delivery: Delivery, *, once: bool) -> ErrorInfo:
     """Return the error of a delivery that this worker does not run for a reason; of ``once`` work an earlier attempt may have begun."""
-    if not once or error.type == "outcome_unknown" or delivery.tries < 2:
+    if not once or error.type == "outcome_unknown" or not delivery.may_have_begun:
         return error
     return ErrorInfo("outcome_unknown", error.type, f"{error.message}; an earlier attempt may have begun, so {_MAYBE}")
 
@@ -408,9 +408,9 @@ def no_session(request: Request) -> CallRefused:
     return CallRefused(message, type="invalid_arguments", code="no_session")
 
 
-def unmarked(error: BrokerError, attempt: int) -> CallRefused:
+def unmarked(error: BrokerError, delivery: Delivery) -> CallRefused:
     """Return the failure of ``once`` work of which the server did not take the mark: this attempt did not begin."""
-    if attempt == 1:
+    if not delivery.may_have_begun:
         message = f"the tool did not begin, since the server did not take the note of it: {error}"
         return CallRefused(message, type="unavailable", code=NOT_BEGUN, retryable=True)
     message = f"an earlier attempt may have begun, and the server did not say: {error}"

@@ -453,7 +453,7 @@ class Run(msgspec.Struct, eq=False):
         try:
             beginning = await self.context.broker.steps.beginnings.begin(self.delivery)
         except BrokerError as error:
-            raise outcome.unmarked(error, self.delivery.attempt) from None
+            raise outcome.unmarked(error, self.delivery) from None
         if beginning == "lost":
             self._move(_ANSWERED)
             self._report("lost")

@@ -187,7 +187,7 @@ def conformance_command() -> None:
     them with their levels. Each is told as holding, broken, or not checked. Levels: 0 unary calls; 1 streams, cancellation, deadlines;
     2 leases, drain, taking over; 3 once, shared calls, sessions.
 
-    The program is started by its command, which stands behind ` -- `, on a server that exists for the checks only. Its environment has
+    The program is started by its command, which stands behind ` -- `, on two servers that exist for the checks only. Its environment has
     TOOLBUS_URL (redis://HOST:PORT), TOOLBUS_NAMESPACE, TOOLBUS_LEASE and TOOLBUS_GRACE (seconds, maybe with a fraction),
     TOOLBUS_SERVICE, which is `conformance`, and TOOLBUS_SCRIPTS, a folder with the Lua scripts as `toolbus protocol scripts` writes
     them. Of a broken requirement the last frames are shown, and what the program wrote to standard error.
@@ -215,7 +215,7 @@ def worker_command(checks: Checks) -> None:
                                           `delay` seconds behind each
       conformance-once (to, delay)        counts, too, and has the effect once
       conformance-data (size)             returns the data {"text": "x…"} with `size` letters
-      conformance-large (size)            returns a text of `size` letters
+      conformance-large (size)            yields a text of `size` letters in pieces of 32,768
       conformance-private (text)          returns its text, and has the tenant `kit` alone
       conformance-block (seconds)         keeps its handler's thread busy, then returns a text
       conformance-retry (to, delay)       counts, but fails behind the first number of the first attempt, and

@@ -9,7 +9,8 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TypeVar
 
@@ -235,22 +236,66 @@ async def run_checks(
     *,
     whole: bool = True,
 ) -> list[Outcome]:
-    """Check what a program keeps, on a server of its own.
+    """Check what a program keeps, in two scenes beside each other, each with a server of its own, since checks wait most of the time.
 
     Args:
         kind: of program.
-        requirements: in their order.
+        requirements: in their order. One scene begins with the first, the other with the last of them.
         command: starts the program.
-        report: called with each outcome as it comes.
+        report: called with the outcomes in the same order, each as soon as it and those before it have come.
         whole: whether they are all of a level. Then a program that does not even begin in the first one is checked no further, since each
             check would wait for it.
 
     Raises:
         ConfigurationError: the command can't be started.
     """
-    found: list[Outcome] = []
-    with EmbeddedServer() as server, tempfile.TemporaryDirectory(prefix="toolbus-scripts-") as folder:
+    waiting = deque(requirements)
+    found: dict[str, Outcome] = {}
+    told: list[Outcome] = []
+
+    async def check(scene: C, required: Requirement[C], blocked: str = "") -> Outcome:
+        outcome = found[required.id] = await _outcome_of(required, scene, blocked or required.unchecked)
+        while len(told) < len(requirements) and (following := requirements[len(told)].id) in found:
+            told.append(found[following])
+            report(told[-1])
+        return outcome
+
+    async def check_on(scene: C, blocked: str) -> None:
+        while waiting:
+            await check(scene, waiting.popleft(), blocked)
+
+    async def check_from_the_end() -> None:
+        async with _scene_of(kind, command, folder) as beside:
+            while waiting:
+                await check(beside, waiting.pop())
+
+    with tempfile.TemporaryDirectory(prefix="toolbus-scripts-") as folder:
         scripts.write_scripts(Path(folder))
+        async with _scene_of(kind, command, folder) as scene:
+            first = await check(scene, waiting.popleft())
+            blocked = f"{first.id} is broken" if whole and first.status == "broken" and not scene.has_begun else ""
+            tasks = [asyncio.create_task(check_on(scene, blocked))]
+            if len(waiting) > 1 and not blocked:
+                tasks.append(asyncio.create_task(check_from_the_end()))
+            try:
+                await asyncio.gather(*tasks)
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+    return told
+
+
+@contextlib.asynccontextmanager
+async def _scene_of(kind: type[C], command: Sequence[str], folder: str) -> AsyncIterator[C]:
+    """Serve a scene with a server of its own, and end the program with it.
+
+    Args:
+        kind: of program.
+        command: starts the program.
+        folder: with the scripts.
+    """
+    with EmbeddedServer() as server:
         settings = Settings.load({}, url=server.url, namespace="conformance", lease=LEASE)
         environment = {
             "TOOLBUS_URL": settings.url,
@@ -263,14 +308,9 @@ async def run_checks(
         program = Program(command, environment)
         try:
             async with Probe(settings) as probe:
-                scene = kind(settings, probe, program)
-                for each in requirements:
-                    is_silent = whole and found and found[0].status == "broken" and not scene.has_begun
-                    found.append(await _outcome_of(each, scene, f"{found[0].id} is broken" if is_silent else each.unchecked))
-                    report(found[-1])
+                yield kind(settings, probe, program)
         finally:
             await program.close()
-    return found
 
 
 async def _outcome_of(required: Requirement[C], scene: C, blocked: str) -> Outcome:

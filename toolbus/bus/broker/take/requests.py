@@ -132,6 +132,11 @@ class Delivery(msgspec.Struct, eq=False):
         """The number of this attempt among those that count against ``max_deliveries``: a worker that leaves did not die of its calls."""
         return self.attempt - self.handed_back
 
+    @property
+    def may_have_begun(self) -> bool:
+        """True if an earlier attempt may have begun: one that counts, or any that this server process can have forgotten."""
+        return self.tries > 1 or self.server not in {b"", self.queue.server}
+
     def again(self, attempt: int, run: str) -> Self:
         """Return the same request for a further run on this worker."""
         return msgspec.structs.replace(self, attempt=attempt, run=run, begun=False)
@@ -155,6 +160,7 @@ class RequestStream:
         depth: how many requests the stream held, queued and running, when this worker last finished one.
         leaving: True once its service is withdrawn: nothing more is taken, and what is held is still to be answered.
         sticky: True when calls of one session go to one worker.
+        server: the run id of the server.
     """
 
     def __init__(
@@ -188,6 +194,7 @@ class RequestStream:
         self.held: dict[bytes, Delivery] = {}
         self.depth = 0
         self.paused = self.leaving = self.sticky = False
+        self.server = b""
         self.most_document = settings.max_request + 1024
         self.set_aside = set_aside
         # Tokens of runs: unique without a system call per run, which cost a tenth of a worker's time.

@@ -10,7 +10,7 @@ from typing import Any
 
 from toolbus.bus import telemetry
 from toolbus.bus.broker.lease.clock import ServerClock
-from toolbus.bus.broker.server.reading import integer
+from toolbus.bus.broker.server.reading import integer, shown
 from toolbus.bus.broker.server.scripts import Form, Script
 from toolbus.bus.broker.transport.command import (
     ELSEWHERE,
@@ -368,11 +368,14 @@ async def may_have_forgotten(link: Link) -> bool:
     Raises:
         BrokerError: the server could not be asked.
     """
-    # A restart with an append-only file keeps every mark; a restored snapshot or a promoted replica may not.
     persistence = info_fields(await link.execute("INFO", "persistence", repeatable=True))
     replication = info_fields(await link.execute("INFO", "replication", repeatable=True))
-    return (
-        persistence.get("aof_enabled") != "1"
-        or replication.get("master_replid2", "").strip("0") != ""
-        or "master_replid2" not in replication
-    )
+    if persistence.get("aof_enabled") != "1" or replication.get("master_replid2", "unknown").strip("0"):
+        return True
+    try:
+        configured = await link.execute("CONFIG", "GET", "appendfsync", repeatable=True)
+    except ReplyError:
+        # Not permitted to look.
+        return True
+    # A file that is synced each second lacks the last one when the machine crashes.
+    return shown(configured.get(b"appendfsync", b"")) != "always"

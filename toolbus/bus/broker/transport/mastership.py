@@ -154,20 +154,23 @@ class Mastership:
         """Take in that a connection was opened."""
 
     def demoted(self, why: str) -> None:
-        """Drop the links, because their server said that it is no master."""
+        """Drop the links, because their server said that it is no master; who heard that looks for the master in its own time."""
         self._drop(self._links, why)
 
     def compare(self) -> None:
         """Drop the links when they are to different servers."""
         servers = {link.server.run_id for link in self._links if link.connected and link.server is not None}
         if len(servers) > 1:
-            self._drop(self._links, "the connections are to different servers")
+            self._move(self._links, "the connections are to different servers")
+
+    def _move(self, links: Sequence[Link], why: str) -> None:
+        self._drop(links, why)
+        self._on_moved()
 
     def _drop(self, links: Sequence[Link], why: str) -> None:
         telemetry.log.warning("server.moved", server=self._connector.display, reason=why)
         for link in links:
             link.relocate()
-        self._on_moved()
 
     def _links_elsewhere(self, node: Node) -> list[Link]:
         """Return the links that are to another server, or not yet to any."""
@@ -189,7 +192,7 @@ class InClusterMastership(Mastership):
             except BrokerError:
                 continue
             if node is not None and node != server.node and self._links[0].silence >= _SILENT:
-                self._drop(self._links_elsewhere(node), f"{node.host}:{node.port} serves the slot now")
+                self._move(self._links_elsewhere(node), f"{node.host}:{node.port} serves the slot now")
 
 
 class BySentinelMastership(Mastership):
@@ -280,7 +283,7 @@ class BySentinelMastership(Mastership):
             # By the first one the links are where they belong, unless the master was replaced since they were opened.
             right = self._connected_to() <= {agreed.node, None} if before is None else before.node == agreed.node
             if not right or (before is not None and agreed.epoch > before.epoch):
-                self._drop(self._links_elsewhere(agreed.node), f"{agreed.node.host}:{agreed.node.port} is the master now")
+                self._move(self._links_elsewhere(agreed.node), f"{agreed.node.host}:{agreed.node.port} is the master now")
         self._take_doubts(-1 if self._followed is None else self._followed.epoch)
         self.look()
 

@@ -25,13 +25,26 @@ if own then
 end
 if waits then return 'shared' end
 
+-- A server process that is not the one which accepted work that must not happen twice may have forgotten that a worker had it.
+local function may_have_forgotten(fields)
+  for i = 1, #fields, 2 do
+    if fields[i] == 's' then
+      local said = redis.pcall('INFO', 'server')
+      return type(said) ~= 'string' or not said:find('run_id:' .. fields[i + 1], 1, true)
+    end
+  end
+  return false
+end
+
 local function take_back(entry)
-  if #redis.call('XRANGE', queue, entry, entry) == 0 then return 'gone' end
+  local found = redis.call('XRANGE', queue, entry, entry)
+  if #found == 0 then return 'gone' end
   local pending = redis.pcall('XPENDING', queue, 'g', entry, entry, 1)
   local untaken = #pending == 0
   -- Whether a group that is gone had delivered it, nobody knows. A request that waits for the worker that has its session, before its
   -- first attempt, never ran.
-  if not pending.err and began ~= 1 and (untaken or (pending[1][2]:sub(1, 4) == '~to:' and pending[1][4] <= 1)) then
+  local known = not pending.err and began ~= 1 and not may_have_forgotten(found[1][2])
+  if known and (untaken or (pending[1][2]:sub(1, 4) == '~to:' and pending[1][4] <= 1)) then
     if not untaken then redis.call('XACK', queue, 'g', entry) end
     redis.call('XDEL', queue, entry)
     return 'removed'
