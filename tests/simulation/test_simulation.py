@@ -38,6 +38,11 @@ def test_what_was_found_stays_mended(path: Path) -> None:
     assert outcome.returncode == 0, outcome.stdout
 
 
+def test_what_a_killed_process_had_not_begun_is_dropped_silently() -> None:
+    """Its tasks are no coroutines that somebody forgot to await, as Python would say."""
+    assert not _simulate("--seed", "1019").stderr
+
+
 def test_the_example_for_contributors_runs() -> None:
     """It prints what each process did, and the faults that it is about."""
     [example] = [fence.text for fence in fences(_ROOT / "CONTRIBUTING.md") if fence.kind == "python"]

@@ -10,6 +10,7 @@ import gc
 import heapq
 import random as randomness
 import sys
+import warnings
 from collections.abc import Callable, Coroutine
 from typing import Any, NamedTuple, TypeVar, TypeVarTuple, Unpack
 
@@ -378,7 +379,10 @@ class World:
             self.network.connections.clear()
             self.server.sessions.clear()
             self.server.waiting.clear()
-            gc.collect()
+            with warnings.catch_warnings():
+                # A process was killed before these had begun.
+                warnings.filterwarnings("ignore", "coroutine '.*' was never awaited", RuntimeWarning)
+                gc.collect()
         finally:
             sys.unraisablehook = usual
 
