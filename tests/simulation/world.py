@@ -372,19 +372,22 @@ class World:
         self.loop.set_exception_handler(lambda loop, context: None)
         usual, sys.unraisablehook = sys.unraisablehook, lambda _: None
         try:
-            self.loop.drop()
-            for process in self.processes:
-                process.drop()
-            self.threads.clear()
-            self.network.connections.clear()
-            self.server.sessions.clear()
-            self.server.waiting.clear()
             with warnings.catch_warnings():
-                # A process was killed before these had begun.
+                # Clean-ups that still run make coroutines, and nobody is there to await them.
                 warnings.filterwarnings("ignore", "coroutine '.*' was never awaited", RuntimeWarning)
-                gc.collect()
+                self._drop()
         finally:
             sys.unraisablehook = usual
+
+    def _drop(self) -> None:
+        self.loop.drop()
+        for process in self.processes:
+            process.drop()
+        self.threads.clear()
+        self.network.connections.clear()
+        self.server.sessions.clear()
+        self.server.waiting.clear()
+        gc.collect()
 
     def _server_clock(self) -> int:
         now = self.loop.now if self.server_stands is None else self.server_stands
