@@ -58,7 +58,7 @@ world.run(live(world))
 
 
 def test_a_world_ends_silently() -> None:
-    """What clean-ups of its tasks begin is no coroutine that somebody forgot to await, as Python would say."""
+    """Python does not warn of coroutines that clean-ups of its tasks make, and that nobody awaits."""
     done = subprocess.run([sys.executable, "-c", _LEFT_WAITING], capture_output=True, text=True, cwd=_ROOT, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
