@@ -11,14 +11,14 @@ NOW = 1000.0
 """The first moment of a virtual clock, in seconds."""
 
 # Real seconds that a virtual clock stands still for a thread.
-_PATIENCE = 1.0
+_PATIENCE = 0.5
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
     """An event loop that does not wait for its timers: when nothing else is to be done, its clock jumps to the next one.
 
     Attributes:
-        at_work: how many functions run in threads of its executor.
+        at_work: how many functions run in threads, and are to end before its clock jumps.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class _Selector(selectors.DefaultSelector):
     def select(self, timeout: float | None = None) -> Any:
         if timeout is None or timeout <= 0:
             return super().select(timeout)
-        # Threads take real time. What a thread of the executor does is nearly always short, and comes first.
+        # Threads take real time. What a thread does is nearly always short, and comes first.
         real = _PATIENCE if self._loop.at_work else 0.0 if threading.active_count() == 1 else min(timeout, 0.002)
         found = super().select(real)
         if not found:

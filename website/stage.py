@@ -27,6 +27,10 @@ _FENCE = re.compile(r"^( *)(`{3,})(\w*)[^\n]*\n(.*?)^\1\2 *$\n?", re.DOTALL | re
 # Code within a sentence comes first, so that what looks like a link in it is none.
 _LINK = re.compile(r"`[^`\n]+`|\]\((?!\w+:)([^)#\s]+)(#[^)\s]*)?\)")
 _LIST_AFTER_TEXT = re.compile(r"^(?![ *|>#-]|\d+\. )([^\n]+)\n(?=(?:[-*]|\d+\.) )", re.MULTILINE)
+# A comment in whose place the site has the reference of each public name of a module.
+_NAMES_OF = re.compile(r"^<!-- names of ([\w.]+) -->$", re.MULTILINE)
+# A comment in whose place the site has the list of decisions.
+_DECISIONS = "<!-- decisions -->"
 _INDEX_LINK = re.compile(r"\[([^\]]+)\]\(([^)#\s]+\.md)\)")
 
 Nav = list[dict[str, "str | Nav"]]
@@ -88,12 +92,25 @@ def prepared(text: str, source: Path, page: Path, ref: str) -> str:
         if mark in text:
             table = [head, ("---",) * len(head), *rows()]
             text = text.replace(mark, "\n".join(f"| {' | '.join(row)} |" for row in table))
+    text = _NAMES_OF.sub(_directives, text).replace(_DECISIONS, _decisions())
     parts = []
     end = 0
     for match in _FENCE.finditer(text):
         parts += [_prose(text[end : match.start()], source, page, ref), _block(match)]
         end = match.end()
     return "".join([*parts, _prose(text[end:], source, page, ref)])
+
+
+def _directives(match: re.Match[str]) -> str:
+    """Return an entry of the reference for each public name of the module that a comment names."""
+    return "\n\n".join(f"::: {match[1]}.{name}" for name in importlib.import_module(match[1]).__all__)
+
+
+def _decisions() -> str:
+    """Return links to the decisions by their headings, which begin with their numbers."""
+    pages = sorted((DOCS / "adr").glob("[0-9]*.md"))
+    headings = [page.read_text("utf-8").partition("\n")[0].removeprefix("# ") for page in pages]
+    return "\n".join(f"- [{heading}]({page.name})" for heading, page in zip(headings, pages, strict=True))
 
 
 def _commands(group: click.Group, above: click.Context, path: str) -> Iterator[tuple[str, str]]:
@@ -188,7 +205,8 @@ def _sections(index: Path) -> Iterator[tuple[str, str]]:
 def _linked(index: Path, text: str | None = None) -> list[tuple[str, Path]]:
     """Return title and file of each page that an index links to, once each."""
     found: dict[Path, str] = {}
-    for title, target in _INDEX_LINK.findall(index.read_text("utf-8") if text is None else text):
+    text = index.read_text("utf-8") if text is None else text
+    for title, target in _INDEX_LINK.findall(text.replace(_DECISIONS, _decisions())):
         page = (index.parent / target).resolve()
         if page.is_relative_to(DOCS):
             found.setdefault(page, title.replace("`", ""))

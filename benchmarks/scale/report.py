@@ -98,20 +98,12 @@ def others(costs: Costs) -> str:
 
 def ends(found: Sequence[Limit]) -> str:
     """Return where one namespace ends, the first limit first."""
-    head = ("what is used up", "at", "calls/s", "tools", "workers", "agents")
     rows = [
-        (
-            each.what,
-            f"{each.factor:.1%}" if each.factor < 1 else f"{each.factor:,.0f} ×",
-            f"{each.demand.calls:,.0f}",
-            f"{each.demand.tools:,.0f}",
-            f"{each.demand.workers:,.0f}",
-            f"{each.demand.agents:,.0f}",
-        )
+        (each.what, f"{each.factor:.1%}" if each.factor < 1 else f"{each.factor:,.0f} ×", f"{each.demand.calls:,.0f}")
         for each in found
         if each.factor < 100
     ]
-    return table(head, rows)
+    return table(("what is used up", "at", "calls/s"), rows)
 
 
 def singles(costs: Costs, demand: Demand, server: Server) -> str:

@@ -3,7 +3,7 @@ import { createHash, randomUUID } from 'node:crypto'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { Connection, P } from './resp.mjs'
 
-const service = process.env.TOOLBUS_SERVICE ?? 'node', me = randomUUID(), lease = 1000 * (process.env.TOOLBUS_LEASE ?? 30), slots = 100
+const service = process.env.TOOLBUS_SERVICE ?? 'node', me = randomUUID(), lease = 1000 * (process.env.TOOLBUS_LEASE ?? 30), slots = 100, ttl = 2_592_000_000
 const text = { type: 'object', properties: { text: { type: 'string' } }, required: ['text'] }
 const count = { type: 'object', properties: { to: { type: 'integer' }, delay: { type: 'number' } }, required: ['to'] }
 const tools = {
@@ -20,12 +20,12 @@ const queue = `${P}q:${service}`, fence = `${P}fence:${service}`, live = `${P}li
 const registry = ['reg:services', 'reg:names', 'reg:meta', 'reg:items', 'live', 'log', `reg:s:${service}`, `q:${service}`, `fence:${service}`, `cancelled:${service}`].map(key => P + key)
 const [taking, writing, hearing] = [new Connection(), new Connection(), new Connection()]
 const running = new Map() // call id → { entry, controller }
-const over = new Set() // ids of calls that were cancelled before this process heard of it
+const over = new Set() // ids of calls that were cancelled before this process heard of them
 let start = 0, generation, counter, draining = false, freed = () => {}
 
 async function register() {
   const names = described.map(tool => tool.name)
-  const answer = await writing.script('registry/register', registry, P, randomUUID(), 3_600_000, 60_000, service, me, 'node', digest, publication, lease, randomUUID(), '', service, start, ...names)
+  const answer = await writing.script('registry/register', registry, P, randomUUID(), ttl, 60_000, service, me, 'node', digest, publication, lease, randomUUID(), '', service, start, ...names)
   if (answer[0] !== 'ok') throw new Error(`these names belong to others: ${answer.slice(1)}`)
   ;[, start, generation, counter] = answer
 }
@@ -51,8 +51,9 @@ const readable = document => { // or undefined; without an id and an agent nobod
 async function answer(entry, request, deadline) {
   const controller = new AbortController(), run = randomUUID(), held = { entry, controller }
   const to = request.shared ? `${P}call:${request.id}` : `${P}rsp:${request.agent}`
+  const waited = Math.max(0, Date.now() - parseInt(entry))
   let seq = 0, error = null
-  const frame = rest => JSON.stringify([{ id: request.id, run, attempt: 1, epoch: parseInt(generation), seq: seq++, worker: me, ...rest }])
+  const frame = rest => JSON.stringify([{ id: request.id, run, attempt: 1, epoch: parseInt(generation), seq, worker: me, queued_ms: seq++ ? 0 : waited, ...rest }])
   running.set(request.id, held)
   const timer = setTimeout(() => controller.abort('deadline_exceeded'), Math.min(deadline - Date.now(), 86_400_000))
   try {
@@ -81,7 +82,7 @@ async function answer(entry, request, deadline) {
 
 async function keep() { // beat and renew three times a lease
   for (; ; await sleep(lease / 3)) {
-    const [, missing] = await writing.script('lease/beat', [live, `${P}reg:paused`, `${P}pulse`, queue, fence], lease, 3_600_000, `${service}/${me}`)
+    const [, missing] = await writing.script('lease/beat', [live, `${P}reg:paused`, `${P}pulse`, queue, fence], lease, ttl, `${service}/${me}`)
     if (missing.length && !draining) await register()
     const held = [...running.values()].flatMap(call => [call.entry, 1])
     if (held.length) await writing.script('lease/renew', [queue, fence], me, generation, counter, ...held)
@@ -90,13 +91,21 @@ async function keep() { // beat and renew three times a lease
 
 process.on('SIGTERM', async () => {
   draining = true
-  await writing.script('registry/unregister', registry, P, randomUUID(), 3_600_000, 60_000, `${service}/${me}`)
+  await writing.script('registry/unregister', registry, P, randomUUID(), ttl, 60_000, `${service}/${me}`)
   while (running.size) await sleep(10)
   await writing.script('recover/retire', [queue, fence, cancelled, `${P}reg:s:${service}`, live], me, service)
   process.exit(0)
 })
 
-hearing.onmessage = text => { const [word, id] = text.split(' '); if (word === 'cancel') running.get(id)?.controller.abort('cancelled') }
+let named = [] // of the call that is cancelled next: its id, and the error that its caller has
+hearing.onmessage = text => {
+  const [word, id, type] = text.split(' ')
+  if (word === 'over') named = [id, type]
+  if (word !== 'cancel') return
+  running.get(id)?.controller.abort(named[0] === id ? named[1] : 'cancelled')
+  over.add(id) // its entry may be on its way
+  if (over.size > 10_000) over.delete(over.values().next().value)
+}
 await hearing.run('SUBSCRIBE', `${P}wake:${service}`)
 await register()
 for (const id of await writing.run('ZRANGE', cancelled, 0, -1)) over.add(id)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import sys
 import time
@@ -59,7 +58,7 @@ def still_to_make(calls: list[Planned], records: Iterable[AnyRecord]) -> list[Pl
 async def _live(order: Order) -> None:
     told = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told.set)
-    journal = Journal(Path(order.history), order.name)
+    journal = Journal(Path(order.history), order.name, order.pid)
     bus = ToolBus(settings=order.options.settings(order.url))
     while True:
         try:
@@ -69,7 +68,7 @@ async def _live(order: Order) -> None:
             await asyncio.sleep(0.2)
         else:
             break
-    journal.write(Agent(time.monotonic(), order.index, bus.agent, os.getpid()))
+    journal.write(Agent(time.monotonic(), order.index, bus.agent, journal.pid))
     counting = asyncio.create_task(count(journal, bus))
     await make_calls(journal, bus, await asyncio.to_thread(calls_of, order), order.options, order.start)
     (Path(order.logs) / f"{order.name}.idle").touch()
@@ -112,7 +111,7 @@ def _counted(bus: ToolBus) -> Counted:
 async def _make(journal: Journal, bus: ToolBus, planned: Planned, *, after: asyncio.Task[None] | None) -> None:
     if after is not None:
         await after
-    journal.write(Issued(time.monotonic(), planned.key, os.getpid()))
+    journal.write(Issued(time.monotonic(), planned.key, journal.pid))
     began = time.monotonic()
     options: CallOptions = {"user": "chaos", "timeout": planned.timeout, "wait": True}
     if planned.shares:
@@ -126,7 +125,7 @@ async def _make(journal: Journal, bus: ToolBus, planned: Planned, *, after: asyn
         result = await bus.call(planned.tool, planned.arguments, **options)
     else:
         result = await _result_until(journal, bus.stream(planned.tool, planned.arguments, **options), planned, planned.cancel)
-    journal.write(_ended(planned, result, began))
+    journal.write(_ended(journal.pid, planned, result, began))
 
 
 async def _result_until(journal: Journal, call: Call, planned: Planned, seconds: float) -> ToolResult:
@@ -140,7 +139,7 @@ async def _result_until(journal: Journal, call: Call, planned: Planned, seconds:
 
 def _cancel(journal: Journal, call: Call, planned: Planned) -> None:
     if not call.done:
-        journal.write(Cancelled(time.monotonic(), planned.key, os.getpid()))
+        journal.write(Cancelled(time.monotonic(), planned.key, journal.pid))
         call.cancel()
 
 
@@ -169,27 +168,27 @@ async def _read(journal: Journal, call: Call, planned: Planned, began: float) ->
                     finished += 1
                     result = event.result
     if result is None:
-        journal.write(Cancelled(time.monotonic(), planned.key, os.getpid()))
+        journal.write(Cancelled(time.monotonic(), planned.key, journal.pid))
         # One that had not yet been published when its time was up is still to be ended.
         call.cancel()
         result, finished = await call.result(), 1
         if result.success:
             # Its end had come and was not read any more.
             segments = [[result.output or ""]]
-    ended = _ended(planned, result, began)
+    ended = _ended(journal.pid, planned, result, began)
     told = tuple("".join(segment) for segment in segments)
     if planned.tool in POISON:
         told = ()
     journal.write(msgspec.structs.replace(ended, segments=told, pieces=pieces, finished=finished, first=first, silence=silence))
 
 
-def _ended(planned: Planned, result: ToolResult, began: float) -> Ended:
+def _ended(pid: int, planned: Planned, result: ToolResult, began: float) -> Ended:
     error = result.error
     return Ended(
         time.monotonic(),
         key=planned.key,
         id=result.meta.id,
-        pid=os.getpid(),
+        pid=pid,
         began=began,
         success=result.success,
         # A flood is not worth keeping.

@@ -184,6 +184,7 @@ class Driver:
         return Order(
             role=role,
             name=f"{role}-{index}-{self._born}",
+            pid=self._born,
             url=f"redis://127.0.0.1:{self.proxy.port if through_proxy else self.server.port}",
             options=self.options,
             history=str(self._history),

@@ -30,6 +30,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         name: of its history and its log.
+        pid: the number that the run gives it.
         url: where it finds the server, perhaps through the proxy.
         other: whether it is to be forked by the fork server that has imported the other version of toolbus.
         index: of an agent, or of a worker's slot.
@@ -40,6 +41,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 
     role: Literal["worker", "agent"]
     name: str
+    pid: int
     url: str
     options: Options
     history: str
@@ -51,10 +53,10 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Born(msgspec.Struct, frozen=True, tag=True):
-    """A child was started, for the order of this name."""
+    """A child was started; ``system`` is its number there."""
 
-    name: str
     pid: int
+    system: int
 
 
 class Died(msgspec.Struct, frozen=True, tag=True):
@@ -78,7 +80,8 @@ def main() -> None:
     wake, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
-    children: set[int] = set()
+    # What the run calls each of them, by the number of the system.
+    children: dict[int, int] = {}
     rest = b""
     while True:
         ready, _, _ = select.select([0, wake], [], [])
@@ -93,14 +96,14 @@ def main() -> None:
         *lines, rest = (rest + data).split(b"\n")
         for line in lines:
             order = msgspec.json.decode(line, type=Order)
-            pid = os.fork()
-            if pid == 0:
+            system = os.fork()
+            if system == 0:
                 signal.set_wakeup_fd(-1)
                 _be_child(order, mains[order.role])
-            children.add(pid)
-            _tell(Born(order.name, pid))
-    for pid in children:
-        os.kill(pid, signal.SIGKILL)
+            children[system] = order.pid
+            _tell(Born(order.pid, system))
+    for system in children:
+        os.kill(system, signal.SIGKILL)
     while children:
         _reap(children, wait=True)
 
@@ -127,13 +130,12 @@ def _be_child(order: Order, run: object) -> NoReturn:
         os._exit(status)
 
 
-def _reap(children: set[int], *, wait: bool = False) -> None:
+def _reap(children: dict[int, int], *, wait: bool = False) -> None:
     while children:
-        pid, status = os.waitpid(-1, 0 if wait else os.WNOHANG)
-        if pid == 0:
+        system, status = os.waitpid(-1, 0 if wait else os.WNOHANG)
+        if system == 0:
             return
-        children.discard(pid)
-        _tell(Died(pid, os.waitstatus_to_exitcode(status)))
+        _tell(Died(children.pop(system), os.waitstatus_to_exitcode(status)))
 
 
 def _tell(event: Born | Died) -> None:

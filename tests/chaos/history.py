@@ -1,7 +1,8 @@
 """Records of everybody in a run: append-only files of JSON lines, one per process, outside of what is tested.
 
 A line is one ``write`` to a file opened with O_APPEND, so that a process that is killed leaves whole lines
-behind. Times are ``time.monotonic()``, which all processes of a machine share.
+behind. Times are ``time.monotonic()``, which all processes of a machine share. A ``pid`` is the number that the run gave a process: the
+system gives its own numbers again within an hour.
 """
 
 from __future__ import annotations
@@ -85,6 +86,12 @@ class Counted(Record, frozen=True):
 # -- workers --------------------------------------------------------------------------------------------
 
 
+class Serving(Record, frozen=True):
+    """A worker process is registered, and takes calls."""
+
+    pid: int
+
+
 class Begun(Record, frozen=True):
     """A handler begins; written before it does anything. ``call`` is the id of the call that it runs for."""
 
@@ -107,11 +114,12 @@ class Left(Record, frozen=True):
 
 
 class Started(Record, frozen=True):
-    """The driver started a process; ``other`` is whether it imports the other version of toolbus."""
+    """The driver started a process, which has the number ``system`` there; ``other`` is whether it imports the other version of toolbus."""
 
     role: str
     pid: int
     other: bool = False
+    system: int = 0
 
 
 class Exited(Record, frozen=True):
@@ -183,15 +191,22 @@ class State(Record, frozen=True):
     workers: tuple[int, ...] = ()
 
 
-AnyRecord = Agent | Issued | Ended | Cancelled | Counted | Begun | Left | Started | Exited | Hit | Planted | Sample | State
+AnyRecord = Agent | Issued | Ended | Cancelled | Counted | Serving | Begun | Left | Started | Exited | Hit | Planted | Sample | State
 
 R = TypeVar("R", bound=Record)
 
 
 class Journal:
-    """One process's own file of the history."""
+    """One process's own file of the history.
 
-    def __init__(self, folder: Path, name: str) -> None:
+    Args:
+        folder: of the files.
+        name: of this one.
+        pid: the number that the run gave the process.
+    """
+
+    def __init__(self, folder: Path, name: str, pid: int = 0) -> None:
+        self.pid = pid
         self._file = os.open(folder / f"{name}.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
     def write(self, record: AnyRecord) -> None:

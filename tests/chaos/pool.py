@@ -20,11 +20,12 @@ _LINE_LIMIT = 1 << 20
 
 
 class Child:
-    """A process of the run. ``wanted`` is whether the driver has told it to go, or killed it."""
+    """A process of the run, whose number is ``system`` there. ``wanted`` is whether the driver has told it to go, or killed it."""
 
-    def __init__(self, order: Order, pid: int) -> None:
+    def __init__(self, order: Order, system: int) -> None:
         self.order = order
-        self.pid = pid
+        self.pid = order.pid
+        self._system = system
         self.wanted = False
         self.gone = asyncio.Event()
 
@@ -36,13 +37,13 @@ class Child:
     def signal(self, number: signal.Signals) -> None:
         """Send it a signal, unless it is gone."""
         if self.alive:
-            os.kill(self.pid, number)
+            os.kill(self._system, number)
 
     @property
     def memory(self) -> int:
         """Resident bytes; 0 when it is gone."""
         try:
-            pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
+            pages = int(Path(f"/proc/{self._system}/statm").read_text().split()[1])
         except (OSError, IndexError):
             return 0
         return pages * os.sysconf("SC_PAGE_SIZE")
@@ -61,7 +62,7 @@ class Pool:
         self._journal = journal
         self._on_death = on_death
         self._children: dict[int, Child] = {}
-        self._orders: dict[str, tuple[Order, asyncio.Future[Child]]] = {}
+        self._orders: dict[int, tuple[Order, asyncio.Future[Child]]] = {}
         # By whether it is the other version's.
         self._fork_servers: dict[bool, asyncio.subprocess.Process] = {}
         self._reading: list[asyncio.Task[None]] = []
@@ -101,7 +102,7 @@ class Pool:
             raise self._ended(order)
         assert fork_server.stdin is not None
         born: asyncio.Future[Child] = asyncio.get_running_loop().create_future()
-        self._orders[order.name] = (order, born)
+        self._orders[order.pid] = (order, born)
         fork_server.stdin.write(msgspec.json.encode(order) + b"\n")
         return await born
 
@@ -132,9 +133,9 @@ class Pool:
         return RuntimeError(f"the fork server of {version} has ended, so no {order.role} can start; its error stands above")
 
     def _born(self, event: Born) -> None:
-        order, born = self._orders.pop(event.name)
-        child = self._children[event.pid] = Child(order, event.pid)
-        self._journal.write(Started(time.monotonic(), order.role, event.pid, order.other))
+        order, born = self._orders.pop(event.pid)
+        child = self._children[event.pid] = Child(order, event.system)
+        self._journal.write(Started(time.monotonic(), order.role, event.pid, order.other, event.system))
         if not born.done():
             born.set_result(child)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 
 import msgspec
@@ -107,18 +107,21 @@ def report(options: Options, planned: list[Planned], history: History, violation
 
 def recoveries(history: History) -> Times:
     """Return how long callers of streams waited for the next event after their worker had been killed."""
-    deaths = {gone.pid: gone.at for gone in history.of(Exited) if gone.role == "worker" and gone.status != 0}
+    systems = {started.pid: started.system for started in history.of(Started)}
+    deaths: dict[int, list[float]] = defaultdict(list)
+    for gone in history.of(Exited):
+        if gone.role == "worker" and gone.status != 0:
+            deaths[systems.get(gone.pid, 0)].append(gone.at)
     waits = []
     for record in history.of(Ended):
         since, until = record.silence
-        death = deaths.get(_pid(record.first), -1.0)
-        if record.attempts > 1 and since - _BEFORE <= death <= until:
+        if record.attempts > 1 and any(since - _BEFORE <= death <= until for death in deaths[_system(record.first)]):
             waits.append(until - since)
     return spread(waits)
 
 
-def _pid(instance: str) -> int:
-    """The process id in an instance id (host-pid-random)."""
+def _system(instance: str) -> int:
+    """The system's number of a process, in an instance id (host-number-random)."""
     parts = instance.rsplit("-", 2)
     return int(parts[1]) if len(parts) == 3 and parts[1].isdigit() else 0
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -20,13 +19,13 @@ class Seats(ToolService):
     """Answers with what it knows of the session: a token that is drawn when it begins here, and how many calls it has had.
 
     Args:
-        record: writes an execution down.
+        record: writes an execution down, and gives the number of this process.
     """
 
     id = "seats"
     sticky_sessions = True
 
-    def __init__(self, record: Callable[[str], AbstractContextManager[None]]) -> None:
+    def __init__(self, record: Callable[[str], AbstractContextManager[int]]) -> None:
         self._record = record
         self._tokens: dict[tuple[str, str], str] = {}
         self._calls: dict[tuple[str, str], int] = {}
@@ -34,10 +33,10 @@ class Seats(ToolService):
     @tool(effect="idempotent")
     async def sit(self, key: str, seconds: float) -> str:
         """Count a call in its session."""
-        with self._record(key):
+        with self._record(key) as pid:
             call = invocation()
             session = (call.user, call.session)
-            token = self._tokens.setdefault(session, f"{os.getpid()}.{time.monotonic_ns()}")
+            token = self._tokens.setdefault(session, f"{pid}.{time.monotonic_ns()}")
             self._calls[session] = count = self._calls.get(session, 0) + 1
             await asyncio.sleep(seconds)
             return f"{key}:{token}:{count}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import msgspec
@@ -23,10 +24,13 @@ from tests.chaos.history import (
     Planted,
     Queue,
     Sample,
+    Serving,
+    Started,
     State,
     read,
 )
 from tests.chaos.oracle import judge
+from tests.chaos.oracle.case import Case
 from tests.chaos.plan import inner, story
 from tests.chaos.report import recoveries, report, text
 from tests.chaos.samples import (
@@ -37,6 +41,7 @@ from tests.chaos.samples import (
     DEEP,
     ECHO,
     FLAKY,
+    GIVEN_UP,
     OPTIONS,
     OTHER,
     PAY,
@@ -59,6 +64,8 @@ from tests.chaos.samples import (
     with_,
     without,
 )
+from tests.chaos.tools import define
+from toolbus.testing import InvocationEnvironment
 
 TOLD = list(story(STORY.key, 6))
 QUEUE = Queue("tb:{chaos}:q:chaos", 0, 0, ())
@@ -300,6 +307,27 @@ def test_an_agent_that_was_cut_off_for_long_may_lose_its_calls() -> None:
     assert violations(with_(Hit(-25.0, "server-kill", -10.0, ""))(lost(clean())))
 
 
+def test_a_pool_that_only_starts_may_let_calls_wait_too_long() -> None:
+    """Nobody keeps a deadline where workers are killed before they serve; somebody does where they serve half of the time."""
+    lost = changed(Ended, ECHO.key, success=False, output=None, error="deadline_exceeded")
+    pool = with_(Started(0.0, "worker", WORKER + 80), Started(0.0, "worker", WORKER + 81), Exited(1.2, "worker", WORKER + 81, -9, True))
+    for at, right in ((1.25, True), (1.0, False)):
+        assert (violations(with_(Serving(at, WORKER + 80))(pool(lost(clean())))) == []) is right
+    assert violations(pool(lost(clean())))
+
+
+def test_a_handler_passes_on_that_its_own_call_was_given_up() -> None:
+    """The inner call has used up its deliveries, and is the dead letter; one that ran less often was given up too early."""
+    told = changed(Ended, DEEP.key, error="tool_error", code="max_deliveries")
+    letter = ("dead", "2-2", f'{{"arguments":{{"key":"{inner(DEEP.key)}"}}}}')
+    buried = changed(State, "quiet", letters=(GIVEN_UP, letter))
+    attempts = [Begun(8.7 + number / 100, inner(DEEP.key), number, WORKER, "id10") for number in range(2, 5)]
+    lefts = [Left(8.7 + number / 100, inner(DEEP.key), number, WORKER, "cancelled") for number in range(2, 5)]
+    assert violations(with_(*attempts, *lefts)(buried(told(clean())))) == []
+    for change in (buried, with_(*attempts, *lefts)):
+        assert [found.key for found in violations(change(told(clean())))] == [DEEP.key]
+
+
 def test_a_server_that_lost_frames_leaves_holes() -> None:
     """Frames counted around that time say nothing about an order; later ones do."""
     late = with_(Hit(5.5, "server-kill", 6.5, ""), Counted(7.0, "agent-0", 0, 3), Counted(15.0, "agent-0", 0, 3))
@@ -333,10 +361,28 @@ def test_inner_calls_belong_to_their_outer_call() -> None:
 
 def test_recovery_is_the_silence_around_a_kill() -> None:
     """The longest silence of a stream counts when its first worker died within it."""
-    stream = changed(Ended, STORY.key, first=f"host-{WORKER + 9}-abc", attempts=2, silence=(3.9, 6.4))
-    times = recoveries(History(stream(clean())))
+    stream = changed(Ended, STORY.key, first="host-77-abc", attempts=2, silence=(3.9, 6.4))
+    numbered = [Started(0.0, "worker", WORKER + 9, system=77), Started(15.0, "worker", WORKER + 12, system=77)]
+    later = Exited(16.0, "worker", WORKER + 12, -9, True)
+    times = recoveries(History(with_(*numbered, later)(stream(clean()))))
     assert (times.count, times.most) == (1, 2.5)
+    assert recoveries(History(with_(numbered[1], later)(stream(clean())))).count == 0
     assert recoveries(History(clean())).count == 0
+
+
+@pytest.mark.anyio
+async def test_a_process_that_has_the_number_of_an_earlier_one_is_another(tmp_path: Path) -> None:
+    """The system gives numbers again: a run that died with the earlier one is over with it, and not with the later one."""
+    exits = [Exited(time.monotonic() + after, "worker", pid, -9, True) for pid, after in ((1, 60.0), (2, 3000.0))]
+    async with InvocationEnvironment() as environment:
+        for gone in exits:
+            # This process plays both, one after the other.
+            journal = Journal(tmp_path, f"worker-0-{gone.pid}", gone.pid)
+            await environment.call(define(journal, 0)[0], {"key": ECHO.key, "text": "hello"})  # type: ignore[arg-type]
+            journal.close()
+    died = without(Left)(list(read(tmp_path)))
+    case = Case(OPTIONS, PLANNED, History([*died, *exits]))
+    assert [case.over(begun) for begun in case.begun[ECHO.key]] == [gone.at for gone in exits]
 
 
 def test_the_report_counts_and_names_violations() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import toolbus
+from tests.chaos.history import read
 from tests.servers import eventually
 
 COMMAND = [sys.executable, "-m", "tests.chaos", "--seed", "11"]
@@ -51,7 +52,10 @@ def test_every_second_process_imports_the_other_version(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     lines = [json.loads(line) for line in (kept / "history" / "driver.jsonl").read_text().splitlines()]
     others = [line for line in lines if line["t"] == "Started" and line.get("other")]
-    assert {line["pid"] for line in others} == {int(pid) for pid in having.read_text().split()}
+    assert {line["system"] for line in others} == {int(pid) for pid in having.read_text().split()}
+    # Whatever names a process names one that the run has started, and by the run's number.
+    started = {line["pid"] for line in lines if line["t"] == "Started"}
+    assert {record.pid for record in read(kept / "history") if hasattr(record, "pid")} == started == set(range(1, len(started) + 1))
     assert sorted(line["role"] for line in others) == ["agent", "worker", "worker"]
 
 
@@ -79,7 +83,7 @@ async def test_an_interrupted_run_leaves_no_process_behind(tmp_path: Path, how: 
             run.kill()
             await run.wait()
     started = _started(kept)
-    await eventually(lambda: not [pid for pid in started if _exists(pid)], timeout=10)
+    await eventually(lambda: not [each for each in started if _exists(each)], timeout=10)
 
 
 def test_unknown_faults_are_refused() -> None:
@@ -91,15 +95,15 @@ def test_unknown_faults_are_refused() -> None:
 
 
 def _started(kept: Path) -> list[int]:
-    """Return the processes that the run has noted so far; its last line may be half written."""
+    """Return the system's numbers of the processes that the run has noted so far; its last line may be half written."""
     history = kept / "history" / "driver.jsonl"
     lines = [line for line in (history.read_text() if history.exists() else "").splitlines(keepends=True) if line.endswith("\n")]
-    return [line["pid"] for line in map(json.loads, lines) if line["t"] == "Started"]
+    return [line["system"] for line in map(json.loads, lines) if line["t"] == "Started"]
 
 
-def _exists(pid: int) -> bool:
+def _exists(system: int) -> bool:
     try:
-        os.kill(pid, 0)
+        os.kill(system, 0)
     except ProcessLookupError:
         return False
     return True

@@ -22,7 +22,7 @@ SERVICES = (SERVICE, Seats.id)
 _RETRY = Retry(attempts=5, delay=0.05, most=1.0)
 
 
-Record = Callable[[str], AbstractContextManager[None]]
+Record = Callable[[str], AbstractContextManager[int]]
 Tools = list[Callable[..., object]]
 
 
@@ -30,12 +30,12 @@ def define(journal: Journal, revision: int) -> list[object]:
     """Return the tools that this process serves, in one of the two revisions of their descriptors."""
 
     @contextmanager
-    def record(key: str) -> Iterator[None]:
-        attempt, pid = invocation().attempt, os.getpid()
+    def record(key: str) -> Iterator[int]:
+        attempt, pid = invocation().attempt, journal.pid
         journal.write(Begun(time.monotonic(), key, attempt, pid, invocation().id))
         how = "done"
         try:
-            yield
+            yield pid
         except BaseException as error:
             how = "cancelled" if isinstance(error, (asyncio.CancelledError, GeneratorExit)) else type(error).__name__
             raise

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import sys
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import msgspec
 
 from tests.chaos import backlog
 from tests.chaos.fork_server import Order
-from tests.chaos.history import Journal
+from tests.chaos.history import Journal, Serving
 from tests.chaos.tools import define
 from toolbus import BrokerError, Worker
 from toolbus.bus import telemetry
@@ -27,14 +28,19 @@ def main(order: Order) -> None:
 
 
 async def _serve(order: Order) -> None:
-    journal = Journal(Path(order.history), order.name)
+    journal = Journal(Path(order.history), order.name, order.pid)
     tools = define(journal, order.revision)
     if order.options.backlog:
         tools.append(backlog.define(Path(order.history), order.name))
     while True:
         try:
             worker = Worker(tools, settings=order.options.settings(order.url))
-            async with _probed(worker, order) as serving:
+            async with _probed(worker, order) as started:
+
+                def serving(started: Callable[[], None] = started) -> None:
+                    journal.write(Serving(time.monotonic(), order.pid))
+                    started()
+
                 await worker.run(serving)
         except BrokerError as error:
             # A worker that starts while the server is down is started again, as any supervisor would.

@@ -7,7 +7,7 @@ import json
 import uuid
 from typing import Any
 
-from tests.conformance.planted_calls import COUNTED, HOUR, LEASE_MS, LIVE, PREFIX, REGISTRY, SERVICE, SLOTS, has
+from tests.conformance.planted_calls import COUNTED, KEYS_TTL, LEASE_MS, LIVE, PREFIX, REGISTRY, SERVICE, SLOTS, epoch_of, has
 from tests.conformance.planted_sessions import Sessions
 
 BESIDE = f"{SERVICE}-beside"
@@ -27,7 +27,7 @@ class Beside:
     async def register(self) -> None:
         tool = {"name": f"{BESIDE}-count", "description": "x", "service": BESIDE, "parameters": COUNTED, "effect": "read"}
         document = json.dumps({"service": {"id": BESIDE}, "tools": [tool], "owner": "planted", "digest": "b"})
-        common = (PREFIX, uuid.uuid4().hex, HOUR, 60_000)
+        common = (PREFIX, uuid.uuid4().hex, KEYS_TTL, 60_000)
         args = (BESIDE, self.worker.me, "planted", "b", document, LEASE_MS, uuid.uuid4().hex, "", BESIDE, self.start, tool["name"])
         found = await self.worker.script("registry/register", [*SHARED, TABLE, QUEUE, FENCE, CANCELLED], *common, *args)
         assert found[0] == b"ok", found
@@ -36,7 +36,7 @@ class Beside:
     async def leave(self) -> None:
         """Unregister, and retire; what still runs is lost."""
         keys = [*SHARED, TABLE, QUEUE, FENCE, CANCELLED]
-        await self.worker.script("registry/unregister", keys, PREFIX, uuid.uuid4().hex, HOUR, 60_000, f"{BESIDE}/{self.worker.me}")
+        await self.worker.script("registry/unregister", keys, PREFIX, uuid.uuid4().hex, KEYS_TTL, 60_000, f"{BESIDE}/{self.worker.me}")
         await self.worker.script("recover/retire", [QUEUE, FENCE, CANCELLED, TABLE, LIVE], self.worker.me, BESIDE)
 
     def begin(self, entry: bytes, fields: dict[bytes, bytes]) -> None:
@@ -48,12 +48,12 @@ class Beside:
         # What was taken beyond the slots waits here, and keeps it from other workers.
         while has("slots-for-each-stream") and len(self.worker.calls) > SLOTS // 2:  # noqa: ASYNC110 - the slots have no event
             await asyncio.sleep(0.01)
-        replies, run = f"{PREFIX}rsp:{request['agent']}", uuid.uuid4().hex
+        replies, run = f"{PREFIX}rsp:{request['agent']}", {"id": request["id"], "run": uuid.uuid4().hex, "epoch": epoch_of(self.fence)}
         arguments, frames = request["arguments"], [{"kind": "start"}]
         frames += [{"response": f"{number} "} for number in range(1, int(arguments["to"]) + 1)]
         for seq, frame in enumerate(frames):
-            await self.worker.script("finish/send", [LIVE], replies, json.dumps([{"id": request["id"], "run": run, "seq": seq, **frame}]))
+            await self.worker.script("finish/send", [LIVE], replies, json.dumps([{**run, "seq": seq, **frame}]))
             await asyncio.sleep(float(arguments["delay"]) if seq else 0)
-        end = {"id": request["id"], "run": run, "seq": len(frames), "kind": "end", "end_of_stream": True}
+        end = {**run, "seq": len(frames), "kind": "end", "end_of_stream": True}
         args = (self.worker.me, *self.fence, 1, entry, replies, json.dumps([end]))
         await self.worker.script("finish/finish", [QUEUE, FENCE], *args)

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import sys
+import time
 import uuid
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,12 @@ LEASE_MS = int(float(os.environ.get("TOOLBUS_LEASE", "30")) * 1000)
 GRACE = float(os.environ.get("TOOLBUS_GRACE", "30"))
 SLOTS = 64
 HOUR = 3_600_000
+KEYS_TTL = 2_592_000 if "ttl-in-seconds" in FAULTS else 2_592_000_000
+LETTERS_TTL = 604_800 if "letters-in-seconds" in FAULTS else 604_800_000
 MOST_DELIVERIES, ALONE_FROM = 5, 4
-REPLY_LIMIT, LOOK_EVERY = 10_000, 64
+REPLY_LIMIT, REPLY_BYTES = 10_000, 64 * 1_048_576
+LOOK_EVERY, LOOK_EVERY_BYTES = 64, 4 * 1_048_576
+MOST_SCRIPT = 262_144
 MOST_PIECE = 60_000
 MOST_OUTPUT = 16 * 1_048_576
 
@@ -48,7 +53,12 @@ KNOWN_FIELDS = {
     "id", "agent", "service", "tool", "user", "session", "config", "arguments", "timeout", "effect", "digest", "events", "priority",
     "idempotency_key", "shared", "metadata", "traceparent", "v", "confirmed", "ordered", "state", "initial",
 }  # fmt: skip
-TYPES = {"tool": str, "user": str, "session": str, "config": dict, "arguments": dict, "timeout": (int, float), "metadata": dict, "v": int}
+MOST_REQUEST = 262_144
+TYPES: dict[str, Any] = {
+    **dict.fromkeys(KNOWN_FIELDS - {"initial"}, str), **dict.fromkeys(("config", "arguments", "metadata"), dict),
+    **dict.fromkeys(("priority", "v"), int), **dict.fromkeys(("events", "shared", "ordered"), bool), "timeout": (int, float),
+    "initial": (dict, type(None)),
+}  # fmt: skip
 CANCELLED_ERROR = {"type": "cancelled", "message": "stopped"}
 
 
@@ -63,10 +73,63 @@ def number_of(entry: str) -> tuple[int, int]:
     return int(milliseconds), int(number)
 
 
+def epoch_of(fence: tuple[bytes, bytes]) -> int:
+    """Return how often the group has been made anew."""
+    return int(fence[0].partition(b".")[0])
+
+
 def digest(*parts: Any, size: int = 16) -> str:
     """Return the digest of a list."""
     whole = json.dumps(parts, ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode()
     return hashlib.blake2b(whole, digest_size=size).hexdigest()
+
+
+def problem_of(document: bytes, request: dict[str, Any]) -> str:
+    """Return why a request whose id and agent were found can't be read; empty when it can."""
+    version = request.get("v", 1)
+    if has("any-request"):
+        return ""
+    if len(document) > MOST_REQUEST or "service" not in request:
+        return "it is too large, or lacks a field"
+    if not all(isinstance(request[name], TYPES[name]) for name in TYPES.keys() & request):
+        return "a field has another type"
+    try:
+        # Halves of surrogate pairs, and numbers beyond a double, can't be written.
+        json.dumps(request, ensure_ascii=False, allow_nan=False).encode()
+    except ValueError as error:
+        return str(error)
+    if version == 1 or has("any-version"):
+        return ""
+    return "another version" if has("one-version") else f"a request of version {version}, and this worker speaks version 1"
+
+
+def read_request(document: bytes) -> tuple[dict[str, Any], str]:
+    """Return a request, and why it can't be read; without an id and an agent it is nobody's."""
+    try:
+        request = json.loads(document)
+        if not all(isinstance(request[name], str) and len(request[name]) <= 64 for name in ("id", "agent")):
+            raise ValueError("no id")
+        if not request["id"].replace("-", "").replace("_", "").isalnum() or "." in request["agent"]:
+            raise ValueError("no id")
+    except (ValueError, TypeError, KeyError, RecursionError):
+        if has("trusts-requests"):
+            raise
+        return {"id": "unknown", "agent": ""}, "it can't be read"
+    return request, problem_of(document, request)
+
+
+def parts(frames: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Divide frames, so that those of one script have at most 262,144 bytes."""
+    found: list[list[dict[str, Any]]] = [[]]
+    size = 0
+    for frame in frames:
+        length = len(json.dumps(frame))
+        if size + length > MOST_SCRIPT and not has("huge-scripts"):
+            found.append([])
+            size = 0
+        found[-1].append(frame)
+        size += length
+    return found
 
 
 def pieces(text: str) -> list[str]:
@@ -99,13 +162,18 @@ class Failed(Exception):
 class Call:
     """One start of a handler."""
 
-    def __init__(self, entry: str, fields: dict[str, str], request: dict[str, Any], deadline: float, attempt: int, fence: Any) -> None:
+    def __init__(
+        self, entry: str, fields: dict[str, str], request: dict[str, Any], deadline: float, attempt: int, fence: Any, worker: str
+    ) -> None:
         self.entry, self.fields, self.request, self.deadline, self.attempt = entry, fields, request, deadline, attempt
         # The fence as it was known when the entry came: one that is learned later may have moved past it.
         self.fence = fence
+        self.worker, self.queued_ms = worker, max(0.0, time.time() * 1000 - number_of(entry)[0])
+        self.excused = 0
         self.run = "one" if has("one-run") else uuid.uuid4().hex
         self.seq = 1 if has("seq-from-one") else 0
-        self.sent = self.size = 0
+        self.size = 0
+        self.ends = False
         self.asks = False
         self.alone = self.begun = self.began_once = self.restarted = False
         self.token = ""
@@ -132,11 +200,16 @@ class Call:
         attempt = 1 if has("same-attempt") else self.attempt
         call = uuid.uuid4().hex if has("wrong-id") else self.id
         frame = {"id": call, "run": self.run, "attempt": attempt, "seq": self.seq, **rest}
+        if not has("no-epoch"):
+            frame["epoch"] = epoch_of(self.fence)
+        if self.seq == 0:
+            frame["worker"] = "" if has("no-worker") else self.worker
+            frame["queued_ms"] = 0 if has("no-queued-ms") else self.queued_ms
         self.seq += 2 if has("skips-seq") and self.seq == 2 else 1
         return frame
 
     def stop(self, why: dict[str, Any] | None) -> None:
         """End it with an error; without one nothing more of it is sent."""
-        if self.task is not None and not self.task.done():
+        if self.task is not None and not self.task.done() and not self.ends:
             self.why = why
             self.task.cancel()

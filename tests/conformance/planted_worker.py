@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import signal
-import sys
 import time
 import uuid
 from typing import Any
@@ -28,11 +27,13 @@ from tests.conformance.planted_calls import (
     CANCELLED_ERROR,
     FENCE,
     GRACE,
-    HOUR,
+    KEYS_TTL,
     KNOWN_FIELDS,
     LEASE_MS,
+    LETTERS_TTL,
     LIVE,
     LOOK_EVERY,
+    LOOK_EVERY_BYTES,
     META,
     MOST_DELIVERIES,
     MOST_OUTPUT,
@@ -43,6 +44,7 @@ from tests.conformance.planted_calls import (
     PULSE,
     QUEUE,
     REGISTRY,
+    REPLY_BYTES,
     REPLY_LIMIT,
     SCHEMAS,
     SCRIPTS,
@@ -50,7 +52,6 @@ from tests.conformance.planted_calls import (
     SERVICES,
     SLOTS,
     TABLE,
-    TYPES,
     WAKE,
     Call,
     Failed,
@@ -59,7 +60,9 @@ from tests.conformance.planted_calls import (
     failed,
     has,
     number_of,
+    parts,
     pieces,
+    read_request,
 )
 from tests.conformance.planted_sessions import Sessions
 
@@ -80,12 +83,15 @@ class PlantedWorker(Sessions):
         self.fence: tuple[Any, Any] = (b"", b"0")
         self.leaked = self.begun = 0
         self.newest = (0, 0)
-        self.over: set[str] = set()
+        # In the order in which they came.
+        self.over: dict[str, dict[str, Any]] = {}
+        # Of each reply stream: entries, bytes, and bytes since it was looked at.
+        self.written: dict[str, list[int]] = {}
         self.refused_since = 0.0
         self.sending: set[asyncio.Task[Any]] = set()
         self.lines: dict[tuple[str, str], tuple[str, asyncio.Task[None]]] = {}
         self.draining = self.paused = self.makes_room = self.has_left = self.turn = False
-        self.rescued_to = ""
+        self.rescued_to = self.named = ""
         self.beside = beside.Beside(self)
         self.sources = {str(path.relative_to(SCRIPTS))[:-4]: path.read_text() for path in SCRIPTS.rglob("*.lua")}
 
@@ -107,6 +113,8 @@ class PlantedWorker(Sessions):
     # -- the registry -----------------------------------------------------------------------------
 
     async def register(self) -> None:
+        if not (self.start and has("looks-when-it-starts")):
+            await self.check_version()
         schemas = dict(SCHEMAS)
         if has("no-tools"):
             del schemas["count"]
@@ -117,9 +125,10 @@ class PlantedWorker(Sessions):
             for name, schema in schemas.items()
         ]  # fmt: skip
         document = json.dumps({"service": {"id": SERVICE, "sticky-sessions": True}, "tools": tools, "owner": "planted", "digest": "d"})
-        common = (PREFIX, uuid.uuid4().hex, HOUR, 60_000)
+        common = (PREFIX, self.me if has("one-token") else uuid.uuid4().hex, KEYS_TTL, 60_000)
         names = [tool["name"] for tool in tools]
-        args = (SERVICE, self.me, "planted", "d", document, LEASE_MS, uuid.uuid4().hex, "", SERVICE, self.start, *names)
+        start = 0 if has("new-start") else self.start
+        args = (SERVICE, self.me, "planted", "d", document, LEASE_MS, uuid.uuid4().hex, "", SERVICE, start, *names)
         found = await self.script("registry/register", REGISTRY, *common, *args)
         assert found[0] == b"ok", found
         if found[2] != self.fence[0]:
@@ -186,11 +195,11 @@ class PlantedWorker(Sessions):
         """Refuse a call, pass it on, or wait for its turn."""
         request = call.request
         name = str(request.get("tool", "")).removeprefix(f"{SERVICE}-")
-        if call.attempt > MOST_DELIVERIES and not has("reruns-poison"):
+        if call.attempt - call.excused > MOST_DELIVERIES and not has("reruns-poison"):
             await self.bury(
                 call,
                 "poison" if has("other-reason") else "max_deliveries",
-                {"type": "tool_error", "code": "max_deliveries", "message": "delivered too often"},
+                {"type": "tool_error", "code": "" if has("no-code") else "max_deliveries", "message": "delivered too often"},
             )
             raise Stop(None)
         await self.refuse(call, name)
@@ -208,8 +217,6 @@ class PlantedWorker(Sessions):
     async def refuse(self, call: Call, name: str) -> None:
         """End a call that is not to be run."""
         request = call.request
-        if request.get("v", 1) != 1 and not has("any-version"):
-            raise failed("invalid_arguments", "another version")
         if has("strict-fields") and set(request) - KNOWN_FIELDS:
             raise failed("invalid_arguments", "unknown fields")
         if name not in SCHEMAS and not has("runs-unknown"):
@@ -217,9 +224,15 @@ class PlantedWorker(Sessions):
         if name == "private" and request.get("user") != "kit" and not has("any-tenant"):
             raise failed("forbidden", "not for this user")
         if call.id in self.over:
-            raise Stop({**CANCELLED_ERROR, "code": "not_begun"} if name == "once" and not has("begun-or-not") else CANCELLED_ERROR)
+            error = self.over[call.id]
+            raise Stop({**error, "code": "not_begun"} if name == "once" and not has("begun-or-not") else error)
         waited = time.time() - number_of(call.entry)[0] / 1000
-        if waited > 5 and call.replies and not await self.writing.exists(call.replies) and not has("runs-abandoned"):
+        if (
+            (waited > 5 or has("looks-always"))
+            and call.replies
+            and not await self.writing.exists(call.replies)
+            and not has("runs-abandoned")
+        ):
             await self.remove(call.entry)
             raise Stop(None)
         if call.deadline <= time.time() and not has("runs-expired"):
@@ -248,6 +261,8 @@ class PlantedWorker(Sessions):
         name = str(call.request.get("tool", "")).removeprefix(f"{SERVICE}-")
         arguments = call.request.get("arguments") or {}
         if name == "data":
+            if int(arguments["size"]) > MOST_OUTPUT and not has("data-of-any-length"):
+                raise failed("tool_error", "it says too much", code="output_limit")
             return {"data": {"text": "x" * int(arguments["size"])}}
         if name == "block":
             if has("blocks-beats"):
@@ -303,9 +318,22 @@ class PlantedWorker(Sessions):
             self.sending.add(asyncio.create_task(script))
         elif await script and not has("ignores-gone"):
             raise Stop(CANCELLED_ERROR)
-        call.sent += 1
-        if call.sent % LOOK_EVERY == 0 and not has("no-slow") and await self.writing.xlen(call.replies) > REPLY_LIMIT:
-            raise failed("slow_consumer", "the caller does not read")
+        await self.look_at(call.replies, len(json.dumps(frames)))
+
+    async def look_at(self, replies: str, size: int) -> None:
+        """Look now and then whether what was written to a caller is read, and end its calls if it is not."""
+        written = self.written.setdefault(replies, [0, 0, 0])
+        for index, more in enumerate((1, size, size)):
+            written[index] += more
+        entries, total, since = written
+        if has("no-slow") or (entries % LOOK_EVERY and since < LOOK_EVERY_BYTES):
+            return
+        written[2] = 0
+        length = await self.writing.xlen(replies)
+        if length > REPLY_LIMIT or (length * total / entries > REPLY_BYTES and not has("no-reply-bytes")):
+            for call in list(self.calls.values()):
+                if call.replies == replies:
+                    call.stop({"type": "slow_consumer", "message": "the caller does not read"})
 
     def last_frames(self, call: Call, error: Any, last: dict[str, Any]) -> list[dict[str, Any]]:
         if has("no-end"):
@@ -322,7 +350,11 @@ class PlantedWorker(Sessions):
         return [*frames, call.frame(kind="end", end_of_stream=True)] if has("two-ends") else frames
 
     async def finish(self, call: Call, error: Any, last: dict[str, Any]) -> None:
-        frames = self.last_frames(call, error, last)
+        call.ends = True
+        *before, frames = parts(self.last_frames(call, error, last))
+        for part in before:
+            with contextlib.suppress(Stop):
+                await self.send(call, *part)
         if call.asks and not has("keeps-notes"):
             await self.writing.delete(f"{PREFIX}pause:{SERVICE}:{call.entry}")
         if has("keeps-entries"):
@@ -361,8 +393,13 @@ class PlantedWorker(Sessions):
 
     async def bury(self, call: Call, reason: str, error: dict[str, Any]) -> None:
         told = call.replies and not (has("buries-silently") and reason == "max_deliveries")
+        attempt = call.attempt
+        if has("buries-as-first"):
+            call.attempt = 1
         frames = json.dumps([call.frame(kind="end", end_of_stream=True, error=error)])
-        args = (self.me, *call.fence, call.entry, reason, call.attempt, "", call.fields.get("r", ""), 10_000, HOUR)
+        document = "" if has("empty-dead-letter") else call.fields.get("r", "")
+        attempt = 1 if has("first-letter") else attempt
+        args = (self.me, *call.fence, call.entry, reason, attempt, "", document, 10_000, LETTERS_TTL)
         keys = [QUEUE, FENCE, f"{PREFIX}dlq:{SERVICE}"]
         await self.script("dead_letters/bury", keys, *args, call.replies if told else "", frames if told else "", call.id, call.run)
 
@@ -374,29 +411,20 @@ class PlantedWorker(Sessions):
         if note and not has("ignores-notes"):
             later, since, until = map(int, note.split()[:3])
             deadline = max(deadline, (later + (min(int(time.time() * 1000), until) - since if since else 0)) / 1000)
-        request: Any = None
-        try:
-            request = json.loads(flat.get(b"r", b""))
-            if not all(isinstance(request[name], str) and len(request[name]) <= 64 for name in ("id", "agent")):
-                raise ValueError("no id")
-            if not request["id"].replace("-", "").replace("_", "").isalnum() or "." in request["agent"]:
-                raise ValueError("no id")
-        except (ValueError, TypeError, KeyError, RecursionError):
-            if has("trusts-requests"):
-                raise
-            request = {"id": "unknown", "agent": ""}
-            readable = False
-        else:
-            readable = all(isinstance(request.get(name, kind() if isinstance(kind, type) else 0), kind) for name, kind in TYPES.items())
+        request, problem = read_request(flat.get(b"r", b""))
+        if not (deadline or has("any-request")):
+            problem = "its entry has no deadline"
         self.begun += 1
         if has("loses-some") and self.begun % 97 == 0:
             asyncio.get_running_loop().create_task(self.remove(entry))
             return
-        call = Call(entry, fields, request, self.later.get(request["id"], deadline), attempt, self.fence)
+        call = Call(entry, fields, request, self.later.get(request["id"], deadline), attempt, self.fence, self.me)
         call.alone = alone
+        if note and not has("counts-what-was-cut-off"):
+            call.excused = int((note.split() + [b"0"] * 4)[3])
         self.calls[entry] = call
-        if not readable:
-            call.task = asyncio.get_running_loop().create_task(self.set_aside(call))
+        if problem:
+            call.task = asyncio.get_running_loop().create_task(self.set_aside(call, problem))
             return
         if call.session:
             self.users.setdefault(call.session, set()).add(str(request["agent"]))
@@ -408,24 +436,23 @@ class PlantedWorker(Sessions):
         if call.session and request.get("ordered"):
             self.lines[call.session] = (entry, call.task)
 
-    async def set_aside(self, call: Call) -> None:
+    async def set_aside(self, call: Call, problem: str) -> None:
         """Make a request that can't be read a dead letter."""
         if has("drops-unreadable"):
             await self.remove(call.entry)
         else:
             if has("silent-unreadable"):
                 call.request = {"id": call.id, "agent": ""}
-            await self.bury(
-                call, "unreadable" if has("another-reason") else "malformed", {"type": "invalid_arguments", "message": "it can't be read"}
-            )
+            error = {"type": "invalid_arguments", "message": problem}
+            await self.bury(call, "unreadable" if has("another-reason") else "malformed", error)
         self.forget(call)
 
     def deadline_of(self, text: str) -> float:
         if has("trusts-d"):
             return int(text) / 1000
         with contextlib.suppress(ValueError):
-            if len(text) <= 16:
-                return int(text) / 1000
+            if int(text[:17]) < 2**53:
+                return max(0.0, int(text[:17]) / 1000)
         return 0.0
 
     async def take(self) -> None:
@@ -504,9 +531,10 @@ class PlantedWorker(Sessions):
         while True:
             await asyncio.sleep(LEASE_MS / 3000)
             turn += 1
-            if not has("no-beat"):
+            if not has("no-beat") and not (self.draining and has("no-beats-while-leaving")):
                 await self.beat()
-            for call in list(self.calls.values()) if not has("no-renew") else ():
+            renews = not has("no-renew") and not (self.draining and has("no-renewals-while-leaving"))
+            for call in list(self.calls.values()) if renews else ():
                 await self.renew(call)
             await self.clean_up()
             if self.draining:
@@ -517,10 +545,10 @@ class PlantedWorker(Sessions):
                 await self.look_after()
 
     async def beat(self) -> None:
-        keys = [LIVE, PAUSED, PULSE, QUEUE, FENCE, beside.QUEUE, beside.FENCE]
+        keys = [LIVE, PAUSED, PULSE, *(() if has("no-keys") else (QUEUE, FENCE, beside.QUEUE, beside.FENCE))]
         members = (f"{SERVICE}/{self.me}", f"{beside.BESIDE}/{self.me}")
-        _, missing, paused = await self.script("lease/beat", keys, LEASE_MS, HOUR, *members)
-        if missing and not self.draining and not has("no-again"):
+        _, missing, paused = await self.script("lease/beat", keys, LEASE_MS, KEYS_TTL, *members)
+        if missing and not self.draining and not has("no-again") and not has("ignores-missing"):
             await self.register()
         if not has("no-pause") and not has("pause-by-message-only"):
             await self.pause(bool(paused))
@@ -552,15 +580,15 @@ class PlantedWorker(Sessions):
             self.rescued_to = following.decode()
 
     async def reap(self, only_back: str) -> None:
-        if self.has_suspect():
+        if self.has_suspect() or (self.paused and not has("reaps-while-paused")):
             return
         room = SLOTS - len(self.calls)
         alone_from = 999 if has("suspects-together") else ALONE_FROM
         args = (self.me, SERVICE, room, LEASE_MS, only_back, "1" if self.calls else "", alone_from, "1", f"{PREFIX}pause:{SERVICE}:")
         found = await self.script("recover/reap", [QUEUE, FENCE, LIVE, PULSE], *args)
         self.fence = (found[0], found[1])
-        self.makes_room = bool(found[3])
-        if not has("runs-set-back"):
+        self.makes_room = bool(found[3]) and not has("never-makes-room")
+        if not has("runs-set-back") and not has("ignores-told"):
             self.newest = max(self.newest, number_of(found[4].decode()))
         for entry, deliveries, counts, flat, _, note in found[2]:
             attempt = max(1, int(deliveries) + int(counts)) + (has("counts-back") and not int(counts))
@@ -592,24 +620,40 @@ class PlantedWorker(Sessions):
         """Stop or refuse what was cancelled until now."""
         if not has("no-catch-up"):
             # A call that was refused for it already is sending its end.
-            news = {call.decode() for call in await self.writing.zrange(CANCELLED, 0, -1)} - self.over
-            self.over |= news
+            news = {call.decode() for call in await self.writing.zrange(CANCELLED, 0, -1)} - self.over.keys()
+            self.over |= dict.fromkeys(news, CANCELLED_ERROR)
             for call in list(self.calls.values()):
                 if call.id in news:
                     call.stop(CANCELLED_ERROR)
 
+    def cancel(self, call_id: str) -> None:
+        """Stop a call that runs here, and refuse it if it comes later."""
+        of, _, kind = self.named.partition(" ")
+        error = {"type": kind, "message": "stopped"} if of == call_id else CANCELLED_ERROR
+        for call in list(self.calls.values()):
+            if call.id == call_id:
+                call.stop(error)
+        self.over[call_id] = error
+        if len(self.over) > (100 if has("remembers-few-cancellations") else 10_000):
+            del self.over[next(iter(self.over))]
+        if has("forgets-cancellations"):
+            self.over.clear()
+
     async def obey(self, word: str, rest: str) -> None:
-        if word == "cancel" and not has("ignores-cancel"):
-            for call in list(self.calls.values()):
-                if call.id == rest:
-                    call.stop(CANCELLED_ERROR)
+        if word == "over" and not has("ignores-over"):
+            # The next message is `cancel` with the same id.
+            self.named = rest
+        elif word == "cancel" and not has("ignores-cancel"):
+            self.cancel(rest)
         elif word == "extend" and not has("no-extend"):
             self.extend(*rest.split())
-        elif word in {"pause", "resume"} and rest == SERVICE and not has("no-pause"):
+        elif word in {"pause", "resume"} and rest == SERVICE and not has("no-pause") and not has("pause-by-beats-only"):
             await self.pause(word == "pause")
-        elif word in {"back", "dead"} and not has("no-reap") and not has("reaps-rarely") and not self.draining:
+        elif (
+            word in {"back", "dead"} and not has(f"ignores-{word}") and not has("no-reap") and not has("reaps-rarely") and not self.draining
+        ):
             await self.reap("1" if word == "back" else "")
-        elif word == "to" and rest.partition(" ")[0] == self.me:
+        elif word == "to" and rest.partition(" ")[0] == self.me and not has("ignores-to"):
             await self.reap("1")
         elif word == "confirm" and rest in self.allowed:
             self.allowed[rest].set()
@@ -632,7 +676,7 @@ class PlantedWorker(Sessions):
         await asyncio.sleep(0.3)
         _, newest, _ = await self.script("recover/outlive", *about, "")
         passed = 0
-        while passed < 2 and time.monotonic() < end:
+        while passed < (1 if has("outlives-once") else 2) and time.monotonic() < end:
             _, _, has_passed = await self.script("recover/outlive", *about, newest)
             passed = passed + 1 if has_passed else 0
             await asyncio.sleep(0.05)
@@ -642,9 +686,12 @@ class PlantedWorker(Sessions):
             await self.outlive()
         self.draining = True
         if not has("stays"):
-            await self.script("registry/unregister", REGISTRY, PREFIX, uuid.uuid4().hex, HOUR, 60_000, f"{SERVICE}/{self.me}")
+            await self.leave_registry()
         if not has("takes-while-leaving"):
             await self.end_read()
+        given = (self.me, *self.fence, WAKE, SERVICE, "", 256, "")
+        while not has("keeps-what-waits") and await self.script("recover/hand_back", [QUEUE, FENCE], *given) == 256:
+            pass
         running = [call.task for call in self.calls.values() if call.task is not None]
         if running and not has("drops-at-end") and not has("cuts-at-end"):
             await asyncio.wait(running, timeout=GRACE)
@@ -654,26 +701,40 @@ class PlantedWorker(Sessions):
         for call in left if not has("drops-at-end") else ():
             begun = call.begun and not has("counts-no-hand-back")
             keys = [QUEUE, FENCE, *([f"{PREFIX}pause:{SERVICE}:{call.entry}"] if begun else ())]
-            given = (call.entry, call.attempt, HOUR if begun else "")
+            kept = max(1, int((call.deadline - time.time()) * 1000) + 60_000)
+            given = (call.entry, call.attempt, (1 if has("no-note-ttl") else kept) if begun else "")
             await self.script("recover/hand_back", keys, self.me, *call.fence, WAKE, SERVICE, *given)
         await self.beside.leave()
         if not has("stays") and not has("no-retire"):
             await self.script("recover/retire", [QUEUE, FENCE, CANCELLED, TABLE, LIVE], self.me, SERVICE)
         os._exit(3 if has("exit-code") else 0)
 
+    async def check_version(self) -> None:
+        """End, and leave the registry, in a namespace of a version that this worker does not speak."""
+        found = [int(value or 1) for value in await self.writing.hmget(f"{PREFIX}format", "version", "raising")]
+        version = found[0] if has("ignores-raising") else max(found)
+        if version == 1 or has("any-namespace"):
+            return
+        await self.leave_registry()
+        await self.beside.leave()
+        os.write(2, f"this worker speaks version 1, and the namespace is of version {version}, or raised to it\n".encode())
+        os._exit(0 if has("ends-well") else 1)
+
+    async def leave_registry(self) -> None:
+        await self.script("registry/unregister", REGISTRY, PREFIX, uuid.uuid4().hex, KEYS_TTL, 60_000, f"{SERVICE}/{self.me}")
+
     async def main(self) -> None:
         self.writing, self.reading = connected(), connected(single_connection_client=True)
         self.reading_id = await self.reading.client_id()
         if has("evalsha-only"):
             await asyncio.gather(*map(self.writing.script_load, self.sources.values()))
-        version = int(await self.writing.hget(f"{PREFIX}format", "version") or 1)
-        if version != 1 and not has("any-namespace"):
-            sys.exit(f"this worker speaks version 1, and the namespace is of version {version}")
         self.hearing = asyncio.Event()
         tasks = [asyncio.create_task(self.hear())]
         await self.hearing.wait()
         await self.read_cancelled()
         await self.register()
+        if not has("format-once"):
+            await self.check_version()
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: tasks.append(asyncio.create_task(self.drain())))
         # A task that fails ends the program, which the kit then tells of.
         await asyncio.gather(self.keep(), self.take(), tasks[0])

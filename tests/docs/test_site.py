@@ -17,7 +17,7 @@ from tests.test_sync_names import _OF_CALLS, _OF_EXECUTORS
 from toolbus.bus.values import results
 from website.build import _generate, build
 from website.links import faults
-from website.stage import DOCS, ROOT, SiteError
+from website.stage import DOCS, ROOT, SiteError, prepared
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -60,7 +60,8 @@ def located(name: str) -> Any:
 
 def directives() -> list[str]:
     """Return the names that the pages of the reference ask the docstrings of."""
-    return [name for page in API.glob("*.md") for name in re.findall(r"^::: (\S+)$", page.read_text("utf-8"), re.MULTILINE)]
+    pages = [prepared(page.read_text("utf-8"), page, page, "main") for page in API.glob("*.md")]
+    return [name for page in pages for name in re.findall(r"^::: (\S+)$", page, re.MULTILINE)]
 
 
 @pytest.mark.usefixtures("slow")

@@ -15,8 +15,8 @@ import pytest
 from tests.cli.shell import Shell
 from tests.forking import ForkServer
 from tests.gateway.page.serving import free_port
-from tests.gateway.served import Site, events, run, stream
-from tests.servers import eventually, plain_metrics
+from tests.gateway.served import Site, events, noted, run, stream
+from tests.servers import elapse, eventually, plain_metrics
 from toolbus.bus.broker.transport.embedded import EmbeddedServer
 
 pytestmark = pytest.mark.anyio
@@ -90,6 +90,37 @@ async def test_a_signal_lets_answers_finish(own_site: Site, number: signal.Signa
         await eventually(lambda: program.poll() == 0, timeout=30.0)
         with pytest.raises(httpx.TransportError):
             await client.get("/health")
+
+
+@pytest.mark.usefixtures("slow")
+@pytest.mark.parametrize("twice", [False, True], ids=["grace", "second signal"])
+async def test_what_is_cut_off_ends_with_an_answer(own_site: Site, *, twice: bool) -> None:
+    """Calls end as cancelled, half a request is dropped, and none is a bug, after the grace period as at a second signal."""
+    own_site.worker()
+    program, url = own_site.gateway("--grace", "60" if twice else "1")
+    host, _, port = url.removeprefix("http://").partition(":")
+    async with httpx.AsyncClient(base_url=url, timeout=30) as client, asyncio.TaskGroup() as tasks:
+        await eventually(lambda: has(client, "sleeps"), timeout=20.0)
+        asked = tasks.create_task(run(client, "sleeps", {"seconds": 60, "mark": "asked"}))
+        await noted(client, "asked")
+        _, half = await asyncio.open_connection(host, int(port))
+        half.write(b"POST /run_tool HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{")
+        async with stream(client, "sleeps", {"seconds": 60}) as response:
+            reading = events(response)
+            await anext(reading)
+            program.terminate()
+            if twice:
+                # Within half a second it is the same signal.
+                await elapse(0.6)
+                program.terminate()
+            last = [event async for event in reading][-1]
+        half.close()
+    assert last.data["error"]["type"] == "cancelled"
+    assert (asked.result().status_code, asked.result().json()["title"]) == (409, "cancelled")
+    _, log = await asyncio.to_thread(program.communicate, timeout=30)
+    assert program.returncode == 0
+    assert '"gateway.cut"' in log
+    assert '"level":"error"' not in log
 
 
 async def has(client: httpx.AsyncClient, tool: str) -> bool:

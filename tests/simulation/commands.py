@@ -556,7 +556,7 @@ def _xrevrange(db: Storage, random: Random, words: list[bytes]) -> Any:
 
 
 class Reading(NamedTuple):
-    """An XREAD or XREADGROUP, by the words after its name.
+    """The words of an XREAD or XREADGROUP after its name, read.
 
     Attributes:
         positions: the keys, and after which entry each is read.

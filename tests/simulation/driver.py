@@ -89,6 +89,11 @@ class Records:
         self._wrote = wrote
         self.records: list[AnyRecord] = []
 
+    @property
+    def pid(self) -> int:
+        """The number of the process that writes."""
+        return self._world.current.pid
+
     def write(self, record: AnyRecord) -> None:
         """Add a record."""
         # What is said while a process is cleared away, nobody of it says.

@@ -97,6 +97,34 @@ async def test_probes_only_read() -> None:
         assert (await ask(port, "/live", "POST"))[0] == 405
 
 
+@pytest.mark.parametrize("path", ["/", "/ready", "/metrics"])
+def test_an_answer_that_is_being_made_ends_with_its_process(path: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Its client is hung up on, and nobody reads a traceback of it."""
+    asked = asyncio.Event()
+
+    class Held(Process):
+        async def unready(self) -> str:
+            return (await self.report()).reason
+
+        async def report(self) -> Report:
+            asked.set()
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    async def live() -> bytes:
+        async with probes(Held(), "127.0.0.1", 0) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(f"GET {path} HTTP/1.1\r\n\r\n".encode())
+            await asked.wait()
+        try:
+            return await reader.read()
+        finally:
+            writer.close()
+
+    assert asyncio.run(live()) == b""
+    assert caplog.messages == []
+
+
 async def test_silent_clients_do_not_use_up_descriptors() -> None:
     """However many connect and say nothing, a probe is answered; the first of them are dropped."""
     async with probes(Process(), "127.0.0.1", 0) as port:

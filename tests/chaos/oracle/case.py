@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 
 import msgspec
 
-from tests.chaos.history import Begun, Cancelled, Ended, Exited, History, Hit, Issued, Left, State
+from tests.chaos.history import Begun, Cancelled, Ended, Exited, History, Hit, Issued, Left, Serving, Started, State
 from tests.chaos.options import Options
 from tests.chaos.plan import Planned, inner
 from tests.chaos.schedule import KINDS
@@ -54,6 +54,13 @@ class Case:
         # An agent that can't be heard of for as long counts as gone: what runs for it is stopped, and nobody answers it.
         unheard = options.agent_life - MARGIN
         self.blackouts = [hit for hit in history.of(Hit) if KINDS[hit.kind].outage and hit.until - hit.at > unheard]
+        # Worker processes: from when they started, and from when they served, until they were gone.
+        self._workers: list[tuple[float, float, float]] = []
+        serving = {each.pid: each.at for each in reversed(history.of(Serving))}
+        for started in history.of(Started) if serving else ():
+            if started.role == "worker":
+                gone = self.exits[started.pid].at if started.pid in self.exits else float("inf")
+                self._workers.append((started.at, min(gone, serving.get(started.pid, gone)), gone))
         self.states = {state.name: state for state in history.of(State)}
 
     def work(self, key: str) -> Planned | None:
@@ -80,6 +87,19 @@ class Case:
         """Return whether the agent could not be heard of for so long, while it waited for the call, that it counted as gone."""
         # It is back a moment after the outage, and not all of its connections at once.
         return any(hit.at < ended.at and hit.until + MARGIN > ended.began for hit in self.blackouts)
+
+    def starved(self, since: float, until: float) -> bool:
+        """Return whether workers spent more of a time starting than serving, as where the machine is too busy for a pool that is killed.
+
+        False for a run that does not tell when they served.
+        """
+        starting = sum(max(0.0, min(served, until) - max(began, since)) for began, served, _ in self._workers)
+        return starting > sum(max(0.0, min(gone, until) - max(served, since)) for _, served, gone in self._workers)
+
+    def given_up(self, key: str, fewest: int) -> bool:
+        """Return whether a call whose handler began at least so often may have been given up, or one that its handler made."""
+        made = Counter(begun.call for begun in self.begun.get(inner(key), ()))
+        return max([self.executions(key), *made.values()]) >= fewest
 
     def executions(self, key: str) -> int:
         """Return how often a call's handler began."""

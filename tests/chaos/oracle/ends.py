@@ -9,7 +9,7 @@ from tests.chaos.oracle.case import MARGIN, Case, Violation, short
 from tests.chaos.oracle.outputs import expected
 from tests.chaos.oracle.sessions import bad_seat
 from tests.chaos.oracle.streams import bad_babble
-from tests.chaos.plan import Planned
+from tests.chaos.plan import Planned, inner
 from tests.chaos.schedule import PURGE
 
 # Their handlers call others or ask somebody, and pass on how that ended.
@@ -86,7 +86,7 @@ def _wrong_failure(case: Case, planned: Planned, ended: Ended) -> str:
         return f"refused as {told}, but its handler began {ran} times" if ran and not again else ""
     # Any call may be given up, once faults have taken as many runs from it as poison gets; a first delivery counts before it runs.
     given_up = ended.code == "max_deliveries" or ended.error == "deadline_exceeded"
-    if given_up and began >= case.options.max_deliveries - 1:
+    if given_up and case.given_up(planned.work, case.options.max_deliveries - 1):
         return ""
     match planned.tool:
         case "crash" | "segfault" if ended.error in {"tool_error", "deadline_exceeded"}:
@@ -122,6 +122,8 @@ def _is_expected(case: Case, planned: Planned, ended: Ended) -> bool:
         return True
     if case.was_cut_off(ended) and ended.error in {"deadline_exceeded", "outcome_unknown"}:
         return True
+    if ended.error == "deadline_exceeded" and case.starved(ended.began, ended.at):
+        return True
     if planned.timeout >= case.options.timeout:
         return False
     # Of work that must not happen twice the caller is told whether it began. A worker may have appeared too late.
@@ -142,5 +144,7 @@ def letters(case: Case) -> Iterator[Violation]:
             yield Violation("one-end", f"the unreadable request {planted.entry} is not among the dead letters")
     documents = "\n".join(document for _, _, document in state.letters)
     for key, records in case.ended.items():
-        if any(ended.code == "max_deliveries" for ended in records) and f'"{case.planned[key].work}"' not in documents:
+        # A handler passes on how a call of its own ended.
+        work = case.planned[key].work
+        if any(ended.code == "max_deliveries" for ended in records) and not any(f'"{each}"' in documents for each in (work, inner(work))):
             yield Violation("one-end", "given up, but not among the dead letters", key)

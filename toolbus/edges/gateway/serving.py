@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import socket
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -159,6 +160,8 @@ class GuardedProtocol(HttpToolsProtocol):
 # Pools of clients keep connections for about a minute; one that we close first costs them a failed request.
 _KEEP_ALIVE = 75
 _BACKLOG = 2048
+# Seconds for answers that are cut off.
+_CUT = 5
 # Seconds within which a second signal is the same one: a program and its group may both be told.
 _TWICE = 0.5
 
@@ -223,15 +226,34 @@ async def serve(
             server_header=False,
             proxy_headers=False,
             timeout_keep_alive=_KEEP_ALIVE,
-            timeout_graceful_shutdown=max(1, round(grace)),
+            # Later than we cut off what is left.
+            timeout_graceful_shutdown=math.ceil(grace) + _CUT,
             backlog=_BACKLOG,
         )
     )
-    with _signals(server, gateway, grace, on_stopping):
+    cut = asyncio.Event()
+    with _signals(server, gateway, grace, on_stopping, cut):
         telemetry.log.info("gateway.serving", url=url_of(listening))
         server.on_serving = on_serving
-        await server.serve(sockets=[listening])
+        async with asyncio.TaskGroup() as tasks:
+            cutting = tasks.create_task(_cut_off(cut, server, gateway))
+            await server.serve(sockets=[listening])
+            if not cut.is_set():
+                cutting.cancel()
     telemetry.log.info("gateway.stopped")
+
+
+async def _cut_off(cut: asyncio.Event, server: uvicorn.Server, gateway: Gateway) -> None:
+    """Wait until requests are to be cut off; then answer those that wait for calls, and hang up on the others."""
+    await cut.wait()
+    telemetry.log.warning("gateway.cut", calls=gateway.measures.in_flight)
+    server.force_exit = True
+    # Which is left to us then; it needs the bus.
+    await server.lifespan.shutdown()
+    await gateway.bus.aclose()
+    # From Python 3.12.1 on, a server is closed when its last connection is.
+    for connection in [*server.server_state.connections]:
+        connection.transport.close()
 
 
 class _Server(uvicorn.Server):
@@ -249,7 +271,9 @@ class _Server(uvicorn.Server):
 
 
 @contextlib.contextmanager
-def _signals(server: uvicorn.Server, gateway: Gateway, grace: float, on_stopping: Callable[[], object]) -> Iterator[None]:
+def _signals(
+    server: uvicorn.Server, gateway: Gateway, grace: float, on_stopping: Callable[[], object], cut: asyncio.Event
+) -> Iterator[None]:
     loop = asyncio.get_running_loop()
     timers: list[asyncio.TimerHandle] = []
     first = 0.0
@@ -263,15 +287,11 @@ def _signals(server: uvicorn.Server, gateway: Gateway, grace: float, on_stopping
         gateway.draining.set()
         on_stopping()
         timers.append(loop.call_later(max(0.0, grace - gateway.options.resume), gateway.stopping.set))
-        timers.append(loop.call_later(grace, cut))
+        timers.append(loop.call_later(grace, cut.set))
 
     def again() -> None:
         if loop.time() - first >= _TWICE:
-            telemetry.log.warning("gateway.cut", calls=gateway.measures.in_flight)
-            server.force_exit = True
-
-    def cut() -> None:
-        telemetry.log.warning("gateway.cut", calls=gateway.measures.in_flight)
+            cut.set()
 
     try:
         with ended_by(stop, again):
@@ -290,8 +310,8 @@ class _Bridge(logging.Handler):
 
 
 def _is_lost(error: BaseException) -> bool:
-    """Return whether an answer could not be written, since its client has just closed the connection."""
-    return isinstance(error, OSError) or (isinstance(error, RuntimeError) and "handler is closed" in str(error))
+    """Return whether an answer could not be written, since its client has just closed the connection, or was cut off."""
+    return isinstance(error, (OSError, asyncio.CancelledError)) or (isinstance(error, RuntimeError) and "handler is closed" in str(error))
 
 
 def _log_as_uvicorn() -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import secrets
+import time
 from typing import Any
 
+from toolbus.bus.broker.lease.dead_letters import DEAD_LETTER_TTL
 from toolbus.bus.broker.registry.publications import read_record
 from toolbus.bus.broker.server.keys import session_digest
 from toolbus.bus.values.descriptors import Publication
 from toolbus.operations.conformance.checks import Broken, NotChecked, until
-from toolbus.operations.conformance.scene import LEASE, SERVICE
+from toolbus.operations.conformance.scene import LEASE, MOST, SERVICE
 from toolbus.operations.conformance.worker_scene import Sent, WorkerScene
 
 MOST_PIECE = 65_536
@@ -124,11 +127,50 @@ async def need(scene: WorkerScene, role: str) -> None:
         raise NotChecked(f"it has no tool {SERVICE}-{role}")
 
 
-async def reason_of_last_letter(scene: WorkerScene) -> str:
-    """Return the reason of the newest dead letter; empty when there is none."""
-    for _, flat in await scene.probe.run("XREVRANGE", scene.keys.dead_letters(SERVICE), "+", "-", "COUNT", 1):
-        return dict(zip(flat[::2], flat[1::2], strict=True)).get(b"reason", b"?").decode("utf-8", "replace") or "?"
-    return ""
+async def letters(scene: WorkerScene) -> dict[str, dict[str, str]]:
+    """Return the fields of the dead letters, by the entries that they were."""
+    found = [dict(zip(flat[::2], flat[1::2], strict=True)) for _, flat in await scene.probe.run("XRANGE", scene.dead_letters, "-", "+")]
+    read = [{name.decode(): value.decode("utf-8", "replace") for name, value in fields.items()} for fields in found]
+    return {fields.get("entry", ""): fields for fields in read}
+
+
+async def check_letter(scene: WorkerScene, entry: str, reason: str, attempts: int, document: bytes, about: str) -> None:
+    """Check the dead letter of an entry.
+
+    Args:
+        entry: its id.
+        reason, attempts: fields of the letter.
+        document: of the request; one that is JSON may be written in another way, without what is at its default.
+        about: the request, in words.
+
+    Raises:
+        Broken: there is none, or it says something else.
+    """
+    letter = (await letters(scene)).get(entry)
+    if letter is None:
+        raise Broken(f"{about} has not become a dead letter")
+    for field, wanted in (("reason", reason), ("attempts", str(attempts))):
+        if letter.get(field) != wanted:
+            raise Broken(f"the dead letter of {about} has {letter.get(field)!r} in its field {field!r} instead of {wanted!r}")
+    kept = letter.get("r", "")
+    if kept != document.decode("utf-8", "replace") and not _is_same_request(kept, document):
+        raise Broken(f"the dead letter of {about} does not have the request in its field 'r', but {kept[:60]!r}")
+    await check_ttl(scene, scene.dead_letters, DEAD_LETTER_TTL, "dead_letter_ttl")
+
+
+async def check_ttl(scene: WorkerScene, key: str, ttl: float, name: str) -> None:
+    """Check that a key lives as long as a constant of the protocol says, in seconds, which scripts take as milliseconds."""
+    left = int(await scene.probe.run("PTTL", key)) / 1000
+    if left < ttl - MOST:
+        raise Broken(f"{key} is removed in {left:,.1f} s; {name} is {ttl:,} s, and scripts take milliseconds")
+
+
+def _is_same_request(kept: str, document: bytes) -> bool:
+    try:
+        one, other = json.loads(kept), json.loads(document)
+        return all(one[name] == other[name] for name in ("id", "tool", "arguments"))
+    except (ValueError, TypeError, LookupError, RecursionError):
+        return False
 
 
 async def new_session(scene: WorkerScene) -> tuple[str, dict[str, Any]]:
@@ -198,13 +240,43 @@ async def unseen(scene: WorkerScene, role: str, arguments: dict[str, object], co
         "redis.call('XCLAIM', KEYS[1], 'g', ARGV[3], 0, id, 'RETRYCOUNT', ARGV[4], 'FORCE', 'JUSTID') return id",
         1, scene.queue, document, due, consumer, deliveries,
     )  # fmt: skip
-    return Sent(call, entry.decode())
+    return Sent(call, entry.decode(), document)
 
 
 async def taken_over(scene: WorkerScene, sent: Sent, news: str = "dead") -> Frames:
     """Tell the worker what there is to take over, and return the frames with which it answered."""
     await scene.tell(f"{news} {SERVICE}")
     return await scene.ended(sent, TAKES_OVER)
+
+
+async def just_reaped(scene: WorkerScene) -> None:
+    """Wait until the worker has looked for entries to take over, which removes consumers of dead workers, so that it soon won't again."""
+    dead = await scene.play_worker(lives=False)
+
+    async def is_removed() -> bool:
+        return not await scene.probe.run("HEXISTS", scene.fence, f"x:{dead}")
+
+    await until(is_removed, LEASE + SLACK, "it does not run `reap.lua` three times a lease")
+
+
+async def takes_at_a_message(scene: WorkerScene, word: str) -> None:
+    """Check that a message has the worker run `reap.lua` at once: ``dead``, ``back`` or ``to``.
+
+    Raises:
+        Broken: it takes what there is only when it looks by itself.
+    """
+    instance = await only_instance(scene)
+    for _ in range(3):
+        await just_reaped(scene)
+        waits = {"back": "~back", "to": f"~to:{instance}"}
+        sent = await unseen(scene, "echo", {"text": word}, waits.get(word) or await scene.play_worker(lives=False), 1)
+        begun = time.monotonic()
+        await scene.tell(f"{word} {instance} {SERVICE}" if word == "to" else f"{word} {SERVICE}")
+        await scene.ended(sent, TAKES_OVER)
+        # It looks three times a lease by itself.
+        if time.monotonic() - begun < LEASE / 4:
+            return
+    raise Broken(f"the message `{word}` changes nothing: it takes what there is when it looks three times a lease")
 
 
 async def moved_after_a_renewal(scene: WorkerScene, other: str, beside: int = 0) -> tuple[Sent, list[Sent]]:

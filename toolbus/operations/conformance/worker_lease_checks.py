@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
+import re
 import secrets
 from functools import partial
 
@@ -15,16 +15,18 @@ from toolbus.operations.conformance.worker_calls import (
     SLACK,
     TAKES_OVER,
     call_echo,
+    check_letter,
     check_order,
     check_run,
     ended_as,
     error_of,
+    just_reaped,
     moved_after_a_renewal,
     need,
     only_instance,
-    reason_of_last_letter,
     runs_as,
     taken_over,
+    takes_at_a_message,
     text_of,
     unseen,
     wait_for_text,
@@ -35,6 +37,8 @@ from toolbus.operations.conformance.worker_scene import Sent, WorkerScene
 LEASES = Table[WorkerScene]()
 # Seconds after which a worker whose reads are refused ends.
 GIVES_UP = max(3 * LEASE, 30.0)
+# Seconds of grace of a worker that has more time than it needs.
+_PATIENCE = 6.0
 # Seconds of a call that outlives a lease, and of the pieces of its text.
 _LONG = {"to": 60, "delay": 0.1}
 
@@ -108,14 +112,21 @@ async def finishes_each(scene: WorkerScene) -> None:
 
 @LEASES.check("W34", 2)
 async def leaves_what_was_delivered(scene: WorkerScene) -> None:
-    """When the group was set back, a call that it runs is not begun again."""
+    """When the group was set back, neither a call that it runs is begun again nor one of another worker that `reap.lua` told of."""
     sent = await scene.publish("count", {"to": 15, "delay": 0.1})
     await wait_for_text(scene, sent)
+    other = await scene.play_worker(lives=True)
+    held = await unseen(scene, "echo", {"text": "of another worker"}, other, 1)
+    await just_reaped(scene)
+    await scene.end_reads()
     await scene.probe.run("XGROUP", "SETID", scene.queue, "g", "0")
     # A read that waits looks at the group again when something is published.
-    await call_echo(scene, "after the group was set back")
+    for text in ("after the group was set back", "once more"):
+        await call_echo(scene, text)
+    if await scene.frames(held):
+        raise Broken("it runs a call that another worker has, and of which `reap.lua` had told it")
+    await scene.remove(held)
     await scene.ended(sent)
-    await call_echo(scene, "once more")
     frames = await scene.frames(sent)
     check_run(frames)
     if len(text_of(frames).split()) != 15:
@@ -124,7 +135,7 @@ async def leaves_what_was_delivered(scene: WorkerScene) -> None:
 
 @LEASES.check("W35", 2)
 async def takes_over(scene: WorkerScene) -> None:
-    """It takes over what a dead worker held, as the next attempt."""
+    """It takes over what a dead worker held, as the next attempt, and at once when it is told `dead`."""
     dead = await scene.play_worker(lives=False)
     sent = await unseen(scene, "echo", {"text": "taken over"}, dead, 1)
     frames = await taken_over(scene, sent)
@@ -132,6 +143,7 @@ async def takes_over(scene: WorkerScene) -> None:
     attempts = {frame.get("attempt", 1) for frame in frames}
     if attempts != {2} or text_of(frames) != "taken over":
         raise Broken(f"the attempt after one delivery is 2, not {attempts}; the text was {text_of(frames)[:40]!r}")
+    await takes_at_a_message(scene, "dead")
 
 
 @LEASES.check("W36", 2)
@@ -160,19 +172,32 @@ async def counts_attempts(scene: WorkerScene) -> None:
 
 @LEASES.check("W37", 2)
 async def buries_poison(scene: WorkerScene) -> None:
-    """A request that was delivered as often as allowed becomes a dead letter, and its caller is told."""
+    """A request that was delivered as often as allowed becomes a dead letter, and its caller is told, both under the attempt beyond."""
     dead = await scene.play_worker(lives=False)
-    sent = await unseen(scene, "echo", {"text": "poison"}, dead, scene.settings.max_deliveries)
+    most = scene.settings.max_deliveries
+    # Leaving workers have cut two of its attempts off: it has as many left.
+    cut_off = await unseen(scene, "echo", {"text": "cut off"}, await scene.play_worker(lives=True), most)
+    await scene.probe.run("SET", scene.keys.pause(SERVICE, cut_off.entry), "0 0 0 2", "PX", 60_000)
+    # No earlier, or it could be taken over before its note is there.
+    await scene.keep(cut_off, dead, most)
+    sent = await unseen(scene, "echo", {"text": "poison"}, dead, most)
     frames = await taken_over(scene, sent)
     if not error_of(frames):
-        raise Broken(f"it was run a {scene.settings.max_deliveries + 1}th time")
-    if (reason := await reason_of_last_letter(scene)) != "max_deliveries":
-        raise Broken(f"the reason of its dead letter is {reason!r}" if reason else "there is no dead letter")
+        raise Broken(f"it was run a {most + 1}th time")
+    await check_letter(scene, sent.entry, "max_deliveries", most + 1, sent.document, "a request that failed too often")
+    ended_as(frames, "tool_error")
+    code, attempt = frames[-1]["error"].get("code"), frames[-1].get("attempt", 1)
+    if code != "max_deliveries" or attempt != most + 1:
+        raise Broken(f"its caller is told the code {code!r} under the attempt {attempt}, instead of 'max_deliveries' under {most + 1}")
+    if error := error_of(await scene.ended(cut_off, TAKES_OVER)):
+        raise Broken(f"a request whose note says that two of its {most} attempts were cut off ended as {error}")
 
 
 @LEASES.check("W38", 2)
 async def runs_suspects_alone(scene: WorkerScene) -> None:
-    """An entry is run alone for its last two attempts: neither beside calls that run, nor with others taken beside it."""
+    """An entry is run alone for its last two attempts: a worker makes room for it, and takes no others beside it."""
+    await scene.probe.run("HDEL", scene.fence, "room")
+    instance = await only_instance(scene)
     long = await scene.publish("count", {"to": 12, "delay": 0.1})
     await wait_for_text(scene, long)
     dead = await scene.play_worker(lives=False)
@@ -182,27 +207,38 @@ async def runs_suspects_alone(scene: WorkerScene) -> None:
     async def has_begun() -> bool:
         return bool(await scene.frames(suspect))
 
-    await check_order(scene, long, suspect, "it runs beside a call that had begun before")
+    async def makes_room() -> bool:
+        return instance.encode() in (await scene.probe.run("HGET", scene.fence, "room") or b"")
+
+    await until(makes_room, LEASE / 3 + SLACK, "`reap.lua` does not hear from it that it can make room for an entry that must run alone")
+    await scene.end_reads()
+    late = await scene.publish("echo", {"text": "late"})
+    await asyncio.gather(
+        check_order(scene, long, suspect, "it runs beside a call that had begun before"),
+        check_order(scene, long, late, "it took another call although `reap.lua` had asked it to make room"),
+    )
     await until(has_begun, TAKES_OVER, "it was not taken over")
+    if await scene.frames(late):
+        raise Broken("it took another call before it or beside it, although `reap.lua` had asked it to make room")
     beside = await scene.publish("echo", {"text": "beside"})
     await check_order(scene, suspect, beside, "another call was run beside it")
     check_run(await scene.frames(suspect))
-    await scene.ended(beside)
+    for each in (late, beside):
+        await scene.ended(each)
 
 
 @LEASES.check("W39", 2)
 async def takes_what_was_handed_back(scene: WorkerScene) -> None:
-    """It takes what another worker handed back within a beat, told of it or not; that delivery counts for nothing."""
-    for told in (True, False):
-        sent = await unseen(scene, "echo", {"text": "handed back"}, "~back", 1)
-        if told:
-            await scene.tell(f"back {SERVICE}")
-        frames = await scene.ended(sent, LEASE / 3 + 2.0)
-        check_run(frames)
-        if text_of(frames) != "handed back":
-            raise Broken(f"the text was {text_of(frames)[:40]!r} {error_of(frames)}")
-        if {frame.get("attempt", 1) for frame in frames} != {1}:
-            raise Broken("the delivery to the worker that handed it back was counted")
+    """It takes what was handed back, or over to it, within a beat, and at once when it is told; that delivery counts for nothing."""
+    sent = await unseen(scene, "echo", {"text": "handed back"}, "~back", 1)
+    frames = await scene.ended(sent, LEASE / 3 + 2.0)
+    check_run(frames)
+    if text_of(frames) != "handed back":
+        raise Broken(f"the text was {text_of(frames)[:40]!r} {error_of(frames)}")
+    if {frame.get("attempt", 1) for frame in frames} != {1}:
+        raise Broken("the delivery to the worker that handed it back was counted")
+    for word in ("back", "to"):
+        await takes_at_a_message(scene, word)
 
 
 @LEASES.check("W40", 2)
@@ -245,23 +281,35 @@ async def restores_its_registration(scene: WorkerScene) -> None:
 
 @LEASES.check("W42", 2)
 async def pauses(scene: WorkerScene) -> None:
-    """It takes nothing of a paused service, as a message or a beat tells: it ends the blocked read, and hands back what that brings."""
+    """It takes and reaps nothing of a paused service, as a message or beat tells; the blocked read ends, and what it brings goes back."""
+    instance = await only_instance(scene)
     for told in (True, False):
+        lease = await scene.lease_of(instance)
+
+        async def has_beaten(lease: float = lease) -> bool:
+            return await scene.lease_of(instance) != lease
+
+        # So that the next beat comes too late to tell what the message does.
+        await until(has_beaten, LEASE, "it does not beat")
         await scene.probe.script(scripts.PAUSE, (scene.keys.paused,), SERVICE, 60_000)
         if told:
             await scene.tell(f"pause {SERVICE}")
-        await asyncio.sleep(0.5 if told else LEASE / 3 + 0.7)
+        await asyncio.sleep(0.4 if told else LEASE / 3 + 0.7)
+        back = await unseen(scene, "echo", {"text": "paused"}, "~back", 1)
         sent = await scene.publish("echo", {"text": "paused"})
         for _ in range(12):
             await asyncio.sleep(0.1)
-            holder, _, _ = await scene.holder(sent)
-            if await scene.frames(sent) or (holder and not holder.startswith("~back")):
-                raise Broken(f"a request that came after the service was paused was taken{'' if told else ', of which only beats told'}")
+            for each, about in ((sent, "came"), (back, "was handed back")):
+                holder, _, _ = await scene.holder(each)
+                if await scene.frames(each) or (holder and not holder.startswith("~back")):
+                    by = "a message" if told else "beats alone"
+                    raise Broken(f"a request that {about} after the service was paused, as {by} told, was taken")
         await scene.probe.run("SREM", scene.keys.paused, SERVICE)
         if told:
             await scene.tell(f"resume {SERVICE}")
-        if text_of(await scene.ended(sent, LEASE + 2.0)) != "paused":
-            raise Broken("the request was not run after the pause")
+        for each in (sent, back):
+            if text_of(await scene.ended(each, LEASE + 2.0)) != "paused":
+                raise Broken("a request was not run after the pause")
 
 
 @LEASES.check("W43", 2)
@@ -286,52 +334,92 @@ async def hands_over(scene: WorkerScene) -> None:
 
 @LEASES.check("W44", 2)
 async def ends_slow_callers(scene: WorkerScene) -> None:
-    """It looks at the reply stream after each 64 entries: beyond `reply_limit` its calls end as slow_consumer, and nothing more is sent."""
-    replies = scene.keys.replies(scene.agent)
+    """Beyond `reply_limit` or `reply_bytes` of what a caller has not read its calls end as slow_consumer, and nothing more is sent."""
+    await scene.draw_agent()
+    replies, fill = scene.keys.replies(scene.agent), "for _ = 1, ARGV[1] do redis.call('XADD', KEYS[1], '*', 'x', '') end"
     sent = await scene.publish("count", {"to": 4_000, "delay": 0.005})
     await wait_for_text(scene, sent)
-    await scene.probe.run(
-        "EVAL", "for _ = 1, ARGV[1] do redis.call('XADD', KEYS[1], '*', 'x', '') end", 1, replies, scene.settings.reply_limit + 1
-    )  # fmt: skip
+    await scene.probe.run("EVAL", fill, 1, replies, scene.settings.reply_limit + 1)
     frames = await scene.ended(sent)
     ended_as(frames, "slow_consumer")
     await asyncio.sleep(0.3)
     if len(await scene.frames(sent)) > len(frames):
         raise Broken("frames came after the end")
     await scene.probe.run("XTRIM", replies, "MAXLEN", 0)
+    # Large entries beside many small ones of others: an agent of its own, since the average is of all that was written to it.
+    await need(scene, "large")
+    await scene.draw_agent()
+    await scene.probe.run("EVAL", fill, 1, scene.keys.replies(scene.agent), scene.settings.reply_limit - 1_000)
+    sent = await scene.publish("count", {"to": 4_000, "delay": 0.05})
+    await wait_for_text(scene, sent)
+    await scene.publish("large", {"size": 8 * 1_048_576})
+    ended_as(await scene.ended(sent), "slow_consumer")
+    await scene.probe.run("DEL", scene.keys.replies(scene.agent))
+    await scene.draw_agent()
+
+
+# What keeps a request from being read, and how its document has it; with the first ones its id and agent can be found by everybody.
+_UNREADABLE = {
+    "has `arguments` that are text": ('"arguments": {}', '"arguments": "text"'),
+    "has no `service`": (f'"service": "{SERVICE}", ', ""),
+    "has null as `user`": ("{", '{"user": null, '),
+    "has 1.5 as `priority`": ("{", '{"priority": 1.5, '),
+    "is of another version": ("{", '{"v": 77, '),
+    "has half of a surrogate pair": ('"arguments": {}', '"arguments": {"text": "\\ud800"}'),
+    "has a number beyond a double": ('"arguments": {}', '"arguments": {"text": "x", "more": 1e999}'),
+    "has more than 262,144 bytes": ('"arguments": {}', f'"arguments": {{"text": "{"x" * 270_000}"}}'),
+    "is no JSON": ("{", ""),
+}
+_CAN_BE_ANSWERED = 5
 
 
 @LEASES.check("W45", 2)
 async def sets_aside_unreadable_requests(scene: WorkerScene) -> None:
     """A request that can't be read becomes a dead letter, and is answered with invalid_arguments when its id and agent can be found."""
-    before = int(await scene.probe.run("XLEN", scene.keys.dead_letters(SERVICE)))
-    call, document, due = scene.unsent("echo", {})
-    wrong = json.dumps({**json.loads(document), "arguments": "text"}).encode()
-    frames = await scene.ended(Sent(call, await scene.add(wrong, due)))
-    ended_as(frames, "invalid_arguments")
-    await scene.add(b"{", due)
-
-    async def are_two() -> bool:
-        return int(await scene.probe.run("XLEN", scene.keys.dead_letters(SERVICE))) == before + 2
-
-    await until(are_two, 5.0, "two unreadable requests are not two dead letters")
-    if (reason := await reason_of_last_letter(scene)) != "malformed":
-        raise Broken(f"the reason of a dead letter is {reason!r}")
+    sent = {}
+    for what, (good, bad) in _UNREADABLE.items():
+        call, document, due = scene.unsent("echo", {})
+        wrong = document.decode().replace(good, bad, 1).encode()
+        sent[what] = Sent(call, await scene.add(wrong, due), wrong)
+    for what, due in (("has no deadline that is a number", "soon"), ("has a deadline beyond 2^53", "9" * 17)):
+        sent[what] = await scene.publish("echo", {"text": "x"}, due=due)
+    for what, each in sent.items():
+        await until(partial(scene.is_finished, each), 5.0, f"a request that {what} is still in the queue")
+        error = error_of(frames) if (frames := await scene.frames(each)) else "nothing"
+        if error not in {"invalid_arguments", *(() if what in list(_UNREADABLE)[:_CAN_BE_ANSWERED] else ("nothing",))}:
+            raise Broken(f"a request that {what} was answered with {error or 'a success'}")
+        await check_letter(scene, each.entry, "malformed", 1, each.document, f"a request that {what}")
 
 
 @LEASES.check("W46", 2)
 async def drains(scene: WorkerScene) -> None:
-    """On SIGTERM it finishes what runs, if that is over within TOOLBUS_GRACE."""
-    if scene.worker is None:
-        raise Broken("there is no worker")
-    sent = await scene.publish("count", {"to": 5, "delay": 0.1})
+    """On SIGTERM it finishes what runs, if that is over within TOOLBUS_GRACE, and beats and renews until then."""
+    worker = await scene.restart(TOOLBUS_GRACE=f"{_PATIENCE:g}")
+    instance = await only_instance(scene)
+    # With another worker of its revision its stream stays when it has left.
+    await scene.play_worker(lives=True, digest=(await scene.row_of(instance)).partition(":")[2])
+    sent = await scene.publish("count", {"to": 35, "delay": 0.1})
     await wait_for_text(scene, sent)
-    await scene.program.stop(scene.worker)
+    stopping = asyncio.create_task(scene.program.stop(worker))
+    try:
+        while not stopping.done():
+            left = await scene.lease_of(instance) - await scene.now()
+            _, idle, _ = await scene.holder(sent)
+            # Looked at last, since it retires behind the end.
+            if await scene.has_ended(sent):
+                break
+            if left < 0:
+                raise Broken("its lease ended while it finished what runs, and others take that over")
+            if idle > LEASE * 1000:
+                raise Broken(f"what it finished was not renewed for {idle / 1000:.1f} s, more than a lease")
+            await asyncio.sleep(0.1)
+    finally:
+        await stopping
     frames = await scene.frames(sent)
     if not frames[-1].get("end_of_stream"):
-        raise Broken("a call that needed half a second more was cut off")
+        raise Broken("a call that needed three seconds of its grace period more was cut off")
     check_run(frames)
-    if error_of(frames) or len(text_of(frames).split()) != 5:
+    if error_of(frames) or len(text_of(frames).split()) != 35:
         raise Broken(f"it ended as {error_of(frames) or 'a success'} with the text {text_of(frames)!r}")
 
 
@@ -368,6 +456,9 @@ async def hands_back(scene: WorkerScene) -> None:
     await scene.program.stop(scene.worker)
     holder, _, count = await scene.holder(sent)
     frames = await scene.frames(sent)
+    key = scene.keys.pause(SERVICE, sent.entry)
+    note, ttl = (await scene.probe.run("GET", key) or b"").split(), int(await scene.probe.run("PTTL", key))
+    left = int(sent.entry.partition("-")[0]) + 60_000 - await scene.now()
     await scene.remove(sent)
     if frames[-1].get("end_of_stream"):
         raise Broken(f"the call was ended as {error_of(frames) or 'a success'} instead of being handed back")
@@ -375,11 +466,15 @@ async def hands_back(scene: WorkerScene) -> None:
         raise Broken(f"the entry is with {holder or 'nobody'}, not with ~back")
     if count != 2:
         raise Broken(f"its next run would be attempt {count}, as the one that was cut off was 1")
+    if note != [b"0", b"0", b"0", b"1"] or not left <= ttl <= left + 120_000:
+        raise Broken(
+            f"its note says {b' '.join(note)!r} for {ttl} ms, not that it was cut off once, until its deadline ({left} ms) and a minute"
+        )
 
 
 @LEASES.check("W49", 2)
 async def retires(scene: WorkerScene) -> None:
-    """A worker that leaves removes its consumer and its fields of the fence (`retire.lua`)."""
+    """A worker that leaves hands back what waits for it, and removes its consumer and its fields of the fence (`retire.lua`)."""
     if scene.worker is None:
         raise Broken("there is no worker")
     # One that answers is ready for SIGTERM.
@@ -387,12 +482,17 @@ async def retires(scene: WorkerScene) -> None:
     instance = await only_instance(scene)
     other = await scene.play_worker(lives=True)
     held = await unseen(scene, "echo", {"text": "of another worker"}, other, 1)
+    waiting = await unseen(scene, "echo", {"text": "handed over"}, f"~to:{instance}", 1)
     await scene.program.stop(scene.worker)
     # Of each consumer a map from field to value in RESP3, and a list of both in RESP2.
     listed = await scene.probe.run("XINFO", "CONSUMERS", scene.queue, "g")
     consumers = [(each[b"name"] if isinstance(each, dict) else each[1]).decode() for each in listed]
     fields = await scene.probe.run("HKEYS", scene.fence)
-    await scene.remove(held)
+    holder, _, _ = await scene.holder(waiting)
+    for each in (held, waiting):
+        await scene.remove(each)
+    if holder.startswith("~to:"):
+        raise Broken("a request that was handed over to it waits for it although it has left, and not under ~back")
     if instance in consumers or f"c:{instance}".encode() in fields:
         raise Broken("its consumer is in the group, or its counter in the fence, after it has left")
 
@@ -416,23 +516,70 @@ async def survives_kills(scene: WorkerScene) -> None:
         raise Broken(f"attempt {last[0].get('attempt', 1)} answered {text_of(last)[:60]!r}")
 
 
+async def _ends_for_its_version(scene: WorkerScene, waiting: str, about: str, *, may_register: bool = False) -> None:
+    """Check that the worker ends by itself, with an exit code that says so, and that it takes nothing.
+
+    Args:
+        scene: with the worker.
+        waiting: entry of a request that it must not take, or "".
+        about: the namespace's version, in words.
+        may_register: whether it may register first, if it unregisters at once.
+
+    Raises:
+        Broken: it does not.
+    """
+    if scene.worker is None:
+        raise Broken("there is no worker")
+    end = asyncio.get_running_loop().time() + STARTS
+    while scene.worker.returncode is None:
+        if not may_register and await scene.instances():
+            raise Broken(f"it registers although {about}")
+        if waiting and not await scene.waits(waiting):
+            raise Broken(f"it takes a request although {about}")
+        if asyncio.get_running_loop().time() > end:
+            raise Broken(f"it has not ended within {STARTS:g} s although {about}")
+        await asyncio.sleep(0.02)
+    if scene.worker.returncode == 0:
+        raise Broken(f"it ended with exit code 0 although {about}")
+    if await scene.instances():
+        raise Broken(f"it is still registered when it has ended because {about}")
+    await scene.kill_worker()
+
+
 @LEASES.check("W51", 2)
 async def checks_the_namespace(scene: WorkerScene) -> None:
-    """It reads `P format` before it registers: in a namespace of a version that it does not speak it registers nothing, and ends."""
-    await scene.kill_worker()
-    await scene.probe.run("HSET", scene.keys.format, "version", 9)
+    """It reads `P format` before it registers (again) and first takes: it ends if it can't speak that version, or the one raised to."""
+    proxy = Proxy(scene.port)
+    await proxy.start()
     try:
-        process = await scene.program.start()
-        async with asyncio.timeout(STARTS):
-            while process.returncode is None:
-                if await scene.instances():
-                    raise Broken("it registered in a namespace of version 9")
-                await asyncio.sleep(0.02)
-        await scene.program.kill(process)
-    except TimeoutError:
-        raise Broken(f"it has not ended within {STARTS:g} s in a namespace of version 9") from None
-    finally:
+        instance = await only_instance(scene)
+        await scene.probe.run("HSET", scene.keys.format, "raising", 9)
+        await scene.probe.run("ZREM", scene.keys.live, f"{SERVICE}/{instance}")
+        await _ends_for_its_version(scene, "", "a beat called it missing, and the namespace's `raising` is 9")
+        _, document, due = scene.unsent("echo", {"text": "waits"})
+        waiting = (await scene.probe.run("XADD", scene.queue, "*", "r", document, "d", due)).decode()
+        for field in ("version", "raising"):
+            await scene.probe.run("DEL", scene.keys.format)
+            await scene.probe.run("HSET", scene.keys.format, field, 9)
+            scene.worker = await scene.program.start()
+            await _ends_for_its_version(scene, waiting, f"the namespace's `{field}` is 9")
         await scene.probe.run("DEL", scene.keys.format)
+        # What it publishes is refused once, and meanwhile the version is raised, which it has read before.
+        proxy.plan(lambda words: any(b'"tools"' in word for word in words), "refuse", "TRYAGAIN the slot is being moved", after=0.5)
+        scene.worker = await scene.program.start(TOOLBUS_URL=scene.url_of(proxy))
+
+        async def publishes() -> bool:
+            return bool(proxy.done)
+
+        await until(publishes, STARTS, "it publishes nothing")
+        await scene.probe.run("HSET", scene.keys.format, "raising", 9)
+        await _ends_for_its_version(scene, waiting, "it was raised to version 9 before it took anything", may_register=True)
+    finally:
+        await scene.probe.run("DEL", scene.keys.format, scene.queue)
+        await proxy.close()
+        await scene.kill_worker()
+    if "9" not in re.findall(r"\d+", scene.program.output()):
+        raise Broken("it did not say that the namespace is of version 9")
 
 
 @LEASES.check("W67", 2)
@@ -517,9 +664,18 @@ async def counts_retries(scene: WorkerScene) -> None:
 
 @LEASES.check("W73", 2)
 async def outlives_its_revision(scene: WorkerScene) -> None:
-    """The last worker of a revision takes what was published for it before it leaves."""
-    if scene.worker is None:
-        raise Broken("there is no worker")
+    """The last worker of a revision takes what is published for it, until `outlive.lua` says twice in a row that nothing is left."""
+    proxy = Proxy(scene.port)
+    await proxy.start()
+    try:
+        await _outlives(scene, proxy)
+    finally:
+        await proxy.close()
+        await scene.kill_worker()
+
+
+async def _outlives(scene: WorkerScene, proxy: Proxy) -> None:
+    worker = await scene.start_behind(proxy, TOOLBUS_GRACE=f"{_PATIENCE:g}")
     # One that answers is ready for SIGTERM.
     await call_echo(scene, "before")
     instance, table = await only_instance(scene), scene.keys.instances(SERVICE)
@@ -530,7 +686,11 @@ async def outlives_its_revision(scene: WorkerScene) -> None:
         await scene.probe.run("HSET", table, f"{kind}:kit-revision", await scene.probe.run("HGET", table, f"{kind}:{digest}") or "")
     # Its row is to change when it registers again with the start number 1, and that of the other revision to be the newer one.
     await scene.probe.run("HSET", table, f"i:{instance}", f"7:{digest}", f"i:{other}", "8:kit-revision")
-    stopping = asyncio.create_task(scene.program.stop(scene.worker))
+    # `outlive.lua` as it is asked about an entry.
+    keys = [key.encode() for key in (scene.queue, scene.fence, scene.keys.live, table)]
+    asked = proxy.watch(lambda words: words[3:7] == keys and words[-1].replace(b"-", b"").isdigit())
+    begun = asyncio.get_running_loop().time()
+    stopping = asyncio.create_task(scene.program.stop(worker))
 
     async def steps_back() -> bool:
         return bool(await scene.probe.run("HGET", table, f"i:{instance}") == f"1:{digest}".encode())
@@ -542,6 +702,8 @@ async def outlives_its_revision(scene: WorkerScene) -> None:
         await stopping
     if not await scene.has_ended(late):
         raise Broken("a request for its revision, which was published while agents turned to the other one, was left behind")
+    if len(asked) < 2 and asyncio.get_running_loop().time() - begun < _PATIENCE / 2:
+        raise Broken(f"it left when `outlive.lua` had been asked {len(asked)} times about an entry, and not twice in a row")
 
 
 @LEASES.check("W70", 2)

@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 
+from toolbus.bus.broker.registry.registry import TTL
+from toolbus.bus.broker.replies.finish import MOST_BYTES
 from toolbus.bus.broker.server import scripts
 from toolbus.bus.broker.transport.opening import Probe
 from toolbus.bus.values.settings import Settings
@@ -18,15 +20,16 @@ from toolbus.operations.conformance.proxy import Proxy
 from toolbus.operations.conformance.scene import LEASE, MOST, MOST_WRITTEN, SERVICE, STARTS, Program, Scene, shown
 
 _ANSWERS = 10.0
-# Bytes of an entry with several frames; one frame with a piece of 65,536 bytes may take six times that.
+# Bytes of an entry with one frame: each byte of a piece may take six in JSON.
 _MOST_ENTRY = 6 * 65_536 + 4_096
 
 
 class Sent(msgspec.Struct):
-    """A request that was published: its correlation id and the entry's id."""
+    """A request that was published: its correlation id, the entry's id, and the document."""
 
     id: str
     entry: str
+    document: bytes = b""
 
 
 class WorkerScene(Scene):
@@ -36,6 +39,7 @@ class WorkerScene(Scene):
         super().__init__(settings, probe, program)
         self.agent = secrets.token_hex(16)
         self.worker: asyncio.subprocess.Process | None = None
+        self.dead_letters = self.keys.dead_letters(SERVICE)
         self._played: list[str] = []
         self._read = "0-0"
         # Several checks of one moment read the stream together.
@@ -70,11 +74,15 @@ class WorkerScene(Scene):
         await self.probe.run("FLUSHDB")
         self._read = "0-0"
 
-    async def start_behind(self, proxy: Proxy) -> asyncio.subprocess.Process:
-        """Start the worker anew, have it speak to the server through a proxy, and return its process."""
+    async def start_behind(self, proxy: Proxy, **more: str) -> asyncio.subprocess.Process:
+        """Start the worker anew, have it speak to the server through a proxy, and return its process; ``more`` is as for ``restart``."""
+        return await self.restart(TOOLBUS_URL=self.url_of(proxy), **more)
+
+    async def restart(self, **more: str) -> asyncio.subprocess.Process:
+        """Start the worker anew, with further variables of its environment, and return its process."""
         await self.kill_worker()
         known = set(await self.instances())
-        self.worker = await self.program.start(TOOLBUS_URL=self.url_of(proxy))
+        self.worker = await self.program.start(**more)
         await self.joined(known, "it is not in the registry when it is started anew")
         return self.worker
 
@@ -118,6 +126,14 @@ class WorkerScene(Scene):
         found = [each.decode().partition("/")[2] for each in members if each.startswith(f"{SERVICE}/".encode())]
         return [each for each in found if each not in self._played]
 
+    async def lease_of(self, instance: str) -> float:
+        """Return when a worker's lease ends, in milliseconds of the server's time; 0 when it has none."""
+        return float(await self.probe.run("ZSCORE", self.keys.live, f"{SERVICE}/{instance}") or 0)
+
+    async def row_of(self, instance: str) -> str:
+        """Return a worker's start number and the digest of its publication, as the registry has them; empty when it is in none."""
+        return (await self.probe.run("HGET", self.keys.instances(SERVICE), f"i:{instance}") or b"").decode()
+
     async def tell(self, words: str) -> None:
         """Publish a message to the workers of the service."""
         await self.probe.run("PUBLISH", self.keys.wake(SERVICE), words)
@@ -159,6 +175,19 @@ class WorkerScene(Scene):
         await self.probe.run("XACK", self.queue, "g", sent.entry)
         await self.probe.run("XDEL", self.queue, sent.entry)
 
+    async def end_reads(self) -> None:
+        """End the reads that wait, as at the end of their time, so that the next ones know what scripts have just answered."""
+        await asyncio.sleep(0.1)
+        # A connection of RESP2 has the list as a string like others.
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        writer.write(b"CLIENT LIST\r\n")
+        listed = await reader.readexactly(int((await reader.readline())[1:]))
+        writer.close()
+        for line in listed.decode().splitlines():
+            fields = dict(field.partition("=")[::2] for field in line.split())
+            if fields.get("cmd") == "xreadgroup":
+                await self.probe.run("CLIENT", "UNBLOCK", fields["id"], "TIMEOUT")
+
     async def _dismiss(self) -> None:
         """End the workers that the kit played."""
         for name in self._played:
@@ -172,12 +201,17 @@ class WorkerScene(Scene):
         keys = self.keys
         registry = (keys.services, keys.names, keys.meta, keys.items, keys.live, keys.log)
         own = (keys.instances(SERVICE), self.queue, self.fence, keys.cancelled(SERVICE))
-        common = (keys.prefix, secrets.token_hex(6), 3_600_000, 60_000)
+        common = (keys.prefix, secrets.token_hex(6), TTL * 1000, 60_000)
         await self.probe.script(scripts.UNREGISTER, (*registry, *own), *common, f"{SERVICE}/{instance}")
         await self.probe.script(scripts.RETIRE, (*own[1:], own[0], keys.live), instance, SERVICE, "1")
         await self.tell(f"dead {SERVICE}")
 
     # -- requests ---------------------------------------------------------------------------------
+
+    async def draw_agent(self) -> None:
+        """Be another agent, with a reply stream of its own."""
+        self.agent, self._read = secrets.token_hex(16), "0-0"
+        await self.listen()
 
     async def listen(self) -> None:
         """Make the reply stream of this agent, and keep it alive for a while."""
@@ -195,7 +229,7 @@ class WorkerScene(Scene):
         """
         call, document, in_time = self.unsent(role, arguments, timeout=timeout, **fields)
         queue = self.keys.queue(fields.get("service", SERVICE))
-        return Sent(call, await self.add(document, in_time if due is None else str(due), queue=queue))
+        return Sent(call, await self.add(document, in_time if due is None else str(due), queue=queue), document)
 
     def unsent(self, role: str, arguments: dict[str, Any], *, timeout: float = 30.0, **fields: Any) -> tuple[str, bytes, str]:
         """Return the id, the document and the deadline of a request that is not published yet."""
@@ -244,6 +278,9 @@ class WorkerScene(Scene):
                 raise Broken(f"an entry of the reply stream is no JSON in UTF-8: {error}") from None
             if not isinstance(frames, list):
                 raise Broken("the field f of an entry of the reply stream is no list of frames")
+            # Without what joins them.
+            if len(frames) > 1 and len(fields[b"f"]) - len(frames) - 1 > MOST_BYTES:
+                raise Broken(f"an entry of {len(frames)} frames has {len(fields[b'f']):,} bytes, more than {MOST_BYTES:,}")
             for frame in frames:
                 if not isinstance(frame, dict) or not isinstance(frame.get("id"), str):
                     raise Broken(f"a frame has no id: {str(frame)[:100]}")

@@ -317,28 +317,34 @@ async def probes(probed: Probed, host: str, port: int) -> AsyncIterator[int]:
     Raises:
         OSError: the port is taken, or there is no such address.
     """
-    clients: dict[asyncio.StreamWriter, None] = {}
+    # The tasks that answer, the oldest one first.
+    clients: dict[asyncio.Task[None], None] = {}
 
-    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(clients) >= _MOST_CLIENTS:
-            oldest = next(iter(clients))
-            del clients[oldest]
-            oldest.transport.abort()
-        clients[writer] = None
-        try:
-            await _reply(probed, reader, writer)
-        finally:
-            clients.pop(writer, None)
+    # No coroutine: the task in which a stream runs one logs a traceback when it is cancelled.
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        def ended(answering: asyncio.Task[None]) -> None:
+            clients.pop(answering, None)
             # One that does not read its answer would keep the descriptor.
             writer.transport.abort()
 
+        if len(clients) >= _MOST_CLIENTS:
+            oldest = next(iter(clients))
+            del clients[oldest]
+            oldest.cancel()
+        answering = asyncio.create_task(_reply(probed, reader, writer))
+        clients[answering] = None
+        answering.add_done_callback(ended)
+
     server = await asyncio.start_server(accept, host, port, limit=_REQUEST_LIMIT)
     try:
-        async with server:
-            yield server.sockets[0].getsockname()[1]
+        yield server.sockets[0].getsockname()[1]
     finally:
-        for client in list(clients):
-            client.transport.abort()
+        server.close()
+        unanswered = [*clients]
+        for answering in unanswered:
+            answering.cancel()
+        await asyncio.gather(*unanswered, return_exceptions=True)
+        await server.wait_closed()
 
 
 async def _reply(probed: Probed, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
