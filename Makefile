@@ -39,7 +39,7 @@ venv: $(STAMP) ## Set up .venv with everything for development
 demo: $(DEMO_STAMP) ## Start a server, workers and an agent, and check what they do (under 30 s)
 	@$(BIN)/toolbus demo
 
-test: $(STAMP) ## Run the tests that every change needs (six minutes on two cores)
+test: $(STAMP) ## Run the tests that every change needs (under five minutes on two cores)
 	@echo "== tests"
 	@$(PYTEST) -m "not slow"
 

@@ -308,7 +308,7 @@ def test_an_agent_that_was_cut_off_for_long_may_lose_its_calls() -> None:
 
 
 def test_a_pool_that_only_starts_may_let_calls_wait_too_long() -> None:
-    """Where workers are killed before they serve, nobody is there to keep a deadline; where they serve half of the time, somebody is."""
+    """Nobody keeps a deadline where workers are killed before they serve; somebody does where they serve half of the time."""
     lost = changed(Ended, ECHO.key, success=False, output=None, error="deadline_exceeded")
     pool = with_(Started(0.0, "worker", WORKER + 80), Started(0.0, "worker", WORKER + 81), Exited(1.2, "worker", WORKER + 81, -9, True))
     for at, right in ((1.25, True), (1.0, False)):

@@ -36,7 +36,6 @@ ELSEWHERE = {
     ("runbooks", "A service is slow or answers `overloaded`"): {
         "began_late": "a slot that comes free in the call's last moment; tests/faults/test_effects.py",
         "worker.loop_blocked": "needs a tool that blocks its worker; tests/worker",
-        "TOOLBUS_CONCURRENCY": "a setting",
     },
     ("runbooks", "Calls end as dead letters"): {'isolation="process"': "a tool's option; tests/isolation"},
     ("runbooks", "The server's memory is full"): {

@@ -556,7 +556,7 @@ def _xrevrange(db: Storage, random: Random, words: list[bytes]) -> Any:
 
 
 class Reading(NamedTuple):
-    """What the words of an XREAD or XREADGROUP after its name say.
+    """The words of an XREAD or XREADGROUP after its name, read.
 
     Attributes:
         positions: the keys, and after which entry each is read.
@@ -570,7 +570,7 @@ class Reading(NamedTuple):
 
     @classmethod
     def of(cls, words: list[bytes]) -> Reading:
-        """Return what the words say."""
+        """Read the words."""
         upper = [word.upper() for word in words]
         at = upper.index(b"STREAMS")
         options, half = upper[:at], at + 1 + (len(words) - at - 1) // 2

@@ -259,7 +259,7 @@ async def just_reaped(scene: WorkerScene) -> None:
     await until(is_removed, LEASE + SLACK, "it does not run `reap.lua` three times a lease")
 
 
-async def takes_when_told(scene: WorkerScene, word: str) -> None:
+async def takes_at_a_message(scene: WorkerScene, word: str) -> None:
     """Check that a message has the worker run `reap.lua` at once: ``dead``, ``back`` or ``to``.
 
     Raises:

@@ -134,7 +134,7 @@ class Delivery(msgspec.Struct, eq=False):
 
     @property
     def may_have_begun(self) -> bool:
-        """Whether an earlier attempt may have begun: one that counts, or any that this server process can have forgotten."""
+        """True if an earlier attempt may have begun: one that counts, or any that this server process can have forgotten."""
         return self.tries > 1 or self.server not in {b"", self.queue.server}
 
     def again(self, attempt: int, run: str) -> Self:
