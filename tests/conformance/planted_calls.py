@@ -23,7 +23,9 @@ HOUR = 3_600_000
 KEYS_TTL = 2_592_000 if "ttl-in-seconds" in FAULTS else 2_592_000_000
 LETTERS_TTL = 604_800 if "letters-in-seconds" in FAULTS else 604_800_000
 MOST_DELIVERIES, ALONE_FROM = 5, 4
-REPLY_LIMIT, LOOK_EVERY = 10_000, 64
+REPLY_LIMIT, REPLY_BYTES = 10_000, 64 * 1_048_576
+LOOK_EVERY, LOOK_EVERY_BYTES = 64, 4 * 1_048_576
+MOST_SCRIPT = 262_144
 MOST_PIECE = 60_000
 MOST_OUTPUT = 16 * 1_048_576
 
@@ -116,6 +118,20 @@ def read_request(document: bytes) -> tuple[dict[str, Any], str]:
     return request, problem_of(document, request)
 
 
+def parts(frames: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Divide frames, so that those of one script have at most 262,144 bytes."""
+    found: list[list[dict[str, Any]]] = [[]]
+    size = 0
+    for frame in frames:
+        length = len(json.dumps(frame))
+        if size + length > MOST_SCRIPT and not has("huge-scripts"):
+            found.append([])
+            size = 0
+        found[-1].append(frame)
+        size += length
+    return found
+
+
 def pieces(text: str) -> list[str]:
     """Cut a text into pieces of at most 65,536 bytes, between characters."""
     if has("huge-pieces"):
@@ -156,7 +172,8 @@ class Call:
         self.excused = 0
         self.run = "one" if has("one-run") else uuid.uuid4().hex
         self.seq = 1 if has("seq-from-one") else 0
-        self.sent = self.size = 0
+        self.size = 0
+        self.ends = False
         self.asks = False
         self.alone = self.begun = self.began_once = self.restarted = False
         self.token = ""
@@ -193,6 +210,6 @@ class Call:
 
     def stop(self, why: dict[str, Any] | None) -> None:
         """End it with an error; without one nothing more of it is sent."""
-        if self.task is not None and not self.task.done():
+        if self.task is not None and not self.task.done() and not self.ends:
             self.why = why
             self.task.cancel()

@@ -33,6 +33,7 @@ from tests.conformance.planted_calls import (
     LETTERS_TTL,
     LIVE,
     LOOK_EVERY,
+    LOOK_EVERY_BYTES,
     META,
     MOST_DELIVERIES,
     MOST_OUTPUT,
@@ -43,6 +44,7 @@ from tests.conformance.planted_calls import (
     PULSE,
     QUEUE,
     REGISTRY,
+    REPLY_BYTES,
     REPLY_LIMIT,
     SCHEMAS,
     SCRIPTS,
@@ -58,6 +60,7 @@ from tests.conformance.planted_calls import (
     failed,
     has,
     number_of,
+    parts,
     pieces,
     read_request,
 )
@@ -82,6 +85,8 @@ class PlantedWorker(Sessions):
         self.newest = (0, 0)
         # In the order in which they came.
         self.over: dict[str, dict[str, Any]] = {}
+        # Of each reply stream: entries, bytes, and bytes since it was looked at.
+        self.written: dict[str, list[int]] = {}
         self.refused_since = 0.0
         self.sending: set[asyncio.Task[Any]] = set()
         self.lines: dict[tuple[str, str], tuple[str, asyncio.Task[None]]] = {}
@@ -256,6 +261,8 @@ class PlantedWorker(Sessions):
         name = str(call.request.get("tool", "")).removeprefix(f"{SERVICE}-")
         arguments = call.request.get("arguments") or {}
         if name == "data":
+            if int(arguments["size"]) > MOST_OUTPUT and not has("data-of-any-length"):
+                raise failed("tool_error", "it says too much", code="output_limit")
             return {"data": {"text": "x" * int(arguments["size"])}}
         if name == "block":
             if has("blocks-beats"):
@@ -311,9 +318,22 @@ class PlantedWorker(Sessions):
             self.sending.add(asyncio.create_task(script))
         elif await script and not has("ignores-gone"):
             raise Stop(CANCELLED_ERROR)
-        call.sent += 1
-        if call.sent % LOOK_EVERY == 0 and not has("no-slow") and await self.writing.xlen(call.replies) > REPLY_LIMIT:
-            raise failed("slow_consumer", "the caller does not read")
+        await self.look_at(call.replies, len(json.dumps(frames)))
+
+    async def look_at(self, replies: str, size: int) -> None:
+        """Look now and then whether what was written to a caller is read, and end its calls if it is not."""
+        written = self.written.setdefault(replies, [0, 0, 0])
+        for index, more in enumerate((1, size, size)):
+            written[index] += more
+        entries, total, since = written
+        if has("no-slow") or (entries % LOOK_EVERY and since < LOOK_EVERY_BYTES):
+            return
+        written[2] = 0
+        length = await self.writing.xlen(replies)
+        if length > REPLY_LIMIT or (length * total / entries > REPLY_BYTES and not has("no-reply-bytes")):
+            for call in list(self.calls.values()):
+                if call.replies == replies:
+                    call.stop({"type": "slow_consumer", "message": "the caller does not read"})
 
     def last_frames(self, call: Call, error: Any, last: dict[str, Any]) -> list[dict[str, Any]]:
         if has("no-end"):
@@ -330,7 +350,11 @@ class PlantedWorker(Sessions):
         return [*frames, call.frame(kind="end", end_of_stream=True)] if has("two-ends") else frames
 
     async def finish(self, call: Call, error: Any, last: dict[str, Any]) -> None:
-        frames = self.last_frames(call, error, last)
+        call.ends = True
+        *before, frames = parts(self.last_frames(call, error, last))
+        for part in before:
+            with contextlib.suppress(Stop):
+                await self.send(call, *part)
         if call.asks and not has("keeps-notes"):
             await self.writing.delete(f"{PREFIX}pause:{SERVICE}:{call.entry}")
         if has("keeps-entries"):
@@ -680,6 +704,9 @@ class PlantedWorker(Sessions):
             kept = max(1, int((call.deadline - time.time()) * 1000) + 60_000)
             given = (call.entry, call.attempt, (1 if has("no-note-ttl") else kept) if begun else "")
             await self.script("recover/hand_back", keys, self.me, *call.fence, WAKE, SERVICE, *given)
+            if has("sends-after-hand-back"):
+                await asyncio.sleep(0.1)
+                await self.send(call, call.frame(response="late"))
         await self.beside.leave()
         if not has("stays") and not has("no-retire"):
             await self.script("recover/retire", [QUEUE, FENCE, CANCELLED, TABLE, LIVE], self.me, SERVICE)

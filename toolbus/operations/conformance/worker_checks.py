@@ -10,8 +10,9 @@ import time
 from functools import partial
 
 from toolbus.bus.broker.registry.registry import TTL as REGISTRY_TTL
+from toolbus.bus.broker.replies.finish import MOST_BYTES
 from toolbus.bus.broker.server import scripts
-from toolbus.operations.conformance.checks import TENANT, Broken, Table, until
+from toolbus.operations.conformance.checks import TENANT, Broken, NotChecked, Table, until
 from toolbus.operations.conformance.proxy import Proxy
 from toolbus.operations.conformance.scene import LEASE, SERVICE, STARTS
 from toolbus.operations.conformance.worker_calls import (
@@ -329,7 +330,7 @@ async def cuts_large_ends(scene: WorkerScene) -> None:
 async def cuts_large_data(scene: WorkerScene) -> None:
     """Before an `end` whose `data` would take more than 65,536 bytes come `data` frames with pieces of the JSON; it has null instead."""
     await need(scene, "data")
-    frames = await scene.ended(await scene.publish("data", {"size": 100_000}))
+    frames = await scene.ended(await scene.publish("data", {"size": 600_000}))
     check_run(frames)
     if frames[-1].get("data") is not None:
         raise Broken("`data` of the end is not null")
@@ -340,7 +341,7 @@ async def cuts_large_data(scene: WorkerScene) -> None:
         whole = json.loads("".join(pieces))
     except ValueError as error:
         raise Broken(f"the pieces of `data`, joined, are no JSON: {error}") from None
-    if whole != {"text": "x" * 100_000}:
+    if whole != {"text": "x" * 600_000}:
         raise Broken("the pieces of `data`, joined, are another value")
 
 
@@ -457,13 +458,52 @@ async def frees_slots(scene: WorkerScene) -> None:
 
 @WORKER.check("W65", 1)
 async def bounds_output(scene: WorkerScene) -> None:
-    """A call's output ends at 16 MiB, with a tool_error of the code output_limit."""
-    await need(scene, "large")
-    frames = await scene.ended(await scene.publish("large", {"size": MOST_OUTPUT + MOST_PIECE}), 30.0)
-    check_run(frames)
-    ended_as(frames, "tool_error")
-    if frames[-1]["error"].get("code") != "output_limit" or len(text_of(frames)) > MOST_OUTPUT:
-        raise Broken(f"it ended with the code {frames[-1]['error'].get('code')!r} after {len(text_of(frames)):,} bytes")
+    """A call's output ends at 16 MiB, with a tool_error of the code output_limit: text that was sent as it was made, and data."""
+    was_sent = False
+    for role in ("large", "data"):
+        await need(scene, role)
+        frames = await scene.ended(await scene.publish(role, {"size": MOST_OUTPUT + MOST_PIECE}), 30.0)
+        check_run(frames)
+        ended_as(frames, "tool_error")
+        if frames[-1]["error"].get("code") != "output_limit" or len(text_of(frames)) > MOST_OUTPUT:
+            raise Broken(f"it ended with the code {frames[-1]['error'].get('code')!r} after {len(text_of(frames)):,} bytes")
+        was_sent |= any(frame.get("kind", "text") == "text" for frame in frames)
+    if not was_sent:
+        raise NotChecked(f"{SERVICE}-large sends no text before its end, so nothing is sent as it is made; what it returns is bounded")
+
+
+@WORKER.check("W78", 1)
+async def bounds_its_scripts(scene: WorkerScene) -> None:
+    """An entry, and all that one script writes, has at most 262,144 bytes of frames, if it is more than one frame."""
+    proxy = Proxy(scene.port)
+    await proxy.start()
+    largest = 0
+
+    def measure(words: list[bytes]) -> bool:
+        nonlocal largest
+        frames = [word for word in words if b'"run"' in word and word[:2] in {b"[{", b'{"'}]
+        if words[0].upper().startswith(b"EVAL") and sum(word.count(b'"run"') for word in frames) > 1:
+            largest = max(largest, sum(len(word) - word.count(b'"run"') - 1 for word in frames))
+        return False
+
+    try:
+        await scene.start_behind(proxy)
+        proxy.plan(measure, "late")
+        slow = await scene.publish("count", {"to": 4, "delay": 0.1})
+        # While one answer is on its way, the others gather.
+        proxy.plan(lambda words: any(slow.id.encode() in word for word in words), "late", after=0.4)
+        sent = [await scene.publish("echo", {"text": "x" * 60_000}, agent=agent) for agent in [secrets.token_hex(8) for _ in range(8)]]
+        sent += [await scene.publish("echo", {"text": "x" * 60_000}) for _ in range(8)]
+        if f"{SERVICE}-data" in await tools_of(scene):
+            sent.append(await scene.publish("data", {"size": 600_000}))
+        for each in (*sent, slow):
+            await wait_until_gone(scene, each)
+        await scene.ended(slow)
+    finally:
+        await proxy.close()
+        await scene.kill_worker()
+    if largest > MOST_BYTES:
+        raise Broken(f"one script writes {largest:,} bytes of several frames, more than {MOST_BYTES:,}")
 
 
 @WORKER.check("W66", 1)

@@ -334,19 +334,28 @@ async def hands_over(scene: WorkerScene) -> None:
 
 @LEASES.check("W44", 2)
 async def ends_slow_callers(scene: WorkerScene) -> None:
-    """It looks at the reply stream after each 64 entries: beyond `reply_limit` its calls end as slow_consumer, and nothing more is sent."""
-    replies = scene.keys.replies(scene.agent)
+    """Beyond `reply_limit` or `reply_bytes` of what a caller has not read its calls end as slow_consumer, and nothing more is sent."""
+    await scene.draw_agent()
+    replies, fill = scene.keys.replies(scene.agent), "for _ = 1, ARGV[1] do redis.call('XADD', KEYS[1], '*', 'x', '') end"
     sent = await scene.publish("count", {"to": 4_000, "delay": 0.005})
     await wait_for_text(scene, sent)
-    await scene.probe.run(
-        "EVAL", "for _ = 1, ARGV[1] do redis.call('XADD', KEYS[1], '*', 'x', '') end", 1, replies, scene.settings.reply_limit + 1
-    )  # fmt: skip
+    await scene.probe.run("EVAL", fill, 1, replies, scene.settings.reply_limit + 1)
     frames = await scene.ended(sent)
     ended_as(frames, "slow_consumer")
     await asyncio.sleep(0.3)
     if len(await scene.frames(sent)) > len(frames):
         raise Broken("frames came after the end")
     await scene.probe.run("XTRIM", replies, "MAXLEN", 0)
+    # Large entries beside many small ones of others: an agent of its own, since the average is of all that was written to it.
+    await need(scene, "large")
+    await scene.draw_agent()
+    await scene.probe.run("EVAL", fill, 1, scene.keys.replies(scene.agent), scene.settings.reply_limit - 1_000)
+    sent = await scene.publish("count", {"to": 4_000, "delay": 0.05})
+    await wait_for_text(scene, sent)
+    await scene.publish("large", {"size": 8 * 1_048_576})
+    ended_as(await scene.ended(sent), "slow_consumer")
+    await scene.probe.run("DEL", scene.keys.replies(scene.agent))
+    await scene.draw_agent()
 
 
 # What keeps a request from being read, and how its document has it; with the first ones its id and agent can be found by everybody.
@@ -439,13 +448,15 @@ async def takes_nothing_while_it_leaves(scene: WorkerScene) -> None:
 
 @LEASES.check("W48", 2)
 async def hands_back(scene: WorkerScene) -> None:
-    """On SIGTERM, with TOOLBUS_GRACE over, what still runs is handed back for its next attempt, not lost."""
+    """On SIGTERM, with TOOLBUS_GRACE over, what still runs is handed back for its next attempt, behind its frames, and not lost."""
     if scene.worker is None:
         raise Broken("there is no worker")
     sent = await scene.publish("count", {"to": 300, "delay": 0.1}, timeout=60.0)
     await wait_for_text(scene, sent)
     await scene.program.stop(scene.worker)
-    holder, _, count = await scene.holder(sent)
+    holder, idle, count = await scene.holder(sent)
+    handed_back = await scene.now() - idle
+    [(last, _)] = await scene.probe.run("XREVRANGE", scene.keys.replies(scene.agent), "+", "-", "COUNT", 1)
     frames = await scene.frames(sent)
     key = scene.keys.pause(SERVICE, sent.entry)
     note, ttl = (await scene.probe.run("GET", key) or b"").split(), int(await scene.probe.run("PTTL", key))
@@ -457,6 +468,8 @@ async def hands_back(scene: WorkerScene) -> None:
         raise Broken(f"the entry is with {holder or 'nobody'}, not with ~back")
     if count != 2:
         raise Broken(f"its next run would be attempt {count}, as the one that was cut off was 1")
+    if (late := int(last.partition(b"-")[0]) - handed_back) > 0:
+        raise Broken(f"frames came {late} ms after the call was handed back, beside those of its next run")
     if note != [b"0", b"0", b"0", b"1"] or not left <= ttl <= left + 120_000:
         raise Broken(
             f"its note says {b' '.join(note)!r} for {ttl} ms, not that it was cut off once, until its deadline ({left} ms) and a minute"

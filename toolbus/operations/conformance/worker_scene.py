@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from toolbus.bus.broker.registry.registry import TTL
+from toolbus.bus.broker.replies.finish import MOST_BYTES
 from toolbus.bus.broker.server import scripts
 from toolbus.bus.broker.transport.opening import Probe
 from toolbus.bus.values.settings import Settings
@@ -19,7 +20,7 @@ from toolbus.operations.conformance.proxy import Proxy
 from toolbus.operations.conformance.scene import LEASE, MOST, MOST_WRITTEN, SERVICE, STARTS, Program, Scene, shown
 
 _ANSWERS = 10.0
-# Bytes of an entry with several frames; one frame with a piece of 65,536 bytes may take six times that.
+# Bytes of an entry with one frame: each byte of a piece may take six in JSON.
 _MOST_ENTRY = 6 * 65_536 + 4_096
 
 
@@ -207,6 +208,11 @@ class WorkerScene(Scene):
 
     # -- requests ---------------------------------------------------------------------------------
 
+    async def draw_agent(self) -> None:
+        """Be another agent, with a reply stream of its own."""
+        self.agent, self._read = secrets.token_hex(16), "0-0"
+        await self.listen()
+
     async def listen(self) -> None:
         """Make the reply stream of this agent, and keep it alive for a while."""
         await self.probe.script(scripts.LISTEN, (self.keys.replies(self.agent),), 600_000, self._read)
@@ -272,6 +278,9 @@ class WorkerScene(Scene):
                 raise Broken(f"an entry of the reply stream is no JSON in UTF-8: {error}") from None
             if not isinstance(frames, list):
                 raise Broken("the field f of an entry of the reply stream is no list of frames")
+            # Without what joins them.
+            if len(frames) > 1 and len(fields[b"f"]) - len(frames) - 1 > MOST_BYTES:
+                raise Broken(f"an entry of {len(frames)} frames has {len(fields[b'f']):,} bytes, more than {MOST_BYTES:,}")
             for frame in frames:
                 if not isinstance(frame, dict) or not isinstance(frame.get("id"), str):
                     raise Broken(f"a frame has no id: {str(frame)[:100]}")
