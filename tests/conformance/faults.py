@@ -114,6 +114,7 @@ WORKER_FAULTS = {
     "drops-at-end": ("hands-back", "drops what runs when it is told to end"),
     "counts-no-hand-back": ("hands-back", "hands a call back under the number of the run that it cut off"),
     "no-note-ttl": ("hands-back", "has the note of what it cut off removed at once"),
+    "sends-after-hand-back": ("hands-back", "sends frames of a call that it has handed back"),
     "no-retire": ("retires", "leaves its consumer and its keys behind"),
     "keeps-what-waits": ("retires", "leaves what was handed over to it behind"),
     "any-namespace": ("checks-the-namespace", "serves in a namespace of any version"),

@@ -704,6 +704,9 @@ class PlantedWorker(Sessions):
             kept = max(1, int((call.deadline - time.time()) * 1000) + 60_000)
             given = (call.entry, call.attempt, (1 if has("no-note-ttl") else kept) if begun else "")
             await self.script("recover/hand_back", keys, self.me, *call.fence, WAKE, SERVICE, *given)
+            if has("sends-after-hand-back"):
+                await asyncio.sleep(0.1)
+                await self.send(call, call.frame(response="late"))
         await self.beside.leave()
         if not has("stays") and not has("no-retire"):
             await self.script("recover/retire", [QUEUE, FENCE, CANCELLED, TABLE, LIVE], self.me, SERVICE)
