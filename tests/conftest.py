@@ -91,14 +91,26 @@ def pytest_configure_node(node: WorkerController) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Generator[None, Any, Any]:
+def pytest_collection(session: pytest.Session) -> Generator[None, Any, Any]:
     """Look for no garbage while tests are collected: what is made then lives to the end."""
     gc.disable()
     try:
+        if hasattr(session.config, "workerinput"):
+            _import_share(session.config)
         return (yield)
     finally:
         gc.freeze()
         gc.enable()
+
+
+def _import_share(config: pytest.Config) -> None:
+    """Import this process's share of the modules, so that in a fresh clone each is compiled by one process and not by all."""
+    number, count = int(config.workerinput["workerid"].removeprefix("gw")), config.workerinput["workercount"]
+    modules = sorted(path.relative_to(config.rootpath) for each in config.args for path in Path(each).absolute().rglob("test_*.py"))
+    for module in modules[number::count]:
+        # What can't be imported is told when it is collected.
+        with contextlib.suppress(Exception, pytest.skip.Exception):
+            importlib.import_module(".".join(module.with_suffix("").parts))
 
 
 # Before pytest-xdist reads the groups.

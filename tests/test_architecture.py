@@ -9,10 +9,10 @@ import re
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
+import grimp
 import pytest
 
 import toolbus
@@ -32,17 +32,6 @@ def imports_of(path: Path) -> set[str]:
     return found
 
 
-def statements(tree: ast.Module) -> Iterator[ast.stmt]:
-    """Yield every statement of a module, at every depth, without the expressions, of which there are many more."""
-    left: list[ast.AST] = [tree]
-    while left:
-        last = left.pop()
-        if isinstance(last, ast.stmt):
-            yield last
-        for name in ("body", "orelse", "finalbody", "handlers", "cases"):
-            left += getattr(last, name, ())
-
-
 def test_imports_run_downwards() -> None:
     """The layers of pyproject.toml hold; `make lint` says the same with more words."""
     done = subprocess.run([Path(sys.executable).with_name("lint-imports")], cwd=PACKAGE.parent, capture_output=True, text=True, check=False)
@@ -51,20 +40,9 @@ def test_imports_run_downwards() -> None:
 
 def test_imports_form_no_cycles() -> None:
     """No module imports itself by way of others, not even lazily or for its types."""
-    modules = {
-        ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__"): path for path in PACKAGE.rglob("*.py")
-    }
-    graph: dict[str, set[str]] = {}
-    for name, path in modules.items():
-        graph[name] = set()
-        for node in statements(ast.parse(path.read_text("utf-8"))):
-            if isinstance(node, ast.ImportFrom) and node.module:
-                parts = {f"{node.module}.{alias.name}" for alias in node.names}
-                graph[name] |= {part if part in modules else node.module for part in parts} & modules.keys()
-            elif isinstance(node, ast.Import):
-                graph[name] |= {alias.name for alias in node.names} & modules.keys()
-        graph[name].discard(name)
-    graphlib.TopologicalSorter(graph).prepare()
+    graph = grimp.build_graph("toolbus", cache_dir=None)
+    assert len(graph.modules) > 100
+    graphlib.TopologicalSorter({name: graph.find_modules_directly_imported_by(name) for name in graph.modules}).prepare()
 
 
 def test_only_the_broker_speaks_redis() -> None:

@@ -20,7 +20,7 @@ const queue = `${P}q:${service}`, fence = `${P}fence:${service}`, live = `${P}li
 const registry = ['reg:services', 'reg:names', 'reg:meta', 'reg:items', 'live', 'log', `reg:s:${service}`, `q:${service}`, `fence:${service}`, `cancelled:${service}`].map(key => P + key)
 const [taking, writing, hearing] = [new Connection(), new Connection(), new Connection()]
 const running = new Map() // call id → { entry, controller }
-const over = new Set() // ids of calls that were cancelled before this process heard of it
+const over = new Set() // ids of calls that were cancelled before this process heard of them
 let start = 0, generation, counter, draining = false, freed = () => {}
 
 async function register() {
@@ -101,7 +101,10 @@ let named = [] // of the call that is cancelled next: its id, and the error that
 hearing.onmessage = text => {
   const [word, id, type] = text.split(' ')
   if (word === 'over') named = [id, type]
-  if (word === 'cancel') running.get(id)?.controller.abort(named[0] === id ? named[1] : 'cancelled')
+  if (word !== 'cancel') return
+  running.get(id)?.controller.abort(named[0] === id ? named[1] : 'cancelled')
+  over.add(id) // its entry may be on its way
+  if (over.size > 10_000) over.delete(over.values().next().value)
 }
 await hearing.run('SUBSCRIBE', `${P}wake:${service}`)
 await register()

@@ -7,7 +7,7 @@ import json
 import uuid
 from typing import Any
 
-from tests.conformance.planted_calls import COUNTED, KEYS_TTL, LEASE_MS, LIVE, PREFIX, REGISTRY, SERVICE, SLOTS, has
+from tests.conformance.planted_calls import COUNTED, KEYS_TTL, LEASE_MS, LIVE, PREFIX, REGISTRY, SERVICE, SLOTS, epoch_of, has
 from tests.conformance.planted_sessions import Sessions
 
 BESIDE = f"{SERVICE}-beside"
@@ -48,12 +48,12 @@ class Beside:
         # What was taken beyond the slots waits here, and keeps it from other workers.
         while has("slots-for-each-stream") and len(self.worker.calls) > SLOTS // 2:  # noqa: ASYNC110 - the slots have no event
             await asyncio.sleep(0.01)
-        replies, run = f"{PREFIX}rsp:{request['agent']}", uuid.uuid4().hex
+        replies, run = f"{PREFIX}rsp:{request['agent']}", {"id": request["id"], "run": uuid.uuid4().hex, "epoch": epoch_of(self.fence)}
         arguments, frames = request["arguments"], [{"kind": "start"}]
         frames += [{"response": f"{number} "} for number in range(1, int(arguments["to"]) + 1)]
         for seq, frame in enumerate(frames):
-            await self.worker.script("finish/send", [LIVE], replies, json.dumps([{"id": request["id"], "run": run, "seq": seq, **frame}]))
+            await self.worker.script("finish/send", [LIVE], replies, json.dumps([{**run, "seq": seq, **frame}]))
             await asyncio.sleep(float(arguments["delay"]) if seq else 0)
-        end = {"id": request["id"], "run": run, "seq": len(frames), "kind": "end", "end_of_stream": True}
+        end = {**run, "seq": len(frames), "kind": "end", "end_of_stream": True}
         args = (self.worker.me, *self.fence, 1, entry, replies, json.dumps([end]))
         await self.worker.script("finish/finish", [QUEUE, FENCE], *args)

@@ -23,7 +23,9 @@ HOUR = 3_600_000
 KEYS_TTL = 2_592_000 if "ttl-in-seconds" in FAULTS else 2_592_000_000
 LETTERS_TTL = 604_800 if "letters-in-seconds" in FAULTS else 604_800_000
 MOST_DELIVERIES, ALONE_FROM = 5, 4
-REPLY_LIMIT, LOOK_EVERY = 10_000, 64
+REPLY_LIMIT, REPLY_BYTES = 10_000, 64 * 1_048_576
+LOOK_EVERY, LOOK_EVERY_BYTES = 64, 4 * 1_048_576
+MOST_SCRIPT = 262_144
 MOST_PIECE = 60_000
 MOST_OUTPUT = 16 * 1_048_576
 
@@ -71,6 +73,11 @@ def number_of(entry: str) -> tuple[int, int]:
     return int(milliseconds), int(number)
 
 
+def epoch_of(fence: tuple[bytes, bytes]) -> int:
+    """Return how often the group has been made anew."""
+    return int(fence[0].partition(b".")[0])
+
+
 def digest(*parts: Any, size: int = 16) -> str:
     """Return the digest of a list."""
     whole = json.dumps(parts, ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode()
@@ -109,6 +116,20 @@ def read_request(document: bytes) -> tuple[dict[str, Any], str]:
             raise
         return {"id": "unknown", "agent": ""}, "it can't be read"
     return request, problem_of(document, request)
+
+
+def parts(frames: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Divide frames, so that those of one script have at most 262,144 bytes."""
+    found: list[list[dict[str, Any]]] = [[]]
+    size = 0
+    for frame in frames:
+        length = len(json.dumps(frame))
+        if size + length > MOST_SCRIPT and not has("huge-scripts"):
+            found.append([])
+            size = 0
+        found[-1].append(frame)
+        size += length
+    return found
 
 
 def pieces(text: str) -> list[str]:
@@ -151,7 +172,8 @@ class Call:
         self.excused = 0
         self.run = "one" if has("one-run") else uuid.uuid4().hex
         self.seq = 1 if has("seq-from-one") else 0
-        self.sent = self.size = 0
+        self.size = 0
+        self.ends = False
         self.asks = False
         self.alone = self.begun = self.began_once = self.restarted = False
         self.token = ""
@@ -179,7 +201,7 @@ class Call:
         call = uuid.uuid4().hex if has("wrong-id") else self.id
         frame = {"id": call, "run": self.run, "attempt": attempt, "seq": self.seq, **rest}
         if not has("no-epoch"):
-            frame["epoch"] = int(self.fence[0].partition(b".")[0] or 0)
+            frame["epoch"] = epoch_of(self.fence)
         if self.seq == 0:
             frame["worker"] = "" if has("no-worker") else self.worker
             frame["queued_ms"] = 0 if has("no-queued-ms") else self.queued_ms
@@ -188,6 +210,6 @@ class Call:
 
     def stop(self, why: dict[str, Any] | None) -> None:
         """End it with an error; without one nothing more of it is sent."""
-        if self.task is not None and not self.task.done():
+        if self.task is not None and not self.task.done() and not self.ends:
             self.why = why
             self.task.cancel()

@@ -33,6 +33,7 @@ from tests.conformance.planted_calls import (
     LETTERS_TTL,
     LIVE,
     LOOK_EVERY,
+    LOOK_EVERY_BYTES,
     META,
     MOST_DELIVERIES,
     MOST_OUTPUT,
@@ -43,6 +44,7 @@ from tests.conformance.planted_calls import (
     PULSE,
     QUEUE,
     REGISTRY,
+    REPLY_BYTES,
     REPLY_LIMIT,
     SCHEMAS,
     SCRIPTS,
@@ -58,6 +60,7 @@ from tests.conformance.planted_calls import (
     failed,
     has,
     number_of,
+    parts,
     pieces,
     read_request,
 )
@@ -80,7 +83,10 @@ class PlantedWorker(Sessions):
         self.fence: tuple[Any, Any] = (b"", b"0")
         self.leaked = self.begun = 0
         self.newest = (0, 0)
-        self.over: set[str] = set()
+        # In the order in which they came.
+        self.over: dict[str, dict[str, Any]] = {}
+        # Of each reply stream: entries, bytes, and bytes since it was looked at.
+        self.written: dict[str, list[int]] = {}
         self.refused_since = 0.0
         self.sending: set[asyncio.Task[Any]] = set()
         self.lines: dict[tuple[str, str], tuple[str, asyncio.Task[None]]] = {}
@@ -107,6 +113,8 @@ class PlantedWorker(Sessions):
     # -- the registry -----------------------------------------------------------------------------
 
     async def register(self) -> None:
+        if not (self.start and has("looks-when-it-starts")):
+            await self.check_version()
         schemas = dict(SCHEMAS)
         if has("no-tools"):
             del schemas["count"]
@@ -117,9 +125,10 @@ class PlantedWorker(Sessions):
             for name, schema in schemas.items()
         ]  # fmt: skip
         document = json.dumps({"service": {"id": SERVICE, "sticky-sessions": True}, "tools": tools, "owner": "planted", "digest": "d"})
-        common = (PREFIX, uuid.uuid4().hex, KEYS_TTL, 60_000)
+        common = (PREFIX, self.me if has("one-token") else uuid.uuid4().hex, KEYS_TTL, 60_000)
         names = [tool["name"] for tool in tools]
-        args = (SERVICE, self.me, "planted", "d", document, LEASE_MS, uuid.uuid4().hex, "", SERVICE, self.start, *names)
+        start = 0 if has("new-start") else self.start
+        args = (SERVICE, self.me, "planted", "d", document, LEASE_MS, uuid.uuid4().hex, "", SERVICE, start, *names)
         found = await self.script("registry/register", REGISTRY, *common, *args)
         assert found[0] == b"ok", found
         if found[2] != self.fence[0]:
@@ -215,7 +224,8 @@ class PlantedWorker(Sessions):
         if name == "private" and request.get("user") != "kit" and not has("any-tenant"):
             raise failed("forbidden", "not for this user")
         if call.id in self.over:
-            raise Stop({**CANCELLED_ERROR, "code": "not_begun"} if name == "once" and not has("begun-or-not") else CANCELLED_ERROR)
+            error = self.over[call.id]
+            raise Stop({**error, "code": "not_begun"} if name == "once" and not has("begun-or-not") else error)
         waited = time.time() - number_of(call.entry)[0] / 1000
         if (
             (waited > 5 or has("looks-always"))
@@ -251,6 +261,8 @@ class PlantedWorker(Sessions):
         name = str(call.request.get("tool", "")).removeprefix(f"{SERVICE}-")
         arguments = call.request.get("arguments") or {}
         if name == "data":
+            if int(arguments["size"]) > MOST_OUTPUT and not has("data-of-any-length"):
+                raise failed("tool_error", "it says too much", code="output_limit")
             return {"data": {"text": "x" * int(arguments["size"])}}
         if name == "block":
             if has("blocks-beats"):
@@ -306,9 +318,22 @@ class PlantedWorker(Sessions):
             self.sending.add(asyncio.create_task(script))
         elif await script and not has("ignores-gone"):
             raise Stop(CANCELLED_ERROR)
-        call.sent += 1
-        if call.sent % LOOK_EVERY == 0 and not has("no-slow") and await self.writing.xlen(call.replies) > REPLY_LIMIT:
-            raise failed("slow_consumer", "the caller does not read")
+        await self.look_at(call.replies, len(json.dumps(frames)))
+
+    async def look_at(self, replies: str, size: int) -> None:
+        """Look now and then whether what was written to a caller is read, and end its calls if it is not."""
+        written = self.written.setdefault(replies, [0, 0, 0])
+        for index, more in enumerate((1, size, size)):
+            written[index] += more
+        entries, total, since = written
+        if has("no-slow") or (entries % LOOK_EVERY and since < LOOK_EVERY_BYTES):
+            return
+        written[2] = 0
+        length = await self.writing.xlen(replies)
+        if length > REPLY_LIMIT or (length * total / entries > REPLY_BYTES and not has("no-reply-bytes")):
+            for call in list(self.calls.values()):
+                if call.replies == replies:
+                    call.stop({"type": "slow_consumer", "message": "the caller does not read"})
 
     def last_frames(self, call: Call, error: Any, last: dict[str, Any]) -> list[dict[str, Any]]:
         if has("no-end"):
@@ -325,7 +350,11 @@ class PlantedWorker(Sessions):
         return [*frames, call.frame(kind="end", end_of_stream=True)] if has("two-ends") else frames
 
     async def finish(self, call: Call, error: Any, last: dict[str, Any]) -> None:
-        frames = self.last_frames(call, error, last)
+        call.ends = True
+        *before, frames = parts(self.last_frames(call, error, last))
+        for part in before:
+            with contextlib.suppress(Stop):
+                await self.send(call, *part)
         if call.asks and not has("keeps-notes"):
             await self.writing.delete(f"{PREFIX}pause:{SERVICE}:{call.entry}")
         if has("keeps-entries"):
@@ -502,9 +531,10 @@ class PlantedWorker(Sessions):
         while True:
             await asyncio.sleep(LEASE_MS / 3000)
             turn += 1
-            if not has("no-beat"):
+            if not has("no-beat") and not (self.draining and has("no-beats-while-leaving")):
                 await self.beat()
-            for call in list(self.calls.values()) if not has("no-renew") else ():
+            renews = not has("no-renew") and not (self.draining and has("no-renewals-while-leaving"))
+            for call in list(self.calls.values()) if renews else ():
                 await self.renew(call)
             await self.clean_up()
             if self.draining:
@@ -515,10 +545,10 @@ class PlantedWorker(Sessions):
                 await self.look_after()
 
     async def beat(self) -> None:
-        keys = [LIVE, PAUSED, PULSE, QUEUE, FENCE, beside.QUEUE, beside.FENCE]
+        keys = [LIVE, PAUSED, PULSE, *(() if has("no-keys") else (QUEUE, FENCE, beside.QUEUE, beside.FENCE))]
         members = (f"{SERVICE}/{self.me}", f"{beside.BESIDE}/{self.me}")
         _, missing, paused = await self.script("lease/beat", keys, LEASE_MS, KEYS_TTL, *members)
-        if missing and not self.draining and not has("no-again"):
+        if missing and not self.draining and not has("no-again") and not has("ignores-missing"):
             await self.register()
         if not has("no-pause") and not has("pause-by-message-only"):
             await self.pause(bool(paused))
@@ -550,7 +580,7 @@ class PlantedWorker(Sessions):
             self.rescued_to = following.decode()
 
     async def reap(self, only_back: str) -> None:
-        if self.has_suspect():
+        if self.has_suspect() or (self.paused and not has("reaps-while-paused")):
             return
         room = SLOTS - len(self.calls)
         alone_from = 999 if has("suspects-together") else ALONE_FROM
@@ -590,25 +620,34 @@ class PlantedWorker(Sessions):
         """Stop or refuse what was cancelled until now."""
         if not has("no-catch-up"):
             # A call that was refused for it already is sending its end.
-            news = {call.decode() for call in await self.writing.zrange(CANCELLED, 0, -1)} - self.over
-            self.over |= news
+            news = {call.decode() for call in await self.writing.zrange(CANCELLED, 0, -1)} - self.over.keys()
+            self.over |= dict.fromkeys(news, CANCELLED_ERROR)
             for call in list(self.calls.values()):
                 if call.id in news:
                     call.stop(CANCELLED_ERROR)
+
+    def cancel(self, call_id: str) -> None:
+        """Stop a call that runs here, and refuse it if it comes later."""
+        of, _, kind = self.named.partition(" ")
+        error = {"type": kind, "message": "stopped"} if of == call_id else CANCELLED_ERROR
+        for call in list(self.calls.values()):
+            if call.id == call_id:
+                call.stop(error)
+        self.over[call_id] = error
+        if len(self.over) > (100 if has("remembers-few-cancellations") else 10_000):
+            del self.over[next(iter(self.over))]
+        if has("forgets-cancellations"):
+            self.over.clear()
 
     async def obey(self, word: str, rest: str) -> None:
         if word == "over" and not has("ignores-over"):
             # The next message is `cancel` with the same id.
             self.named = rest
         elif word == "cancel" and not has("ignores-cancel"):
-            of, _, kind = self.named.partition(" ")
-            error = {"type": kind, "message": "stopped"} if of == rest else CANCELLED_ERROR
-            for call in list(self.calls.values()):
-                if call.id == rest:
-                    call.stop(error)
+            self.cancel(rest)
         elif word == "extend" and not has("no-extend"):
             self.extend(*rest.split())
-        elif word in {"pause", "resume"} and rest == SERVICE and not has("no-pause"):
+        elif word in {"pause", "resume"} and rest == SERVICE and not has("no-pause") and not has("pause-by-beats-only"):
             await self.pause(word == "pause")
         elif (
             word in {"back", "dead"} and not has(f"ignores-{word}") and not has("no-reap") and not has("reaps-rarely") and not self.draining
@@ -637,7 +676,7 @@ class PlantedWorker(Sessions):
         await asyncio.sleep(0.3)
         _, newest, _ = await self.script("recover/outlive", *about, "")
         passed = 0
-        while passed < 2 and time.monotonic() < end:
+        while passed < (1 if has("outlives-once") else 2) and time.monotonic() < end:
             _, _, has_passed = await self.script("recover/outlive", *about, newest)
             passed = passed + 1 if has_passed else 0
             await asyncio.sleep(0.05)
@@ -662,9 +701,12 @@ class PlantedWorker(Sessions):
         for call in left if not has("drops-at-end") else ():
             begun = call.begun and not has("counts-no-hand-back")
             keys = [QUEUE, FENCE, *([f"{PREFIX}pause:{SERVICE}:{call.entry}"] if begun else ())]
-            left = max(1, int((call.deadline - time.time()) * 1000) + 60_000)
-            given = (call.entry, call.attempt, (1 if has("no-note-ttl") else left) if begun else "")
+            kept = max(1, int((call.deadline - time.time()) * 1000) + 60_000)
+            given = (call.entry, call.attempt, (1 if has("no-note-ttl") else kept) if begun else "")
             await self.script("recover/hand_back", keys, self.me, *call.fence, WAKE, SERVICE, *given)
+            if has("sends-after-hand-back"):
+                await asyncio.sleep(0.1)
+                await self.send(call, call.frame(response="late"))
         await self.beside.leave()
         if not has("stays") and not has("no-retire"):
             await self.script("recover/retire", [QUEUE, FENCE, CANCELLED, TABLE, LIVE], self.me, SERVICE)
@@ -689,7 +731,6 @@ class PlantedWorker(Sessions):
         self.reading_id = await self.reading.client_id()
         if has("evalsha-only"):
             await asyncio.gather(*map(self.writing.script_load, self.sources.values()))
-        await self.check_version()
         self.hearing = asyncio.Event()
         tasks = [asyncio.create_task(self.hear())]
         await self.hearing.wait()

@@ -94,6 +94,35 @@ async def test_replies_that_never_arrive_repeat_nothing(proxied: tuple[EmbeddedS
     assert sorted(ran, key=int) == [str(number) for number in range(50)]
 
 
+async def test_a_bus_that_closes_cancels_a_call_whose_publication_is_not_answered_yet(proxied: tuple[EmbeddedServer, Proxy]) -> None:
+    """The worker that runs it is told, as for every other call of the bus."""
+    server, proxy = proxied
+    began, ended = asyncio.Event(), asyncio.Event()
+
+    @tool(service="wired-endless", effect="read", replace=True)
+    async def endless() -> str:
+        """Run until it is cancelled."""
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+        return ""
+
+    # With a short lease the worker would soon find that the caller has gone.
+    async with Worker([endless], settings=Settings.load(base=settings_of(server.port), lease=60.0, grace=0.0)):
+        async with ToolBus(settings=settings_of(proxy.port)) as bus:
+            await bus.wait_for_tool("endless")
+            # So long the server's answers take, while the worker has its request at once.
+            delaying = asyncio.create_task(proxy.delay(0.1, 60.0))
+            calling = asyncio.create_task(bus.call("endless"))
+            await began.wait()
+        async with asyncio.timeout(10.0):
+            await ended.wait()
+        assert (await calling).error.type == "cancelled"
+        delaying.cancel()
+
+
 @pytest.mark.usefixtures("slow")
 async def test_an_agent_that_comes_back_is_not_taken_for_dead(proxied: tuple[EmbeddedServer, Proxy]) -> None:
     """Its reply stream is gone, as with a server's memory, and is there again before a worker can see a call of its new connection."""

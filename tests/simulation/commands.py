@@ -570,7 +570,7 @@ class Reading(NamedTuple):
 
     @classmethod
     def of(cls, words: list[bytes]) -> Reading:
-        """Return what the words say."""
+        """Read the words."""
         upper = [word.upper() for word in words]
         at = upper.index(b"STREAMS")
         options, half = upper[:at], at + 1 + (len(words) - at - 1) // 2

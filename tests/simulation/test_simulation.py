@@ -38,6 +38,31 @@ def test_what_was_found_stays_mended(path: Path) -> None:
     assert outcome.returncode == 0, outcome.stdout
 
 
+_LEFT_WAITING = """
+import asyncio
+from tests.simulation.world import World
+
+async def waits():
+    try:
+        await asyncio.Event().wait()
+    finally:
+        asyncio.sleep(1.0)
+
+async def live(world):
+    world.start("left").run(waits())
+    await asyncio.sleep(1.0)
+
+world = World(1)
+world.run(live(world))
+"""
+
+
+def test_a_world_ends_silently() -> None:
+    """Python does not warn of coroutines that clean-ups of its tasks make, and that nobody awaits."""
+    done = subprocess.run([sys.executable, "-c", _LEFT_WAITING], capture_output=True, text=True, cwd=_ROOT, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_the_example_for_contributors_runs() -> None:
     """It prints what each process did, and the faults that it is about."""
     [example] = [fence.text for fence in fences(_ROOT / "CONTRIBUTING.md") if fence.kind == "python"]

@@ -10,6 +10,7 @@ import gc
 import heapq
 import random as randomness
 import sys
+import warnings
 from collections.abc import Callable, Coroutine
 from typing import Any, NamedTuple, TypeVar, TypeVarTuple, Unpack
 
@@ -371,16 +372,22 @@ class World:
         self.loop.set_exception_handler(lambda loop, context: None)
         usual, sys.unraisablehook = sys.unraisablehook, lambda _: None
         try:
-            self.loop.drop()
-            for process in self.processes:
-                process.drop()
-            self.threads.clear()
-            self.network.connections.clear()
-            self.server.sessions.clear()
-            self.server.waiting.clear()
-            gc.collect()
+            with warnings.catch_warnings():
+                # Clean-ups that still run make coroutines, and nobody is there to await them.
+                warnings.filterwarnings("ignore", "coroutine '.*' was never awaited", RuntimeWarning)
+                self._drop()
         finally:
             sys.unraisablehook = usual
+
+    def _drop(self) -> None:
+        self.loop.drop()
+        for process in self.processes:
+            process.drop()
+        self.threads.clear()
+        self.network.connections.clear()
+        self.server.sessions.clear()
+        self.server.waiting.clear()
+        gc.collect()
 
     def _server_clock(self) -> int:
         now = self.loop.now if self.server_stands is None else self.server_stands

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator
 
-import uvicorn
 from starlette.requests import HTTPConnection
 
-from tests.servers import eventually
+from tests.gateway.running import listening
 from toolbus import ToolBus
 from toolbus.edges.gateway.app import application
 from toolbus.edges.gateway.bodies import Problem
@@ -47,13 +45,5 @@ def free_port() -> int:
 @contextlib.asynccontextmanager
 async def gateway(bus: ToolBus, authenticator: Authenticator | None = None, port: int = 0) -> AsyncIterator[str]:
     """Serve the gateway's application, and yield its URL."""
-    app = application(Gateway(bus, authenticator or Everyone()))
-    config = uvicorn.Config(app, port=port, log_level="error", lifespan="on", ws="none", timeout_graceful_shutdown=1)
-    server = uvicorn.Server(config)
-    serving = asyncio.create_task(server.serve())
-    try:
-        await eventually(lambda: server.started or serving.done(), timeout=30.0)
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        await serving
+    async with listening(application(Gateway(bus, authenticator or Everyone())), port=port, lifespan="on") as url:
+        yield url

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from tests.worker.unit.fakes import Bench, flaky, handlers, hold, stubborn
-from toolbus import ErrorInfo, tool
+from toolbus import BrokerError, ErrorInfo, tool
+from toolbus.bus.broker.take.requests import Delivery
 from toolbus.bus.worker.transitions import TakingState
 
 pytestmark = pytest.mark.anyio
@@ -300,6 +301,62 @@ async def test_a_worker_that_made_room_in_time_can_do_so_again() -> None:
     bench.slots.on_room_wanted()
     await bench.settle()
     assert (bench.broker.recoveries, bench.slots.flexible()) == (1, True)
+    await bench.drained()
+
+
+async def test_a_worker_makes_room_until_nothing_waits_for_its_next_attempt(seen: list[Any]) -> None:
+    """A worker that is asked while it runs nothing, but holds a failed call, looks when that has ended, and the suspect does not starve."""
+    bench = Bench(flaky, nap, lease=2.0)
+    bench.serve()
+    bench.broker.arrive(bench.delivery("flaky"))
+    await asyncio.sleep(0.5)
+    bench.slots.on_room_wanted()
+    bench.broker.left_over = [[bench.delivery("nap", {"name": "s"}, attempt=4)]]
+    await asyncio.sleep(1.4)
+    assert (state(bench), bench.broker.recoveries, seen) == (TakingState.MAKING_ROOM, 0, ["tried", "tried"])
+    await asyncio.sleep(1.4)
+    assert seen == ["tried", "tried", "tried", "s"]
+    await bench.drained()
+
+
+async def test_a_call_whose_next_attempt_is_being_counted_keeps_a_worker_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It neither runs nor waits then, but a suspect might take it along all the same."""
+    bench, counted = Bench(flaky), asyncio.Event()
+
+    async def retry(_: Delivery) -> None:
+        await counted.wait()
+
+    monkeypatch.setattr(bench.broker, "retry", retry)
+    bench.slots.start(bench.delivery("flaky"))
+    await asyncio.sleep(1.5)
+    assert (bench.slots.idle(), bench.slots.busy()) == (True, True)
+    counted.set()
+    await bench.settle()
+    assert not bench.slots.busy()
+
+
+@pytest.mark.parametrize("how", ["cancelled", "caller gone", "lost", "lost while it is counted", "not counted in time"])
+async def test_a_worker_that_makes_room_looks_when_the_last_failed_call_goes(how: str) -> None:
+    """It does not wait for the end of its time when nothing is left that could end."""
+    bench = Bench(flaky, lease=2.0)
+    bench.serve()
+    failed = bench.delivery("flaky", id="f", replies="caller", deadline=1003.0)
+    bench.broker.arrive(failed)
+    await asyncio.sleep(0.5)
+    bench.slots.on_room_wanted()
+    await asyncio.sleep(0.2)
+    assert (state(bench), bench.broker.recoveries) == (TakingState.MAKING_ROOM, 0)
+    if how == "cancelled":
+        bench.slots.on_cancelled("f")
+    elif how == "caller gone":
+        bench.slots.on_replies_gone("caller", ErrorInfo("cancelled", "caller_gone"))
+    elif how == "lost":
+        failed.queue.lose(failed)
+    else:
+        bench.broker.retry_answers = [None if how == "lost while it is counted" else BrokerError("refused")] * 5
+        await asyncio.sleep(2.5)
+    await bench.settle()
+    assert (state(bench), bench.broker.recoveries) == (TakingState.POLLING, 1)
     await bench.drained()
 
 

@@ -258,6 +258,8 @@ class AgentBroker:
         steps.confirmations.news.end()
         try:
             async with asyncio.timeout(_CLOSING):
+                # Calls that are on their way get their verdict before this answer, and are cancelled before what follows it.
+                await steps.link.settled()
                 await steps.link.execute("DEL", steps.reader.key, self._keys.flushes(self.agent))
         except (TimeoutError, BrokerError) as error:
             # Both keys have a TTL, so nothing stays behind for long.

@@ -272,9 +272,13 @@ class Slots:
             self._refuse(delivery, other_revision(error, delivery.request, served.publication))
 
     def _spawn(self, work: Coroutine[Any, Any, None], group: set[asyncio.Task[None]]) -> None:
+        def ended(task: asyncio.Task[None]) -> None:
+            group.discard(task)
+            self._wake.set()
+
         task = self._loop.create_task(work)
         group.add(task)
-        task.add_done_callback(group.discard)
+        task.add_done_callback(ended)
 
     def start(self, delivery: Delivery, *, alone: bool = False) -> None:
         """Start a delivery, answer it when it can't run, or hold it when it must run alone.
@@ -402,6 +406,7 @@ class Slots:
         error = not_run(error, delivery, once=delivery.request.effect == "once")
         self._report(end, delivery, error)
         self.broker.steps.endings.finish(delivery, refusal(delivery, self.broker.instance, error), frees=True)
+        self._wake.set()
         if delivery.request.ordered:
             self._lines.leave(delivery)
 
@@ -489,8 +494,8 @@ class Slots:
         return all(run.stuck for run in self._runs.values())
 
     def busy(self) -> bool:
-        """Return whether anything runs or waits here."""
-        return len(self._waiting) > 0 or not self.idle()
+        """Return whether anything runs or waits here, or has its next attempt counted."""
+        return len(self._waiting) > 0 or len(self._counting) > 0 or not self.idle()
 
     def on_recovered(self, deliveries: Sequence[Delivery]) -> None:
         """Run deliveries taken over from dead workers."""
@@ -546,6 +551,7 @@ class Slots:
             run.stop(None)
         else:
             self._waiting.remove(delivery)
+            self._wake.set()
 
     def on_let_go(self, delivery: Delivery, ended: bool) -> None:
         """Let the calls behind one of a session go on, once its run has ended, too; remember what was heard of one that may come again."""
@@ -715,10 +721,11 @@ class Taking:
             self._settle()
 
     async def _make_room(self) -> None:
-        """Let what runs end, so that a request that must run alone finds a place; for a bounded time, since other calls wait too."""
+        """Let what is here end, so that a request that must run alone finds a place; for a bounded time, since other calls wait too."""
         self._move(_MAKING_ROOM)
         try:
-            await self._until_idle(self._clock() + self._limit)
+            # What waits for its next attempt is here as well: a suspect might take it along.
+            await self._until(lambda: not self._slots.busy(), self._clock() + self._limit)
         finally:
             self._settle()
         self._room_wanted = False
@@ -734,21 +741,21 @@ class Taking:
         """Run a request that may have killed its workers while nothing else runs here, so that it takes nothing with it."""
         self._move(_CLEARING)
         try:
-            await self._until_idle(self._waiting.suspects[0].deadline)
+            await self._until(self._slots.idle, self._waiting.suspects[0].deadline)
             if self.state is not _STOPPED and self._waiting.suspects:
                 delivery = self._waiting.suspects.popleft()
                 telemetry.log.info("call.alone", id=delivery.request.id, tool=delivery.request.tool, attempt=delivery.attempt)
                 self._move(_ALONE)
                 self._slots.start(delivery, alone=True)
                 self._slots.watch_deadlines()
-                await self._until_idle(delivery.deadline + _CANCEL_GRACE)
+                await self._until(self._slots.idle, delivery.deadline + _CANCEL_GRACE)
         finally:
             self._settle()
         self._slots.start_due()
 
-    async def _until_idle(self, until: float) -> None:
-        """Wait until nothing runs but handlers that can't be stopped, at most until a (monotonic) time."""
-        while self.state is not _STOPPED and (left := until - self._clock()) > 0 and not self._slots.idle():
+    async def _until(self, condition: Callable[[], bool], until: float) -> None:
+        """Wait for a condition that runs and waiting requests change, at most until a (monotonic) time."""
+        while self.state is not _STOPPED and (left := until - self._clock()) > 0 and not condition():
             await _change(self._wake, left)
 
 

@@ -215,7 +215,7 @@ def worker_command(checks: Checks) -> None:
                                           `delay` seconds behind each
       conformance-once (to, delay)        counts, too, and has the effect once
       conformance-data (size)             returns the data {"text": "x…"} with `size` letters
-      conformance-large (size)            returns a text of `size` letters
+      conformance-large (size)            yields a text of `size` letters in pieces of 32,768
       conformance-private (text)          returns its text, and has the tenant `kit` alone
       conformance-block (seconds)         keeps its handler's thread busy, then returns a text
       conformance-retry (to, delay)       counts, but fails behind the first number of the first attempt, and

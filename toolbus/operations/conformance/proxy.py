@@ -68,6 +68,7 @@ class Proxy:
     def __init__(self, port: int) -> None:
         self._server_port = port
         self._planned: list[_Planned] = []
+        self._watched: list[tuple[Callable[[Words], bool], list[Words]]] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._writers: set[asyncio.StreamWriter] = set()
         self._listening: asyncio.Server | None = None
@@ -100,6 +101,12 @@ class Proxy:
         answer that is late, is passed on ``after`` so many seconds.
         """
         self._planned.append(_Planned(matches, fault, error.encode(), after))
+
+    def watch(self, matches: Callable[[Words], bool]) -> list[Words]:
+        """Return a list to which each command is added, as it comes, for which ``matches`` is true."""
+        found: list[Words] = []
+        self._watched.append((matches, found))
+        return found
 
     def forget(self) -> None:
         """Let no planned fault come about."""
@@ -136,7 +143,10 @@ class Proxy:
                     writer.close()
 
     def fault_of(self, words: Words) -> _Planned | None:
-        """Return the fault that is planned for a command."""
+        """Return the fault that is planned for a command, which those see who watch for it."""
+        for matches, found in self._watched:
+            if matches(words):
+                found.append(words)
         return next((each for each in self._planned if each.matches(words)), None)
 
     def came_about(self, planned: _Planned) -> bool:

@@ -8,7 +8,6 @@ import secrets
 from functools import partial
 
 from toolbus.bus.broker.server import scripts
-from toolbus.bus.broker.server.keys import Keys
 from toolbus.operations.conformance.checks import Broken, NotChecked, Table, until
 from toolbus.operations.conformance.proxy import Proxy
 from toolbus.operations.conformance.scene import BESIDE, LEASE, SERVICE, STARTS
@@ -38,6 +37,8 @@ from toolbus.operations.conformance.worker_scene import Sent, WorkerScene
 LEASES = Table[WorkerScene]()
 # Seconds after which a worker whose reads are refused ends.
 GIVES_UP = max(3 * LEASE, 30.0)
+# Seconds of grace of a worker that has more time than it needs.
+_PATIENCE = 6.0
 # Seconds of a call that outlives a lease, and of the pieces of its text.
 _LONG = {"to": 60, "delay": 0.1}
 
@@ -175,8 +176,10 @@ async def buries_poison(scene: WorkerScene) -> None:
     dead = await scene.play_worker(lives=False)
     most = scene.settings.max_deliveries
     # Leaving workers have cut two of its attempts off: it has as many left.
-    cut_off = await unseen(scene, "echo", {"text": "cut off"}, dead, most)
+    cut_off = await unseen(scene, "echo", {"text": "cut off"}, await scene.play_worker(lives=True), most)
     await scene.probe.run("SET", scene.keys.pause(SERVICE, cut_off.entry), "0 0 0 2", "PX", 60_000)
+    # No earlier, or it could be taken over before its note is there.
+    await scene.keep(cut_off, dead, most)
     sent = await unseen(scene, "echo", {"text": "poison"}, dead, most)
     frames = await taken_over(scene, sent)
     if not error_of(frames):
@@ -215,6 +218,8 @@ async def runs_suspects_alone(scene: WorkerScene) -> None:
         check_order(scene, long, late, "it took another call although `reap.lua` had asked it to make room"),
     )
     await until(has_begun, TAKES_OVER, "it was not taken over")
+    if await scene.frames(late):
+        raise Broken("it took another call before it or beside it, although `reap.lua` had asked it to make room")
     beside = await scene.publish("echo", {"text": "beside"})
     await check_order(scene, suspect, beside, "another call was run beside it")
     check_run(await scene.frames(suspect))
@@ -276,23 +281,35 @@ async def restores_its_registration(scene: WorkerScene) -> None:
 
 @LEASES.check("W42", 2)
 async def pauses(scene: WorkerScene) -> None:
-    """It takes nothing of a paused service, as a message or a beat tells: it ends the blocked read, and hands back what that brings."""
+    """It takes and reaps nothing of a paused service, as a message or beat tells; the blocked read ends, and what it brings goes back."""
+    instance = await only_instance(scene)
     for told in (True, False):
+        lease = await scene.lease_of(instance)
+
+        async def has_beaten(lease: float = lease) -> bool:
+            return await scene.lease_of(instance) != lease
+
+        # So that the next beat comes too late to tell what the message does.
+        await until(has_beaten, LEASE, "it does not beat")
         await scene.probe.script(scripts.PAUSE, (scene.keys.paused,), SERVICE, 60_000)
         if told:
             await scene.tell(f"pause {SERVICE}")
-        await asyncio.sleep(0.5 if told else LEASE / 3 + 0.7)
+        await asyncio.sleep(0.4 if told else LEASE / 3 + 0.7)
+        back = await unseen(scene, "echo", {"text": "paused"}, "~back", 1)
         sent = await scene.publish("echo", {"text": "paused"})
         for _ in range(12):
             await asyncio.sleep(0.1)
-            holder, _, _ = await scene.holder(sent)
-            if await scene.frames(sent) or (holder and not holder.startswith("~back")):
-                raise Broken(f"a request that came after the service was paused was taken{'' if told else ', of which only beats told'}")
+            for each, about in ((sent, "came"), (back, "was handed back")):
+                holder, _, _ = await scene.holder(each)
+                if await scene.frames(each) or (holder and not holder.startswith("~back")):
+                    by = "a message" if told else "beats alone"
+                    raise Broken(f"a request that {about} after the service was paused, as {by} told, was taken")
         await scene.probe.run("SREM", scene.keys.paused, SERVICE)
         if told:
             await scene.tell(f"resume {SERVICE}")
-        if text_of(await scene.ended(sent, LEASE + 2.0)) != "paused":
-            raise Broken("the request was not run after the pause")
+        for each in (sent, back):
+            if text_of(await scene.ended(each, LEASE + 2.0)) != "paused":
+                raise Broken("a request was not run after the pause")
 
 
 @LEASES.check("W43", 2)
@@ -317,19 +334,28 @@ async def hands_over(scene: WorkerScene) -> None:
 
 @LEASES.check("W44", 2)
 async def ends_slow_callers(scene: WorkerScene) -> None:
-    """It looks at the reply stream after each 64 entries: beyond `reply_limit` its calls end as slow_consumer, and nothing more is sent."""
-    replies = scene.keys.replies(scene.agent)
+    """Beyond `reply_limit` or `reply_bytes` of what a caller has not read its calls end as slow_consumer, and nothing more is sent."""
+    await scene.draw_agent()
+    replies, fill = scene.keys.replies(scene.agent), "for _ = 1, ARGV[1] do redis.call('XADD', KEYS[1], '*', 'x', '') end"
     sent = await scene.publish("count", {"to": 4_000, "delay": 0.005})
     await wait_for_text(scene, sent)
-    await scene.probe.run(
-        "EVAL", "for _ = 1, ARGV[1] do redis.call('XADD', KEYS[1], '*', 'x', '') end", 1, replies, scene.settings.reply_limit + 1
-    )  # fmt: skip
+    await scene.probe.run("EVAL", fill, 1, replies, scene.settings.reply_limit + 1)
     frames = await scene.ended(sent)
     ended_as(frames, "slow_consumer")
     await asyncio.sleep(0.3)
     if len(await scene.frames(sent)) > len(frames):
         raise Broken("frames came after the end")
     await scene.probe.run("XTRIM", replies, "MAXLEN", 0)
+    # Large entries beside many small ones of others: an agent of its own, since the average is of all that was written to it.
+    await need(scene, "large")
+    await scene.draw_agent()
+    await scene.probe.run("EVAL", fill, 1, scene.keys.replies(scene.agent), scene.settings.reply_limit - 1_000)
+    sent = await scene.publish("count", {"to": 4_000, "delay": 0.05})
+    await wait_for_text(scene, sent)
+    await scene.publish("large", {"size": 8 * 1_048_576})
+    ended_as(await scene.ended(sent), "slow_consumer")
+    await scene.probe.run("DEL", scene.keys.replies(scene.agent))
+    await scene.draw_agent()
 
 
 # What keeps a request from being read, and how its document has it; with the first ones its id and agent can be found by everybody.
@@ -367,17 +393,33 @@ async def sets_aside_unreadable_requests(scene: WorkerScene) -> None:
 
 @LEASES.check("W46", 2)
 async def drains(scene: WorkerScene) -> None:
-    """On SIGTERM it finishes what runs, if that is over within TOOLBUS_GRACE."""
-    if scene.worker is None:
-        raise Broken("there is no worker")
-    sent = await scene.publish("count", {"to": 5, "delay": 0.1})
+    """On SIGTERM it finishes what runs, if that is over within TOOLBUS_GRACE, and beats and renews until then."""
+    worker = await scene.restart(TOOLBUS_GRACE=f"{_PATIENCE:g}")
+    instance = await only_instance(scene)
+    # With another worker of its revision its stream stays when it has left.
+    await scene.play_worker(lives=True, digest=(await scene.row_of(instance)).partition(":")[2])
+    sent = await scene.publish("count", {"to": 35, "delay": 0.1})
     await wait_for_text(scene, sent)
-    await scene.program.stop(scene.worker)
+    stopping = asyncio.create_task(scene.program.stop(worker))
+    try:
+        while not stopping.done():
+            left = await scene.lease_of(instance) - await scene.now()
+            _, idle, _ = await scene.holder(sent)
+            # Looked at last, since it retires behind the end.
+            if await scene.has_ended(sent):
+                break
+            if left < 0:
+                raise Broken("its lease ended while it finished what runs, and others take that over")
+            if idle > LEASE * 1000:
+                raise Broken(f"what it finished was not renewed for {idle / 1000:.1f} s, more than a lease")
+            await asyncio.sleep(0.1)
+    finally:
+        await stopping
     frames = await scene.frames(sent)
     if not frames[-1].get("end_of_stream"):
-        raise Broken("a call that needed half a second more was cut off")
+        raise Broken("a call that needed three seconds of its grace period more was cut off")
     check_run(frames)
-    if error_of(frames) or len(text_of(frames).split()) != 5:
+    if error_of(frames) or len(text_of(frames).split()) != 35:
         raise Broken(f"it ended as {error_of(frames) or 'a success'} with the text {text_of(frames)!r}")
 
 
@@ -406,13 +448,15 @@ async def takes_nothing_while_it_leaves(scene: WorkerScene) -> None:
 
 @LEASES.check("W48", 2)
 async def hands_back(scene: WorkerScene) -> None:
-    """On SIGTERM, with TOOLBUS_GRACE over, what still runs is handed back for its next attempt, not lost."""
+    """On SIGTERM, with TOOLBUS_GRACE over, what still runs is handed back for its next attempt, behind its frames, and not lost."""
     if scene.worker is None:
         raise Broken("there is no worker")
     sent = await scene.publish("count", {"to": 300, "delay": 0.1}, timeout=60.0)
     await wait_for_text(scene, sent)
     await scene.program.stop(scene.worker)
-    holder, _, count = await scene.holder(sent)
+    holder, idle, count = await scene.holder(sent)
+    handed_back = await scene.now() - idle
+    [(last, _)] = await scene.probe.run("XREVRANGE", scene.keys.replies(scene.agent), "+", "-", "COUNT", 1)
     frames = await scene.frames(sent)
     key = scene.keys.pause(SERVICE, sent.entry)
     note, ttl = (await scene.probe.run("GET", key) or b"").split(), int(await scene.probe.run("PTTL", key))
@@ -424,6 +468,8 @@ async def hands_back(scene: WorkerScene) -> None:
         raise Broken(f"the entry is with {holder or 'nobody'}, not with ~back")
     if count != 2:
         raise Broken(f"its next run would be attempt {count}, as the one that was cut off was 1")
+    if (late := int(last.partition(b"-")[0]) - handed_back) > 0:
+        raise Broken(f"frames came {late} ms after the call was handed back, beside those of its next run")
     if note != [b"0", b"0", b"0", b"1"] or not left <= ttl <= left + 120_000:
         raise Broken(
             f"its note says {b' '.join(note)!r} for {ttl} ms, not that it was cut off once, until its deadline ({left} ms) and a minute"
@@ -474,51 +520,68 @@ async def survives_kills(scene: WorkerScene) -> None:
         raise Broken(f"attempt {last[0].get('attempt', 1)} answered {text_of(last)[:60]!r}")
 
 
-# Namespaces of a version that nobody speaks yet, by what makes them so.
-_PLACES = {"version": "of version 9", "raising": "that is raised to version 9", "": "that became one of version 9 while it registered"}
+async def _ends_for_its_version(scene: WorkerScene, waiting: str, about: str, *, may_register: bool = False) -> None:
+    """Check that the worker ends by itself, with an exit code that says so, and that it takes nothing.
 
+    Args:
+        scene: with the worker.
+        waiting: entry of a request that it must not take, or "".
+        about: the namespace's version, in words.
+        may_register: whether it may register first, if it unregisters at once.
 
-async def _refuses_to_serve(scene: WorkerScene, proxy: Proxy, field: str) -> None:
-    """Check that a worker ends in a namespace of another version, and is not registered."""
-    place = f"in a namespace {_PLACES[field]}"
-    keys = Keys(f"{scene.settings.namespace}-{field}") if field else scene.keys
-    if field:
-        await scene.probe.run("HSET", keys.format, field, 9)
-    process = await scene.program.start(TOOLBUS_NAMESPACE=keys.namespace, TOOLBUS_URL=scene.url_of(proxy))
-
-    async def has_ended() -> bool:
-        if not field and proxy.done:
-            await scene.probe.run("HSET", keys.format, "version", 9)
-        if field and await scene.exists(keys.services):
-            raise Broken(f"it registered {place}")
-        return process.returncode is not None
-
-    await until(has_ended, STARTS, f"it has not ended {place}")
-    if process.returncode == 0:
-        raise Broken(f"it ended with exit code 0 {place}")
-    await scene.program.kill(process)
-    await scene.probe.run("DEL", keys.format)
-    if not field and await scene.instances():
-        raise Broken(f"it is still registered after it has ended {place}")
+    Raises:
+        Broken: it does not.
+    """
+    if scene.worker is None:
+        raise Broken("there is no worker")
+    end = asyncio.get_running_loop().time() + STARTS
+    while scene.worker.returncode is None:
+        if not may_register and await scene.instances():
+            raise Broken(f"it registers although {about}")
+        if waiting and not await scene.waits(waiting):
+            raise Broken(f"it takes a request although {about}")
+        if asyncio.get_running_loop().time() > end:
+            raise Broken(f"it has not ended within {STARTS:g} s although {about}")
+        await asyncio.sleep(0.02)
+    if scene.worker.returncode == 0:
+        raise Broken(f"it ended with exit code 0 although {about}")
+    if await scene.instances():
+        raise Broken(f"it is still registered when it has ended because {about}")
+    await scene.kill_worker()
 
 
 @LEASES.check("W51", 2)
 async def checks_the_namespace(scene: WorkerScene) -> None:
-    """It reads `P format` before it registers, and again before it takes: in a namespace of, or raised to, another version it ends."""
-    await scene.kill_worker()
+    """It reads `P format` before it registers (again) and first takes: it ends if it can't speak that version, or the one raised to."""
     proxy = Proxy(scene.port)
     await proxy.start()
-    # The answer to its registration comes late, and meanwhile the version changes.
-    proxy.plan(lambda words: scene.keys.services.encode() in words and any(b'"tools"' in word for word in words), "late", after=1.0)
     try:
-        async with asyncio.TaskGroup() as group:
-            for field in _PLACES:
-                group.create_task(_refuses_to_serve(scene, proxy, field))
-    except* Broken as broken:
-        raise broken.exceptions[0] from None
+        instance = await only_instance(scene)
+        await scene.probe.run("HSET", scene.keys.format, "raising", 9)
+        await scene.probe.run("ZREM", scene.keys.live, f"{SERVICE}/{instance}")
+        await _ends_for_its_version(scene, "", "a beat called it missing, and the namespace's `raising` is 9")
+        _, document, due = scene.unsent("echo", {"text": "waits"})
+        waiting = (await scene.probe.run("XADD", scene.queue, "*", "r", document, "d", due)).decode()
+        for field in ("version", "raising"):
+            await scene.probe.run("DEL", scene.keys.format)
+            await scene.probe.run("HSET", scene.keys.format, field, 9)
+            scene.worker = await scene.program.start()
+            await _ends_for_its_version(scene, waiting, f"the namespace's `{field}` is 9")
+        await scene.probe.run("DEL", scene.keys.format)
+        # What it publishes is refused once, and meanwhile the version is raised, which it has read before.
+        proxy.plan(lambda words: any(b'"tools"' in word for word in words), "refuse", "TRYAGAIN the slot is being moved", after=0.5)
+        scene.worker = await scene.program.start(TOOLBUS_URL=scene.url_of(proxy))
+
+        async def publishes() -> bool:
+            return bool(proxy.done)
+
+        await until(publishes, STARTS, "it publishes nothing")
+        await scene.probe.run("HSET", scene.keys.format, "raising", 9)
+        await _ends_for_its_version(scene, waiting, "it was raised to version 9 before it took anything", may_register=True)
     finally:
+        await scene.probe.run("DEL", scene.keys.format, scene.queue)
         await proxy.close()
-        await scene.probe.run("DEL", *(Keys(f"{scene.settings.namespace}-{field}").format for field in _PLACES if field), scene.keys.format)
+        await scene.kill_worker()
     if "9" not in re.findall(r"\d+", scene.program.output()):
         raise Broken("it did not say that the namespace is of version 9")
 
@@ -605,9 +668,18 @@ async def counts_retries(scene: WorkerScene) -> None:
 
 @LEASES.check("W73", 2)
 async def outlives_its_revision(scene: WorkerScene) -> None:
-    """The last worker of a revision takes what was published for it before it leaves."""
-    if scene.worker is None:
-        raise Broken("there is no worker")
+    """The last worker of a revision takes what is published for it, until `outlive.lua` says twice in a row that nothing is left."""
+    proxy = Proxy(scene.port)
+    await proxy.start()
+    try:
+        await _outlives(scene, proxy)
+    finally:
+        await proxy.close()
+        await scene.kill_worker()
+
+
+async def _outlives(scene: WorkerScene, proxy: Proxy) -> None:
+    worker = await scene.start_behind(proxy, TOOLBUS_GRACE=f"{_PATIENCE:g}")
     # One that answers is ready for SIGTERM.
     await call_echo(scene, "before")
     instance, table = await only_instance(scene), scene.keys.instances(SERVICE)
@@ -618,7 +690,11 @@ async def outlives_its_revision(scene: WorkerScene) -> None:
         await scene.probe.run("HSET", table, f"{kind}:kit-revision", await scene.probe.run("HGET", table, f"{kind}:{digest}") or "")
     # Its row is to change when it registers again with the start number 1, and that of the other revision to be the newer one.
     await scene.probe.run("HSET", table, f"i:{instance}", f"7:{digest}", f"i:{other}", "8:kit-revision")
-    stopping = asyncio.create_task(scene.program.stop(scene.worker))
+    # `outlive.lua` as it is asked about an entry.
+    keys = [key.encode() for key in (scene.queue, scene.fence, scene.keys.live, table)]
+    asked = proxy.watch(lambda words: words[3:7] == keys and words[-1].replace(b"-", b"").isdigit())
+    begun = asyncio.get_running_loop().time()
+    stopping = asyncio.create_task(scene.program.stop(worker))
 
     async def steps_back() -> bool:
         return bool(await scene.probe.run("HGET", table, f"i:{instance}") == f"1:{digest}".encode())
@@ -630,6 +706,8 @@ async def outlives_its_revision(scene: WorkerScene) -> None:
         await stopping
     if not await scene.has_ended(late):
         raise Broken("a request for its revision, which was published while agents turned to the other one, was left behind")
+    if len(asked) < 2 and asyncio.get_running_loop().time() - begun < _PATIENCE / 2:
+        raise Broken(f"it left when `outlive.lua` had been asked {len(asked)} times about an entry, and not twice in a row")
 
 
 @LEASES.check("W70", 2)

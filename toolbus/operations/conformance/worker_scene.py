@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from toolbus.bus.broker.registry.registry import TTL
+from toolbus.bus.broker.replies.finish import MOST_BYTES
 from toolbus.bus.broker.server import scripts
 from toolbus.bus.broker.transport.opening import Probe
 from toolbus.bus.values.settings import Settings
@@ -19,7 +20,7 @@ from toolbus.operations.conformance.proxy import Proxy
 from toolbus.operations.conformance.scene import LEASE, MOST, MOST_WRITTEN, SERVICE, STARTS, Program, Scene, shown
 
 _ANSWERS = 10.0
-# Bytes of an entry with several frames; one frame with a piece of 65,536 bytes may take six times that.
+# Bytes of an entry with one frame: each byte of a piece may take six in JSON.
 _MOST_ENTRY = 6 * 65_536 + 4_096
 
 
@@ -73,11 +74,15 @@ class WorkerScene(Scene):
         await self.probe.run("FLUSHDB")
         self._read = "0-0"
 
-    async def start_behind(self, proxy: Proxy) -> asyncio.subprocess.Process:
-        """Start the worker anew, have it speak to the server through a proxy, and return its process."""
+    async def start_behind(self, proxy: Proxy, **more: str) -> asyncio.subprocess.Process:
+        """Start the worker anew, have it speak to the server through a proxy, and return its process; ``more`` is as for ``restart``."""
+        return await self.restart(TOOLBUS_URL=self.url_of(proxy), **more)
+
+    async def restart(self, **more: str) -> asyncio.subprocess.Process:
+        """Start the worker anew, with further variables of its environment, and return its process."""
         await self.kill_worker()
         known = set(await self.instances())
-        self.worker = await self.program.start(TOOLBUS_URL=self.url_of(proxy))
+        self.worker = await self.program.start(pipes=False, **more)
         await self.joined(known, "it is not in the registry when it is started anew")
         return self.worker
 
@@ -120,6 +125,14 @@ class WorkerScene(Scene):
         members = await self.probe.run("ZRANGEBYSCORE", self.keys.live, now, "+inf")
         found = [each.decode().partition("/")[2] for each in members if each.startswith(f"{SERVICE}/".encode())]
         return [each for each in found if each not in self._played]
+
+    async def lease_of(self, instance: str) -> float:
+        """Return when a worker's lease ends, in milliseconds of the server's time; 0 when it has none."""
+        return float(await self.probe.run("ZSCORE", self.keys.live, f"{SERVICE}/{instance}") or 0)
+
+    async def row_of(self, instance: str) -> str:
+        """Return a worker's start number and the digest of its publication, as the registry has them; empty when it is in none."""
+        return (await self.probe.run("HGET", self.keys.instances(SERVICE), f"i:{instance}") or b"").decode()
 
     async def tell(self, words: str) -> None:
         """Publish a message to the workers of the service."""
@@ -195,6 +208,11 @@ class WorkerScene(Scene):
 
     # -- requests ---------------------------------------------------------------------------------
 
+    async def draw_agent(self) -> None:
+        """Be another agent, with a reply stream of its own."""
+        self.agent, self._read = secrets.token_hex(16), "0-0"
+        await self.listen()
+
     async def listen(self) -> None:
         """Make the reply stream of this agent, and keep it alive for a while."""
         await self.probe.script(scripts.LISTEN, (self.keys.replies(self.agent),), 600_000, self._read)
@@ -260,6 +278,9 @@ class WorkerScene(Scene):
                 raise Broken(f"an entry of the reply stream is no JSON in UTF-8: {error}") from None
             if not isinstance(frames, list):
                 raise Broken("the field f of an entry of the reply stream is no list of frames")
+            # Without what joins them.
+            if len(frames) > 1 and len(fields[b"f"]) - len(frames) - 1 > MOST_BYTES:
+                raise Broken(f"an entry of {len(frames)} frames has {len(fields[b'f']):,} bytes, more than {MOST_BYTES:,}")
             for frame in frames:
                 if not isinstance(frame, dict) or not isinstance(frame.get("id"), str):
                     raise Broken(f"a frame has no id: {str(frame)[:100]}")

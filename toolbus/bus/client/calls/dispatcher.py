@@ -199,7 +199,8 @@ class Dispatcher:
             return
         if call in self._waiting:
             self._connection.catalogue.wake()
-        if call.entry and call.request is not None and self._connection.is_open:
+        # Also while the bus closes: what had no entry yet has one only now.
+        if call.entry and call.request is not None:
             self._connection.broker.requests.cancel(call.request, call.queue, call.entry, waited=call.waited_in_all, why=why)
 
     def inquire(self, call: Call, error: ErrorInfo) -> None:
