@@ -693,8 +693,8 @@ class PlantedWorker(Sessions):
             await self.leave_registry()
         if not has("takes-while-leaving"):
             await self.end_read()
-        given = (self.me, *self.fence, WAKE, SERVICE, "", 256, "")
-        while not has("keeps-what-waits") and await self.script("recover/hand_back", [QUEUE, FENCE], *given) == 256:
+        whatever = (self.me, *self.fence, WAKE, SERVICE, "", 256, "")
+        while not has("keeps-what-waits") and await self.script("recover/hand_back", [QUEUE, FENCE], *whatever) == 256:
             pass
         running = [call.task for call in self.calls.values() if call.task is not None]
         if running and not has("drops-at-end") and not has("cuts-at-end"):
