@@ -173,6 +173,17 @@ async def test_what_an_operator_must_end_is_waited_for(
     assert [event["event"] for event in observed.events] == ["link.held_up"]
 
 
+async def test_an_opening_that_the_server_refuses_says_what_it_was_told(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within its time: a server that answers every command with a refusal is not one that does not answer."""
+    monkeypatch.setattr(short_link, "_OPENING", 0.3)
+    refusal = "NOREPLICAS Not enough good replicas to write."
+    server.answer = lambda command: b"-" + refusal.encode() + b"\r\n" if command[0] == b"WRITE" else b"+OK\r\n"
+    links = short_link.Links(Connector(server.url), on_failed=pytest.fail)
+    with pytest.raises(BrokerUnavailable, match=f"did not answer within 0.3 s, but refused what it was asked: {refusal}"):
+        async with links.opening():
+            await links.writing.execute("WRITE")
+
+
 @pytest.mark.usefixtures("slow")
 async def test_connections_that_open_and_end_are_made_less_and_less_often(server: Server, link: Link) -> None:
     """A server that closes at every command is no hot loop."""

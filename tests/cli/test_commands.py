@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -386,6 +387,18 @@ def test_doctor_advises_what_a_server_with_replicas_lacks(shell: Shell, fresh_se
         assert finding()["state"] == "ok"
         shell.environment["TOOLBUS_WAIT_REPLICAS"] = "2"
         assert finding()["state"] == "fail"
+
+
+@pytest.mark.usefixtures("slow")
+def test_call_waits_for_a_server_as_long_as_for_the_call(shell: Shell, fresh_server: Callable[..., EmbeddedServer]) -> None:
+    """One that refuses every write is given up soon after a short call's time, and its refusal is told."""
+    shell.environment["TOOLBUS_URL"] = fresh_server(config={"min-replicas-to-write": "1"}).url
+    began = time.monotonic()
+    done = shell.run("call", "echo", "--timeout", "1")
+    assert done.returncode == 1
+    assert done.stderr.startswith("toolbus: redis://")
+    assert "refused what it was asked: NOREPLICAS" in done.stderr
+    assert time.monotonic() - began < 40
 
 
 @pytest.mark.usefixtures("slow")

@@ -184,6 +184,11 @@ async def _pool_killed(at: Installation) -> None:
     await _idle_killed(at)
 
 
+async def _killed_at_work(at: Installation) -> None:
+    await at.occupied(0)
+    await _idle_killed(at)
+
+
 async def _idle_killed(at: Installation) -> None:
     """Kill the worker, and wait until it is taken out of the registry."""
     at.kill()
@@ -421,6 +426,14 @@ OUTAGES: tuple[Outage, ...] = (
         "ToolbusNoWorker",
         "service",
         "no worker serves it",
+    ),
+    Outage(
+        "the last worker was killed at its call",
+        "it waits, and ends at its deadline",
+        _killed_at_work,
+        "ToolbusNoWorker",
+        "service",
+        "1 call waits",
     ),
     Outage("the last worker was killed", "calls end as `unavailable`", _idle_killed, "ToolbusServiceDown", "down", "has no worker"),
     Outage(

@@ -10,8 +10,9 @@ import trustme
 
 from tests.test_docs import anchors
 from toolbus import Settings
-from toolbus.bus.broker.admin import ServerHealth
+from toolbus.bus.broker.admin import ServerHealth, ServiceOverview, ServiceState
 from toolbus.bus.broker.transport.connection import ServerInfo
+from toolbus.bus.values.descriptors import Publication, ServiceDescriptor
 from toolbus.bus.values.results import BrokerError
 from toolbus.bus.watch.faults import CHECKS, Seen, faults_of, unreachable
 
@@ -24,6 +25,20 @@ def test_every_runbook_of_a_check_exists() -> None:
     """A fault leads to a heading of the page."""
     found = {unreachable(BrokerError("away")).runbook, *(check.runbook for check in CHECKS)}
     assert found <= anchors(RUNBOOKS)
+
+
+@pytest.mark.parametrize("paused", [False, True])
+@pytest.mark.parametrize(("live", "queued", "running"), [(False, 0, 2), (False, 2, 0), (False, 1, 1), (True, 2, 1)])
+def test_what_workers_held_waits_when_they_are_gone(live: bool, queued: int, running: int, paused: bool) -> None:
+    """Nobody works at it any more, so it is no less a failure than what they had not taken."""
+    publication = Publication(ServiceDescriptor("tools"))
+    state: ServiceState = "live" if live else "down"
+    seen = ServiceOverview(publication, live, int(live), queued, running, 0, paused, state)
+    faults = faults_of(Seen(settings=Settings.load({}), health=HEALTHY, services=[seen]))
+    expected = ["paused"] if paused else [] if live else ["service"]
+    assert [each.check for each in faults if each.state == "fail"] == expected
+    assert all("2 calls wait" in each.found for each in faults)
+    assert [each.check for each in faults] == expected
 
 
 def test_every_runbook_begins_with_what_one_sees_and_ends_with_how_it_is_over() -> None:

@@ -87,6 +87,11 @@ class ServiceOverview(NamedTuple):
     gone: float = 0.0
 
     @property
+    def waiting(self) -> int:
+        """How many requests nobody works at: those that are queued, and without a live worker those that its workers have held."""
+        return self.queued if self.live else self.queued + self.running
+
+    @property
     def down(self) -> bool:
         """True when its workers are missing: it has none, and was neither withdrawn nor scaled to zero."""
         return self.state == "down"

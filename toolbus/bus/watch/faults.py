@@ -163,19 +163,19 @@ def _stopped(seen: Seen) -> Iterable[str]:
 
 def _nobody_serves(seen: Seen) -> Iterable[str]:
     for each in seen.services:
-        if each.queued > 0 and not each.live and not each.paused:
+        if each.waiting and not each.live and not each.paused:
             yield f"{_calls_wait(each)} for {_id(each)}, and no worker serves it"
 
 
 def _down(seen: Seen) -> Iterable[str]:
     for each in seen.services:
-        if each.down and not each.queued:
+        if each.down and not each.waiting:
             yield f"{_id(each)} has no worker, and was not withdrawn: what comes for it waits or ends as `unavailable`"
 
 
 def _paused_and_waiting(seen: Seen) -> Iterable[str]:
     for each in seen.services:
-        if each.queued > 0 and each.paused:
+        if each.waiting and each.paused:
             yield f"{_id(each)} is paused, and {_calls_wait(each)}"
 
 
@@ -193,7 +193,7 @@ def _dead_letters(seen: Seen) -> Iterable[str]:
 
 def _paused(seen: Seen) -> Iterable[str]:
     for each in seen.services:
-        if each.paused and not each.queued:
+        if each.paused and not each.waiting:
             yield f"{_id(each)} is paused: what comes for it waits"
 
 
@@ -349,7 +349,7 @@ def _number(count: int, noun: str) -> str:
 
 
 def _calls_wait(service: ServiceOverview) -> str:
-    return f"{_number(service.queued, 'call')} wait{'s' if service.queued == 1 else ''}"
+    return f"{_number(service.waiting, 'call')} wait{'s' if service.waiting == 1 else ''}"
 
 
 def _id(service: ServiceOverview) -> str:

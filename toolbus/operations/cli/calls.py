@@ -96,7 +96,7 @@ def call_command(
         async with made as call, questions:
             return await _print(call, questions, quiet=not streaming)
 
-    result = with_bus(main)
+    result = with_bus(main, timeout=timeout)
     if output == "json":
         print_json(result)
     elif not streaming and result.success:

@@ -132,21 +132,21 @@ def with_admin(main: Callable[[Admin], Awaitable[T]]) -> T:
     return _connected(Admin, main)
 
 
-def with_bus(main: Callable[[ToolBus], Awaitable[T]]) -> T:
-    """Run ``main`` with a bus, as an agent.
+def with_bus(main: Callable[[ToolBus], Awaitable[T]], *, timeout: float | None = None) -> T:
+    """Run ``main`` with a bus, as an agent, which waits for its server as long as for a call: by default so many seconds.
 
     Raises:
         ToolbusError: a setting is wrong, or the server can't be reached.
     """
     from toolbus import ToolBus
 
-    return _connected(lambda settings: ToolBus(settings=settings), main)
+    return _connected(lambda settings: ToolBus(settings=settings), main, timeout=timeout)
 
 
-def _connected(connect: Callable[[Settings], AbstractAsyncContextManager[C]], main: Callable[[C], Awaitable[T]]) -> T:
+def _connected(connect: Callable[[Settings], AbstractAsyncContextManager[C]], main: Callable[[C], Awaitable[T]], **overrides: Any) -> T:
     import asyncio
 
-    settings = settings_with_server()
+    settings = settings_with_server(**overrides)
 
     async def connected() -> T:
         async with connect(settings) as found:

@@ -106,16 +106,20 @@ class Patience:
 
     Args:
         monotonic: the local clock, in seconds.
+
+    Attributes:
+        refusal: what the server said last; empty when it refuses nothing.
     """
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
+        self.refusal = ""
         self._since: float | None = None
         self._warned = False
 
     def holds(self, server: str, error: ReplyError) -> bool:
         """Take in a refusal, and say once if they go on; False when the refusal is to be the command's answer."""
-        now = self._monotonic()
+        now, self.refusal = self._monotonic(), str(error)
         if self._since is None:
             self._since = now
             self._warned = False
@@ -127,7 +131,7 @@ class Patience:
 
     def end(self) -> None:
         """Begin anew: everything that was refused has its answer."""
-        self._since = None
+        self._since, self.refusal = None, ""
 
 
 def node_in(rest: str) -> Node | None:

@@ -162,6 +162,11 @@ class Link(Wire):
         return LinkStatistics(self._connects, self._commands, self._writes, len(self._refused) + len(self._unsent), len(self._unanswered))
 
     @property
+    def refusal(self) -> str:
+        """What the server refuses the commands for that wait here; empty when none does."""
+        return self._patience.refusal
+
+    @property
     def certificate_ends(self) -> float | None:
         """When the server's certificate ends, in seconds since 1970; None without TLS, and when it was not checked."""
         encrypted = None if self._transport is None else self._transport.get_extra_info("ssl_object")

@@ -113,9 +113,11 @@ class Links:
             async with asyncio.timeout(_OPENING):
                 yield
         except BaseException as error:
+            refusal = next(filter(None, (link.refusal for link in self._links)), "")
             await self.leave()
             if isinstance(error, TimeoutError):
-                raise BrokerUnavailable(f"{self._connector.display} did not answer within {_OPENING:g} s") from None
+                why = refusal and f", but refused what it was asked: {refusal}"
+                raise BrokerUnavailable(f"{self._connector.display} did not answer within {_OPENING:g} s{why}") from None
             raise
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
