@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from tests.servers import eventually
-from toolbus import Settings, ToolBus, Worker, tool
+from toolbus import Session, Settings, ToolBus, ToolService, Worker, tool
 from toolbus.bus.broker.server.access import rights
 from toolbus.bus.values.confirmations import ConfirmationRequest
 from toolbus.bus.values.results import ConfirmationClosed
@@ -87,3 +87,21 @@ async def withdrawn(bus: ToolBus, request: ConfirmationRequest) -> None:
     await eventually(gone)
     with pytest.raises(ConfirmationClosed):
         await bus.confirmations.allow(request.id)
+
+
+class KeptLists(ToolService):
+    """A service whose sessions are lists, which outlive their workers as they are."""
+
+    session_lost = "restore"
+
+    def open_session(self, session: Session) -> list[str]:  # type: ignore[override]
+        """Begin with nothing."""
+        return []
+
+    def save_session(self, session: Session, state: list[str]) -> list[str]:
+        """Keep all of it."""
+        return state
+
+    def load_session(self, session: Session, saved: list[str]) -> list[str]:
+        """Go on with what was kept."""
+        return saved

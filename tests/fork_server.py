@@ -37,6 +37,8 @@ _PACKAGES = (
     "toolbus.toolkit",
     "toolbus.bus.worker",
 )
+# matplotlib and fastmcp make each fork a third dearer, and hardly a program uses them.
+_RARE = ("toolbus.edges.mounts.provider", "toolbus.toolkit.draw", "toolbus.toolkit.learning.picture")
 _HEAVY = (
     # Imported by httpx and anyio when they are first used.
     "anyio._backends._asyncio",
@@ -47,9 +49,6 @@ _HEAVY = (
     "httpcore._async",
     "httpx",
     "jsonschema_rs",
-    "matplotlib.backends.backend_agg",
-    "matplotlib.backends.backend_svg",
-    "matplotlib.pyplot",
     "networkx",
     "rich.table",
     "ryaml",
@@ -173,7 +172,8 @@ def _import_everything() -> None:
     for name in _PACKAGES:
         package = importlib.import_module(name)
         for module in pkgutil.walk_packages(package.__path__, f"{name}."):
-            importlib.import_module(module.name)
+            if module.name not in _RARE:
+                importlib.import_module(module.name)
     for name in toolbus.__all__:
         getattr(toolbus, name)
     for heavy in _HEAVY:

@@ -163,12 +163,12 @@ def test_a_request_may_have_nobody_to_answer_to() -> None:
 
 
 @pytest.mark.parametrize("value", ["a b", "é", "a" * 65, "a\n", "a{b}", "a:b", "*"])
-@pytest.mark.parametrize("field", ["id", "agent"])
-def test_ids_that_could_name_another_key_are_refused(field: str, value: str) -> None:
+def test_ids_that_could_name_another_key_are_refused(value: str) -> None:
     """Call and agent ids have a small alphabet, since keys are derived from them."""
-    fields = {"id": "a", "agent": "b", "service": "s", field: value}
-    with pytest.raises(EnvelopeError, match=rf"\$\.{field}"):
-        envelope.decode_request(json.dumps(fields).encode(), limit=LIMIT)
+    for field in ("id", "agent"):
+        fields = {"id": "a", "agent": "b", "service": "s", field: value}
+        with pytest.raises(EnvelopeError, match=rf"\$\.{field}"):
+            envelope.decode_request(json.dumps(fields).encode(), limit=LIMIT)
 
 
 @pytest.mark.parametrize("value", [object(), {1, object()}, {(1, 2): 3}, "\ud800", {"\udfff": 1}, pytest.param(10**5000, id="huge")])

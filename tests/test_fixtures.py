@@ -1,11 +1,14 @@
-"""The tests' own tools: what the leak check finds, and how `eventually` fails."""
+"""The tests' own tools: what the leak check finds, how `eventually` fails, and which rows `pairs` chooses."""
 
 from __future__ import annotations
+
+import itertools
 
 import pytest
 import redis
 
 from tests.servers import eventually, leaks
+from tests.tiers import pairs
 
 pytestmark = pytest.mark.anyio
 
@@ -39,3 +42,12 @@ async def test_eventually_shows_the_condition_that_failed() -> None:
     empty: list[int] = []
     with pytest.raises(pytest.fail.Exception, match=r"not within 0.05 s: .*lambda: empty.*last value: \[\]"):
         await eventually(lambda: empty, timeout=0.05)
+
+
+def test_pairs_meet_in_few_rows() -> None:
+    """Each value meets each of another dimension, in far fewer rows than the product has."""
+    dimensions = [range(4), range(3), range(2), range(2), range(2)]
+    rows = pairs(*dimensions)
+    assert 12 <= len(rows) <= 16
+    for one, other in itertools.combinations(range(len(dimensions)), 2):
+        assert {(row[one], row[other]) for row in rows} == set(itertools.product(dimensions[one], dimensions[other]))

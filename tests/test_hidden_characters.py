@@ -48,15 +48,15 @@ def deep(name: str) -> dict[str, Any]:
     return {**TWO_TIER, "parameters": {"type": "object", "properties": {"a": inner}}}
 
 
-@pytest.mark.parametrize("hiding", HIDING, ids=lambda hiding: f"{ord(hiding):x}")
 @pytest.mark.parametrize(
     "made", [lambda name: {**TWO_TIER, "name": name}, with_arguments, with_schema, deep], ids=["tool", "tier", "schema", "deep"]
 )
-def test_names_that_hide_something_are_refused(made: Any, hiding: str) -> None:
+def test_names_that_hide_something_are_refused(made: Any) -> None:
     """Of tools and of arguments, at every depth, when a descriptor is read and when a publication is."""
-    with pytest.raises(DescriptorError, match="invisible or imitating characters") as refused:
-        parse_tool(made(f"pay{hiding}ment"), None)
-    assert hiding not in str(refused.value)
+    for hiding in HIDING:
+        with pytest.raises(DescriptorError, match="invisible or imitating characters") as refused:
+            parse_tool(made(f"pay{hiding}ment"), None)
+        assert hiding not in str(refused.value)
     assert parse_tool(made("bezahlen_zurück_支払い"), None).name
 
 

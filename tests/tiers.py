@@ -1,8 +1,9 @@
-"""Matrices of which ``make test`` runs a few members, and ``make test-slow`` the others."""
+"""Matrices: which members ``make test`` runs and which ``make test-slow``, and products of which only pairs matter."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import itertools
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -19,3 +20,18 @@ def some(quick: Collection[Any], members: Iterable[Any]) -> list[Any]:
         raise ValueError(f"not in the matrix: {strange}")
     # A parameter can't ask for the fixture ``slow``.
     return [each if each in quick else pytest.param(each, marks=pytest.mark.slow) for each in found]
+
+
+def pairs(*dimensions: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """Return rows of a product, few of them, in which each value of a dimension meets each value of every other one.
+
+    For a claim that no three values together could break.
+    """
+    rows = {row: set(itertools.combinations(enumerate(row), 2)) for row in itertools.product(*(range(len(each)) for each in dimensions))}
+    chosen, met = [], set[Any]()
+    while fresh := max(rows, key=lambda row: len(rows[row] - met), default=()):
+        if not (rows[fresh] - met):
+            break
+        met |= rows.pop(fresh)
+        chosen.append(tuple(values[place] for values, place in zip(dimensions, fresh, strict=True)))
+    return chosen

@@ -122,20 +122,20 @@ def test_no_url_shows_its_password(url: str, shown: str) -> None:
     assert redact(url) == shown
 
 
-@pytest.mark.parametrize("scheme", ["redis", "rediss", "redis+sentinel", "redis+cluster", "reddis"])
 @pytest.mark.parametrize(
     "password",
     ["sec/ret", "sec#ret", "sec?ret", "123/ret", "123#ret", "123?ret", "se:c/r@et", "/", "[/", "p@sec#ret", "p@sec/ret", "p@123#x"],
 )
-def test_a_password_that_must_be_written_in_another_way_is_not_shown(scheme: str, password: str) -> None:
+def test_a_password_that_must_be_written_in_another_way_is_not_shown(password: str) -> None:
     """A URL that a character ends too early is refused by that character; no part of it is shown, or taken for a port."""
-    with pytest.raises(ConfigurationError) as error:
-        Connector(f"{scheme}://u:{password}@host:6379/0", key="key")
-    said = str(error.value)
-    assert "/ as %2F, # as %23 and ? as %3F" in said
-    assert f"'{scheme}://u:***@host:6379/0'" in said
-    assert "123" not in said
-    assert "sec" not in said
+    for scheme in ("redis", "rediss", "redis+sentinel", "redis+cluster", "reddis"):
+        with pytest.raises(ConfigurationError) as error:
+            Connector(f"{scheme}://u:{password}@host:6379/0", key="key")
+        said = str(error.value)
+        assert "/ as %2F, # as %23 and ? as %3F" in said
+        assert f"'{scheme}://u:***@host:6379/0'" in said
+        assert "123" not in said
+        assert "sec" not in said
 
 
 @pytest.mark.parametrize("url", ["redis://:secret", "redis://:secret/0", "redis+cluster://:secret", "redis+cluster://one:secret"])

@@ -29,7 +29,7 @@ from tests.client.doors import (
 )
 from tests.contract import Place
 from tests.servers import eventually
-from tests.tiers import some
+from tests.tiers import pairs, some
 from toolbus import ToolBus, ToolResult, sync
 from toolbus.bus.client.confirmations import Confirmation
 from toolbus.bus.client.executor.observers import Confirming, Requested
@@ -52,10 +52,8 @@ def fresh() -> None:
     asked.clear()
 
 
-@pytest.mark.parametrize("answer", [True, False], ids=["allowed", "denied"])
 @pytest.mark.parametrize("options", some(OPTIONS[2:], OPTIONS), ids=["wait", "wait-true", "session-and-key"])
-@pytest.mark.parametrize("door", DOORS, ids=lambda door: str(door.__name__))
-@pytest.mark.parametrize("state", STATES, ids=lambda state: str(state.__name__))
+@pytest.mark.parametrize(("door", "state", "answer"), pairs(DOORS, STATES, [True, False]), ids=lambda each: getattr(each, "__name__", None))
 async def test_a_person_is_asked_before_anything_is_published(
     local: Place, state: Any, door: Door, options: dict[str, Any], answer: bool
 ) -> None:

@@ -287,6 +287,28 @@ def test_what_a_check_cannot_read_is_broken(wrong: Callable[[], object]) -> None
     assert found.problem.startswith("what it sent has another form than docs/protocol.md says")
 
 
+def test_checks_run_in_two_scenes_and_are_told_in_their_order() -> None:
+    """A check that waits for the last one holds, since that one runs beside it; the outcomes come in the order of the requirements."""
+    begun = asyncio.Event()
+
+    async def begins(_: AgentScene) -> None:
+        begun.set()
+
+    async def waits(_: AgentScene) -> None:
+        async with asyncio.timeout(10):
+            await begun.wait()
+
+    async def holds(_: AgentScene) -> None:
+        pass
+
+    checks = {"A1": holds, "A2": waits, "A3": begins}
+    required = [Requirement(number, 0, number, "It does so.", run) for number, run in checks.items()]
+    told: list[Outcome] = []
+    found = asyncio.run(run_checks(AgentScene, required, [sys.executable, "-c", "input()"], told.append))
+    assert [(each.id, each.status) for each in told] == [(number, "holds") for number in checks]
+    assert found == told
+
+
 @pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @SIDES

@@ -11,6 +11,7 @@ import redis
 
 from tests.contract import Place
 from tests.servers import eventually
+from tests.tiers import pairs
 from toolbus import ToolResult, invocation, tool
 from toolbus.bus.broker.lease.clock import ServerClock
 from toolbus.bus.broker.server.keys import Keys
@@ -84,9 +85,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-@pytest.mark.parametrize("at_once", [True, False])
-@pytest.mark.parametrize("key", ["", "k"])
-@pytest.mark.parametrize("name", ["silent", "pay", "speak"])
+@pytest.mark.parametrize(("name", "key", "at_once"), pairs(["silent", "pay", "speak"], ["", "k"], [True, False]))
 async def test_running_calls_outlive_a_clock_that_is_set_forward(place: Place, clock: Clock, name: str, key: str, at_once: bool) -> None:
     """They run once and are answered, whether they end before the agent has noticed or after."""
     with redis.Redis.from_url(place.settings.url) as client:

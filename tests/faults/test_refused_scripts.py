@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from tests.contract import Place
+from tests.contract import KeptLists, Place
 from tests.faults.programs import place_of
 from tests.servers import eventually
 from tests.tiers import some
-from toolbus import Retry, Session, ToolBus, ToolResult, ToolService, invocation, tool
+from toolbus import Retry, ToolBus, ToolResult, invocation, tool
 from toolbus.bus.broker.server import scripts
 from toolbus.bus.broker.server.scripts import Script
 from toolbus.bus.broker.transport.command import Command
@@ -75,23 +75,10 @@ class Refused:
         monkeypatch.setattr(Link, "_put_off", lambda link, command, error: put_off(link, self._meant.get(command.packed, command), error))
 
 
-class Basket(ToolService):
+class Basket(KeptLists):
     """A state that is kept."""
 
     id = "basket"
-    session_lost = "restore"
-
-    def open_session(self, session: Session) -> list[str]:  # type: ignore[override]
-        """Begin with nothing."""
-        return []
-
-    def save_session(self, session: Session, state: list[str]) -> list[str]:
-        """Keep all of it."""
-        return state
-
-    def load_session(self, session: Session, saved: list[str]) -> list[str]:
-        """Go on with what was kept."""
-        return saved
 
     @tool(effect="idempotent")
     async def put(self, what: str) -> str:

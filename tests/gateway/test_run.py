@@ -104,16 +104,14 @@ async def test_a_wrong_body_is_a_problem(client: httpx.AsyncClient, body: bytes,
     assert (await run(client, "echo", {"text": "on"})).json()["output"] == "on"
 
 
-@pytest.mark.parametrize(
-    "kind", ["", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "application/jsonx"]
-)
 @pytest.mark.parametrize("path", ["/run_tool", "/v1/tools/echo/invoke", "/chat"])
-async def test_a_body_that_is_not_said_to_be_json_is_415(client: httpx.AsyncClient, path: str, kind: str) -> None:
+async def test_a_body_that_is_not_said_to_be_json_is_415(client: httpx.AsyncClient, path: str) -> None:
     """A page of another site can send such bodies without asking, so that none of them may call a tool."""
-    request = client.build_request("POST", path, content=b'{"tool_id":"echo","params":{"text":"x"}}', headers={"content-type": kind})
-    if not kind:
-        del request.headers["content-type"]
-    await problem(await client.send(request), 415, "unsupported_media_type")
+    for kind in ("", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "application/jsonx"):
+        request = client.build_request("POST", path, content=b'{"tool_id":"echo","params":{"text":"x"}}', headers={"content-type": kind})
+        if not kind:
+            del request.headers["content-type"]
+        await problem(await client.send(request), 415, "unsupported_media_type")
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 
 from tests.contract import Place
 from tests.middleware.cached import call_of, late, light, power, switched
+from tests.tiers import pairs
 from toolbus import ConfigurationError, ErrorInfo, ToolBus, ToolResult, Worker
 from toolbus.bus.values.results import ErrorType
 from toolbus.middleware import Answers, Cache, ToolCall
@@ -184,11 +185,10 @@ async def test_a_call_after_a_change_does_not_join_one_from_before() -> None:
 CALLS = [(service, name, text, user) for service in ("s1", "s2") for name in ("t1", "t2") for text in ("a", "b") for user in ("al", "bo")]
 
 
-@pytest.mark.parametrize("how", ["invalidate", "a call"])
-@pytest.mark.parametrize("by", [None, "al"])
-@pytest.mark.parametrize("arguments", [None, {"text": "a"}])
-@pytest.mark.parametrize("name", ["", "t1"])
-@pytest.mark.parametrize("service", ["", "s1"])
+@pytest.mark.parametrize(
+    ("service", "name", "arguments", "by", "how"),
+    pairs(["", "s1"], ["", "t1"], [None, {"text": "a"}], [None, "al"], ["invalidate", "a call"]),
+)
 async def test_only_the_answers_that_changed_are_forgotten(service: str, name: str, arguments: Any, by: str | None, how: str) -> None:
     """They are told by service, tool, arguments and whose they are; what is not told is any."""
     gone = Answers(service=service, tool=name, arguments=arguments, by=by)

@@ -92,19 +92,19 @@ EDGES = ["-[:KNOWS]->", "<-[k:KNOWS]-", "-[:KNOWS*1..3]->", "-->", "<--", "--", 
 
 
 @pytest.mark.parametrize("edge", EDGES)
-@pytest.mark.parametrize("form", ["chain", "list", "clauses", "subquery"])
-def test_a_statement_has_a_bounded_number_of_edges(edge: str, form: str) -> None:
+def test_a_statement_has_a_bounded_number_of_edges(edge: str) -> None:
     """Joins are planned for each, wherever it stands, and planning can't be interrupted."""
-    made = {
-        "chain": lambda count: "MATCH (a)" + f"{edge}(b)" * count + " RETURN a",
-        "list": lambda count: "MATCH " + ", ".join(f"(a{number}){edge}(b)" for number in range(count)) + " RETURN 1",
-        "clauses": lambda count: f"MATCH (a){edge}(b) " * count + "RETURN a",
-        "subquery": lambda count: "MATCH (a) WHERE EXISTS { MATCH (a)" + f"{edge}(b)" * count + " } RETURN a",
-    }[form]
-    check(made(MAX_HOPS))
-    with pytest.raises(Refused, match=f"more than {MAX_HOPS} edges") as told:
-        check(made(MAX_HOPS + 1))
-    assert "KNOWS*1..5" in str(told.value)
+    forms = (
+        lambda count: "MATCH (a)" + f"{edge}(b)" * count + " RETURN a",
+        lambda count: "MATCH " + ", ".join(f"(a{number}){edge}(b)" for number in range(count)) + " RETURN 1",
+        lambda count: f"MATCH (a){edge}(b) " * count + "RETURN a",
+        lambda count: "MATCH (a) WHERE EXISTS { MATCH (a)" + f"{edge}(b)" * count + " } RETURN a",
+    )
+    for made in forms:
+        check(made(MAX_HOPS))
+        with pytest.raises(Refused, match=f"more than {MAX_HOPS} edges") as told:
+            check(made(MAX_HOPS + 1))
+        assert "KNOWS*1..5" in str(told.value)
 
 
 def test_arithmetic_is_no_edge() -> None:

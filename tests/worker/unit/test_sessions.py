@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from tests.contract import KeptLists
 from tests.servers import eventually
 from tests.worker.unit.fakes import Bench
 from toolbus import Retry, ToolError, ToolService, invocation, tool
@@ -197,23 +198,10 @@ async def test_a_worker_that_was_paused_looks_whose_the_session_is(held: bool, m
     worker.deadlines.close()
 
 
-class Pages(ToolService):
+class Pages(KeptLists):
     """Keeps snapshots of what was written in its sessions."""
 
     id = "pages"
-    session_lost = "restore"
-
-    def open_session(self, session: Session) -> list[str]:  # type: ignore[override]
-        """Begin with nothing."""
-        return []
-
-    def save_session(self, session: Session, state: list[str]) -> list[str]:
-        """Keep all of it."""
-        return state
-
-    def load_session(self, session: Session, saved: list[str]) -> list[str]:
-        """Go on with what was kept."""
-        return saved
 
     @tool(retry=Retry(attempts=2, delay=1.0, jitter=0.0))
     async def write(self, what: str) -> str:

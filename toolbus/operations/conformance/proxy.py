@@ -104,7 +104,8 @@ class Proxy:
 
     def watch(self, matches: Callable[[Words], bool]) -> list[Words]:
         """Return a list to which each command is added, as it comes, for which ``matches`` is true."""
-        self._watched.append((matches, found := []))
+        found: list[Words] = []
+        self._watched.append((matches, found))
         return found
 
     def forget(self) -> None:

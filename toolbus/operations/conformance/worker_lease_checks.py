@@ -310,6 +310,37 @@ async def pauses(scene: WorkerScene) -> None:
         for each in (sent, back):
             if text_of(await scene.ended(each, LEASE + 2.0)) != "paused":
                 raise Broken("a request was not run after the pause")
+    await _is_paused_after_a_late_beat(scene)
+
+
+async def _is_paused_after_a_late_beat(scene: WorkerScene) -> None:
+    """Check that the answer to a beat that was sent before a message does not undo what the message said."""
+    proxy = Proxy(scene.port)
+    await proxy.start()
+    try:
+        await scene.start_behind(proxy)
+        keys = [key.encode() for key in (scene.keys.live, scene.keys.paused, scene.keys.pulse)]
+        proxy.plan(lambda words: words[3:6] == keys, "late", after=1.0)
+
+        async def is_late() -> bool:
+            return bool(proxy.withheld)
+
+        await until(is_late, LEASE + SLACK, "it does not beat")
+        await scene.probe.script(scripts.PAUSE, (scene.keys.paused,), SERVICE, 60_000)
+        await scene.tell(f"pause {SERVICE}")
+        await asyncio.sleep(0.4)
+        sent = await scene.publish("echo", {"text": "paused"})
+        await asyncio.sleep(1.0)
+        # One with a single connection may not have handed it back yet.
+        began = await scene.frames(sent)
+        await scene.probe.run("SREM", scene.keys.paused, SERVICE)
+        if began:
+            raise Broken("the answer to a beat that was sent before the message about a pause has ended the pause")
+        await scene.tell(f"resume {SERVICE}")
+        await scene.ended(sent, LEASE + 2.0)
+    finally:
+        await proxy.close()
+        await scene.kill_worker()
 
 
 @LEASES.check("W43", 2)
@@ -448,13 +479,15 @@ async def takes_nothing_while_it_leaves(scene: WorkerScene) -> None:
 
 @LEASES.check("W48", 2)
 async def hands_back(scene: WorkerScene) -> None:
-    """On SIGTERM, with TOOLBUS_GRACE over, what still runs is handed back for its next attempt, not lost."""
+    """On SIGTERM, with TOOLBUS_GRACE over, what still runs is handed back for its next attempt, behind its frames, and not lost."""
     if scene.worker is None:
         raise Broken("there is no worker")
     sent = await scene.publish("count", {"to": 300, "delay": 0.1}, timeout=60.0)
     await wait_for_text(scene, sent)
     await scene.program.stop(scene.worker)
-    holder, _, count = await scene.holder(sent)
+    holder, idle, count = await scene.holder(sent)
+    handed_back = await scene.now() - idle
+    [(last, _)] = await scene.probe.run("XREVRANGE", scene.keys.replies(scene.agent), "+", "-", "COUNT", 1)
     frames = await scene.frames(sent)
     key = scene.keys.pause(SERVICE, sent.entry)
     note, ttl = (await scene.probe.run("GET", key) or b"").split(), int(await scene.probe.run("PTTL", key))
@@ -466,6 +499,8 @@ async def hands_back(scene: WorkerScene) -> None:
         raise Broken(f"the entry is with {holder or 'nobody'}, not with ~back")
     if count != 2:
         raise Broken(f"its next run would be attempt {count}, as the one that was cut off was 1")
+    if (late := int(last.partition(b"-")[0]) - handed_back) > 0:
+        raise Broken(f"frames came {late} ms after the call was handed back, beside those of its next run")
     if note != [b"0", b"0", b"0", b"1"] or not left <= ttl <= left + 120_000:
         raise Broken(
             f"its note says {b' '.join(note)!r} for {ttl} ms, not that it was cut off once, until its deadline ({left} ms) and a minute"

@@ -82,7 +82,7 @@ class WorkerScene(Scene):
         """Start the worker anew, with further variables of its environment, and return its process."""
         await self.kill_worker()
         known = set(await self.instances())
-        self.worker = await self.program.start(**more)
+        self.worker = await self.program.start(pipes=False, **more)
         await self.joined(known, "it is not in the registry when it is started anew")
         return self.worker
 
