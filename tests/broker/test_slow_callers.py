@@ -8,6 +8,7 @@ import pytest
 
 from tests.broker.fakes import KEYS
 from tests.broker.finishing import Finishing
+from toolbus.bus.broker.lease.dead_letters import FreedKey
 from toolbus.bus.broker.take.requests import Delivery
 
 pytestmark = pytest.mark.anyio
@@ -102,6 +103,19 @@ async def test_frames_that_go_with_an_end_are_measured_too(finishing: Finishing)
     assert finishing.bench.link.args("XLEN") == [(KEYS.replies("agent"),)]
     assert [replies for replies, _ in finishing.gone] == [KEYS.replies("agent")]
     assert finishing.outbox.frames_sent == 128
+
+
+@pytest.mark.parametrize("frees", [False, True])
+async def test_ends_that_go_alone_are_measured_too(finishing: Finishing, frees: bool) -> None:
+    """A caller whose calls answer with their ends alone may leave no more unread than any other."""
+    finishing.bench.link.answers["XLEN"] = lambda keys, args: 101
+    for number in range(64):
+        assert finishing.gone == []
+        freed = FreedKey("record", f"call-{number}", "mark", "run") if frees else None
+        finishing.outbox.finish(held(finishing, f"{number}-0".encode()), b"end", freed)
+        await finishing.turn()
+    assert [(replies, error.type) for replies, error in finishing.gone] == [(KEYS.replies("agent"), "slow_consumer")]
+    assert finishing.outbox.frames_sent == 0
 
 
 async def test_callers_that_are_gone_are_told_of(finishing: Finishing) -> None:

@@ -96,6 +96,7 @@ WORKER_FAULTS = {
     "no-pause": ("pauses", "does not know pauses"),
     "pause-by-message-only": ("pauses", "hears of pauses by messages alone"),
     "pause-by-beats-only": ("pauses", "hears of pauses by beats alone"),
+    "trusts-late-beats": ("pauses", "believes a beat that was sent before the message about a pause"),
     "reaps-while-paused": ("pauses", "reaps while the service is paused"),
     "keeps-reading": ("pauses", "takes what a read brings that waited when the pause came"),
     "refuses-other-revisions": ("hands-over", "answers not_found to calls of other revisions"),

@@ -82,6 +82,7 @@ class PlantedWorker(Sessions):
         self.start: Any = 0
         self.fence: tuple[Any, Any] = (b"", b"0")
         self.leaked = self.begun = 0
+        self.pause_told = 0.0
         self.newest = (0, 0)
         # In the order in which they came.
         self.over: dict[str, dict[str, Any]] = {}
@@ -547,10 +548,12 @@ class PlantedWorker(Sessions):
     async def beat(self) -> None:
         keys = [LIVE, PAUSED, PULSE, *(() if has("no-keys") else (QUEUE, FENCE, beside.QUEUE, beside.FENCE))]
         members = (f"{SERVICE}/{self.me}", f"{beside.BESIDE}/{self.me}")
+        sent = time.monotonic()
         _, missing, paused = await self.script("lease/beat", keys, LEASE_MS, KEYS_TTL, *members)
         if missing and not self.draining and not has("no-again") and not has("ignores-missing"):
             await self.register()
-        if not has("no-pause") and not has("pause-by-message-only"):
+        is_late = sent < self.pause_told and not has("trusts-late-beats")
+        if not is_late and not has("no-pause") and not has("pause-by-message-only"):
             await self.pause(bool(paused))
         is_replica = (await self.writing.execute_command("ROLE"))[0] != b"master" and not has("no-role")
         if is_replica and not self.has_left:
@@ -648,6 +651,7 @@ class PlantedWorker(Sessions):
         elif word == "extend" and not has("no-extend"):
             self.extend(*rest.split())
         elif word in {"pause", "resume"} and rest == SERVICE and not has("no-pause") and not has("pause-by-beats-only"):
+            self.pause_told = time.monotonic()
             await self.pause(word == "pause")
         elif (
             word in {"back", "dead"} and not has(f"ignores-{word}") and not has("no-reap") and not has("reaps-rarely") and not self.draining
@@ -689,8 +693,8 @@ class PlantedWorker(Sessions):
             await self.leave_registry()
         if not has("takes-while-leaving"):
             await self.end_read()
-        given = (self.me, *self.fence, WAKE, SERVICE, "", 256, "")
-        while not has("keeps-what-waits") and await self.script("recover/hand_back", [QUEUE, FENCE], *given) == 256:
+        whatever = (self.me, *self.fence, WAKE, SERVICE, "", 256, "")
+        while not has("keeps-what-waits") and await self.script("recover/hand_back", [QUEUE, FENCE], *whatever) == 256:
             pass
         running = [call.task for call in self.calls.values() if call.task is not None]
         if running and not has("drops-at-end") and not has("cuts-at-end"):

@@ -246,6 +246,7 @@ class Driver:
             connection.cut(None)
         await asyncio.sleep(seconds)
         if had is not None:
+            self.invariants.lose()
             world.server.db.restore(had)
         world.server.begin(promoted)
         world.network.downs.remove("restart")

@@ -204,6 +204,7 @@ async def _group_destroy(driver: Driver, fault: Aimed, random: Random) -> What:
 @_kind("flushall", lossy=True, group="losses")
 async def _flushall(driver: Driver, fault: Aimed, random: Random) -> What:
     """FLUSHALL."""
+    driver.invariants.lose()
     return driver.command(b"FLUSHALL"), ()
 
 
@@ -286,7 +287,7 @@ async def _wrong_type(driver: Driver, fault: Aimed, random: Random) -> What:
     db = driver.world.server.db
     keys = [key for key in sorted(db.names()) if db.kind(key) != "string"]
     key = keys[int(fault.pick * len(keys))] if keys else driver.key("live")
-    driver.invariants.broken_off = True
+    driver.invariants.lose(broken_off=True)
     return f"{driver.command(b'SET', key, b'x', b'PX', b'10000')} {key.decode()}", ()
 
 
@@ -298,7 +299,7 @@ async def _wrong_key(driver: Driver, fault: Aimed, random: Random) -> What:
         count = int(words[2]) if words[0] in {b"EVAL", b"EVALSHA"} else 0
         keys = [key for key in words[3 : 3 + count] if driver.world.server.db.kind(key) not in {"none", "string"}]
         if keys:
-            driver.invariants.broken_off = True
+            driver.invariants.lose(broken_off=True)
             driver.world.note("overwritten", driver.command(b"SET", random.choice(keys), b"x", b"PX", b"10000"))
 
     return await driver.meet_command(fault, random, overwrite), ()

@@ -230,11 +230,25 @@ class Invariants:
         # When the server heard of each process last, and until when that is to trust no lease that has ended (ms).
         self._heard: dict[int, int] = {}
         self._distrusts: dict[int, int] = {}
+        # The newest entry that each request stream had when the server lost something, and until when it may not know of a silence (ms).
+        self._lost: dict[bytes, Id] = {}
+        self._unsure_until = 0
         self._undisturbed, self._harmless = not options.faults, _HARMLESS.issuperset(options.faults)
         # Since when each worker beats (ms), and how often it has since.
         self._beats: dict[bytes, tuple[int, int]] = {}
         self.violations: list[Violation] = []
         self.broken_off = False
+
+    def lose(self, *, broken_off: bool = False) -> None:
+        """Take note that the server is about to lose something, or, if ``broken_off``, that a key of a wrong type breaks scripts off.
+
+        A server that has lost a move has also lost the fence that tells of it: whoever had the entry by then renews or ends it.
+        """
+        for key, value in self._db.values.items():
+            if isinstance(value, Stream) and key.startswith(self._prefix + b"q:"):
+                self._lost[key] = max(value.last, self._lost.get(key, value.last))
+        self._unsure_until = self._db.now() + 2 * self._lease
+        self.broken_off |= broken_off
 
     def changed(self, keys: set[bytes]) -> None:
         """Look at the keys that one command has changed."""
@@ -277,9 +291,9 @@ class Invariants:
         queue, fence = words[0], words[1]
         me = next(word for word in words if not word.startswith(self._prefix))
         before, counters = self._owners(queue), self._counters(fence)
-        # A server that has lost a move has also lost the fence that tells of it: whoever had the entry by then renews or ends it.
-        if not before or self._lossy:
+        if not before:
             return None
+        lost = self._lost.get(queue, (0, 0))
         lives, silence = self._lives(queue.rpartition(b":")[2], me), self._is_silent()
 
         def look() -> None:
@@ -288,13 +302,13 @@ class Invariants:
                 if (now := after.get(entry)) == owner:
                     continue
                 known = owner.startswith(b"~") or b"x:" + owner in counters
-                for what in _wrong_moves(script, me, owner, now, lives=lives, silence=silence and not known):
+                for what in _wrong_moves(script, me, owner, now, lives=lives, silence=silence and not known, is_lost=entry <= lost):
                     self._broken("inside", f"{script} of {me.decode()}: {what} (entry {entry[0]}-{entry[1]}, {owner.decode()})")
             if script == scripts.RETIRE.name and self._harmless and words[-1] != b"1" and me in before.values():
                 self._broken("inside", f"{me.decode()} leaves, and has not handed back what it has")
             if script == scripts.REAP.name:
                 self._reaped(words, before, after)
-            for owner in {before[entry] for entry, now in after.items() if before.get(entry, now) != now}:
+            for owner in {before[entry] for entry, now in after.items() if entry > lost and before.get(entry, now) != now}:
                 self._moved(fence, owner, counters)
 
         return look
@@ -346,6 +360,8 @@ class Invariants:
 
     def _is_silent(self) -> bool:
         now, last = self._db.now(), self._last_beat
+        if now < self._unsure_until:
+            return False
         return last is None or not 0 <= now - last <= self._lease / 2 or now < self._quiet_until
 
     def _reaped(self, words: list[bytes], before: dict[Id, bytes], after: dict[Id, bytes]) -> None:
@@ -470,18 +486,21 @@ class Invariants:
         self._known[key] = (value, (value.last, places))
 
 
-def _wrong_moves(script: str, me: bytes, owner: bytes, now: bytes | None, *, lives: bool, silence: bool) -> Iterator[str]:
+def _wrong_moves(script: str, me: bytes, owner: bytes, now: bytes | None, *, lives: bool, silence: bool, is_lost: bool) -> Iterator[str]:
     """Yield what is wrong with an entry that was its ``owner``'s and is ``now`` another one's, or nobody's.
 
     Args:
         script: which has done it, for the worker ``me``.
         lives: whether the lease of that worker lasts.
         silence: whether no lease may be judged.
+        is_lost: whether the server may have lost who had it.
     """
     if now is None:
-        if script in _ENDING and me and owner != me:
+        if script in _ENDING and me and owner != me and not is_lost:
             yield "it ended what is another one's"
     elif script == scripts.RENEW.name:
+        if is_lost:
+            return
         yield "it took what is another one's"
     elif script == scripts.REAP.name and now == me:
         if not lives:

@@ -60,6 +60,7 @@ class Bench:
         """Let a consumer have the entry 1-0."""
         self._expires("q:chaos")
         stream = self.db.make(PREFIX + b"q:chaos", Stream)
+        stream.last = (1, 0)
         stream.entries[1, 0], stream.groups[b"g"] = [b"r", b"{}"], Group((1, 0), {(1, 0): Pending(owner.encode(), 0)})
         return stream.groups[b"g"].pending[1, 0]
 
@@ -311,6 +312,20 @@ def test_what_goes_on_as_promised_breaks_nothing() -> None:
             break
     _send(bench, ['{"run":"r"}', '{"run":"r"}'], answer=True)
     _send(bench, ['{"run":"r"}', '{"run":"s"}'], answer=False)
-    bench.invariants.broken_off = True
+    bench.invariants.lose(broken_off=True)
     _no_ttl(bench)
     assert bench.found() == []
+
+
+@pytest.mark.parametrize("break_it", [_ends_anothers, _renews_anothers, _leaves_the_fence])
+def test_only_what_was_there_is_excused_when_the_server_loses_something(break_it: Callable[[Bench], None]) -> None:
+    """A move that was lost may be made again by whoever had the entry; one of an entry that came later may not."""
+    for entry_was_there in (True, False):
+        bench = Bench()
+        if entry_was_there:
+            bench.held("you")
+        else:
+            bench.db.make(PREFIX + b"q:chaos", Stream)
+        bench.invariants.lose()
+        break_it(bench)
+        assert bench.found() == ([] if entry_was_there else [BROKEN[break_it]])

@@ -37,6 +37,8 @@ from toolbus.operations.conformance.worker_scene import Sent, WorkerScene
 from toolbus.operations.conformance.worker_session_checks import SESSIONS
 
 WORKER = Table[WorkerScene]()
+# Milliseconds by which an estimate of the server's time may be wrong.
+_CLOCKS = 200
 # Ids of cancelled calls that a worker remembers, since their entries may be on their way.
 _MOST_REMEMBERED = 10_000
 
@@ -384,14 +386,15 @@ async def catches_up_on_cancellations(scene: WorkerScene) -> None:
     call = secrets.token_hex(16)
     await scene.probe.run("ZADD", scene.keys.cancelled(SERVICE), await scene.now() + 30_000, call)
     sent = await scene.publish("echo", {"text": "cancelled before"}, id=call)
-    await asyncio.sleep(0.1)
-    waited = await scene.now() - int(sent.entry.partition("-")[0])
+    await asyncio.sleep(0.5)
+    least = await scene.now() - int(sent.entry.partition("-")[0])
     scene.worker = await scene.program.start()
     frames = await scene.ended(sent, STARTS)
     ended_as(frames, "cancelled")
     said, most = frames[0].get("queued_ms", 0), await scene.now() - int(sent.entry.partition("-")[0])
-    if not waited <= said + 1 <= most + 2:
-        raise Broken(f"the request waited for between {waited} and {most} ms, and `queued_ms` of its first frame is {said}")
+    # It estimates the server's time.
+    if not least - _CLOCKS <= said <= most + _CLOCKS:
+        raise Broken(f"the request waited for between {least} and {most} ms, and `queued_ms` of its first frame is {said}")
 
 
 @WORKER.check("W27", 1)

