@@ -163,7 +163,7 @@ class Link(Wire):
 
     @property
     def refusal(self) -> str:
-        """What the server refuses the commands for that wait here; empty when none does."""
+        """The reason for which the server refuses the commands that wait here; empty when none does."""
         return self._patience.refusal
 
     @property
