@@ -49,6 +49,16 @@ async def test_nothing_is_taken_once_the_lease_is_over(taking: Taking) -> None:
     assert [delivery.entry for delivery in await taking.intake.take(10)] == [b"1-0"]
 
 
+async def test_nothing_is_taken_of_a_replica(taking: Taking) -> None:
+    """A connection that is made again may lead to the same server; only a beat says that it is the master."""
+    taking.found = [[[KEYS.queue("pool").encode(), taking.entries(1)]]]
+    taking.intake.demoted()
+    assert await taking.intake.take(10) == []
+    assert taking.blocking.names == []
+    taking.intake.beaten(taking.bench.times.now)
+    assert [delivery.entry for delivery in await taking.intake.take(10)] == [b"1-0"]
+
+
 async def test_with_fewer_slots_than_streams_they_take_turns(taking: Taking) -> None:
     """A script takes what is there; only when there was nothing a read waits. The next turn begins after the last."""
     taking.two()

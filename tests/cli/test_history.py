@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import signal
 import sqlite3
 import time
@@ -24,6 +25,7 @@ from tests.servers import eventually, eventually_sync
 from toolbus.bus.broker.server.keys import Keys
 from toolbus.bus.broker.statistics.recent import RecentCall
 from toolbus.bus.broker.transport.embedded import EmbeddedServer
+from toolbus.bus.telemetry.output import FIELDS
 from toolbus.bus.values.results import ConfigurationError
 from toolbus.bus.values.settings import Settings
 from toolbus.operations import history
@@ -207,6 +209,55 @@ def test_a_place_that_can_not_be_read_is_named(tmp_path: Path, place: str) -> No
         find(place if place in {"-", "otlp"} else str(tmp_path / place), Wanted())
 
 
+def _database(path: Path, *statements: str) -> None:
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as made:
+        for statement in statements:
+            made.execute(statement)
+
+
+# What stands at a place, and words of why it is none.
+STRANGE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a folder": (Path.mkdir, "no regular file"),
+    "a pipe, which nobody reads": (os.mkfifo, "no regular file"),
+    "a device": (lambda path: path.symlink_to("/dev/full"), "no regular file"),
+    "a database of something else": (lambda path: _database(path, "CREATE TABLE people (name TEXT)"), "of something else"),
+    "a table with other columns": (lambda path: _database(path, "CREATE TABLE calls (entry TEXT, ended REAL)"), "another release"),
+    "a database of a later release": (lambda path: _database(path, "CREATE TABLE calls (entry)", "PRAGMA user_version = 7"), "format 7"),
+}
+
+
+# Lines that are none of a history are passed over, those of a database as others.
+@pytest.mark.parametrize(
+    ("suffix", "what"), [(suffix, what) for suffix in FILES for what in STRANGE if suffix != ".jsonl" or "regular" in STRANGE[what][1]]
+)
+def test_a_place_where_something_else_stands_is_refused_at_the_start(tmp_path: Path, suffix: str, what: str) -> None:
+    """By who would keep a history there as by who looks for calls; it is left as it is, and neither waits for it."""
+    put, why = STRANGE[what]
+    place = tmp_path / f"strange{suffix}"
+    put(place)
+    before = place.read_bytes() if place.is_file() else b""
+    for use in (lambda: open_store(str(place), SIZE), lambda: find(str(place), Wanted())):
+        with pytest.raises(ConfigurationError, match=why):
+            use()
+    assert (place.read_bytes() if place.is_file() else b"") == before
+
+
+def test_lines_whose_position_can_not_be_written_are_added_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk with room for them alone is tried again each second, and would be filled by them."""
+    place = tmp_path / "calls.jsonl"
+    store = open_store(str(place), SIZE)
+    monkeypatch.setattr(history, "replace", _full)
+    for _ in range(3):
+        with pytest.raises(history.StoreFailed):
+            store.write([a_call(1), a_call(2)], 0, Position("2-0"))
+    monkeypatch.undo()
+    store.write([a_call(1), a_call(2)], 0, Position("2-0"))
+    store.write([a_call(3)], 0, Position("3-0"))
+    store.close()
+    assert len(place.read_bytes().splitlines()) == 3
+    assert [each.id for each in find(str(place), Wanted()).calls] == ["c1", "c2", "c3"]
+
+
 def test_lines_that_are_no_calls_are_left_out(tmp_path: Path) -> None:
     """A line that was cut off, and what others wrote into the file."""
     place = tmp_path / "calls.jsonl"
@@ -278,6 +329,36 @@ async def test_a_server_that_comes_back_is_followed_again(tmp_path: Path, fresh_
         server.start()
         tell(2, "100-0")
         await told(2)
+        keeper.stop()
+
+
+@pytest.mark.usefixtures("slow")
+@pytest.mark.anyio
+async def test_a_place_that_fails_again_and_again_is_told_of_once(
+    tmp_path: Path, fresh_server: Callable[..., EmbeddedServer], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Until it has taken something: a disk that is full for a night leaves one line, and nothing is lost."""
+    server, place = fresh_server(), str(tmp_path / "calls.jsonl")
+    keeper, tried = Keeper(Settings(url=server.url), open_store(place, SIZE), kept=1e9, arguments=False), 0
+
+    def full(path: Path, lines: bytes) -> int:
+        nonlocal tried
+        tried += 1
+        return _full(path, lines)
+
+    def told() -> int:
+        return sum(getattr(record, FIELDS, {}).get("event") == "history.failed" for record in caplog.records)
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(keeper.run())
+        for number in (1, 2):
+            with monkeypatch.context() as fault:
+                fault.setattr(history, "append", full)
+                with redis.Redis.from_url(server.url) as client:
+                    client.xadd(Keys("default").ended, {"c": msgspec.json.encode(a_call(number, ended=time.time()))})
+                await eventually(lambda number=number: tried >= 2 * number, timeout=60)
+            await eventually(lambda number=number: Path(place).exists() and len(find(place, Wanted()).calls) == number, timeout=60)
+            assert told() == number
         keeper.stop()
 
 

@@ -219,9 +219,20 @@ def _beside(path: Path, what: str) -> Path:
     return path.with_name(f".{path.name}.{what}")
 
 
+def _be_file(path: Path) -> None:
+    """Refuse a folder, and a pipe, which would be waited for.
+
+    Raises:
+        ConfigurationError: something else than a file is there.
+    """
+    if path.exists() and not path.is_file():
+        raise ConfigurationError(f"{path} is no history that can be used: it is no regular file")
+
+
 def _alone(path: Path) -> int:
     """Return the file descriptor of a lock beside a file, which no other process holds."""
     with _of(path):
+        _be_file(path)
         try:
             return lock(_beside(path, "lock"), within=0.0)
         except BlockingIOError:
@@ -242,6 +253,8 @@ class _Lines:
         self._path = path
         self._most = size // _FILES
         self._kept = _beside(path, "position")
+        # The last entry of the lines that were added last.
+        self._added = ""
 
     def position(self) -> Position:
         with _of(self._kept):
@@ -249,8 +262,10 @@ class _Lines:
 
     def write(self, calls: Sequence[RecentCall], missing: int, position: Position) -> None:
         with _failing():
-            if lines := _lines(calls, missing):
+            # Lines whose position could not be written are there already.
+            if (lines := _lines(calls, missing)) and position.entry != self._added:
                 append(self._path, lines)
+                self._added = position.entry
             replace(self._kept, msgspec.json.encode(position))
             if self._path.exists() and self._path.stat().st_size >= self._most:
                 shift(self._path, _FILES)
@@ -318,13 +333,34 @@ _COLUMNS = {
     if name not in {"number", "since"}
 }
 _SCHEMA = f"""
-CREATE TABLE IF NOT EXISTS calls ({", ".join(f'"{name}" {kind} NOT NULL' for name, kind in _COLUMNS.items())}, UNIQUE (entry));
-CREATE INDEX IF NOT EXISTS calls_by_end ON calls (ended);
-CREATE TABLE IF NOT EXISTS missing (ended REAL NOT NULL, missing INTEGER NOT NULL);
-CREATE TABLE IF NOT EXISTS position (id INTEGER PRIMARY KEY CHECK (id = 1), document TEXT NOT NULL);
+BEGIN;
+CREATE TABLE calls ({", ".join(f'"{name}" {kind} NOT NULL' for name, kind in _COLUMNS.items())}, UNIQUE (entry));
+CREATE INDEX calls_by_end ON calls (ended);
+CREATE TABLE missing (ended REAL NOT NULL, missing INTEGER NOT NULL);
+CREATE TABLE position (id INTEGER PRIMARY KEY CHECK (id = 1), document TEXT NOT NULL);
+PRAGMA user_version = {_FORMAT};
+COMMIT;
 """
 _INSERT = f"INSERT OR IGNORE INTO calls VALUES ({', '.join(f':{name}' for name in _COLUMNS)})"  # noqa: S608 - names of our own
 _PATIENCE = 10.0
+
+
+def _is_empty(path: Path, database: sqlite3.Connection) -> bool:
+    """Return whether nothing is in a database; otherwise a history of this release is.
+
+    In a table with other columns, SQLite would take the names of those that are missing for texts.
+
+    Raises:
+        ConfigurationError: it is of another release, or of something else.
+    """
+    [found] = database.execute("PRAGMA user_version").fetchone()
+    if found > _FORMAT:
+        raise ConfigurationError(f"{path} has format {found}; this release reads format {_FORMAT}")
+    if not database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+        return True
+    if [column for _, column, *_ in database.execute("PRAGMA table_info(calls)")] != [*_COLUMNS]:
+        raise ConfigurationError(f"{path} is a database of something else than a history, or of another release; name another file")
+    return False
 
 
 class _Table:
@@ -334,17 +370,20 @@ class _Table:
         self._lock = _alone(path)
         self._path = path
         self._size = size
-        with _of(path):
-            # SQLite would let everybody read it.
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-            self._database = sqlite3.connect(path, timeout=_PATIENCE, isolation_level=None, check_same_thread=False)
-            found = self._database.execute("PRAGMA user_version").fetchone()[0]
-            if found > _FORMAT:
-                raise ConfigurationError(f"{path} has format {found}; this release reads format {_FORMAT}")
-            self._database.execute("PRAGMA journal_mode = WAL")
-            self._database.execute("PRAGMA synchronous = NORMAL")
-            self._database.executescript(_SCHEMA)
-            self._database.execute(f"PRAGMA user_version = {_FORMAT}")
+        with contextlib.ExitStack() as undone:
+            undone.callback(os.close, self._lock)
+            with _of(path):
+                # SQLite would let everybody read it.
+                os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+                self._database = sqlite3.connect(path, timeout=_PATIENCE, isolation_level=None, check_same_thread=False)
+                undone.callback(self._database.close)
+                is_new = _is_empty(path, self._database)
+                self._database.execute("PRAGMA journal_mode = WAL")
+                self._database.execute("PRAGMA synchronous = NORMAL")
+                # On a disk that is full, one that is there already can be opened.
+                if is_new:
+                    self._database.executescript(_SCHEMA)
+            undone.pop_all()
 
     def position(self) -> Position:
         with _of(self._path):
@@ -362,8 +401,10 @@ class _Table:
         with self._change() as database:
             for table in ("calls", "missing"):
                 database.execute(f"DELETE FROM {table} WHERE ended < ?", (before,))  # noqa: S608 - names of our own
-        while self._used() > self._size:
+        while True:
             with self._change() as database:
+                if self._used() <= self._size:
+                    return
                 oldest = "SELECT min(rowid) + (max(rowid) - min(rowid)) / 20 FROM calls"
                 if database.execute(f"DELETE FROM calls WHERE rowid <= ({oldest})").rowcount < 1:  # noqa: S608
                     return
@@ -396,6 +437,7 @@ def _find_rows(path: Path, wanted: Wanted) -> Found:
     columns = ", ".join(f'"{name}"' for name in _COLUMNS)
     query = f"SELECT {columns} FROM calls WHERE ended >= ?{where} ORDER BY ended DESC, rowid DESC"  # noqa: S608 - names of our own
     with contextlib.closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", timeout=_PATIENCE, uri=True)) as database:
+        _is_empty(path, database)
         calls: list[RecentCall] = []
         for row in database.execute(query, (wanted.since, *wanted.equal.values())):
             call = msgspec.convert(dict(zip(_COLUMNS, row, strict=True)), RecentCall)
@@ -464,6 +506,7 @@ def find(place: str, wanted: Wanted) -> Found:
     if look is None:
         raise ConfigurationError(f"nothing can be read from {place!r}: name the file of a history")
     with _of(Path(place)):
+        _be_file(Path(place))
         return look(Path(place), wanted)
 
 
@@ -497,6 +540,7 @@ class Keeper:
         self._position = store.position()
         self._is_serving = False
         self._pruned = 0.0
+        self._failure = ""
         self._warn_at = time.monotonic() + _SILENCE
         self._began = time.time()
 
@@ -560,8 +604,11 @@ class Keeper:
         try:
             await asyncio.to_thread(step, *arguments)
         except StoreFailed as error:
-            telemetry.log.error("history.failed", error=str(error))
+            if str(error) != self._failure:
+                self._failure = str(error)
+                telemetry.log.error("history.failed", error=self._failure)
             return False
+        self._failure = ""
         return True
 
     async def _warn(self, admin: Admin) -> None:

@@ -88,7 +88,7 @@ class ServiceOverview(NamedTuple):
 
     @property
     def waiting(self) -> int:
-        """How many requests nobody works at: those that are queued, and without a live worker those that its workers have held."""
+        """The number of requests that nobody works at: queued ones, and without a live worker those that its workers have held."""
         return self.queued if self.live else self.queued + self.running
 
     @property

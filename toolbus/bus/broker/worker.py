@@ -360,6 +360,7 @@ class WorkerSteps:
 
     def _demoted(self) -> None:
         if not self.links.closing:
+            self.intake.demoted()
             self.links.mastership.demoted("it is a replica now")
 
     def _beaten(self, beat: Beat | None) -> None:

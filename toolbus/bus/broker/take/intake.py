@@ -138,6 +138,7 @@ class Intake:
         self._monotonic = monotonic
         self._last_beat = monotonic()
         self._unbeaten = self._refusal = ""
+        self._at_replica = False
         self._failing = Failing(lease, "no requests could be taken", listener.on_failed, monotonic)
         self._interrupted = asyncio.Event()
         self._reading = False
@@ -167,7 +168,7 @@ class Intake:
         connected = self._links.blocking.connected
         # Without a beat for a lease, others take over what this worker has, and would take over at once what it takes now. The lease thread
         # says why.
-        if not known or not connected or self._monotonic() - self._last_beat > self._lease:
+        if not known or not connected or self._at_replica or self._has_no_lease:
             if known and not connected:
                 self._miss_connection()
             await self.pause()
@@ -206,7 +207,11 @@ class Intake:
         """Take note of a beat that succeeded, sent at that local monotonic time: the lease runs from then on."""
         if self._unbeaten and self._has_no_lease:
             self._failing.since = None
-        self._last_beat, self._unbeaten = asked, ""
+        self._last_beat, self._unbeaten, self._at_replica = asked, "", False
+
+    def demoted(self) -> None:
+        """Take nothing, since the server is a replica, until a beat succeeds: connections come back sooner."""
+        self._at_replica = True
 
     def unbeaten(self, why: str) -> None:
         """Take note of a beat that failed; a read that the server does not refuse but never answers is no sign of that."""

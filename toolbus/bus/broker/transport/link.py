@@ -163,7 +163,7 @@ class Link(Wire):
 
     @property
     def refusal(self) -> str:
-        """What the server refuses the commands for that wait here; empty when none does."""
+        """The refusal that commands wait here for; empty when there is none."""
         return self._patience.refusal
 
     @property
