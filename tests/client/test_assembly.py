@@ -64,6 +64,17 @@ def test_split_output_data_and_blobs_are_joined() -> None:
     assert (finished.output, finished.data, finished.content) == ("long text", {"n": list(range(100))}, (Blob("a/b", b"1234"),))
 
 
+def test_data_in_pieces_is_the_text_of_an_answer_without_one() -> None:
+    """It is told as it came, and not written anew."""
+    encoded = '{"n": [1,   2]}'
+    frames = [
+        Frame("call", "r", 1, 0, "data", encoded[:5], worker="w"),
+        Frame("call", "r", 1, 1, "data", encoded[5:]),
+        Frame("call", "r", 1, 2, "end", end_of_stream=True),
+    ]
+    assert (result(fed(*frames)).output, result(fed(*frames)).data) == (encoded, {"n": [1, 2]})
+
+
 def test_unreadable_data_is_an_error_that_keeps_the_text() -> None:
     """Data that is not JSON fails the call with a code of its own."""
     frames = [

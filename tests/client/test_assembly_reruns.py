@@ -158,3 +158,19 @@ def test_a_question_of_a_run_that_is_held_back_is_told() -> None:
     """A rerun that asks is heard at once: somebody waits for the answer now."""
     asking = Frame("call", "run-2", 2, 0, "confirm", confirm=Confirm("q", "sure?", 30.0))
     assert fed(*run(1, "abc", end=False), asking)[-1:] == [Asked("q", "sure?", 30.0)]
+
+
+def test_a_rerun_without_a_blob_that_was_told_keeps_its_text() -> None:
+    """The text, which came in pieces, is told anew as it was, and the blob is gone."""
+    events = fed(*run(1, "a", "b", ONE, end=False), *run(2, "a", "b"))
+    assert Reset in kinds(events)
+    assert seen(events) == ("ab", [])
+    assert (result(events).output, result(events).content) == ("ab", ())
+
+
+def test_a_rerun_says_less_than_a_run_whose_last_text_was_empty() -> None:
+    """All that was told before counts, and not only the last piece."""
+    first = [Frame("call", "run-1", 1, 0, texts=["told"], worker="w"), Frame("call", "run-1", 1, 1, texts=[""])]
+    events = fed(*first, Frame("call", "run-2", 2, 0, "end", end_of_stream=True, worker="w"))
+    assert Reset in kinds(events)
+    assert (seen(events), result(events).output) == (("", []), "")

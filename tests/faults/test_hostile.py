@@ -64,7 +64,7 @@ async def test_hostile_values_stop_nobody(canary: Canary, name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    some(["fence", "live", "log", "names", "queue", "replies"], [name for name in hostile.KEY_NAMES if name not in CHANNELS]),
+    some(["fence", "live", "log", "names", "queue"], [name for name in hostile.KEY_NAMES if name not in CHANNELS]),
 )
 async def test_a_key_of_another_type_stops_nobody(canary: Canary, name: str) -> None:
     """A key that is replaced by one of another type is made anew, or concerns nobody but its own call."""

@@ -107,6 +107,21 @@ async def test_a_session_goes_on_after_a_retry_that_ended_while_it_waited_for_a_
     assert (len(bench.slots._lines), bench.slots.busy()) == (0, False)
 
 
+async def test_a_call_that_was_lost_while_it_waited_lets_those_behind_it_run(gate: asyncio.Event) -> None:
+    """It is passed over when its turn comes, and the others keep their order."""
+    bench = Bench(hold, echo)
+    bench.slots.start(of_session(bench, "hold"))
+    await bench.settle()
+    lost, *behind = (of_session(bench, "echo", {"text": text}) for text in ("lost", "second", "third"))
+    for delivery in (lost, *behind):
+        bench.slots.start(delivery)
+    bench.slots.on_lost(lost)
+    gate.set()
+    await bench.settle()
+    assert [end.frame.id for end in bench.broker.ends][1:] == [each.request.id for each in behind]
+    assert len(bench.slots._lines) == 0
+
+
 async def test_a_session_goes_on_after_a_retry_that_was_cancelled_while_it_was_counted(seen: list[Any]) -> None:
     """It is refused once it is counted, and the calls behind it run."""
     bench = Bench(flaky, echo)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import msgspec
@@ -282,8 +282,9 @@ class Outbox:
         def appended(reply: Reply) -> None:
             if not isinstance(reply, BrokerError):
                 self._accepted()
-                self._note_written(part)
-                self.frames_sent += sum(len(frames) for _, frames in part)
+                for replies, frames in part:
+                    self.frames_sent += len(frames)
+                    self._watch(replies, frames)
                 for index in _within(reply, len(part)):
                     self._gone(part[index - 1][0])
                 self._append(further, then, refused)
@@ -299,7 +300,9 @@ class Outbox:
         # Written again after a reconnect: the caller drops what it already has by its seq.
         self._link.run(scripts.SEND, (self._route,), tuple(args), appended, repeatable=True)
 
-    def _watch(self, replies: str, size: int) -> None:
+    def _watch(self, replies: str, frames: list[bytes]) -> None:
+        # Frames travel in brackets, with commas between them.
+        size = sum(map(len, frames)) + len(frames) + 1
         written = self._written.get(replies)
         if written is None:
             if len(self._written) > _MOST_WATCHED:
@@ -390,18 +393,14 @@ class Outbox:
             elif len(reply) == 2:
                 self._append_before(stream, frames, batch, lambda: self._finish_each(stream, batch))
             else:
-                self._note_written(by_replies.items())
+                for replies, joined in by_replies.items():
+                    self._watch(replies, joined)
                 self.frames_sent += sum(map(len, frames.values()))
                 self._take_out(stream, batch, reply)
             self._answered()
 
         # Safe to write again after a reconnect: what was finished is no longer pending.
         self._link.run(scripts.FINISH, (stream.key, stream.fence), tuple(args), done, repeatable=True)
-
-    def _note_written(self, entries: Iterable[tuple[str, list[bytes]]]) -> None:
-        for replies, frames in entries:
-            # Frames travel in brackets, with commas between them.
-            self._watch(replies, sum(map(len, frames)) + len(frames) + 1)
 
     def _finish_each(self, stream: RequestStream, batch: Batch) -> None:
         """Finish a batch of which not everything may be ours any more, or which frees idempotency keys."""
@@ -433,7 +432,8 @@ class Outbox:
                 for delivery, _ in batch:
                     self._freed.pop(delivery.run, None)
                 if not isinstance(reply, BrokerError):
-                    self._note_written(ends.items())
+                    for replies, frames in ends.items():
+                        self._watch(replies, frames)
                 self._take_out(stream, batch, reply)
             self._answered()
 
