@@ -359,8 +359,10 @@ class Driver:
         await self._until(lambda: all(each in self._idle for each in self._agents.values()), options.seconds * 2 + options.timeout * 2 + 60)
         # Nobody is told that such a connection carries nothing, and what is closed meanwhile leaves things behind.
         await self._until(lambda: not any(each.to_server.silent for each in self.world.network.connections), 30.0)
-        # What the server has lost and got back runs until its time is up.
-        await self._until(self._is_at_rest, 10 * options.lease + 10 + (options.timeout if options.lossy else 0.0))
+        # What the server has lost and got back runs until its time is up. Each worker that still streams to an agent that is gone makes
+        # the agent's reply stream anew for five seconds, in which the others do not notice.
+        anew = 5.0 * (options.workers - 1) if "agent-kill" in options.faults else 0.0
+        await self._until(self._is_at_rest, 10 * options.lease + 10 + anew + (options.timeout if options.lossy else 0.0))
         self.journal.write(self._state("quiet"))
         self._closing = True
         for processes in (self._agents, self._people, self._workers):
