@@ -147,3 +147,20 @@ def test_no_test_sleeps() -> None:
         for line in sleeps(node)
     ]
     assert found == [], "use tests.servers.eventually, or elapse"
+
+
+def test_no_exception_is_taken_for_empty() -> None:
+    """An exception is true also when it has no text, so that what stands for its reason then would never be said."""
+    caught = re.compile(r"except .+ as (\w+):")
+    found = []
+    for path in (each for folder in ("toolbus", "workers") for each in (ROOT / folder).rglob("*.py")):
+        text = path.read_text("utf-8")
+        if not any(f"{name} or " in text for name in caught.findall(text)):
+            continue
+        for handler in ast.walk(ast.parse(text)):
+            if isinstance(handler, ast.ExceptHandler):
+                choices = [node.values[0] for node in ast.walk(handler) if isinstance(node, ast.BoolOp) and isinstance(node.op, ast.Or)]
+                found += [
+                    f"{path.relative_to(ROOT)}:{each.lineno}" for each in choices if isinstance(each, ast.Name) and each.id == handler.name
+                ]
+    assert found == [], "say `str(error) or …`, or reason_of(error)"

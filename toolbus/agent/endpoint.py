@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from toolbus.bus.support.safe_text import type_name
+from toolbus.bus.support.safe_text import reason_of
 
 try:
     import httpx
@@ -88,9 +88,9 @@ class ChatEndpoint:
             what = "can't be reached in time" if isinstance(error, httpx.ConnectTimeout) else f"sent nothing for {self._silence:g} s"
             raise self._error(what, retryable=not reply.text) from None
         except httpx.ConnectError as error:
-            raise self._error(f"can't be reached: {error or 'no connection'}", retryable=True) from None
+            raise self._error(f"can't be reached: {reason_of(error)}", retryable=True) from None
         except (httpx.HTTPError, httpx.StreamError) as error:
-            raise self._error(f"cut its answer off: {error or type_name(error)}", retryable=not reply.text) from None
+            raise self._error(f"cut its answer off: {reason_of(error)}", retryable=not reply.text) from None
         except ValueError as error:
             raise self._error(f"gave an answer that can't be read: {error}") from None
         if not reply.finish_reason:

@@ -16,7 +16,7 @@ from toolbus.bus import telemetry
 from toolbus.bus.client.tools.tool import ToolGroup
 from toolbus.bus.support.display import one_line
 from toolbus.bus.support.files import locked, replace
-from toolbus.bus.support.safe_text import type_name
+from toolbus.bus.support.safe_text import reason_of
 from toolbus.bus.values.results import ConfigurationError, ToolbusError
 from toolbus.bus.values.secrets import secret
 from toolbus.platform.records import RecordedTool
@@ -369,7 +369,7 @@ class HttpCatalogue:
                     if len(found) > _MOST_BODY:
                         raise CatalogueUnavailable(f"the catalogue at {self._url} answered more than {_MOST_BODY:,} bytes")
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise CatalogueUnavailable(f"the catalogue at {self._url} can't be reached: {error or type_name(error)}") from None
+            raise CatalogueUnavailable(f"the catalogue at {self._url} can't be reached: {reason_of(error)}") from None
         if not 200 <= answer.status_code < 300:
             said = one_line(found[:4096].decode("utf-8", "replace"), _MOST_TOLD)
             raise CatalogueUnavailable(f"the catalogue at {self._url} answered {answer.status_code} to {method}: {said}")

@@ -93,7 +93,7 @@ async def _refusal(settings: Settings) -> str:
         async with asyncio.timeout(_ANSWERS), Admin(settings) as admin:
             refusal = await admin.refusal()
     except (BrokerError, TimeoutError) as error:
-        return f"the server does not answer: {error or 'not within a second'}"
+        return f"the server does not answer: {str(error) or 'not within a second'}"
     return refusal and f"the server refuses calls: {refusal}"
 
 
