@@ -29,6 +29,16 @@ def test_an_entry_becomes_a_delivery_in_local_time(bench: Bench) -> None:
     assert bench.stream.held == {b"1099000-0": made}
 
 
+def test_what_is_left_of_a_deadline_is_told_in_milliseconds(bench: Bench) -> None:
+    """Less than a second as it is, and nothing when it has passed."""
+    delivery = bench.hold()
+    left = []
+    for seconds in (0.25, 0.0, -5.0):
+        delivery.deadline = bench.stream.clock.monotonic() + seconds
+        left.append(bench.stream.remaining_ms(delivery))
+    assert left == [250, 0, 0]
+
+
 def test_replies_go_where_they_are_waited_for(bench: Bench) -> None:
     """To the caller, to everyone with the idempotency key, or nowhere; each run has a token of its own."""
     shared = bench.hold(b"1-0", shared=True, idempotency_key="key")

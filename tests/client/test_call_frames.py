@@ -70,6 +70,16 @@ async def test_a_late_answer_of_a_replaced_run_is_no_answer() -> None:
     assert (await call.result()).output == "a"
 
 
+@pytest.mark.parametrize(("attempt", "waited"), [(1, 7.5), (2, 0.0)])
+async def test_what_a_call_waited_is_what_its_first_attempt_waited(attempt: int, waited: float) -> None:
+    """A later attempt waited for the earlier one, too, which was no wait for a worker."""
+    call = made(Host())
+    first = run(attempt, "a")[0]
+    first.queued_ms = 7.5
+    call.feed(first, 1.0)
+    assert call.queued_ms == waited
+
+
 # --- Missing frames ---
 
 
@@ -97,6 +107,7 @@ async def test_a_frame_that_stays_away_ends_the_call() -> None:
     assert result.error is not None
     assert (result.error.type, result.error.code, result.output) == ("outcome_unknown", "frames_missing", "a")
     assert (host.withdrawn, host.forgotten, host.gaps[1:]) == ([call], [call], [])
+    assert call.withdrawn == "outcome_unknown"
 
 
 async def test_another_missing_frame_is_checked_later() -> None:
@@ -149,6 +160,7 @@ async def test_too_many_early_frames_end_the_call(monkeypatch: pytest.MonkeyPatc
     assert result.error is not None
     assert result.error.code == "frames_missing"
     assert host.withdrawn == ([] if ended else [call])
+    assert call.withdrawn == ("" if ended else "outcome_unknown")
 
 
 # --- Pauses ---

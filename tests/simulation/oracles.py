@@ -133,13 +133,14 @@ def _starving(case: Case) -> Iterator[Violation]:
     if not _HARMLESS.issuperset(case.options.faults):
         return
     most = 2 * case.options.workers * case.options.concurrency + 8
-    first = sorted(records[0].at for records in case.begun.values())
+    first, deaths = sorted(records[0].at for records in case.begun.values()), sorted(gone.at for gone in case.exits.values())
     for key, records in case.begun.items():
         for one, following in pairwise(records):
             gone = case.exits.get(one.pid)
             if one.call != following.call or gone is None or gone.at > following.at:
                 continue
-            since = gone.at + 3 * case.options.lease
+            # Those that died since may have taken it over before, and begun it as little.
+            since = deaths[bisect(deaths, following.at) - 1] + 3 * case.options.lease
             passed = bisect(first, following.at) - bisect(first, since)
             if passed > most:
                 yield Violation("executions", f"{passed} other calls began while it waited for another worker", key)
@@ -287,7 +288,9 @@ class Invariants:
             self._hear_beat(pid, [word for word in words if b"/" in word])
             return None
         if script == scripts.UNREGISTER.name:
-            return self._sweeping() if b"ended" in words and self._db.now() < self._distrusts.get(pid, 0) else None
+            # What lies further ahead was noted before the clock was set back.
+            distrusts = 0 < self._distrusts.get(pid, 0) - self._db.now() <= self._lease // 2
+            return self._sweeping() if b"ended" in words and distrusts else None
         queue, fence = words[0], words[1]
         me = next(word for word in words if not word.startswith(self._prefix))
         before, counters = self._owners(queue), self._counters(fence)
