@@ -85,8 +85,7 @@ async def test_a_lost_answer_to_a_publication_is_unknown_for_once_work_only(fres
 
 async def test_a_call_given_up_while_there_is_no_server_certainly_never_ran(fresh_server: FreshServer) -> None:
     """It was never written, so once work ends as deadline_exceeded, and is not published when the server is back."""
-    # One that syncs each second may have forgotten at its restart that once work began.
-    server = fresh_server(appendonly=True, config={"appendfsync": "always"})
+    server = fresh_server(appendonly=True)
     settings = settings_of(server)
     async with Worker([pay, look], settings=settings), ToolBus(settings=settings) as bus:
         await bus.wait_for_tool("pay")
