@@ -276,6 +276,15 @@ class Invariants:
         elif isinstance(record, Left):
             self._running[record.pid] -= 1
 
+    def tell_time(self, pid: int) -> None:
+        """Take note that a process that beats hears the server's time, also by other ways than a beat."""
+        now = self._db.now()
+        if pid not in self._heard:
+            return
+        if now - self._heard[pid] > self._lease + 200:
+            self._distrusts[pid] = now + self._lease // 2
+        self._heard[pid] = now
+
     def watch(self, script: str, pid: int, words: list[bytes]) -> Callable[[], None] | None:
         """Look at what a script does to entries; returns what is to be called when it was carried out.
 
@@ -407,9 +416,8 @@ class Invariants:
 
     def _hear_beat(self, pid: int, members: list[bytes]) -> None:
         now, last = self._db.now(), self._last_beat
-        if now - self._heard.get(pid, now) > self._lease + 200:
-            self._distrusts[pid] = now + self._lease // 2
-        self._heard[pid] = now
+        self._heard.setdefault(pid, now)
+        self.tell_time(pid)
         if self._undisturbed and members:
             began, count = self._beats.setdefault(members[0], (now, 0))
             self._beats[members[0]] = (began, count + 1)
