@@ -10,6 +10,7 @@ import pytest
 from tests.broker.fakes import FENCE, KEYS, Bench
 from toolbus.bus.broker.server import scripts
 from toolbus.bus.broker.transport.command import ReplyError
+from toolbus.bus.broker.transport.connection import ServerInfo
 from toolbus.bus.broker.worker import Beginnings
 from toolbus.bus.values.results import BrokerUnavailable
 
@@ -117,6 +118,20 @@ async def test_a_server_that_may_have_forgotten_starts_no_once_work(info: str, s
     bench.link.answers["CONFIG"] = lambda keys, args: synced
     assert await begun(bench, Master(), one) == ("unsure" if unsure else "started")
     one.server = b"run-one"
+    assert await begun(bench, Master(), one) == "started"
+
+
+async def test_once_work_that_this_server_accepted_begins_although_the_link_knew_another() -> None:
+    """After a restart a worker may have taken it before its writing link has connected again."""
+    bench = Bench()
+    one = bench.hold(b"1-0")
+    one.server = b"run-two"
+
+    def connect(*_: Any) -> bytes:
+        bench.link.server = ServerInfo("valkey", "9", "run-two", 1)
+        return b"aof_enabled:0"
+
+    bench.link.answers["INFO"] = connect
     assert await begun(bench, Master(), one) == "started"
 
 

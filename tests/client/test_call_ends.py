@@ -135,6 +135,15 @@ async def test_an_unpublished_call_is_given_up_at_once() -> None:
     assert host.inquired == []
 
 
+async def test_a_call_that_was_never_published_expires() -> None:
+    """It has no request, whose timeout the message would say."""
+    call = made(Host())
+    call.expire()
+    error = (await call.result()).error
+    assert error is not None
+    assert error.type == "deadline_exceeded"
+
+
 async def test_what_became_of_an_expired_call_is_asked_or_known() -> None:
     """The broker is asked where a call stands that was queued; one of which frames have come was taken."""
     host = Host()

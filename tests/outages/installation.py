@@ -170,6 +170,19 @@ class Installation:
             self.gateways.clear()
             self.start_watchers()
 
+    async def restart(self, name: str) -> None:
+        """Start the worker, a gateway or the exporter again, with the environment as it is now, and wait until it can do its work."""
+        process = {"worker": self.worker, "exporter": self.exporter, "two": self.gateways[1]}[name]
+        process.send_signal(signal.SIGTERM)
+        await eventually(lambda: process.poll() is not None, timeout=60)
+        if name == "worker":
+            await self.start_worker()
+        elif name == "exporter":
+            self.exporter = self.shell.start("operate", "exporter", "--port", f"{self.ports[name]}")
+        else:
+            self.gateways[1] = self.shell.start("serve", "--port", "0", "--health-port", f"{self.ports[name]}")
+        await eventually(lambda: self.metric(name, "toolbus_up") == 1.0, timeout=60)
+
     @property
     def watched(self) -> list[int]:
         """The ports that Prometheus scrapes."""

@@ -283,6 +283,32 @@ async def _gateway_killed(at: Installation) -> None:
     at.gateways[1].kill()
 
 
+async def _cut_off_alone(at: Installation, name: str) -> None:
+    """Give one process a user of its own, and then take the user's password away; the worker is at work meanwhile."""
+    with at.redis as client:
+        client.execute_command("ACL", "SETUSER", "alone", "on", ">old", "~*", "&*", "+@all")
+        url = at.shell.environment["TOOLBUS_URL"]
+        at.shell.environment["TOOLBUS_URL"] = url.replace("://", "://alone:old@")
+        await at.restart(name)
+        at.shell.environment["TOOLBUS_URL"] = url
+        if name == "worker":
+            await at.occupied(0)
+        client.execute_command("ACL", "SETUSER", "alone", "resetpass", ">new")
+        client.client_kill_filter(user="alone")
+
+
+async def _gateway_cut_off(at: Installation) -> None:
+    await _cut_off_alone(at, "two")
+
+
+async def _exporter_cut_off(at: Installation) -> None:
+    await _cut_off_alone(at, "exporter")
+
+
+async def _worker_cut_off(at: Installation) -> None:
+    await _cut_off_alone(at, "worker")
+
+
 async def _children_killed(at: Installation) -> None:
     """Kill the process of a supervisor's worker, five times."""
     at.kill(signal.SIGTERM)
@@ -472,6 +498,9 @@ OUTAGES: tuple[Outage, ...] = (
     Outage("a mistyped namespace", "tools are not found", _mistyped, "", "namespace", "'prod'"),
     Outage("one of two gateways is gone", "its clients must use the other", _gateway_killed, "ToolbusProcessGone", "", ""),
     Outage("a worker that is not ready", "calls wait for the others", _server_stands_still, "ToolbusNotReady", "server", "Timeout"),
+    Outage("one of two gateways is cut off", "its clients get 503", _gateway_cut_off, "ToolbusNotReady", "", ""),
+    Outage("the exporter is cut off beside gateways", "nothing", _exporter_cut_off, "ToolbusNotReady", "", ""),
+    Outage("a worker is cut off at a call", "its calls are late by a lease", _worker_cut_off, "ToolbusNotReady", "", ""),
     Outage("all slots are taken", "calls wait", _backlog, "ToolbusSlotsFull", "backlog", "30 calls wait"),
     Outage("workers end again and again", "calls are late by a lease", _children_killed, "ToolbusWorkersRestart", "", ""),
     Outage("many calls are taken over", "calls are late by a lease", _taken_over, "ToolbusTakenOver", "", ""),

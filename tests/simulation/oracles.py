@@ -133,13 +133,14 @@ def _starving(case: Case) -> Iterator[Violation]:
     if not _HARMLESS.issuperset(case.options.faults):
         return
     most = 2 * case.options.workers * case.options.concurrency + 8
-    first = sorted(records[0].at for records in case.begun.values())
+    first, deaths = sorted(records[0].at for records in case.begun.values()), sorted(gone.at for gone in case.exits.values())
     for key, records in case.begun.items():
         for one, following in pairwise(records):
             gone = case.exits.get(one.pid)
             if one.call != following.call or gone is None or gone.at > following.at:
                 continue
-            since = gone.at + 3 * case.options.lease
+            # Those that died since may have taken it over before, and begun it as little.
+            since = deaths[bisect(deaths, following.at) - 1] + 3 * case.options.lease
             passed = bisect(first, following.at) - bisect(first, since)
             if passed > most:
                 yield Violation("executions", f"{passed} other calls began while it waited for another worker", key)
@@ -275,6 +276,15 @@ class Invariants:
         elif isinstance(record, Left):
             self._running[record.pid] -= 1
 
+    def tell_time(self, pid: int) -> None:
+        """Take note that a process that beats hears the server's time, also by other ways than a beat."""
+        now = self._db.now()
+        if pid not in self._heard:
+            return
+        if now - self._heard[pid] > self._lease + 200:
+            self._distrusts[pid] = now + self._lease // 2
+        self._heard[pid] = now
+
     def watch(self, script: str, pid: int, words: list[bytes]) -> Callable[[], None] | None:
         """Look at what a script does to entries; returns what is to be called when it was carried out.
 
@@ -287,7 +297,9 @@ class Invariants:
             self._hear_beat(pid, [word for word in words if b"/" in word])
             return None
         if script == scripts.UNREGISTER.name:
-            return self._sweeping() if b"ended" in words and self._db.now() < self._distrusts.get(pid, 0) else None
+            # What lies further ahead was noted before the clock was set back.
+            distrusts = 0 < self._distrusts.get(pid, 0) - self._db.now() <= self._lease // 2
+            return self._sweeping() if b"ended" in words and distrusts else None
         queue, fence = words[0], words[1]
         me = next(word for word in words if not word.startswith(self._prefix))
         before, counters = self._owners(queue), self._counters(fence)
@@ -404,9 +416,8 @@ class Invariants:
 
     def _hear_beat(self, pid: int, members: list[bytes]) -> None:
         now, last = self._db.now(), self._last_beat
-        if now - self._heard.get(pid, now) > self._lease + 200:
-            self._distrusts[pid] = now + self._lease // 2
-        self._heard[pid] = now
+        self._heard.setdefault(pid, now)
+        self.tell_time(pid)
         if self._undisturbed and members:
             began, count = self._beats.setdefault(members[0], (now, 0))
             self._beats[members[0]] = (began, count + 1)

@@ -11,10 +11,11 @@ import msgspec
 import pytest
 
 from tests.servers import eventually, plain_metrics
+from toolbus import ToolBus, Worker, tool
 from toolbus.bus.broker.statistics.answers import ToolStatistics
 from toolbus.bus.telemetry.metrics import EXPOSED, OTHER, Exposition
 from toolbus.bus.values.settings import Settings
-from toolbus.bus.worker.process.health import Busiest, Probed, ProbedChildren, ProcessCounts, Report, probes, worker_metrics
+from toolbus.bus.worker.process.health import Busiest, Probed, ProbedChildren, ProcessCounts, Report, probes, report_of, worker_metrics
 from toolbus.bus.worker.process.lifeline import Bounds, ChildState
 from toolbus.bus.worker.process.supervisor import Child, Supervisor
 
@@ -184,6 +185,31 @@ async def test_several_processes_are_told_as_one_and_counters_never_fall() -> No
         assert await children.unready() == ""
         served(supervisor, 0, ports[0])
         assert values_of(plain_metrics(await children.metrics()))[name + labels] == 10
+
+
+async def test_a_worker_that_drains_says_that_it_leaves(server: str, namespace: str) -> None:
+    """While it finishes what it runs it is not up, and its metric tells it from one that is cut off."""
+    began, end = asyncio.Event(), asyncio.Event()
+
+    @tool
+    async def hold() -> str:
+        """Wait."""
+        began.set()
+        await end.wait()
+        return "done"
+
+    settings = Settings.load({}, url=server, namespace=namespace)
+    async with Worker([hold], settings=settings) as worker, ToolBus(settings=settings) as bus:
+        calling = asyncio.create_task(bus.call("hold", {}, timeout=30.0))
+        await began.wait()
+        assert (await report_of(worker)).leaving == 0
+        draining = asyncio.create_task(worker.drain())
+        await eventually(lambda: not worker.healthy)
+        values = values_of(plain_metrics(worker_metrics(await report_of(worker))))
+        assert (values["toolbus_up"], values["toolbus_worker_processes_leaving"], values["toolbus_worker_running"]) == (0, 1, 1)
+        end.set()
+        assert (await calling).output == "done"
+        await draining
 
 
 def counts(tool: str, calls: int, failures: int = 0) -> ToolStatistics:

@@ -72,6 +72,10 @@ def _blocked(case: Case, pid: int, since: float) -> bool:
     )
 
 
+# Seconds for which a question may wait for a person.
+_ASKS = 60.0
+
+
 def lifetimes(case: Case) -> Iterator[Violation]:
     """No execution goes on when every call has ended, nor much longer than its call's time."""
     quiet = case.states.get("quiet")
@@ -85,7 +89,9 @@ def lifetimes(case: Case) -> Iterator[Violation]:
                 yield Violation(
                     "executions", f"attempt {begun.attempt} still runs in process {begun.pid} although every call has ended", key
                 )
-            elif (
-                planned is not None and case.left(begun) is not None and over - begun.at > planned.timeout + MARGIN + 2 * case.options.lease
-            ):
+                continue
+            if planned is None or case.left(begun) is None:
+                continue
+            allowed = planned.timeout + (_ASKS if planned.tool == "ask" else 0.0) + MARGIN + 2 * case.options.lease
+            if over - begun.at > allowed:
                 yield Violation("executions", f"attempt {begun.attempt} ran for {over - begun.at:.1f} s of {planned.timeout:g} s", key)

@@ -85,6 +85,7 @@ class FakeBroker:
         self.ends: list[End] = []
         self.buried: list[Buried] = []
         self.handed_back: list[Delivery] = []
+        self.offered: list[Delivery] = []
         self.noted: list[tuple[str, int, Ending]] = []
         self.retried: list[Delivery] = []
         self.retry_answers: list[Any] = []
@@ -157,6 +158,7 @@ class FakeBroker:
         pass
 
     async def hand_over(self, delivery: Delivery) -> bool:
+        self.offered.append(delivery)
         return False
 
     async def unregister(self, *, died: bool = False) -> None:

@@ -251,6 +251,7 @@ async def test_arguments_that_another_descriptor_allowed_are_refused_with_both_d
     assert end.frame.error is not None
     assert (end.frame.error.code, end.frame.error.retryable) == ("other_revision", True)
     assert bench.slots._served["unit"].publication.digest in end.frame.error.message
+    assert [each.request.id for each in bench.broker.offered] == [end.frame.id], "it was first offered to others"
 
 
 async def test_a_question_shows_its_data() -> None:

@@ -335,6 +335,28 @@ async def test_a_call_whose_next_attempt_is_being_counted_keeps_a_worker_busy(mo
     assert not bench.slots.busy()
 
 
+async def test_a_worker_that_leaves_hands_back_a_call_whose_next_attempt_is_being_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits for the server's answer, for a bounded time: a call that it held on to would cost a lease and another attempt."""
+    bench, counted = Bench(flaky), asyncio.Event()
+    count = bench.broker.retry
+
+    async def retry(delivery: Delivery) -> Delivery | None:
+        await counted.wait()
+        return await count(delivery)
+
+    monkeypatch.setattr(bench.broker, "retry", retry)
+    bench.serve()
+    bench.broker.arrive(bench.delivery("flaky"))
+    await asyncio.sleep(1.5)
+    bench.slots.stop()
+    leaving = asyncio.create_task(bench.drained())
+    await asyncio.sleep(0.5)
+    assert (leaving.done(), bench.broker.handed_back) == (False, [])
+    counted.set()
+    await leaving
+    assert [delivery.attempt for delivery in bench.broker.handed_back] == [2]
+
+
 @pytest.mark.parametrize("how", ["cancelled", "caller gone", "lost", "lost while it is counted", "not counted in time"])
 async def test_a_worker_that_makes_room_looks_when_the_last_failed_call_goes(how: str) -> None:
     """It does not wait for the end of its time when nothing is left that could end."""

@@ -83,6 +83,9 @@ class Beginnings(msgspec.Struct, eq=False):
         while True:
             await self.mastership.wait()
             if not accepted_here(self.link, delivery.server) and await may_have_forgotten(self.link):
+                # A link that was lost knows only now which server it is that it asks.
+                if accepted_here(self.link, delivery.server):
+                    continue
                 return "unsure"
             reply, confirmed = await self._mark(delivery)
             if reply == b"began" and delivery.attempt == 1 and not delivery.recovered:

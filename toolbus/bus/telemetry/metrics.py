@@ -271,6 +271,7 @@ EXPOSED: Mapping[str, tuple[Literal["counter", "gauge", "histogram"], str]] = {
     "toolbus_worker_info": ("gauge", "1; the labels tell the versions"),
     "toolbus_worker_processes": ("gauge", "Processes that should run"),
     "toolbus_worker_processes_ready": ("gauge", "Processes that take requests now"),
+    "toolbus_worker_processes_leaving": ("gauge", "Processes that take no more requests and finish what they run"),
     "toolbus_worker_processes_least": ("gauge", "Fewest processes, where the load decides"),
     "toolbus_worker_processes_most": ("gauge", "Most processes, where the load decides"),
     "toolbus_worker_processes_used": ("gauge", "Processes in use, as the sum of their shares"),

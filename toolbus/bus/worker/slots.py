@@ -237,6 +237,9 @@ class Slots:
             telemetry.log.warning("worker.grace_ended", running=len(self._runs))
         if self._handing_back:
             await asyncio.wait(self._handing_back)
+        if self._counting:
+            # A call whose next attempt is counted is handed back with it; one of which the server says nothing is left to its lease.
+            await asyncio.wait(self._counting, timeout=_ANSWERS_WITHIN)
         interrupted = [run.delivery for run in list(self._runs.values()) if run.interrupt()]
         await hand_back(self.broker, [*interrupted, *self._waiting.clear()])
 

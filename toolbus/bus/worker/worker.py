@@ -361,6 +361,11 @@ class Worker:
         return not self.unready
 
     @property
+    def leaving(self) -> bool:
+        """True while it drains: it takes no more requests, and finishes what it runs."""
+        return self._changing == "drains"
+
+    @property
     def unready(self) -> str:
         """Why the worker takes no requests now; empty while it does."""
         if self._slots is not None and self._slots.failure is not None:

@@ -60,6 +60,7 @@ class Report(msgspec.Struct):
         namespace: where it serves.
         healthy: whether any process takes requests.
         ready: how many do.
+        leaving: how many take no more and finish what they run.
         reason: why one takes none.
         instances: their ids.
         version, python: of toolbus and Python.
@@ -75,6 +76,7 @@ class Report(msgspec.Struct):
     namespace: str = ""
     healthy: bool = False
     ready: int = 0
+    leaving: int = 0
     reason: str = ""
     instances: list[str] = []
     version: str = ""
@@ -97,6 +99,7 @@ async def report_of(worker: Worker) -> Report:
         namespace=worker.settings.namespace,
         healthy=worker.healthy,
         ready=int(worker.healthy),
+        leaving=int(worker.leaving),
         reason=worker.unready,
         instances=[worker.instance],
         version=answer.version,
@@ -120,7 +123,7 @@ def summed(reports: Iterable[Report]) -> Report:
     for each in reports:
         total.healthy |= each.healthy
         total.reason = total.reason or each.reason
-        for name in ("ready", "instances", "slots", "running", "waiting", "cpu", "memory"):
+        for name in ("ready", "leaving", "instances", "slots", "running", "waiting", "cpu", "memory"):
             setattr(total, name, getattr(total, name) + getattr(each, name))
         total.version, total.python = each.version or total.version, each.python or total.python
         sessions.update(each.sessions)
@@ -228,6 +231,7 @@ def worker_metrics(report: Report) -> str:
     for field in ("slots", "running", "waiting"):
         made.add(f"toolbus_worker_{field}", getattr(report, field))
     made.add("toolbus_worker_processes_ready", report.ready)
+    made.add("toolbus_worker_processes_leaving", report.leaving)
     for service, sessions in sorted(report.sessions.items()):
         made.add("toolbus_worker_sessions", sessions, _of(service))
     for tool in sorted(report.tools, key=lambda each: (each.service, each.tool)):
