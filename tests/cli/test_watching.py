@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Callable
 
 import pytest
 import redis
@@ -11,6 +12,7 @@ import redis
 from tests.cli.shell import Shell
 from tests.servers import eventually, eventually_sync
 from toolbus.bus.broker.server.keys import Keys
+from toolbus.bus.broker.transport.embedded import EmbeddedServer
 
 pytestmark = pytest.mark.anyio
 
@@ -78,6 +80,30 @@ def test_stats_name_those_that_did_not_answer(called: Shell) -> None:
     assert "1 of 2 workers did not answer within 0.5 s: gone-1-abc" in done.stderr
     assert "(no answer)" in called.run("see", "stats", "--instance", "--patience", "0.5").stdout
     assert called.json("see", "stats", "--patience", "0.5")["silent"] == [{"instance": "gone-1-abc", "services": ["loud"]}]
+
+
+@pytest.mark.usefixtures("slow")
+def test_workers_are_not_blamed_for_a_server_that_takes_no_answers(shell: Shell, fresh_server: Callable[..., EmbeddedServer]) -> None:
+    """With a full memory nobody can answer: commands that ask workers say so, and `top` calls no worker silent."""
+    shell.environment["TOOLBUS_URL"] = fresh_server().url
+    with redis.Redis.from_url(shell.environment["TOOLBUS_URL"]) as client:
+        client.zadd(Keys(shell.environment["TOOLBUS_NAMESPACE"]).live, {"loud/here-1-abc": 10**15 // 2})
+        client.config_set("maxmemory", 1)
+    for words in (("see", "stats"), ("see", "stats", "--instance"), ("see", "calls", "--running"), ("see", "stats", "--output", "json")):
+        done = shell.run(*words)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "workers can't answer" in done.stderr
+        assert "OOM" in done.stderr
+    shown = shell.run("see", "top", "--once", "--every", "0.1")
+    assert "unknown" in shown.stdout
+    assert "silent" not in shown.stdout
+    assert "here-1-abc" not in shown.stderr
+    assert "memory is full" in shown.stderr.splitlines()[0]
+    examined = shell.run("doctor", "--output", "json")
+    assert examined.returncode == 1
+    found = [(each["check"], each["state"]) for each in json.loads(examined.stdout)]
+    assert found[0] == ("memory", "fail")
+    assert "worker" not in dict(found)
 
 
 def test_an_unknown_service_and_an_empty_namespace_are_told(shell: Shell) -> None:

@@ -230,7 +230,7 @@ async def _slow_tool(at: Installation) -> None:
     at.shell.environment["TOOLBUS_CONCURRENCY"] = "30"
     await at.start_worker()
     at.keep("work", 11, seconds=11.0)
-    await at.answered("work", 1, seconds=11.0)
+    await at.answered("work", 10, seconds=11.0)
 
 
 async def _failing(at: Installation) -> None:

@@ -11,9 +11,12 @@ import trustme
 from tests.test_docs import anchors
 from toolbus import Settings
 from toolbus.bus.broker.admin import ServerHealth, ServiceOverview, ServiceState
+from toolbus.bus.broker.statistics.answers import BOUNDS, InstanceAnswer, ToolStatistics
+from toolbus.bus.broker.statistics.asking import Statistics
 from toolbus.bus.broker.transport.connection import ServerInfo
-from toolbus.bus.values.descriptors import Publication, ServiceDescriptor
+from toolbus.bus.values.descriptors import Publication, ServiceDescriptor, ToolDescriptor
 from toolbus.bus.values.results import BrokerError, CredentialsRefused
+from toolbus.bus.watch.exporter import exposition
 from toolbus.bus.watch.faults import CHECKS, Seen, faults_of, unreachable
 
 RUNBOOKS = Path(__file__).parents[2] / "docs/how-to/runbooks.md"
@@ -43,6 +46,84 @@ def test_what_workers_held_waits_when_they_are_gone(live: bool, queued: int, run
     assert [each.check for each in faults if each.state == "fail"] == expected
     assert all("2 calls wait" in each.found for each in faults)
     assert [each.check for each in faults] == expected
+
+
+def seen_with(refusal: str = "", *, tools: tuple[ToolStatistics, ...] = (), timeout: float = 0.0) -> Seen:
+    """Return a deployment whose workers are gone by their leases, or answered with these counts."""
+    publication = Publication(ServiceDescriptor("pool"), (ToolDescriptor("work", "Work.", "pool", timeout=timeout),))
+    live = bool(tools)
+    return Seen(
+        settings=Settings.load({}),
+        health=HEALTHY._replace(refusal=refusal, used_memory=2, max_memory=1),
+        services=[
+            ServiceOverview(publication, live, int(live), 0, 0, 0, False, "live" if live else "down", 0.0 if live else 1.0),
+            *([] if live else [ServiceOverview(Publication(ServiceDescriptor("other")), False, 0, 3, 0, 0, False, "down", 1.0)]),
+        ],
+        lapsed=[] if live else ["pool/dead-1-a"],
+        statistics=Statistics({"w": InstanceAnswer("w", tools=tools)} if live else {}, {} if live else {"mute-1-b": ("pool",)}),
+    )
+
+
+@pytest.mark.parametrize(
+    ("refusal", "checks", "words"),
+    [
+        ("", ["worker", "worker", "service", "down"], "no sign of life"),
+        ("OOM command not allowed", ["memory", "worker", "service", "down"], "raise maxmemory"),
+        ("NOREPLICAS Not enough good replicas", ["writes"], "min-replicas-to-write"),
+        ("MISCONF Errors writing to the AOF file", ["writes"], "free its disk"),
+    ],
+)
+def test_what_follows_from_a_server_without_writes_is_not_told(refusal: str, checks: list[str], words: str) -> None:
+    """Workers can't renew leases there, nor answer, so nothing is known of them; a full memory takes their beats, and no answers."""
+    seen = seen_with(refusal)
+    faults = faults_of(seen)
+    assert [each.check for each in faults] == checks
+    assert words in faults[0].found
+    shown = exposition("n", seen, up=True).text()
+    known = "writes" not in checks
+    assert ("toolbus_service_down{" in shown, "toolbus_workers{" in shown) == (known, known)
+    assert "toolbus_queue_length{" in shown
+
+
+def test_who_lost_its_last_worker_is_told_what_a_stopped_process_needs() -> None:
+    """It is named for a day with when that was, whether calls wait or not."""
+    found = {each.check: each.found for each in faults_of(seen_with()) if each.check in {"service", "down"}}
+    assert all("1970-01-01 00:00:01 UTC" in each and "kill -CONT" in each for each in found.values())
+    assert "start workers of it" in found["service"]
+    assert "tool-service/pool`" in found["down"]
+
+
+def test_a_service_that_was_withdrawn_says_so() -> None:
+    """Its calls fail until somebody starts a worker, which may not be what was meant."""
+    seen = ServiceOverview(Publication(ServiceDescriptor("pool")), False, 0, 0, 0, 0, False, "withdrawn", 1.0)
+    [fault] = faults_of(Seen(settings=Settings.load({}), health=HEALTHY, services=[seen]))
+    assert (fault.check, fault.state) == ("withdrawn", "warn")
+    assert "left by itself at 1970-01-01 00:00:01 UTC" in fault.found
+
+
+def histogram(quick: int, slow: int) -> tuple[int, ...]:
+    """Return the buckets of runs within 10 s, and of some that took 12 s."""
+    return (quick, *(slow if bound == 25_000 else 0 for bound in BOUNDS[1:]))
+
+
+@pytest.mark.parametrize(
+    ("quick", "slow", "timeout", "told"),
+    [(0, 2, 0.0, False), (8, 2, 0.0, True), (0, 10, 0.0, True), (0, 10, 30.0, False), (0, 10, 10.0, True), (95, 5, 0.0, False)],
+)
+def test_a_tool_is_slow_by_enough_runs_beyond_what_it_was_given(quick: int, slow: int, timeout: float, told: bool) -> None:
+    """Two runs say nothing of it, and one whose author declares a longer time is meant to take it; what is said was counted."""
+    seen = seen_with(tools=(ToolStatistics("pool", "work", buckets=histogram(quick, slow)),), timeout=timeout)
+    assert [each.found.partition(";")[0] for each in faults_of(seen)] == [
+        f"work is slow: {slow} of {quick + slow} runs took over 10 s"
+    ] * told
+
+
+@pytest.mark.parametrize(("failed", "state"), [(0, None), (1, None), (9, "warn"), (10, "fail")])
+def test_a_tool_of_which_every_run_fails_is_a_failure(failed: int, state: str | None) -> None:
+    """Users feel it now; it stands before what is slow."""
+    counts = ToolStatistics("pool", "work", failed={"tool_error": failed}, buckets=histogram(0, 10))
+    faults = faults_of(seen_with(tools=(counts,)))
+    assert [(each.check, each.state) for each in faults] == [*([("failures", state)] if state else []), ("slow tool", "warn")]
 
 
 def test_every_runbook_begins_with_what_one_sees_and_ends_with_how_it_is_over() -> None:

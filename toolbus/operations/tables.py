@@ -150,7 +150,7 @@ _WORKERS = Table(
     lambda view: view.id,
     (
         _text("WORKER", "id"),
-        Column("STATE", lambda view: "" if view.answered else "silent", lambda view: view.answered),
+        Column("STATE", lambda view: "" if view.answered else "unknown" if view.unknown else "silent", lambda view: view.answered),
         _text("HOST", "host"),
         _number("PID", "pid"),
         Column("UP", lambda view: seconds(view.uptime) if view.answered else "", lambda view: view.uptime, right=True),

@@ -214,7 +214,7 @@ def _tone(view: Any) -> Style:
     elif getattr(view, "paused", False):
         word = "paused"
     elif getattr(view, "answered", True) is False:
-        word = "silent"
+        word = "" if view.unknown else "silent"
     return _TONES.get(word, Style())
 
 

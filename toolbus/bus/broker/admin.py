@@ -390,7 +390,8 @@ class Admin:
 
     async def statistics(self, service: str = "", *, patience: float = PATIENCE) -> Statistics:
         """Ask all workers, or those of one service, for their statistics; wait ``patience`` seconds at most for their answers."""
-        return await ask(self._link, self._keys, service=service, patience=patience)
+        found = await ask(self._link, self._keys, service=service, patience=patience)
+        return found._replace(refusal=await self.refusal()) if found.silent else found
 
     async def recent(self, limit: int = 200) -> list[RecentCall]:
         """Return the newest of the recent calls' attempts, the newest first."""

@@ -11,7 +11,7 @@ from toolbus.bus.telemetry.metrics import Exposition
 from toolbus.bus.telemetry.output import lines_lost
 from toolbus.bus.values.results import ToolbusError
 from toolbus.bus.values.settings import Settings
-from toolbus.bus.watch.faults import CHECKS, SERVER, SERVER_RUNBOOK, Seen, look, unreachable
+from toolbus.bus.watch.faults import CHECKS, SERVER, SERVER_RUNBOOK, Seen, leases_last, lines_of, look, unreachable
 
 # The metrics of services: each with its states, and the fields that count them.
 _OF_SERVICES = {
@@ -21,6 +21,8 @@ _OF_SERVICES = {
     "toolbus_service_paused": (("", "paused"),),
     "toolbus_service_down": (("", "down"),),
 }
+# Those that follow from leases: while nobody can renew them, nothing is known of workers.
+_OF_LEASES = {"toolbus_workers", "toolbus_service_down"}
 # Seconds for which an answer is waited for, which are less than a scrape may take.
 _PATIENCE = 3.0
 # Seconds for which an answer counts, and the lack of one: a scrape that waited each time would be given up, and show nothing.
@@ -88,10 +90,11 @@ def _add(made: Exposition, seen: Seen) -> None:
     for check in CHECKS:
         if not check.asks:
             labels = {"check": check.name, "state": check.state, "runbook": check.runbook}
-            made.add("toolbus_fault", sum(1 for _ in check.lines(seen)), labels)
+            made.add("toolbus_fault", len(lines_of(check, seen)), labels)
     made.add("toolbus_server_cut_off_total", seen.health.cut_off)
+    known = _OF_SERVICES.keys() if leases_last(seen.health) else _OF_SERVICES.keys() - _OF_LEASES
     for name, parts in _OF_SERVICES.items():
-        for service in seen.services:
+        for service in seen.services if name in known else ():
             for state, field in parts:
                 labels = {"messaging_destination_name": service.publication.service.id, "state": state}
                 made.add(name, int(getattr(service, field)), labels)

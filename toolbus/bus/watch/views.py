@@ -10,7 +10,7 @@ Struct              Fields
                     faults, problems
 ``ServiceView``     id, owner, digest, live, state, gone, paused, workers, queued, running, dead, tools, calls, calls_per_s,
                     failures_per_s, p50_ms, p99_ms
-``InstanceView``    id, answered, host, pid, version, python, started, uptime, services, slots, running, waiting, calls, failures,
+``InstanceView``    id, answered, unknown, host, pid, version, python, started, uptime, services, slots, running, waiting, calls, failures,
                     cancelled, retaken, calls_per_s, commands, connects
 ``ToolView``        service, name, effect, description, started, succeeded, failed, failures, cancelled, retaken, refused, running,
                     calls_per_s, failures_per_s, mean_ms, p50_ms, p99_ms, last_error
@@ -71,6 +71,7 @@ class InstanceView(msgspec.Struct, frozen=True, kw_only=True):
     """One worker process; one that has not ``answered`` has only an id and its services.
 
     Attributes:
+        unknown: it can't answer, since the server takes no answers.
         services: ids of what it serves.
         slots, running, waiting: how many calls may run at once, run now, and wait here for a retry or their turn.
         calls, failures, cancelled, retaken: attempts that ended, failed, were cancelled, or continued another worker's.
@@ -80,6 +81,7 @@ class InstanceView(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     answered: bool = False
+    unknown: bool = False
     host: str = ""
     pid: int = 0
     version: str = ""

@@ -251,7 +251,8 @@ def service_views(overviews: Iterable[ServiceOverview], activity: Activity) -> t
 
 def instance_views(statistics: Statistics, activity: Activity) -> tuple[InstanceView, ...]:
     """Return the workers by id, also those that did not answer."""
-    silent = [InstanceView(id=instance, services=services) for instance, services in statistics.silent.items()]
+    unknown = bool(statistics.refusal)
+    silent = [InstanceView(id=instance, unknown=unknown, services=services) for instance, services in statistics.silent.items()]
     return tuple(sorted([*silent, *(_instance(each, activity) for each in statistics.answers.values())], key=lambda view: view.id))
 
 
@@ -459,7 +460,7 @@ class Watch:
             sessions=session_views(answers),
             running=tuple(running_calls(answers)),
             pins=pins,
-            silent=tuple(statistics.silent),
+            silent=() if statistics.refusal else tuple(statistics.silent),
             faults=faults,
             problems=tuple(problems),
         )

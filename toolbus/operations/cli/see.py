@@ -267,6 +267,7 @@ def stats_command(
         return await admin.statistics(service or "", patience=patience)
 
     found = with_admin(main)
+    _must_be_able_to_answer(found)
     if output == "json":
         print_json(_statistics_document(found, service))
         return
@@ -277,6 +278,11 @@ def stats_command(
     if found.silent:
         total = len(found.answers) + len(found.silent)
         warn(f"{len(found.silent)} of {total} workers did not answer within {patience:g} s: {names_of(found.silent)}")
+
+
+def _must_be_able_to_answer(found: Statistics) -> None:
+    if found.refusal:
+        fail(f"workers can't answer: the server takes nothing new ({one_line(found.refusal, 200)}); `toolbus doctor` says what to do")
 
 
 def _statistics_document(found: Statistics, service: str | None) -> dict[str, Any]:
@@ -500,6 +506,7 @@ def _show_as(name: str, found: Iterable[Any], output: str, document: object, not
 
 
 def _print_running(found: list[RunningCall], statistics: Statistics, output: str) -> None:
+    _must_be_able_to_answer(statistics)
     _show_as("running", found, output, [msgspec.structs.asdict(each) for each in found], f"no running calls{namespace_of()}")
     held = sum(answer.running for answer in statistics.answers.values())
     named = sum(len(answer.calls) for answer in statistics.answers.values())
@@ -569,14 +576,14 @@ def _print_snapshot(snapshot: Snapshot, output: str) -> None:
     if output == "json":
         print_json(msgspec.to_builtins(snapshot))
         return
+    for fault in snapshot.faults:
+        warn(visible(fault))
     for number, table in enumerate(TABLES.values()):
         rows = table.sorted(table.rows(snapshot), *table.first[:1], down=table.first[1])
         if not rows and number:
             continue
         print_line(f"{'' if not number else chr(10)}{table.title}")
         print_table([column.title for column in table.columns], map(table.cells, rows), empty=table.empty)
-    for fault in snapshot.faults:
-        warn(visible(fault))
     for problem in snapshot.problems:
         warn(f"could not be read: {visible(problem)}")
     if snapshot.silent:
@@ -592,6 +599,9 @@ def doctor_command(
     output: Output,
 ) -> None:
     """Check the server, the services and their workers, and say what to fix: first what is wrong, each with its runbook.
+
+    It ends with 1 when a check has the state `fail`: calls fail or wait now, or the server can't be asked. It ends with 0 also with
+    warnings, such as of a service without workers for which nothing waits; `--output json` has the state of each check.
 
     --deep needs the rights of an agent and a worker (`toolbus secure acl agent worker`), takes some seconds, and leaves nothing behind.
     """

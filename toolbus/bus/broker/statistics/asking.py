@@ -37,10 +37,12 @@ class Statistics(NamedTuple):
     Attributes:
         answers: by instance.
         silent: the instances whose leases last and which did not answer in time, each with its services.
+        refusal: why the server takes no answers, with its code first; empty when it does, or when each has answered.
     """
 
     answers: dict[str, InstanceAnswer]
     silent: dict[str, tuple[str, ...]]
+    refusal: str = ""
 
 
 async def ask(link: Link, keys: Keys, *, service: str = "", patience: float = PATIENCE) -> Statistics:

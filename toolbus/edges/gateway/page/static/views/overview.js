@@ -39,16 +39,10 @@ class Tile {
 
 function attention() {
   const found = [];
-  for (const row of store.services.values()) {
-    if (!row.live && row.queued) found.push(["bad", [named(row.id), ` has ${plural(row.queued, "request")} and no worker`], `#/services/${encodeURIComponent(row.id)}`]);
-    else if (row.state === "down") found.push(["bad", [named(row.id), " has no worker"], `#/services/${encodeURIComponent(row.id)}`]);
-    else if (row.paused) found.push(["warn", [named(row.id), row.queued ? ` is paused, and ${plural(row.queued, "request")} wait` : " is paused"], `#/services/${encodeURIComponent(row.id)}`]);
-  }
+  // What is wrong, the causes first, as `toolbus doctor` says it.
+  for (const text of store.problems.slice(0, 10)) found.push(["bad", [named(text)], "#/services"]);
   if (store.confirmations.size) found.push(["warn", `${plural(store.confirmations.size, "call")} ${store.confirmations.size === 1 ? "waits" : "wait"} for a person`, "#/waiting"]);
-  if (sum("dead")) found.push(["bad", plural(sum("dead"), "dead letter"), "#/dead"]);
-  for (const id of store.silent.slice(0, 5)) found.push(["bad", ["The worker ", named(id, { class: "name mono" }), " does not answer"], "#/services"]);
   for (const row of [...store.refused.values()].slice(0, 5)) found.push(["warn", ["The tool ", named(row.name), " can't be used: ", named(row.reason)], "#/tools"]);
-  for (const text of store.problems.slice(0, 5)) found.push(["bad", [named(text)], "#/"]);
   return found;
 }
 

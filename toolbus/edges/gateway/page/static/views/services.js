@@ -57,9 +57,9 @@ const INSTANCE_COLUMNS = [
         td.parts = { dot: h("i", { class: "dot" }), word: h("span", { class: "state" }) };
         td.append(h("span", { class: "titled" }, td.parts.dot, named(row.id, { class: "name mono" }), td.parts.word));
       }
-      const silent = store.silent.includes(row.id);
-      td.parts.dot.dataset.tone = row.gone ? "off" : silent || !row.answered ? "bad" : "ok";
-      td.parts.word.hidden = !row.gone && !silent && row.answered;
+      const silent = !row.unknown && (store.silent.includes(row.id) || !row.answered);
+      td.parts.dot.dataset.tone = row.gone || row.unknown ? "off" : silent ? "bad" : "ok";
+      td.parts.word.hidden = !row.gone && !silent;
       put(td.parts.word, row.gone ? `gone since ${day(row.gone)}` : "does not answer");
     },
   },
