@@ -28,11 +28,19 @@ from toolbus.bus.broker.transport.discovery import (
     InCluster,
     Node,
     OfProcess,
+    PasswordUnread,
     SingleNode,
     read_password,
     speaks_tls,
 )
-from toolbus.bus.values.results import BrokerError, BrokerUnavailable, ConfigurationError, EnvelopeError, UnsupportedServer
+from toolbus.bus.values.results import (
+    BrokerError,
+    BrokerUnavailable,
+    ConfigurationError,
+    CredentialsRefused,
+    EnvelopeError,
+    UnsupportedServer,
+)
 from toolbus.bus.values.settings import PREFIX, Settings
 from toolbus.bus.values.urls import check_url, redact
 
@@ -201,6 +209,7 @@ class Connector:
 
         Raises:
             BrokerUnavailable: it can't be reached, or is a replica now.
+            CredentialsRefused: it refuses the user or the password.
             BrokerError: it refuses us.
             UnsupportedServer: it is too old.
         """
@@ -279,8 +288,10 @@ class Connector:
         """Turn redis-py's exceptions into ours, naming the server and what to do."""
         try:
             yield
+        except PasswordUnread as error:
+            raise CredentialsRefused(f"{self.display} can't be asked: {error}") from None
         except (redis.AuthenticationError, redis.exceptions.AuthenticationWrongNumberOfArgsError) as error:
-            raise BrokerError(self._refused(str(error))) from None
+            raise CredentialsRefused(self._refused(str(error))) from None
         except (redis.ConnectionError, redis.TimeoutError, OSError) as error:
             reason = (str(error) or type(error).__name__).rstrip(".")
             if self._tls and (refusal := unreadable(self._discovery.options) or explain(reason)):
@@ -290,7 +301,9 @@ class Connector:
             raise kind(f"can't reach {self.display}: {_plain(reason, self.display)}; {self._advice(reason)}") from None
         except redis.ResponseError as error:
             text = str(error)
-            if text.startswith(("WRONGPASS", "NOAUTH", "NOPERM")):
+            if text.startswith(("WRONGPASS", "NOAUTH")):
+                raise CredentialsRefused(self._refused(text)) from None
+            if text.startswith("NOPERM"):
                 raise BrokerError(self._refused(text)) from None
             if text.startswith("BUSY "):
                 # It speaks to us, and says that it does so again when a script has ended.
@@ -310,7 +323,8 @@ class Connector:
             return f"{self.display} wants a password, and the URL has a user only; a password alone has a colon before it: {_HOW}"
         if _WANTS_PASSWORD.search(text):
             return f"{self.display} wants a password: {_HOW}"
-        return f"{self.display} refused the user or password: {text}"
+        place = f"the file {self._password_file!r}" if self._password_file else "its URL"
+        return f"{self.display} refused the user or password: {text.rstrip('.')}; correct them in {place}"
 
     def _advice(self, reason: str) -> str:
         """Return advice about a server that can't be reached."""
