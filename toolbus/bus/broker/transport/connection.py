@@ -172,8 +172,12 @@ class Connector:
         ConfigurationError: the URL can't be understood.
     """
 
+    # Whether a server has answered at the default URL in this process, whose connectors come and go.
+    _default_reached = False
+
     def __init__(self, url: str, *, key: str = "", password_file: str = "", files: TlsFiles | None = None) -> None:
         self.display = redact(url)
+        self._is_default = url == Settings().url
         self._password_file = password_file
         self._reached = False
         try:
@@ -262,6 +266,7 @@ class Connector:
 
     def _answered(self) -> None:
         self._reached = True
+        Connector._default_reached |= self._is_default
 
     def sync_client(self, timeout: float = _READ_TIMEOUT) -> redis.Redis:
         """Return a synchronous client, for the lease thread; ``timeout`` seconds for a connect or an answer.
@@ -336,7 +341,9 @@ class Connector:
         if self._reached:
             return "it answered before, so it is tried again"
         if not (cut or (late and self._tls)):
-            return f"start a server with `toolbus dev`, or set {PREFIX}URL"
+            # Whoever has named a server, or had one, would get an empty one beside it.
+            is_new = self._is_default and not Connector._default_reached
+            return f"start a server with `toolbus dev`, or set {PREFIX}URL" if is_new else "start it, or correct its URL"
         if late:
             return "if the server does not speak TLS at this port, write redis:// for rediss://"
         if self._tls:
