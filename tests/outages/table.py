@@ -486,7 +486,7 @@ OUTAGES: tuple[Outage, ...] = (
     ),
     Outage(
         "a call kills its workers",
-        "it ends as `unavailable`",
+        "it ends as `tool_error`",
         _dead_letter,
         "ToolbusDeadLetters",
         "dead letters",
