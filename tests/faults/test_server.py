@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -19,6 +21,8 @@ from toolbus.bus.values.results import BrokerUnavailable, ToolbusError, Unsuppor
 from toolbus.edges.gateway.gateway import Gateway
 from toolbus.edges.gateway.metrics import metrics_of
 from toolbus.edges.gateway.options import Everyone
+from toolbus.operations.diagnosis import diagnose
+from toolbus.operations.exporter import ProbedNamespace
 
 pytestmark = pytest.mark.anyio
 
@@ -394,3 +398,33 @@ async def test_the_last_clean_stop_leaves_no_stream_behind(place: Place) -> None
     left = sorted(key.decode().removeprefix(keys_of(place)) for key in client.scan_iter(keys_of(place) + "*"))
     client.close()
     assert left == ["log", "pulse", "recent", "reg:meta", "reg:names"]
+
+
+async def test_a_wrong_password_is_told_as_one(fresh_server: FreshServer, tmp_path: Path) -> None:
+    """All who meet it say so, with the file to correct, and doctor with the runbook; a file that is gone is another thing."""
+    server = fresh_server(config={"requirepass": "old"})
+    file = tmp_path / "password"
+    file.write_text("old")
+    settings = Settings.load({}, url=f"redis://127.0.0.1:{server.port}", password_file=str(file))
+    watched = ProbedNamespace(settings)
+    watched.started = True
+    async with Worker([echo], settings=settings) as worker, ToolBus(settings=settings) as bus:
+        gateway = Gateway(bus, Everyone())
+        with redis.Redis(port=server.port, password="old") as client:
+            client.config_set("requirepass", "new")
+            client.client_kill_filter(_type="normal", skipme=True)
+            client.client_kill_filter(_type="pubsub", skipme=True)
+        told = f"redis://127.0.0.1:{server.port} refused the user or password: .*; correct them in the file '{file}'$"
+        await eventually(lambda: re.search(told, worker.unready), timeout=20.0)
+        await eventually(lambda: not gateway.connected)
+        assert [bool(re.match(told, await each.unready())) for each in (gateway, watched)] == [True, True]
+        [finding, *_] = await diagnose(settings)
+        assert (finding.check, bool(re.match(told, finding.found))) == ("server", True), finding
+        assert finding.runbook.endswith("#change-a-password-or-a-key")
+        file.unlink()
+        [finding, *_] = await diagnose(settings)
+        assert finding.found.endswith(f"can't be asked: the password file can't be read: [Errno 2] No such file or directory: '{file}'")
+        assert finding.runbook.endswith("#change-a-password-or-a-key")
+        file.write_text("new")
+        await eventually(lambda: worker.healthy and gateway.connected, timeout=20.0)
+        assert await gateway.unready() == ""

@@ -35,6 +35,8 @@ from toolbus.bus.values.envelope import (
 from toolbus.bus.values.results import BrokerError, BrokerUnavailable, EnvelopeError
 
 MEMO_TTL = 600
+# Flushes of which the server remembers the verdicts (publish.lua).
+_MEMOS = 64
 # As for finishing: bounds how long one script holds the server.
 _MOST_REQUESTS = 256
 _MOST_BYTES = 1_048_576
@@ -90,7 +92,7 @@ class Publisher:
     connection nothing is written: what its caller gives up meanwhile was certainly never published. Nor is anything written to a
     master that is being replaced, which would lose it, nor ``once`` work to a server that is not surely the master.
 
-    Several flushes may be in flight. Each names the one before it, and is refused, and sent again, when that one was not carried out:
+    Up to 64 flushes may be in flight. Each names the one before it, and is refused, and sent again, when that one was not carried out:
     the server publishes in the order of the calls also when it refuses some for a while.
     """
 
@@ -108,6 +110,8 @@ class Publisher:
         self._flush_number = 0
         # In ascending order.
         self._unanswered: dict[int, None] = {}
+        # True while calls wait because the server would forget the verdict of the first of these flushes, and carry it out again.
+        self._full = False
         # Those of them that the server may have carried out: an answer was lost, and then it refused every write.
         self._doubted = set[int]()
         self.published = 0
@@ -132,7 +136,7 @@ class Publisher:
             self._loop.call_soon(self.flush)
 
     def _writes(self, publish: Publish) -> bool:
-        return self._link.connected and self._mastership.admits(once=publish.once)
+        return self._link.connected and not self._full and self._mastership.admits(once=publish.once)
 
     def cancel(self, call: str, queue: str, entry: str, remaining_ms: int, on_fate: OnFate | None, why: str = "cancelled") -> None:
         """Remove a queued call, or tell the workers."""
@@ -202,6 +206,10 @@ class Publisher:
             self._send_part(part, once=once)
 
     def _send_part(self, batch: list[Publish], *, once: bool) -> None:
+        if self._flush_number - next(iter(self._unanswered), self._flush_number) >= _MEMOS:
+            self._full = True
+            self._keep(batch)
+            return
         server = self._link.server
         # The place of each key among those of the script, the first of which is the memo.
         places: dict[str, int] = {}
@@ -258,6 +266,9 @@ class Publisher:
             return
         self._doubted.discard(flush.number)
         del self._unanswered[flush.number]
+        if self._full:
+            self._full = False
+            self.flush_soon()
         if isinstance(reply, BrokerError):
             verdict = failure(reply)
             for publish in flush.batch:

@@ -180,7 +180,8 @@ def _renew(stream: RequestStream, renewals: list[Renewal]) -> None:
         for delivery in renewal.kept:
             delivery.fence = renewal.fence
         for delivery in renewal.lost:
-            stream.lose(delivery)
+            if not delivery.counting:
+                stream.lose(delivery)
         stream.fence_is(*renewal.fence)
 
 

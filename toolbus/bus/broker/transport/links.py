@@ -85,6 +85,14 @@ class Links:
         return self.writing.connected and self.blocking.connected
 
     @property
+    def trouble(self) -> str:
+        """Why the server can't be spoken to now; empty when it can."""
+        if self.connected:
+            return ""
+        reason = next((link.trouble for link in self._links if link.trouble), "")
+        return f"it has lost its connection to the server, and is restoring it{reason and f': {reason}'}"
+
+    @property
     def closing(self) -> bool:
         """True when ``leave`` was called."""
         return self._leaving.is_set()
