@@ -251,7 +251,7 @@ def test_prometheus_finds_every_pod_that_has_metrics() -> None:
     made = manifests(INTERNAL)
     monitor = found(made, "ServiceMonitor", "toolbus")["spec"]
     services = [each for each in made if each["kind"] == "Service" and any(port["name"] == "health" for port in each["spec"]["ports"])]
-    assert {each["spec"]["selector"][f"{LABEL}component"] for each in services} == {"worker-only", "gateway", "exporter"}
+    assert {each["spec"]["selector"][f"{LABEL}component"] for each in services} == {"worker-only", "gateway", "exporter", "history"}
     for each in services:
         assert monitor["selector"]["matchLabels"].items() <= each["metadata"]["labels"].items()
     assert monitor["endpoints"][0] == {"port": "health", "path": "/metrics", "interval": "15s"}
