@@ -55,6 +55,7 @@ OnFate = Callable[[Fate], None]
 
 _FATES: dict[bytes, Fate] = {b"removed": "removed", b"signalled": "signalled", b"gone": "gone", b"shared": "shared"}
 ABSENT = Verdict("absent", message="the service has no request stream")
+_LATE = Verdict("failed", message="its time was up before the server took it, so it did not run")
 
 
 class Publish(msgspec.Struct, frozen=True, gc=False):
@@ -227,14 +228,22 @@ class Publisher:
         self._unanswered[flush.number] = None
         self._write(flush, earlier)
 
-    def _write(self, flush: _Flush, earlier: int | None, on_reply: OnReply | None = None) -> None:
-        args = flush.args if earlier is None else (*flush.args, earlier)
+    def _write(self, flush: _Flush, earlier: int | None, on_reply: OnReply | None = None, *, again: bool = False) -> None:
+        last = () if earlier is None else (earlier,)
+
+        def renew() -> tuple[bytes | str | int, ...]:
+            # From a timeout the server makes a deadline: one as long as at first would let work begin after its caller's time.
+            args, now = list(flush.args), self._monotonic()
+            args[5::4] = [max(0, int((publish.deadline - now) * 1000)) for publish in flush.batch]
+            return (*args, *last)
+
         on_reply = on_reply or partial(self._published, flush)
         # Another server process may have forgotten that the work was published, and done: then it is not known what became of it.
-        self._link.run(scripts.PUBLISH, flush.keys, args, on_reply, repeatable=True, same_server=flush.once)
+        args = renew() if again else (*flush.args, *last)
+        self._link.run(scripts.PUBLISH, flush.keys, args, on_reply, repeatable=True, same_server=flush.once, renew=renew)
 
     def _write_again(self, flush: _Flush, on_reply: OnReply | None = None) -> None:
-        self._write(flush, max((number for number in self._unanswered if number < flush.number), default=None), on_reply)
+        self._write(flush, max((number for number in self._unanswered if number < flush.number), default=None), on_reply, again=True)
 
     def _is_written_again(self, flush: _Flush, error: ReplyError) -> bool:
         if flush.number in self._doubted:
@@ -271,8 +280,9 @@ class Publisher:
             # Another client may have overwritten the earlier answer that the server repeats.
             skip(self._memo, error)
             verdicts = [Verdict("unknown", message=f"the server's answer can't be read: {error}")] * len(flush.batch)
+        now = self._monotonic()
         for publish, verdict in zip(flush.batch, verdicts, strict=True):
-            publish.sender.settle(verdict)
+            publish.sender.settle(_LATE if verdict is ABSENT and publish.deadline <= now else verdict)
 
 
 def _cancel(link: Link, keys: tuple[str, ...], args: tuple[str | int, ...], call: str, on_fate: OnFate | None) -> None:
@@ -428,26 +438,16 @@ class SharedCalls:
                 self.forget(request.id)
 
         record = self._keys.shared(share_digest(request))
-        write = partial(
-            self._link.run,
-            scripts.SHARE,
-            (record, self._keys.queue(queue), self._keys.call(request.id), *([self._keys.order(queue)] if session else ())),
-            (
-                request.id,
-                work_digest(request),
-                self._agent,
-                limit,
-                max(1, int((deadline - time.monotonic()) * 1000)),
-                document,
-                int(self._retention * 1000),
-                server.run_id if once and server is not None else "",
-                self._keys.prefix,
-                self._keys.wake(queue),
-                *([session] if session else ()),
-            ),
-            repeatable=True,
-            same_server=once,
-        )
+        keys = (record, self._keys.queue(queue), self._keys.call(request.id), *([self._keys.order(queue)] if session else ()))
+        knowing = server.run_id if once and server is not None else ""
+
+        def args() -> tuple[bytes | str | int, ...]:
+            left = max(0, int((deadline - time.monotonic()) * 1000))
+            first = (request.id, work_digest(request), self._agent, limit, left, document, int(self._retention * 1000), knowing)
+            return (*first, self._keys.prefix, self._keys.wake(queue), *([session] if session else ()))
+
+        def write(on_reply: OnReply) -> None:
+            self._link.run(scripts.SHARE, keys, args(), on_reply, repeatable=True, same_server=once, renew=args)
 
         def first(reply: Reply) -> None:
             if _is_doubtful(reply):

@@ -365,7 +365,7 @@ class Link(Wire):
         if not self._refused:
             self._held_up = self._repeating = False
             self._unsent[:0] = again
-            self.flush()
+            self._flush_late()
             return
         commands = [Refused(command) for command in again]
         if self._repeating:
@@ -382,7 +382,7 @@ class Link(Wire):
         if not self._refused:
             self._held_up = self._repeating = False
             self._patience.end()
-            self.flush()
+            self._flush_late()
             return
         self._repeating = True
         first = self._refused[0]
@@ -400,7 +400,7 @@ class Link(Wire):
         if self._transport is None or self._leaving or not self._refused:
             return
         self._heard = self._loop.time()
-        self._write_now(self._refused.popleft().command)
+        self._write_now(self._refused.popleft().command.renewed())
 
     def _forward(self, node: Node, command: Command) -> None:
         redirect = self._redirects.get(node) or self._redirect_to(node)
