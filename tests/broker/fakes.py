@@ -78,7 +78,17 @@ class FakeLink:
         """Take a command."""
         self._take(str(args[0]), (), tuple(args[1:]), on_reply, repeatable, same_server)
 
-    def run(self, script: Any, keys: Any, args: Any, on_reply: Any = None, *, repeatable: bool = False, same_server: bool = False) -> None:
+    def run(
+        self,
+        script: Any,
+        keys: Any,
+        args: Any,
+        on_reply: Any = None,
+        *,
+        repeatable: bool = False,
+        same_server: bool = False,
+        renew: Any = None,
+    ) -> None:
         """Take a script."""
         assert script in ALL
         self._take(script.name.rpartition("/")[2], tuple(keys), tuple(args), on_reply, repeatable, same_server)

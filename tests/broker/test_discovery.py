@@ -207,10 +207,21 @@ def test_a_sentinel_has_one_password() -> None:
         Connector("redis+sentinel://one,two/m?sentinel_password=a&sentinel_password_file=b")
 
 
-def test_a_server_that_has_answered_needs_no_advice_for_beginners() -> None:
-    """Once the server has answered, the error no longer explains how to start one."""
-    connector = Connector("redis://127.0.0.1:1")
-    for reached, advice in ((False, "toolbus dev"), (True, "it answered before, so it is tried again")):
-        connector._reached = reached
-        with pytest.raises(BrokerUnavailable, match=advice), connector.errors():
-            raise redis.ConnectionError("Error 111 connecting to 127.0.0.1:1")
+def test_a_server_that_somebody_runs_needs_no_advice_for_beginners(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a URL was set or a server has answered, also to an earlier connector of this process, the error does not tell to start one."""
+    monkeypatch.setattr(Connector, "_default_reached", False)
+    default, other = Settings().url, "redis://127.0.0.1:1"
+
+    def advice(connector: Connector) -> str:
+        with pytest.raises(BrokerUnavailable) as raised, connector.errors():
+            raise redis.ConnectionError("Error 111 connecting to somewhere.")
+        return str(raised.value).rpartition("; ")[2]
+
+    assert advice(Connector(default)) == "start a server with `toolbus dev`, or set TOOLBUS_URL"
+    connector = Connector(other)
+    assert advice(connector) == "start it, or correct its URL"
+    connector._answered()
+    assert advice(connector) == "it answered before, so it is tried again"
+    assert "toolbus dev" in advice(Connector(default))
+    Connector(default)._answered()
+    assert advice(Connector(default)) == "start it, or correct its URL"

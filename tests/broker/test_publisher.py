@@ -173,6 +173,24 @@ async def test_each_flush_names_the_one_before_it_that_is_unanswered(publishing:
     assert publishing.statuses == ["queued"] * 3
 
 
+@pytest.mark.parametrize("session", ["", "s"])
+async def test_no_more_flushes_are_open_than_the_server_remembers(publishing: Publishing, session: str) -> None:
+    """Beyond, one that is written again after a lost connection would be carried out again; later calls wait, in their order."""
+    publishing.link.holding = True
+    for number in range(66):
+        publishing.publish(str(number), session=session)
+        await publishing.turn()
+    assert len(publishing.link.args("publish")) == 64
+    assert not publishing.publisher._writes(Publish("x", "pool", 1, 1.0, b"", Call(), once=False)), "they count as waiting ones"
+    publishing.link.release()
+    await publishing.turn()
+    documents = [args[6] for args in publishing.link.args("publish")[64:]]
+    assert len(documents) == 1, "both waited, and leave together"
+    for _ in range(64):
+        publishing.link.release()
+    assert publishing.statuses == ["queued"] * 66
+
+
 async def test_without_a_connection_calls_wait(publishing: Publishing) -> None:
     """Calls wait for a connection, and one that is cancelled meanwhile was certainly never published."""
     publishing.link.connected = False

@@ -137,6 +137,24 @@ async def test_renewed_deliveries_are_ours_under_the_new_fence_and_lost_ones_are
     assert set(beating.bench.stream.held) == {b"1-0"}
 
 
+async def test_a_renewal_says_nothing_of_what_is_being_counted() -> None:
+    """It may be carried out after the count, and does not know the new number: the count's own answer decides."""
+    beating = Beating()
+    one = beating.bench.hold(b"1-0")
+    renewed = {"pool": [Renewal(FENCE, [], [one])]}
+
+    def overtaken(*_: Any) -> int:
+        beating.effects.apply(beating.beat(renewed=renewed))
+        return 1
+
+    beating.bench.link.answers["count"] = overtaken
+    again = await beating.bench.stream.retry(beating.bench.as_link, one)
+    assert again is not None
+    assert beating.bench.listener.lost == []
+    beating.effects.apply(beating.beat(renewed={"pool": [Renewal(FENCE, [], [again])]}))
+    assert beating.bench.listener.lost == [again]
+
+
 async def test_a_group_that_was_made_anew_takes_everything_of_the_old_one() -> None:
     """A delivery of another generation belongs to no worker, whatever its number; the epoch counts generations."""
     bench = Bench()

@@ -308,12 +308,12 @@ def test_a_worker_that_cannot_start_says_why_in_one_line(shell: Shell, target: s
 
 
 def test_an_unreachable_server_says_what_to_do(shell: Shell) -> None:
-    """Connection refused is one line that names `toolbus dev`, for every command."""
+    """Connection refused is one line for every command; who has set a URL is not told to start another server."""
     shell.environment |= {"TOOLBUS_URL": "redis://127.0.0.1:1", "TOOLBUS_CONNECT_TIMEOUT": "0"}
     for words in (["tools"], ["call", "x"], ["worker", "loud.py"], ["see", "services"], ["operate", "items", "list"]):
         done = shell.run(*words)
         assert done.returncode == 1
-        assert "toolbus dev" in done.stderr
+        assert done.stderr.endswith("Connection refused; start it, or correct its URL\n")
         assert len(done.stderr.strip().splitlines()) == 1
     assert shell.run("doctor").returncode == 1
 
@@ -391,14 +391,16 @@ def test_doctor_advises_what_a_server_with_replicas_lacks(shell: Shell, fresh_se
 
 @pytest.mark.usefixtures("slow")
 def test_call_waits_for_a_server_as_long_as_for_the_call(shell: Shell, fresh_server: Callable[..., EmbeddedServer]) -> None:
-    """One that refuses every write is given up soon after a short call's time, and its refusal is told."""
+    """One that refuses every write is given up after a short call's time, however long a start may take, and its refusal is told."""
     shell.environment["TOOLBUS_URL"] = fresh_server(config={"min-replicas-to-write": "1"}).url
-    began = time.monotonic()
-    done = shell.run("call", "echo", "--timeout", "1")
-    assert done.returncode == 1
-    assert done.stderr.startswith("toolbus: redis://")
-    assert "refused what it was asked: NOREPLICAS" in done.stderr
-    assert time.monotonic() - began < 40
+    for patience in ([], ["--connect-timeout", "0"], ["--connect-timeout", "60"]):
+        began = time.monotonic()
+        done = shell.run(*patience, "call", "echo", "--timeout", "1")
+        assert done.returncode == 1
+        assert "toolbus: redis://" in done.stderr
+        assert "did not answer within 1 s, but refused what it was asked: NOREPLICAS" in done.stderr
+        # Of which a busy machine needs most for a process that starts.
+        assert time.monotonic() - began < 8
 
 
 @pytest.mark.usefixtures("slow")

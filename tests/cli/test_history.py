@@ -21,7 +21,7 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from tests.cli.shell import Shell
 from tests.cli.test_export import Collector, collector
 from tests.cli.test_watching import TOOLS
-from tests.servers import eventually, eventually_sync
+from tests.servers import eventually, eventually_sync, plain_metrics
 from toolbus.bus.broker.server.keys import Keys
 from toolbus.bus.broker.statistics.recent import RecentCall
 from toolbus.bus.broker.transport.embedded import EmbeddedServer
@@ -29,7 +29,7 @@ from toolbus.bus.telemetry.output import FIELDS
 from toolbus.bus.values.results import ConfigurationError
 from toolbus.bus.values.settings import Settings
 from toolbus.operations import history
-from toolbus.operations.history import KINDS, Keeper, Position, Wanted, find, open_store
+from toolbus.operations.history import KINDS, Keeper, Position, ProbedHistory, Wanted, find, open_store
 
 __all__ = ["collector"]
 
@@ -88,7 +88,9 @@ def test_calls_are_found_when_the_server_has_forgotten_them(told: Shell, suffix:
     assert SECRET not in str(kept(told, place))
     second.send_signal(signal.SIGTERM)
     assert second.wait() == 0
-    assert all((told.folder / name).stat().st_mode & 0o077 == 0 for name in (place, f".{place}.lock"))
+    files = [path for path in told.folder.iterdir() if place in path.name]
+    assert f".{place}.lock" in {path.name for path in files}
+    assert [path.name for path in files if path.stat().st_mode & 0o077] == []
 
 
 @pytest.mark.usefixtures("slow")
@@ -346,8 +348,13 @@ async def test_a_place_that_fails_again_and_again_is_told_of_once(
         tried += 1
         return _full(path, lines)
 
-    def told() -> int:
-        return sum(getattr(record, FIELDS, {}).get("event") == "history.failed" for record in caplog.records)
+    def told(event: str) -> list[str]:
+        found = [getattr(record, FIELDS, {}) for record in caplog.records]
+        return [fields["error"] for fields in found if fields.get("event") == event]
+
+    caplog.set_level("INFO", "toolbus")
+    probed, reason = ProbedHistory(keeper), f"{place} can't be written: No space left on device"
+    probed.started = True
 
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(keeper.run())
@@ -357,8 +364,13 @@ async def test_a_place_that_fails_again_and_again_is_told_of_once(
                 with redis.Redis.from_url(server.url) as client:
                     client.xadd(Keys("default").ended, {"c": msgspec.json.encode(a_call(number, ended=time.time()))})
                 await eventually(lambda number=number: tried >= 2 * number, timeout=60)
+                assert await probed.unready() == reason
+                assert "toolbus_up 0" in plain_metrics(await probed.metrics()).splitlines()
             await eventually(lambda number=number: Path(place).exists() and len(find(place, Wanted()).calls) == number, timeout=60)
-            assert told() == number
+            assert told("history.failed") == [reason] * number
+            await eventually(lambda number=number: told("history.restored") == [reason] * number)
+            assert await probed.unready() == ""
+            assert "toolbus_up 1" in plain_metrics(await probed.metrics()).splitlines()
         keeper.stop()
 
 

@@ -46,6 +46,7 @@ COMMANDS = {
     "mounts": ("mount", "mounted", "--processes", "2", "--", sys.executable, "mounted.py"),
     "serve": ("serve", "--port", "0"),
     "host": ("platform", "host"),
+    "history": ("operate", "history", "calls.db"),
 }
 MOUNTED = """
 from mcp.server.mcpserver import MCPServer
@@ -108,7 +109,7 @@ def test_every_command_that_serves_answers_probes(place: Shell, kind: str, tmp_p
         assert manager.recv(100) == b"READY=1"
         eventually_sync(lambda: status(port, "/ready") == 200, timeout=60)
         assert [status(port, path) for path in ("/live", "/startup", "/metrics", "/")] == [200] * 4
-        expected = "toolbus_up" if kind == "serve" else "toolbus_worker_processes_ready"
+        expected = "toolbus_up" if kind in {"serve", "history"} else "toolbus_worker_processes_ready"
         assert metrics(port)[expected] >= 1
         process.terminate()
         assert manager.recv(100) == b"STOPPING=1"

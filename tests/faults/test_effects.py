@@ -204,3 +204,26 @@ async def test_a_paused_agent_still_learns_that_once_work_is_unknown(place: Plac
         client.close()
         assert error_of(await call).type == "outcome_unknown"
         await worker.drain()
+
+
+async def test_what_the_server_refused_for_longer_than_a_call_may_take_never_runs(fresh_server: FreshServer) -> None:
+    """Calls whose time was up while the server refused every write are not published when it takes writes again."""
+    server = fresh_server()
+    settings = settings_of(server)
+    async with Worker([pay, look], settings=settings), ToolBus(settings=settings) as bus:
+        await bus.wait_for_tool("pay")
+        with redis.Redis.from_url(server.url) as client:
+            client.config_set("min-replicas-to-write", 1)
+            late = [
+                bus.call(tool, {"name": f"{tool} {key}"}, timeout=0.3, **key)
+                for tool in ("pay", "look")
+                for key in ({}, {"idempotency_key": tool})
+            ]
+            later = asyncio.create_task(bus.call("pay", {"name": "in time"}, timeout=20))
+            ended = await asyncio.gather(*late)
+            client.config_set("min-replicas-to-write", 0)
+        assert not any(result.success for result in ended)
+        assert (await later).success
+        # Everything was sent in the order of the calls, so that what waited before has been told.
+        assert (await bus.call("look", {"name": "after"})).success
+        assert runs == ["in time", "after"]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -14,11 +16,14 @@ import redis
 from tests.contract import Place
 from tests.servers import elapse, eventually, plain_metrics
 from toolbus import BrokerError, ConfigurationError, Settings, ToolBus, Worker, tool
+from toolbus.bus.broker.server.keys import Keys
 from toolbus.bus.broker.transport.embedded import EmbeddedServer
 from toolbus.bus.values.results import BrokerUnavailable, ToolbusError, UnsupportedServer
 from toolbus.edges.gateway.gateway import Gateway
 from toolbus.edges.gateway.metrics import metrics_of
 from toolbus.edges.gateway.options import Everyone
+from toolbus.operations.diagnosis import diagnose
+from toolbus.operations.exporter import ProbedNamespace
 
 pytestmark = pytest.mark.anyio
 
@@ -172,6 +177,33 @@ async def test_a_full_memory_makes_gateways_unready_alone(fresh_server: FreshSer
             assert worker.unready == ""
             client.config_set("maxmemory", 0)
             await eventually(lambda: said(gateway.unready(), ""), timeout=20.0)
+
+
+@pytest.mark.usefixtures("slow")
+async def test_what_ended_while_the_memory_was_full_is_in_the_history(fresh_server: FreshServer, caplog: pytest.LogCaptureFixture) -> None:
+    """A record that was refused is appended when there is room again, though no other call ends at its worker."""
+    server = fresh_server()
+    settings = Settings.load({}, url=server.url, lease=1.0, history=100)
+    began, ends = asyncio.Event(), asyncio.Event()
+
+    @tool(service="holding")
+    async def hold() -> str:
+        began.set()
+        await ends.wait()
+        return "held"
+
+    with redis.Redis.from_url(server.url) as client:
+        async with Worker([hold], settings=settings), ToolBus(settings=settings) as bus:
+            await bus.wait_for_tool("hold")
+            running = asyncio.create_task(bus.call("hold"))
+            await began.wait()
+            client.config_set("maxmemory", 1)
+            ends.set()
+            assert (await running).success
+            await eventually(lambda: "recent.refused" in caplog.text)
+            client.config_set("maxmemory", 0)
+            for key in (Keys(settings.namespace).ended, Keys(settings.namespace).recent):
+                await eventually(lambda key=key: client.xlen(key) == 1)
 
 
 async def said(asked: Awaitable[str], wanted: str) -> bool:
@@ -394,3 +426,33 @@ async def test_the_last_clean_stop_leaves_no_stream_behind(place: Place) -> None
     left = sorted(key.decode().removeprefix(keys_of(place)) for key in client.scan_iter(keys_of(place) + "*"))
     client.close()
     assert left == ["log", "pulse", "recent", "reg:meta", "reg:names"]
+
+
+async def test_a_wrong_password_is_told_as_one(fresh_server: FreshServer, tmp_path: Path) -> None:
+    """All who meet it say so, with the file to correct, and doctor with the runbook; a file that is gone is another thing."""
+    server = fresh_server(config={"requirepass": "old"})
+    file = tmp_path / "password"
+    file.write_text("old")
+    settings = Settings.load({}, url=f"redis://127.0.0.1:{server.port}", password_file=str(file))
+    watched = ProbedNamespace(settings)
+    watched.started = True
+    async with Worker([echo], settings=settings) as worker, ToolBus(settings=settings) as bus:
+        gateway = Gateway(bus, Everyone())
+        with redis.Redis(port=server.port, password="old") as client:
+            client.config_set("requirepass", "new")
+            client.client_kill_filter(_type="normal", skipme=True)
+            client.client_kill_filter(_type="pubsub", skipme=True)
+        told = f"redis://127.0.0.1:{server.port} refused the user or password: .*; correct them in the file '{file}'$"
+        await eventually(lambda: re.search(told, worker.unready), timeout=20.0)
+        await eventually(lambda: not gateway.connected)
+        assert [bool(re.match(told, await each.unready())) for each in (gateway, watched)] == [True, True]
+        [finding, *_] = await diagnose(settings)
+        assert (finding.check, bool(re.match(told, finding.found))) == ("server", True), finding
+        assert finding.runbook.endswith("#change-a-password-or-a-key")
+        file.unlink()
+        [finding, *_] = await diagnose(settings)
+        assert finding.found.endswith(f"can't be asked: the password file can't be read: [Errno 2] No such file or directory: '{file}'")
+        assert finding.runbook.endswith("#change-a-password-or-a-key")
+        file.write_text("new")
+        await eventually(lambda: worker.healthy and gateway.connected, timeout=20.0)
+        assert await gateway.unready() == ""

@@ -88,17 +88,21 @@ class Installation:
         ports: where the worker, the gateways and an exporter answer probes.
     """
 
-    def __init__(self, forks: ForkServer, folder: Path, namespace: str = "prod", lease: float = 2.0, **options: Any) -> None:
+    def __init__(
+        self, forks: ForkServer, folder: Path, namespace: str = "prod", lease: float = 2.0, history: bool = False, **options: Any
+    ) -> None:
         self.server: EmbeddedServer = new_server(**options)
         self.server.start()
         self.settings = Settings.load({}, url=self.server.url, namespace=namespace, lease=lease)
         self.keys = Keys(namespace)
         self.shell = Shell(forks, folder, self.server.url, namespace)
         self.shell.environment |= {"TOOLBUS_LEASE": str(lease), "TOOLBUS_CONCURRENCY": "1", "TOOLBUS_MAX_DELIVERIES": "1"}
+        if history:
+            self.shell.environment["TOOLBUS_HISTORY"] = "100"
         self.bus = ToolBus(settings=self.settings)
         self.processes: tuple[str, ...] = ()
         self.worker: Program = None  # type: ignore[assignment]
-        self.ports = {name: free_port() for name in ("worker", "one", "two", "exporter", "page")}
+        self.ports = {name: free_port() for name in ("worker", "one", "two", "exporter", "page", *(("history",) if history else ()))}
         self.gateways: list[Program] = []
         self.exporter: Program = None  # type: ignore[assignment]
         self.stack = contextlib.AsyncExitStack()
@@ -156,10 +160,13 @@ class Installation:
         await self.bus.wait_for_tool("work", timeout=60)
 
     def start_watchers(self) -> None:
-        """Start two gateways and an exporter."""
+        """Start two gateways, an exporter, and a history if it was asked for."""
         for name, port in (("one", self.ports["page"]), ("two", 0)):
             self.gateways.append(self.shell.start("serve", "--port", f"{port}", "--health-port", f"{self.ports[name]}"))
         self.exporter = self.shell.start("operate", "exporter", "--port", f"{self.ports['exporter']}")
+        if "history" in self.ports:
+            (self.shell.folder / "kept").mkdir()
+            self.shell.start("operate", "history", "kept/calls.jsonl", "--health-port", f"{self.ports['history']}")
 
     async def restart_watchers(self) -> None:
         """Start what watches again, if it was started, with the environment as it is now."""
@@ -186,7 +193,7 @@ class Installation:
     @property
     def watched(self) -> list[int]:
         """The ports that Prometheus scrapes."""
-        return [self.ports[name] for name in ("worker", "one", "two", "exporter")]
+        return [port for name, port in self.ports.items() if name != "page"]
 
     def page(self) -> list[str]:
         """Return what the page of the first gateway names as wrong; nothing while it does not answer."""

@@ -314,6 +314,13 @@ async def _worker_cut_off(at: Installation) -> None:
     await _cut_off_alone(at, "worker")
 
 
+async def _history_without_place(at: Installation) -> None:
+    """Remove the folder of a history that has begun, and let a call end."""
+    await eventually(lambda: at.metric("history", "toolbus_up") == 1.0, timeout=60)
+    shutil.rmtree(at.shell.folder / "kept")
+    await at.answered("work", 1)
+
+
 async def _children_killed(at: Installation) -> None:
     """Kill the process of a supervisor's worker, five times."""
     at.kill(signal.SIGTERM)
@@ -485,7 +492,7 @@ OUTAGES: tuple[Outage, ...] = (
     ),
     Outage(
         "a call kills its workers",
-        "it ends as `unavailable`",
+        "it ends as `tool_error`",
         _dead_letter,
         "ToolbusDeadLetters",
         "dead letters",
@@ -507,6 +514,7 @@ OUTAGES: tuple[Outage, ...] = (
     Outage("one of two gateways is cut off", "its clients get 503", _gateway_cut_off, "ToolbusNotReady", "", ""),
     Outage("the exporter is cut off beside gateways", "nothing", _exporter_cut_off, "ToolbusNotReady", "", ""),
     Outage("a worker is cut off at a call", "its calls are late by a lease", _worker_cut_off, "ToolbusNotReady", "", ""),
+    Outage("the history can't be written", "nothing", _history_without_place, "ToolbusNotReady", "", "", {"history": True}),
     Outage("all slots are taken", "calls wait", _backlog, "ToolbusSlotsFull", "backlog", "30 calls wait"),
     Outage("workers end again and again", "calls are late by a lease", _children_killed, "ToolbusWorkersRestart", "", ""),
     Outage("many calls are taken over", "calls are late by a lease", _taken_over, "ToolbusTakenOver", "", ""),

@@ -207,6 +207,7 @@ async def _dead(book: Book) -> None:
     at = book.at
     await CAUSES["a call kills its workers"](at)
     assert "1 call of pool set aside" in book.add(at.shell.run("doctor").stdout)
+    book.add((await at._calls[0]).error)
     letter = at.shell.json("operate", "dead", "list")[0]["id"]
     assert letter in await book.run("toolbus operate dead list")
     names = {"SERVICE": SERVICE, "LETTER": letter}

@@ -15,7 +15,7 @@ from toolbus.bus.broker.statistics.answers import BOUNDS, InstanceAnswer, ToolSt
 from toolbus.bus.broker.statistics.asking import Statistics
 from toolbus.bus.broker.transport.connection import ServerInfo
 from toolbus.bus.values.descriptors import Publication, ServiceDescriptor, ToolDescriptor
-from toolbus.bus.values.results import BrokerError
+from toolbus.bus.values.results import BrokerError, CredentialsRefused
 from toolbus.bus.watch.exporter import exposition
 from toolbus.bus.watch.faults import CHECKS, Seen, faults_of, unreachable
 
@@ -26,7 +26,11 @@ HEALTHY = ServerHealth(ServerInfo("Valkey", "9", "r", 1), "noeviction", 1, 0, Tr
 
 def test_every_runbook_of_a_check_exists() -> None:
     """A fault leads to a heading of the page."""
-    found = {unreachable(BrokerError("away")).runbook, *(check.runbook for check in CHECKS)}
+    found = {
+        unreachable(BrokerError("away")).runbook,
+        unreachable(CredentialsRefused("wrong")).runbook,
+        *(check.runbook for check in CHECKS),
+    }
     assert found <= anchors(RUNBOOKS)
 
 

@@ -22,7 +22,8 @@ class ProbedNamespace(Probed):
         """Return why the namespace can't be watched; empty when it can."""
         if not self.started:
             return "the exporter does not serve yet"
-        return "the server does not answer" if await self._metrics.seen() is None else ""
+        await self._metrics.seen()
+        return self._metrics.trouble
 
     async def report(self) -> dict[str, bool | str]:
         """Return whether the server answers."""

@@ -19,8 +19,11 @@ from toolbus.bus import telemetry
 from toolbus.bus.broker.admin import Admin
 from toolbus.bus.broker.statistics.recent import RecentCall
 from toolbus.bus.support.files import append, generations, lock, replace, shift
+from toolbus.bus.telemetry.metrics import Exposition
+from toolbus.bus.telemetry.output import lines_lost
 from toolbus.bus.values.results import BrokerError, BrokerUnavailable, ConfigurationError
 from toolbus.bus.values.settings import PREFIX, Settings
+from toolbus.bus.worker.process.health import Probed
 
 FAILED = frozenset({"failed", "cancelled", "retried", "lost", "dead"})
 """Outcomes of attempts that did not succeed."""
@@ -129,11 +132,12 @@ def _lines(calls: Iterable[RecentCall], missing: int) -> bytes:
 
 
 @contextlib.contextmanager
-def _failing() -> Iterator[None]:
+def _failing(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, sqlite3.Error) as error:
-        raise StoreFailed(str(error)) from None
+        # A system's error may name a file beside it, under a new name each time.
+        raise StoreFailed(f"{path} can't be written: {getattr(error, 'strerror', None) or error}") from None
 
 
 class _Nowhere:
@@ -261,17 +265,17 @@ class _Lines:
             return msgspec.json.decode(self._kept.read_bytes(), type=Position) if self._kept.exists() else Position()
 
     def write(self, calls: Sequence[RecentCall], missing: int, position: Position) -> None:
-        with _failing():
+        with _failing(self._path):
             # Lines whose position could not be written are there already.
             if (lines := _lines(calls, missing)) and position.entry != self._added:
                 append(self._path, lines)
                 self._added = position.entry
-            replace(self._kept, msgspec.json.encode(position))
+            replace(self._kept, msgspec.json.encode(position), 0o600)
             if self._path.exists() and self._path.stat().st_size >= self._most:
                 shift(self._path, _FILES)
 
     def prune(self, before: float) -> None:
-        with _failing():
+        with _failing(self._path):
             for path in generations(self._path, _FILES):
                 if path.exists() and path.stat().st_mtime < before:
                     path.unlink()
@@ -417,7 +421,7 @@ class _Table:
 
     @contextlib.contextmanager
     def _change(self) -> Iterator[sqlite3.Connection]:
-        with _failing():
+        with _failing(self._path):
             self._database.execute("BEGIN IMMEDIATE")
             try:
                 yield self._database
@@ -540,9 +544,20 @@ class Keeper:
         self._position = store.position()
         self._is_serving = False
         self._pruned = 0.0
-        self._failure = ""
+        # By step, what keeps it from being done: "read", "write" or "prune".
+        self._troubles: dict[str, str] = {}
         self._warn_at = time.monotonic() + _SILENCE
         self._began = time.time()
+
+    @property
+    def settings(self) -> Settings:
+        """The settings that name the server and the namespace."""
+        return self._settings
+
+    @property
+    def trouble(self) -> str:
+        """Why attempts can't be kept now; empty when they can."""
+        return next(iter(self._troubles.values()), "")
 
     def stop(self) -> None:
         """Make it end after what it writes now."""
@@ -566,12 +581,13 @@ class Keeper:
                 is_start = not self._is_serving
                 if is_start and (not isinstance(error, BrokerUnavailable) or time.monotonic() >= given_up):
                     raise
-                telemetry.log.warning("history.interrupted", error=str(error))
+                self._failed("read", "history.interrupted", error)
                 await self._wait(_AGAIN)
 
     async def _follow(self, admin: Admin, serving: Callable[[], object]) -> None:
         while not self._stop.is_set():
             calls, entry = await admin.ended_after(self._position.entry)
+            self._done("read")
             if not self._is_serving:
                 self._is_serving = True
                 serving()
@@ -604,12 +620,20 @@ class Keeper:
         try:
             await asyncio.to_thread(step, *arguments)
         except StoreFailed as error:
-            if str(error) != self._failure:
-                self._failure = str(error)
-                telemetry.log.error("history.failed", error=self._failure)
+            self._failed(step.__name__, "history.failed", error)
             return False
-        self._failure = ""
+        self._done(step.__name__)
         return True
+
+    def _failed(self, step: str, event: str, error: Exception) -> None:
+        """Say it, unless it was said before and has not been done since."""
+        if self._troubles.get(step) != str(error):
+            self._troubles[step] = str(error)
+            telemetry.log.error(event, error=str(error))
+
+    def _done(self, step: str) -> None:
+        if was := self._troubles.pop(step, ""):
+            telemetry.log.info("history.restored", error=was)
 
     async def _warn(self, admin: Admin) -> None:
         """Say once that calls end of which no worker tells the history."""
@@ -624,3 +648,27 @@ class Keeper:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._stop.wait()
+
+
+class ProbedHistory(Probed):
+    """Answers probes for what keeps a history."""
+
+    def __init__(self, keeper: Keeper) -> None:
+        super().__init__(keeper.settings)
+        self._keeper = keeper
+
+    async def unready(self) -> str:
+        """Return why attempts can't be kept; empty when they can."""
+        return self._keeper.trouble if self.started else "the history does not begin yet"
+
+    async def report(self) -> dict[str, bool | str]:
+        """Return whether attempts are kept."""
+        reason = await self.unready()
+        return {"healthy": not reason, "reason": reason}
+
+    async def metrics(self) -> str:
+        """Return whether attempts are kept, as a metric."""
+        made = Exposition(self._keeper.settings.namespace)
+        made.add("toolbus_up", int(not await self.unready()))
+        made.add("toolbus_log_lines_lost_total", lines_lost())
+        return made.text()

@@ -106,14 +106,14 @@ class AgentSteps:
             on_push=self._pushed, on_up=self._connected, on_blocking_up=self._connected, on_wrong_type=self._key_repair.request
         )
 
-    async def start(self) -> None:
-        """Connect, load the registry's snapshot, then begin to read and to keep up.
+    async def start(self, within: float) -> None:
+        """Connect, load the registry's snapshot, then begin to read and to keep up; ``within`` so many seconds.
 
         Raises:
             BrokerError: the server can't be reached or can't serve.
         """
         reader = self.reader
-        async with self.links.opening():
+        async with self.links.opening(within):
             # Until here nothing has been missed; from here on a connection may be lost, and come back.
             reader.resync = False
             version = await read_version(self.link, self._keys)
@@ -243,10 +243,10 @@ class AgentBroker:
             BrokerError: the server can't be reached or can't serve.
         """
 
-        async def start() -> None:
+        async def start(within: float) -> None:
             self.steps = AgentSteps(self._settings, self._connector, self._keys, self.agent, self._clock, listener)
             self.requests = self.steps.requests
-            await self.steps.start()
+            await self.steps.start(within)
 
         await open_patiently(start, self._connector, self._settings.connect_timeout, otherwise=self._settings.timeout)
 

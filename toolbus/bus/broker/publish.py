@@ -35,6 +35,8 @@ from toolbus.bus.values.envelope import (
 from toolbus.bus.values.results import BrokerError, BrokerUnavailable, EnvelopeError
 
 MEMO_TTL = 600
+# Flushes of which the server remembers the verdicts (publish.lua).
+_MEMOS = 64
 # As for finishing: bounds how long one script holds the server.
 _MOST_REQUESTS = 256
 _MOST_BYTES = 1_048_576
@@ -53,6 +55,7 @@ OnFate = Callable[[Fate], None]
 
 _FATES: dict[bytes, Fate] = {b"removed": "removed", b"signalled": "signalled", b"gone": "gone", b"shared": "shared"}
 ABSENT = Verdict("absent", message="the service has no request stream")
+_LATE = Verdict("failed", message="its time was up before the server took it, so it did not run")
 
 
 class Publish(msgspec.Struct, frozen=True, gc=False):
@@ -89,7 +92,7 @@ class Publisher:
     connection nothing is written: what its caller gives up meanwhile was certainly never published. Nor is anything written to a
     master that is being replaced, which would lose it, nor ``once`` work to a server that is not surely the master.
 
-    Several flushes may be in flight. Each names the one before it, and is refused, and sent again, when that one was not carried out:
+    Up to 64 flushes may be in flight. Each names the one before it, and is refused, and sent again, when that one was not carried out:
     the server publishes in the order of the calls also when it refuses some for a while.
     """
 
@@ -107,6 +110,8 @@ class Publisher:
         self._flush_number = 0
         # In ascending order.
         self._unanswered: dict[int, None] = {}
+        # True while calls wait because the server would forget the verdict of the first of these flushes, and carry it out again.
+        self._full = False
         # Those of them that the server may have carried out: an answer was lost, and then it refused every write.
         self._doubted = set[int]()
         self.published = 0
@@ -131,7 +136,7 @@ class Publisher:
             self._loop.call_soon(self.flush)
 
     def _writes(self, publish: Publish) -> bool:
-        return self._link.connected and self._mastership.admits(once=publish.once)
+        return self._link.connected and not self._full and self._mastership.admits(once=publish.once)
 
     def cancel(self, call: str, queue: str, entry: str, remaining_ms: int, on_fate: OnFate | None, why: str = "cancelled") -> None:
         """Remove a queued call, or tell the workers."""
@@ -201,6 +206,10 @@ class Publisher:
             self._send_part(part, once=once)
 
     def _send_part(self, batch: list[Publish], *, once: bool) -> None:
+        if self._flush_number - next(iter(self._unanswered), self._flush_number) >= _MEMOS:
+            self._full = True
+            self._keep(batch)
+            return
         server = self._link.server
         # The place of each key among those of the script, the first of which is the memo.
         places: dict[str, int] = {}
@@ -219,14 +228,22 @@ class Publisher:
         self._unanswered[flush.number] = None
         self._write(flush, earlier)
 
-    def _write(self, flush: _Flush, earlier: int | None, on_reply: OnReply | None = None) -> None:
-        args = flush.args if earlier is None else (*flush.args, earlier)
+    def _write(self, flush: _Flush, earlier: int | None, on_reply: OnReply | None = None, *, again: bool = False) -> None:
+        last = () if earlier is None else (earlier,)
+
+        def renew() -> tuple[bytes | str | int, ...]:
+            # From a timeout the server makes a deadline: one as long as at first would let work begin after its caller's time.
+            args, now = list(flush.args), self._monotonic()
+            args[5::4] = [max(0, int((publish.deadline - now) * 1000)) for publish in flush.batch]
+            return (*args, *last)
+
         on_reply = on_reply or partial(self._published, flush)
         # Another server process may have forgotten that the work was published, and done: then it is not known what became of it.
-        self._link.run(scripts.PUBLISH, flush.keys, args, on_reply, repeatable=True, same_server=flush.once)
+        args = renew() if again else (*flush.args, *last)
+        self._link.run(scripts.PUBLISH, flush.keys, args, on_reply, repeatable=True, same_server=flush.once, renew=renew)
 
     def _write_again(self, flush: _Flush, on_reply: OnReply | None = None) -> None:
-        self._write(flush, max((number for number in self._unanswered if number < flush.number), default=None), on_reply)
+        self._write(flush, max((number for number in self._unanswered if number < flush.number), default=None), on_reply, again=True)
 
     def _is_written_again(self, flush: _Flush, error: ReplyError) -> bool:
         if flush.number in self._doubted:
@@ -249,6 +266,9 @@ class Publisher:
             return
         self._doubted.discard(flush.number)
         del self._unanswered[flush.number]
+        if self._full:
+            self._full = False
+            self.flush_soon()
         if isinstance(reply, BrokerError):
             verdict = failure(reply)
             for publish in flush.batch:
@@ -260,8 +280,9 @@ class Publisher:
             # Another client may have overwritten the earlier answer that the server repeats.
             skip(self._memo, error)
             verdicts = [Verdict("unknown", message=f"the server's answer can't be read: {error}")] * len(flush.batch)
+        now = self._monotonic()
         for publish, verdict in zip(flush.batch, verdicts, strict=True):
-            publish.sender.settle(verdict)
+            publish.sender.settle(_LATE if verdict is ABSENT and publish.deadline <= now else verdict)
 
 
 def _cancel(link: Link, keys: tuple[str, ...], args: tuple[str | int, ...], call: str, on_fate: OnFate | None) -> None:
@@ -417,26 +438,16 @@ class SharedCalls:
                 self.forget(request.id)
 
         record = self._keys.shared(share_digest(request))
-        write = partial(
-            self._link.run,
-            scripts.SHARE,
-            (record, self._keys.queue(queue), self._keys.call(request.id), *([self._keys.order(queue)] if session else ())),
-            (
-                request.id,
-                work_digest(request),
-                self._agent,
-                limit,
-                max(1, int((deadline - time.monotonic()) * 1000)),
-                document,
-                int(self._retention * 1000),
-                server.run_id if once and server is not None else "",
-                self._keys.prefix,
-                self._keys.wake(queue),
-                *([session] if session else ()),
-            ),
-            repeatable=True,
-            same_server=once,
-        )
+        keys = (record, self._keys.queue(queue), self._keys.call(request.id), *([self._keys.order(queue)] if session else ()))
+        knowing = server.run_id if once and server is not None else ""
+
+        def args() -> tuple[bytes | str | int, ...]:
+            left = max(0, int((deadline - time.monotonic()) * 1000))
+            first = (request.id, work_digest(request), self._agent, limit, left, document, int(self._retention * 1000), knowing)
+            return (*first, self._keys.prefix, self._keys.wake(queue), *([session] if session else ()))
+
+        def write(on_reply: OnReply) -> None:
+            self._link.run(scripts.SHARE, keys, args(), on_reply, repeatable=True, same_server=once, renew=args)
 
         def first(reply: Reply) -> None:
             if _is_doubtful(reply):

@@ -180,7 +180,8 @@ def _renew(stream: RequestStream, renewals: list[Renewal]) -> None:
         for delivery in renewal.kept:
             delivery.fence = renewal.fence
         for delivery in renewal.lost:
-            stream.lose(delivery)
+            if not delivery.counting:
+                stream.lose(delivery)
         stream.fence_is(*renewal.fence)
 
 
@@ -302,13 +303,13 @@ class WorkerSteps:
             on_moved=self.leases.relocate,
         )
 
-    async def start(self) -> None:
-        """Connect, then begin to beat and to keep up.
+    async def start(self, within: float) -> None:
+        """Connect, then begin to beat and to keep up; connecting takes ``within`` seconds at most.
 
         Raises:
             BrokerError: the server can't be reached or can't serve.
         """
-        async with self.links.opening():
+        async with self.links.opening(within):
             await tell_time(self.link, self._clock)
             await warn_of_eviction(self.link, self._connector.display)
         self.link.subscribe(self._keys.wake_all)
@@ -344,6 +345,7 @@ class WorkerSteps:
         if self.links.open and self.link.statistics().connects > 1:
             self.leases.nudge()
             self.wake.catch_up()
+            self.recent.flush()
         for stream in self.streams.values():
             stream.server = self._server_id()
         if restarted:
@@ -418,9 +420,9 @@ class WorkerBroker:
             BrokerError: the server can't be reached or can't serve.
         """
 
-        async def start() -> None:
+        async def start(within: float) -> None:
             self.steps = WorkerSteps(self._settings, self._connector, self._keys, self.instance, self._clock, listener)
-            await self.steps.start()
+            await self.steps.start(within)
 
         await open_patiently(start, self._connector, self._settings.connect_timeout, otherwise=math.inf)
 

@@ -18,6 +18,7 @@ The exception tree::
     ├── EndpointError            a model's endpoint gave no complete answer
     └── BrokerError              the server refused a command
         ├── BrokerUnavailable    the server can't be reached
+        ├── CredentialsRefused   the user or the password is wrong or missing
         └── UnsupportedServer    the server lacks a command that toolbus needs
 """
 
@@ -398,6 +399,10 @@ class BrokerError(ToolbusError):
 
 class BrokerUnavailable(BrokerError):
     """The server can't be reached, or the connection was lost before its answer arrived."""
+
+
+class CredentialsRefused(BrokerError):
+    """The server refused the user or the password, or none could be given; the message says where to correct it."""
 
 
 class UnsupportedServer(BrokerError):

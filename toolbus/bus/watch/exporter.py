@@ -11,7 +11,7 @@ from toolbus.bus.telemetry.metrics import Exposition
 from toolbus.bus.telemetry.output import lines_lost
 from toolbus.bus.values.results import ToolbusError
 from toolbus.bus.values.settings import Settings
-from toolbus.bus.watch.faults import CHECKS, SERVER, SERVER_RUNBOOK, Seen, leases_last, lines_of, look
+from toolbus.bus.watch.faults import CHECKS, SERVER, SERVER_RUNBOOK, Seen, leases_last, lines_of, look, unreachable
 
 # The metrics of services: each with its states, and the fields that count them.
 _OF_SERVICES = {
@@ -34,9 +34,13 @@ class NamespaceMetrics:
 
     Args:
         settings: which namespace of which server.
+
+    Attributes:
+        trouble: why the server could not be asked the last time; empty when it could.
     """
 
     def __init__(self, settings: Settings) -> None:
+        self.trouble = ""
         self._settings = settings
         self._lock = asyncio.Lock()
         self._asked = -math.inf
@@ -55,9 +59,12 @@ class NamespaceMetrics:
         try:
             async with asyncio.timeout(_PATIENCE), Admin(self._settings) as admin:
                 services = await self._known.read(admin)
-                return await look(admin, self._settings, services=services, roles=await admin.roles())
-        except (ToolbusError, TimeoutError):
+                seen = await look(admin, self._settings, services=services, roles=await admin.roles())
+        except (ToolbusError, TimeoutError) as error:
+            self.trouble = unreachable(error).found
             return None
+        self.trouble = ""
+        return seen
 
 
 def exposition(namespace: str, seen: Seen | None, *, up: bool) -> Exposition:

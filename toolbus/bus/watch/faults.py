@@ -20,7 +20,7 @@ from toolbus.bus.broker.admin import Admin, ServerHealth, ServiceOverview
 from toolbus.bus.broker.statistics.answers import BOUNDS, ToolStatistics, added
 from toolbus.bus.broker.statistics.asking import Statistics, merged
 from toolbus.bus.support.display import one_line
-from toolbus.bus.values.results import ToolbusError
+from toolbus.bus.values.results import CredentialsRefused, ToolbusError
 from toolbus.bus.values.secrets import TokenRecord
 from toolbus.bus.values.settings import PREFIX, Settings
 
@@ -306,6 +306,9 @@ CHECKS: tuple[Check, ...] = (
 SERVER, SERVER_RUNBOOK = "server", "the-server-is-gone"
 """The check that the server can be asked at all, and its runbook."""
 
+CREDENTIALS_RUNBOOK = "change-a-password-or-a-key"
+"""The runbook of a server that refuses the user or the password."""
+
 
 async def look(
     admin: Admin,
@@ -373,7 +376,8 @@ def faults_of(seen: Seen) -> list[Fault]:
 
 def unreachable(error: ToolbusError | TimeoutError) -> Fault:
     """Return the fault of a server that could not be asked."""
-    return Fault(SERVER, "fail", str(error) or "the server did not answer in time", SERVER_RUNBOOK)
+    runbook = CREDENTIALS_RUNBOOK if isinstance(error, CredentialsRefused) else SERVER_RUNBOOK
+    return Fault(SERVER, "fail", str(error) or "the server did not answer in time", runbook)
 
 
 # -- words --------------------------------------------------------------------------------------------

@@ -373,7 +373,7 @@ class Worker:
         if not self._serving:
             return "it starts, or leaves"
         steps = self.broker.steps
-        return steps.intake.trouble if steps.links.connected else "it has lost its connection to the server, and is restoring it"
+        return steps.links.trouble or steps.intake.trouble
 
     @property
     def _serving(self) -> bool:

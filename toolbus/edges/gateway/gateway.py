@@ -15,7 +15,7 @@ from toolbus.bus.broker.admin import Admin
 from toolbus.bus.client.bus import ToolBus
 from toolbus.bus.client.calls.call import Call
 from toolbus.bus.support.deadlines import Deadlines
-from toolbus.bus.values.results import BrokerError, ErrorInfo
+from toolbus.bus.values.results import BrokerError, CredentialsRefused, ErrorInfo
 from toolbus.bus.values.settings import Settings
 from toolbus.bus.watch.exporter import NamespaceMetrics
 from toolbus.edges.gateway.bodies import Problem
@@ -93,7 +93,7 @@ async def _refusal(settings: Settings) -> str:
         async with asyncio.timeout(_ANSWERS), Admin(settings) as admin:
             refusal = await admin.refusal()
     except (BrokerError, TimeoutError) as error:
-        return f"the server does not answer: {str(error) or 'not within a second'}"
+        return str(error) if isinstance(error, CredentialsRefused) else f"the server does not answer: {str(error) or 'not within a second'}"
     return refusal and f"the server refuses calls: {refusal}"
 
 
@@ -195,9 +195,9 @@ class Gateway:
 
     async def unready(self) -> str:
         """Return why calls can't be made now; empty when they can."""
-        if not self.connected:
-            return "the gateway has lost its connection to the server, and is restoring it"
-        return await _refusal(self.settings)
+        # The connection that was lost does not say why it can't be restored; a new one does.
+        refusal = await _refusal(self.settings)
+        return refusal or ("" if self.connected else "the gateway has lost its connection to the server, and is restoring it")
 
     @cached_property
     def deadlines(self) -> Deadlines:
@@ -224,7 +224,7 @@ class Gateway:
             if self.connected:
                 self._lost_since = None
                 return
-        detail = "the gateway has lost its connection to the server and is restoring it; try again"
+        detail = "the gateway has no connection to the server (its /ready says why); try again"
         raise Problem(503, "unavailable", detail, {"Retry-After": "1"}, code="no_server", retryable=True)
 
 

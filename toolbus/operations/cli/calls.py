@@ -24,6 +24,7 @@ from toolbus.bus.support.display import one_line, visible
 from toolbus.bus.values.confirmations import ConfirmationAnswer, ConfirmationRequest
 from toolbus.bus.values.envelope import new_run
 from toolbus.bus.values.events import Answered, Asked, Event, Finished, Reset, Text
+from toolbus.bus.values.results import deadline_exceeded
 from toolbus.operations.cli.command import Output, Seconds, User, argument, command, digest, group, option
 from toolbus.operations.cli.common import login_name, namespace_of, read_json, read_text, with_bus
 from toolbus.operations.cli.output import fail, moment, print_content, print_json, print_json_line, print_line, show
@@ -35,6 +36,22 @@ if TYPE_CHECKING:
 # Codes that say no more than the message, which names the tool or service.
 _PLAIN = ("unknown_tool", "unknown_service", "no_worker")
 _NUMBER = re.compile(r"[+-]?(\d+\.?|\d*\.\d+)", re.ASCII)
+
+
+def _left(timeout: float | None, began: float) -> dict[str, float]:
+    """Return the option ``timeout`` of a call for which a command has had so many seconds since it ``began``; none without one.
+
+    Raises:
+        ToolError: they are over.
+    """
+    if timeout is None:
+        return {}
+    # Whoever gave it has gone by then: what begins later, begins for nobody.
+    left = timeout - (time.monotonic() - began)
+    if left <= 0:
+        raise ToolError(deadline_exceeded(f"the server could not be used for {timeout:g} s, so the call was not made"))
+    # In tenths of a second, since messages show it.
+    return {"timeout": min(timeout, math.ceil(10 * left) / 10)}
 
 
 @command("call")
@@ -69,12 +86,13 @@ def call_command(
     from toolbus.bus.client.confirmations import Grant
 
     options: dict[str, Any] = {"user": user, "session": session}
-    options |= {} if timeout is None else {"timeout": timeout}
     # Before the bus is opened: reading blocks, and a blocked event loop can't be interrupted.
     words = _Words(pairs, document)
     streaming = output == "text" and (sys.stdout.isatty() if stream is None else stream)
+    began = time.monotonic()
 
     async def main(bus: ToolBus) -> ToolResult:
+        options.update(_left(timeout, began))
         known = bus.tools.get(tool)
         if wait is not None and (known is None or not known.available):
             with contextlib.suppress(TimeoutError):
@@ -86,17 +104,17 @@ def call_command(
                 return await _print(call, questions, quiet=not streaming)
         grant = Grant(known)
         if known.available and known.descriptor.confirm:
-            try:
-                grant.confirmation = await _allowed(bus, known, arguments, user, session, confirm_timeout)
-                arguments = grant.confirmation.arguments
-            except ToolError as error:
-                return ToolResult.fail(error.error)
+            grant.confirmation = await _allowed(bus, known, arguments, user, session, confirm_timeout)
+            arguments = grant.confirmation.arguments
         made = bus.stream(tool, arguments, **options)
         made.grant = grant
         async with made as call, questions:
             return await _print(call, questions, quiet=not streaming)
 
-    result = with_bus(main, timeout=timeout)
+    try:
+        result = with_bus(main, timeout=timeout)
+    except ToolError as failed:
+        result = ToolResult.fail(failed.error)
     if output == "json":
         print_json(result)
     elif not streaming and result.success:
@@ -115,7 +133,8 @@ def call_command(
         where = namespace_of() if error.type == "not_found" and error.origin == "bus" else ""
         code = f" ({visible(error.code)})" if error.code and error.message and error.code not in _PLAIN else ""
         later = f"; try again after {error.retry_after:g} s" if error.retry_after else ""
-        fail(f"{error.type}{code}: {error.message or error.code}{later}{where}")
+        down = "; `toolbus see services` shows services that are down, whose tools are not known" if error.code == "unknown_tool" else ""
+        fail(f"{error.type}{code}: {error.message or error.code}{later}{where}{down}")
 
 
 async def _allowed(bus: ToolBus, tool: Tool, arguments: dict[str, Any], user: str, session: str, seconds: float) -> Confirmation:

@@ -133,14 +133,19 @@ def with_admin(main: Callable[[Admin], Awaitable[T]]) -> T:
 
 
 def with_bus(main: Callable[[ToolBus], Awaitable[T]], *, timeout: float | None = None) -> T:
-    """Run ``main`` with a bus, as an agent, which waits for its server as long as for a call: by default so many seconds.
+    """Run ``main`` with a bus, as an agent, which waits for its server no longer than for a call of ``timeout`` seconds.
 
     Raises:
         ToolbusError: a setting is wrong, or the server can't be reached.
     """
     from toolbus import ToolBus
 
-    return _connected(lambda settings: ToolBus(settings=settings), main, timeout=timeout)
+    def connect(settings: Settings) -> ToolBus:
+        if timeout is not None and settings.connect_timeout is not None:
+            settings = Settings.load({}, base=settings, connect_timeout=min(timeout, settings.connect_timeout))
+        return ToolBus(settings=settings)
+
+    return _connected(connect, main, timeout=timeout)
 
 
 def _connected(connect: Callable[[Settings], AbstractAsyncContextManager[C]], main: Callable[[C], Awaitable[T]], **overrides: Any) -> T:

@@ -8,8 +8,9 @@ from typing import Annotated
 
 import click
 
-from toolbus.operations.cli.command import Span, argument, command, option
+from toolbus.operations.cli.command import ProcessOptions, Span, argument, command, option
 from toolbus.operations.cli.common import serving_settings
+from toolbus.operations.cli.worker import announced, end_with
 
 STORE = "TOOLBUS_HISTORY_STORE"
 """The variable that names the place of the history, for who keeps it and who looks into it."""
@@ -23,6 +24,7 @@ def history_command(
         int, option("MiB that they may take; the oldest ones go first.", type=click.IntRange(1, 1_048_576), default=4_096, metavar="MIB")
     ],
     arguments: Annotated[bool, option("Keep arguments, too, where workers record them (TOOLBUS_RECENT=arguments).")],
+    process: ProcessOptions,
 ) -> None:
     """Keep the calls that end, for `toolbus see calls --since`.
 
@@ -30,23 +32,31 @@ def history_command(
     output, or otlp for log records at the collector of OTEL_EXPORTER_OTLP_ENDPOINT. The last two keep nothing here.
 
     Workers tell of attempts where TOOLBUS_HISTORY is set: how many of them the server holds until they are kept, such as 10000. What is
-    missing is counted, in the history and in the log (history.missing).
+    missing is counted, in the history and in the log (history.missing). With --health-port, /ready and toolbus_up say when nothing can be
+    kept.
 
     \b
     Examples:
       toolbus operate history calls.db --keep 90d
       toolbus operate history - | vector --config calls.yaml
     """
-    from toolbus.operations.history import Keeper, open_store
+    from toolbus.operations.history import Keeper, ProbedHistory, open_store
 
     settings = serving_settings("history")
     opened = open_store(store, size * 1_048_576)
 
     async def main() -> None:
         keeper = Keeper(settings, opened, kept=keep, arguments=arguments)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, keeper.stop)
-        await keeper.run()
+        end_with(process, settings)
+        async with announced(lambda: ProbedHistory(keeper), process) as (serving, stopping):
+
+            def stop() -> None:
+                stopping()
+                keeper.stop()
+
+            for number in (signal.SIGTERM, signal.SIGINT):
+                asyncio.get_running_loop().add_signal_handler(number, stop)
+            await keeper.run(serving)
 
     try:
         asyncio.run(main())

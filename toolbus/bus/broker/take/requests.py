@@ -101,6 +101,7 @@ class Delivery(msgspec.Struct, eq=False):
         after: the entry before it in its session, if one had not ended when it was published.
         cancelled: the type of the error that its caller has, once that gave it up.
         extended: the deadline of a call that joined it, in monotonic seconds; 0 without one.
+        counting: whether the server is asked to count its next attempt; the answer says whether it is still ours.
     """
 
     request: Request
@@ -121,6 +122,7 @@ class Delivery(msgspec.Struct, eq=False):
     after: bytes = b""
     cancelled: str = ""
     extended: float = 0.0
+    counting: bool = False
 
     @property
     def is_held(self) -> bool:
@@ -139,7 +141,7 @@ class Delivery(msgspec.Struct, eq=False):
 
     def again(self, attempt: int, run: str) -> Self:
         """Return the same request for a further run on this worker."""
-        return msgspec.structs.replace(self, attempt=attempt, run=run, begun=False)
+        return msgspec.structs.replace(self, attempt=attempt, run=run, begun=False, counting=False)
 
 
 class RequestStream:
@@ -254,6 +256,8 @@ class RequestStream:
     async def retry(self, link: Link, delivery: Delivery) -> Delivery | None:
         """Count a further attempt of a held delivery; None when it is no longer ours, and then it is lost."""
         attempt = delivery.attempt + 1
+        # A renewal that was asked before, and is carried out after, does not know the new number, and calls the entry lost.
+        delivery.counting = True
         if not await self.count(link, delivery.entry, attempt, delivery.fence):
             # Nothing runs here that could end it, and the server may deliver its entry here once more.
             self.lose(delivery)

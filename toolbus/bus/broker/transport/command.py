@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 
 from toolbus.bus import telemetry
 from toolbus.bus.broker.server.reading import shown
-from toolbus.bus.broker.server.scripts import ANYTHING, Form
+from toolbus.bus.broker.server.scripts import ANYTHING, Form, with_source
 from toolbus.bus.broker.transport.discovery import Node
 from toolbus.bus.values.results import BrokerError
 
@@ -61,6 +61,7 @@ class Command(NamedTuple):
     Attributes:
         misanswered: an answer came that had another form.
         lost: an earlier answer was lost with its connection.
+        renew: packs it anew, with what is left of the times in it; None when its words stay as they are.
     """
 
     packed: bytes
@@ -70,6 +71,16 @@ class Command(NamedTuple):
     form: Form = ANYTHING
     misanswered: bool = False
     lost: bool = False
+    renew: Callable[[], bytes] | None = None
+
+    def renewed(self) -> Self:
+        """Return what is to be written after a wait, or once more."""
+        if self.renew is None:
+            return self
+        packed = self.renew()
+        # One that the server did not know goes on with its source.
+        source = with_source(packed) if b"\r\nEVAL\r\n" in self.packed[:16] else None
+        return self._replace(packed=source or packed)
 
 
 T = TypeVar("T")

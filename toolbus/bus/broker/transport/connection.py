@@ -28,11 +28,19 @@ from toolbus.bus.broker.transport.discovery import (
     InCluster,
     Node,
     OfProcess,
+    PasswordUnread,
     SingleNode,
     read_password,
     speaks_tls,
 )
-from toolbus.bus.values.results import BrokerError, BrokerUnavailable, ConfigurationError, EnvelopeError, UnsupportedServer
+from toolbus.bus.values.results import (
+    BrokerError,
+    BrokerUnavailable,
+    ConfigurationError,
+    CredentialsRefused,
+    EnvelopeError,
+    UnsupportedServer,
+)
 from toolbus.bus.values.settings import PREFIX, Settings
 from toolbus.bus.values.urls import check_url, redact
 
@@ -164,8 +172,12 @@ class Connector:
         ConfigurationError: the URL can't be understood.
     """
 
+    # Whether a server has answered at the default URL in this process, whose connectors come and go.
+    _default_reached = False
+
     def __init__(self, url: str, *, key: str = "", password_file: str = "", files: TlsFiles | None = None) -> None:
         self.display = redact(url)
+        self._is_default = url == Settings().url
         self._password_file = password_file
         self._reached = False
         try:
@@ -201,6 +213,7 @@ class Connector:
 
         Raises:
             BrokerUnavailable: it can't be reached, or is a replica now.
+            CredentialsRefused: it refuses the user or the password.
             BrokerError: it refuses us.
             UnsupportedServer: it is too old.
         """
@@ -253,6 +266,7 @@ class Connector:
 
     def _answered(self) -> None:
         self._reached = True
+        Connector._default_reached |= self._is_default
 
     def sync_client(self, timeout: float = _READ_TIMEOUT) -> redis.Redis:
         """Return a synchronous client, for the lease thread; ``timeout`` seconds for a connect or an answer.
@@ -279,8 +293,10 @@ class Connector:
         """Turn redis-py's exceptions into ours, naming the server and what to do."""
         try:
             yield
+        except PasswordUnread as error:
+            raise CredentialsRefused(f"{self.display} can't be asked: {error}") from None
         except (redis.AuthenticationError, redis.exceptions.AuthenticationWrongNumberOfArgsError) as error:
-            raise BrokerError(self._refused(str(error))) from None
+            raise CredentialsRefused(self._refused(str(error))) from None
         except (redis.ConnectionError, redis.TimeoutError, OSError) as error:
             reason = (str(error) or type(error).__name__).rstrip(".")
             if self._tls and (refusal := unreadable(self._discovery.options) or explain(reason)):
@@ -290,7 +306,9 @@ class Connector:
             raise kind(f"can't reach {self.display}: {_plain(reason, self.display)}; {self._advice(reason)}") from None
         except redis.ResponseError as error:
             text = str(error)
-            if text.startswith(("WRONGPASS", "NOAUTH", "NOPERM")):
+            if text.startswith(("WRONGPASS", "NOAUTH")):
+                raise CredentialsRefused(self._refused(text)) from None
+            if text.startswith("NOPERM"):
                 raise BrokerError(self._refused(text)) from None
             if text.startswith("BUSY "):
                 # It speaks to us, and says that it does so again when a script has ended.
@@ -310,7 +328,8 @@ class Connector:
             return f"{self.display} wants a password, and the URL has a user only; a password alone has a colon before it: {_HOW}"
         if _WANTS_PASSWORD.search(text):
             return f"{self.display} wants a password: {_HOW}"
-        return f"{self.display} refused the user or password: {text}"
+        place = f"the file {self._password_file!r}" if self._password_file else "its URL"
+        return f"{self.display} refused the user or password: {text.rstrip('.')}; correct them in {place}"
 
     def _advice(self, reason: str) -> str:
         """Return advice about a server that can't be reached."""
@@ -322,7 +341,9 @@ class Connector:
         if self._reached:
             return "it answered before, so it is tried again"
         if not (cut or (late and self._tls)):
-            return f"start a server with `toolbus dev`, or set {PREFIX}URL"
+            # Whoever has named a server, or had one, would get an empty one beside it.
+            is_new = self._is_default and not Connector._default_reached
+            return f"start a server with `toolbus dev`, or set {PREFIX}URL" if is_new else "start it, or correct its URL"
         if late:
             return "if the server does not speak TLS at this port, write redis:// for rediss://"
         if self._tls:

@@ -21,16 +21,20 @@ from toolbus.bus.broker.transport import clients
 from toolbus.bus.broker.transport.embedded import EmbeddedServer
 
 
+class PasswordUnread(redis.AuthenticationError):
+    """The file of a password can't be read."""
+
+
 def read_password(path: str) -> str:
     """Return the password that a file holds, without the blanks around it.
 
     Raises:
-        redis.AuthenticationError: the file can't be read.
+        PasswordUnread: the file can't be read.
     """
     try:
         return Path(path).read_text("utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise redis.AuthenticationError(f"the password file can't be read: {error}") from None
+        raise PasswordUnread(f"the password file can't be read: {error}") from None
 
 
 T = TypeVar("T")

@@ -126,6 +126,7 @@ class Link(Wire):
 
     Attributes:
         on_wrong_type: called when the server has refused a command because a key is not of the type that it should be.
+        trouble: why the last attempt to connect failed; empty once one has succeeded.
     """
 
     def __init__(
@@ -154,6 +155,7 @@ class Link(Wire):
         self._connected_at = 0.0
         self._delay = _BACKOFF_FIRST
         self.on_wrong_type: Callable[[], None] | None = None
+        self.trouble = ""
         self._redirects: dict[Node, RedirectConnection] = {}
         self._connects = 0
 
@@ -186,6 +188,7 @@ class Link(Wire):
         self._lost.clear()
         self._disconnected.clear()
         self._take_over(connection)
+        self.trouble = ""
         self._connects += 1
         self._leaving = False
         self._connected_at = self._loop.time()
@@ -362,7 +365,7 @@ class Link(Wire):
         if not self._refused:
             self._held_up = self._repeating = False
             self._unsent[:0] = again
-            self.flush()
+            self._flush_late()
             return
         commands = [Refused(command) for command in again]
         if self._repeating:
@@ -379,7 +382,7 @@ class Link(Wire):
         if not self._refused:
             self._held_up = self._repeating = False
             self._patience.end()
-            self.flush()
+            self._flush_late()
             return
         self._repeating = True
         first = self._refused[0]
@@ -397,7 +400,7 @@ class Link(Wire):
         if self._transport is None or self._leaving or not self._refused:
             return
         self._heard = self._loop.time()
-        self._write_now(self._refused.popleft().command)
+        self._write_now(self._refused.popleft().command.renewed())
 
     def _forward(self, node: Node, command: Command) -> None:
         redirect = self._redirects.get(node) or self._redirect_to(node)
@@ -452,12 +455,8 @@ class Link(Wire):
             try:
                 await self._unless(self._relocated, self.connect())
             except Exception as error:  # noqa: BLE001 - whatever went wrong, the link must come back
-                telemetry.log.warning(
-                    "link.reconnect_failed",
-                    server=self._connector.display,
-                    error=str(error) or type(error).__name__,
-                    retry_in=round(delay, 2),
-                )
+                self.trouble = str(error) or type(error).__name__
+                telemetry.log.warning("link.reconnect_failed", server=self._connector.display, error=self.trouble, retry_in=round(delay, 2))
                 await self._pause(delay)
                 delay = min(delay * 2, _BACKOFF_MOST)
                 continue

@@ -85,6 +85,14 @@ class Links:
         return self.writing.connected and self.blocking.connected
 
     @property
+    def trouble(self) -> str:
+        """Why the server can't be spoken to now; empty when it can."""
+        if self.connected:
+            return ""
+        reason = next((link.trouble for link in self._links if link.trouble), "")
+        return f"it has lost its connection to the server, and is restoring it{reason and f': {reason}'}"
+
+    @property
     def closing(self) -> bool:
         """True when ``leave`` was called."""
         return self._leaving.is_set()
@@ -95,29 +103,34 @@ class Links:
         return self._home is not None
 
     @asynccontextmanager
-    async def opening(self) -> AsyncIterator[None]:
+    async def opening(self, within: float) -> AsyncIterator[None]:
         """Connect both; within the block are the first commands, for which a lost connection is waited for a bounded time.
 
         What goes wrong in it closes the connections again.
+
+        Args:
+            within: seconds for all of it.
 
         Raises:
             BrokerUnavailable: the server can't be reached, or did not answer in time.
             BrokerError: it refuses us.
         """
         try:
-            for link in self._links:
-                await link.connect()
-            ready = asyncio.Event()
-            self._home = asyncio.create_task(self._live(ready), name="toolbus-links")
-            await ready.wait()
-            async with asyncio.timeout(_OPENING):
-                yield
+            async with asyncio.timeout(within):
+                for link in self._links:
+                    await link.connect()
+                ready = asyncio.Event()
+                self._home = asyncio.create_task(self._live(ready), name="toolbus-links")
+                await ready.wait()
+                async with asyncio.timeout(_OPENING):
+                    yield
         except BaseException as error:
             refusal = next(filter(None, (link.refusal for link in self._links)), "")
             await self.leave()
             if isinstance(error, TimeoutError):
                 why = refusal and f", but refused what it was asked: {refusal}"
-                raise BrokerUnavailable(f"{self._connector.display} did not answer within {_OPENING:g} s{why}") from None
+                seconds = round(min(within, _OPENING), 1)
+                raise BrokerUnavailable(f"{self._connector.display} did not answer within {seconds:g} s{why}") from None
             raise
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
@@ -201,6 +214,7 @@ class ShortLink(Link):
         repeatable: bool = False,
         same_server: bool = False,
         form: Form | None = None,
+        renew: Callable[[], tuple[Any, ...]] | None = None,
     ) -> None:
         """Queue a command, whose answer must come in time."""
         late = self._loop.call_later(_ANSWER, self._give_up_late)
@@ -209,7 +223,7 @@ class ShortLink(Link):
             late.cancel()
             on_reply(reply)
 
-        super().send(args, answered, repeatable=repeatable, same_server=same_server, form=form)
+        super().send(args, answered, repeatable=repeatable, same_server=same_server, form=form, renew=renew)
 
     async def execute(self, *args: Any, repeatable: bool = False) -> Reply:
         """Send a command and wait for its answer; its first argument is its key, if it has any."""

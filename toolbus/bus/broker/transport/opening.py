@@ -18,23 +18,34 @@ from toolbus.bus.values.results import BrokerUnavailable, ToolbusError
 from toolbus.bus.values.settings import Settings
 
 _FIRST, _MOST = 0.05, 1.0
+# Seconds that any attempt has: a busy machine takes so long for a server that answers.
+_LEAST = 1.0
 
 
-async def open_patiently(open: Callable[[], Awaitable[None]], connector: Connector, patience: float | None, *, otherwise: float) -> None:
+async def open_patiently(
+    open: Callable[[float], Awaitable[None]], connector: Connector, patience: float | None, *, otherwise: float
+) -> None:
     """Open, and again for ``patience`` seconds while the server can't be reached.
 
     Without a ``patience``, a server that never answered is an error at once, since it may not be there at all, or be none of ours; one that
     has answered is waited for ``otherwise`` so many seconds.
 
+    Args:
+        open: called with the seconds that its attempt may take.
+        connector: knows whether the server has ever answered.
+        patience, otherwise: seconds; a ``patience`` of 0 makes one attempt, for which there are ``otherwise`` so many.
+
     Raises:
         BrokerUnavailable: the server can't be reached, or not for so long.
         BrokerError: it refuses us, or its name does not exist.
     """
-    until, pause = time.monotonic() + (otherwise if patience is None else patience), _FIRST
+    began, pause = time.monotonic(), _FIRST
+    until = began + (otherwise if patience is None else patience)
+    ends = began + (patience or otherwise)
     told = ""
     while True:
         try:
-            return await open()
+            return await open(max(_LEAST, ends - time.monotonic()))
         except BrokerUnavailable as error:
             if not (connector.reached or patience) or time.monotonic() + pause >= until:
                 raise

@@ -101,6 +101,7 @@ class Wire(asyncio.Protocol):
         repeatable: bool = False,
         same_server: bool = False,
         form: Form | None = None,
+        renew: Callable[[], tuple[Any, ...]] | None = None,
     ) -> None:
         """Queue a command for the end of this tick. Never waits, never raises for the server's sake.
 
@@ -109,6 +110,7 @@ class Wire(asyncio.Protocol):
             on_reply: called with its answer.
             repeatable, same_server: what becomes of it when the connection is lost, see ``Link``.
             form: the form of its answer, if it is not that of the command.
+            renew: returns its words as they are to be written after a wait, or once more; None for the same ones.
 
         Raises:
             ConfigurationError: a word has characters that UTF-8 can't express.
@@ -123,7 +125,9 @@ class Wire(asyncio.Protocol):
             reason = "the connection was closed" if self._closing else "the connection does not take more and its buffer is full"
             self._answer_lost([Command(packed, on_reply, False)], reason)
             return
-        self._unsent.append(Command(packed, on_reply, repeatable, same_server, form or COMMANDS.get(args[0], ANYTHING)))
+        form = form or COMMANDS.get(args[0], ANYTHING)
+        again = None if renew is None else lambda: pack(renew())
+        self._unsent.append(Command(packed, on_reply, repeatable, same_server, form, renew=again))
         if not self._flushing:
             self._flushing = True
             self._loop.call_soon(self.flush)
@@ -137,10 +141,12 @@ class Wire(asyncio.Protocol):
         *,
         repeatable: bool = False,
         same_server: bool = False,
+        renew: Callable[[], tuple[Any, ...]] | None = None,
     ) -> None:
-        """Queue a script for the end of this tick."""
-        packed = ("EVALSHA", script.sha, len(keys), *keys, *args)
-        self.send(packed, on_reply, repeatable=repeatable, same_server=same_server, form=script.form)
+        """Queue a script for the end of this tick; ``renew`` returns its arguments as they are to be written after a wait."""
+        words = ("EVALSHA", script.sha, len(keys), *keys)
+        again = None if renew is None else lambda: (*words, *renew())
+        self.send((*words, *args), on_reply, repeatable=repeatable, same_server=same_server, form=script.form, renew=again)
 
     def gather(self) -> None:
         """Schedule no write for the commands that follow; the caller writes them by ``flush``, in any case."""
@@ -161,6 +167,11 @@ class Wire(asyncio.Protocol):
         self._unsent = []
         self._unsent_bytes = 0
         self._transport.write(data)
+
+    def _flush_late(self) -> None:
+        """Write what has waited."""
+        self._unsent = [command.renewed() for command in self._unsent]
+        self.flush()
 
     async def execute(self, *args: Any, repeatable: bool = False) -> Reply:
         """Send a command and wait for its answer.
@@ -240,7 +251,7 @@ class Wire(asyncio.Protocol):
     def resume_writing(self) -> None:
         """Write what waited."""
         self._paused = False
-        self.flush()
+        self._flush_late()
 
     def eof_received(self) -> bool:
         """End the connection, since the server has."""

@@ -2,10 +2,10 @@
 -- Publish everything of one flush, or repeat the verdicts of a flush that was already published.
 -- KEYS: 1 the agent's flush memo, 2.. request streams, and the queues' orders of sessions
 -- ARGV: 1 flush number, 2 memo TTL (ms), 3 run id of the server that is to know of work that must not happen twice, or "",
---       then per request: index of its stream in KEYS, bound, timeout (ms), document; the bound of one that keeps its place in its session
+--       then per request: index of its stream in KEYS, bound, timeout (ms; with 0 it comes too late), document; the bound of one that keeps its place in its session
 --       is followed by " ", the index of the order of sessions in KEYS, " " and the session;
 --       at the end, if earlier flushes are still unanswered, the number of the latest of them
--- Returns one string, a word per request: an entry id, "-" (no such stream) or "!<depth>" (full); or the error NOTYET, when the earlier
+-- Returns one string, a word per request: an entry id, "-" (no such stream, or too late) or "!<depth>" (full); or the error NOTYET, when the earlier
 -- flush was not carried out: nothing was published.
 local slot = ARGV[1] % 64
 local earlier = (#ARGV - 3) % 4 == 1 and ARGV[#ARGV]
@@ -60,8 +60,8 @@ for at = 4, #ARGV - 3, 4 do
   end
   local depth = depths[stream] or redis.pcall('XLEN', stream)
   if type(depth) == 'table' and not depth.err:find('WRONGTYPE', 1, true) then return redis.error_reply(depth.err) end
-  if type(depth) == 'table' then
-    -- It is no stream: that concerns its own requests alone.
+  if type(depth) == 'table' or tonumber(ARGV[at + 2]) <= 0 then
+    -- It is no stream, or its caller's time was up before it came here: that concerns its own requests alone.
     verdicts[#verdicts + 1] = '-'
   elseif depth >= bound then
     verdicts[#verdicts + 1] = '!' .. depth

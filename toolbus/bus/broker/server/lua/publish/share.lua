@@ -2,7 +2,7 @@
 -- include publish/_line
 -- Publish a call that carries an idempotency key, or join the one that does already. Running it again changes nothing.
 -- KEYS: 1 record of the key, 2 request stream, 3 reply stream of this call, 4 the queue's order of sessions if the call keeps its place in its session
--- ARGV: 1 call id, 2 digest of the arguments and session, with a space and the one of earlier releases if that is another, 3 agent, 4 bound, 5 timeout (ms), 6 document, 7 retention (ms),
+-- ARGV: 1 call id, 2 digest of the arguments and session, with a space and the one of earlier releases if that is another, 3 agent, 4 bound, 5 timeout (ms; with 0 it comes too late to be published), 6 document, 7 retention (ms),
 --       8 run id of the server that is to know of work that must not happen twice, or "", 9 key prefix, 10 wake channel, 11 session, with KEYS[4]
 -- Returns {"queued", entry}, {"joined", entry, id of the call that runs}, {"conflict"}, {"full", depth} or {"absent"}
 local call, agent = ARGV[1], ARGV[3]
@@ -28,6 +28,7 @@ if answered == 1 then
   return {'joined', known[3], known[1]}
 end
 
+if tonumber(ARGV[5]) <= 0 then return {'absent'} end
 local depth = redis.call('XLEN', KEYS[2])
 if depth >= tonumber(ARGV[4]) then return {'full', depth} end
 local fields = {'r', ARGV[6], 'd', deadline}
