@@ -206,6 +206,32 @@ async def test_what_ended_while_the_memory_was_full_is_in_the_history(fresh_serv
                 await eventually(lambda key=key: client.xlen(key) == 1)
 
 
+@pytest.mark.usefixtures("slow")
+async def test_what_ended_while_the_server_was_away_is_in_the_history(fresh_server: FreshServer) -> None:
+    """A record waits for the connection to come back, though no other call ends at its worker."""
+    server = fresh_server(appendonly=True)
+    settings = Settings.load({}, url=server.url, lease=5.0, history=100)
+    began, ends = asyncio.Event(), asyncio.Event()
+
+    @tool(service="holding", effect="read")
+    async def hold() -> str:
+        began.set()
+        await ends.wait()
+        return "held"
+
+    async with Worker([hold], settings=settings), ToolBus(settings=settings) as bus:
+        await bus.wait_for_tool("hold")
+        running = asyncio.create_task(bus.call("hold", timeout=15))
+        await began.wait()
+        server.kill()
+        await eventually(lambda: not bus.statistics()["connected"])
+        ends.set()
+        server.start()
+        assert (await running).success
+        with redis.Redis.from_url(server.url) as client:
+            await eventually(lambda: client.xlen(Keys(settings.namespace).ended) == 1)
+
+
 async def said(asked: Awaitable[str], wanted: str) -> bool:
     """Return whether an answer begins with some words; with none, whether it is empty."""
     found = await asked
