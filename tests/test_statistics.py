@@ -150,7 +150,7 @@ async def test_a_worker_that_does_not_answer_is_named(place: Place) -> None:
 async def test_nobody_to_ask_takes_no_time(place: Place) -> None:
     """Without workers there is nothing to wait for."""
     async with admin_of(place) as admin:
-        assert await admin.statistics(patience=1e6) == ({}, {})
+        assert await admin.statistics(patience=1e6) == ({}, {}, "")
 
 
 def hostile_answers(instance: str) -> list[bytes]:
