@@ -20,7 +20,7 @@ const queue = `${P}q:${service}`, fence = `${P}fence:${service}`, live = `${P}li
 const registry = ['reg:services', 'reg:names', 'reg:meta', 'reg:items', 'live', 'log', `reg:s:${service}`, `q:${service}`, `fence:${service}`, `cancelled:${service}`].map(key => P + key)
 const [taking, writing, hearing] = [new Connection(), new Connection(), new Connection()]
 const running = new Map() // call id → { entry, controller }
-const over = new Set() // ids of calls that were cancelled before this process heard of them
+const over = new Map() // calls that were cancelled before this process heard of them: id → the error that their caller has
 let start = 0, generation, counter, draining = false, freed = () => {}
 
 async function register() {
@@ -60,7 +60,7 @@ async function answer(entry, request, deadline) {
     const tool = tools[request.tool]
     if ((request.v ?? 1) !== 1) error = { type: 'invalid_arguments', message: `this worker speaks version 1, not ${request.v}` }
     else if (!tool) error = { type: 'not_found', message: `there is no tool ${request.tool}` }
-    else if (over.has(request.id)) error = { type: 'cancelled', message: 'cancelled before it began' }
+    else if (over.has(request.id)) error = { type: over.get(request.id), message: 'cancelled before it began' }
     else if (deadline <= Date.now()) error = { type: 'deadline_exceeded', message: 'the deadline had passed', retryable: true }
     else if (request.events) await writing.script('finish/send', [live], to, frame({ kind: 'start' }))
     if (!error) for await (const part of tool.run(request.arguments ?? {}, controller.signal)) for (const piece of pieces(part)) {
@@ -102,13 +102,14 @@ hearing.onmessage = text => {
   const [word, id, type] = text.split(' ')
   if (word === 'over') named = [id, type]
   if (word !== 'cancel') return
-  running.get(id)?.controller.abort(named[0] === id ? named[1] : 'cancelled')
-  over.add(id) // its entry may be on its way
-  if (over.size > 10_000) over.delete(over.values().next().value)
+  const why = named[0] === id ? named[1] : 'cancelled'
+  running.get(id)?.controller.abort(why)
+  over.set(id, why) // its entry may be on its way
+  if (over.size > 10_000) over.delete(over.keys().next().value)
 }
 await hearing.run('SUBSCRIBE', `${P}wake:${service}`)
 await register()
-for (const id of await writing.run('ZRANGE', cancelled, 0, -1)) over.add(id)
+for (const id of await writing.run('ZRANGE', cancelled, 0, -1)) over.set(id, 'cancelled')
 keep()
 while (!draining) {
   if (running.size >= slots) await new Promise(resolve => { freed = resolve })

@@ -147,6 +147,17 @@ def test_calls_can_be_narrowed(called: Shell) -> None:
         (("--tool", "other"), []),
     ):
         assert called.json("see", "calls", *words) == expected, words
+    for filters, code, said in (
+        (("--tool", "other"), 0, "none of the 3 recent attempts"),
+        (("--error", "luck"), 0, "--error takes a type, of which they have tool_error"),
+        (("--history", "calls.db"), 2, "--history needs --since"),
+        (("--history", "calls.db", "--since", "9999-01-01"), 2, "is in the future"),
+    ):
+        done = called.run("see", "calls", *filters)
+        assert (done.returncode, said in done.stderr) == (code, True), done.stderr
+    missed = called.run("call", "nosuch").stderr
+    assert "there is no tool 'nosuch'" in missed
+    assert "`toolbus see services`" in missed
     lines = called.run("see", "calls").stdout.splitlines()
     assert lines[0].split()[:4] == ["ENDED", "TOOL", "OUTCOME", "TRY"]
     assert "tool_error: luck: no luck" in lines[3]

@@ -23,6 +23,8 @@ SLOTS = 4 if "few-slots" in FAULTS else 2 if "one-slot" in FAULTS else 64
 HOUR = 3_600_000
 KEYS_TTL = 2_592_000 if "ttl-in-seconds" in FAULTS else 2_592_000_000
 LETTERS_TTL = 604_800 if "letters-in-seconds" in FAULTS else 604_800_000
+COOLDOWN = 60 if "cooldown-in-seconds" in FAULTS else 60_000
+DIGEST = uuid.uuid4().hex if "digest-per-process" in FAULTS else "d"
 MOST_DELIVERIES, ALONE_FROM = 5, 4
 REPLY_LIMIT, REPLY_BYTES = 10_000, 64 * 1_048_576
 LOOK_EVERY, LOOK_EVERY_BYTES = 64, 4 * 1_048_576
@@ -181,6 +183,7 @@ class Call:
         self.task: asyncio.Task[None] | None = None
         self.timer: asyncio.Timeout | None = None
         self.why: dict[str, Any] | None = None
+        self.has_entered = self.is_stopped = False
 
     @property
     def id(self) -> str:
@@ -216,5 +219,7 @@ class Call:
     def stop(self, why: dict[str, Any] | None) -> None:
         """End it with an error; without one nothing more of it is sent."""
         if self.task is not None and not self.task.done() and not self.ends:
-            self.why = why
-            self.task.cancel()
+            self.why, self.is_stopped = why, True
+            # A task that is cancelled before its first step would answer nobody.
+            if self.has_entered:
+                self.task.cancel()

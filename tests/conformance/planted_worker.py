@@ -25,6 +25,8 @@ from tests.conformance.planted_calls import (
     ALONE_FROM,
     CANCELLED,
     CANCELLED_ERROR,
+    COOLDOWN,
+    DIGEST,
     FENCE,
     GRACE,
     KEYS_TTL,
@@ -125,11 +127,11 @@ class PlantedWorker(Sessions):
              "effect": "once" if name == "once" else effect, "tenants": ["kit"] if name == "private" else []}
             for name, schema in schemas.items()
         ]  # fmt: skip
-        document = json.dumps({"service": {"id": SERVICE, "sticky-sessions": True}, "tools": tools, "owner": "planted", "digest": "d"})
-        common = (PREFIX, self.me if has("one-token") else uuid.uuid4().hex, KEYS_TTL, 60_000)
+        document = json.dumps({"service": {"id": SERVICE, "sticky-sessions": True}, "tools": tools, "owner": "planted", "digest": DIGEST})
+        common = (PREFIX, self.me if has("one-token") else uuid.uuid4().hex, KEYS_TTL, COOLDOWN)
         names = [tool["name"] for tool in tools]
         start = 0 if has("new-start") else self.start
-        args = (SERVICE, self.me, "planted", "d", document, LEASE_MS, uuid.uuid4().hex, "", SERVICE, start, *names)
+        args = (SERVICE, self.me, "planted", DIGEST, document, LEASE_MS, uuid.uuid4().hex, "", SERVICE, start, *names)
         found = await self.script("registry/register", REGISTRY, *common, *args)
         assert found[0] == b"ok", found
         if found[2] != self.fence[0]:
@@ -156,9 +158,12 @@ class PlantedWorker(Sessions):
     async def answer(self, call: Call, before: asyncio.Task[None] | None) -> None:
         error: dict[str, Any] | None = None
         last: dict[str, Any] = {}
+        call.has_entered = True
         try:
             await self.prepare(call, before)
             left = None if has("ignores-deadline") or has("runs-expired") else call.deadline - time.time()
+            if has("deadline-by-timeout"):
+                left = float(call.request.get("timeout", 60))
             async with asyncio.timeout(left) as call.timer:
                 if call.request.get("events") and not has("no-start"):
                     await self.send(call, call.frame(kind="start"))
@@ -169,7 +174,6 @@ class PlantedWorker(Sessions):
                     last = await self.run(call)
         except TimeoutError:
             error = {"type": "deadline_exceeded", "message": "the time was up", "retryable": True}
-            self.leaked += has("leaks-slots")
         except Stop as stop:
             if stop.error is None:
                 self.forget(call)
@@ -184,6 +188,9 @@ class PlantedWorker(Sessions):
             error = {"type": "invalid_arguments", "message": str(wrong)}
         await self.finish(call, error, last)
         self.forget(call)
+        if error is not None:
+            leak = {"deadline_exceeded": "leaks-slots" if call.begun else "leaks-expired", "not_found": "leaks-refused"}
+            self.leaked += has({**leak, "cancelled": "leaks-cancelled"}.get(error["type"], ""))
         if error == CANCELLED_ERROR and has("goes-on-after-cancel"):
             await asyncio.sleep(0.1)
             await self.writing.xadd(call.replies, {"f": json.dumps([call.frame(response="more")])}, nomkstream=True)
@@ -194,6 +201,8 @@ class PlantedWorker(Sessions):
 
     async def prepare(self, call: Call, before: asyncio.Task[None] | None) -> None:
         """Refuse a call, pass it on, or wait for its turn."""
+        if call.is_stopped:
+            raise Stop(call.why)
         request = call.request
         name = str(request.get("tool", "")).removeprefix(f"{SERVICE}-")
         if call.attempt - call.excused > MOST_DELIVERIES and not has("reruns-poison"):
@@ -249,8 +258,10 @@ class PlantedWorker(Sessions):
             call.run, call.seq = uuid.uuid4().hex, 0
 
     async def refuse_unknown(self, call: Call) -> None:
+        if has("start-before-refusals") and call.request.get("events"):
+            await self.send(call, call.frame(kind="start"))
         wanted = call.request.get("digest", "")
-        if wanted in {"", "d"} or has("refuses-other-revisions"):
+        if wanted in {"", DIGEST} or has("refuses-other-revisions"):
             raise failed("not_found", "no such tool")
         given = (self.me, SERVICE, call.fence[0], WAKE, call.entry, call.attempt, wanted)
         if not has("no-hand-over") and await self.script("recover/hand_over", [QUEUE, FENCE, LIVE, TABLE], *given):
@@ -307,8 +318,11 @@ class PlantedWorker(Sessions):
         """Append frames, and look now and then whether they are read.
 
         Raises:
-            Stop: nobody reads them.
+            Stop: nobody reads them, or the call was stopped.
         """
+        # The client may have kept the cancellation of its task to itself while it connected.
+        if call.is_stopped and not call.ends and not self.draining:
+            raise Stop(call.why)
         if not call.replies:
             return
         if has("makes-streams") or has("answers-nobody"):
@@ -360,7 +374,7 @@ class PlantedWorker(Sessions):
                 await self.send(call, *part)
         if call.asks and not has("keeps-notes"):
             await self.writing.delete(f"{PREFIX}pause:{SERVICE}:{call.entry}")
-        if has("keeps-entries"):
+        if has("keeps-entries") or (has("timeup-stays") and error and error["type"] == "deadline_exceeded" and call.begun):
             await self.send(call, *frames)
             return
         if has("no-fence") or has("unfenced-ends") or has("makes-streams") or has("answers-nobody"):
@@ -640,7 +654,7 @@ class PlantedWorker(Sessions):
         for call in list(self.calls.values()):
             if call.id == call_id:
                 call.stop(error)
-        self.over[call_id] = error
+        self.over[call_id] = CANCELLED_ERROR if has("forgets-over-before") else error
         if len(self.over) > (100 if has("remembers-few-cancellations") else 10_000):
             del self.over[next(iter(self.over))]
         if has("forgets-cancellations"):
@@ -674,7 +688,7 @@ class PlantedWorker(Sessions):
 
     async def outlive(self) -> None:
         """Go on taking what comes for this revision while agents turn to another one, if nobody else serves this one."""
-        about = ([QUEUE, FENCE, LIVE, TABLE], self.me, SERVICE, "d")
+        about = ([QUEUE, FENCE, LIVE, TABLE], self.me, SERVICE, DIGEST)
         last, _, _ = await self.script("recover/outlive", *about, "")
         if not last:
             return
@@ -732,7 +746,7 @@ class PlantedWorker(Sessions):
         os._exit(0 if has("ends-well") else 1)
 
     async def leave_registry(self) -> None:
-        await self.script("registry/unregister", REGISTRY, PREFIX, uuid.uuid4().hex, KEYS_TTL, 60_000, f"{SERVICE}/{self.me}")
+        await self.script("registry/unregister", REGISTRY, PREFIX, uuid.uuid4().hex, KEYS_TTL, COOLDOWN, f"{SERVICE}/{self.me}")
 
     async def main(self) -> None:
         self.writing, self.reading = connected(), connected(single_connection_client=True)

@@ -247,12 +247,15 @@ def test_valkey_keeps_what_it_was_told() -> None:
 
 
 def test_prometheus_finds_every_pod_that_has_metrics() -> None:
-    """Each workload of ours has a service with a port named health, which the monitor scrapes."""
+    """Each workload of ours has a service with a port named health, which the monitor scrapes and a policy lets it reach."""
     made = manifests(INTERNAL)
     monitor = found(made, "ServiceMonitor", "toolbus")["spec"]
     services = [each for each in made if each["kind"] == "Service" and any(port["name"] == "health" for port in each["spec"]["ports"])]
-    assert {each["spec"]["selector"][f"{LABEL}component"] for each in services} == {"worker-only", "gateway", "exporter"}
+    assert {each["spec"]["selector"][f"{LABEL}component"] for each in services} == {"worker-only", "gateway", "exporter", "history"}
     for each in services:
+        component = each["spec"]["selector"][f"{LABEL}component"]
+        [health, *_] = found(made, "NetworkPolicy", component)["spec"]["ingress"]
+        assert health["ports"] == [{"port": "health", "protocol": "TCP"}]
         assert monitor["selector"]["matchLabels"].items() <= each["metadata"]["labels"].items()
     assert monitor["endpoints"][0] == {"port": "health", "path": "/metrics", "interval": "15s"}
     assert found(made, "PrometheusRule", "toolbus")["spec"]["groups"]

@@ -16,6 +16,7 @@ import redis
 from tests.contract import Place
 from tests.servers import elapse, eventually, plain_metrics
 from toolbus import BrokerError, ConfigurationError, Settings, ToolBus, Worker, tool
+from toolbus.bus.broker.server.keys import Keys
 from toolbus.bus.broker.transport.embedded import EmbeddedServer
 from toolbus.bus.values.results import BrokerUnavailable, ToolbusError, UnsupportedServer
 from toolbus.edges.gateway.gateway import Gateway
@@ -176,6 +177,59 @@ async def test_a_full_memory_makes_gateways_unready_alone(fresh_server: FreshSer
             assert worker.unready == ""
             client.config_set("maxmemory", 0)
             await eventually(lambda: said(gateway.unready(), ""), timeout=20.0)
+
+
+@pytest.mark.usefixtures("slow")
+async def test_what_ended_while_the_memory_was_full_is_in_the_history(fresh_server: FreshServer, caplog: pytest.LogCaptureFixture) -> None:
+    """A record that was refused is appended when there is room again, though no other call ends at its worker."""
+    server = fresh_server()
+    settings = Settings.load({}, url=server.url, lease=1.0, history=100)
+    began, ends = asyncio.Event(), asyncio.Event()
+
+    @tool(service="holding")
+    async def hold() -> str:
+        began.set()
+        await ends.wait()
+        return "held"
+
+    with redis.Redis.from_url(server.url) as client:
+        async with Worker([hold], settings=settings), ToolBus(settings=settings) as bus:
+            await bus.wait_for_tool("hold")
+            running = asyncio.create_task(bus.call("hold"))
+            await began.wait()
+            client.config_set("maxmemory", 1)
+            ends.set()
+            assert (await running).success
+            await eventually(lambda: "recent.refused" in caplog.text)
+            client.config_set("maxmemory", 0)
+            for key in (Keys(settings.namespace).ended, Keys(settings.namespace).recent):
+                await eventually(lambda key=key: client.xlen(key) == 1)
+
+
+@pytest.mark.usefixtures("slow")
+async def test_what_ended_while_the_server_was_away_is_in_the_history(fresh_server: FreshServer) -> None:
+    """A record waits for the connection to come back, though no other call ends at its worker."""
+    server = fresh_server(appendonly=True)
+    settings = Settings.load({}, url=server.url, lease=5.0, history=100)
+    began, ends = asyncio.Event(), asyncio.Event()
+
+    @tool(service="holding", effect="read")
+    async def hold() -> str:
+        began.set()
+        await ends.wait()
+        return "held"
+
+    async with Worker([hold], settings=settings), ToolBus(settings=settings) as bus:
+        await bus.wait_for_tool("hold")
+        running = asyncio.create_task(bus.call("hold", timeout=15))
+        await began.wait()
+        server.kill()
+        await eventually(lambda: not bus.statistics()["connected"])
+        ends.set()
+        server.start()
+        assert (await running).success
+        with redis.Redis.from_url(server.url) as client:
+            await eventually(lambda: client.xlen(Keys(settings.namespace).ended) == 1)
 
 
 async def said(asked: Awaitable[str], wanted: str) -> bool:

@@ -200,6 +200,11 @@ async def _worker_stopped(at: Installation) -> None:
     at.kill(signal.SIGSTOP)
 
 
+async def _withdrawn(at: Installation) -> None:
+    at.kill(signal.SIGTERM)
+    await eventually(lambda: at.worker.poll() is not None, timeout=30)
+
+
 async def _asleep(at: Installation) -> None:
     """Let the last worker leave and calls come, which an autoscaler does not see."""
     at.kill(signal.SIGTERM)
@@ -468,6 +473,7 @@ OUTAGES: tuple[Outage, ...] = (
         "service",
         "1 call waits",
     ),
+    Outage("the last worker was withdrawn", "calls end as `unavailable`", _withdrawn, "", "withdrawn", "left by itself"),
     Outage("the last worker was killed", "calls end as `unavailable`", _idle_killed, "ToolbusServiceDown", "down", "has no worker"),
     Outage(
         "scaled to zero wrongly", "calls wait, and end at their deadlines", _asleep, "ToolbusNoWorker", "service", "no worker serves it"

@@ -241,6 +241,7 @@ async def test_trouble_is_told_and_passes() -> None:
     app = app_of(watch)
     async with app.run_test(size=(140, 20)) as pilot:
         await shown(app, pilot, "can't reach the server")
+        assert "no services" not in screen(app)
         watch.given = [state(silent=("w1",), problems=("dead letters: no permission",))]
         await shown(app, pilot, "service002", "1 workers do not answer: w1", "can't be read: dead letters: no permission")
         watch.given = [BrokerUnavailable("the connection was lost")]

@@ -270,7 +270,7 @@ class _Lines:
             if (lines := _lines(calls, missing)) and position.entry != self._added:
                 append(self._path, lines)
                 self._added = position.entry
-            replace(self._kept, msgspec.json.encode(position))
+            replace(self._kept, msgspec.json.encode(position), 0o600)
             if self._path.exists() and self._path.stat().st_size >= self._most:
                 shift(self._path, _FILES)
 

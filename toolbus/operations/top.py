@@ -83,6 +83,8 @@ class Grid(ScrollView, can_focus=True):
         super().__init__()
         self.table = table
         self.rows: Sequence[Any] = ()
+        # Until rows were read, none is not known.
+        self._read = False
         self.order: tuple[str, bool] = table.first
         self._widths = [0] * len(table.columns)
         self._cursor = 0
@@ -97,7 +99,7 @@ class Grid(ScrollView, can_focus=True):
 
     def show_rows(self, rows: Sequence[Any], order: tuple[str, bool]) -> None:
         """Show these rows; the cursor stays on its own, if that is still there."""
-        self.rows, self.order = rows, order
+        self.rows, self.order, self._read = rows, order, True
         if self._key and not (self._cursor < len(rows) and self.table.key(rows[self._cursor]) == self._key):
             found = next((at for at, view in enumerate(rows) if self.table.key(view) == self._key), None)
             self._cursor = self._cursor if found is None else found
@@ -137,7 +139,7 @@ class Grid(ScrollView, can_focus=True):
             return Strip([Segment(self._header(), _HEADER)]).crop_extend(left, left + width, _HEADER)
         at = y - 1 + int(self.scroll_offset.y)
         if at >= len(self.rows):
-            text = self.table.empty if not self.rows and y == 1 else ""
+            text = self.table.empty if self._read and not self.rows and y == 1 else ""
             return Strip([Segment(text, Style(dim=True))]).crop_extend(0, width, None)
         view = self.rows[at]
         style = _tone(view)

@@ -77,16 +77,18 @@ async def test_a_server_that_is_away_is_told_once(bus: ToolBus) -> None:
             await eventually(lambda: sampler.taken > 1, timeout=30.0)
             ((_, state),) = events(board.news(watcher))
             assert "the server is away" in state["problems"][0]
+            assert state["away"]
             sampler.snapshot = Snapshot(at=3.0)
-            found: list[list[str]] = []
+            found: list[tuple[list[str], bool]] = []
 
             async def told() -> bool:
                 await watcher.wait(0.1)
-                found.extend(document["problems"] for _, document in events(board.news(watcher)) if "problems" in document)
+                news = [document for _, document in events(board.news(watcher)) if "problems" in document]
+                found.extend((document["problems"], document["away"]) for document in news)
                 return bool(found)
 
             await eventually(told, timeout=30.0)
-            assert found == [[]]
+            assert found == [([], False)]
 
 
 async def test_a_page_that_reads_nothing_costs_a_bounded_amount(bus: ToolBus) -> None:

@@ -345,6 +345,7 @@ class WorkerSteps:
         if self.links.open and self.link.statistics().connects > 1:
             self.leases.nudge()
             self.wake.catch_up()
+            self.recent.flush()
         for stream in self.streams.values():
             stream.server = self._server_id()
         if restarted:

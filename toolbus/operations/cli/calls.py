@@ -133,7 +133,8 @@ def call_command(
         where = namespace_of() if error.type == "not_found" and error.origin == "bus" else ""
         code = f" ({visible(error.code)})" if error.code and error.message and error.code not in _PLAIN else ""
         later = f"; try again after {error.retry_after:g} s" if error.retry_after else ""
-        fail(f"{error.type}{code}: {error.message or error.code}{later}{where}")
+        down = "; `toolbus see services` shows services that are down, whose tools are not known" if error.code == "unknown_tool" else ""
+        fail(f"{error.type}{code}: {error.message or error.code}{later}{where}{down}")
 
 
 async def _allowed(bus: ToolBus, tool: Tool, arguments: dict[str, Any], user: str, session: str, seconds: float) -> Confirmation:

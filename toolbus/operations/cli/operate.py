@@ -99,7 +99,7 @@ async def dead_list(
             "REASON": lambda each: each[0].reason,
             "LAST ERROR": lambda each: one_line(each[0].error, 60),
         },
-        empty="no dead letters",
+        empty=f"no dead letters{namespace_of()}",
         document=documents,
     )
 

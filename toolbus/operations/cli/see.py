@@ -8,11 +8,12 @@ import difflib
 import gc
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import click
 import msgspec
+from click.core import ParameterSource
 
 from toolbus.bus.broker.protocols import MOST_ENDED, RefusedTool
 from toolbus.bus.broker.statistics.answers import BOUNDS, RunningCall
@@ -441,6 +442,8 @@ def calls_command(
         raise click.UsageError("--running shows calls that have not ended; leave out --failed, --error and --follow")
     if since is not None and (running or follow):
         raise click.UsageError("--since shows what has ended; leave out --running and --follow")
+    if since is None and click.get_current_context().get_parameter_source("history") is ParameterSource.COMMANDLINE:
+        raise click.UsageError("--history needs --since, such as --since 7d")
     if since is not None:
         _show_kept(history or "", since, wanted, call or "", output, failed=failed, limit=limit)
         return
@@ -463,7 +466,7 @@ def calls_command(
         everything = await admin.recent(_MOST)
         found = ended(everything)[:limit][::-1]
         if not follow:
-            _show_as("calls", found, output, [each.document() for each in found], f"no recent calls{namespace_of()}")
+            _show_as("calls", found, output, [each.document() for each in found], _none_of(everything, error))
             return
         after = everything[0].entry if everything else "0-0"
         while True:
@@ -474,6 +477,15 @@ def calls_command(
             found = ended(new)
 
     with_admin(main)
+
+
+def _none_of(calls: Sequence[RecentCall], error: str | None) -> str:
+    """Return what to say when no recent attempt is one that was looked for, with the types that ``error`` may name."""
+    if not calls:
+        return f"no recent calls{namespace_of()}"
+    types = sorted({each.error for each in calls if each.error}) if error is not None else []
+    hint = f"; --error takes a type, of which they have {names_of(types)}" if types else ""
+    return f"none of the {len(calls)} recent attempts{namespace_of()} is such a one{hint}"
 
 
 def _show_kept(place: str, since: str, wanted: dict[str, str], call: str, output: str, *, failed: bool, limit: int) -> None:
@@ -495,7 +507,10 @@ def _moment(text: str) -> float:
         moment = datetime.datetime.fromisoformat(text)
     except ValueError:
         raise click.UsageError(f"--since is a time ago such as 30m, 12h or 7d, or a date like 2030-01-31, not {text[:50]!r}") from None
-    return (moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)).timestamp()
+    found = (moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)).timestamp()
+    if found > time.time():
+        raise click.UsageError(f"--since {text[:50]} is in the future; a date without a zone is one of UTC")
+    return found
 
 
 def _show_as(name: str, found: Iterable[Any], output: str, document: object, nothing: str) -> None:

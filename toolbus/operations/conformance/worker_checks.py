@@ -42,6 +42,10 @@ from toolbus.operations.conformance.worker_session_checks import SESSIONS
 WORKER = Table[WorkerScene]()
 # Milliseconds by which an estimate of the server's time may be wrong.
 _CLOCKS = 200
+# Calls of which a worker runs fewer at once.
+_MORE_THAN_SLOTS = 300
+# Seconds for which the names of a service that has left are kept for its owner.
+_COOLDOWN = 60
 # Ids of cancelled calls that a worker remembers, since their entries may be on their way.
 _MOST_REMEMBERED = 10_000
 
@@ -103,9 +107,13 @@ async def answers_many(scene: WorkerScene) -> None:
 
 @WORKER.check("W6", 0)
 async def refuses_unknown_tools(scene: WorkerScene) -> None:
-    """A request for a tool that it does not have ends as not_found."""
-    frames = await scene.ended(await scene.publish("nothing-like-this", {}))
-    ended_as(frames, "not_found")
+    """A request for a tool that it does not have ends as not_found, in the only frame of its run, and leaves nothing behind."""
+    for each in await asyncio.gather(*(scene.publish("nothing-like-this", {}, events=True) for _ in range(_MORE_THAN_SLOTS))):
+        frames = await scene.ended(each)
+        ended_as(frames, "not_found")
+        if len(frames) > 1:
+            raise Broken(f"the `end` of a refused request is its only frame, and a frame {frames[0].get('kind', 'text')!r} came before")
+    await call_echo(scene, f"after {_MORE_THAN_SLOTS} refusals")
 
 
 @WORKER.check("W7", 0)
@@ -126,12 +134,14 @@ async def ignores_unknown_fields(scene: WorkerScene) -> None:
 
 @WORKER.check("W9", 0)
 async def leaves_expired_requests(scene: WorkerScene) -> None:
-    """A request whose deadline has passed is answered with deadline_exceeded and not run."""
-    sent = await scene.publish("echo", {"text": "late"}, due=int(time.time() * 1000) - 5_000)
-    frames = await scene.ended(sent)
-    ended_as(frames, "deadline_exceeded")
-    if "late" in text_of(frames):
-        raise Broken("it was run all the same")
+    """A request whose deadline has passed is answered with deadline_exceeded, is not run, and leaves nothing behind."""
+    due = int(time.time() * 1000) - 5_000
+    for each in await asyncio.gather(*(scene.publish("echo", {"text": "late"}, due=due) for _ in range(_MORE_THAN_SLOTS))):
+        frames = await scene.ended(each)
+        ended_as(frames, "deadline_exceeded")
+        if "late" in text_of(frames):
+            raise Broken("it was run all the same")
+    await call_echo(scene, f"after {_MORE_THAN_SLOTS} expired requests")
 
 
 @WORKER.check("W10", 0)
@@ -185,13 +195,16 @@ async def answers_nobody(scene: WorkerScene) -> None:
 
 @WORKER.check("W14", 0)
 async def draws_instances(scene: WorkerScene) -> None:
-    """Each process draws an instance id of its own."""
+    """Each process draws an instance id of its own, and publishes the same tools under the same digest."""
     known = set(await scene.instances())
     second = await scene.program.start()
     new = await scene.joined(known, "a second process did not appear in `live` beside the first one")
+    digests = {(await scene.row_of(instance)).partition(":")[2] for instance in known | new}
     await scene.program.kill(second)
     for instance in new:
         await scene.see_the_end(instance)
+    if len(digests) > 1:
+        raise Broken(f"two processes publish the same tools under the digests {', '.join(sorted(digests))}, as if they were two revisions")
 
 
 @WORKER.check("W15", 0)
@@ -264,7 +277,7 @@ async def sends_scripts_again(scene: WorkerScene) -> None:
 
 @WORKER.check("W19", 0)
 async def leaves(scene: WorkerScene) -> None:
-    """On SIGTERM it leaves the registry, answers what runs, and ends with exit code 0."""
+    """On SIGTERM it leaves the registry, where its names are kept for a minute, answers what runs, and ends with exit code 0."""
     if scene.worker is None:
         raise Broken("there is no worker")
     sent = await scene.publish("count", {"to": 5, "delay": 0.1})
@@ -274,6 +287,10 @@ async def leaves(scene: WorkerScene) -> None:
         raise Broken(f"it ended with exit code {code}")
     if await scene.instances():
         raise Broken("it is still in the registry after its end")
+    # Of its owner, its service, and when it is free; one that is free may be gone.
+    name = (await scene.probe.run("HGET", scene.keys.names, f"t:{SERVICE}-echo") or b"").split(b"\n")
+    if len(name) < 3 or int(name[2]) - await scene.now() < _COOLDOWN * 500:
+        raise Broken(f"its names do not stay its owner's for {_COOLDOWN} s after its end; scripts take the cooldown in milliseconds")
     frames = await scene.frames(sent)
     if not frames or not frames[-1].get("end_of_stream"):
         holder, _, _ = await scene.holder(sent)
@@ -378,6 +395,7 @@ async def cancels(scene: WorkerScene) -> None:
         if await scene.has_ended(each):
             ended_as(await scene.frames(each), error)
     early = secrets.token_hex(16)
+    await scene.tell(f"over {early} deadline_exceeded")
     await scene.tell(f"cancel {early}")
     # Of others that are on their way.
     await scene.probe.run(
@@ -386,7 +404,16 @@ async def cancels(scene: WorkerScene) -> None:
         0, scene.keys.wake(SERVICE), _MOST_REMEMBERED - 1,
     )  # fmt: skip
     # One that has not heard of all of them yet stops the call a little later.
-    ended_as(await scene.ended(await scene.publish("count", {"to": 100, "delay": 0.05}, id=early)), "cancelled")
+    ended_as(await scene.ended(await scene.publish("count", {"to": 100, "delay": 0.05}, id=early)), "deadline_exceeded")
+    for _ in range(_MORE_THAN_SLOTS // 100):
+        many = await asyncio.gather(*(scene.publish("count", {"to": 100, "delay": 0.5}) for _ in range(100)))
+        # What does not fit into its slots is cancelled while it waits.
+        await wait_for_text(scene, many[0])
+        for each in many:
+            await scene.tell(f"cancel {each.id}")
+        for each in many:
+            await until(partial(scene.is_finished, each), 5.0, "a call of a hundred that were cancelled together goes on, or is not taken")
+    await call_echo(scene, f"after {_MORE_THAN_SLOTS} cancelled calls")
 
 
 @WORKER.check("W26", 1)
@@ -410,11 +437,14 @@ async def catches_up_on_cancellations(scene: WorkerScene) -> None:
 
 @WORKER.check("W27", 1)
 async def keeps_deadlines(scene: WorkerScene) -> None:
-    """A call is stopped at its deadline and ends as deadline_exceeded."""
-    sent = await scene.publish("count", {"to": 1_000, "delay": 0.05}, timeout=1.0)
+    """A call is stopped at the deadline of its entry, ends as deadline_exceeded, and is acknowledged and deleted."""
+    # Its `timeout` alone would be later, as if it had waited for most of that.
+    sent = await scene.publish("count", {"to": 1_000, "delay": 0.05}, due=int(time.time() * 1000) + 1_000)
     frames = await scene.ended(sent, 4.0)
     check_run(frames)
     ended_as(frames, "deadline_exceeded")
+    # Before it could be taken over, which would end it once more.
+    await wait_until_gone(scene, sent, SLACK)
 
 
 @WORKER.check("W28", 1)

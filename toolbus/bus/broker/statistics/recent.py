@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
 import msgspec
@@ -16,7 +17,7 @@ from toolbus.bus.broker.server import scripts
 from toolbus.bus.broker.server.keys import Keys
 from toolbus.bus.broker.server.reading import document, skipping
 from toolbus.bus.broker.take.requests import Delivery
-from toolbus.bus.broker.transport.command import Reply, fields_of
+from toolbus.bus.broker.transport.command import REFUSES_ALL, Reply, ReplyError, fields_of
 from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.support.display import shortened
 from toolbus.bus.values.encoding import exact_text, whole_text
@@ -145,8 +146,8 @@ MOST_RECORDS = 1_000
 _KEPT_MS = 3_600_000
 # A worker that is cut off from its server keeps the latest ones.
 _MOST_WAITING, _MOST_WAITING_OF_HISTORY = 200, 2_000
-# Seconds.
-_GATHERED = 0.1
+# Seconds; until what was refused is sent again.
+_GATHERED, _AGAIN = 0.1, 1.0
 _MOST_NAME = 256
 _MOST_MESSAGE = 400
 _MOST_ARGUMENTS = 2_000
@@ -274,13 +275,23 @@ class RecentWriter:
 
     def _write(self) -> None:
         self._is_due = False
+        if not self._link.connected:
+            return
         for stream in (self._sample, self._history):
-            words = [word for each in stream.waiting for word in (b"c", each)]
-            stream.waiting.clear()
-            if words and self._link.connected:
-                self._link.run(scripts.APPEND, (stream.key,), (stream.most, _KEPT_MS, 2, *words), self._written)
+            if documents := list(stream.waiting):
+                stream.waiting.clear()
+                words = [word for each in documents for word in (b"c", each)]
+                written = partial(self._written, stream, documents)
+                self._link.run(scripts.APPEND, (stream.key,), (stream.most, _KEPT_MS, 2, *words), written)
 
-    def _written(self, reply: Reply) -> None:
+    def _written(self, stream: _Stream, documents: list[bytes], reply: Reply) -> None:
+        if isinstance(reply, ReplyError) and str(reply).partition(" ")[0] in REFUSES_ALL:
+            # Nothing was appended. The oldest make room, which shows in the numbers.
+            kept = [*documents, *stream.waiting]
+            stream.waiting.clear()
+            stream.waiting.extend(kept)
+            if self._gathering is None:
+                self._gathering = asyncio.get_running_loop().call_later(_AGAIN, self.flush)
         if not isinstance(reply, BrokerError):
             self._refused = False
         elif not self._refused:

@@ -294,6 +294,8 @@ class Board:
         self._sections: Sections = {}
         self._problems: list[str] = []
         self._silent: tuple[str, ...] = ()
+        # Whether what pages show can't be read any more.
+        self._away = False
         self._at = time.time()
         self._audiences: dict[Hashable, Audience] = {}
         self._watchers: set[Watcher] = set()
@@ -352,6 +354,7 @@ class Board:
         if watcher.observes:
             document |= {section: {"set": list(rows.values())} for section, rows in self._sections.items()}
             document |= {"history": self.history.samples(), "problems": self._problems, "silent": self._silent}
+            document["away"] = self._away
         return event("snapshot", document)
 
     # -- inside -----------------------------------------------------------------------------------
@@ -385,8 +388,8 @@ class Board:
             snapshot = await self._sampler.sample()
         except (ToolbusError, OSError) as error:
             problems = [f"the state of the namespace can't be read: {error}"]
-            change = {} if problems == self._problems else {"problems": problems, "silent": self._silent}
-            self._problems = problems
+            change = {} if problems == self._problems else {"problems": problems, "silent": self._silent, "away": True}
+            self._problems, self._away = problems, True
         else:
             sections = sections_of(snapshot, self._bus.refused)
             change = changes(self._sections, sections)
@@ -395,8 +398,8 @@ class Board:
             change |= {"now": snapshot.at, "sample": self.history.add(snapshot)}
             problems = [*snapshot.faults, *snapshot.problems]
             if problems != self._problems or snapshot.silent != self._silent:
-                change |= {"problems": problems, "silent": snapshot.silent}
-            self._problems, self._silent = problems, snapshot.silent
+                change |= {"problems": problems, "silent": snapshot.silent, "away": False}
+            self._problems, self._silent, self._away = problems, snapshot.silent, False
         if change:
             self._send(event("change", change), self._observers())
 

@@ -142,21 +142,22 @@ function showMore() {
 
 // -- connection -------------------------------------------------------------------------------
 
-const STATES = { connecting: ["Connecting", "warn"], live: ["Live", "ok"], away: ["Gateway is away", "bad"], refused: ["Not admitted", "bad"] };
+const STATES = { connecting: ["Connecting", "warn"], live: ["Live", "ok"], stale: ["Server is away", "bad"], away: ["Gateway is away", "bad"], refused: ["Not admitted", "bad"] };
 
 function tellConnection() {
-  const [text, tone] = STATES[store.connection];
+  const state = store.connection === "live" && store.away ? "stale" : store.connection;
+  const [text, tone] = STATES[state];
   for (const each of [connection, phoneConnection]) {
     each.firstChild.dataset.tone = tone;
     put(each.lastChild, text);
     each.title = text;
   }
-  document.body.dataset.connection = store.connection;
+  document.body.dataset.connection = state;
   const banner = document.getElementById("banner");
-  banner.hidden = store.connection === "live" || store.connection === "connecting";
+  banner.hidden = state === "live" || state === "connecting";
   if (!banner.hidden) {
-    const what = store.connection === "refused" ? "The gateway does not admit you." : "The gateway is away. What you see is how it was; the page goes on when it is back.";
-    banner.replaceChildren(h("span", {}, what), " ", named(store.reason), " ", store.connection === "refused" ? h("button", { type: "button", class: "small", onclick: () => signIn("") }, "Give a token") : null);
+    const what = store.connection === "refused" ? "The gateway does not admit you." : `The ${state === "stale" ? "server" : "gateway"} is away. What you see is how it was; the page goes on when it is back.`;
+    banner.replaceChildren(h("span", {}, what), " ", named(state === "stale" ? store.problems[0] || "" : store.reason), " ", store.connection === "refused" ? h("button", { type: "button", class: "small", onclick: () => signIn("") }, "Give a token") : null);
   }
   for (const view of VIEWS) view.link.hidden = !allowed(view);
 }

@@ -40,6 +40,8 @@ class Store {
     this.history = [];
     this.problems = [];
     this.silent = [];
+    // The gateway can't read the state of the namespace: what is known is how it was.
+    this.away = false;
     this.me = { name: "", may: [], namespace: "", version: "" };
     this.connection = "connecting";
     this.reason = "";
@@ -168,6 +170,10 @@ class Store {
       this.problems = change.problems;
       this.silent = change.silent || [];
       this.changed("problems");
+      if (this.away !== Boolean(change.away)) {
+        this.away = Boolean(change.away);
+        this.changed("connection");
+      }
     }
   }
 }
