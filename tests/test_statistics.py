@@ -19,6 +19,7 @@ from toolbus.bus.broker.admin import Admin
 from toolbus.bus.broker.server.keys import Keys
 from toolbus.bus.broker.statistics import recent as recent_calls
 from toolbus.bus.broker.statistics.answers import BUCKETS, MOST_CALLS, InstanceAnswer, RunningCall, ToolStatistics
+from toolbus.bus.broker.statistics.asking import Statistics
 from toolbus.bus.broker.statistics.recent import MOST_RECORDS, RecentCall
 from toolbus.bus.watch.watch import running_calls
 from toolbus.bus.worker.service import Retry
@@ -150,7 +151,7 @@ async def test_a_worker_that_does_not_answer_is_named(place: Place) -> None:
 async def test_nobody_to_ask_takes_no_time(place: Place) -> None:
     """Without workers there is nothing to wait for."""
     async with admin_of(place) as admin:
-        assert await admin.statistics(patience=1e6) == ({}, {})
+        assert await admin.statistics(patience=1e6) == Statistics({}, {})
 
 
 def hostile_answers(instance: str) -> list[bytes]:

@@ -208,7 +208,7 @@ def test_a_sentinel_has_one_password() -> None:
 
 
 def test_a_server_that_somebody_runs_needs_no_advice_for_beginners(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a URL was set or a server has answered, also to an earlier connector of this process, the error does not tell to start one."""
+    """The error does not tell to start one where a URL was set or a server has answered, also to an earlier connector of this process."""
     monkeypatch.setattr(Connector, "_default_reached", False)
     default, other = Settings().url, "redis://127.0.0.1:1"
 

@@ -147,13 +147,13 @@ def test_calls_can_be_narrowed(called: Shell) -> None:
         (("--tool", "other"), []),
     ):
         assert called.json("see", "calls", *words) == expected, words
-    for words, code, said in (
+    for filters, code, said in (
         (("--tool", "other"), 0, "none of the 3 recent attempts"),
         (("--error", "luck"), 0, "--error takes a type, of which they have tool_error"),
         (("--history", "calls.db"), 2, "--history needs --since"),
         (("--history", "calls.db", "--since", "9999-01-01"), 2, "is in the future"),
     ):
-        done = called.run("see", "calls", *words)
+        done = called.run("see", "calls", *filters)
         assert (done.returncode, said in done.stderr) == (code, True), done.stderr
     missed = called.run("call", "nosuch").stderr
     assert "there is no tool 'nosuch'" in missed
