@@ -95,6 +95,7 @@ class PlantedWorker(Sessions):
         self.lines: dict[tuple[str, str], tuple[str, asyncio.Task[None]]] = {}
         self.draining = self.paused = self.makes_room = self.has_left = self.turn = False
         self.rescued_to = self.named = ""
+        self.is_stuck = False
         self.beside = beside.Beside(self)
         self.sources = {str(path.relative_to(SCRIPTS))[:-4]: path.read_text() for path in SCRIPTS.rglob("*.lua")}
 
@@ -252,7 +253,11 @@ class PlantedWorker(Sessions):
         """Begin the next attempt of a call."""
         call.attempt += 1
         counted = (self.me, *call.fence, call.entry, call.attempt)
-        if not has("retries-uncounted") and not await self.script("take/count", [QUEUE, FENCE], *counted):
+        if (
+            not has("retries-uncounted")
+            and not await self.script("take/count", [QUEUE, FENCE], *counted)
+            and not has("retry-count-ignored")
+        ):
             raise Stop(None)
         if not has("retries-as-one-run"):
             call.run, call.seq = uuid.uuid4().hex, 0
@@ -498,6 +503,8 @@ class PlantedWorker(Sessions):
             for entry, fields in found.get(QUEUE, ()):
                 number = number_of(entry.decode())
                 if number <= before and generation == self.fence[0] and not has("runs-set-back"):
+                    if has("acks-set-back"):
+                        await self.remove(entry.decode())
                     continue
                 self.newest = max(self.newest, number)
                 if self.gives_back():
@@ -536,7 +543,7 @@ class PlantedWorker(Sessions):
 
     def has_suspect(self) -> bool:
         """Return whether a call runs that must run alone."""
-        return any(call.alone for call in self.calls.values()) and not has("takes-beside-suspects")
+        return self.is_stuck or (any(call.alone for call in self.calls.values()) and not has("takes-beside-suspects"))
 
     async def end_read(self) -> None:
         """End a read that waits."""
@@ -552,10 +559,13 @@ class PlantedWorker(Sessions):
             if not has("no-beat") and not (self.draining and has("no-beats-while-leaving")):
                 await self.beat()
             renews = not has("no-renew") and not (self.draining and has("no-renewals-while-leaving"))
+            renews = renews and not (self.paused and has("pause-stops-renewing"))
             for call in list(self.calls.values()) if renews else ():
                 await self.renew(call)
             await self.clean_up()
             if self.draining:
+                if has("registers-while-leaving"):
+                    await self.register()
                 continue
             if not (has("no-reap") or has("reaps-when-told") or (has("reaps-rarely") and turn % 12)):
                 await self.reap("")
@@ -614,7 +624,12 @@ class PlantedWorker(Sessions):
         for entry, deliveries, counts, flat, _, note in found[2]:
             attempt = max(1, int(deliveries) + int(counts)) + (has("counts-back") and not int(counts))
             counted = (self.me, *self.fence, entry, attempt)
-            if int(counts) and not has("no-count") and not await self.script("take/count", [QUEUE, FENCE], *counted):
+            if (
+                int(counts)
+                and not has("no-count")
+                and not await self.script("take/count", [QUEUE, FENCE], *counted)
+                and not has("count-ignored")
+            ):
                 continue
             excused = int((note.split() + [b"0"] * 4)[3])
             alone = attempt - excused >= ALONE_FROM
@@ -654,6 +669,7 @@ class PlantedWorker(Sessions):
         for call in list(self.calls.values()):
             if call.id == call_id:
                 call.stop(error)
+                self.is_stuck |= call.alone and has("stays-alone")
         self.over[call_id] = CANCELLED_ERROR if has("forgets-over-before") else error
         if len(self.over) > (100 if has("remembers-few-cancellations") else 10_000):
             del self.over[next(iter(self.over))]
@@ -664,7 +680,7 @@ class PlantedWorker(Sessions):
         if word == "over" and not has("ignores-over"):
             # The next message is `cancel` with the same id.
             self.named = rest
-        elif word == "cancel" and not has("ignores-cancel"):
+        elif word == "cancel" and not has("ignores-cancel") and not (self.draining and has("deaf-while-leaving")):
             self.cancel(rest)
         elif word == "extend" and not has("no-extend"):
             self.extend(*rest.split())
@@ -672,7 +688,11 @@ class PlantedWorker(Sessions):
             self.pause_told = time.monotonic()
             await self.pause(word == "pause")
         elif (
-            word in {"back", "dead"} and not has(f"ignores-{word}") and not has("no-reap") and not has("reaps-rarely") and not self.draining
+            word in {"back", "dead"}
+            and not has(f"ignores-{word}")
+            and not has("no-reap")
+            and not has("reaps-rarely")
+            and (not self.draining or has("reaps-while-leaving"))
         ):
             await self.reap("1" if word == "back" else "")
         elif word == "to" and rest.partition(" ")[0] == self.me and not has("ignores-to"):
@@ -707,6 +727,9 @@ class PlantedWorker(Sessions):
         if not has("leaves-its-revision"):
             await self.outlive()
         self.draining = True
+        for call in self.calls.values() if has("no-deadlines-while-leaving") else ():
+            if call.timer is not None:
+                call.timer.reschedule(None)
         if not has("stays"):
             await self.leave_registry()
         if not has("takes-while-leaving"):

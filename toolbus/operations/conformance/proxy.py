@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 Words = list[bytes]
-Fault = Literal["cut before", "cut after", "cut within", "refuse", "late"]
+Fault = Literal["cut before", "cut after", "cut within", "refuse", "instead", "late"]
 """A fault of one command. Its connection is cut before it reaches the server, after it was carried out and before its answer is passed on,
-or in the middle of the answer; or it is answered with an error, and not carried out; or it is answered late."""
+or in the middle of the answer; or it is not carried out, and answered with an error or with what the kit says; or it is answered late."""
 
 _PART = 1 << 16
 # Bytes of an answer that brings nothing, such as that of a read which ends by time.
@@ -195,10 +195,10 @@ class _Connection:
             self._withhold(own, 0.0)
             return
         planned = self._proxy.fault_of(words)
-        if planned is not None and planned.fault in {"cut before", "refuse"} and self._proxy.came_about(planned):
+        if planned is not None and planned.fault in {"cut before", "refuse", "instead"} and self._proxy.came_about(planned):
             if planned.fault == "cut before":
                 raise EOFError
-            own = _Withheld(b"-%s\r\n" % planned.error)
+            own = _Withheld(planned.error if planned.fault == "instead" else b"-%s\r\n" % planned.error)
             self._open.append(own)
             self._withhold(own, planned.after)
             return

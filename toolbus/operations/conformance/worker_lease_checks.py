@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 from toolbus.bus.broker.server import scripts
@@ -135,6 +136,9 @@ async def leaves_what_was_delivered(scene: WorkerScene) -> None:
         await call_echo(scene, text)
     if await scene.frames(held):
         raise Broken("it runs a call that another worker has, and of which `reap.lua` had told it")
+    gone = [each for each in (held, sent) if await scene.is_finished(each)]
+    if held in gone or (gone and not await scene.has_ended(sent)):
+        raise Broken("it deleted an entry that came again when the group was set back, and that is not its to finish")
     await scene.remove(held)
     await scene.ended(sent)
     frames = await scene.frames(sent)
@@ -158,7 +162,52 @@ async def takes_over(scene: WorkerScene) -> None:
 
 @LEASES.check("W36", 2)
 async def counts_attempts(scene: WorkerScene) -> None:
-    """It counts a further attempt with `count.lua` before it runs: a call whose worker is killed each time becomes a dead letter."""
+    """It counts a further attempt with `count.lua` before it runs, if that allows it: who kills each worker becomes a dead letter."""
+    proxy = Proxy(scene.port)
+    await proxy.start()
+    try:
+        await _counts_until_the_last(scene, proxy)
+        dead = await scene.play_worker(lives=False)
+        sent = await unseen(scene, "echo", {"text": "of another"}, dead, 1)
+        counting = _counts_nothing(proxy)
+        await scene.tell(f"dead {SERVICE}")
+        await _is_not_run(scene, sent, counting, 2)
+    finally:
+        await proxy.close()
+        await scene.kill_worker()
+
+
+def _counts_nothing(proxy: Proxy) -> Callable[[], Awaitable[bool]]:
+    """Have the next `take/count.lua` answer 0, as for an entry that another worker has by then, and return whether it has been run."""
+    proxy.forget()
+    known = {scripts.COUNT.sha.encode(), scripts.COUNT.source.encode()}
+    proxy.plan(lambda words: words[0].upper().startswith(b"EVAL") and words[1] in known, "instead", ":0\r\n", after=0.1)
+
+    async def is_asked() -> bool:
+        return bool(proxy.done)
+
+    return is_asked
+
+
+async def _is_not_run(scene: WorkerScene, sent: Sent, is_asked: Callable[[], Awaitable[bool]], attempt: int) -> None:
+    """Check that an attempt for which `take/count.lua` answered 0 does not run, and take the entry out of the queue.
+
+    Raises:
+        Broken: it does, or the script is not run.
+    """
+    other = await scene.play_worker(lives=True)
+    await until(is_asked, TAKES_OVER, f"it does not run `take/count.lua` before attempt {attempt}")
+    # The answer is still on its way.
+    await scene.move(sent, other)
+    await asyncio.sleep(0.5)
+    runs = await runs_as(scene, sent, attempt) or await scene.has_ended(sent)
+    await scene.remove(sent)
+    if runs:
+        raise Broken(f"attempt {attempt} runs although `take/count.lua` answered 0: another worker has the entry")
+
+
+async def _counts_until_the_last(scene: WorkerScene, proxy: Proxy) -> None:
+    """Kill each worker that runs a call, and check that the server counts each attempt before it runs."""
     sent = await scene.publish("count", {"to": 600, "delay": 0.1}, timeout=120.0)
     for attempt in range(1, scene.settings.max_deliveries + 1):
 
@@ -172,7 +221,7 @@ async def counts_attempts(scene: WorkerScene) -> None:
         if scene.worker is not None:
             await scene.program.kill(scene.worker)
         await scene.see_the_end(instance)
-        scene.worker = await scene.program.start()
+        scene.worker = await scene.program.start(TOOLBUS_URL=scene.url_of(proxy))
     frames = await scene.ended(sent, STARTS + TAKES_OVER)
     if not error_of(frames) or await runs_as(scene, sent, scene.settings.max_deliveries + 1):
         raise Broken(f"after {scene.settings.max_deliveries} workers that it killed the call was run once more")
@@ -235,6 +284,13 @@ async def runs_suspects_alone(scene: WorkerScene) -> None:
     check_run(await scene.frames(suspect))
     for each in (late, beside):
         await scene.ended(each)
+    dead = await scene.play_worker(lives=False)
+    suspect = await unseen(scene, "count", {"to": 1_000, "delay": 0.05}, dead, scene.settings.max_deliveries - 2)
+    await scene.tell(f"dead {SERVICE}")
+    await until(has_begun, TAKES_OVER, "it was not taken over")
+    await scene.tell(f"cancel {suspect.id}")
+    await wait_until_gone(scene, suspect)
+    await call_echo(scene, "after one that ran alone was cancelled")
 
 
 @LEASES.check("W39", 2)
@@ -291,8 +347,10 @@ async def restores_its_registration(scene: WorkerScene) -> None:
 
 @LEASES.check("W42", 2)
 async def pauses(scene: WorkerScene) -> None:
-    """It takes and reaps nothing of a paused service, as a message or beat tells; the blocked read ends, and what it brings goes back."""
+    """It takes and reaps nothing of a paused service, as a message or beat tells, renews what runs, and hands back what a read brings."""
     instance = await only_instance(scene)
+    running = await scene.publish("count", {"to": 1_000, "delay": 0.1})
+    await wait_for_text(scene, running)
     for told in (True, False):
         lease = await scene.lease_of(instance)
 
@@ -307,8 +365,12 @@ async def pauses(scene: WorkerScene) -> None:
         await asyncio.sleep(0.4 if told else LEASE / 3 + 0.7)
         back = await unseen(scene, "echo", {"text": "paused"}, "~back", 1)
         sent = await scene.publish("echo", {"text": "paused"})
-        for _ in range(12):
+        # With a message beyond a lease, so that a call that is not renewed shows.
+        for _ in range(int(LEASE / 0.1) if told else 12):
             await asyncio.sleep(0.1)
+            _, idle, _ = await scene.holder(running)
+            if idle > LEASE * 1000:
+                raise Broken(f"while the service was paused, a call that ran was not renewed for {idle / 1000:.1f} s, more than a lease")
             for each, about in ((sent, "came"), (back, "was handed back")):
                 holder, _, _ = await scene.holder(each)
                 if await scene.frames(each) or (holder and not holder.startswith("~back")):
@@ -320,6 +382,8 @@ async def pauses(scene: WorkerScene) -> None:
         for each in (sent, back):
             if text_of(await scene.ended(each, LEASE + 2.0)) != "paused":
                 raise Broken("a request was not run after the pause")
+    await scene.tell(f"cancel {running.id}")
+    await wait_until_gone(scene, running)
     await _is_paused_after_a_late_beat(scene)
 
 
@@ -437,34 +501,68 @@ async def sets_aside_unreadable_requests(scene: WorkerScene) -> None:
 
 @LEASES.check("W46", 2)
 async def drains(scene: WorkerScene) -> None:
-    """On SIGTERM it finishes what runs, if that is over within TOOLBUS_GRACE, and beats and renews until then."""
+    """On SIGTERM it finishes what runs, within TOOLBUS_GRACE, and beats, renews, cancels and keeps deadlines until then, no more."""
     worker = await scene.restart(TOOLBUS_GRACE=f"{_PATIENCE:g}")
     instance = await only_instance(scene)
     # With another worker of its revision its stream stays when it has left.
     await scene.play_worker(lives=True, digest=(await scene.row_of(instance)).partition(":")[2])
     sent = await scene.publish("count", {"to": 35, "delay": 0.1})
-    await wait_for_text(scene, sent)
+    cancelled = await scene.publish("count", {"to": 1_000, "delay": 0.1})
+    timed = await scene.publish("count", {"to": 1_000, "delay": 0.1}, timeout=2.0)
+    for each in (sent, cancelled, timed):
+        await wait_for_text(scene, each)
+    dead = await scene.play_worker(lives=False)
+    others: Sent | None = None
     stopping = asyncio.create_task(scene.program.stop(worker))
     try:
         while not stopping.done():
             left = await scene.lease_of(instance) - await scene.now()
             _, idle, _ = await scene.holder(sent)
+            is_listed = bool(await scene.row_of(instance))
             # Looked at last, since it retires behind the end.
             if await scene.has_ended(sent):
                 break
+            if others and is_listed:
+                raise Broken("it registers again while it leaves")
+            if not others and not is_listed:
+                await scene.tell(f"cancel {cancelled.id}")
+                others = await unseen(scene, "echo", {"text": "of a dead worker"}, dead, 1)
+                await scene.tell(f"dead {SERVICE}")
             if left < 0:
                 raise Broken("its lease ended while it finished what runs, and others take that over")
             if idle > LEASE * 1000:
                 raise Broken(f"what it finished was not renewed for {idle / 1000:.1f} s, more than a lease")
             await asyncio.sleep(0.1)
+        goes_on = [what for each, what in ((cancelled, "was cancelled"), (timed, "had no time left")) if not await scene.is_finished(each)]
     finally:
         await stopping
+    await _left_alone(scene, others, goes_on)
     frames = await scene.frames(sent)
     if not frames[-1].get("end_of_stream"):
         raise Broken("a call that needed three seconds of its grace period more was cut off")
     check_run(frames)
     if error_of(frames) or len(text_of(frames).split()) != 35:
         raise Broken(f"it ended as {error_of(frames) or 'a success'} with the text {text_of(frames)!r}")
+
+
+async def _left_alone(scene: WorkerScene, others: Sent | None, goes_on: list[str]) -> None:
+    """Check what a worker that was leaving has done about other calls than the one that it finished.
+
+    Args:
+        scene: with the worker.
+        others: a request that a dead worker held, if one was published.
+        goes_on: what was to stop calls that went on.
+
+    Raises:
+        Broken: it took the request over, or let a call go on.
+    """
+    if goes_on:
+        raise Broken(f"while it left, a call that {goes_on[0]} went on")
+    if others is None:
+        return
+    if await scene.frames(others) or await scene.is_finished(others):
+        raise Broken("it took over what a dead worker held while it left")
+    await scene.remove(others)
 
 
 @LEASES.check("W47", 2)
@@ -694,8 +792,38 @@ async def drops_old_requests(scene: WorkerScene) -> None:
 
 @LEASES.check("W72", 2)
 async def counts_retries(scene: WorkerScene) -> None:
-    """A run that is tried again is counted first, and has a new run token."""
+    """A run that is tried again is counted first, if `count.lua` allows it, and has a new run token."""
     await need(scene, "retry")
+    proxy = Proxy(scene.port)
+    await proxy.start()
+    try:
+        await scene.start_behind(proxy)
+        await _counts_its_retry(scene)
+        counting = _counts_nothing(proxy)
+        # So that no renewal calls the entry lost before the answer comes.
+        await _just_renewed(scene)
+        await _is_not_run(scene, await scene.publish("retry", {"to": 10, "delay": 0.1}), counting, 2)
+    finally:
+        await proxy.close()
+        await scene.kill_worker()
+
+
+async def _just_renewed(scene: WorkerScene) -> None:
+    """Wait until the worker has renewed what it holds, so that it soon won't again."""
+    sent = await scene.publish("count", {"to": 40, "delay": 0.1})
+    await wait_for_text(scene, sent)
+    _, before, _ = await scene.holder(sent)
+
+    async def is_renewed() -> bool:
+        nonlocal before
+        _, idle, _ = await scene.holder(sent)
+        before, was = idle, before
+        return idle < was
+
+    await until(is_renewed, LEASE + SLACK, "it does not renew what it holds")
+
+
+async def _counts_its_retry(scene: WorkerScene) -> None:
     sent = await scene.publish("retry", {"to": 10, "delay": 0.1})
 
     async def is_again() -> bool:
