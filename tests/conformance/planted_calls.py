@@ -18,7 +18,8 @@ SERVICE = "conformance"
 PREFIX = f"tb:{{{os.environ.get('TOOLBUS_NAMESPACE', 'default')}}}:"
 LEASE_MS = int(float(os.environ.get("TOOLBUS_LEASE", "30")) * 1000)
 GRACE = float(os.environ.get("TOOLBUS_GRACE", "30"))
-SLOTS = 64
+# Half of them are for each of the two services: with "few-slots", which is no fault, three calls run, with "one-slot" one.
+SLOTS = 4 if "few-slots" in FAULTS else 2 if "one-slot" in FAULTS else 64
 HOUR = 3_600_000
 KEYS_TTL = 2_592_000 if "ttl-in-seconds" in FAULTS else 2_592_000_000
 LETTERS_TTL = 604_800 if "letters-in-seconds" in FAULTS else 604_800_000
@@ -208,6 +209,10 @@ class Call:
         if self.seq == 0:
             frame["worker"] = "" if has("no-worker") else self.worker
             frame["queued_ms"] = 0 if has("no-queued-ms") else self.queued_ms
+        elif has("null-worker"):
+            frame["worker"] = frame["queued_ms"] = None
+        if has("null-in-errors") and rest.get("error"):
+            frame["error"] = {"code": None, **rest["error"]}
         self.seq += 2 if has("skips-seq") and self.seq == 2 else 1
         return frame
 

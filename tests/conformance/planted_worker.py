@@ -344,6 +344,8 @@ class PlantedWorker(Sessions):
         if has("sends-on"):
             self.sending.add(asyncio.create_task(script))
         elif await script and not has("ignores-gone"):
+            for other in list(self.calls.values()) if has("gone-stops-all") else ():
+                other.stop(CANCELLED_ERROR)
             raise Stop(CANCELLED_ERROR)
         await self.look_at(call.replies, len(json.dumps(frames)))
 
@@ -359,7 +361,7 @@ class PlantedWorker(Sessions):
         length = await self.writing.xlen(replies)
         if length > REPLY_LIMIT or (length * total / entries > REPLY_BYTES and not has("no-reply-bytes")):
             for call in list(self.calls.values()):
-                if call.replies == replies:
+                if call.replies == replies or has("slow-stops-all"):
                     call.stop({"type": "slow_consumer", "message": "the caller does not read"})
 
     def last_frames(self, call: Call, error: Any, last: dict[str, Any]) -> list[dict[str, Any]]:
@@ -393,7 +395,8 @@ class PlantedWorker(Sessions):
             return
         frees = bool(error and call.request.get("shared") and not call.began_once and not has("keeps-keys"))
         if not frees:
-            written = (call.replies, json.dumps(frames)) if frames and call.replies else ()
+            replies = next(iter(self.calls.values())).replies if has("mixed-streams") else call.replies
+            written = (replies, json.dumps(frames)) if frames and call.replies else ()
             found = await self.script("finish/finish", [QUEUE, FENCE], self.me, *call.fence, 1, call.entry, *written)
             self.fence = (found[0], found[1])
             if len(found) > 2 or has("drops-all"):
@@ -601,8 +604,9 @@ class PlantedWorker(Sessions):
         if not found[2]:
             call.fence = (found[0], found[1])
         elif not has("no-fence") and not has("goes-on-when-lost"):
-            self.forget(call)
-            call.stop(None)
+            for each in list(self.calls.values()) if has("renew-drops-all") else [call]:
+                self.forget(each)
+                each.stop(None)
 
     async def look_after(self) -> None:
         """Do what is to be done once a lease."""

@@ -131,6 +131,36 @@ def test_each_planted_fault_is_found(side: str, level: int, folder: Path) -> Non
     assert {fault: list(problems) for fault, problems in found.items()} == {fault: [check] for fault, check in faults.items()}
 
 
+@pytest.mark.usefixtures("slow")
+@pytest.mark.parametrize(("slots", "too_few_for"), [("few-slots", set()), ("one-slot", {"W32", "W33"})])
+def test_few_slots_are_no_fault(slots: str, too_few_for: set[str], folder: Path) -> None:
+    """A worker that runs three calls at the same time, or one, is blamed for nothing; a check that needs more of them says so."""
+    found = outcomes("worker", planted("worker", slots, folder), 2, "W29", "W32", "W33")
+    assert broken(found) == {}
+    assert {each.id for each in found if each.status == "not checked"} == too_few_for
+
+
+@pytest.mark.usefixtures("slow")
+def test_a_killed_worker_leaves_no_row_behind(folder: Path) -> None:
+    """A worker that was killed is out of the registry, also when its lease had ended before: the next check waits for no row of it."""
+    left: list[bytes] = []
+
+    async def dies(scene: WorkerScene) -> None:
+        (instance,) = await scene.instances()
+        worker, scene.worker = scene.worker, None
+        assert worker is not None
+        await scene.program.kill(worker)
+        await scene.probe.run("ZADD", scene.keys.live, "XX", 1, f"conformance/{instance}")
+        await scene.kill_worker()
+        left.extend(await scene.probe.run("ZRANGE", scene.keys.live, 0, -1))
+        left.extend(await scene.probe.run("HKEYS", scene.keys.instances("conformance")))
+
+    required = Requirement("W1", 0, "dies", "It dies.", dies)
+    (found,) = asyncio.run(run_checks(WorkerScene, [required], planted("worker", "none", folder), lambda _: None))
+    assert (found.status, found.problem) == ("holds", "")
+    assert [each for each in left if each.startswith((b"conformance/", b"i:"))] == []
+
+
 TOGETHER = {
     "worker": (
         "no-pause", "no-catch-up", "no-extend", "big-ends", "no-slow", "drops-at-end", "no-count", "no-rescue", "no-check", "cuts-at-end"

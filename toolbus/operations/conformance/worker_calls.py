@@ -91,6 +91,60 @@ async def wait_until_gone(scene: WorkerScene, sent: Sent, within: float = 5.0) -
     await until(lambda: scene.is_finished(sent), within, "the request was not acknowledged and deleted after its end")
 
 
+async def need_slots(scene: WorkerScene, number: int) -> int:
+    """Return how many calls the worker runs at the same time, 5 at most; go on if that is enough.
+
+    Raises:
+        NotChecked: it runs fewer.
+    """
+    if not scene.slots:
+        sent = [await scene.publish("count", {"to": 10, "delay": 0.1}) for _ in range(5)]
+
+        async def has_one_ended() -> bool:
+            # All that has come until the last look at the stream: an end stands before what begins in its slot.
+            frames = [await scene.frames(each) for each in sent]
+            ended = [any(frame.get("end_of_stream") for frame in each) for each in frames]
+            scene.slots = max(scene.slots, sum(bool(each) for each in frames) - sum(ended))
+            return any(ended)
+
+        await until(has_one_ended, 10.0, "none of five calls of a second ended")
+        for each in sent:
+            await scene.ended(each)
+    if scene.slots < number:
+        raise NotChecked(f"it runs {scene.slots} of 5 calls at the same time, and the check needs {number}")
+    return scene.slots
+
+
+async def begin_beside(scene: WorkerScene) -> tuple[Sent, str] | None:
+    """Begin a call of another agent, and return it with the agent's id; None when the worker runs one call at a time."""
+    if await need_slots(scene, 1) < 2:
+        return None
+    agent = await scene.draw_neighbour()
+    sent = await scene.publish("count", {"to": 20, "delay": 0.1}, agent=agent)
+
+    async def has_begun() -> bool:
+        return bool(await scene.frames_of_another(sent, agent))
+
+    await until(has_begun, 5.0, "no text came for another agent")
+    return sent, agent
+
+
+async def check_beside(scene: WorkerScene, beside: tuple[Sent, str] | None) -> None:
+    """Check that a call of another agent goes on to its end.
+
+    Raises:
+        Broken: it does not.
+    """
+    if beside is None:
+        return
+    sent, agent = beside
+    await wait_until_gone(scene, sent, 10.0)
+    frames = await scene.frames_of_another(sent, agent)
+    check_run(frames)
+    if error := error_of(frames):
+        raise Broken(f"the call of another agent, whose frames are read, ended as {error}")
+
+
 async def is_running(scene: WorkerScene, sent: Sent) -> bool:
     """Return whether a worker has a request."""
     return bool((await scene.holder(sent))[0])
@@ -295,8 +349,12 @@ async def moved_after_a_renewal(scene: WorkerScene, other: str, beside: int = 0)
         return idle < was
 
     await until(is_renewed, LEASE + SLACK, "it does not renew what it holds")
-    sent, *others = [await scene.publish("count", {"to": 3, "delay": 0.1}) for _ in range(1 + beside)]
-    for each in (sent, *others):
-        await wait_for_text(scene, each)
-    await scene.move(sent, other)
-    return sent, others
+    for _ in range(5):
+        sent, *others = [await scene.publish("count", {"to": 3, "delay": 0.1}) for _ in range(1 + beside)]
+        for each in (sent, *others):
+            await wait_for_text(scene, each)
+        if await scene.move(sent, other):
+            return sent, others
+        for each in others:
+            await scene.ended(each)
+    raise NotChecked("its calls of 0.3 s had ended before they could be moved")

@@ -14,6 +14,7 @@ from toolbus.bus.broker.registry.registry import TTL
 from toolbus.bus.broker.replies.finish import MOST_BYTES
 from toolbus.bus.broker.server import scripts
 from toolbus.bus.broker.transport.opening import Probe
+from toolbus.bus.values.envelope import Frame
 from toolbus.bus.values.settings import Settings
 from toolbus.operations.conformance.checks import Broken, until
 from toolbus.operations.conformance.proxy import Proxy
@@ -40,6 +41,8 @@ class WorkerScene(Scene):
         self.agent = secrets.token_hex(16)
         self.worker: asyncio.subprocess.Process | None = None
         self.dead_letters = self.keys.dead_letters(SERVICE)
+        # How many calls it runs at the same time, once that was measured.
+        self.slots = 0
         self._played: list[str] = []
         self._read = "0-0"
         # Several checks of one moment read the stream together.
@@ -106,7 +109,10 @@ class WorkerScene(Scene):
         if self.worker is not None:
             await self.program.kill(self.worker)
             self.worker = None
-        for instance in await self._alive():
+        # Also those whose leases have ended: while no worker runs nobody sweeps them.
+        rows = await self.probe.run("HKEYS", self.keys.instances(SERVICE))
+        registered = {each[2:].decode() for each in rows if each.startswith(b"i:")} - set(self._played)
+        for instance in registered | set(await self._members("-inf")):
             await self.see_the_end(instance)
 
     async def now(self) -> int:
@@ -121,8 +127,11 @@ class WorkerScene(Scene):
 
     async def _alive(self) -> list[str]:
         """Return the instances of the service whose leases have not ended; they may have left the registry."""
-        now = await self.now()
-        members = await self.probe.run("ZRANGEBYSCORE", self.keys.live, now, "+inf")
+        return await self._members(str(await self.now()))
+
+    async def _members(self, since: str) -> list[str]:
+        """Return the instances of the service in `live` whose leases end at a time of the server or later."""
+        members = await self.probe.run("ZRANGEBYSCORE", self.keys.live, since, "+inf")
         found = [each.decode().partition("/")[2] for each in members if each.startswith(f"{SERVICE}/".encode())]
         return [each for each in found if each not in self._played]
 
@@ -156,15 +165,20 @@ class WorkerScene(Scene):
             await self.probe.run("HSET", self.keys.instances(SERVICE), f"i:{name}", f"1:{digest}")
         return name
 
-    async def move(self, sent: Sent, to: str, deliveries: int = 2) -> None:
-        """Move an entry from the worker to another. As with every script that does so, the fence's counter of who loses it goes up."""
+    async def move(self, sent: Sent, to: str, deliveries: int = 2) -> bool:
+        """Move an entry from the worker to another. As with every script that does so, the fence's counter of who loses it goes up.
+
+        Returns:
+            False when the call had ended before.
+        """
         mine, _, _ = await self.holder(sent)
-        await self.probe.run(
+        moved = await self.probe.run(
             "EVAL",
-            "redis.call('HINCRBY', KEYS[2], 'c:' .. ARGV[1], 1) "
-            "return redis.call('XCLAIM', KEYS[1], 'g', ARGV[2], 0, ARGV[3], 'RETRYCOUNT', ARGV[4], 'JUSTID')",
+            "if #redis.call('XCLAIM', KEYS[1], 'g', ARGV[2], 0, ARGV[3], 'RETRYCOUNT', ARGV[4], 'JUSTID') == 0 then return 0 end "
+            "redis.call('HINCRBY', KEYS[2], 'c:' .. ARGV[1], 1) return 1",
             2, self.queue, self.fence, mine, to, sent.entry, deliveries,
         )  # fmt: skip
+        return bool(moved)
 
     async def keep(self, sent: Sent, owner: str, deliveries: int = 2) -> None:
         """Renew an entry that a worker holds which the kit plays."""
@@ -212,6 +226,12 @@ class WorkerScene(Scene):
         """Be another agent, with a reply stream of its own."""
         self.agent, self._read = secrets.token_hex(16), "0-0"
         await self.listen()
+
+    async def draw_neighbour(self) -> str:
+        """Return the id of another agent, which has a reply stream beside this one's."""
+        agent = secrets.token_hex(16)
+        await self.probe.script(scripts.LISTEN, (self.keys.replies(agent),), 600_000, "0-0")
+        return agent
 
     async def listen(self) -> None:
         """Make the reply stream of this agent, and keep it alive for a while."""
@@ -282,8 +302,10 @@ class WorkerScene(Scene):
             if len(frames) > 1 and len(fields[b"f"]) - len(frames) - 1 > MOST_BYTES:
                 raise Broken(f"an entry of {len(frames)} frames has {len(fields[b'f']):,} bytes, more than {MOST_BYTES:,}")
             for frame in frames:
-                if not isinstance(frame, dict) or not isinstance(frame.get("id"), str):
-                    raise Broken(f"a frame has no id: {str(frame)[:100]}")
+                try:
+                    msgspec.convert(frame, Frame)
+                except (msgspec.ValidationError, RecursionError) as error:
+                    raise Broken(f"a frame is none by schemas/frames.json: {error}: {str(frame)[:200]}") from None
                 self._frames.setdefault(frame["id"], []).append(frame)
 
     async def frames(self, sent: Sent) -> list[dict[str, Any]]:
@@ -312,6 +334,17 @@ class WorkerScene(Scene):
 
     async def shared_frames(self, sent: Sent) -> list[dict[str, Any]]:
         """Return the frames of a shared call, which has a stream of its own."""
-        self._frames.pop(sent.id, None)
-        await self._take_in(self.keys.call(sent.id))
-        return self._frames.get(sent.id, [])
+        return await self._frames_in(self.keys.call(sent.id), sent)
+
+    async def frames_of_another(self, sent: Sent, agent: str) -> list[dict[str, Any]]:
+        """Return the frames of a call in the reply stream of another agent."""
+        return await self._frames_in(self.keys.replies(agent), sent)
+
+    async def _frames_in(self, stream: str, sent: Sent) -> list[dict[str, Any]]:
+        async with self._reading:
+            size, mine, self._frames = self._size, self._frames, {}
+            await self._take_in(stream)
+            found = self._frames.get(sent.id, [])
+            # It is read from its beginning each time: what is not asked for would be there twice.
+            self._size, self._frames = size, {**mine, sent.id: found}
+        return found
