@@ -25,7 +25,10 @@ let start = 0, generation, counter, draining = false, freed = () => {}
 
 async function register() {
   const names = described.map(tool => tool.name)
-  const answer = await writing.script('registry/register', registry, P, randomUUID(), ttl, 60_000, service, me, 'node', digest, publication, lease, randomUUID(), '', service, start, ...names)
+  const run = others => writing.script('registry/register', [...registry, ...others], P, randomUUID(), ttl, 60_000, service, me, 'node', digest, publication, lease, randomUUID(), '', service, start, ...names)
+  let answer = await run([])
+  const held = answer[0] === 'ok' ? [] : await writing.run('HMGET', `${P}reg:names`, `s:${service}`, `q:${service}`, ...names.map(name => `t:${name}`))
+  if (held.length) answer = await run(held.filter(Boolean).map(row => `${P}reg:s:${row.split('\n')[1]}`)) // of services that may not exist any more
   if (answer[0] !== 'ok') throw new Error(`these names belong to others: ${answer.slice(1)}`)
   ;[, start, generation, counter] = answer
 }

@@ -14,6 +14,8 @@ WORKER_FAULTS = {
     "no-tools": ("registers", "publishes without one of its tools"),
     "bad-tool": ("registers", "publishes tools with an effect that does not exist"),
     "ttl-in-seconds": ("registers", "takes `registry_ttl` for milliseconds"),
+    "serves-when-refused": ("registers", "serves although others hold its names"),
+    "never-frees-names": ("registers", "never asks for names of services that do not exist any more"),
     "no-end": ("answers", "forgets the frame with end_of_stream"),
     "two-ends": ("answers", "answers twice"),
     "seq-from-one": ("answers", "counts seq from 1"),

@@ -134,6 +134,13 @@ class PlantedWorker(Sessions):
         start = 0 if has("new-start") else self.start
         args = (SERVICE, self.me, "planted", DIGEST, document, LEASE_MS, uuid.uuid4().hex, "", SERVICE, start, *names)
         found = await self.script("registry/register", REGISTRY, *common, *args)
+        if found[0] != b"ok" and not has("never-frees-names"):
+            rows = await self.writing.hmget(NAMES, [f"s:{SERVICE}", f"q:{SERVICE}", *(f"t:{name}" for name in names)])
+            others = [f"{PREFIX}reg:s:{row.decode().split(chr(10))[1]}" for row in rows if row]
+            found = await self.script("registry/register", [*REGISTRY, *others], *common, *args)
+        if found[0] != b"ok" and has("serves-when-refused"):
+            await self.beside.register()
+            return
         assert found[0] == b"ok", found
         if found[2] != self.fence[0]:
             self.newest = (0, 0)

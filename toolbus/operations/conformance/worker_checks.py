@@ -52,13 +52,51 @@ _MOST_REMEMBERED = 10_000
 
 @WORKER.check("W1", 0)
 async def registers(scene: WorkerScene) -> None:
-    """It publishes its service with tools that agents can read, for `registry_ttl`."""
+    """It publishes its service with tools that agents can read, for `registry_ttl`, and ends, serving nothing, if another has its name."""
     names = await tools_of(scene)
     missing = {f"{SERVICE}-echo", f"{SERVICE}-count"} - names
     if missing:
         raise Broken(f"the publication lacks {', '.join(sorted(missing))}; it has {', '.join(sorted(names)) or 'no tools'}")
     for key in (scene.keys.services, scene.keys.names, scene.keys.instances(SERVICE), scene.queue, scene.fence):
         await check_ttl(scene, key, REGISTRY_TTL, "registry_ttl")
+    await _heeds_names_of_others(scene)
+
+
+async def _heeds_names_of_others(scene: WorkerScene) -> None:
+    """Check that it serves nothing while another owner has its name, and takes a name of a service that does not exist."""
+    await scene.kill_worker()
+    table, held = scene.keys.instances("kit-other"), ("HSET", scene.keys.names, f"s:{SERVICE}", "kit\nkit-other\n0")
+    await scene.probe.run(*held)
+    await scene.probe.run("HSET", table, "owner", "kit")
+    # With a group, so that one that serves all the same can.
+    await scene.probe.run("DEL", scene.queue)
+    await scene.probe.run("XGROUP", "CREATE", scene.queue, "g", "0", "MKSTREAM")
+    sent = await scene.publish("echo", {"text": "of nobody"})
+    scene.worker = await scene.program.start()
+    end = time.monotonic() + STARTS
+    while scene.worker.returncode is None:
+        if await scene.frames(sent) or await is_running(scene, sent) or await scene.instances():
+            raise Broken("it serves although its name belongs to another owner")
+        if time.monotonic() > end:
+            raise Broken(f"it has not ended within {STARTS:g} s although its name belongs to another owner")
+        await asyncio.sleep(0.02)
+    await scene.kill_worker()
+    await scene.probe.run("DEL", table)
+    await scene.probe.run(*held)
+    scene.worker = worker = await scene.program.start()
+
+    async def has_begun() -> bool:
+        return worker.returncode is not None or bool(await scene.instances())
+
+    await until(has_begun, STARTS, "it neither registers nor ends")
+    if worker.returncode is not None:
+        if ((await scene.probe.run("HGET", scene.keys.names, f"s:{SERVICE}")) or b"").endswith(b"\n0"):
+            raise Broken("it does not register, although the service for which its name is held does not exist any more")
+        # It registered another service first, which lets such names go after a cooldown.
+        await scene.kill_worker()
+        await scene.probe.run("HDEL", *held[1:3])
+        await scene.restart()
+    await scene.ended(sent)
 
 
 @WORKER.check("W2", 0)
