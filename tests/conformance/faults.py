@@ -153,6 +153,7 @@ WORKER_FAULTS = {
     "data-of-any-length": ("bounds-output", "returns more than 16 MiB"),
     "sends-on": ("sends-in-order", "sends frames of a call before those before them were answered"),
     "forgets-refused": ("sends-in-order", "never sends again what was refused"),
+    "drops-refused": ("ends-refused-calls", "goes on with a call when frames of it were refused for good"),
     "huge-scripts": ("bounds-its-scripts", "writes all frames of a call at once"),
     "no-role": ("leaves-replicas", "never asks for the role of the server"),
     "blocks-beats": ("beats-beside-handlers", "beats in the thread in which handlers run"),

@@ -13,12 +13,13 @@ import os
 import signal
 import time
 import uuid
+from collections.abc import Coroutine
 from typing import Any
 
 import redis.asyncio as redis
 from redis.asyncio.retry import Retry
 from redis.backoff import ConstantBackoff
-from redis.exceptions import TryAgainError
+from redis.exceptions import NoPermissionError, TryAgainError
 
 from tests.conformance import planted_beside as beside
 from tests.conformance.planted_calls import (
@@ -343,11 +344,24 @@ class PlantedWorker(Sessions):
         script = self.script("finish/send", [LIVE], call.replies, json.dumps(frames))
         if has("sends-on"):
             self.sending.add(asyncio.create_task(script))
-        elif await script and not has("ignores-gone"):
+        elif await self.answer_to(script) and not has("ignores-gone"):
             for other in list(self.calls.values()) if has("gone-stops-all") else ():
                 other.stop(CANCELLED_ERROR)
             raise Stop(CANCELLED_ERROR)
         await self.look_at(call.replies, len(json.dumps(frames)))
+
+    async def answer_to(self, script: Coroutine[Any, Any, Any]) -> Any:
+        """Return which reply streams are gone, by the script that appends frames.
+
+        Raises:
+            Stop: the server refuses them for good.
+        """
+        try:
+            return await script
+        except NoPermissionError as error:
+            if has("drops-refused"):
+                return []
+            raise failed("unavailable", str(error), code="frames_refused") from None
 
     async def look_at(self, replies: str, size: int) -> None:
         """Look now and then whether what was written to a caller is read, and end its calls if it is not."""

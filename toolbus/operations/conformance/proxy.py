@@ -202,7 +202,9 @@ class _Connection:
             self._open.append(own)
             self._withhold(own, planned.after)
             return
-        self._open.append(planned)
+        # Messages answer a subscription, and not what stands in its place.
+        if planned is not None or words[0].upper() not in {b"SUBSCRIBE", b"UNSUBSCRIBE"}:
+            self._open.append(planned)
         self._to_server.write(command)
 
     def answer(self, answer: bytes) -> None:

@@ -940,6 +940,26 @@ async def shares_its_slots(scene: WorkerScene) -> None:
         raise Broken(f"{len(waiting)} of {len(taken)} requests that it has taken wait in it, and no other worker can run them")
 
 
+@LEASES.check("W79", 2)
+async def ends_refused_calls(scene: WorkerScene) -> None:
+    """A call whose frames the server refuses for good ends as `unavailable` (`frames_refused`), and the worker goes on."""
+    proxy = Proxy(scene.port)
+    await proxy.start()
+    try:
+        await scene.start_behind(proxy)
+        sent = await scene.publish("count", {"to": 200, "delay": 0.05})
+        await wait_for_text(scene, sent)
+        proxy.plan(lambda words: any(sent.id.encode() in word for word in words), "refuse", "NOPERM the user has no permission to do so")
+        frames = await scene.ended(sent)
+        ended_as(frames, "unavailable")
+        if frames[-1]["error"].get("code") != "frames_refused":
+            raise Broken(f"the error has the code {frames[-1]['error'].get('code')!r} instead of 'frames_refused'")
+        await call_echo(scene, "after refused frames")
+    finally:
+        await proxy.close()
+        await scene.kill_worker()
+
+
 @LEASES.check("W77", 2)
 async def reconnects(scene: WorkerScene) -> None:
     """When its connections end, it connects again: what runs is answered, and what was cancelled meanwhile is stopped."""
