@@ -147,7 +147,7 @@ _SEQUENCES: dict[str, list[Any]] = {
     "frames twice": [[_text(0, "a"), _text(1, "b")], [_text(1, "b"), _text(0, "a"), _text(2, "c")], [_end(3), _end(3)]],
     "a gap that stays": [[_text(0, "a"), _text(2, "c"), _end(3)], None],
     "a gap that a new run closes": [[_text(0, "a"), _end(2)], [_more(0, "ab"), _last(1)]],
-    "an end that waits for no gap": [[_text(0, "a")], [_end(3, error={"type": "tool_error", "code": "frames_refused", "message": "full"})]],
+    "an end that waits for no gap": [[_text(0, "a")], [_end(3, error={"type": "unavailable", "code": "frames_refused", "message": "no"})]],
     "a new run with the same text": [[_text(0, "one ", worker="w1"), _text(1, "two ")], [_more(0, "one two"), _last(1)]],
     "a new run in other pieces": [[_text(0, "abcd")], [_more(0, "ab"), _more(1, "cdef"), _last(2)]],
     "a new run with another text": [[_text(0, "one two")], [_more(0, "one ")], [_more(1, "2"), _last(2)]],

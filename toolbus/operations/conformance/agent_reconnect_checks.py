@@ -59,9 +59,9 @@ async def tells_gaps(scene: AgentScene) -> None:
 async def waits_for_no_refused_frames(scene: AgentScene) -> None:
     """An end with the code `frames_refused` ends the call at once, also when frames before it are missing."""
     taken = await scene.called()
-    error = {"type": "tool_error", "code": "frames_refused", "message": "too large"}
+    error = {"type": "unavailable", "code": "frames_refused", "message": "too large"}
     await scene.send(taken, {"seq": 0, "response": "a"}, {"seq": 5, "kind": "end", "end_of_stream": True, "error": error})
-    await scene.ended_as("1", None, "tool_error", within=2.0)
+    await scene.ended_as("1", None, "unavailable", within=2.0)
 
 
 @RECONNECTS.check("A29", 2)
