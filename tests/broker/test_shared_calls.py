@@ -150,11 +150,11 @@ def test_calls_that_are_kept_are_bounded() -> None:
     assert (beyond.status, "10000 calls already wait" in beyond.message) == ("failed", True)
 
 
-def test_a_call_whose_time_is_up_has_a_millisecond() -> None:
-    """Its worker says that it came too late."""
+def test_a_call_whose_time_is_up_is_not_published() -> None:
+    """The server is given no time for it."""
     calling = Calling()
     calling.publish([b"queued", b"1-1"], left=-1.0)
-    assert calling.link.args("share")[0][4] == 1
+    assert calling.link.args("share")[0][4] == 0
 
 
 def test_only_known_calls_are_forgotten() -> None:

@@ -305,7 +305,7 @@ def test_a_write_that_fails_half_way_is_undone(tmp_path: Path) -> None:
     assert [each.id for each in find(str(place), Wanted()).calls] == ["c1", "c3"]
 
 
-def _full(path: Path, lines: bytes) -> int:
+def _full(path: Path, lines: bytes, mode: int = 0o600) -> int:
     raise OSError(28, "No space left on device")
 
 

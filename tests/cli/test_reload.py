@@ -111,7 +111,7 @@ def test_a_process_that_dies_is_started_again(shell: Shell) -> None:
         (("spoken.py", "--middleware", "nofile.py:limits"), "there is no file or folder 'nofile.py'"),
         (("spoken.py", "--health-file", "."), "--health-file can't be kept"),
         (("spoken.py", "--health-port", "PORT"), "--health-port can't be kept"),
-        (("spoken.py", "--url", "redis://127.0.0.1:1"), "toolbus dev"),
+        (("spoken.py", "--url", "redis://127.0.0.1:1"), "start it, or correct its URL"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )

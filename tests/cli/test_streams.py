@@ -178,7 +178,7 @@ def test_without_a_server_a_command_says_how_to_start_one(shell: Shell, name: st
     (shell.folder / "platform" / "groups.json").write_text('[{"group_id": "jobs", "name": "Jobs", "tool_ids": ["job_run"]}]')
     done = shell.run(*ASKING[name])
     assert done.returncode == 1
-    assert "toolbus dev" in done.stdout + done.stderr
+    assert "start it, or correct its URL" in done.stdout + done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 

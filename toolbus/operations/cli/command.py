@@ -190,6 +190,14 @@ JSON = click.Option(["--output"], type=click.Choice(["json"]), default="json", e
 """For a command that prints JSON in any case, so that ``--output json`` changes nothing."""
 
 
+HealthHost = Annotated[
+    str, option("Address of --health-port; anybody who can reach it may read.", default="127.0.0.1", needs=("health_port",), kept=True)
+]
+HealthPort = Annotated[
+    int | None, option("Answer /live, /startup, /ready and /metrics at this port; 0 for a free one.", type=Port, kept=True)
+]
+
+
 class ProcessOptions(NamedTuple):
     """The options of a process that serves, which its children do not get.
 
@@ -198,13 +206,8 @@ class ProcessOptions(NamedTuple):
         lifeline: the file descriptor of the process that started it.
     """
 
-    health_host: Annotated[
-        str,
-        option("Address of --health-port; anybody who can reach it may read.", default="127.0.0.1", needs=("health_port",), kept=True),
-    ] = "127.0.0.1"
-    health_port: Annotated[
-        int | None, option("Answer /live, /startup, /ready and /metrics at this port; 0 for a free one.", type=Port, kept=True)
-    ] = None
+    health_host: HealthHost = "127.0.0.1"
+    health_port: HealthPort = None
     lifeline: Lifeline = None
 
 

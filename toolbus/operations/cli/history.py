@@ -8,9 +8,9 @@ from typing import Annotated
 
 import click
 
-from toolbus.operations.cli.command import ProcessOptions, Span, argument, command, option
+from toolbus.operations.cli.command import HealthHost, HealthPort, ProcessOptions, Span, argument, command, option
 from toolbus.operations.cli.common import serving_settings
-from toolbus.operations.cli.worker import announced, end_with
+from toolbus.operations.cli.worker import announced
 
 STORE = "TOOLBUS_HISTORY_STORE"
 """The variable that names the place of the history, for who keeps it and who looks into it."""
@@ -24,7 +24,8 @@ def history_command(
         int, option("MiB that they may take; the oldest ones go first.", type=click.IntRange(1, 1_048_576), default=4_096, metavar="MIB")
     ],
     arguments: Annotated[bool, option("Keep arguments, too, where workers record them (TOOLBUS_RECENT=arguments).")],
-    process: ProcessOptions,
+    health_host: HealthHost,
+    health_port: HealthPort,
 ) -> None:
     """Keep the calls that end, for `toolbus see calls --since`.
 
@@ -47,8 +48,7 @@ def history_command(
 
     async def main() -> None:
         keeper = Keeper(settings, opened, kept=keep, arguments=arguments)
-        end_with(process, settings)
-        async with announced(lambda: ProbedHistory(keeper), process) as (serving, stopping):
+        async with announced(lambda: ProbedHistory(keeper), ProcessOptions(health_host, health_port)) as (serving, stopping):
 
             def stop() -> None:
                 stopping()

@@ -536,7 +536,7 @@ async def drains(scene: WorkerScene) -> None:
         goes_on = [what for each, what in ((cancelled, "was cancelled"), (timed, "had no time left")) if not await scene.is_finished(each)]
     finally:
         await stopping
-    await _left_alone(scene, others, goes_on)
+    await _check_other_calls(scene, others, goes_on)
     frames = await scene.frames(sent)
     if not frames[-1].get("end_of_stream"):
         raise Broken("a call that needed three seconds of its grace period more was cut off")
@@ -545,7 +545,7 @@ async def drains(scene: WorkerScene) -> None:
         raise Broken(f"it ended as {error_of(frames) or 'a success'} with the text {text_of(frames)!r}")
 
 
-async def _left_alone(scene: WorkerScene, others: Sent | None, goes_on: list[str]) -> None:
+async def _check_other_calls(scene: WorkerScene, others: Sent | None, goes_on: list[str]) -> None:
     """Check what a worker that was leaving has done about other calls than the one that it finished.
 
     Args:
