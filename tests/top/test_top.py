@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import time
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ from toolbus import Settings
 from toolbus.bus.broker.statistics.recent import RecentCall
 from toolbus.bus.values.results import BrokerUnavailable
 from toolbus.bus.watch.views import DeadLetterView, InstanceView, ServiceView, Snapshot, ToolView
-from toolbus.operations.tables import TABLES
+from toolbus.operations.tables import TABLES, clock
 from toolbus.operations.top import Details, Grid, Top
 
 pytestmark = pytest.mark.anyio
@@ -330,3 +332,11 @@ async def test_a_large_registry_is_drawn_row_by_row() -> None:
         await asyncio.sleep(0)
         await pilot.pause()
         assert 0 < formatted < 1_000
+
+
+def test_a_time_of_another_day_has_its_date() -> None:
+    """A history goes back for months; today's times are those of the day alone."""
+    now = time.time()
+    assert re.fullmatch(r"\d\d:\d\d:\d\d", clock(now))
+    assert clock(now - 3 * 86_400) == time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now - 3 * 86_400))
+    assert [clock(at) for at in (0.0, 1e300, float("nan"))] == ["-"] * 3

@@ -70,9 +70,11 @@ def seconds(value: float) -> str:
 
 
 def clock(at: float) -> str:
-    """Return the local time of day; a dash when it is unknown."""
+    """Return the local time of day, with its date on another day than today; a dash when it is unknown."""
     try:
-        return datetime.datetime.fromtimestamp(at).astimezone().strftime("%H:%M:%S") if at else "-"
+        local = datetime.datetime.fromtimestamp(at).astimezone()
+        today = datetime.datetime.now().astimezone().date()
+        return local.strftime("%H:%M:%S" if local.date() == today else "%Y-%m-%d %H:%M:%S") if at else "-"
     except (OverflowError, ValueError, OSError):
         return "-"
 
