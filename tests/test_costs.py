@@ -257,8 +257,8 @@ def worker_in_a_thread(settings: Settings, counting: Counting) -> Iterator[None]
 @pytest.mark.parametrize(
     ("at_once", "caller", "worker"),
     [
-        # Measured: (59.8, 2.0, 8.0; three turns are of this test) and (62.4, 1.98, 5.0).
-        (1, Costs(61, 2.1, 8.3), Costs(67, 2.1, 5.5)),
+        # Measured: (59.8, 2.0, 8.0; three turns are of this test) and (67.0, 1.98, 4.1).
+        (1, Costs(61, 2.1, 8.3), Costs(68, 2.1, 5.5)),
         # Measured: (32.5, 0.047, 0.20) and (27.3, 0.062, 0.16).
         (64, Costs(34, 0.06, 0.25), Costs(29, 0.075, 0.2)),
     ],

@@ -305,6 +305,12 @@ def test_a_write_that_fails_half_way_is_undone(tmp_path: Path) -> None:
     assert [each.id for each in find(str(place), Wanted()).calls] == ["c1", "c3"]
 
 
+def test_a_table_that_is_not_made_yet_has_no_calls(tmp_path: Path) -> None:
+    """Its file is there a moment before it."""
+    (tmp_path / "calls.db").touch()
+    assert find(str(tmp_path / "calls.db"), Wanted()).calls == []
+
+
 def _full(path: Path, lines: bytes, mode: int = 0o600) -> int:
     raise OSError(28, "No space left on device")
 

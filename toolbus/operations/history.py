@@ -441,8 +441,10 @@ def _find_rows(path: Path, wanted: Wanted) -> Found:
     columns = ", ".join(f'"{name}"' for name in _COLUMNS)
     query = f"SELECT {columns} FROM calls WHERE ended >= ?{where} ORDER BY ended DESC, rowid DESC"  # noqa: S608 - names of our own
     with contextlib.closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", timeout=_PATIENCE, uri=True)) as database:
-        _is_empty(path, database)
         calls: list[RecentCall] = []
+        if _is_empty(path, database):
+            # Its keeper is about to make the tables.
+            return Found(calls, 0)
         for row in database.execute(query, (wanted.since, *wanted.equal.values())):
             call = msgspec.convert(dict(zip(_COLUMNS, row, strict=True)), RecentCall)
             if wanted.takes(call):
@@ -581,7 +583,7 @@ class Keeper:
                 is_start = not self._is_serving
                 if is_start and (not isinstance(error, BrokerUnavailable) or time.monotonic() >= given_up):
                     raise
-                self._failed("read", "history.interrupted", error)
+                self._failed("read", error)
                 await self._wait(_AGAIN)
 
     async def _follow(self, admin: Admin, serving: Callable[[], object]) -> None:
@@ -620,16 +622,16 @@ class Keeper:
         try:
             await asyncio.to_thread(step, *arguments)
         except StoreFailed as error:
-            self._failed(step.__name__, "history.failed", error)
+            self._failed(step.__name__, error)
             return False
         self._done(step.__name__)
         return True
 
-    def _failed(self, step: str, event: str, error: Exception) -> None:
+    def _failed(self, step: str, error: Exception) -> None:
         """Say it, unless it was said before and has not been done since."""
         if self._troubles.get(step) != str(error):
             self._troubles[step] = str(error)
-            telemetry.log.error(event, error=str(error))
+            telemetry.log.error("history.interrupted" if step == "read" else "history.failed", error=str(error))
 
     def _done(self, step: str) -> None:
         if was := self._troubles.pop(step, ""):
