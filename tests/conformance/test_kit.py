@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
@@ -36,6 +36,8 @@ EXAMPLES = HERE.parent.parent / "examples" / "node"
 PROTOCOL = HERE.parent.parent / "docs" / "protocol.md"
 EXTENSIONS = PROTOCOL.parent / "reference" / "protocol-extensions.md"
 NUMBER = re.compile(r"\b[WA]\d+\b")
+# Faults of one test, most of which wait for seconds.
+_MOST_FAULTS = 24
 
 
 @pytest.fixture(scope="module")
@@ -112,13 +114,21 @@ def test_programs_written_from_the_document_keep_every_level(side: str, folder: 
     assert_keeps_everything(side, outcomes(side, planted(side, "none", folder), max(LEVELS)))
 
 
+def _parts() -> Iterator[Any]:
+    """Yield the side, the level and the faults of each part, which takes a minute at most."""
+    for side, planted_faults in FAULTS.items():
+        levels = {each.name: each.level for each in TABLES[side].requirements}
+        for level in LEVELS:
+            faults = [fault for fault, (check, _) in planted_faults.items() if levels[check] == level]
+            for start in range(0, len(faults), _MOST_FAULTS):
+                yield pytest.param(side, level, faults[start : start + _MOST_FAULTS], id=f"{side}-{level}-{start}")
+
+
 @pytest.mark.usefixtures("slow")
-@pytest.mark.parametrize("level", LEVELS)
-@SIDES
-def test_each_planted_fault_is_found(side: str, level: int, folder: Path) -> None:
+@pytest.mark.parametrize(("side", "level", "names"), [*_parts()])
+def test_each_planted_fault_is_found(side: str, level: int, names: list[str], folder: Path) -> None:
     """The check that is meant for a fault finds it, and says so in words; each fault is planted alone."""
-    levels = {each.name: each.level for each in TABLES[side].requirements}
-    faults = {fault: check for fault, (check, _) in FAULTS[side].items() if levels[check] == level}
+    faults = {fault: FAULTS[side][fault][0] for fault in names}
     found: dict[str, dict[str, str]] = {}
 
     def find(fault: str) -> None:
