@@ -36,6 +36,7 @@ from toolbus.operations.conformance.worker_calls import (
     wait_until_gone,
 )
 from toolbus.operations.conformance.worker_lease_checks import LEASES
+from toolbus.operations.conformance.worker_leaving_checks import LEAVING
 from toolbus.operations.conformance.worker_scene import Sent, WorkerScene
 from toolbus.operations.conformance.worker_session_checks import SESSIONS
 
@@ -616,4 +617,4 @@ async def sends_in_order(scene: WorkerScene) -> None:
         await scene.kill_worker()
 
 
-WORKER.requirements += [*LEASES.requirements, *SESSIONS.requirements]
+WORKER.requirements += [*LEASES.requirements, *LEAVING.requirements, *SESSIONS.requirements]

@@ -1,0 +1,307 @@
+"""Requirements of a worker of level 2: how it leaves, and when it must."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+
+from toolbus.operations.conformance.checks import Broken, Table, until
+from toolbus.operations.conformance.proxy import Proxy
+from toolbus.operations.conformance.scene import LEASE, SERVICE, STARTS
+from toolbus.operations.conformance.worker_calls import (
+    call_echo,
+    check_run,
+    error_of,
+    only_instance,
+    text_of,
+    unseen,
+    wait_for_text,
+)
+from toolbus.operations.conformance.worker_scene import Sent, WorkerScene
+
+LEAVING = Table[WorkerScene]()
+# Seconds after which a worker whose reads are refused ends.
+GIVES_UP = max(3 * LEASE, 30.0)
+# Seconds of grace of a worker that has more time than it needs.
+_PATIENCE = 6.0
+
+
+@LEAVING.check("W46", 2)
+async def drains(scene: WorkerScene) -> None:
+    """On SIGTERM it finishes what runs, within TOOLBUS_GRACE, and beats, renews, cancels and keeps deadlines until then, no more."""
+    worker = await scene.restart(TOOLBUS_GRACE=f"{_PATIENCE:g}")
+    instance = await only_instance(scene)
+    # With another worker of its revision its stream stays when it has left.
+    await scene.play_worker(lives=True, digest=(await scene.row_of(instance)).partition(":")[2])
+    sent = await scene.publish("count", {"to": 35, "delay": 0.1})
+    cancelled = await scene.publish("count", {"to": 1_000, "delay": 0.1})
+    timed = await scene.publish("count", {"to": 1_000, "delay": 0.1}, timeout=2.0)
+    for each in (sent, cancelled, timed):
+        await wait_for_text(scene, each)
+    dead = await scene.play_worker(lives=False)
+    others: Sent | None = None
+    stopping = asyncio.create_task(scene.program.stop(worker))
+    try:
+        while not stopping.done():
+            left = await scene.lease_of(instance) - await scene.now()
+            _, idle, _ = await scene.holder(sent)
+            is_listed = bool(await scene.row_of(instance))
+            # Looked at last, since it retires behind the end.
+            if await scene.has_ended(sent):
+                break
+            if others and is_listed:
+                raise Broken("it registers again while it leaves")
+            if not others and not is_listed:
+                await scene.tell(f"cancel {cancelled.id}")
+                others = await unseen(scene, "echo", {"text": "of a dead worker"}, dead, 1)
+                await scene.tell(f"dead {SERVICE}")
+            if left < 0:
+                raise Broken("its lease ended while it finished what runs, and others take that over")
+            if idle > LEASE * 1000:
+                raise Broken(f"what it finished was not renewed for {idle / 1000:.1f} s, more than a lease")
+            await asyncio.sleep(0.1)
+        goes_on = [what for each, what in ((cancelled, "was cancelled"), (timed, "had no time left")) if not await scene.is_finished(each)]
+    finally:
+        await stopping
+    await _check_other_calls(scene, others, goes_on)
+    frames = await scene.frames(sent)
+    if not frames[-1].get("end_of_stream"):
+        raise Broken("a call that needed three seconds of its grace period more was cut off")
+    check_run(frames)
+    if error_of(frames) or len(text_of(frames).split()) != 35:
+        raise Broken(f"it ended as {error_of(frames) or 'a success'} with the text {text_of(frames)!r}")
+
+
+async def _check_other_calls(scene: WorkerScene, others: Sent | None, goes_on: list[str]) -> None:
+    """Check what a worker that was leaving has done about other calls than the one that it finished.
+
+    Args:
+        scene: with the worker.
+        others: a request that a dead worker held, if one was published.
+        goes_on: what was to stop calls that went on.
+
+    Raises:
+        Broken: it took the request over, or let a call go on.
+    """
+    if goes_on:
+        raise Broken(f"while it left, a call that {goes_on[0]} went on")
+    if others is None:
+        return
+    if await scene.frames(others) or await scene.is_finished(others):
+        raise Broken("it took over what a dead worker held while it left")
+    await scene.remove(others)
+
+
+@LEAVING.check("W47", 2)
+async def takes_nothing_while_it_leaves(scene: WorkerScene) -> None:
+    """A worker that leaves takes no more requests."""
+    if scene.worker is None:
+        raise Broken("there is no worker")
+    running = await scene.publish("count", {"to": 9, "delay": 0.1})
+    await wait_for_text(scene, running)
+    instance = await only_instance(scene)
+    stopping = asyncio.create_task(scene.program.stop(scene.worker))
+
+    async def is_unregistered() -> bool:
+        return not await scene.row_of(instance)
+
+    try:
+        await until(is_unregistered, 5.0, "it does not leave the registry when it begins to leave")
+        late = await scene.publish("echo", {"text": "late"})
+    finally:
+        await stopping
+    if await scene.frames(late):
+        raise Broken("a request that came afterwards was answered")
+    holder, _, _ = await scene.holder(late)
+    if holder and not holder.startswith("~back"):
+        raise Broken("a request that came afterwards was taken")
+    await scene.remove(late)
+
+
+@LEAVING.check("W48", 2)
+async def hands_back(scene: WorkerScene) -> None:
+    """On SIGTERM, with TOOLBUS_GRACE over, what still runs is handed back for its next attempt, behind its frames, and not lost."""
+    if scene.worker is None:
+        raise Broken("there is no worker")
+    sent = await scene.publish("count", {"to": 300, "delay": 0.1}, timeout=60.0)
+    await wait_for_text(scene, sent)
+    await scene.program.stop(scene.worker)
+    holder, idle, count = await scene.holder(sent)
+    handed_back = await scene.now() - idle
+    [(last, _)] = await scene.probe.run("XREVRANGE", scene.keys.replies(scene.agent), "+", "-", "COUNT", 1)
+    frames = await scene.frames(sent)
+    key = scene.keys.pause(SERVICE, sent.entry)
+    note, ttl = (await scene.probe.run("GET", key) or b"").split(), int(await scene.probe.run("PTTL", key))
+    left = int(sent.entry.partition("-")[0]) + 60_000 - await scene.now()
+    await scene.remove(sent)
+    if frames[-1].get("end_of_stream"):
+        raise Broken(f"the call was ended as {error_of(frames) or 'a success'} instead of being handed back")
+    if not holder.startswith("~back"):
+        raise Broken(f"the entry is with {holder or 'nobody'}, not with ~back")
+    if count != 2:
+        raise Broken(f"its next run would be attempt {count}, as the one that was cut off was 1")
+    if (late := int(last.partition(b"-")[0]) - handed_back) > 0:
+        raise Broken(f"frames came {late} ms after the call was handed back, beside those of its next run")
+    if note != [b"0", b"0", b"0", b"1"] or not left <= ttl <= left + 120_000:
+        raise Broken(
+            f"its note says {b' '.join(note)!r} for {ttl} ms, not that it was cut off once, until its deadline ({left} ms) and a minute"
+        )
+
+
+@LEAVING.check("W49", 2)
+async def retires(scene: WorkerScene) -> None:
+    """A worker that leaves hands back what waits for it, and removes its consumer and its fields of the fence (`retire.lua`)."""
+    if scene.worker is None:
+        raise Broken("there is no worker")
+    # One that answers is ready for SIGTERM.
+    await call_echo(scene, "before")
+    instance = await only_instance(scene)
+    other = await scene.play_worker(lives=True)
+    held = await unseen(scene, "echo", {"text": "of another worker"}, other, 1)
+    waiting = await unseen(scene, "echo", {"text": "handed over"}, f"~to:{instance}", 1)
+    await scene.program.stop(scene.worker)
+    # Of each consumer a map from field to value in RESP3, and a list of both in RESP2.
+    listed = await scene.probe.run("XINFO", "CONSUMERS", scene.queue, "g")
+    consumers = [(each[b"name"] if isinstance(each, dict) else each[1]).decode() for each in listed]
+    fields = await scene.probe.run("HKEYS", scene.fence)
+    holder, _, _ = await scene.holder(waiting)
+    for each in (held, waiting):
+        await scene.remove(each)
+    if holder.startswith("~to:"):
+        raise Broken("a request that was handed over to it waits for it although it has left, and not under ~back")
+    if instance in consumers or f"c:{instance}".encode() in fields:
+        raise Broken("its consumer is in the group, or its counter in the fence, after it has left")
+
+
+async def _ends_for_its_version(scene: WorkerScene, waiting: str, about: str, *, may_register: bool = False) -> None:
+    """Check that the worker ends by itself, with an exit code that says so, and that it takes nothing.
+
+    Args:
+        scene: with the worker.
+        waiting: entry of a request that it must not take, or "".
+        about: the namespace's version, in words.
+        may_register: whether it may register first, if it unregisters at once.
+
+    Raises:
+        Broken: it does not.
+    """
+    if scene.worker is None:
+        raise Broken("there is no worker")
+    end = asyncio.get_running_loop().time() + STARTS
+    while scene.worker.returncode is None:
+        if not may_register and await scene.instances():
+            raise Broken(f"it registers although {about}")
+        if waiting and not await scene.waits(waiting):
+            raise Broken(f"it takes a request although {about}")
+        if asyncio.get_running_loop().time() > end:
+            raise Broken(f"it has not ended within {STARTS:g} s although {about}")
+        await asyncio.sleep(0.02)
+    if scene.worker.returncode == 0:
+        raise Broken(f"it ended with exit code 0 although {about}")
+    if await scene.instances():
+        raise Broken(f"it is still registered when it has ended because {about}")
+    await scene.kill_worker()
+
+
+@LEAVING.check("W51", 2)
+async def checks_the_namespace(scene: WorkerScene) -> None:
+    """It reads `P format` before it registers (again) and first takes: it ends if it can't speak that version, or the one raised to."""
+    proxy = Proxy(scene.port)
+    await proxy.start()
+    try:
+        instance = await only_instance(scene)
+        await scene.probe.run("HSET", scene.keys.format, "raising", 9)
+        await scene.probe.run("ZREM", scene.keys.live, f"{SERVICE}/{instance}")
+        await _ends_for_its_version(scene, "", "a beat called it missing, and the namespace's `raising` is 9")
+        _, document, due = scene.unsent("echo", {"text": "waits"})
+        waiting = (await scene.probe.run("XADD", scene.queue, "*", "r", document, "d", due)).decode()
+        for field in ("version", "raising"):
+            await scene.probe.run("DEL", scene.keys.format)
+            await scene.probe.run("HSET", scene.keys.format, field, 9)
+            scene.worker = await scene.program.start()
+            await _ends_for_its_version(scene, waiting, f"the namespace's `{field}` is 9")
+        await scene.probe.run("DEL", scene.keys.format)
+        # What it publishes is refused once, and meanwhile the version is raised, which it has read before.
+        proxy.plan(lambda words: any(b'"tools"' in word for word in words), "refuse", "TRYAGAIN the slot is being moved", after=0.5)
+        scene.worker = await scene.program.start(TOOLBUS_URL=scene.url_of(proxy))
+
+        async def publishes() -> bool:
+            return bool(proxy.done)
+
+        await until(publishes, STARTS, "it publishes nothing")
+        await scene.probe.run("HSET", scene.keys.format, "raising", 9)
+        await _ends_for_its_version(scene, waiting, "it was raised to version 9 before it took anything", may_register=True)
+    finally:
+        await scene.probe.run("DEL", scene.keys.format, scene.queue)
+        await proxy.close()
+        await scene.kill_worker()
+    if "9" not in re.findall(r"\d+", scene.program.output()):
+        raise Broken("it did not say that the namespace is of version 9")
+
+
+@LEAVING.check("W73", 2)
+async def outlives_its_revision(scene: WorkerScene) -> None:
+    """The last worker of a revision takes what is published for it, until `outlive.lua` says twice in a row that nothing is left."""
+    proxy = Proxy(scene.port)
+    await proxy.start()
+    try:
+        await _outlives(scene, proxy)
+    finally:
+        await proxy.close()
+        await scene.kill_worker()
+
+
+async def _outlives(scene: WorkerScene, proxy: Proxy) -> None:
+    worker = await scene.start_behind(proxy, TOOLBUS_GRACE=f"{_PATIENCE:g}")
+    # One that answers is ready for SIGTERM.
+    await call_echo(scene, "before")
+    instance, table = await only_instance(scene), scene.keys.instances(SERVICE)
+    row = (await scene.probe.run("HGET", table, f"i:{instance}")).decode()
+    digest = row.partition(":")[2]
+    other = await scene.play_worker(lives=True, digest="kit-revision")
+    for kind in ("d", "n"):
+        await scene.probe.run("HSET", table, f"{kind}:kit-revision", await scene.probe.run("HGET", table, f"{kind}:{digest}") or "")
+    # Its row is to change when it registers again with the start number 1, and that of the other revision to be the newer one.
+    await scene.probe.run("HSET", table, f"i:{instance}", f"7:{digest}", f"i:{other}", "8:kit-revision")
+    # `outlive.lua` as it is asked about an entry.
+    keys = [key.encode() for key in (scene.queue, scene.fence, scene.keys.live, table)]
+    asked = proxy.watch(lambda words: words[3:7] == keys and words[-1].replace(b"-", b"").isdigit())
+    begun = asyncio.get_running_loop().time()
+    stopping = asyncio.create_task(scene.program.stop(worker))
+
+    async def steps_back() -> bool:
+        return bool(await scene.probe.run("HGET", table, f"i:{instance}") == f"1:{digest}".encode())
+
+    try:
+        await until(steps_back, 2.0, "it does not register again with the start number 1, although it is the last one of its revision")
+        late = await scene.publish("echo", {"text": "late"}, digest=digest)
+    finally:
+        await stopping
+    if not await scene.has_ended(late):
+        raise Broken("a request for its revision, which was published while agents turned to the other one, was left behind")
+    if len(asked) < 2 and asyncio.get_running_loop().time() - begun < _PATIENCE / 2:
+        raise Broken(f"it left when `outlive.lua` had been asked {len(asked)} times about an entry, and not twice in a row")
+
+
+@LEAVING.check("W70", 2)
+async def gives_up(scene: WorkerScene) -> None:
+    """When its reads are refused it tries again, and unregisters and ends when that lasts for three leases, half a minute at least."""
+    proxy = Proxy(scene.port)
+    await proxy.start()
+    try:
+        worker = await scene.start_behind(proxy)
+        for seconds in (3.0, 0.75 * GIVES_UP):
+            proxy.played[b"XREADGROUP"] = b"-ERR the kit refuses to read\r\n"
+            await asyncio.sleep(seconds)
+            if worker.returncode is not None:
+                raise Broken(f"it has ended after {seconds:g} s in which its reads were refused")
+            if seconds < GIVES_UP / 2:
+                proxy.played.clear()
+                await call_echo(scene, "after errors")
+        if await scene.program.ended(worker, 0.6 * GIVES_UP) is None:
+            raise Broken(f"it goes on, and looks alive, although its reads were refused for {1.35 * GIVES_UP:g} s")
+        if await scene.instances():
+            raise Broken("it is still registered after it has ended")
+    finally:
+        await proxy.close()
+        await scene.kill_worker()
