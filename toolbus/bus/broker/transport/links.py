@@ -86,7 +86,7 @@ class Links:
 
     @property
     def trouble(self) -> str:
-        """Why the server can't be spoken to now; empty when it can."""
+        """The reason why the server can't be spoken to now; empty when it can."""
         if self.connected:
             return ""
         reason = next((link.trouble for link in self._links if link.trouble), "")
