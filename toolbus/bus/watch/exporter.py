@@ -11,7 +11,7 @@ from toolbus.bus.telemetry.metrics import Exposition
 from toolbus.bus.telemetry.output import lines_lost
 from toolbus.bus.values.results import ToolbusError
 from toolbus.bus.values.settings import Settings
-from toolbus.bus.watch.faults import CHECKS, SERVER, SERVER_RUNBOOK, Seen, leases_last, lines_of, look, unreachable
+from toolbus.bus.watch.faults import CHECKS, SERVER, SERVER_RUNBOOK, Seen, can_renew, lines_of, look, unreachable
 
 # The metrics of services: each with its states, and the fields that count them.
 _OF_SERVICES = {
@@ -92,7 +92,7 @@ def _add(made: Exposition, seen: Seen) -> None:
             labels = {"check": check.name, "state": check.state, "runbook": check.runbook}
             made.add("toolbus_fault", len(lines_of(check, seen)), labels)
     made.add("toolbus_server_cut_off_total", seen.health.cut_off)
-    known = _OF_SERVICES.keys() if leases_last(seen.health) else _OF_SERVICES.keys() - _OF_LEASES
+    known = _OF_SERVICES.keys() if can_renew(seen.health) else _OF_SERVICES.keys() - _OF_LEASES
     for name, parts in _OF_SERVICES.items():
         for service in seen.services if name in known else ():
             for state, field in parts:

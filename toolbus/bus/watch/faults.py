@@ -359,14 +359,14 @@ async def look(
     return seen
 
 
-def leases_last(health: ServerHealth) -> bool:
+def can_renew(health: ServerHealth) -> bool:
     """Return whether workers can renew their leases: a server whose memory is full takes their beats, one that refuses all writes none."""
     return _code(health) in {"", "OOM"}
 
 
 def lines_of(check: Check, seen: Seen) -> list[str]:
     """Return what a check finds; nothing when it follows from a fault of the server."""
-    return list(check.lines(seen)) if leases_last(seen.health) or not check.leases else []
+    return list(check.lines(seen)) if can_renew(seen.health) or not check.leases else []
 
 
 def faults_of(seen: Seen) -> list[Fault]:
