@@ -9,6 +9,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -17,6 +18,9 @@ from toolbus.bus.telemetry import EVENTS, METRICS
 from toolbus.bus.telemetry.metrics import EXPOSED
 from toolbus.bus.values.settings import PREFIX, Settings
 from toolbus.operations.cli import main
+from toolbus.operations.conformance.agent_checks import AGENT
+from toolbus.operations.conformance.checks import Table
+from toolbus.operations.conformance.worker_checks import WORKER
 from website.diagrams import as_table
 
 ROOT = Path(__file__).parents[1]
@@ -140,6 +144,13 @@ def _settings() -> Iterator[tuple[str, str, str]]:
         yield f"`{PREFIX}{name.upper()}`", f"`{default if default != '' else ' '}`", about.removesuffix(".")
 
 
+def _requirements(table: Table[Any]) -> Iterator[tuple[str, str, str, str]]:
+    """Yield the number of each requirement, its level, what it asks for, and the check, or why there is none."""
+    for each in sorted(table.requirements, key=lambda each: int(each.id[1:])):
+        yield each.id, str(each.level), each.meaning, f"`{each.name}`" if each.run else f"not checked: {each.unchecked}"
+
+
+_OF_REQUIREMENTS = ("Number", "Level", "Requirement", "Check")
 # Tables that the code declares, by the comment in whose place the site shows them: their heads, and what makes their rows.
 _TABLES: dict[str, tuple[tuple[str, ...], Callable[[], Iterable[tuple[str, ...]]]]] = {
     "<!-- log events -->": (("Event", "Meaning"), lambda: ((f"`{name}`", about) for name, about in sorted(EVENTS.items()))),
@@ -150,6 +161,8 @@ _TABLES: dict[str, tuple[tuple[str, ...], Callable[[], Iterable[tuple[str, ...]]
     ),
     "<!-- settings -->": (("Variable", "Default", "Meaning"), _settings),
     "<!-- names -->": (("Import from", "Names"), _names),
+    "<!-- requirements of workers -->": (_OF_REQUIREMENTS, lambda: _requirements(WORKER)),
+    "<!-- requirements of agents -->": (_OF_REQUIREMENTS, lambda: _requirements(AGENT)),
     "<!-- commands -->": (("Command", "What it does"), lambda: _commands(main, click.Context(main), "toolbus")),
 }
 
