@@ -26,6 +26,7 @@ from toolbus.bus.broker.held.mcp import McpRequest, McpSession
 from toolbus.bus.broker.server.keys import session_digest
 from toolbus.bus.client.bus import ToolBus
 from toolbus.bus.support.deadlines import Deadlines
+from toolbus.bus.values.encoding import DECODE_ERRORS
 from toolbus.bus.values.results import BrokerError
 from toolbus.edges.gateway.calls import named_event
 from toolbus.edges.gateway.guards import disconnected
@@ -264,7 +265,7 @@ class Sessions:
             message = _messages.decode(body)
         except msgspec.ValidationError as error:
             raise RefusalError(400, f"Validation error: {error}", INVALID_PARAMS) from None
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except DECODE_ERRORS as error:
             raise RefusalError(400, f"Parse error: {error}", PARSE_ERROR) from None
         kinds = [each is not msgspec.UNSET for each in (message.method, message.result, message.error)]
         if sum(kinds) != 1 or (message.id is msgspec.UNSET and not kinds[0]):
