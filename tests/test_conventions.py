@@ -11,6 +11,7 @@ from inspect import CO_VARARGS, CO_VARKEYWORDS
 from pathlib import Path
 from types import CodeType
 
+import msgspec
 import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
@@ -21,6 +22,7 @@ from opentelemetry.semconv._incubating import attributes, metrics
 
 from toolbus import ToolBus, Worker, tool
 from toolbus.bus import telemetry
+from toolbus.bus.values.encoding import DECODE_ERRORS
 
 # Those of the conventions for GenAI are in a repository of their own now, which no package has yet:
 # https://github.com/open-telemetry/semantic-conventions-genai/blob/main/docs/gen-ai/gen-ai-metrics.md
@@ -164,3 +166,19 @@ def test_no_exception_is_taken_for_empty() -> None:
                     f"{path.relative_to(ROOT)}:{each.lineno}" for each in choices if isinstance(each, ast.Name) and each.id == handler.name
                 ]
     assert found == [], "say `str(error) or …`, or reason_of(error)"
+
+
+def test_every_error_of_a_decoder_has_one_name() -> None:
+    """The errors of decoders are named in one place, since a text with bad UTF-8 raises none of msgspec's own."""
+    for unreadable in (b"", b"{", b'"\xff"', b'"\\ud800"', b"[" * 100_000, "\ud800"):
+        with pytest.raises(DECODE_ERRORS):
+            msgspec.json.decode(unreadable)
+    found = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for folder in ("toolbus", "workers")
+        for path in (ROOT / folder).rglob("*.py")
+        if path != ROOT / "toolbus/bus/values/encoding.py"
+        for number, line in enumerate(path.read_text("utf-8").splitlines(), 1)
+        if "msgspec.DecodeError" in line or "msgspec.MsgspecError" in line
+    ]
+    assert found == [], "use toolbus.bus.values.encoding.DECODE_ERRORS"

@@ -9,14 +9,22 @@ import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 
 import toolbus
+from benchmarks.scale import report
+from benchmarks.scale.costs import load
+from benchmarks.scale.model import Demand
+from benchmarks.scale.simulate import Server, limits
 from toolbus.bus.telemetry import EVENTS, METRICS
 from toolbus.bus.telemetry.metrics import EXPOSED
 from toolbus.bus.values.settings import PREFIX, Settings
 from toolbus.operations.cli import main
+from toolbus.operations.conformance.agent_checks import AGENT
+from toolbus.operations.conformance.checks import Table
+from toolbus.operations.conformance.worker_checks import WORKER
 from website.diagrams import as_table
 
 ROOT = Path(__file__).parents[1]
@@ -31,6 +39,8 @@ _LIST_AFTER_TEXT = re.compile(r"^(?![ *|>#-]|\d+\. )([^\n]+)\n(?=(?:[-*]|\d+\.) 
 _NAMES_OF = re.compile(r"^<!-- names of ([\w.]+) -->$", re.MULTILINE)
 # A comment in whose place the site has the list of decisions.
 _DECISIONS = "<!-- decisions -->"
+# A comment in whose place the site has a table of what a deployment costs.
+_SCALE = re.compile(r"^<!-- scale: (\w+) -->$", re.MULTILINE)
 _INDEX_LINK = re.compile(r"\[([^\]]+)\]\(([^)#\s]+\.md)\)")
 
 Nav = list[dict[str, "str | Nav"]]
@@ -92,7 +102,7 @@ def prepared(text: str, source: Path, page: Path, ref: str) -> str:
         if mark in text:
             table = [head, ("---",) * len(head), *rows()]
             text = text.replace(mark, "\n".join(f"| {' | '.join(row)} |" for row in table))
-    text = _NAMES_OF.sub(_directives, text).replace(_DECISIONS, _decisions())
+    text = _SCALE.sub(_scale, _NAMES_OF.sub(_directives, text)).replace(_DECISIONS, _decisions())
     parts = []
     end = 0
     for match in _FENCE.finditer(text):
@@ -111,6 +121,17 @@ def _decisions() -> str:
     pages = sorted((DOCS / "adr").glob("[0-9]*.md"))
     headings = [page.read_text("utf-8").partition("\n")[0].removeprefix("# ") for page in pages]
     return "\n".join(f"- [{heading}]({page.name})" for heading, page in zip(headings, pages, strict=True))
+
+
+def _scale(match: re.Match[str]) -> str:
+    """Return the table of the scale on paper that a comment names."""
+    costs, demand, server = load(), Demand(), Server()
+    tables = {
+        "calls": lambda: report.calls(costs),
+        "single": lambda: report.singles(costs, demand, server),
+        "limits": lambda: report.ends(limits(costs, demand, server)),
+    }
+    return tables[match[1]]()
 
 
 def _commands(group: click.Group, above: click.Context, path: str) -> Iterator[tuple[str, str]]:
@@ -140,6 +161,13 @@ def _settings() -> Iterator[tuple[str, str, str]]:
         yield f"`{PREFIX}{name.upper()}`", f"`{default if default != '' else ' '}`", about.removesuffix(".")
 
 
+def _requirements(table: Table[Any]) -> Iterator[tuple[str, str, str, str]]:
+    """Yield the number of each requirement, its level, what it asks for, and the check, or why there is none."""
+    for each in sorted(table.requirements, key=lambda each: int(each.id[1:])):
+        yield each.id, str(each.level), each.meaning, f"`{each.name}`" if each.run else f"not checked: {each.unchecked}"
+
+
+_OF_REQUIREMENTS = ("Number", "Level", "Requirement", "Check")
 # Tables that the code declares, by the comment in whose place the site shows them: their heads, and what makes their rows.
 _TABLES: dict[str, tuple[tuple[str, ...], Callable[[], Iterable[tuple[str, ...]]]]] = {
     "<!-- log events -->": (("Event", "Meaning"), lambda: ((f"`{name}`", about) for name, about in sorted(EVENTS.items()))),
@@ -150,6 +178,8 @@ _TABLES: dict[str, tuple[tuple[str, ...], Callable[[], Iterable[tuple[str, ...]]
     ),
     "<!-- settings -->": (("Variable", "Default", "Meaning"), _settings),
     "<!-- names -->": (("Import from", "Names"), _names),
+    "<!-- requirements of workers -->": (_OF_REQUIREMENTS, lambda: _requirements(WORKER)),
+    "<!-- requirements of agents -->": (_OF_REQUIREMENTS, lambda: _requirements(AGENT)),
     "<!-- commands -->": (("Command", "What it does"), lambda: _commands(main, click.Context(main), "toolbus")),
 }
 

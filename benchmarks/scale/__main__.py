@@ -23,7 +23,7 @@ from benchmarks.processes import ChildError
 from benchmarks.scale import check, measure
 from benchmarks.scale.costs import MEASURED, load
 from benchmarks.scale.model import Demand
-from benchmarks.scale.report import SEED, SKEW, renewed, study
+from benchmarks.scale.report import SEED, SKEW, study
 from benchmarks.scale.simulate import Server
 from benchmarks.servers import ServerError
 
@@ -49,7 +49,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("what", nargs="?", choices=("tables", "measure", "check"), default="tables", help="(%(default)s)")
     parser.add_argument("--costs", type=Path, default=MEASURED, metavar="FILE", help="measured costs")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write every figure to this file")
-    parser.add_argument("--page", type=Path, metavar="FILE", help="put the tables into this page, where they are marked")
     parser.add_argument("--quick", action="store_true", help="measure less, in a minute; the figures are only roughly right")
     parser.add_argument("--seed", type=int, default=SEED, help="seed of the namespaces' names (%(default)s)")
     parser.add_argument("--skew", type=_number(0, 2), default=SKEW, help="how unequal namespaces are: 0 is equal, 1 is Zipf (%(default)s)")
@@ -89,8 +88,6 @@ def _tables(options: argparse.Namespace) -> int:
     print(f"measured on {costs.machine}\n")
     for name, text in found.tables().items():
         print(f"{name}\n{text}\n")
-    if options.page:
-        options.page.write_text(renewed(options.page.read_text(), found.tables()))
     _write(options.json, found.as_dict())
     return 0
 

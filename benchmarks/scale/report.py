@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -181,18 +180,3 @@ def processes(costs: Costs, demand: Demand) -> str:
         ("memory of an agent for its copy of the registry, MB", *(f"{each.agent_memory / _MB:,.1f}" for each in every)),
     ]
     return table(("namespaces", *(f"{namespaces:,}" for namespaces in DIVISIONS)), rows)
-
-
-_MARKED = re.compile(r"(<!-- scale: (\w+) -->\n\n).*?(?=\n\n|\Z)", re.DOTALL)
-
-
-def renewed(page: str, tables: Mapping[str, str]) -> str:
-    """Return a page whose marked tables are these; a mark is a comment `scale: NAME` with an empty line behind it.
-
-    Raises:
-        ValueError: the page has no marks, one of no table, or two of one table.
-    """
-    marks = [name for _, name in _MARKED.findall(page)]
-    if not marks or len({*marks} & {*tables}) != len(marks):
-        raise ValueError(f"the page has the tables {', '.join(marks) or 'none'}, and may have {', '.join(tables)}")
-    return _MARKED.sub(lambda found: found[1] + tables[found[2]], page)

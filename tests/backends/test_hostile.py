@@ -6,12 +6,14 @@ import asyncio
 import os
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.backends.places import Place, call
 from tests.backends.processes import alive, is_keeper
 from tests.servers import eventually
+from toolbus.platform.backends import program
 from toolbus.platform.backends.keeper import descendants
 from toolbus.platform.backends.runner import CannotStart
 
@@ -51,6 +53,20 @@ async def test_readiness_by_a_line(local: Place) -> None:
     """A program may say that it is ready."""
     instance = await local.start(ready="log:listening on")
     assert (await call(instance, "value", value=1)).data == 1
+    await instance.stop(5)
+
+
+async def test_readiness_by_a_line_that_comes_at_once(local: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The line may have been written before the system has said that the program runs."""
+    start = program.start
+
+    async def late(*arguments: Any) -> program.Program:
+        running = await start(*arguments)
+        await eventually(lambda: any("listening on" in line for line in local.lines), timeout=30)
+        return running
+
+    monkeypatch.setattr(program, "start", late)
+    instance = await local.start(ready="log:listening on", ready_within=5.0)
     await instance.stop(5)
 
 

@@ -26,6 +26,7 @@ class Server:
         self.answer: Answer = lambda command: b"+OK\r\n"
         self.seen: list[list[bytes]] = []
         self.run_id = "one"
+        self.subscriptions = 0
         self.subscribed = b">3\r\n+subscribe\r\n+channel\r\n:1\r\n"
         self.connections: set[asyncio.StreamWriter] = set()
         self.accepted = 0
@@ -82,6 +83,7 @@ class Server:
             text = f"redis_version:7.4.0\r\nrun_id:{self.run_id}\r\nrole:master\r\n".encode()
             return b"$%d\r\n%b\r\n" % (len(text), text)
         if command[0] == b"SUBSCRIBE":
+            self.subscriptions += 1
             return self.subscribed
         if command[0] in _GREETING:
             return _GREETING[command[0]]

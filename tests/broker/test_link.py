@@ -7,6 +7,7 @@ import itertools
 import resource
 import socket
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import hiredis
@@ -16,7 +17,7 @@ from tests.broker.serving import Server, link, server, silent
 from tests.servers import eventually
 from toolbus.bus.broker.server import scripts
 from toolbus.bus.broker.transport import clients
-from toolbus.bus.broker.transport.command import ReplyError
+from toolbus.bus.broker.transport.command import ELSEWHERE, REFUSES_ALL, SOON, ReplyError
 from toolbus.bus.broker.transport.connection import Connector
 from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.broker.transport.links import ShortLink
@@ -267,6 +268,20 @@ async def test_a_refused_subscription_disturbs_no_answer(server: Server, link: L
     assert [await link.execute(name) for name in ("THREE", "FOUR")] == [b"THREE", b"FOUR"]
 
 
+@pytest.mark.parametrize("code", sorted(ELSEWHERE | SOON | REFUSES_ALL | {"NOPERM"}))
+async def test_a_refused_subscription_is_repeated_until_it_is_accepted(server: Server, link: Link, code: str) -> None:
+    """A server that is another one now is left for it; then the listener hears that there may have been messages."""
+    ups: list[bool] = []
+    link.on_up = ups.append
+    accepted, server.subscribed = server.subscribed, f"-{code} 5 127.0.0.1:1\r\n".encode()
+    link.subscribe("channel")
+    await eventually(lambda: server.subscriptions >= 2)
+    asked, heard, server.subscribed = server.subscriptions, len(ups), accepted
+    await eventually(lambda: server.subscriptions > asked and len(ups) > heard)
+    assert (server.accepted > 1) == (code in ELSEWHERE)
+    assert not any(ups)
+
+
 @pytest.mark.parametrize("nonsense", [b"?what\r\n", b"+an answer to nothing\r\n"])
 async def test_nonsense_from_the_server_is_a_lost_connection(server: Server, link: Link, nonsense: bytes) -> None:
     """Bytes outside of the protocol, or an answer to no command, end the connection; the next one works."""
@@ -378,14 +393,34 @@ def test_pushed_messages_cost_no_memory() -> None:
     assert read(300) - before < 10_000, "hiredis leaks pushed messages: version 3.4.2 does not"
 
 
-async def test_a_server_that_is_none_again_and_again_is_left_more_and_more_slowly(link: Link) -> None:
-    """A replica that is the only server there is would be connected to as fast as that goes."""
+def moved(link: Link) -> None:
+    """Let the server answer that the slot is elsewhere."""
+    link.send(("WRITE",))
+    link.flush()
+    link.data_received(b"-MOVED 5 127.0.0.1:1\r\n")
+
+
+def later(link: Link) -> None:
+    """Leave the server when connecting has ended."""
+    asyncio.get_running_loop().call_later(0.02, link.relocate)
+
+
+@pytest.mark.parametrize("end", [Link.relocate, Link.abort, moved, later])
+async def test_a_server_that_is_none_again_and_again_is_left_more_and_more_slowly(link: Link, end: Callable[[Link], None]) -> None:
+    """Connections that end at once, also in the tick in which they open, follow each other with longer and longer pauses."""
     opened: list[float] = []
-    loop = asyncio.get_running_loop()
-    for _ in range(6):
-        await eventually(lambda: link.connected)
-        opened.append(loop.time())
-        link.relocate()
-        await eventually(lambda: not link.connected)
+    enough = asyncio.Event()
+
+    def up(_restarted: bool) -> None:
+        opened.append(asyncio.get_running_loop().time())
+        if len(opened) < 5:
+            end(link)
+        else:
+            enough.set()
+
+    link.on_up = up
+    end(link)
+    async with asyncio.timeout(20):
+        await enough.wait()
     pauses = [later - earlier for earlier, later in itertools.pairwise(opened)]
     assert pauses[-1] > 0.3, pauses

@@ -76,6 +76,22 @@ def test_a_wrong_setting_is_a_usage_error(words: tuple[str, ...], option: str, v
     assert "regex" not in done.output
 
 
+@pytest.mark.parametrize("number", ["nan", "inf", "-inf"])
+def test_no_option_takes_what_is_no_finite_number(number: str) -> None:
+    """NaN is below no bound and above none, and infinity is no time that can be waited for: each is a usage error."""
+    taken = []
+    for words, command in ALL.items():
+        context = click.Context(command)
+        for param in command.get_params(context):
+            try:
+                found = param.type.convert(number, param, context)
+            except click.UsageError:
+                continue
+            if isinstance(found, float):
+                taken.append((*words, param.name))
+    assert taken == []
+
+
 def test_a_command_uses_the_server_that_is_named_after_it(shell: Shell, server: str) -> None:
     """Also a command of a group."""
     shell.environment["TOOLBUS_URL"] = "redis://127.0.0.1:1"

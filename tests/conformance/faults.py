@@ -1,13 +1,6 @@
-"""Faults that are planted into a worker and an agent, the check that finds each, and the page that lists them."""
+"""Faults that are planted into a worker and an agent, and the check that finds each."""
 
 from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
-from toolbus.operations.conformance.agent_checks import AGENT
-from toolbus.operations.conformance.checks import Table
-from toolbus.operations.conformance.worker_checks import WORKER
 
 # The check that finds each, and what the fault is.
 WORKER_FAULTS = {
@@ -261,26 +254,3 @@ AGENT_FAULTS = {
     "leaves-silently": ("announces-its-end", "tells nobody that it leaves"),
     "no-sweep": ("sweeps", "leaves dead workers in the registry"),
 }
-
-PAGE = Path(__file__).parents[2] / "docs" / "reference" / "conformance.md"
-_MARK = "\n## Workers\n"
-
-
-def _rows(table: Table[Any], faults: dict[str, tuple[str, str]]) -> str:
-    lines = ["| Number | Level | Requirement | Check | Faults that it finds |", "|---|---|---|---|---|"]
-    for each in sorted(table.requirements, key=lambda each: int(each.id[1:])):
-        found = "; ".join(f"`{name}`: {about}" for name, (check, about) in faults.items() if check == each.name)
-        check = f"`{each.name}`" if each.run else f"not checked: {each.unchecked}"
-        lines.append(f"| {each.id} | {each.level} | {each.meaning} | {check} | {found} |")
-    return "\n".join(lines)
-
-
-def page() -> str:
-    """Return the page of requirements: what stands at its beginning, and the tables as the code has them."""
-    beginning, _, _ = PAGE.read_text("utf-8").partition(_MARK)
-    workers, agents = _rows(WORKER, WORKER_FAULTS), _rows(AGENT, AGENT_FAULTS)
-    return f"{beginning}{_MARK}\n{workers}\n\n## Agents\n\n{agents}\n"
-
-
-if __name__ == "__main__":
-    PAGE.write_text(page(), "utf-8")

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from toolbus.bus.support.safe_text import reason_of
+from toolbus.bus.values.encoding import DECODE_ERRORS
 
 try:
     import httpx
@@ -120,7 +121,7 @@ class ChatEndpoint:
     def _take(self, data: str, reply: Reply, on_text: Callable[[str], object]) -> None:
         try:
             chunk = msgspec.json.decode(data, type=Chunk)
-        except (msgspec.DecodeError, RecursionError) as error:
+        except DECODE_ERRORS as error:
             raise ValueError(f"{error} in {shorten(data, 80)!r}") from None
         if chunk.error:
             raise self._error(f"failed: {self._message(chunk.error)}", retryable=not reply.text and _may_pass(chunk.error))
@@ -132,7 +133,7 @@ class ChatEndpoint:
         status = response.status_code
         try:
             message = self._message(msgspec.json.decode(body))
-        except (msgspec.DecodeError, RecursionError):
+        except DECODE_ERRORS:
             message = ""
         after = _retry_after(response.headers)
         again = "try again later" if after is None else f"try again in {math.ceil(after)} s"

@@ -18,7 +18,7 @@ from toolbus.bus.client.executor.observers import LIMIT, shortened
 from toolbus.bus.client.executor.toolcalls import ModelCall
 from toolbus.bus.client.tools.tool import Tool
 from toolbus.bus.support.display import visible
-from toolbus.bus.values.encoding import whole_text
+from toolbus.bus.values.encoding import DECODE_ERRORS, whole_text
 from toolbus.bus.values.envelope import encode, new_id
 from toolbus.bus.values.results import (
     BrokerError,
@@ -259,7 +259,7 @@ def decoded(document: bytes) -> Record:
     """
     try:
         return _decoder.decode(document)
-    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
+    except DECODE_ERRORS as error:
         raise ValueError(str(error)) from None
 
 

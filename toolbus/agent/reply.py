@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from toolbus.bus.client.executor.toolcalls import MOST_ID, ModelCall
+from toolbus.bus.values.encoding import DECODE_ERRORS
 
 _MOST_CALLS = 128
 _MOST_CHARACTERS = 4_194_304
@@ -287,6 +288,6 @@ def _object(arguments: str) -> str:
 def _is_object(arguments: str) -> bool:
     try:
         msgspec.json.decode(arguments, type=dict[str, Any])
-    except (msgspec.DecodeError, RecursionError, UnicodeError):
+    except DECODE_ERRORS:
         return False
     return True

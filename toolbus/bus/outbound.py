@@ -20,6 +20,7 @@ import httpx
 import msgspec
 
 from toolbus.bus.support.display import harmless
+from toolbus.bus.values.encoding import DECODE_ERRORS
 from toolbus.bus.values.results import ErrorInfo, ToolError
 
 _MOST_MESSAGE = 1_000
@@ -101,7 +102,7 @@ def decoded(body: bytes) -> Any:
     """Return the value that JSON text stands for; None when it can't be read."""
     try:
         return msgspec.json.decode(body)
-    except (msgspec.DecodeError, RecursionError):
+    except DECODE_ERRORS:
         return None
 
 

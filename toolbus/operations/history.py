@@ -21,6 +21,7 @@ from toolbus.bus.broker.statistics.recent import RecentCall
 from toolbus.bus.support.files import append, generations, lock, replace, shift
 from toolbus.bus.telemetry.metrics import Exposition
 from toolbus.bus.telemetry.output import lines_lost
+from toolbus.bus.values.encoding import DECODE_ERRORS
 from toolbus.bus.values.results import BrokerError, BrokerUnavailable, ConfigurationError
 from toolbus.bus.values.settings import PREFIX, Settings
 from toolbus.bus.worker.process.health import Probed
@@ -215,7 +216,7 @@ def _of(path: Path) -> Iterator[None]:
     """Say whose error one of the system or of SQLite is."""
     try:
         yield
-    except (OSError, sqlite3.Error, msgspec.MsgspecError) as error:
+    except (OSError, sqlite3.Error, *DECODE_ERRORS) as error:
         raise ConfigurationError(f"{path} is no history that can be used: {error}") from None
 
 
@@ -302,7 +303,7 @@ _decoder = msgspec.json.Decoder(_Line)
 def _read(file: BinaryIO) -> Iterator[_Line]:
     """Yield the lines of a file, without those that can't be read."""
     for line in file:
-        with contextlib.suppress(msgspec.MsgspecError):
+        with contextlib.suppress(*DECODE_ERRORS):
             yield _decoder.decode(line)
 
 

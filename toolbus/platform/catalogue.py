@@ -17,6 +17,7 @@ from toolbus.bus.client.tools.tool import ToolGroup
 from toolbus.bus.support.display import one_line
 from toolbus.bus.support.files import locked, replace
 from toolbus.bus.support.safe_text import reason_of
+from toolbus.bus.values.encoding import DECODE_ERRORS
 from toolbus.bus.values.results import ConfigurationError, ToolbusError
 from toolbus.bus.values.secrets import secret
 from toolbus.platform.records import RecordedTool
@@ -317,7 +318,7 @@ class FileCatalogue:
             yield
         except OSError as error:
             raise CatalogueUnavailable(f"the catalogue {str(self._path)!r} can't be {done}: {error.strerror or error}") from None
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except DECODE_ERRORS as error:
             raise CatalogueUnavailable(f"the catalogue {str(self._path)!r} can't be {done} as JSON: {error}") from None
 
 
@@ -343,7 +344,7 @@ class HttpCatalogue:
         body = await self._ask("GET", self._url)
         try:
             return read_items(msgspec.json.decode(body))
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except DECODE_ERRORS as error:
             raise CatalogueUnavailable(f"the catalogue at {self._url} answered no JSON: {error}") from None
 
     async def connect(self, item: Item) -> None:

@@ -18,13 +18,13 @@ import msgspec
 
 from toolbus.bus.client.tools.tool import ToolGroup
 from toolbus.bus.values.canonical import own_digest
+from toolbus.bus.values.encoding import DECODE_ERRORS
 from toolbus.bus.values.results import ConfigurationError, DescriptorError
 from toolbus.platform.checks import check_group, check_recorded, check_runtime
 from toolbus.platform.records import GROUP_KEY, PENDING_KEY, RECORD_KEY, RUNTIME_KEY, BackendRuntime, RecordedTool
 
 Record = RecordedTool | ToolGroup | BackendRuntime
 
-_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 TYPES: Mapping[str, type[Record]] = {
     RECORD_KEY: RecordedTool,
     PENDING_KEY: RecordedTool,
@@ -57,7 +57,7 @@ def read(key: str, document: bytes) -> Record:
     """
     try:
         found = _checked(msgspec.json.decode(document, type=TYPES[parted(key)[0]]), key)
-    except _UNREADABLE as error:
+    except DECODE_ERRORS as error:
         message, _, where = str(error).partition(" - at `")
         raise DescriptorError(f"{key}: {message}", path=where.rstrip("`") or "$") from None
     except DescriptorError as error:

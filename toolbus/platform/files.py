@@ -17,6 +17,7 @@ from toolbus.bus.client.tools.tool import ToolGroup
 from toolbus.bus.schema.documents import read_document
 from toolbus.bus.support.display import one_line, shortened
 from toolbus.bus.support.files import replace
+from toolbus.bus.values.encoding import DECODE_ERRORS
 from toolbus.bus.values.results import ConfigurationError, DescriptorError
 from toolbus.platform.checks import check_group, check_recorded, check_runtime
 from toolbus.platform.documents import Record, unknown_fields
@@ -356,7 +357,7 @@ def _document(folder: Path, file: str, by_id: Mapping[str, Any], word: str) -> b
         before = load(folder, file)
         if before is not None:
             return _in_form((folder / file).read_bytes(), before, file, by_id, word)
-    except (DescriptorError, msgspec.DecodeError):
+    except (DescriptorError, *DECODE_ERRORS):
         pass
     return _joined(by_id, {}, _INDENT, 1) + b"\n"
 

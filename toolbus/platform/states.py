@@ -12,6 +12,7 @@ import msgspec
 from toolbus.bus import telemetry
 from toolbus.bus.broker.protocols import Creation, CreationOverview
 from toolbus.bus.support.display import shortened
+from toolbus.bus.values.encoding import DECODE_ERRORS
 from toolbus.platform.records import RecordedTool, State, ToolRoute
 from toolbus.platform.store import Snapshot
 
@@ -67,7 +68,7 @@ async def tool_routes(routes: Routes) -> list[ToolRoute]:
         for tool, document in documents.items():
             try:
                 found.append(msgspec.structs.replace(_routes.decode(document), tool_id=tool, host=host))
-            except (msgspec.DecodeError, ValueError, RecursionError) as error:
+            except DECODE_ERRORS as error:
                 telemetry.log.warning("value.unreadable", key=f"routes:{host} {tool}", error=str(error), advice="delete it")
     return sorted(found, key=lambda route: (route.tool_id, route.host))
 
@@ -182,7 +183,7 @@ def tool_of(task: Creation) -> str:
         return task.about
     try:
         found = msgspec.json.decode(task.result, type=dict[str, object])
-    except msgspec.DecodeError:
+    except DECODE_ERRORS:
         return ""
     tool = found.get("tool_id", "")
     return tool if isinstance(tool, str) else ""

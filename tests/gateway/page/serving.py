@@ -13,6 +13,7 @@ from toolbus import ToolBus
 from toolbus.edges.gateway.app import application
 from toolbus.edges.gateway.bodies import Problem
 from toolbus.edges.gateway.gateway import Gateway
+from toolbus.edges.gateway.guards import guarded
 from toolbus.edges.gateway.options import Authenticator, Everyone, Principal
 
 
@@ -33,6 +34,10 @@ class Tokens:
             raise Problem(401, "unauthorized", "a token is needed", {"WWW-Authenticate": "Bearer"})
         return self._principals[token]
 
+    async def holds(self, connection: HTTPConnection, principal: Principal) -> bool:
+        """Return whether the token is known still."""
+        return connection.headers["authorization"].removeprefix("Bearer ") in self._principals
+
 
 def free_port() -> int:
     """Return a port that nobody listens on."""
@@ -45,5 +50,5 @@ def free_port() -> int:
 @contextlib.asynccontextmanager
 async def gateway(bus: ToolBus, authenticator: Authenticator | None = None, port: int = 0) -> AsyncIterator[str]:
     """Serve the gateway's application, and yield its URL."""
-    async with listening(application(Gateway(bus, authenticator or Everyone())), port=port, lifespan="on") as url:
+    async with listening(guarded(application(Gateway(bus, authenticator or Everyone()))), port=port, lifespan="on") as url:
         yield url

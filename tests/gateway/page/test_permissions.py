@@ -12,7 +12,6 @@ from tests.gateway.page.serving import Tokens, gateway
 from toolbus import ToolBus
 from toolbus.edges.gateway.operations import routes_of
 from toolbus.edges.gateway.options import Permission, Principal
-from toolbus.edges.gateway.page import board as stream
 from toolbus.edges.gateway.page.routes import OPERATIONS
 
 pytestmark = pytest.mark.anyio
@@ -101,17 +100,3 @@ async def test_what_is_not_there_is_a_conflict(client: httpx.AsyncClient, path: 
 async def test_what_is_gone_is_not_found(client: httpx.AsyncClient, path: str) -> None:
     """A letter or a request that is not there any more is 404."""
     assert (await client.get(path, headers={"Authorization": "Bearer observe"})).status_code == 404
-
-
-async def test_the_stream_of_a_revoked_token_ends(bus: ToolBus, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An open page hears nothing more once its token is revoked."""
-    monkeypatch.setattr(stream, "RECHECK", 0.0)
-    tokens = Tokens(look=PRINCIPALS["observe"])
-    async with gateway(bus, tokens) as url, httpx.AsyncClient(base_url=url, trust_env=False, timeout=30.0) as client:
-        async with client.stream("GET", "/ui/events", headers={"Authorization": "Bearer look"}) as answer:
-            parts = answer.aiter_bytes()
-            assert b"snapshot" in await anext(parts)
-            tokens.revoke("look")
-            async for _ in parts:
-                pass
-        assert (await client.get("/ui/events", headers={"Authorization": "Bearer look"})).status_code == 401

@@ -16,6 +16,7 @@ import msgspec
 from toolbus.bus import telemetry
 from toolbus.bus.support.display import one_line, visible
 from toolbus.bus.support.files import append, lock, replace
+from toolbus.bus.values.encoding import DECODE_ERRORS
 from toolbus.bus.values.results import ConfigurationError
 
 MOST_FRAME = 1_048_576
@@ -86,7 +87,7 @@ def read_frame(data: str | bytes) -> Message | None:
         raise BadFrame(f"a frame of {len(data):,} characters; the most is {MOST_FRAME:,}")
     try:
         kind = msgspec.json.decode(data, type=_Frame).type
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+    except DECODE_ERRORS as error:
         raise BadFrame(f"no JSON object of a frame: {one_line(str(error), _MOST_SHOWN)}") from None
     if kind in _IGNORED:
         return None
@@ -94,7 +95,7 @@ def read_frame(data: str | bytes) -> Message | None:
         raise BadFrame(f"a frame of the unknown type {one_line(kind, _MOST_SHOWN)!r}")
     try:
         message = msgspec.json.decode(data, type=Message)
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+    except DECODE_ERRORS as error:
         raise BadFrame(f"no message: {one_line(str(error), _MOST_SHOWN)}") from None
     _check(message)
     return message
@@ -296,7 +297,7 @@ class Window:
         for line in lines(self._chatbox, _MOST_READ):
             try:
                 entry = msgspec.json.decode(line, type=_Entry)
-            except (msgspec.DecodeError, UnicodeError):
+            except DECODE_ERRORS:
                 telemetry.log.warning("im.unreadable", chat=self.chat_id, file=self._chatbox.name)
                 continue
             key = entry.to if entry.kind == "answer" else entry.sender, entry.sender_chat_id, entry.id
@@ -317,7 +318,7 @@ class Window:
         data = self._pending_file.read_bytes()
         try:
             return msgspec.json.decode(data, type=_Kept)
-        except (msgspec.DecodeError, UnicodeError) as error:
+        except DECODE_ERRORS as error:
             aside = self._pending_file.with_name("pending.unreadable.json")
             self._pending_file.replace(aside)
             telemetry.log.error("im.unreadable", chat=self.chat_id, file=aside.name, error=str(error))
@@ -346,7 +347,7 @@ def chat_of(folder: Path) -> str:
     """Return the id of the window that a folder is of."""
     try:
         return msgspec.json.decode((folder / "pending.json").read_bytes(), type=_Kept).chat_id
-    except (OSError, msgspec.DecodeError, UnicodeError):
+    except (OSError, *DECODE_ERRORS):
         return unquote(folder.name)
 
 

@@ -310,7 +310,7 @@ def _container(text: str, clear: dict[str, bool]) -> Any:
             decoded(text, _check_number)
             clear[text] = True
         return msgspec.json.decode(text) if clear[text] else UNCHANGED
-    except (msgspec.DecodeError, ValueError, RecursionError):
+    except (ValueError, RecursionError):
         return UNCHANGED
 
 

@@ -41,8 +41,6 @@ def read_document(text: str | bytes, kind: type[T]) -> T:
         raise ValueError("its text is not UTF-8") from None
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    except msgspec.DecodeError as error:
-        raise ValueError(str(error)) from None
     return value
 
 

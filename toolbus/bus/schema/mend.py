@@ -18,6 +18,7 @@ from toolbus.bus.schema.refusal import shorten, type_word
 from toolbus.bus.schema.work import JSON_TYPES, objects_in
 from toolbus.bus.support.safe_text import type_name
 from toolbus.bus.values.descriptors import TYPE_WORDS
+from toolbus.bus.values.encoding import DECODE_ERRORS
 from toolbus.bus.values.results import DescriptorError
 
 if TYPE_CHECKING:
@@ -257,7 +258,7 @@ class _Mender:
                 try:
                     made[key] = msgspec.json.decode(value, type=int | float)
                     self.note(path, f"made {key} a number")
-                except msgspec.DecodeError:
+                except DECODE_ERRORS:
                     pass  # left out as a flaw
             elif isinstance(value, bool):
                 # The form that JSON Schema used until draft 4.

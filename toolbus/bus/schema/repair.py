@@ -204,7 +204,7 @@ def _requoted(found: re.Match[str]) -> str:
 _MOST_REPAIRED = 1_048_576
 _FENCE = "```"
 _INFO = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-"
-_UNREADABLE = (msgspec.DecodeError, ValueError, RecursionError, MemoryError, OverflowError)
+_UNREADABLE = (ValueError, RecursionError, MemoryError, OverflowError)
 _ADVICE = "send one JSON object, with texts and keys in double quotes"
 
 

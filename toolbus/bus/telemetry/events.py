@@ -114,7 +114,7 @@ EVENTS: Mapping[str, str] = {
     "link.restored": "the connection is back; unanswered writes were sent again",
     "link.server_restarted": "the server was restarted or replaced by another",
     "link.side_failed": "the cluster node that a slot moves to can't be reached; the commands are sent again",
-    "link.subscribe_refused": "the server refused a subscription, so cancellations and hand-backs are noticed late; permit the channel",
+    "link.subscribe_refused": "the server refused a subscription, so messages are noticed late; it is repeated; permit the channel",
     "link.stalled": "no whole answer of the server's has come for too long; the connection is closed",
     "log.dropped": "lines of the log were dropped, because their reader did not read; `lines` says how many",
     "middleware.failed": "a middleware around a call raised; the traceback follows",

@@ -9,6 +9,7 @@ import msgspec
 
 from toolbus.bus.support.display import TooMuch, pretty, readable, shortened, visible, visible_lines
 from toolbus.bus.values.canonical import digests
+from toolbus.bus.values.encoding import DECODE_ERRORS
 from toolbus.bus.values.envelope import encode
 from toolbus.bus.values.results import EnvelopeError, ErrorInfo, ToolError
 
@@ -179,7 +180,7 @@ def plain(value: Any, *, anything: bool = False) -> tuple[Any, bytes]:
         raise EnvelopeError(f"not expressible in JSON: {error}") from None
     try:
         return msgspec.json.decode(document), document
-    except (msgspec.DecodeError, RecursionError) as error:
+    except DECODE_ERRORS as error:
         raise EnvelopeError(f"not expressible in JSON that can be read again: {error}") from None
 
 

@@ -22,6 +22,9 @@ import msgspec
 
 from toolbus.bus.support.safe_text import is_a, reason_of, type_name
 
+DECODE_ERRORS = (msgspec.DecodeError, UnicodeError, RecursionError)
+"""Raised by msgspec's decoders for what can't be read: texts with bad UTF-8 and deep nesting have errors of their own."""
+
 _MICROSECONDS = "timedelta64[us]"
 
 

@@ -16,7 +16,7 @@ import msgspec
 from toolbus.bus.support.safe_text import reason_of
 from toolbus.bus.values import encoding
 from toolbus.bus.values.canonical import digest, digests
-from toolbus.bus.values.encoding import encode_json, whole_text
+from toolbus.bus.values.encoding import DECODE_ERRORS, encode_json, whole_text
 from toolbus.bus.values.results import Blob, EnvelopeError, ErrorInfo, Progress, ResultMeta, ToolResult
 
 OLDEST, VERSION = 1, 1
@@ -222,9 +222,6 @@ _frames_decoder = msgspec.json.Decoder(list[Frame])
 _place_decoder = msgspec.json.Decoder(_Place)
 _raws_decoder = msgspec.json.Decoder(list[msgspec.Raw])
 
-# Deep nesting and bad UTF-8 do not raise msgspec.DecodeError; hostile bytes may raise any of the three.
-_MALFORMED = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
-
 _ADDRESS_FIELD = re.compile(rb'"(id|agent)"\s*:\s*"([A-Za-z0-9_-]{1,64})"')
 
 
@@ -279,7 +276,7 @@ def decode_request(payload: bytes, *, limit: int) -> Request:
         raise EnvelopeError(f"request of {len(payload)} bytes is over the limit of {limit}")
     try:
         request = _request_decoder.decode(payload)
-    except _MALFORMED as error:
+    except DECODE_ERRORS as error:
         raise EnvelopeError(f"malformed request: {error}") from None
     # A pattern in the type would do the same but cost twice as much as decoding the request. Ids of toolbus need not even a function.
     ids = f"{request.id}{request.agent}"
@@ -360,18 +357,18 @@ def decode_frames(payload: bytes, *, limit: int) -> tuple[list[Frame], list[str]
         return [], [f"reply entry of {len(payload)} bytes is over the limit of {limit}"]
     try:
         return _frames_decoder.decode(payload), []
-    except _MALFORMED as error:
+    except DECODE_ERRORS as error:
         reason = f"malformed reply entry: {error}"
     try:
         raws = _raws_decoder.decode(payload)
-    except _MALFORMED:
+    except DECODE_ERRORS:
         return [], [reason]
     frames: list[Frame] = []
     problems: list[str] = []
     for raw in raws:
         try:
             frames.append(_frame_decoder.decode(raw))
-        except _MALFORMED as error:
+        except DECODE_ERRORS as error:
             problems.append(f"malformed frame: {error}")
             frames += _end_of(raw, str(error))
             if len(problems) >= _MOST_PROBLEMS:
@@ -383,7 +380,7 @@ def _end_of(raw: msgspec.Raw, problem: str) -> list[Frame]:
     """Return what ends the call of a last frame that can't be read; nothing when it is not the last one, or not known to be."""
     try:
         place = _place_decoder.decode(raw)
-    except _MALFORMED:
+    except DECODE_ERRORS:
         return []
     if not place.end_of_stream:
         return []

@@ -8,6 +8,7 @@ import msgspec
 
 from toolbus.bus.values.canonical import digest, own_digest
 from toolbus.bus.values.descriptors import ToolDescriptor
+from toolbus.bus.values.encoding import DECODE_ERRORS
 from toolbus.bus.values.results import ConfigurationError, DescriptorError
 
 KEY = "pin/"
@@ -95,7 +96,7 @@ def read(document: bytes) -> Pin:
     """
     try:
         return _pins.decode(document)
-    except (msgspec.DecodeError, RecursionError, ValueError) as error:
+    except DECODE_ERRORS as error:
         raise DescriptorError(str(error)[:_MOST_TOLD]) from None
 
 

@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from toolbus.bus.values.encoding import encode_data
+from toolbus.bus.values.encoding import DECODE_ERRORS, encode_data
 from toolbus.bus.values.envelope import REQUEST_TOO_LARGE
 from toolbus.bus.values.options import ServiceCallOptions
 from toolbus.bus.values.results import ERROR_KINDS, ErrorInfo
@@ -122,7 +122,7 @@ async def read(request: Request, type: type[T], most: int = MOST) -> T:
         return msgspec.json.decode(data, type=type)
     except msgspec.ValidationError as error:
         raise Problem(422, "invalid_body", str(error)) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except DECODE_ERRORS as error:
         raise Problem(400, "invalid_json", f"the body is no JSON: {error}") from None
 
 

@@ -19,7 +19,7 @@ from toolbus.bus.values.results import BrokerError, CredentialsRefused, ErrorInf
 from toolbus.bus.values.settings import Settings
 from toolbus.bus.watch.exporter import NamespaceMetrics
 from toolbus.edges.gateway.bodies import Problem
-from toolbus.edges.gateway.options import Authenticator, GatewayOptions, Permission, Principal
+from toolbus.edges.gateway.options import ADMITTED, Authenticator, GatewayOptions, Permission, Principal
 from toolbus.edges.gateway.supply import Supply
 
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
@@ -186,6 +186,7 @@ class Gateway:
         if principal.may.isdisjoint(needed):
             raise Problem(403, "forbidden", f"{principal.name} has no permission to {' or to '.join(needed)}")
         check_query(connection, query)
+        connection.scope[ADMITTED] = principal, self.authenticator
         return principal
 
     @property

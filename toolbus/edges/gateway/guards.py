@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import logging
 import re
@@ -13,13 +14,14 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from toolbus.bus import telemetry
 from toolbus.bus.support.waiting import either
 from toolbus.bus.values.results import ConfigurationError
-from toolbus.edges.gateway.bodies import Problem
+from toolbus.edges.gateway.bodies import EVENTS, Problem
+from toolbus.edges.gateway.options import ADMITTED, Authenticator, Principal
 
 _ID = re.compile(rb"[A-Za-z0-9_.:-]{1,128}\Z")
 _ORIGIN = re.compile(r"https?://[A-Za-z0-9.\-\[\]:]{1,255}\Z")
@@ -33,6 +35,12 @@ _METHODS = b"GET, HEAD, POST, PUT, PATCH, DELETE"
 _ASKED = b"Authorization, Content-Type, Accept, Idempotency-Key, Last-Event-ID, Traceparent, Toolbus-Session, Toolbus-Timeout, X-Request-Id"
 _TOLD = b"X-Request-Id, Retry-After, Traceparent, ETag, Link, WWW-Authenticate, Mcp-Session-Id"
 _MCP = b", Mcp-Session-Id, Mcp-Protocol-Version, Mcp-Method, Mcp-Name"
+
+
+RECHECK = 3.0
+"""Seconds after which a stream of events looks again whether its sender's token still holds."""
+
+_EVENTS = EVENTS.encode()
 
 
 class GuardOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,7 +108,10 @@ class Guards:
         elif request.is_preflight:
             await request.answer_preflight()
         else:
-            await self._app(scope, request.receive, request.send)
+            try:
+                await self._app(scope, request.receive, request.send)
+            finally:
+                request.close()
 
 
 class _Guarded:
@@ -110,6 +121,8 @@ class _Guarded:
         self._scope, self._receive, self._send = scope, receive, send
         self._options, self._origins = options, origins
         self._seen, self._whole, self._deadline = 0, False, 0.0
+        self._looking: asyncio.Task[None] | None = None
+        self._over = False
         self.id = self.origin = self.host = self.wants = b""
         self._length = self._encoding = b""
         self._hosts = 0
@@ -195,7 +208,9 @@ class _Guarded:
         return message
 
     async def send(self, message: Message) -> None:
-        """Send a part of the answer, with the headers that every answer has."""
+        """Send a part of the answer, with the headers that every answer has; nothing after the end of the sender's token."""
+        if self._over:
+            return
         if message["type"] == "http.response.start":
             headers = list(message.get("headers", ()))
             names = {name.lower() for name, _ in headers}
@@ -208,7 +223,26 @@ class _Guarded:
             message = {**message, "headers": headers}
             if telemetry.logs(logging.DEBUG) or message["status"] >= 500:
                 self._log(message["status"])
+            if ADMITTED in self._scope and any(name == b"content-type" and value.startswith(_EVENTS) for name, value in headers):
+                self._looking = asyncio.create_task(self._look(*self._scope[ADMITTED]))
         await self._send(message)
+
+    def close(self) -> None:
+        """Look after the request no longer."""
+        if self._looking is not None:
+            self._looking.cancel()
+
+    async def _look(self, principal: Principal, authenticator: Authenticator) -> None:
+        """End a stream of events soon after the sender's token has ended; its application then sees a client that has gone."""
+        connection = HTTPConnection(self._scope)
+        while True:
+            await asyncio.sleep(RECHECK)
+            if not await authenticator.holds(connection, principal):
+                break
+        telemetry.log.warning("gateway.refused", reason="the token of a stream has ended", path=self._scope["path"][:200])
+        self._over = True
+        with contextlib.suppress(OSError, RuntimeError):
+            await self._send({"type": "http.response.body", "body": b""})
 
     def _log(self, status: int) -> None:
         about = {"request": self.id.decode(), "method": self._scope["method"], "path": self._scope["path"][:200], "status": status}

@@ -45,6 +45,10 @@ class Principal(msgspec.Struct, frozen=True):
         return bus.tools.filter(user=self.user, groups=self.groups, names=self.tools)
 
 
+ADMITTED = "toolbus.admitted"
+"""Where the scope of a request has the principal who sent it, and the authenticator that said so."""
+
+
 class Authenticator(Protocol):
     """Finds out who sent a request."""
 
@@ -54,6 +58,9 @@ class Authenticator(Protocol):
         Raises:
             Problem: 401, nobody that is known; 429, too many requests of this principal.
         """
+
+    async def holds(self, connection: HTTPConnection, principal: Principal) -> bool:
+        """Return whether the sender of a stream is still who it was, as far as is known; counts no request."""
 
 
 class Everyone:
@@ -65,6 +72,10 @@ class Everyone:
     async def principal(self, connection: HTTPConnection) -> Principal:
         """Return the one principal."""
         return self._principal
+
+    async def holds(self, connection: HTTPConnection, principal: Principal) -> bool:
+        """Return True."""
+        return True
 
 
 class GatewayOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,7 +18,7 @@ from toolbus.bus.broker.server.keys import session_digest
 from toolbus.bus.client.bus import ToolBus
 from toolbus.bus.client.calls.call import Call
 from toolbus.bus.client.tools.tool import Tool
-from toolbus.bus.values.encoding import encode_data
+from toolbus.bus.values.encoding import DECODE_ERRORS, encode_data
 from toolbus.bus.values.events import Event
 from toolbus.bus.values.results import BrokerError
 from toolbus.edges.gateway.calls import Position, Replay, named_event
@@ -89,7 +89,7 @@ class Place(NamedTuple):
             RefusalError: it is no such id.
         """
         found = _PLACE(shown)
-        with contextlib.suppress(msgspec.DecodeError):
+        with contextlib.suppress(*DECODE_ERRORS):
             if found is not None:
                 request = msgspec.json.decode(found[5], type=int | str)
                 return cls(Position(int(found[1]), int(found[2]), int(found[3])), float(found[4]), request, bool(found[6]))

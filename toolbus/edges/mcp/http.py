@@ -33,7 +33,7 @@ from toolbus.bus import telemetry
 from toolbus.bus.client.bus import ToolBus
 from toolbus.bus.client.calls.call import Call
 from toolbus.bus.client.tools.tool import Tool
-from toolbus.bus.values.encoding import encode_data, encode_json
+from toolbus.bus.values.encoding import DECODE_ERRORS, encode_data, encode_json
 from toolbus.bus.values.results import BrokerError, ConfigurationError, ToolError
 from toolbus.edges.gateway.calls import named_event
 from toolbus.edges.gateway.guards import disconnected
@@ -109,7 +109,7 @@ class QuickCalls:
         body = await read_body(receive, self._limit, read)
         try:
             return None if body is None else _decoder.decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except DECODE_ERRORS:
             return None
 
     async def _run(self, call: Call, tool: Tool, request: _Call, receive: Receive, send: Send) -> None:

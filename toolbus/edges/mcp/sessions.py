@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import re
 import secrets
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -26,6 +27,7 @@ from toolbus.bus.broker.held.mcp import McpRequest, McpSession
 from toolbus.bus.broker.server.keys import session_digest
 from toolbus.bus.client.bus import ToolBus
 from toolbus.bus.support.deadlines import Deadlines
+from toolbus.bus.values.encoding import DECODE_ERRORS
 from toolbus.bus.values.results import BrokerError
 from toolbus.edges.gateway.calls import named_event
 from toolbus.edges.gateway.guards import disconnected
@@ -72,6 +74,7 @@ _CURRENT = frozenset({"2025-06-18", "2025-11-25"})
 
 _SESSION = b"mcp-session-id"
 _LIST = "list "
+_LISTED = re.compile(rf"{_LIST}[0-9a-f]{{32}}").fullmatch
 _CHANGED = b'{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}'
 
 
@@ -264,7 +267,7 @@ class Sessions:
             message = _messages.decode(body)
         except msgspec.ValidationError as error:
             raise RefusalError(400, f"Validation error: {error}", INVALID_PARAMS) from None
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except DECODE_ERRORS as error:
             raise RefusalError(400, f"Parse error: {error}", PARSE_ERROR) from None
         kinds = [each is not msgspec.UNSET for each in (message.method, message.result, message.error)]
         if sum(kinds) != 1 or (message.id is msgspec.UNSET and not kinds[0]):
@@ -401,7 +404,7 @@ class Sessions:
             raise RefusalError(406, "Not Acceptable: Client must accept text/event-stream")
         caller = await self._caller(principal, headers)
         last = headers.get(b"last-event-id", b"").decode("latin-1")
-        if not last or last.startswith(_LIST):
+        if not last or _LISTED(last):
             await self._listen(caller, last.removeprefix(_LIST), receive, send)
         elif last.startswith(END):
             # Its client has the whole stream. Clients take this status for a server that has nothing more to send.

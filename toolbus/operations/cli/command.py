@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -71,27 +72,28 @@ class Span(click.ParamType[float]):
         return seconds or self.fail(f"{value!r} is no time such as 30m, 12h, 90d or 4w", param, ctx)
 
 
-class Seconds(click.FloatRange):
-    """A number of seconds, above 0 and at most ``most``; not infinite and not NaN.
+class Number(click.FloatRange):
+    """A number within bounds; NaN, which breaks no bound, is none, and neither is infinity."""
 
-    Args:
-        most: the longest time.
-    """
-
-    name = "seconds"
-
-    def __init__(self, most: float = 1e9) -> None:
-        super().__init__(min=0, min_open=True, max=most)
+    meaning = "finite number"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the number, or fail with a usage error."""
         try:
-            number = float(value)
+            finite = math.isfinite(float(value))
         except ValueError:
-            number = float("nan")
-        if not number == number:  # noqa: PLR0124, SIM201 - NaN is not equal to itself
-            self.fail(f"{value!r} is not a number of seconds", param, ctx)
-        return super().convert(number, param, ctx)
+            finite = False
+        return super().convert(value, param, ctx) if finite else self.fail(f"{value!r} is not a {self.meaning}", param, ctx)
+
+
+class Seconds(Number):
+    """A number of seconds, above 0 and at most ``most``."""
+
+    name = "seconds"
+    meaning = "number of seconds"
+
+    def __init__(self, most: float = 1e9) -> None:
+        super().__init__(min=0, min_open=True, max=most)
 
 
 class _Text(click.types.StringParamType):
@@ -124,10 +126,10 @@ class _Setting(click.ParamType[Any]):
 _TYPES: Mapping[Any, click.ParamType[Any]] = {
     str: _Text(),
     int: click.INT,
-    float: click.FLOAT,
+    float: Number(),
     Path: click.Path(path_type=Path),
 }
-Share = click.FloatRange(0, 1)
+Share = Number(0, 1)
 Port = click.IntRange(0, 65535)
 Folder = click.Path(path_type=Path, file_okay=False)
 
@@ -215,7 +217,7 @@ _COMMON: Mapping[str, Declared] = {
     "url": _setting("url", f"Server ({Settings().url}).", metavar="URL"),
     "namespace": _setting("namespace", f"Namespace whose tools to use ({Settings().namespace}).", metavar="NAME"),
     "connect_timeout": _setting(
-        "connect_timeout", f"Wait for a server at the start ({RESTART:g} to serve).", metavar="SECONDS", type=click.FloatRange(min=0)
+        "connect_timeout", f"Wait for a server at the start ({RESTART:g} to serve).", metavar="SECONDS", type=Number(0)
     ),
     "log_level": _setting("log_level", _choices_of("log_level"), "-l", metavar="LEVEL"),
     "log_format": _setting("log_format", _choices_of("log_format"), metavar="FORMAT"),

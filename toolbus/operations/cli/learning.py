@@ -12,7 +12,7 @@ import click
 import msgspec
 
 from toolbus.bus.values.results import ToolbusError
-from toolbus.operations.cli.command import Output, Seconds, Share, argument, command, group, option
+from toolbus.operations.cli.command import Number, Output, Seconds, Share, argument, command, group, option
 from toolbus.operations.cli.common import settings_of, with_admin
 from toolbus.operations.cli.output import Columns, complain, fail, print_content, print_json, print_line, print_table, show
 
@@ -31,7 +31,7 @@ Static = Annotated[Path | None, option("Static scores: a preset (.yaml), or JSON
 Log = Annotated[Path | None, option("Executions: .jsonl, .db or .sqlite.", "--log")]
 Skip = Annotated[bool, option("Skip records that can't be read, and list them.")]
 RevisionsFolder = Annotated[Path, option("Folder of revisions.", "--revisions", default=Path("revisions"))]
-HeldOut = Annotated[float, option("Share of the log (its end) to replay.", type=click.FloatRange(0.01, 0.99), default=0.3)]
+HeldOut = Annotated[float, option("Share of the log (its end) to replay.", type=Number(0.01, 0.99), default=0.3)]
 Threshold = Annotated[float, option("Score from which a tool is shown.", type=Share, default=0.5)]
 Unpublished = Annotated[bool, option("Change only the folder of revisions, and ask no server.")]
 

@@ -13,7 +13,7 @@ from toolbus.bus import telemetry
 from toolbus.bus.support.display import one_line
 from toolbus.bus.values.results import ConfigurationError, ToolbusError
 from toolbus.bus.worker.process.lifeline import Bounds
-from toolbus.operations.cli.command import Concurrency, Output, ProcessOptions, argument, command, option
+from toolbus.operations.cli.command import Concurrency, Number, Output, ProcessOptions, argument, command, option
 from toolbus.operations.cli.common import serving_settings, settings_of
 from toolbus.operations.cli.output import Columns, print_line, show
 from toolbus.operations.cli.worker import child_words, end_with, refusals, run_worker, supervise
@@ -34,9 +34,7 @@ class MountOptions(NamedTuple):
     prefix: Annotated[str, option("Begin the names of its tools with this.", default="")]
     groups: Annotated[tuple[str, ...], option("Put its tools into this group (may be repeated).", "--group")]
     category: Annotated[str, option("Put its tools into this category.", default="")]
-    timeout: Annotated[
-        float, option("Seconds that a call may take, unless the caller says otherwise.", type=click.FloatRange(0), default=0.0)
-    ]
+    timeout: Annotated[float, option("Seconds that a call may take, unless the caller says otherwise.", type=Number(0), default=0.0)]
     output_limit: Annotated[int, option("Characters of an observation.", type=click.IntRange(0), default=0)]
     most_tools: Annotated[int, option("Tools to serve at most.", type=click.IntRange(1), default=1000)]
     no_resources: Annotated[bool, option("Serve no tools for its resources and prompts.")]
@@ -55,7 +53,7 @@ class MountOptions(NamedTuple):
         tuple[str, ...],
         option("Reach this host of --openapi, public or not, and send it headers.", "--allow-host", metavar="HOST", needs=("openapi",)),
     ]
-    start: Annotated[float, option("Seconds that the server may take to start.", type=click.FloatRange(0.1), default=30.0)]
+    start: Annotated[float, option("Seconds that the server may take to start.", type=Number(0.1), default=30.0)]
 
 
 @command("mount")

@@ -13,6 +13,7 @@ import msgspec
 from toolbus.bus.broker.protocols import RefusedTool, ServiceRecord, StoredRecord
 from toolbus.bus.schema.documents import read_document
 from toolbus.bus.support.display import one_line, visible
+from toolbus.bus.values.encoding import DECODE_ERRORS
 from toolbus.bus.values.naming import key_flaw
 from toolbus.bus.values.results import BrokerUnavailable, DescriptorError, ToolbusError
 from toolbus.operations.cli.command import JSON, Output, Seconds, Yes, argument, command, group, option
@@ -294,15 +295,11 @@ def _none(id: str, user: str) -> str:
     return f"there is no conversation {id!r}{whose}{namespace_of()}; `toolbus operate conversations list` shows them"
 
 
-# UnicodeError is a ValueError.
-_UNREADABLE = (msgspec.DecodeError, RecursionError, ValueError)
-
-
 def _raw(stored: StoredRecord) -> msgspec.Raw:
     """Return the record, or a text in place of a document that is no JSON."""
     try:
         msgspec.json.decode(stored.document)
-    except _UNREADABLE:
+    except DECODE_ERRORS:
         return msgspec.Raw(msgspec.json.encode(stored.document.decode("utf-8", "replace")))
     return msgspec.Raw(stored.document)
 
@@ -312,7 +309,7 @@ def _in_words(document: bytes) -> str:
     try:
         record = msgspec.json.decode(document, type=dict[str, Any])
         return f"{record['type']:<9} {_WORDS[record['type']](record)}"
-    except (*_UNREADABLE, LookupError, TypeError, AttributeError):
+    except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
         return f"unreadable {document.decode('utf-8', 'replace')}"
 
 
@@ -426,7 +423,7 @@ def items_get(
         )
     try:
         print_json(msgspec.Raw(document))
-    except (msgspec.DecodeError, RecursionError, ValueError):
+    except DECODE_ERRORS:
         print_line(document.decode("utf-8", "backslashreplace"))
         fail(f"{key!r} holds no JSON; `toolbus operate items put` replaces it, `toolbus operate items rm` deletes it")
 
@@ -532,7 +529,7 @@ def _print_all() -> None:
     for key, document in documents.items():
         try:
             read_document(document, object)
-        except _UNREADABLE:
+        except ValueError:
             unusable[key] = "it holds no JSON; `toolbus operate items put` replaces it, `toolbus operate items rm` deletes it"
         else:
             found[key] = msgspec.Raw(document)
@@ -616,5 +613,5 @@ def _checked(key: str, value: object) -> bytes:
 def _same(stored: bytes | None, document: bytes) -> bool:
     try:
         return stored is not None and bool(read_document(stored, object) == read_document(document, object))
-    except _UNREADABLE:
+    except ValueError:
         return False

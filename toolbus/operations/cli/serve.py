@@ -12,7 +12,7 @@ import click
 
 from toolbus import ToolBus
 from toolbus.bus.values.settings import Settings
-from toolbus.operations.cli.command import Groups, Names, Port, ProcessOptions, Seconds, User, command, option, setting
+from toolbus.operations.cli.command import Groups, Names, Number, Port, ProcessOptions, Seconds, User, command, option, setting
 from toolbus.operations.cli.common import EXPORTER_PORT, GATEWAY_PORT, needs_gateway, serving_settings, settings_with_server
 from toolbus.operations.cli.output import fail
 from toolbus.operations.cli.worker import announced, end_with
@@ -64,7 +64,7 @@ def serve_command(
         float,
         option(
             "Most megabytes that all streams together hold for clients that read slowly.",
-            type=click.FloatRange(1, 1_000_000),
+            type=Number(1, 1_000_000),
             default=128.0,
             metavar="MB",
         ),

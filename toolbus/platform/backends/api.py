@@ -16,6 +16,7 @@ from yarl import URL
 
 from toolbus.bus.outbound import Guard
 from toolbus.bus.support.safe_text import type_name
+from toolbus.bus.values.encoding import DECODE_ERRORS
 from toolbus.bus.values.results import ToolError
 from toolbus.bus.values.secrets import value_of
 from toolbus.platform.backends.connections import BadAnswer, Broken, NotReached, Request, Unfit
@@ -110,7 +111,7 @@ class Authorization:
                 if not token.access_token.isprintable() or not token.access_token.isascii():
                     raise _refused("answered with what is no token")
                 return token
-        except (aiohttp.ClientError, TimeoutError, OSError, msgspec.MsgspecError) as error:
+        except (aiohttp.ClientError, TimeoutError, OSError, *DECODE_ERRORS) as error:
             raise _refused(f"gave none ({type_name(error)})") from None
 
     def _value(self, name: str) -> str:

@@ -96,7 +96,7 @@ def _plain(value: Any) -> str:
 def _encoded(value: Any) -> bytes:
     try:
         return encode_json(value)
-    except (TypeError, ValueError, msgspec.MsgspecError) as error:
+    except (TypeError, ValueError) as error:
         raise _unfit("the arguments", f"can't be sent as JSON: {error}") from None
 
 

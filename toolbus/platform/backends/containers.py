@@ -492,7 +492,6 @@ class Container:
         self._line = line
         self._output: program.Program | None = None
         self._life: asyncio.Task[None] | None = None
-        self._wanted: list[tuple[str, asyncio.Event]] = []
 
     async def start(self) -> None:
         """Start it, and follow its output.
@@ -502,7 +501,7 @@ class Container:
         """
         # Attached from the start on, so that no line is lost.
         words = [self.cli.path, "start", "--attach", self.name]
-        self._output = await program.start(words, Path("/"), self.cli.environment(), self._take)
+        self._output = await program.start(words, Path("/"), self.cli.environment(), self._line)
         self._life = asyncio.create_task(self._follow(self._output), name="toolbus-container")
 
     async def ended(self) -> None:
@@ -540,12 +539,6 @@ class Container:
         networks: dict[str, Any] = (found[0].get("NetworkSettings") or {}).get("Networks") or {} if found else {}
         return bool(networks) and not any((each or {}).get("NetworkID") for each in networks.values())
 
-    async def wrote(self, text: str) -> None:
-        """Wait until it writes a line with this text."""
-        event = asyncio.Event()
-        self._wanted.append((text, event))
-        await event.wait()
-
     @property
     def ending(self) -> str:
         """Say why it does not run, in one line."""
@@ -571,12 +564,6 @@ class Container:
                 self._life.cancel()
                 await asyncio.wait((self._life,))
 
-    def _take(self, text: str) -> None:
-        for wanted, event in self._wanted:
-            if wanted in text:
-                event.set()
-        self._line(text)
-
     async def _follow(self, output: program.Program) -> None:
         for _ in range(_MOST_FOLLOWS):
             await output.ended()
@@ -590,7 +577,7 @@ class Container:
                 return
             # The daemon was restarted, and the container has survived that.
             words = [self.cli.path, "attach", "--no-stdin", "--sig-proxy=false", self.name]
-            self._output = output = await program.start(words, Path("/"), self.cli.environment(), self._take)
+            self._output = output = await program.start(words, Path("/"), self.cli.environment(), self._line)
         self._ending = "its output can't be followed any more"
 
 

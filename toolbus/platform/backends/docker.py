@@ -50,7 +50,6 @@ class DockerRunner(Runner):
         cli, images = self._tools()
         image = image_of(source, tool.tool_id)
         name = f"toolbus-{re.sub(r'[^A-Za-z0-9_.-]', '-', tool.tool_id)[:60]}-{secrets.token_hex(6)}"
-        container = Container(cli, name, line)
         async with held() as release:
             free = self._ports.take()
             release.callback(self._ports.give_back, free)
@@ -58,6 +57,8 @@ class DockerRunner(Runner):
             words, variables = create_words(source, image, name, ports, labels_of(self._host, tool.tool_id), cli)
             _check_free(ports)
             await images.have(image, source.host_dir, line)
+            readiness = Readiness[Container](source, ports.outside, shown=ports.inside)
+            container = Container(cli, name, readiness.seeing(line))
             self._kept.add(name)
             # One that can't be removed now is removed by ``clean``.
             release.callback(self._kept.discard, name)
@@ -66,7 +67,6 @@ class DockerRunner(Runner):
             await container.start()
             calls = calls_of(tool, source, ports.outside, container, _TOLD_WITHIN)
             release.push_async_callback(calls.aclose)
-            readiness = Readiness[Container](source, ports.outside, shown=ports.inside)
             try:
                 await until_ready("its container", container, readiness, calls, source.ready_within)
             except NotReady:

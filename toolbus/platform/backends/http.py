@@ -12,6 +12,7 @@ import msgspec
 
 from toolbus.bus.outbound import Answer, EventReader, SentEvent, decoded, failure
 from toolbus.bus.support.display import harmless
+from toolbus.bus.values.encoding import DECODE_ERRORS
 from toolbus.bus.values.media import UNKNOWN, media_type_of
 from toolbus.bus.values.results import Blob, ConfigurationError, Progress, ToolbusError, ToolError, ToolResult, deadline_exceeded
 from toolbus.platform.backends.connections import (
@@ -177,14 +178,14 @@ def _message(fields: dict[str, Any], data: str) -> str:
 def _json(body: bytes, request: str) -> Any:
     try:
         return msgspec.json.decode(body)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except DECODE_ERRORS as error:
         raise bad_answer(request, f"it says that it is JSON, and is not ({str(error)[:100]})") from None
 
 
 def _value(text: str) -> Any:
     try:
         return msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError):
+    except DECODE_ERRORS:
         return None
 
 

@@ -14,7 +14,7 @@ from toolbus.platform.backends.containers import Container
 from toolbus.platform.backends.http import TOLD_WITHIN, Endpoint, HttpCalls
 from toolbus.platform.backends.marks import LOOPBACK
 from toolbus.platform.backends.program import Program
-from toolbus.platform.backends.runner import CannotStart, Instance, Output
+from toolbus.platform.backends.runner import CannotStart, Instance, Line, Output
 from toolbus.platform.records import RecordedTool, ToolSource
 
 R = TypeVar("R", bound=Program | Container)
@@ -43,6 +43,19 @@ class Readiness(Generic[R]):
         self.port = port
         self._shown = shown or port
         self._relayed = relayed
+        self._written = asyncio.Event()
+
+    def seeing(self, line: Line) -> Line:
+        """Return what takes in each line of the program's output from its start on, looks whether it is the one, and passes it on."""
+        if self._kind != "log":
+            return line
+
+        def take(text: str) -> None:
+            if self._what in text:
+                self._written.set()
+            line(text)
+
+        return take
 
     @property
     def wanted(self) -> str:
@@ -56,7 +69,7 @@ class Readiness(Generic[R]):
     async def wait(self, running: R, calls: HttpCalls) -> None:
         """Wait until the program is ready; for ever, if it never is."""
         if self._kind == "log":
-            await running.wrote(self._what)
+            await self._written.wait()
             if not self._relayed:
                 await self.is_own(running)
                 return

@@ -234,14 +234,16 @@ class LocalRunner(Runner):
             port = self._ports.take()
             own.callback(self._ports.give_back, port)
             environment = {**environment, "PORT": str(port)}
-            if confined := await self._confinement.applies(tool):
+            confined = await self._confinement.applies(tool)
+            relayed = confined and source.network != "host"
+            readiness = Readiness[Program](source, port, relayed=True) if relayed else _AtItsPort(source, port)
+            line = readiness.seeing(line)
+            if confined:
                 running = await self._start_confined(tool, source, folder, environment, port, line)
             else:
                 running = await program.start(_words(source, folder, port, is_approved=bool(tool.code)), folder, environment, line)
             calls = calls_of(tool, source, port, running)
             own.push_async_callback(calls.aclose)
-            relayed = confined and source.network != "host"
-            readiness = Readiness[Program](source, port, relayed=True) if relayed else _AtItsPort(source, port)
             try:
                 await _ready(running, readiness, calls, source)
             except BaseException:

@@ -42,7 +42,6 @@ class Program:
         self._told = asyncio.Event()
         self._last: deque[str] = deque(maxlen=_KEPT)
         self._reason = ""
-        self._waiting: list[tuple[str, asyncio.Future[None]]] = []
         self.pid = 0
         self.code: int | None = None
         self._life = asyncio.create_task(self._follow(), name="toolbus-program")
@@ -72,12 +71,6 @@ class Program:
     async def ended(self) -> None:
         """Wait until it has ended, with everything that it started."""
         await asyncio.shield(self._life)
-
-    async def wrote(self, text: str) -> None:
-        """Wait until it writes a line with this text; from now on."""
-        future = asyncio.get_running_loop().create_future()
-        self._waiting.append((text, future))
-        await future
 
     async def stop(self, within: float) -> None:
         """Ask it to end, and kill it after so many seconds; with everything that it started."""
@@ -117,9 +110,6 @@ class Program:
             line = text.decode("utf-8", "replace")
             if line.strip():
                 self._last.append(line.strip())
-            for wanted, future in self._waiting:
-                if wanted in line and not future.done():
-                    future.set_result(None)
             self._line(line)
         elif kind == b"p":
             self.pid = int(text)

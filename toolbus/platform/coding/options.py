@@ -48,7 +48,7 @@ class CodingOptions(msgspec.Struct, frozen=True, kw_only=True):
     requests: _Count = 80
     seconds: _Seconds = 3_600.0
     tokens: _Count = 2_000_000
-    price: Annotated[float, Meta(ge=0)] = 0.0
+    price: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
     auto_approve: bool = False
     labels: str = ""
     workspaces: str = ""

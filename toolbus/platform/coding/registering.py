@@ -21,6 +21,7 @@ from toolbus.bus.broker.protocols import Creation
 from toolbus.bus.client.bus import ToolBus
 from toolbus.bus.schema.arguments import Validator
 from toolbus.bus.support.safe_text import text_of
+from toolbus.bus.values.encoding import DECODE_ERRORS
 from toolbus.bus.values.results import Blob, ConfigurationError, DescriptorError, Progress, ToolError, ToolResult
 from toolbus.bus.values.settings import Settings
 from toolbus.bus.values.urls import redact
@@ -333,7 +334,7 @@ async def _called(workspace: Workspace, program: Program, project: str, url: str
     line = next((line for line in finished.output.splitlines() if line.startswith(_MARK)), "")
     try:
         said = msgspec.json.decode(line.removeprefix(_MARK), type=_Said)
-    except msgspec.DecodeError:
+    except DECODE_ERRORS:
         if not program.running:
             raise _failed(program, "it ended before it answered") from None
         why = finished.reason or finished.output[-_MOST_SHOWN:] or "no answer"
@@ -358,7 +359,7 @@ def _is_json(text: str) -> bool:
         return True
     try:
         msgspec.json.decode(text)
-    except msgspec.DecodeError:
+    except DECODE_ERRORS:
         return False
     return True
 

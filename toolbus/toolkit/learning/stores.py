@@ -21,6 +21,7 @@ from msgspec import Meta
 
 from toolbus.bus import telemetry
 from toolbus.bus.support.files import append, generations, lock, replace, shift
+from toolbus.bus.values.encoding import DECODE_ERRORS
 from toolbus.bus.values.envelope import new_id
 from toolbus.bus.values.results import ERROR_KINDS, ConfigurationError, ToolResult
 
@@ -128,7 +129,7 @@ def decode(document: bytes, place: str) -> Execution:
         if version != VERSION:
             raise RecordError(place, f"the record is of version {version}; this release reads version {VERSION}")
         return _decoder.decode(document)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except DECODE_ERRORS as error:
         raise RecordError(place, f"no execution: {error}") from None
 
 

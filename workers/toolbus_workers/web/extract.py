@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from toolbus import ToolError
+from toolbus.bus.values.encoding import DECODE_ERRORS
 from toolbus_workers.program import bare_environment
 from toolbus_workers.web.fetch import Page
 
@@ -72,7 +73,7 @@ class ContentExtractor:
             answer = await self._run(msgspec.json.encode(options) + b"\n" + text.encode(errors="replace"), page.url)
         try:
             return msgspec.json.decode(answer, type=Content)
-        except msgspec.MsgspecError:
+        except DECODE_ERRORS:
             raise _unreadable(page.url) from None
 
     @asynccontextmanager

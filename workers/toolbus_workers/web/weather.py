@@ -9,6 +9,7 @@ import httpx
 import msgspec
 
 from toolbus import ToolError
+from toolbus.bus.values.encoding import DECODE_ERRORS
 from toolbus_workers.web.fetch import FetchService, Limits
 
 GEOCODING = "https://geocoding-api.open-meteo.com/v1/search"
@@ -132,7 +133,7 @@ class OpenMeteo:
         try:
             page = await self._fetching.fetch(str(httpx.URL(address, params=asked)), _LIMITS)
             return msgspec.json.decode(page.body, type=answer)
-        except msgspec.MsgspecError:
+        except DECODE_ERRORS:
             raise _bad_answer() from None
         except ToolError as error:
             raise _unanswered(error) from None

@@ -16,6 +16,7 @@ from toolbus.bus.broker.server.reading import shown, skip
 from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.values import pins
 from toolbus.bus.values.descriptors import ToolDescriptor, is_tool_document, parse_tool
+from toolbus.bus.values.encoding import DECODE_ERRORS
 from toolbus.bus.values.pins import Pin
 from toolbus.bus.values.results import ConfigurationError, DescriptorError
 
@@ -163,7 +164,7 @@ def _static(items: dict[str, bytes | RefusedTool], services: dict[str, ServiceRe
                 continue
             record = services.get(decoded["service"]) if isinstance(decoded.get("service"), str) else None
             tool = parse_tool(decoded, record.publication.service if isinstance(record, ServiceRecord) else None)
-        except (DescriptorError, msgspec.DecodeError, RecursionError, ValueError, TypeError):
+        except (DescriptorError, *DECODE_ERRORS, ValueError, TypeError):
             # Agents tell of it where they read it.
             continue
         found[tool.name] = tool

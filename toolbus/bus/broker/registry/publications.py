@@ -19,6 +19,7 @@ from toolbus.bus.broker.take.requests import RequestStream
 from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.support.display import one_line
 from toolbus.bus.values.descriptors import Publication, ServiceDescriptor, ToolDescriptor, check_service, check_tool
+from toolbus.bus.values.encoding import DECODE_ERRORS
 from toolbus.bus.values.results import BrokerError, BrokerUnavailable, DescriptorError, EnvelopeError, RegistrationRefused, ToolbusError
 
 MOST_BYTES = 2 * 1024 * 1024
@@ -87,7 +88,7 @@ def member(document: bytes, key: str) -> Piece | None:
 _MOST_REASON = 300
 # The parser takes half a surrogate pair right before the end for a document that was cut off, and would give that as the reason.
 _BLANKS = b" " * 8
-_UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError, DescriptorError)
+_UNREADABLE = (*DECODE_ERRORS, DescriptorError)
 
 
 class _Named(msgspec.Struct):

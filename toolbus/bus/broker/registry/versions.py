@@ -14,6 +14,7 @@ from toolbus.bus.broker.server.reading import integer, shown, skip, skipping, te
 from toolbus.bus.broker.transport.command import ReplyError
 from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.broker.transport.links import scan_hash
+from toolbus.bus.values.encoding import DECODE_ERRORS
 from toolbus.bus.values.envelope import OLDEST, VERSION
 from toolbus.bus.values.results import BrokerError, DescriptorError, EnvelopeError, ToolbusError
 
@@ -323,7 +324,7 @@ class NamespaceVersions:
 def _said(publication: bytes) -> Versions | None:
     try:
         return _spoken.decode(publication).versions
-    except (msgspec.DecodeError, RecursionError, ValueError):
+    except DECODE_ERRORS:
         # Other processes refuse it, whatever it speaks.
         return None
 

@@ -13,6 +13,7 @@ import msgspec
 
 from toolbus.bus import telemetry
 from toolbus.bus.support.safe_text import type_name
+from toolbus.bus.values.encoding import DECODE_ERRORS
 from toolbus.bus.values.envelope import is_ident
 from toolbus.bus.values.results import ConfigurationError, EnvelopeError
 
@@ -85,8 +86,7 @@ def document(value: object, decoder: msgspec.json.Decoder[T], *, most: int = MOS
         raise EnvelopeError(f"its {len(value)} bytes are over the limit of {most}")
     try:
         return decoder.decode(value)
-    except (msgspec.DecodeError, RecursionError, ValueError) as error:
-        # Bad UTF-8 is a ValueError, deep nesting a RecursionError.
+    except DECODE_ERRORS as error:
         raise EnvelopeError(f"malformed document: {shown(str(error))}") from None
 
 

@@ -15,7 +15,7 @@ from toolbus.bus.broker.server.scripts import Script, with_source
 from toolbus.bus.broker.transport.command import ELSEWHERE, SOON, Command, OnReply, Patience, Refused, Reply, ReplyError, node_in
 from toolbus.bus.broker.transport.connection import BLOCK, Connector, explain
 from toolbus.bus.broker.transport.discovery import Node
-from toolbus.bus.broker.transport.wire import SUBSCRIBING, Wire, answer, pack, unheard
+from toolbus.bus.broker.transport.wire import Wire, answer, pack, unheard
 from toolbus.bus.support.waiting import at_most, either
 
 _ASKING = Command(pack(("ASKING",)), unheard, True)
@@ -121,7 +121,8 @@ class Link(Wire):
     Args:
         connector: opens connections.
         on_push: called with each out-of-band message ``[kind, channel, payload]``.
-        on_up: called after each connect, first one included, with ``restarted`` true when the server is another process.
+        on_up: called after each connect, first one included, with ``restarted`` true when the server is another process; and after a
+            subscription that was refused before.
         limit: most bytes that wait to be written; more are refused.
 
     Attributes:
@@ -142,6 +143,8 @@ class Link(Wire):
         self._going: asyncio.Transport | None = None
         self._disconnected = asyncio.Event()
         self._channels: set[str] = set()
+        # Channels whose subscription was refused, each with the seconds until it is repeated after another refusal.
+        self._unsubscribed: dict[str, float] = {}
         self._opening_command: Command | None = None
         self._lost = asyncio.Event()
         self._closed = asyncio.Event()
@@ -216,11 +219,13 @@ class Link(Wire):
                 continue
             await self._unless(self._closed, self._reconnect())
 
-    async def _unless(self, event: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
-        """Do something that an event cuts short: connecting may take seconds. Raises what the work raises."""
+    async def _unless(self, event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+        """Do something that an event cuts short: connecting may take seconds. Return whether it was done; raises what it raises."""
         working, _ = await either(work, event.wait())
-        if not working.cancelled():
-            working.result()
+        if working.cancelled():
+            return False
+        working.result()
+        return True
 
     async def settled(self) -> None:
         """Wait until everything that was sent so far has been answered, refused commands included.
@@ -280,6 +285,7 @@ class Link(Wire):
     def unsubscribe(self, channel: str) -> None:
         """Receive a channel's messages no more; the latest may still come."""
         self._channels.discard(channel)
+        self._unsubscribed.pop(channel, None)
         self.flush()
         self._subscribe(channel, "UNSUBSCRIBE")
 
@@ -306,13 +312,24 @@ class Link(Wire):
 
     # -- inside -----------------------------------------------------------------------------------
 
-    def _subscribe(self, channel: str, word: str = "SUBSCRIBE") -> None:
-        """Written at once, ahead of what waits; a refusal comes as an answer, a success as a push in its place."""
-        if self._transport is not None:
-            if not self._unanswered:
-                self._heard = self._loop.time()
-            self._unanswered.append(SUBSCRIBING)
-            self._transport.write(pack((word, channel)))
+    def _subscribed(self, channel: str, reply: Reply) -> None:
+        if reply is None:
+            if self._unsubscribed.pop(channel, None) is not None and self.on_up is not None:
+                # As after a lost connection, there were messages meanwhile.
+                self.on_up(False)
+        elif isinstance(reply, ReplyError) and channel in self._channels:
+            delay = self._unsubscribed.get(channel, _BACKOFF_FIRST)
+            if channel not in self._unsubscribed:
+                super()._subscribed(channel, reply)
+            self._unsubscribed[channel] = min(delay * 2, _BACKOFF_MOST)
+            if str(reply).partition(" ")[0] in ELSEWHERE:
+                self._leave(reply)
+            else:
+                self._loop.call_later(delay, self._subscribe_again, channel, self._transport)
+
+    def _subscribe_again(self, channel: str, transport: asyncio.Transport | None) -> None:
+        if channel in self._channels and self._transport is transport:
+            self._subscribe(channel)
 
     def _write_now(self, command: Command) -> None:
         if self._transport is not None:
@@ -331,12 +348,7 @@ class Link(Wire):
             self._hold(Refused(command._replace(packed=packed)))
         elif code in ELSEWHERE:
             self._hold(Refused(command))
-            if not self._leaving:
-                self._leaving = True
-                telemetry.log.warning("link.refused", server=self._connector.display, error=str(error))
-                if code == "MOVED" and (node := node_in(rest)) is not None:
-                    self._connector.redirected(node)
-                self._loop.call_soon(self.abort)
+            self._leave(error)
         elif (code in SOON or (code == "ASK" and node_in(rest) is not None)) and self._patience.holds(self._connector.display, error):
             # The next node takes a key that has not arrived for one that is gone. Scripts look at several, so they wait.
             node = None if code in SOON or _is_script(command) else node_in(rest)
@@ -350,6 +362,17 @@ class Link(Wire):
                 telemetry.log.error("server.no_permission", server=self._connector.display, error=str(error))
             return False
         return True
+
+    def _leave(self, error: ReplyError) -> None:
+        """Give the connection up after a refusal that says that the server is another one."""
+        if self._leaving:
+            return
+        self._leaving = True
+        telemetry.log.warning("link.refused", server=self._connector.display, error=str(error))
+        code, _, rest = str(error).partition(" ")
+        if code == "MOVED" and (node := node_in(rest)) is not None:
+            self._connector.redirected(node)
+        self._loop.call_soon(self.abort)
 
     def _hold(self, refused: Refused) -> None:
         self._refusals += 1
@@ -453,7 +476,7 @@ class Link(Wire):
         while not self._closing:
             self._relocated.clear()
             try:
-                await self._unless(self._relocated, self.connect())
+                connected = await self._unless(self._relocated, self.connect())
             except Exception as error:  # noqa: BLE001 - whatever went wrong, the link must come back
                 self.trouble = str(error) or type(error).__name__
                 telemetry.log.warning("link.reconnect_failed", server=self._connector.display, error=self.trouble, retry_in=round(delay, 2))
@@ -463,6 +486,8 @@ class Link(Wire):
             if self._transport is not None:
                 telemetry.count("toolbus.reconnects")
                 telemetry.log.info("link.restored", server=self._connector.display)
+            if connected:
+                # It may be lost already, and then the next one is opened after a pause.
                 return
 
 

@@ -19,7 +19,7 @@ from toolbus.bus.broker.transport.command import Reply
 from toolbus.bus.broker.transport.connection import Connector
 from toolbus.bus.broker.transport.discovery import BySentinel, InCluster, Node, SentinelReport, agreed_report, read_report
 from toolbus.bus.broker.transport.link import Link
-from toolbus.bus.broker.transport.wire import SUBSCRIBING, Wire, pack
+from toolbus.bus.broker.transport.wire import Wire
 from toolbus.bus.support.safe_text import reason_of
 from toolbus.bus.values.results import BrokerError
 
@@ -47,9 +47,7 @@ class Observer(Wire):
             raise
         self._take_over(connection)
         for channel in _CHANNELS:
-            self._unanswered.append(SUBSCRIBING)
-            if self._transport is not None:
-                self._transport.write(pack(("SUBSCRIBE", channel)))
+            self._subscribe(channel)
 
     async def ask(self) -> SentinelReport:
         """Ask the Sentinel for its report.
@@ -81,7 +79,7 @@ class Observer(Wire):
         self._transport = None
         self.connected = False
         self._closing = True
-        lost = [command for command in (*self._unanswered, *self._unsent) if command is not SUBSCRIBING]
+        lost = [*self._unanswered, *self._unsent]
         self._unanswered.clear()
         self._unsent.clear()
         self._answer_lost(lost, str(exc or "closed by the server"))

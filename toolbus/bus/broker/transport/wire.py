@@ -34,9 +34,6 @@ def unheard(reply: Reply) -> None:
     """Drop an answer for which nobody waits."""
 
 
-SUBSCRIBING = Command(b"", unheard, False, form=PUSHED)
-"""Stands among the unanswered for a subscription or its end, whose success comes as a push."""
-
 _SUBSCRIBED = ([b"subscribe"], [b"unsubscribe"])
 _NOTHING = object()
 # The server's own limit of one value. What is larger would fill the memory before it could be read.
@@ -201,6 +198,19 @@ class Wire(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
+    def _subscribe(self, channel: str, word: str = "SUBSCRIBE") -> None:
+        """Written at once, ahead of what waits; a refusal comes as an answer, a success as a push in its place."""
+        if self._transport is not None:
+            if not self._unanswered:
+                self._heard = self._loop.time()
+            self._unanswered.append(Command(b"", partial(self._subscribed, channel), False, form=PUSHED))
+            self._transport.write(pack((word, channel)))
+
+    def _subscribed(self, channel: str, reply: Reply) -> None:
+        """Take in what became of a subscription or its end: None, or an error."""
+        if isinstance(reply, ReplyError):
+            telemetry.log.error("link.subscribe_refused", server=self._connector.display, channel=channel, error=shown(reply))
+
     # -- asyncio.Protocol -------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
@@ -313,16 +323,14 @@ class Wire(asyncio.Protocol):
         return True
 
     def _take_error(self, command: Command, error: ReplyError) -> None:
-        if command is SUBSCRIBING:
-            telemetry.log.error("link.subscribe_refused", server=self._connector.display, error=shown(error))
-        elif not self._put_off(command, error):
+        if command.form is PUSHED or not self._put_off(command, error):
             error.repeated = command.lost or command.misanswered
             answer(command, error)
 
     def _take_push(self, message: list[Any]) -> None:
         self._partial = 0
-        if self._unanswered and self._unanswered[0] is SUBSCRIBING and message[:1] in _SUBSCRIBED:
-            self._unanswered.popleft()
+        if self._unanswered and self._unanswered[0].form is PUSHED and message[:1] in _SUBSCRIBED:
+            answer(self._unanswered.popleft(), None)
         elif self.on_push is not None:
             try:
                 self.on_push(message)

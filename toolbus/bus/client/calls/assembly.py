@@ -11,6 +11,7 @@ from collections import deque
 
 import msgspec
 
+from toolbus.bus.values.encoding import DECODE_ERRORS
 from toolbus.bus.values.envelope import FRAMES_REFUSED, Frame, text_of
 from toolbus.bus.values.events import Answered, Asked, Event, Finished, Reset, Started, Text, size_of
 from toolbus.bus.values.results import Blob, ErrorInfo, ResultMeta, ToolResult
@@ -271,7 +272,7 @@ class Assembly:
         if self._data:
             try:
                 data = msgspec.json.decode("".join(self._data))
-            except (msgspec.DecodeError, RecursionError) as problem:
+            except DECODE_ERRORS as problem:
                 error = error or ErrorInfo("tool_error", "bad_data", f"the result's data can't be read: {problem}")
         if not output and not self._run_text and data is not None and error is None:
             output = "".join(self._data) or text_of(data)

@@ -19,6 +19,7 @@ from toolbus.bus.schema.mend import mended_document
 from toolbus.bus.support.display import shortened
 from toolbus.bus.support.safe_text import type_name
 from toolbus.bus.values.descriptors import ServiceDescriptor, is_tool_document, parse_service, parse_tool
+from toolbus.bus.values.encoding import DECODE_ERRORS
 from toolbus.bus.values.naming import DOCUMENT_KINDS, key_flaw
 from toolbus.bus.values.pins import Pin, approves, changes, read
 from toolbus.bus.values.results import DescriptorError
@@ -385,7 +386,7 @@ class Catalogue:
         try:
             decoded = msgspec.json.decode(document)
             found = self._descriptor(kind, name, decoded)
-        except (DescriptorError, msgspec.DecodeError, RecursionError, UnicodeDecodeError, TypeError) as error:
+        except (DescriptorError, *DECODE_ERRORS, TypeError) as error:
             self._refuse_item(key, decoded, error)
             return
         if isinstance(found, ServiceDescriptor):

@@ -14,6 +14,7 @@ import msgspec
 from toolbus.bus.broker.protocols import ServiceRecord
 from toolbus.bus.support.display import harmless
 from toolbus.bus.values.descriptors import ServiceDescriptor, ToolDescriptor
+from toolbus.bus.values.encoding import DECODE_ERRORS
 from toolbus.bus.values.results import DescriptorError, ToolError
 
 if TYPE_CHECKING:
@@ -311,7 +312,7 @@ def read_group(id: str, document: bytes) -> ToolGroup:
     """
     try:
         return msgspec.structs.replace(msgspec.json.decode(document, type=ToolGroup), group_id=id)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except DECODE_ERRORS as error:
         raise DescriptorError(f"it is no group of tools: {error}") from None
 
 

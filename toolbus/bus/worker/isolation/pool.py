@@ -16,6 +16,7 @@ import msgspec
 from toolbus.bus import telemetry
 from toolbus.bus.support.safe_text import reason_of
 from toolbus.bus.support.waiting import at_most
+from toolbus.bus.values.encoding import DECODE_ERRORS
 from toolbus.bus.values.envelope import Request, encode
 from toolbus.bus.values.results import CallRefused, ConfigurationError, ErrorInfo, ToolError
 from toolbus.bus.values.settings import Settings
@@ -98,7 +99,7 @@ class ChildProcess:
             raise ToolError(f"the output is over the limit of {most - SLACK} bytes (TOOLBUS_MAX_OUTPUT)", code="output_limit")
         try:
             return messages.decode_message(await self._take(size))
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        except DECODE_ERRORS as error:
             raise ChildDeviated("something that can't be read") from error
 
     def is_quiet(self) -> bool:
@@ -162,7 +163,7 @@ def decoded(of: Callable[[Message], T], message: Message) -> T:
     """
     try:
         return of(message)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except DECODE_ERRORS as error:
         raise ChildDeviated("something that can't be read") from error
 
 

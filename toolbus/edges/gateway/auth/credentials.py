@@ -11,6 +11,7 @@ from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
 from toolbus.bus.support.safe_text import type_name
+from toolbus.bus.values.encoding import DECODE_ERRORS
 from toolbus.bus.values.results import ConfigurationError
 from toolbus.bus.values.secrets import Rate, TokenFile, TokenRecord
 from toolbus.edges.gateway.bodies import answer
@@ -75,7 +76,7 @@ def read(path: Path) -> dict[str, TokenRecord]:
         raise ConfigurationError(f"{path} has more than {_MOST_BYTES:,} bytes")
     try:
         found = _decoder.decode(data)
-    except (msgspec.DecodeError, RecursionError, ValueError) as error:
+    except DECODE_ERRORS as error:
         raise ConfigurationError(
             f"{path} is no file of tokens: {str(error)[:200]}; `toolbus secure tokens add --file` writes one"
         ) from None

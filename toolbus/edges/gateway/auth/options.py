@@ -58,6 +58,15 @@ class BearerAuthenticator:
         await self._count(found)
         return found.principal
 
+    async def holds(self, connection: HTTPConnection, principal: Principal) -> bool:
+        """Return whether the token of a request stands for the same principal still, or nobody can say now."""
+        try:
+            return (await self._found(self._token(connection))).principal == principal
+        except Refused:
+            return False
+        except Problem:
+            return True
+
     async def _found(self, token: str) -> Credential:
         for source in self._sources:
             found = await source(token)

@@ -12,7 +12,6 @@ from typing import Any
 
 import msgspec
 from starlette.applications import Starlette
-from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from toolbus.bus.broker.protocols import RefusedTool
@@ -25,7 +24,7 @@ from toolbus.bus.watch.views import InstanceView, SessionView, Snapshot
 from toolbus.bus.watch.watch import Watch
 from toolbus.edges.gateway.bodies import EVENTS, Problem
 from toolbus.edges.gateway.calls import COMMENT, named_event
-from toolbus.edges.gateway.gateway import Gateway, gateway_of
+from toolbus.edges.gateway.gateway import Gateway
 from toolbus.edges.gateway.operations import Admitted
 from toolbus.edges.gateway.options import Principal
 
@@ -428,9 +427,6 @@ class Board:
 HEARTBEAT = 5.0
 """Longest silence in seconds; the page counts the gateway as away after twice as long."""
 
-RECHECK = 30.0
-"""Seconds after which a stream looks again whether its token still holds."""
-
 _HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no", "X-Content-Type-Options": "nosniff"}
 
 
@@ -439,27 +435,14 @@ async def events(asked: Admitted[None]) -> Response:
     board: Board | None = getattr(asked.request.app.state, "board", None)
     if board is None:
         raise Problem(503, "unavailable", "this application was started without its lifespan, which keeps the page up to date")
-    return StreamingResponse(_events(asked.request, board, asked.principal), 200, _HEADERS, EVENTS)
+    return StreamingResponse(_events(board, asked.principal), 200, _HEADERS, EVENTS)
 
 
-async def _events(request: Request, board: Board, principal: Principal) -> AsyncIterator[bytes]:
-    checked = time.monotonic()
+async def _events(board: Board, principal: Principal) -> AsyncIterator[bytes]:
     with board.watched(principal) as watcher:
         while not board.closed:
             news = await watcher.wait(HEARTBEAT)
-            if time.monotonic() - checked >= RECHECK:
-                checked = time.monotonic()
-                if not await _holds(request, principal):
-                    return
             yield board.news(watcher) if news else COMMENT
-
-
-async def _holds(request: Request, principal: Principal) -> bool:
-    """Return whether the sender is still who it was; a page that is refused when it comes back asks for a token."""
-    try:
-        return await gateway_of(request).authenticator.principal(request) == principal
-    except Problem:
-        return False
 
 
 RECENT = 300

@@ -16,7 +16,7 @@ import msgspec
 
 from toolbus.bus.outbound import Answer, Guard, Transport
 from toolbus.bus.support.safe_text import reason_of, type_name
-from toolbus.bus.values.encoding import encode_json
+from toolbus.bus.values.encoding import DECODE_ERRORS, encode_json
 from toolbus.bus.values.results import ConfigurationError, ToolError
 from toolbus.edges.mounts.openapi.operations import Body, Operation, Parameter
 from toolbus.edges.mounts.options import check_address
@@ -131,7 +131,7 @@ def _content(body: Body | None, arguments: Mapping[str, Any]) -> tuple[bytes | N
         return "&".join(fields).encode(), body.media_type
     try:
         return encode_json(value), body.media_type
-    except (TypeError, ValueError, msgspec.MsgspecError) as error:
+    except (TypeError, ValueError) as error:
         raise _unfit("the body", f"can't be sent as JSON: {error}") from None
 
 
@@ -346,10 +346,10 @@ def _file(path: Path) -> bytes:
 def _parsed(data: bytes) -> Any:
     try:
         document = msgspec.json.decode(data)
-    except msgspec.DecodeError:
-        document = _yaml(data)
     except RecursionError:
         raise ConfigurationError("the document is nested too deeply") from None
+    except DECODE_ERRORS:
+        document = _yaml(data)
     _bound(document)
     return document
 

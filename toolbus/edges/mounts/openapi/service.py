@@ -12,6 +12,7 @@ import msgspec
 
 from toolbus.bus import telemetry
 from toolbus.bus.outbound import Answer, Guard, decoded, failure
+from toolbus.bus.values.encoding import DECODE_ERRORS
 from toolbus.bus.values.results import Blob, ConfigurationError, ToolError, ToolResult
 from toolbus.bus.values.secrets import Secret
 from toolbus.bus.worker.invocation import Invocation
@@ -31,7 +32,7 @@ def result_of(operation: Operation, answer: Answer) -> ToolResult:
     if answer.is_json:
         try:
             return ToolResult(data=msgspec.json.decode(answer.body))
-        except (msgspec.DecodeError, RecursionError):
+        except DECODE_ERRORS:
             return ToolResult(output=answer.text)
     if answer.is_text or not answer.media_type:
         return ToolResult(output=answer.text)
