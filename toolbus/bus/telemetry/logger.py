@@ -27,7 +27,7 @@ from toolbus.bus.telemetry.output import (
     TextLine,
     word,
 )
-from toolbus.bus.telemetry.providers import LEVELS, application_logs, current_span, logger, logs, ours
+from toolbus.bus.telemetry.providers import LEVELS, application_logs, current_span, logger, logs, ours, report_failure
 
 ABOUT: Mapping[str, tuple[str, ...]] = {
     "confirmation.unreadable": ("id", "error"),
@@ -35,6 +35,7 @@ ABOUT: Mapping[str, tuple[str, ...]] = {
     "descriptor.mended": ("service", "tools", "changes"),
     "registry.unreadable": ("service", "error"),
     "server.no_permission": ("server", "error"),
+    "telemetry.failed": ("part",),
     "tool.name_taken": ("tool", "service", "holder"),
     "value.unreadable": ("key", "error"),
 }
@@ -146,15 +147,18 @@ def _hand_on(_: object, method: str, fields: Fields) -> tuple[tuple[LineHandler,
             # Creating a LogRecord would take three times as long as the line.
             event, raised = fields.pop("event"), _raised(fields)
             return (handler, handler.line(method, event, fields, raised)), {}
-    if application_logs():
-        getattr(structlog.get_logger(NAME), method)(**fields)
-        raise structlog.DropEvent
-    event, raised = fields.pop("event"), _raised(fields)
-    if raised is not None and not is_printable(raised[1]):
-        # Handlers of others print it, and what its class raises then would come out here.
-        fields["exception"], raised = traceback_of(raised[1]), None
-    line = " ".join([event, *(f"{name}={word(value)}" for name, value in fields.items())])
-    logger.log(level, line, exc_info=raised, extra={FIELDS: {"event": event, **fields}}, stacklevel=_STACK_LEVEL)
+    try:
+        if application_logs():
+            getattr(structlog.get_logger(NAME), method)(**fields)
+        else:
+            event, raised = fields.pop("event"), _raised(fields)
+            if raised is not None and not is_printable(raised[1]):
+                # Handlers of others print it, and what its class raises then would come out here.
+                fields["exception"], raised = traceback_of(raised[1]), None
+            line = " ".join([event, *(f"{name}={word(value)}" for name, value in fields.items())])
+            logger.log(level, line, exc_info=raised, extra={FIELDS: {"event": event, **fields}}, stacklevel=_STACK_LEVEL)
+    except Exception:  # noqa: BLE001 - a filter, handler or processor of the application; no call ends because of a line
+        report_failure("log")
     raise structlog.DropEvent
 
 
