@@ -83,6 +83,7 @@ class Worker:
         self._withdrawing: set[str] = set()
         # What it does now, in another task perhaps: "starts" or "drains".
         self._changing = ""
+        self._on_connect: Callable[[], object] | None = None
         # The task that waits for the server at the start.
         self._opening: asyncio.Task[Any] | None = None
 
@@ -115,14 +116,22 @@ class Worker:
         """
         await self.drain()
 
-    async def run(self, on_open: Callable[[], object] | None = None, on_drain: Callable[[], object] | None = None) -> None:
+    async def run(
+        self,
+        on_open: Callable[[], object] | None = None,
+        on_drain: Callable[[], object] | None = None,
+        *,
+        on_connect: Callable[[], object] | None = None,
+    ) -> None:
         """Serve until SIGTERM or SIGINT, then drain and return. A second signal ends the process at once.
 
         Args:
             on_open: called once when the worker is registered.
             on_drain: called once when it begins to drain.
+            on_connect: called once when it has its ``instance``, before it can hold any call.
         """
         stop = asyncio.Event()
+        self._on_connect = on_connect
 
         def begin() -> None:
             if not stop.is_set() and self._opening is not None:
@@ -325,6 +334,8 @@ class Worker:
             await self.broker.open(slots)
         finally:
             self._opening = None
+        if self._on_connect is not None:
+            self._on_connect()
         ready: list[Served] = []
         try:
             if isolated:
