@@ -18,8 +18,8 @@ from opentelemetry.sdk.trace.sampling import Sampler
 from tests.contract import Place
 from toolbus import ToolError, tool
 from toolbus.bus import telemetry
+from toolbus.bus.telemetry import contained, metrics, spans
 from toolbus.bus.telemetry import logger as event_logger
-from toolbus.bus.telemetry import metrics, spans
 from toolbus.bus.telemetry.events import NAME
 from toolbus.bus.values.results import ErrorInfo
 
@@ -146,7 +146,8 @@ PARTS: dict[str, Callable[[], contextlib.AbstractContextManager[None]]] = {
 @pytest.fixture(autouse=True)
 def _anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """Report every failure anew, and each value at once."""
-    monkeypatch.setattr(providers, "_reported", set())
+    monkeypatch.setattr(contained, "_reported", set())
+    monkeypatch.setattr(event_logger, "_reported", [])
     monkeypatch.setattr(metrics, "_BATCH", 1)
     monkeypatch.setattr(metrics, "_instruments", None)
     monkeypatch.setattr(spans, "_made", None)

@@ -6,9 +6,11 @@ whose handlers are the application's choice, or the lines of our own programs.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
+import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, MutableMapping
 from logging import DEBUG, ERROR, INFO, WARNING
@@ -27,7 +29,7 @@ from toolbus.bus.telemetry.output import (
     TextLine,
     word,
 )
-from toolbus.bus.telemetry.providers import LEVELS, application_logs, current_span, logger, logs, ours, report_failure
+from toolbus.bus.telemetry.providers import LEVELS, application_logs, current_span, logger, logs, ours
 
 ABOUT: Mapping[str, tuple[str, ...]] = {
     "confirmation.unreadable": ("id", "error"),
@@ -35,7 +37,6 @@ ABOUT: Mapping[str, tuple[str, ...]] = {
     "descriptor.mended": ("service", "tools", "changes"),
     "registry.unreadable": ("service", "error"),
     "server.no_permission": ("server", "error"),
-    "telemetry.failed": ("part",),
     "tool.name_taken": ("tool", "service", "holder"),
     "value.unreadable": ("key", "error"),
 }
@@ -125,9 +126,24 @@ def _leave_out_repeats(_: object, __: str, fields: Fields) -> Fields:
     return fields
 
 
+_reported: list[bool] = []
+
+
+def _report_failure() -> None:
+    """Say once on standard error that the application's logging raises, with the traceback of what is handled."""
+    if not _reported:
+        _reported.append(True)
+        with contextlib.suppress(Exception):
+            sys.stderr.write(f"toolbus: the application's logging raised, so lines are missing; said once\n{traceback.format_exc()}")
+
+
 def _add_span(_: object, __: str, fields: Fields) -> Fields:
     """Add the ids of the current trace and span, if there is one."""
-    span = current_span()
+    try:
+        span = current_span()
+    except Exception:  # noqa: BLE001 - the application's span
+        _report_failure()
+        return fields
     if span is not None:
         fields["trace_id"], fields["span_id"] = span
     return fields
@@ -158,7 +174,7 @@ def _hand_on(_: object, method: str, fields: Fields) -> tuple[tuple[LineHandler,
             line = " ".join([event, *(f"{name}={word(value)}" for name, value in fields.items())])
             logger.log(level, line, exc_info=raised, extra={FIELDS: {"event": event, **fields}}, stacklevel=_STACK_LEVEL)
     except Exception:  # noqa: BLE001 - a filter, handler or processor of the application; no call ends because of a line
-        report_failure("log")
+        _report_failure()
     raise structlog.DropEvent
 
 

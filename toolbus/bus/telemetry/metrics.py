@@ -8,8 +8,9 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from toolbus.bus.telemetry.contained import contained
 from toolbus.bus.telemetry.events import NAME
-from toolbus.bus.telemetry.providers import contained, meter_provider, metering
+from toolbus.bus.telemetry.providers import meter_provider, metering
 from toolbus.bus.values.results import ErrorInfo
 
 if TYPE_CHECKING:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import importlib
 import logging
 import os
 import sys
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from toolbus.bus.telemetry.events import NAME
 
@@ -23,9 +20,6 @@ logger = logging.getLogger(NAME)
 """The logger of all events; its handlers are the application's choice."""
 
 logger.addHandler(logging.NullHandler())
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 """The standard library's number of each method of a logger."""
@@ -42,41 +36,6 @@ def application_logs() -> bool:
 def logs(level: int) -> bool:
     """Return whether a level (``logging.DEBUG``, …) is logged; cheap enough for the hot path."""
     return logger.isEnabledFor(level) or application_logs()
-
-
-_reported: set[str] = set()
-"""Parts of the application's telemetry of which it was said that they raise."""
-
-
-def report_failure(part: str) -> None:
-    """Say once that a part of the application's telemetry raised what is handled: in the log, or on standard error if the log did."""
-    if part in _reported:
-        return
-    _reported.add(part)
-    if part == "log":
-        with contextlib.suppress(Exception):
-            sys.stderr.write(f"toolbus: the application's logging raised, so lines are missing; said once\n{traceback.format_exc()}")
-        return
-    from toolbus.bus.telemetry.logger import log  # noqa: PLC0415 - loaded when something fails
-
-    log.exception("telemetry.failed", part=part)
-
-
-def contained(part: str) -> Callable[[Callable[P, T]], Callable[P, T | None]]:
-    """Return a decorator: what the application's telemetry raises in the function is reported once, and None is returned."""
-
-    def decorate(function: Callable[P, T]) -> Callable[P, T | None]:
-        @functools.wraps(function)
-        def call(*args: P.args, **named: P.kwargs) -> T | None:
-            try:
-                return function(*args, **named)
-            except Exception:  # noqa: BLE001 - no call ends because of code that only watches it
-                report_failure(part)
-                return None
-
-        return call
-
-    return decorate
 
 
 class _Api:
@@ -153,7 +112,6 @@ def tracer_provider() -> TracerProvider:
     return found
 
 
-@contained("spans")
 def current_span() -> tuple[str, str] | None:
     """Return the ids of the current trace and span, in hexadecimal, or None when there is none."""
     api = sys.modules.get("opentelemetry.trace")

@@ -24,9 +24,10 @@ from opentelemetry.trace import (
 )
 
 from toolbus.bus.support.safe_text import is_a, reason_of, traceback_of, type_name
+from toolbus.bus.telemetry.contained import contained
 from toolbus.bus.telemetry.events import NAME
 from toolbus.bus.telemetry.lean import Lean
-from toolbus.bus.telemetry.providers import active, contained, tracer_provider
+from toolbus.bus.telemetry.providers import active, tracer_provider
 from toolbus.bus.values.results import CallCancelled, ErrorInfo, ToolError
 
 # https://www.w3.org/TR/trace-context/#traceparent-header; only versions after 00 may have further fields.
