@@ -403,6 +403,18 @@ def test_call_waits_for_a_server_as_long_as_for_the_call(shell: Shell, fresh_ser
         assert time.monotonic() - began < 8
 
 
+def test_what_is_seen_while_writes_are_refused_is_no_all_clear(shell: Shell, fresh_server: Callable[..., EmbeddedServer]) -> None:
+    """With every lease ended nobody answers, which is not that nothing runs; lists of what serves say once why it may be gone."""
+    shell.environment["TOOLBUS_URL"] = fresh_server(config={"min-replicas-to-write": "1"}).url
+    why = "the server takes nothing new (NOREPLICAS Not enough good replicas to write.); `toolbus doctor` says what to do"
+    for asked in (["see", "stats"], ["see", "stats", "--instance"], ["see", "calls", "--running"]):
+        done = shell.run(*asked)
+        assert (done.returncode, done.stdout, done.stderr) == (1, "", f"toolbus: workers can't answer: {why}\n"), asked
+    for listed in (["see", "services"], ["tools"]):
+        done = shell.run(*listed)
+        assert (done.returncode, done.stderr.count(why)) == (0, 1), listed
+
+
 @pytest.mark.usefixtures("slow")
 def test_new_writes_a_tool_whose_test_passes(shell: Shell) -> None:
     """The generated test passes as it is, and nothing is ever overwritten."""

@@ -11,7 +11,7 @@ import trustme
 from tests.test_docs import anchors
 from toolbus import Settings
 from toolbus.bus.broker.admin import ServerHealth, ServiceOverview, ServiceState
-from toolbus.bus.broker.statistics.answers import BOUNDS, InstanceAnswer, ToolStatistics
+from toolbus.bus.broker.statistics.answers import BOUNDS, InstanceAnswer, ServedService, ToolStatistics
 from toolbus.bus.broker.statistics.asking import Statistics
 from toolbus.bus.broker.transport.connection import ServerInfo
 from toolbus.bus.values.descriptors import Publication, ServiceDescriptor, ToolDescriptor
@@ -60,7 +60,10 @@ def seen_with(refusal: str = "", *, tools: tuple[ToolStatistics, ...] = (), time
             *([] if live else [ServiceOverview(Publication(ServiceDescriptor("other")), False, 0, 3, 0, 0, False, "down", 1.0)]),
         ],
         lapsed=[] if live else ["pool/dead-1-a"],
-        statistics=Statistics({"w": InstanceAnswer("w", tools=tools)} if live else {}, {} if live else {"mute-1-b": ("pool",)}),
+        statistics=Statistics(
+            {"w": InstanceAnswer("w", tools=tools)} if live else {},
+            {} if live else {"mute-1-0b0b0b": ("pool",), "other-implementation": ("pool",)},
+        ),
     )
 
 
@@ -83,6 +86,17 @@ def test_what_follows_from_a_server_without_writes_is_not_told(refusal: str, che
     known = "writes" not in checks
     assert ("toolbus_service_down{" in shown, "toolbus_workers{" in shown) == (known, known)
     assert "toolbus_queue_length{" in shown
+
+
+def test_a_worker_that_may_not_take_requests_says_so() -> None:
+    """It looks alive by its lease, and its calls wait; what its user lacks is named."""
+    trouble = "the server refuses to give it requests: NOPERM no permissions to run 'xreadgroup'"
+    seen = seen_with(tools=(ToolStatistics("pool", "work"),))
+    assert faults_of(seen) == []
+    seen.statistics = Statistics({"w": InstanceAnswer("w", services=(ServedService("pool"),), trouble=trouble)}, {})
+    [fault] = faults_of(seen)
+    assert (fault.check, fault.state) == ("worker", "fail")
+    assert fault.found == f"the worker w of pool can take no requests: {trouble}; give its user the rights of `toolbus secure acl worker`"
 
 
 def test_who_lost_its_last_worker_is_told_what_a_stopped_process_needs() -> None:

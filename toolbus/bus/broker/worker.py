@@ -269,7 +269,9 @@ class WorkerSteps:
             upkeep=self.upkeep,
             intake=self.intake,
             start=self.links.start,
-            asked=Answering(link, keys, clock, instance, self.streams, listener=listener, upkeep=self.upkeep).answer,
+            asked=Answering(
+                link, keys, clock, instance, self.streams, listener=listener, upkeep=self.upkeep, trouble=lambda: self.intake.trouble
+            ).answer,
             everybodys=keys.wake_all,
         )
         # Keep the leases.

@@ -200,6 +200,7 @@ EVENTS: Mapping[str, str] = {
     "toolkit.group_unreachable": "no action calls this group of tools, so it is never recommended",
     "tool.name_taken": "two services offer a tool of this name; the first keeps it",
     "telemetry.export_failed": "what OpenTelemetry says of an export that fails or is tried again",
+    "telemetry.failed": "what the application set up for spans or metrics raised, so some are missing; calls go on",
     "telemetry.lost": "the last of these signals could not be exported in time, and is lost",
     "telemetry.no_exporter": "the environment asks for exported telemetry, and the package that exports is not installed",
     "tool.left_out": "a tool has a parameter for a service that no code provides, so it is not served; see `toolbus.provide`",

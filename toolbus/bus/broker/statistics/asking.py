@@ -37,7 +37,7 @@ class Statistics(NamedTuple):
     Attributes:
         answers: by instance.
         silent: the instances whose leases last and which did not answer in time, each with its services.
-        refusal: why the server takes no answers, with its code first; empty when it does, or when each has answered.
+        refusal: why the server takes no answers, with its code first; empty when it does, or when there are some and none is missing.
     """
 
     answers: dict[str, InstanceAnswer]
