@@ -264,7 +264,8 @@ class AgentBroker:
         except (TimeoutError, BrokerError) as error:
             # Both keys have a TTL, so nothing stays behind for long.
             telemetry.log.warning("agent.close_incomplete", error=str(error) or "the server did not answer")
-        await steps.links.leave()
+        finally:
+            await steps.links.leave()
 
     # -- sessions ---------------------------------------------------------------------------------
 

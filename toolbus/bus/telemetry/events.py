@@ -163,7 +163,7 @@ EVENTS: Mapping[str, str] = {
     "server.evicts": "the server may evict keys when its memory is full, and an evicted key is a lost call",
     "server.no_permission": "the server forbids its user a command, or a key or channel of `tb:{<namespace>}`; change its access list",
     "server.moved": "another server is the master now; the connections are moved to it",
-    "service.cleanup_failed": "a service's cleanup() raised; the traceback follows",
+    "service.cleanup_failed": "a service's cleanup() raised or did not finish in time; the traceback follows",
     "session.cleanup_failed": "a service's cleanup(session) raised or did not finish in time",
     "session.ended": "a session ended at this worker; `reason` says why",
     "session.handed_over": "a call was handed to the worker that holds its session",
