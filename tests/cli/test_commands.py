@@ -377,6 +377,10 @@ def test_doctor_advises_what_a_server_with_replicas_lacks(shell: Shell, fresh_se
         return next(each for each in json.loads(done.stdout) if each["check"] == "replicas")
 
     assert finding() == {"check": "replicas", "state": "ok", "found": "none connected"}
+    with redis.Redis.from_url(primary.url) as asked:
+        asked.config_set("min-replicas-to-write", 1)
+        assert finding()["state"] == "fail"
+        asked.config_set("min-replicas-to-write", 0)
     with redis.Redis.from_url(replica.url) as client, redis.Redis.from_url(primary.url) as asked:
         client.replicaof("127.0.0.1", primary.port)
         until(lambda: client.info("replication")["master_link_status"] == "up")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -32,6 +33,19 @@ def test_every_runbook_of_a_check_exists() -> None:
         *(check.runbook for check in CHECKS),
     }
     assert found <= anchors(RUNBOOKS)
+
+
+def test_the_table_of_alerts_names_the_alert_of_each_check() -> None:
+    """A person finds the runbook of an alert by its name, and by its check where one alert stands for several."""
+    rows = [line.split(" | ") for line in RUNBOOKS.read_text().splitlines() if line.startswith("| [")]
+    alerts = {row[0].partition("](#")[2].rstrip(")"): row[1] for row in rows}
+    rules = Path(__file__).parents[2].joinpath("deploy/monitoring/alerts.yaml").read_text()
+    for state, alert in (("fail", "ToolbusFault"), ("warn", "ToolbusWarning")):
+        [others] = re.findall(rf'state="{state}",check!~"([^"]*)"', rules)
+        for check in CHECKS:
+            # What workers must be asked for is no metric.
+            if check.state == state and not check.asks and check.name not in others.split("|"):
+                assert f"`{alert}:{check.name}`" in alerts[check.runbook]
 
 
 @pytest.mark.parametrize("paused", [False, True])

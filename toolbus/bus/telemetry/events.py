@@ -121,7 +121,7 @@ EVENTS: Mapping[str, str] = {
     "middleware.unknown_tools": "`only(…)` names tools that this worker does not serve, so its middleware never runs for them",
     "history.failed": "the place of the kept history can't be written; it is tried again, and the server holds what comes meanwhile",
     "history.interrupted": "the server could not be read for the kept history; it is tried again",
-    "history.restored": "the history is kept again; `error` is what kept it from that",
+    "history.restored": "the history is kept again; `was` is what kept it from that, and `history.missing` counts what was lost",
     "history.missing": "attempts ended that are not in the kept history: workers told of more than were kept, or of fewer than ended",
     "history.untold": "calls end, and no worker tells the kept history of them",
     "mount.connected": "a mounted server has started, and its tools were listed",

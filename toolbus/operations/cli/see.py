@@ -417,6 +417,7 @@ def _show_models(chosen: Any, days: int, output: str) -> None:
 # As many as the server keeps, about.
 _MOST = 1_200
 _EVERY = 0.5
+_UNTAKEN = "calls that no worker took are never among them"
 _FAILED = frozenset({"failed", "cancelled", "retried", "lost", "dead"})
 
 
@@ -497,10 +498,10 @@ def calls_command(
 def _none_of(calls: Sequence[RecentCall], error: str | None) -> str:
     """Return what to say when no recent attempt is one that was looked for, with the types that ``error`` may name."""
     if not calls:
-        return f"no recent calls{namespace_of()}"
+        return f"no recent calls{namespace_of()}; {_UNTAKEN}"
     types = sorted({each.error for each in calls if each.error}) if error is not None else []
     hint = f"; --error takes a type, of which they have {names_of(types)}" if types else ""
-    return f"none of the {len(calls)} recent attempts{namespace_of()} is such a one{hint}"
+    return f"none of the {len(calls)} recent attempts{namespace_of()} is such a one{hint}; {_UNTAKEN}"
 
 
 def _show_kept(place: str, since: str, wanted: dict[str, str], call: str, output: str, *, failed: bool, limit: int) -> None:
@@ -508,7 +509,7 @@ def _show_kept(place: str, since: str, wanted: dict[str, str], call: str, output
     from toolbus.operations.history import Wanted, find
 
     kept = find(place, Wanted(_moment(since), wanted, call, failed, limit))
-    _show_as("calls", kept.calls, output, [each.document() for each in kept.calls], f"no such calls are in {place}")
+    _show_as("calls", kept.calls, output, [each.document() for each in kept.calls], f"no such calls are in {place}; {_UNTAKEN}")
     if kept.missing:
         warn(f"{kept.missing} attempts of that time are not in the history: workers told of more than were kept, or of fewer than ended")
 

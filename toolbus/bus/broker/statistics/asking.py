@@ -72,7 +72,9 @@ async def ask(link: Link, keys: Keys, *, service: str = "", patience: float = PA
             await asyncio.sleep(min(wait, left))
             wait = min(2 * wait, _LONGEST_LOOK)
     finally:
-        link.send(("DEL", key), repeatable=False)
+        # Otherwise there is no key, and a server that refuses writes would hold up what is asked next.
+        if found:
+            link.send(("DEL", key), repeatable=False)
     return Statistics(dict(sorted(found.items())), {name: expected[name] for name in sorted(expected.keys() - found.keys())})
 
 
