@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from tests.contract import Place
 from tests.servers import eventually
+from tests.tiers import some
 from toolbus import invocation, tool
+from toolbus.bus.broker.server import scripts
+from toolbus.bus.broker.transport.command import ELSEWHERE, REFUSES_ALL, SOON
+from toolbus.bus.broker.transport.wire import Wire, pack
 from toolbus.bus.client.executor.observers import next_step, observe
 from toolbus.bus.values.results import ErrorInfo
 
@@ -41,6 +46,38 @@ async def test_the_error_says_whether_a_worker_took_the_call(place: Place) -> No
         assert "did not finish" in ran.error.message
         assert "ask for less" in observe(ran)
         assert len(begun) == 1
+
+
+@pytest.mark.parametrize("code", some({"MISCONF", "NOREPLICAS", "CLUSTERDOWN"}, sorted(ELSEWHERE | SOON | REFUSES_ALL)))
+@pytest.mark.parametrize("key", ["", "key"])
+async def test_the_error_says_what_kept_the_call_from_being_published(
+    place: Place, monkeypatch: pytest.MonkeyPatch, code: str, key: str
+) -> None:
+    """A server that refuses the publication until the call's time is over is named with its reason."""
+
+    @tool(service="late", effect="read", replace=True)
+    async def soon() -> str:
+        """Answer."""
+        return ""
+
+    send = Wire.send
+
+    def refused(wire: Wire, args: tuple[Any, ...], *rest: Any, **options: Any) -> None:
+        send(wire, args, *rest, **options)
+        if args[0] == "EVALSHA" and args[1] in {scripts.PUBLISH.sha, scripts.SHARE.sha}:
+            packed = pack(("EVAL", "return redis.error_reply(ARGV[1])", 0, f"{code} not now"))
+            # The answer to an earlier try was lost.
+            wire._unsent[-1] = wire._unsent[-1]._replace(packed=packed, renew=None, lost=code in REFUSES_ALL)
+
+    async with place.serving(soon) as bus:
+        await bus.wait_for_tool("soon")
+        monkeypatch.setattr(Wire, "send", refused)
+        error = (await bus.call("soon", timeout=0.5, idempotency_key=key)).error
+        monkeypatch.setattr(Wire, "send", send)
+        assert error is not None
+        assert error.type == "deadline_exceeded"
+        assert f"{code} not now" in error.message or (code in ELSEWHERE and "can't speak to the server" in error.message), error.message
+        assert "waits to be published" in error.message
 
 
 @pytest.mark.parametrize("why", ["deadline_exceeded", "cancelled", "slow_consumer"])

@@ -15,6 +15,7 @@ import pytest
 
 from tests.broker.serving import Server, link, server, silent
 from tests.servers import eventually
+from toolbus.bus.broker.publish import failure
 from toolbus.bus.broker.server import scripts
 from toolbus.bus.broker.transport import clients
 from toolbus.bus.broker.transport.command import ELSEWHERE, REFUSES_ALL, SOON, ReplyError
@@ -230,7 +231,7 @@ async def test_other_errors_are_answers(server: Server, link: Link) -> None:
 
 
 async def test_more_than_the_buffer_takes_is_refused(server: Server, link: Link) -> None:
-    """While nothing can be written, commands beyond the limit end at once and the others wait."""
+    """While nothing can be written, commands beyond the limit end at once, certainly not carried out, and the others wait."""
     server.answer = lambda command: b"+OK\r\n"
     await server_gone(server, link)
     answers: list[Any] = []
@@ -238,6 +239,7 @@ async def test_more_than_the_buffer_takes_is_refused(server: Server, link: Link)
         link.send(("SET", "key", "x" * 4_000), answers.append)
     assert [isinstance(answer, BrokerUnavailable) for answer in answers] == [True] * 3
     assert "buffer is full" in str(answers[0])
+    assert [failure(answer).status for answer in answers] == ["failed"] * 3
     await eventually(lambda: answers[3:] == [b"OK"] * 2)
 
 
@@ -299,7 +301,7 @@ async def test_a_closed_link_answers_everything(server: Server, link: Link) -> N
     link.send(("WAITING",), answers.append)
     link.close()
     link.send(("LATER",), answers.append)
-    assert [type(answer) for answer in answers] == [BrokerUnavailable] * 3
+    assert [isinstance(answer, BrokerUnavailable) for answer in answers] == [True] * 3
 
 
 async def test_a_link_that_nobody_maintains_ends_with_its_connection(server: Server) -> None:

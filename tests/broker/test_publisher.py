@@ -236,6 +236,26 @@ async def test_bytes_that_wait_are_bounded(publishing: Publishing) -> None:
         assert publishing.statuses == ["queued", "failed", "queued", "failed", "queued", "failed"]
 
 
+@pytest.mark.parametrize(("calls", "size", "asked"), [(10_000, 1, False), (1, 64 * MIB, False), (1, 64 * MIB, True)])
+async def test_calls_that_were_given_up_take_no_room(publishing: Publishing, calls: int, size: int, asked: bool) -> None:
+    """A caller that leaves while there is no connection makes room for others, in calls and in bytes."""
+    publishing.link.connected = False
+    for turn in range(3):
+        for number in range(calls):
+            publishing.publish(f"{turn} {number}", size=size)
+        await publishing.turn()
+        assert set(publishing.statuses) == {"waits"}
+        for name, call in publishing.calls.items():
+            call.done = True
+            if asked:
+                publishing.publisher.cancel(name, "pool", "", 1_000, None)
+        publishing.calls.clear()
+    publishing.publish("wanted", size=size)
+    publishing.link.connected = True
+    publishing.publisher.flush()
+    assert publishing.publisher.published == 1
+
+
 async def test_calls_that_are_kept_for_a_master_count_too(publishing: Publishing) -> None:
     """Of either kind; others that can be written now are not held up by them."""
     publishing.admitted = set()

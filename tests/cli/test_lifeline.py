@@ -56,6 +56,18 @@ mcp.run()
 MODEL = {"OPENAI_API_KEY": "k", "OPENAI_MODEL": "m", "OPENAI_BASE_URL": "http://127.0.0.1:9/v1"}
 
 
+# Runs a command of a worker, which dies when it would first take a request: one that was handed back, or a new one.
+DYING = """
+import os
+from toolbus.bus.broker.lease.recover import Upkeep
+from toolbus.bus.broker.take.intake import Intake
+from toolbus.operations.cli import main
+
+Intake.take = Upkeep.take_back = lambda *_: os._exit(7)
+main()
+"""
+
+
 def with_lifeline(command: click.Command) -> bool:
     """Return whether another process may start this command with a lifeline."""
     return any(option.name == "lifeline" for option in command.params)
@@ -93,6 +105,31 @@ def test_a_process_ends_in_order_when_its_parent_and_the_server_are_gone(shell: 
             process.wait()
     assert "process.overdue" not in log
     assert process.returncode == 0, log
+
+
+@pytest.mark.parametrize("words", some([["worker"]], [["worker"], ["mount"], ["platform", "host"]]), ids=" ".join)
+def test_a_parent_knows_a_worker_before_it_holds_calls(shell: Shell, words: list[str]) -> None:
+    """A child that dies before it serves has its calls released at once, by the id that its parent knows."""
+    (shell.folder / "mcp_server.py").write_text(MOUNTED)
+    words = STARTED[" ".join(words)][0]
+    at = words.index("--") if "--" in words else len(words)
+    with EmbeddedServer() as server, Lifeline() as line:
+        process = subprocess.Popen(
+            [sys.executable, "-c", DYING, *words[:at], *line.words, *words[at:]],
+            cwd=shell.folder, env={**shell.environment, "TOOLBUS_TOOLS_DIR": str(shell.folder), "TOOLBUS_URL": server.url},
+            pass_fds=(line.theirs,), start_new_session=True, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        try:
+            line.started()
+            log = process.communicate(timeout=_WITHIN)[1]
+        finally:
+            process.kill()
+            process.wait()
+        state = line.read()
+    assert process.returncode == 7, log
+    assert not state.serving
+    assert state.instance
+    assert bool(state.host) == ("host" in words)
 
 
 @pytest.mark.parametrize("stuck", ["await asyncio.Event().wait()", "time.sleep(600)"])

@@ -60,6 +60,10 @@ class Host:
         """Tell of a service whose workers live as ``available`` says."""
         return unfinished(error, "s", available=self.available)
 
+    def held_up(self, call: Call) -> str:
+        """Hold nothing up."""
+        return ""
+
     def forget(self, call: Call) -> None:
         """Record that a call has ended."""
         self.forgotten.append(call)

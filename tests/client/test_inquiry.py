@@ -132,3 +132,21 @@ async def test_an_answer_is_waited_for_a_second(monkeypatch: pytest.MonkeyPatch,
     assert not stage.call.done
     await eventually(lambda: stage.call.done)
     assert (await stage.error()).type == "outcome_unknown"
+
+
+@pytest.mark.parametrize("frames", [0, 1, 2000])
+async def test_a_call_whose_server_came_back_empty_says_so(stage: Stage, frames: int) -> None:
+    """It ends without an answer, or as its first frame is missing, or as too many wait for that."""
+    stage.bus.on_replies_lost()
+    later = run(1, *"x" * (frames + 2))[1 : frames + 1]
+    for frame in later:
+        frame.id = stage.call.id
+    stage.bus.on_frames(later)
+    if frames == 1:
+        missing = stage.call._assembled().missing
+        assert missing is not None
+        stage.call.look_for(missing)
+    stage.broker.answers[0]("unknown")
+    error = await stage.error()
+    assert error.type == "outcome_unknown"
+    assert error.message.count("the server came back without what it held") == 1

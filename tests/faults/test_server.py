@@ -145,21 +145,35 @@ async def test_a_server_that_refuses_writes_makes_processes_unready(fresh_server
 
 
 @pytest.mark.usefixtures("slow")
-async def test_a_worker_that_can_take_nothing_for_long_ends(fresh_server: FreshServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It ends with the reason, after three leases here, so that who watches it hears of it and starts it again."""
+@pytest.mark.parametrize("refusal", ["MISCONF", "NOREPLICAS"])
+async def test_a_worker_that_can_take_nothing_for_long_ends(
+    fresh_server: FreshServer, monkeypatch: pytest.MonkeyPatch, refusal: str
+) -> None:
+    """It ends with the reason while the server still refuses, after three leases here, so that who watches it hears of it at once."""
     monkeypatch.setattr("toolbus.bus.broker.transport.opening._SECONDS", 0.0)
     server = fresh_server(config={"save": "3600 1"})
-    settings = Settings.load({}, url=server.url, lease=1.0, grace=0.5)
+    # A read that waits begins anew within the lease, and is refused itself.
+    settings = Settings.load({}, url=server.url, lease=3.0, grace=0.5)
     with redis.Redis.from_url(server.url) as client:
         refusing = Refusing(server, client)
         worker = Worker([echo], settings=settings)
         running = asyncio.create_task(worker.run())
         await eventually(lambda: worker.healthy)
-        refusing.begin()
-        with pytest.raises(ToolbusError, match=r"no requests could be taken for 3 s: its lease has ended, since its beats fail: MISCONF "):
-            await asyncio.wait_for(running, 30.0)
+        if refusal == "MISCONF":
+            refusing.begin()
+        else:
+            client.config_set("min-replicas-to-write", 1)
+        try:
+            await eventually(running.done, timeout=60.0)
+        finally:
+            if refusal == "MISCONF":
+                refusing.end()
+            else:
+                client.config_set("min-replicas-to-write", 0)
+        with pytest.raises(ToolbusError, match=r"no requests could be taken for \d+ s: its lease has ended, since its beats fail") as ended:
+            await running
+        assert f"its beats fail: {refusal} " in str(ended.value)
         assert "it ends: " in worker.unready
-        refusing.end()
 
 
 @pytest.mark.usefixtures("slow")

@@ -377,3 +377,15 @@ async def test_a_request_is_kept_until_its_answer_is_old(server: str, namespace:
         assert not await store.is_cancelled("d")
         await store.cancel("e")
         assert not await store.keep("e", request)
+
+
+@pytest.mark.parametrize("last", ["x", "\xff", "list \xff", "list x", "0.0.0.0 1\xff", "0.0.0.0 {", "0.0.0.0 1e5"])
+async def test_an_id_of_no_event_is_refused(url: str, last: str) -> None:
+    """A client that comes back with an id that this server gave to no event is answered 400, and can still listen."""
+    async with Session.begun(url) as session:
+        headers = [*session.headers.items(), ("Last-Event-ID", last.encode("latin-1"))]
+        async with session.http.stream("GET", url, headers=headers) as answer:
+            assert answer.status_code == 400
+            assert b"Last-Event-ID" in await answer.aread()
+        async with session.stream(url) as events:
+            assert events.status == 200

@@ -46,7 +46,6 @@ ELSEWHERE = {
     ("runbooks", "Back up and restore"): {
         "*": "tests/recovery/test_backup.py runs its blocks on real servers, tests/cli/test_items.py the rest",
     },
-    ("runbooks", "Upgrade and roll back"): {"--grace": "an option of `toolbus worker`; tests/cli/test_workers.py"},
     ("operations", "Failover"): {
         "toolbus doctor": "tests/outages/test_outages.py has the fault, that fewer replicas follow than are waited for"
     },

@@ -201,6 +201,30 @@ async def test_a_worker_leaves_even_if_it_can_not_sign_off(hangs: bool, caplog: 
     assert lines(caplog) == [f"worker.unregister_failed error={said}"]
 
 
+@pytest.mark.parametrize("step", ["take", "recover", "retry", "hand_back", "unregister"])
+async def test_a_worker_that_failed_ends_whichever_step_the_server_holds(step: str) -> None:
+    """It ends in bounded time and says why, though a step that was begun is answered only when the fault is over."""
+    bench = Bench(hold, flaky)
+
+    async def hang(*_: object, **__: object) -> Any:
+        await asyncio.Event().wait()
+
+    setattr(bench.broker, step, hang)
+    bench.serve()
+    bench.slots.start(bench.delivery("flaky", deadline=3000.0))
+    await asyncio.sleep(0.5)
+    bench.slots.start(bench.delivery("flaky", deadline=3000.0))
+    await asyncio.sleep(0.6)
+    bench.slots.on_room_wanted()
+    await bench.settle()
+    before = bench.loop.time()
+    bench.slots.on_failed(ToolbusError("no requests could be taken"))
+    with pytest.raises(ToolbusError, match="no requests could be taken"):
+        await asyncio.wait_for(bench.drained(), 60.0)
+    assert bench.loop.time() - before < 20.0
+    assert bench.broker.closed == 1
+
+
 async def test_a_hand_back_waits_three_seconds_for_the_server(caplog: pytest.LogCaptureFixture) -> None:
     """Then the worker leaves, and the leases expire; of nothing, nothing is handed back."""
     bench = Bench(hold)

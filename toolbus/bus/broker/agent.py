@@ -264,7 +264,8 @@ class AgentBroker:
         except (TimeoutError, BrokerError) as error:
             # Both keys have a TTL, so nothing stays behind for long.
             telemetry.log.warning("agent.close_incomplete", error=str(error) or "the server did not answer")
-        await steps.links.leave()
+        finally:
+            await steps.links.leave()
 
     # -- sessions ---------------------------------------------------------------------------------
 
@@ -340,6 +341,16 @@ class AgentBroker:
         except TimeoutError:
             message = f"{self._connector.display}: too few of its Sentinels have said for {_CERTAINTY:g} s who is the master"
             raise BrokerUnavailable(message) from None
+
+    def held_up(self, *, once: bool) -> str:
+        """Return why calls wait to be published now; empty when they do not."""
+        steps = self.steps
+        if not steps.links.connected:
+            return f"this process can't speak to the server: {steps.links.trouble}"
+        refusal = steps.link.refusal or steps.requests.refusal
+        if refusal:
+            return f"the server refuses it: {refusal}; `toolbus doctor` says what to do"
+        return "" if steps.links.mastership.admits(once=once) else "too few of the server's Sentinels say who is the master"
 
     def statistics(self) -> dict[str, int]:
         """Return counts for operators and metrics."""

@@ -18,7 +18,7 @@ from toolbus.bus.broker.protocols import Fate, Sender, Verdict
 from toolbus.bus.broker.server import scripts
 from toolbus.bus.broker.server.keys import Keys, session_digest
 from toolbus.bus.broker.server.reading import identifier, integer, shown, skip, text
-from toolbus.bus.broker.transport.command import REFUSES_ALL, OnReply, Reply, ReplyError, WrongAnswerError
+from toolbus.bus.broker.transport.command import REFUSES_ALL, OnReply, Reply, ReplyError, UnwrittenError, WrongAnswerError
 from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.broker.transport.mastership import Mastership
 from toolbus.bus.values.envelope import (
@@ -112,20 +112,25 @@ class Publisher:
         self._unanswered: dict[int, None] = {}
         # True while calls wait because the server would forget the verdict of the first of these flushes, and carry it out again.
         self._full = False
-        # Those of them that the server may have carried out: an answer was lost, and then it refused every write.
-        self._doubted = set[int]()
+        # Those of them that the server may have carried out, each with the refusal: an answer was lost, and then it refused every write.
+        self._doubted: dict[int, str] = {}
         self.published = 0
+
+    @property
+    def refusal(self) -> str:
+        """The refusal for which flushes are written again; empty when there is none."""
+        return next(iter(self._doubted.values()), "")
 
     def publish(self, publish: Publish) -> None:
         """Publish at the end of this tick, or when there is a connection again."""
-        waiting = self._waiting
-        self._waiting_bytes += len(publish.document)
-        if (len(waiting) >= _MOST_WAITING or self._waiting_bytes > _MOST_WAITING_BYTES) and not self._writes(publish):
-            self._waiting_bytes -= len(publish.document)
-            message = f"{len(waiting)} calls already wait for the connection to the server to come back, or for its Sentinels"
+        size = len(publish.document)
+        full = len(self._waiting) >= _MOST_WAITING or self._waiting_bytes + size > _MOST_WAITING_BYTES
+        if full and not self._makes_room(size) and not self._writes(publish):
+            message = f"{len(self._waiting)} calls already wait for the connection to the server to come back, or for its Sentinels"
             self._loop.call_soon(publish.sender.settle, Verdict("failed", message=message))
             return
-        waiting.append(publish)
+        self._waiting.append(publish)
+        self._waiting_bytes += size
         if not self._flushing:
             self.flush_soon()
 
@@ -135,16 +140,23 @@ class Publisher:
             self._flushing = True
             self._loop.call_soon(self.flush)
 
+    def _makes_room(self, size: int) -> bool:
+        """Drop what was given up meanwhile; return whether so many bytes may wait now."""
+        waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
+        self._keep(waiting)
+        return len(self._waiting) < _MOST_WAITING and self._waiting_bytes + size <= _MOST_WAITING_BYTES
+
     def _writes(self, publish: Publish) -> bool:
         return self._link.connected and not self._full and self._mastership.admits(once=publish.once)
 
     def cancel(self, call: str, queue: str, entry: str, remaining_ms: int, on_fate: OnFate | None, why: str = "cancelled") -> None:
         """Remove a queued call, or tell the workers."""
         if not entry:
-            before = len(self._waiting)
-            self._waiting = [publish for publish in self._waiting if publish.call != call]
+            waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
+            others = [publish for publish in waiting if publish.call != call]
+            self._keep(others)
             if on_fate is not None:
-                on_fate("removed" if len(self._waiting) < before else "unknown")
+                on_fate("removed" if len(others) < len(waiting) else "unknown")
             return
 
         keys = (self._keys.queue(queue), self._keys.cancelled(queue))
@@ -156,8 +168,7 @@ class Publisher:
         self._flushing = False
         if not self._link.connected or not self._waiting:
             return
-        waiting, self._waiting = self._waiting, []
-        self._waiting_bytes = 0
+        waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
         self._link.gather()
         try:
             self._send_all(waiting)
@@ -256,7 +267,7 @@ class Publisher:
             return True
         if not _is_doubtful(error):
             return False
-        self._doubted.add(flush.number)
+        self._doubted[flush.number] = str(error)
         answered = partial(self._published, flush)
         _insist(partial(self._write_again, flush), answered, error, wanted=lambda: not all(each.sender.done for each in flush.batch))
         return True
@@ -264,7 +275,7 @@ class Publisher:
     def _published(self, flush: _Flush, reply: Reply) -> None:
         if isinstance(reply, ReplyError) and self._is_written_again(flush, reply):
             return
-        self._doubted.discard(flush.number)
+        self._doubted.pop(flush.number, None)
         del self._unanswered[flush.number]
         if self._full:
             self._full = False
@@ -360,11 +371,11 @@ def read_verdicts(reply: Reply, count: int) -> list[Verdict]:
 
 def failure(error: BrokerError) -> Verdict:
     """Return the verdict of a publication that the server answered with an error, or not at all."""
-    if isinstance(error, (BrokerUnavailable, WrongAnswerError)):
+    if isinstance(error, (BrokerUnavailable, WrongAnswerError)) and not isinstance(error, UnwrittenError):
         return Verdict("unknown", message=str(error))
     if isinstance(error, ReplyError) and error.repeated:
         return Verdict("unknown", message=f"an answer was lost with its connection, and then the server refused: {error}")
-    # An error reply means that the script stopped before it wrote: out of memory, read only, no permission.
+    # It was not written, or the script stopped before it wrote: out of memory, read only, no permission.
     return Verdict("failed", message=str(error))
 
 
@@ -405,6 +416,8 @@ class SharedCalls:
         self._wake = wake
         self.followed: dict[bytes, _Followed] = {}
         self._joined: dict[str, Callable[[str], None]] = {}
+        # Calls of which it is not known whether they were published, each with the refusal.
+        self._doubted: dict[str, str] = {}
         self._stream_of: dict[str, bytes] = {}
         # Attempts of the calls that a caller had joined before the one that it reads now.
         self._attempts: dict[str, int] = {}
@@ -428,6 +441,7 @@ class SharedCalls:
         server = self._link.server
 
         def done(reply: Reply) -> None:
+            self._doubted.pop(request.id, None)
             try:
                 verdict = failure(reply) if isinstance(reply, BrokerError) else self._verdict(request.id, reply, left, again)
             except (EnvelopeError, IndexError) as error:
@@ -451,11 +465,17 @@ class SharedCalls:
 
         def first(reply: Reply) -> None:
             if _is_doubtful(reply):
+                self._doubted[request.id] = str(reply)
                 _insist(write, done, reply, wanted=lambda: not sender.done)
             else:
                 done(reply)
 
         write(first)
+
+    @property
+    def refusal(self) -> str:
+        """The refusal for which calls are written again; empty when there is none."""
+        return next(iter(self._doubted.values()), "")
 
     def _verdict(self, call: str, reply: Reply, left: str, again: Callable[[str], None]) -> Verdict:
         """Return what became of a publication, and follow the call that it stands for; raises EnvelopeError."""
@@ -570,6 +590,11 @@ class Requests:
         self._shared = shared
         self._most = most
         self.encode: Callable[..., bytes] = encode_request
+
+    @property
+    def refusal(self) -> str:
+        """The refusal for which publications are written again; empty when there is none."""
+        return self._publisher.refusal or self._shared.refusal
 
     def publish(self, request: Request, queue: str, limit: int, deadline: float, sender: Sender) -> None:
         """Publish at the end of this tick, together with everything else published in it.

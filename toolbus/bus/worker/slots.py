@@ -115,6 +115,8 @@ class Slots:
         self._wake = asyncio.Event()
         self._waiting = Waiting()
         self._taking = Taking(self, self._waiting, self._wake)
+        # Runs out some seconds after the taking was stopped; None while nothing is taken.
+        self._taking_ends: asyncio.Timeout | None = None
         # Of the listener's methods these are the taking's own.
         self.free_slots, self.flexible, self.on_room_wanted = self._taking.free_slots, self._taking.flexible, self._taking.make_room
         self._lines = Lines(
@@ -175,7 +177,7 @@ class Slots:
     async def _run_until_stopped(self) -> None:
         try:
             try:
-                await keep_running("taking", self._taking.run, every=0)
+                await self._take()
             except ToolbusError as error:
                 self.on_failed(error)
             if self.failure is not None:
@@ -187,9 +189,24 @@ class Slots:
         if self.failure is not None:
             raise self.failure
 
+    async def _take(self) -> None:
+        """Take until ``stop``; a step that the server does not answer is cancelled some seconds after that.
+
+        Raises:
+            ToolbusError: it failed again and again.
+        """
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(None) as self._taking_ends:
+                    await keep_running("taking", self._taking.run, every=0)
+        finally:
+            self._taking_ends = None
+
     def stop(self) -> None:
         """Take nothing more."""
         self._taking.stop()
+        if self._taking_ends is not None and self._taking_ends.when() is None:
+            self._taking_ends.reschedule(self._loop.time() + _TAKING_ENDS_WITHIN)
 
     async def withdraw(self, service: str) -> None:
         """Let the calls of a service end within the grace period, and give those that wait, or run on, to other workers."""
@@ -528,8 +545,8 @@ class Slots:
         """Give a call the time of one that joined it, or remember that."""
         running, waiting, held = self._of(call)
         for run in running:
-            if run.delivery.deadline < deadline and not run.stuck:
-                run.extend(deadline)
+            if not run.stuck:
+                run.join(deadline)
         for delivery in waiting:
             delivery.deadline = max(delivery.deadline, deadline)
         for delivery in held:
@@ -772,6 +789,8 @@ async def _change(wake: asyncio.Event, seconds: float) -> None:
 
 # Seconds that a leaving worker waits for each of the server's answers.
 _ANSWERS_WITHIN = 3.0
+# Seconds for the last take, which waits as long until its read is aborted, and then looks at what it brought.
+_TAKING_ENDS_WITHIN = 2 * _ANSWERS_WITHIN
 
 
 async def sign_off(broker: WorkerBroker, *, died: bool = False) -> None:

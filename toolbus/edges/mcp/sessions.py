@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import re
 import secrets
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -73,6 +74,7 @@ _CURRENT = frozenset({"2025-06-18", "2025-11-25"})
 
 _SESSION = b"mcp-session-id"
 _LIST = "list "
+_LISTED = re.compile(rf"{_LIST}[0-9a-f]{{32}}").fullmatch
 _CHANGED = b'{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}'
 
 
@@ -402,7 +404,7 @@ class Sessions:
             raise RefusalError(406, "Not Acceptable: Client must accept text/event-stream")
         caller = await self._caller(principal, headers)
         last = headers.get(b"last-event-id", b"").decode("latin-1")
-        if not last or last.startswith(_LIST):
+        if not last or _LISTED(last):
             await self._listen(caller, last.removeprefix(_LIST), receive, send)
         elif last.startswith(END):
             # Its client has the whole stream. Clients take this status for a server that has nothing more to send.

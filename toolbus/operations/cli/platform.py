@@ -381,8 +381,12 @@ def host_command(
 
         host = Host(settings, labels=labels, name=name, allowed=allowed, folders=folders)
         end_with(process, settings)
+
+        def connected() -> None:
+            report_state(process.lifeline, ChildState(instance=host.worker.instance, host=host.id))
+
         async with announced(lambda: probed_worker(host.worker), process, quiet=process.lifeline is not None) as (serving, stopping):
-            await host.run(lambda: serving(instance=host.worker.instance, host=host.id), stopping)
+            await host.run(serving, stopping, on_connect=connected)
 
     with refusals(process):
         run_loop(serve)

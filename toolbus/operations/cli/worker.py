@@ -183,10 +183,8 @@ def end_with(process: ProcessOptions, settings: Settings) -> None:
 @contextlib.asynccontextmanager
 async def announced(
     make: Callable[[], Probed], process: ProcessOptions, *, notifier: Notifier | None = None, quiet: bool = False
-) -> AsyncIterator[tuple[Callable[..., None], Callable[[], None]]]:
+) -> AsyncIterator[tuple[Callable[[], None], Callable[[], None]]]:
     """Answer probes and the service manager; yield what is called when the process serves, and when it begins to end.
-
-    The first is called with what else the process at the lifeline is to know.
 
     Args:
         make: makes what answers probes, if a port was given.
@@ -212,10 +210,10 @@ async def announced(
                 telemetry.log.info("health.listening", host=process.health_host, port=port)
         await stack.enter_async_context(notifier.alive())
 
-        def serving(**state: Any) -> None:
+        def serving() -> None:
             if probed is not None:
                 probed.started = True
-            report_state(process.lifeline, ChildState(serving=True, probes=port, **state))
+            report_state(process.lifeline, ChildState(serving=True, probes=port))
             notifier.ready()
 
         yield serving, notifier.stopping
@@ -238,14 +236,17 @@ async def run_worker(
     """
     async with announced(lambda: probed_worker(worker), process, quiet=process.lifeline is not None) as (serving, stopping):
 
+        def connected() -> None:
+            report_state(process.lifeline, ChildState(instance=worker.instance))
+
         def opened() -> None:
-            serving(instance=worker.instance)
+            serving()
             on_open()
 
         try:
             async with asyncio.TaskGroup() as tasks:
                 kept = None if health_file is None else tasks.create_task(_keep(worker, health_file))
-                await worker.run(opened, stopping)
+                await worker.run(opened, stopping, on_connect=connected)
                 if kept is not None:
                     kept.cancel()
         except* ToolbusError as group:

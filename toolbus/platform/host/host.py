@@ -388,12 +388,19 @@ class Host:
         self._refused: dict[str, RecordedTool] = {}
         self._ending: dict[str, asyncio.Task[None]] = {}
 
-    async def run(self, on_open: Callable[[], object] | None = None, on_drain: Callable[[], object] = lambda: None) -> None:
+    async def run(
+        self,
+        on_open: Callable[[], object] | None = None,
+        on_drain: Callable[[], object] = lambda: None,
+        *,
+        on_connect: Callable[[], object] | None = None,
+    ) -> None:
         """Serve until SIGTERM or SIGINT, then let running calls end, stop the programs, and return.
 
         Args:
             on_open: called once when everything that is recorded was looked at.
             on_drain: called once when it begins to drain.
+            on_connect: called once when its worker has its ``instance``, before it can hold any call.
 
         Raises:
             BrokerError: the server can't be reached or can't serve.
@@ -406,11 +413,13 @@ class Host:
             self._served = ServedTools(worker, self._pool, self._lease.put, self._output.of)
             self._records, self._bus = LiveRecords(bus), bus
             try:
-                await self._serve(on_open, on_drain)
+                await self._serve(on_open, on_drain, on_connect)
             finally:
                 await self._stop()
 
-    async def _serve(self, on_open: Callable[[], object] | None, on_drain: Callable[[], object]) -> None:
+    async def _serve(
+        self, on_open: Callable[[], object] | None, on_drain: Callable[[], object], on_connect: Callable[[], object] | None
+    ) -> None:
         """Run the worker and what goes on beside it; the first one that ends, ends the others."""
         ready, draining = asyncio.Event(), asyncio.Event()
 
@@ -424,7 +433,7 @@ class Host:
             settled()
             on_drain()
 
-        serving = asyncio.create_task(self.worker.run(ready.set, drains), name="toolbus-host-worker")
+        serving = asyncio.create_task(self.worker.run(ready.set, drains, on_connect=on_connect), name="toolbus-host-worker")
         beside = [asyncio.create_task(self._after(ready, serving, on_open), name="toolbus-host")]
         beside += [
             asyncio.create_task(keep_running("host-lease", self._lease.run, every=self._settings.lease / 3), name="toolbus-host-lease"),

@@ -10,7 +10,7 @@ from toolbus.bus import telemetry
 from toolbus.bus.broker.server.reading import shown
 from toolbus.bus.broker.server.scripts import ANYTHING, Form, with_source
 from toolbus.bus.broker.transport.discovery import Node
-from toolbus.bus.values.results import BrokerError
+from toolbus.bus.values.results import BrokerError, BrokerUnavailable
 
 Reply = Any
 """A server's answer: bytes, int, float, None, bool, list, dict, or an error as a value."""
@@ -30,6 +30,10 @@ class ReplyError(BrokerError):
 
 class WrongAnswerError(ReplyError):
     """The server answered with something that is no answer to the command, so it is unknown whether it was carried out."""
+
+
+class UnwrittenError(BrokerUnavailable):
+    """The command was not written, so it was certainly not carried out."""
 
 
 class WrongTypeError(ReplyError):

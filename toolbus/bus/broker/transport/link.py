@@ -348,6 +348,7 @@ class Link(Wire):
             self._hold(Refused(command._replace(packed=packed)))
         elif code in ELSEWHERE:
             self._hold(Refused(command))
+            self._patience.refusal = str(error)
             self._leave(error)
         elif (code in SOON or (code == "ASK" and node_in(rest) is not None)) and self._patience.holds(self._connector.display, error):
             # The next node takes a key that has not arrived for one that is gone. Scripts look at several, so they wait.

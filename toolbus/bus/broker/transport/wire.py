@@ -19,7 +19,7 @@ from msgspec import ValidationError, convert
 from toolbus.bus import telemetry
 from toolbus.bus.broker.server.reading import shown
 from toolbus.bus.broker.server.scripts import ANYTHING, COMMANDS, PUSHED, Form, Script, fits
-from toolbus.bus.broker.transport.command import Command, OnReply, Reply, ReplyError, WrongAnswerError
+from toolbus.bus.broker.transport.command import Command, OnReply, Reply, ReplyError, UnwrittenError, WrongAnswerError
 from toolbus.bus.broker.transport.connection import Connector, ServerInfo
 from toolbus.bus.values.results import BrokerError, BrokerUnavailable, ConfigurationError
 
@@ -120,7 +120,7 @@ class Wire(asyncio.Protocol):
         if self._closing or self._unsent_bytes > self._limit:
             self._unsent_bytes -= len(packed)
             reason = "the connection was closed" if self._closing else "the connection does not take more and its buffer is full"
-            self._answer_lost([Command(packed, on_reply, False)], reason)
+            answer(Command(packed, on_reply, False), UnwrittenError(f"{self._connector.display}: {reason}"))
             return
         form = form or COMMANDS.get(args[0], ANYTHING)
         again = None if renew is None else lambda: pack(renew())

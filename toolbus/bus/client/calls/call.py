@@ -23,6 +23,10 @@ from toolbus.bus.values.results import ConfigurationError, ErrorInfo, ResultMeta
 
 # Bytes of unread events above which a reader lags.
 _LAGS = 65_536
+_LOST = (
+    "; the server came back without what it held, this call or its answer included (restarted without its data, or replaced): look"
+    " whether the call took effect before you make it again"
+)
 _CANCELLED = ErrorInfo("cancelled", message="cancelled by the caller")
 
 
@@ -60,6 +64,9 @@ class CallHost(Protocol):
 
     def unfinished(self, call: Call, error: ErrorInfo) -> ErrorInfo:
         """Return the error of a call whose time was up while a worker had it."""
+
+    def held_up(self, call: Call) -> str:
+        """Return why a call is not published yet, as the end of a message; empty when nothing is known to hold it up."""
 
     def forget(self, call: Call) -> None:
         """Drop a call that has ended."""
@@ -132,6 +139,8 @@ class Call(msgspec.Struct, eq=False):
     lasting: bool = False
     # The token of the session's state that answered.
     state: str = ""
+    # True when what the server held of it may be lost.
+    lost: bool = False
     # The permit of a model's call; a program's own call needs none.
     grant: Grant | None = None
 
@@ -253,6 +262,8 @@ class Call(msgspec.Struct, eq=False):
                 if not frame.end_of_stream and assembly.missing is not None:
                     # The call ended here because of a gap, but its worker still runs it.
                     self._host.withdraw(self, "outcome_unknown")
+                    self._give_up(event.result)
+                    return
                 self.state = assembly.state
                 self._complete(event.result)
                 return
@@ -286,7 +297,7 @@ class Call(msgspec.Struct, eq=False):
             return
         event = assembly.lose()
         self._host.withdraw(self, "outcome_unknown")
-        self._complete(event.result)
+        self._give_up(event.result)
 
     @property
     def ends(self) -> float:
@@ -338,12 +349,13 @@ class Call(msgspec.Struct, eq=False):
         """End the call from this side, and tell the worker."""
         if self._result is None:
             self._host.withdraw(self, error.type)
-            self._complete(self._assembled().fail(error))
+            self._give_up(self._assembled().fail(error))
 
     def expire(self) -> None:
         """End the call because its deadline has passed."""
         timeout = self.options.get("timeout") or (self.request.timeout if self.request is not None else 0)
-        error = deadline_exceeded(f"no result within {timeout:g} s")
+        why = "" if self.entry else self._host.held_up(self)
+        error = deadline_exceeded(f"no result within {timeout:g} s{why}")
         if self._result is None and self._assembly is not None:
             self.give_up(self._host.unfinished(self, error))
         elif self._result is None and self.entry:
@@ -378,6 +390,13 @@ class Call(msgspec.Struct, eq=False):
     def _complete(self, result: ToolResult) -> None:
         meta = ResultMeta(self.id, result.meta.attempts, result.meta.worker, self._elapsed_ms(), restarted=result.meta.restarted)
         self._end(ToolResult(result.success, result.output, result.data, result.error, result.content, meta))
+
+    def _give_up(self, result: ToolResult) -> None:
+        """End the call without an answer."""
+        error = result.error
+        if self.lost and error is not None and error.type != "cancelled":
+            result = msgspec.structs.replace(result, error=msgspec.structs.replace(error, message=f"{error.message}{_LOST}"))
+        self._complete(result)
 
     def _end(self, result: ToolResult) -> None:
         self._result = result

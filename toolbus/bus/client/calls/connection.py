@@ -15,7 +15,7 @@ from toolbus.bus import telemetry
 from toolbus.bus.broker.protocols import Fate
 from toolbus.bus.client.calls.assembly import GAP_SECONDS
 from toolbus.bus.client.calls.call import Call
-from toolbus.bus.client.calls.refusals import unfinished, untaken
+from toolbus.bus.client.calls.refusals import unfinished, unpublished, untaken
 from toolbus.bus.client.tools.catalogue import Catalogue
 from toolbus.bus.client.tools.tool import Tool
 from toolbus.bus.client.tools.view import ToolView
@@ -284,13 +284,15 @@ _MOMENT = 0.2
 def inquire(call: Call, error: ErrorInfo, connection: BusConnection) -> None:
     """End a call when it is known whether a worker took it, and after a moment in any case."""
     once, expired = call.request is not None and call.request.effect == "once", error.type == "deadline_exceeded"
+    published = bool(call.entry)
 
     def on_fate(fate: Fate) -> None:
         if fate in {"removed", "signalled"}:
             # The broker has cancelled it.
             call.entry = ""
         if fate == "removed":
-            call.complete_with(untaken(error, _service(call), available=_is_served(call, connection)) if expired else error)
+            late = untaken(error, _service(call), available=_is_served(call, connection)) if published else unpublished(error)
+            call.complete_with(late if expired else error)
         elif fate != "gone" or not connection.is_open:
             # When it is gone it was answered, and the answer may be on its way.
             end(unfinished_of(call, error, connection) if expired and fate == "signalled" else error)

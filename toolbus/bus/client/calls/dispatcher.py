@@ -71,8 +71,10 @@ class Dispatcher:
         connection.is_open = False
         connection.catalogue.close()
         connection.deadlines.close()
-        await self._used.leave(connection.broker)
-        await connection.broker.aclose()
+        try:
+            await self._used.leave(connection.broker)
+        finally:
+            await connection.broker.aclose()
 
     def opened(self) -> BusConnection:
         """Return the open connection.
@@ -211,6 +213,13 @@ class Dispatcher:
     def unfinished(self, call: Call, error: ErrorInfo) -> ErrorInfo:
         """Return the error of a call whose time was up while a worker had it."""
         return unfinished_of(call, error, self._connection)
+
+    def held_up(self, call: Call) -> str:
+        """Return why a call is not published yet, as the end of a message; empty when nothing is known to hold it up."""
+        if self._connection is None or call.request is None:
+            return ""
+        why = self._connection.broker.held_up(once=call.request.effect == "once")
+        return why and f"; it waits to be published: {why}"
 
     def forget(self, call: Call) -> None:
         """Drop a call that has ended."""
@@ -369,8 +378,10 @@ class Dispatcher:
                 call.feed(frame, now)
 
     def on_replies_lost(self) -> None:
-        """Log that the reply stream was made anew; calls that miss frames of it notice by their seq."""
+        """Take in that the reply stream was made anew; calls that miss frames of it notice by their seq."""
         telemetry.log.warning("replies.recreated", calls=len(self._calls))
+        for call in self._calls.values():
+            call.lost = call.lost or bool(call.entry)
 
     def on_failed(self, error: ToolbusError) -> None:
         """End what runs, and refuse new calls until the bus is closed and another one opened: nothing arrives any more."""

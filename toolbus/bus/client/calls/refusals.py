@@ -84,6 +84,11 @@ def untaken(error: ErrorInfo, service: str, *, available: bool) -> ErrorInfo:
     return msgspec.structs.replace(error, code=NOT_TAKEN, message=f"{error.message}: no worker took the call, so it did not run; {why}")
 
 
+def unpublished(error: ErrorInfo) -> ErrorInfo:
+    """Return the error of a call whose time was up before it was published."""
+    return msgspec.structs.replace(error, code=NOT_TAKEN, message=f"{error.message}: it did not run")
+
+
 def unfinished(error: ErrorInfo, service: str, timeout: float = 0.0, queued_ms: float = 0.0, *, available: bool) -> ErrorInfo:
     """Return the error of a call whose time was up while a worker had it.
 
