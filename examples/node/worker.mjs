@@ -60,7 +60,7 @@ async function answer(entry, request, deadline) {
   running.set(request.id, held)
   const timer = setTimeout(() => controller.abort('deadline_exceeded'), Math.min(deadline - Date.now(), 86_400_000))
   try {
-    const tool = tools[request.tool]
+    const tool = request.service === service && tools[request.tool]
     if ((request.v ?? 1) !== 1) error = { type: 'invalid_arguments', message: `this worker speaks version 1, not ${request.v}` }
     else if (!tool) error = { type: 'not_found', message: `there is no tool ${request.tool}` }
     else if (over.has(request.id)) error = { type: over.get(request.id), message: 'cancelled before it began' }

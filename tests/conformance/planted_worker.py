@@ -243,11 +243,12 @@ class PlantedWorker(Sessions):
         request = call.request
         if has("strict-fields") and set(request) - KNOWN_FIELDS:
             raise failed("invalid_arguments", "unknown fields")
-        if name not in SCHEMAS and not has("runs-unknown"):
+        is_known = name in SCHEMAS and (request["service"] == SERVICE or has("any-service"))
+        if not is_known and not has("runs-unknown"):
             await self.refuse_unknown(call)
         if name == "private" and request.get("user") != "kit" and not has("any-tenant"):
             raise failed("forbidden", "not for this user")
-        if call.id in self.over:
+        if call.id in self.over and not (call.attempt > 1 and has("reruns-cancelled")):
             error = self.over[call.id]
             raise Stop({**error, "code": "not_begun"} if name == "once" and not has("begun-or-not") else error)
         waited = time.time() - number_of(call.entry)[0] / 1000
@@ -674,12 +675,14 @@ class PlantedWorker(Sessions):
     # -- messages ---------------------------------------------------------------------------------
 
     async def hear(self) -> None:
+        if has("catches-up-early"):
+            await self.read_cancelled()
         subscription = connected().pubsub()
         await subscription.subscribe(WAKE)
         async for message in subscription.listen():
             if message["type"] == "subscribe":
                 # Also when it has connected again.
-                if not (self.hearing.is_set() and has("forgets-when-cut")):
+                if not (has("catches-up-early") or (self.hearing.is_set() and has("forgets-when-cut"))):
                     await self.read_cancelled()
                 if not (has("pause-unread") or has("no-pause") or has("pause-by-message-only")):
                     await self.pause(bool(await self.writing.sismember(PAUSED, SERVICE)))
@@ -695,6 +698,8 @@ class PlantedWorker(Sessions):
             # A call that was refused for it already is sending its end.
             news = {call.decode() for call in await self.writing.zrange(CANCELLED, 0, -1)} - self.over.keys()
             self.over |= dict.fromkeys(news, CANCELLED_ERROR)
+            if has("removes-cancelled"):
+                await self.writing.delete(CANCELLED)
             for call in list(self.calls.values()):
                 if call.id in news:
                     call.stop(CANCELLED_ERROR)

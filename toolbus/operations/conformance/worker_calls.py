@@ -13,7 +13,8 @@ from toolbus.bus.broker.registry.publications import read_record
 from toolbus.bus.broker.server.keys import session_digest
 from toolbus.bus.values.descriptors import Publication
 from toolbus.operations.conformance.checks import Broken, NotChecked, until
-from toolbus.operations.conformance.scene import LEASE, MOST, SERVICE
+from toolbus.operations.conformance.proxy import Proxy
+from toolbus.operations.conformance.scene import LEASE, MOST, SERVICE, STARTS
 from toolbus.operations.conformance.worker_scene import Sent, WorkerScene
 
 MOST_PIECE = 65_536
@@ -237,6 +238,20 @@ async def new_session(scene: WorkerScene) -> tuple[str, dict[str, Any]]:
         raise NotChecked("its service has no sticky-sessions")
     session = {"user": "kit", "session": secrets.token_hex(8)}
     return scene.keys.session(SERVICE, session_digest(*session.values())), session
+
+
+async def start_unsubscribed(scene: WorkerScene, proxy: Proxy) -> None:
+    """Start the worker anew, and return when it subscribes to the messages for its service, which it can't before ``proxy.let_go``."""
+    await scene.kill_worker()
+    wake = scene.keys.wake(SERVICE).encode()
+    proxy.hold(lambda words: words[0].upper() == b"SUBSCRIBE" and wake in words)
+    scene.worker = await scene.program.start(TOOLBUS_URL=scene.url_of(proxy))
+
+    async def subscribes() -> bool:
+        scene.program.check_alive()
+        return bool(proxy.held)
+
+    await until(subscribes, STARTS, f"it does not subscribe to {wake.decode()}")
 
 
 async def only_instance(scene: WorkerScene) -> str:

@@ -30,6 +30,7 @@ from toolbus.operations.conformance.worker_calls import (
     need_slots,
     only_instance,
     publication_of,
+    start_unsubscribed,
     text_of,
     tools_of,
     wait_for_text,
@@ -146,7 +147,11 @@ async def answers_many(scene: WorkerScene) -> None:
 
 @WORKER.check("W6", 0)
 async def refuses_unknown_tools(scene: WorkerScene) -> None:
-    """A request for a tool that it does not have ends as not_found, in the only frame of its run, and leaves nothing behind."""
+    """A request for a tool or service that it does not have ends as not_found, in the only frame of its run, and leaves nothing behind."""
+    other = {"tool": f"{SERVICE}-echo", "service": "kit-nobodys"}
+    _, document, due = scene.unsent("echo", {"text": "of another service"})
+    request = {**json.loads(document), **other}
+    ended_as(await scene.ended(Sent(request["id"], await scene.add(json.dumps(request).encode(), due))), "not_found")
     for each in await asyncio.gather(*(scene.publish("nothing-like-this", {}, events=True) for _ in range(_MORE_THAN_SLOTS))):
         frames = await scene.ended(each)
         ended_as(frames, "not_found")
@@ -460,18 +465,28 @@ async def catches_up_on_cancellations(scene: WorkerScene) -> None:
     """It reads `cancelled:` after it has subscribed and before it takes: what was cancelled before is refused, with its `queued_ms`."""
     if scene.worker is not None:
         await scene.program.kill(scene.worker)
-    call = secrets.token_hex(16)
-    await scene.probe.run("ZADD", scene.keys.cancelled(SERVICE), await scene.now() + 30_000, call)
-    sent = await scene.publish("echo", {"text": "cancelled before"}, id=call)
+    sent = await scene.publish("echo", {"text": "cancelled before"})
     await asyncio.sleep(0.5)
     least = await scene.now() - int(sent.entry.partition("-")[0])
-    scene.worker = await scene.program.start()
-    frames = await scene.ended(sent, STARTS)
+    proxy = Proxy(scene.port)
+    await proxy.start()
+    try:
+        await start_unsubscribed(scene, proxy)
+        await scene.probe.run("ZADD", scene.keys.cancelled(SERVICE), await scene.now() + 60_000, sent.id)
+        proxy.let_go()
+        frames = await scene.ended(sent, STARTS)
+        most = await scene.now() - int(sent.entry.partition("-")[0])
+        kept = await scene.probe.run("ZSCORE", scene.keys.cancelled(SERVICE), sent.id)
+    finally:
+        await proxy.close()
+        await scene.kill_worker()
     ended_as(frames, "cancelled")
-    said, most = frames[0].get("queued_ms", 0), await scene.now() - int(sent.entry.partition("-")[0])
+    said = frames[0].get("queued_ms", 0)
     # It estimates the server's time.
     if not least - _CLOCKS <= said <= most + _CLOCKS:
         raise Broken(f"the request waited for between {least} and {most} ms, and `queued_ms` of its first frame is {said}")
+    if kept is None:
+        raise Broken("it removed the id of a cancelled call from `cancelled:`, where other workers look for it")
 
 
 @WORKER.check("W27", 1)

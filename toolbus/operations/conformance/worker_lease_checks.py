@@ -28,6 +28,7 @@ from toolbus.operations.conformance.worker_calls import (
     need_slots,
     only_instance,
     runs_as,
+    start_unsubscribed,
     taken_over,
     takes_at_a_message,
     text_of,
@@ -144,7 +145,7 @@ async def leaves_what_was_delivered(scene: WorkerScene) -> None:
 
 @LEASES.check("W35", 2)
 async def takes_over(scene: WorkerScene) -> None:
-    """It takes over what a dead worker held, as the next attempt, and at once when it is told `dead`."""
+    """It takes over what a dead worker held, as the next attempt, at once when it is told `dead`, and runs none that was cancelled."""
     dead = await scene.play_worker(lives=False)
     sent = await unseen(scene, "echo", {"text": "taken over"}, dead, 1)
     frames = await taken_over(scene, sent)
@@ -153,6 +154,10 @@ async def takes_over(scene: WorkerScene) -> None:
     if attempts != {2} or text_of(frames) != "taken over":
         raise Broken(f"the attempt after one delivery is 2, not {attempts}; the text was {text_of(frames)[:40]!r}")
     await takes_at_a_message(scene, "dead")
+    call = secrets.token_hex(16)
+    await scene.tell(f"cancel {call}")
+    cancelled = await unseen(scene, "echo", {"text": "cancelled"}, await scene.play_worker(lives=False), 1, id=call)
+    ended_as(await taken_over(scene, cancelled), "cancelled")
 
 
 @LEASES.check("W36", 2)
@@ -420,16 +425,7 @@ async def _is_paused_before_it_listens(scene: WorkerScene) -> None:
     proxy = Proxy(scene.port)
     await proxy.start()
     try:
-        await scene.kill_worker()
-        wake = scene.keys.wake(SERVICE).encode()
-        proxy.hold(lambda words: words[0].upper() == b"SUBSCRIBE" and wake in words)
-        scene.worker = await scene.program.start(TOOLBUS_URL=scene.url_of(proxy))
-
-        async def subscribes() -> bool:
-            scene.program.check_alive()
-            return bool(proxy.held)
-
-        await until(subscribes, STARTS, f"it does not subscribe to {wake.decode()}")
+        await start_unsubscribed(scene, proxy)
         await scene.probe.script(scripts.PAUSE, (scene.keys.paused,), SERVICE, 60_000)
         await scene.tell(f"pause {SERVICE}")
         proxy.let_go()
