@@ -237,7 +237,9 @@ class Wire(asyncio.Protocol):
                 self._take_push(reply)
                 continue
             if not unanswered:
-                self._give_up("an answer to nothing")
+                # Those that were closed got theirs.
+                if not self._closing:
+                    self._give_up("an answer to nothing")
                 return
             command = unanswered.popleft()
             answered = True
