@@ -237,9 +237,7 @@ class Wire(asyncio.Protocol):
                 self._take_push(reply)
                 continue
             if not unanswered:
-                # Those that were closed got theirs.
-                if not self._closing:
-                    self._give_up("an answer to nothing")
+                self._give_up("an answer to nothing")
                 return
             command = unanswered.popleft()
             answered = True
@@ -308,6 +306,9 @@ class Wire(asyncio.Protocol):
 
     def _give_up(self, problem: str) -> None:
         """End a connection whose next reply belongs to nobody."""
+        if self._closing:
+            # What was in flight has been answered already.
+            return
         telemetry.log.error("link.protocol_error", server=self._connector.display, error=problem)
         self.abort()
 
