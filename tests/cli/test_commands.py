@@ -377,6 +377,10 @@ def test_doctor_advises_what_a_server_with_replicas_lacks(shell: Shell, fresh_se
         return next(each for each in json.loads(done.stdout) if each["check"] == "replicas")
 
     assert finding() == {"check": "replicas", "state": "ok", "found": "none connected"}
+    with redis.Redis.from_url(primary.url) as asked:
+        asked.config_set("min-replicas-to-write", 1)
+        assert finding()["state"] == "fail"
+        asked.config_set("min-replicas-to-write", 0)
     with redis.Redis.from_url(replica.url) as client, redis.Redis.from_url(primary.url) as asked:
         client.replicaof("127.0.0.1", primary.port)
         until(lambda: client.info("replication")["master_link_status"] == "up")
@@ -401,6 +405,29 @@ def test_call_waits_for_a_server_as_long_as_for_the_call(shell: Shell, fresh_ser
         assert "did not answer within 1 s, but refused what it was asked: NOREPLICAS" in done.stderr
         # Of which a busy machine needs most for a process that starts.
         assert time.monotonic() - began < 8
+
+
+def test_an_exporter_whose_port_is_in_use_says_what_to_do(shell: Shell) -> None:
+    """It is one line, which names the place."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = shell.run("operate", "exporter", "--port", str(port))
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"toolbus: can't listen at 127.0.0.1:{port}: "), done.stderr
+    assert done.stderr.endswith("; choose another place with --host and --port\n")
+    assert done.stderr.count("\n") == 1
+
+
+def test_what_is_seen_while_writes_are_refused_is_no_all_clear(shell: Shell, fresh_server: Callable[..., EmbeddedServer]) -> None:
+    """With every lease ended nobody answers, which is not that nothing runs; lists of what serves say once why it may be gone."""
+    shell.environment["TOOLBUS_URL"] = fresh_server(config={"min-replicas-to-write": "1"}).url
+    why = "the server takes nothing new (NOREPLICAS Not enough good replicas to write.); `toolbus doctor` says what to do"
+    for asked in (["see", "stats"], ["see", "stats", "--instance"], ["see", "calls", "--running"]):
+        done = shell.run(*asked)
+        assert (done.returncode, done.stdout, done.stderr) == (1, "", f"toolbus: workers can't answer: {why}\n"), asked
+    for listed in (["see", "services"], ["tools"]):
+        done = shell.run(*listed)
+        assert (done.returncode, done.stderr.count(why)) == (0, 1), listed
 
 
 @pytest.mark.usefixtures("slow")

@@ -356,7 +356,7 @@ async def test_a_place_that_fails_again_and_again_is_told_of_once(
 
     def told(event: str) -> list[str]:
         found = [getattr(record, FIELDS, {}) for record in caplog.records]
-        return [fields["error"] for fields in found if fields.get("event") == event]
+        return [fields.get("was") or fields["error"] for fields in found if fields.get("event") == event]
 
     caplog.set_level("INFO", "toolbus")
     probed, reason = ProbedHistory(keeper), f"{place} can't be written: No space left on device"
@@ -378,6 +378,19 @@ async def test_a_place_that_fails_again_and_again_is_told_of_once(
             assert await probed.unready() == ""
             assert "toolbus_up 1" in plain_metrics(await probed.metrics()).splitlines()
         keeper.stop()
+
+
+def test_an_empty_list_says_which_calls_it_never_has(shell: Shell) -> None:
+    """A call that no worker took looks lost otherwise: no worker could tell of it."""
+    (shell.folder / "calls.jsonl").touch()
+    for words in (
+        (),
+        ("--failed",),
+        ("--since", "1d", "--history", "calls.jsonl"),
+        ("--failed", "--since", "1d", "--history", "calls.jsonl"),
+    ):
+        done = shell.run("see", "calls", *words)
+        assert "calls that no worker took are never among them" in done.stdout + done.stderr, words
 
 
 def test_a_server_that_is_not_there_ends_the_start(shell: Shell) -> None:

@@ -13,7 +13,9 @@ from click.testing import CliRunner
 
 from tests.cli.shell import Shell
 from tests.servers import eventually_sync
+from toolbus.__main__ import run
 from toolbus.bus.values.settings import Settings, misspelt
+from toolbus.operations import cli
 from toolbus.operations.cli import main
 
 TOOL = """
@@ -90,6 +92,18 @@ def test_no_option_takes_what_is_no_finite_number(number: str) -> None:
             if isinstance(found, float):
                 taken.append((*words, param.name))
     assert taken == []
+
+
+@pytest.mark.parametrize(
+    "name", [each for each in Settings.__struct_fields__ if each in WRONG or isinstance(getattr(Settings(), each), (int, float))]
+)
+def test_a_wrong_variable_ends_as_a_wrong_option(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A setting that is wrong in the environment is told in one line, with the exit code of wrong usage."""
+    variable = f"TOOLBUS_{name.upper()}"
+    monkeypatch.setenv(variable, WRONG.get(name, "nonsense"))
+    done = CliRunner().invoke(main, ["tools"])
+    assert (done.exit_code, done.output.count("\n")) == (2, 1)
+    assert done.output.startswith(f"toolbus: {variable} is wrong: ")
 
 
 def test_a_command_uses_the_server_that_is_named_after_it(shell: Shell, server: str) -> None:
@@ -268,3 +282,76 @@ def test_a_file_without_an_end_is_not_read_to_its_end(shell: Shell) -> None:
         assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
         assert "over the limit of 4,194,304 bytes" in done.stderr
     assert shell.json("operate", "items", "list") == []
+
+
+LOADING = """
+import sys, time
+from importlib.abc import MetaPathFinder
+from toolbus.operations.cli import calls, main
+
+class Loading(MetaPathFinder):
+    def find_spec(self, name, *_):
+        found.append(time.monotonic())
+
+found = []
+sys.meta_path.insert(0, Loading())
+left = calls._left
+
+def watched(timeout, began):
+    print(len(found), sum(each > began for each in found))
+    return left(timeout, began)
+
+calls._left = watched
+main(["call", "nothing"])
+"""
+
+
+def test_the_time_of_a_call_begins_when_all_is_loaded(shell: Shell) -> None:
+    """Modules that are loaded for the first time, which may take seconds, take nothing of ``--timeout``; connecting does."""
+    done = subprocess.run([sys.executable, "-c", LOADING], env=shell.environment, capture_output=True, text=True, timeout=60, check=False)
+    loaded, late = map(int, done.stdout.split())
+    assert loaded > 100
+    assert late < 10, "connecting itself may load a codec"
+    assert "not_found" in done.stderr
+
+
+class Interrupted:
+    """Is interrupted in one of the ways in which Python hides it."""
+
+    def __init__(self, way: str) -> None:
+        self.way = way
+
+    def __call__(self, **_: object) -> None:
+        """Be interrupted while a class is made, while an import fails, or in a callback whose errors are dropped."""
+        if self.way == "class":
+            type("Made", (), {"field": self})
+        elif self.way == "import":
+            try:
+                raise KeyboardInterrupt
+            except KeyboardInterrupt:
+                raise ImportError("half of it") from None
+        else:
+            self.__class__(self.way).__class__ = Dropped
+            while True:
+                pass
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        raise KeyboardInterrupt
+
+
+class Dropped(Interrupted):
+    """Is interrupted when it goes."""
+
+    def __del__(self) -> None:
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("way", ["class", "import", "callback"])
+def test_ctrl_c_counts_where_python_hides_it(way: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    """Ctrl-C ends a command with 130 and without a word also while a class is made, in an import that fails, and in a callback."""
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+    monkeypatch.setattr(cli, "main", Interrupted(way))
+    with pytest.raises(SystemExit) as ended:
+        run()
+    assert ended.value.code == 130
+    assert capfd.readouterr() == ("", "")

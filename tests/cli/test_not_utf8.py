@@ -66,7 +66,7 @@ def test_a_command_says_so_in_one_line(shell: Shell) -> None:
     assert done.stderr.splitlines()[-1] == "Error: Invalid value for '[KEY]': its text is not UTF-8"
     shell.environment["TOOLBUS_URL"] = f"redis://ann:secret{BAD}@127.0.0.1:1"
     done = shell.run("tools")
-    assert (done.returncode, done.stderr) == (1, "toolbus: TOOLBUS_URL is wrong: its text is not UTF-8\n")
+    assert (done.returncode, done.stderr) == (2, "toolbus: TOOLBUS_URL is wrong: its text is not UTF-8\n")
 
 
 @pytest.mark.parametrize("name", ["url", "owner"])

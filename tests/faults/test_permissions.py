@@ -10,7 +10,9 @@ import redis
 
 from tests.servers import eventually
 from toolbus import Settings, ToolBus, ToolbusError, Worker, tool
+from toolbus.bus.broker.admin import Admin
 from toolbus.bus.telemetry.output import FIELDS
+from toolbus.bus.watch.faults import faults_of, look
 
 pytestmark = pytest.mark.anyio
 
@@ -50,8 +52,8 @@ async def test_a_right_that_is_taken_away_is_named(server: str, namespace: str, 
 
 @pytest.mark.usefixtures("slow")
 async def test_a_worker_that_may_take_nothing_leaves(server: str, namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its lease would keep its service listed though no call is answered; it ends with the server's reason, and callers are told."""
-    monkeypatch.setattr("toolbus.bus.broker.transport.opening._SECONDS", 1.0)
+    """It is named while it is there, and then ends with the server's reason: its lease would keep its service listed, and callers wait."""
+    monkeypatch.setattr("toolbus.bus.broker.transport.opening._SECONDS", 5.0)
     user = f"u-{namespace}"
     with redis.Redis.from_url(server) as client:
         client.execute_command("ACL", "SETUSER", user, "on", ">secret", "~*", "&*", "+@all")
@@ -63,6 +65,15 @@ async def test_a_worker_that_may_take_nothing_leaves(server: str, namespace: str
             try:
                 await bus.wait_for_tool("guarded_echo", timeout=20.0)
                 client.execute_command("ACL", "SETUSER", user, "-xreadgroup")
+
+                async def named() -> bool:
+                    async with Admin(settings) as admin:
+                        found = faults_of(await look(admin, settings, ask=True, roles=None))
+                    return any(
+                        each.check == "worker" and "can take no requests: " in each.found and "NOPERM" in each.found for each in found
+                    )
+
+                await eventually(named, timeout=20.0)
                 with pytest.raises(ToolbusError, match=r"no requests could be taken for \d+ s: NOPERM"):
                     async with asyncio.timeout(30.0):
                         await running

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import trustme
 from tests.test_docs import anchors
 from toolbus import Settings
 from toolbus.bus.broker.admin import ServerHealth, ServiceOverview, ServiceState
-from toolbus.bus.broker.statistics.answers import BOUNDS, InstanceAnswer, ToolStatistics
+from toolbus.bus.broker.statistics.answers import BOUNDS, InstanceAnswer, ServedService, ToolStatistics
 from toolbus.bus.broker.statistics.asking import Statistics
 from toolbus.bus.broker.transport.connection import ServerInfo
 from toolbus.bus.values.descriptors import Publication, ServiceDescriptor, ToolDescriptor
@@ -32,6 +33,19 @@ def test_every_runbook_of_a_check_exists() -> None:
         *(check.runbook for check in CHECKS),
     }
     assert found <= anchors(RUNBOOKS)
+
+
+def test_the_table_of_alerts_names_the_alert_of_each_check() -> None:
+    """A person finds the runbook of an alert by its name, and by its check where one alert stands for several."""
+    rows = [line.split(" | ") for line in RUNBOOKS.read_text().splitlines() if line.startswith("| [")]
+    alerts = {row[0].partition("](#")[2].rstrip(")"): row[1] for row in rows}
+    rules = Path(__file__).parents[2].joinpath("deploy/monitoring/alerts.yaml").read_text()
+    for state, alert in (("fail", "ToolbusFault"), ("warn", "ToolbusWarning")):
+        [others] = re.findall(rf'state="{state}",check!~"([^"]*)"', rules)
+        for check in CHECKS:
+            # What workers must be asked for is no metric.
+            if check.state == state and not check.asks and check.name not in others.split("|"):
+                assert f"`{alert}:{check.name}`" in alerts[check.runbook]
 
 
 @pytest.mark.parametrize("paused", [False, True])
@@ -60,7 +74,10 @@ def seen_with(refusal: str = "", *, tools: tuple[ToolStatistics, ...] = (), time
             *([] if live else [ServiceOverview(Publication(ServiceDescriptor("other")), False, 0, 3, 0, 0, False, "down", 1.0)]),
         ],
         lapsed=[] if live else ["pool/dead-1-a"],
-        statistics=Statistics({"w": InstanceAnswer("w", tools=tools)} if live else {}, {} if live else {"mute-1-b": ("pool",)}),
+        statistics=Statistics(
+            {"w": InstanceAnswer("w", tools=tools)} if live else {},
+            {} if live else {"mute-1-0b0b0b": ("pool",), "other-implementation": ("pool",)},
+        ),
     )
 
 
@@ -83,6 +100,17 @@ def test_what_follows_from_a_server_without_writes_is_not_told(refusal: str, che
     known = "writes" not in checks
     assert ("toolbus_service_down{" in shown, "toolbus_workers{" in shown) == (known, known)
     assert "toolbus_queue_length{" in shown
+
+
+def test_a_worker_that_may_not_take_requests_says_so() -> None:
+    """It looks alive by its lease, and its calls wait; what its user lacks is named."""
+    trouble = "the server refuses to give it requests: NOPERM no permissions to run 'xreadgroup'"
+    seen = seen_with(tools=(ToolStatistics("pool", "work"),))
+    assert faults_of(seen) == []
+    seen.statistics = Statistics({"w": InstanceAnswer("w", services=(ServedService("pool"),), trouble=trouble)}, {})
+    [fault] = faults_of(seen)
+    assert (fault.check, fault.state) == ("worker", "fail")
+    assert fault.found == f"the worker w of pool can take no requests: {trouble}; give its user the rights of `toolbus secure acl worker`"
 
 
 def test_who_lost_its_last_worker_is_told_what_a_stopped_process_needs() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -78,7 +79,10 @@ async def test_a_snapshot_has_everything(place: Place) -> None:
         for _ in range(5):
             await bus.call("work")
         await bus.call("fail")
-        found = await sampled(watch, lambda each: each.services[0].calls == 6 and each.confirmations and each.instances[0].running == 1)
+        found = await sampled(
+            watch,
+            lambda each: each.services[0].calls == 6 and each.services[0].running == each.instances[0].running == 1 and each.confirmations,
+        )
         held.cancel()
         asking.cancel()
         await asyncio.gather(held, asking, return_exceptions=True)
@@ -147,3 +151,21 @@ async def test_a_cancelled_sample_leaves_the_watch_of_use(place: Place) -> None:
                     async with asyncio.timeout(0.1):
                         await watch.sample()
             assert (await watch.sample()).silent == ("gone-1-abc",)
+
+
+async def test_a_server_that_refuses_writes_is_seen_at_once(fresh_server: Callable[..., EmbeddedServer]) -> None:
+    """No step of a snapshot writes what the server would hold until the fault is over."""
+    server = fresh_server()
+    place = Place(server.url, "refusing")
+    async with place.worker(work, lease=60.0):
+        with redis.Redis.from_url(server.url) as client:
+            client.config_set("min-replicas-to-write", 1)
+        began = asyncio.get_running_loop().time()
+        async with Watch(place.settings, patience=0.1) as watch:
+            found = await watch.sample()
+        # A link is given up after ten seconds.
+        assert asyncio.get_running_loop().time() - began < 8
+        with redis.Redis.from_url(server.url) as client:
+            client.config_set("min-replicas-to-write", 0)
+    assert any("NOREPLICAS" in fault for fault in found.faults)
+    assert [each.id for each in found.services] == ["watched"]

@@ -348,27 +348,27 @@ def test_a_search_shows_lines_in_order_and_once(lines, context, bound):
 
 
 HOSTILE = [
-    "." * 400_000,
-    ". " * 200_000,
-    "[" * 400_000,
-    "[x](" * 100_000,
-    "`" * 400_000,
-    "# " * 200_000,
-    "\n" * 400_000,
-    "a'" * 200_000,
-    "_" * 400_000,
+    "." * 100_000,
+    ". " * 50_000,
+    "[" * 100_000,
+    "[x](" * 25_000,
+    "`" * 100_000,
+    "# " * 50_000,
+    "\n" * 100_000,
+    "a'" * 50_000,
+    "_" * 100_000,
 ]
 HOSTILE += [
-    " " * 400_000 + "x",
-    "#" + " " * 400_000 + "x",
-    "-" * 400_000 + "x",
-    "> " * 200_000,
-    '."' * 200_000,
-    "x" * 400_000,
-    "a-" * 200_000,
-    "```\n" * 100_000,
+    " " * 100_000 + "x",
+    "#" + " " * 100_000 + "x",
+    "-" * 100_000 + "x",
+    "> " * 50_000,
+    '."' * 50_000,
+    "x" * 100_000,
+    "a-" * 50_000,
+    "```\n" * 25_000,
 ]
-HOSTILE += ["# a" + " #" * 200_000 + "x", "```" + "`a" * 200_000, "1. " * 130_000, "a.b." * 100_000]
+HOSTILE += ["# a" + " #" * 50_000 + "x", "```" + "`a" * 50_000, "1. " * 32_000, "a.b." * 25_000]
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=lambda text: repr(text[:6]))
@@ -379,7 +379,7 @@ def test_no_text_makes_a_tool_slow(text):
     for call in (text_outline(text), text_stats(text), text_summary(text), text_search(text, "needle")):
         run(call)
     list(parts(text, 16))
-    assert time.process_time() - started < 8
+    assert time.process_time() - started < 3
 
 
 def test_short_paragraphs_share_a_part_and_long_ones_are_cut():

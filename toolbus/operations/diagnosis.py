@@ -197,6 +197,10 @@ async def _nobody(settings: Settings) -> list[Finding]:
 
 
 def _replicas(health: ServerHealth) -> Finding:
+    if not health.replicas and health.needs_replicas:
+        return Finding(
+            "replicas", "fail", "none connected, and writes need some of them; start them again, or lower `min-replicas-to-write`"
+        )
     if not health.replicas:
         return Finding("replicas", "ok", "none connected")
     if not health.needs_replicas:

@@ -6,7 +6,9 @@ import asyncio
 
 from toolbus.bus import telemetry
 from toolbus.bus.values.settings import Settings
+from toolbus.bus.values.urls import redact
 from toolbus.bus.watch.exporter import NamespaceMetrics, exposition
+from toolbus.bus.watch.faults import Seen
 from toolbus.bus.worker.process.health import Probed, probes
 from toolbus.bus.worker.process.lifeline import ended_by
 
@@ -17,12 +19,15 @@ class ProbedNamespace(Probed):
     def __init__(self, settings: Settings) -> None:
         self._namespace = settings.namespace
         self._metrics = NamespaceMetrics(settings)
+        self._server = redact(settings.url)
+        # The event that was logged last of an outage that lasts.
+        self._outage = ""
 
     async def unready(self) -> str:
         """Return why the namespace can't be watched; empty when it can."""
         if not self.started:
             return "the exporter does not serve yet"
-        await self._metrics.seen()
+        await self._seen()
         return self._metrics.trouble
 
     async def report(self) -> dict[str, bool | str]:
@@ -32,8 +37,23 @@ class ProbedNamespace(Probed):
 
     async def metrics(self) -> str:
         """Return the metrics of the namespace."""
-        seen, up = await self._metrics.seen(), not await self.unready()
+        seen, up = await self._seen(), not await self.unready()
         return await asyncio.to_thread(lambda: exposition(self._namespace, seen, up=up).text())
+
+    async def _seen(self) -> Seen | None:
+        """Return the namespace as it is now; the beginning and the end of an outage are logged."""
+        seen = await self._metrics.seen()
+        trouble = self._metrics.trouble if seen is None else seen.health.refusal
+        outage = "" if not trouble else "lost" if seen is None else "refused"
+        if outage != self._outage:
+            self._outage = outage
+            if outage == "lost":
+                telemetry.log.warning("link.lost", server=self._server, error=trouble)
+            elif outage:
+                telemetry.log.warning("link.held_up", server=self._server, error=trouble)
+            else:
+                telemetry.log.info("link.restored", server=self._server)
+        return seen
 
 
 async def export(settings: Settings, host: str, port: int) -> None:

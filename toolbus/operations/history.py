@@ -636,7 +636,7 @@ class Keeper:
 
     def _done(self, step: str) -> None:
         if was := self._troubles.pop(step, ""):
-            telemetry.log.info("history.restored", error=was)
+            telemetry.log.info("history.restored", was=was)
 
     async def _warn(self, admin: Admin) -> None:
         """Say once that calls end of which no worker tells the history."""

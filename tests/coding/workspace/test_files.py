@@ -162,7 +162,9 @@ def test_a_link_that_is_swapped_in_meanwhile_leads_nowhere(inside: Path, outside
     swapping.start()
     refused = written = 0
     try:
-        for _ in range(400):
+        for _ in range(10_000):
+            if min(refused, written) >= 50:
+                break
             for path in ("way/target", "file"):
                 try:
                     files.write(path, b"written", append=append)
@@ -172,8 +174,7 @@ def test_a_link_that_is_swapped_in_meanwhile_leads_nowhere(inside: Path, outside
     finally:
         done.set()
         swapping.join()
-    assert refused
-    assert written
+    assert min(refused, written) >= 50
     assert (outside / "target").read_text() == "kept"
     assert sorted(each.name for each in outside.iterdir()) == ["secret", "target"]
 

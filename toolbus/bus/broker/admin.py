@@ -391,7 +391,8 @@ class Admin:
     async def statistics(self, service: str = "", *, patience: float = PATIENCE) -> Statistics:
         """Ask all workers, or those of one service, for their statistics; wait ``patience`` seconds at most for their answers."""
         found = await ask(self._link, self._keys, service=service, patience=patience)
-        return found._replace(refusal=await self.refusal()) if found.silent else found
+        # Where every lease has ended, there is nobody left to be silent.
+        return found._replace(refusal=await self.refusal()) if found.silent or not found.answers else found
 
     async def recent(self, limit: int = 200) -> list[RecentCall]:
         """Return the newest of the recent calls' attempts, the newest first."""

@@ -196,6 +196,7 @@ class AgentSteps:
     def _connected(self, _restarted: bool) -> None:
         self._clock.distrust()
         self._load_again()
+        self.shared.release()
         self.publisher.flush()
         self.confirmations.nudge()
         self.creations.news.nudge()
@@ -264,7 +265,8 @@ class AgentBroker:
         except (TimeoutError, BrokerError) as error:
             # Both keys have a TTL, so nothing stays behind for long.
             telemetry.log.warning("agent.close_incomplete", error=str(error) or "the server did not answer")
-        await steps.links.leave()
+        finally:
+            await steps.links.leave()
 
     # -- sessions ---------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple, NewType, Protocol, get_args
 
@@ -405,6 +406,9 @@ def session_of(request: Request) -> tuple[str, str] | None:
 
 WorkerId = NewType("WorkerId", str)
 """The id of a worker, fresh at each start, which is also its consumer name."""
+
+is_of_toolbus = re.compile(r".+-\d+-[0-9a-f]{6}").fullmatch
+"""Tell whether a worker's id looks like those of this implementation: host, pid and random digits."""
 
 
 class AgentListener(msgspec.Struct, frozen=True):

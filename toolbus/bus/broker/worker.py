@@ -37,7 +37,7 @@ from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.broker.transport.links import Links, accepted_here, may_have_forgotten, tell_time, upkeep_step, warn_of_eviction
 from toolbus.bus.broker.transport.mastership import Mastership, Replication
 from toolbus.bus.broker.transport.opening import Failing, NotOpen, open_patiently
-from toolbus.bus.support.waiting import at_most
+from toolbus.bus.support.waiting import at_most, to_the_end
 from toolbus.bus.values.confirmations import ConfirmationAnswer, ConfirmationRequest
 from toolbus.bus.values.descriptors import Publication, ServiceDescriptor
 from toolbus.bus.values.envelope import new_run
@@ -269,7 +269,9 @@ class WorkerSteps:
             upkeep=self.upkeep,
             intake=self.intake,
             start=self.links.start,
-            asked=Answering(link, keys, clock, instance, self.streams, listener=listener, upkeep=self.upkeep).answer,
+            asked=Answering(
+                link, keys, clock, instance, self.streams, listener=listener, upkeep=self.upkeep, trouble=lambda: self.intake.trouble
+            ).answer,
             everybodys=keys.wake_all,
         )
         # Keep the leases.
@@ -442,8 +444,12 @@ class WorkerBroker:
                     await self._retire(stream)
         except (TimeoutError, BrokerError) as error:
             telemetry.log.warning("worker.close_incomplete", error=str(error) or "the server did not answer")
-        await asyncio.to_thread(steps.leases.stop)
-        await steps.links.leave()
+        finally:
+            await to_the_end(self._disconnect())
+
+    async def _disconnect(self) -> None:
+        await asyncio.to_thread(self.steps.leases.stop)
+        await self.steps.links.leave()
 
     async def _retire(self, stream: RequestStream) -> None:
         keys = (stream.key, stream.fence, stream.cancelled, self._keys.instances(stream.service), self._keys.live)

@@ -294,9 +294,11 @@ class ToolBus(BusView):
             if not self._dispatcher.is_open:
                 return
             self._dispatcher.check()
-            if self._middleware is not None:
-                await self._middleware.aclose()
-            await self._dispatcher.aclose()
+            try:
+                if self._middleware is not None:
+                    await self._middleware.aclose()
+            finally:
+                await self._dispatcher.aclose()
 
     @turning
     async def end_session(self, user: str, session: str) -> None:

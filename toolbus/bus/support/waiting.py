@@ -1,11 +1,11 @@
-"""Wait for a work no longer than so many seconds, or for the first of two."""
+"""Wait for a work no longer than so many seconds, for the first of two, or for one that must be done in any case."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable
-from typing import TypeVar
+from collections.abc import Awaitable, Coroutine
+from typing import Any, TypeVar
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -32,3 +32,18 @@ async def either(one: Awaitable[A], other: Awaitable[B], *, within: float | None
             work.cancel()
         await asyncio.gather(*works, return_exceptions=True)
     return works
+
+
+async def to_the_end(work: Coroutine[Any, Any, A]) -> A:
+    """Wait for a work that a cancellation of this wait does not stop; it is raised when the work is done."""
+    task, cancelled = asyncio.create_task(work), None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is None:
+        return task.result()
+    if not task.cancelled():
+        task.exception()
+    raise cancelled

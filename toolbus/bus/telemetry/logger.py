@@ -6,9 +6,11 @@ whose handlers are the application's choice, or the lines of our own programs.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
+import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, MutableMapping
 from logging import DEBUG, ERROR, INFO, WARNING
@@ -124,9 +126,24 @@ def _leave_out_repeats(_: object, __: str, fields: Fields) -> Fields:
     return fields
 
 
+_reported: list[bool] = []
+
+
+def _report_failure() -> None:
+    """Say once on standard error that the application's logging raises, with the traceback of what is handled."""
+    if not _reported:
+        _reported.append(True)
+        with contextlib.suppress(Exception):
+            sys.stderr.write(f"toolbus: the application's logging raised, so lines are missing; said once\n{traceback.format_exc()}")
+
+
 def _add_span(_: object, __: str, fields: Fields) -> Fields:
     """Add the ids of the current trace and span, if there is one."""
-    span = current_span()
+    try:
+        span = current_span()
+    except Exception:  # noqa: BLE001 - the application's span
+        _report_failure()
+        return fields
     if span is not None:
         fields["trace_id"], fields["span_id"] = span
     return fields
@@ -146,15 +163,18 @@ def _hand_on(_: object, method: str, fields: Fields) -> tuple[tuple[LineHandler,
             # Creating a LogRecord would take three times as long as the line.
             event, raised = fields.pop("event"), _raised(fields)
             return (handler, handler.line(method, event, fields, raised)), {}
-    if application_logs():
-        getattr(structlog.get_logger(NAME), method)(**fields)
-        raise structlog.DropEvent
-    event, raised = fields.pop("event"), _raised(fields)
-    if raised is not None and not is_printable(raised[1]):
-        # Handlers of others print it, and what its class raises then would come out here.
-        fields["exception"], raised = traceback_of(raised[1]), None
-    line = " ".join([event, *(f"{name}={word(value)}" for name, value in fields.items())])
-    logger.log(level, line, exc_info=raised, extra={FIELDS: {"event": event, **fields}}, stacklevel=_STACK_LEVEL)
+    try:
+        if application_logs():
+            getattr(structlog.get_logger(NAME), method)(**fields)
+        else:
+            event, raised = fields.pop("event"), _raised(fields)
+            if raised is not None and not is_printable(raised[1]):
+                # Handlers of others print it, and what its class raises then would come out here.
+                fields["exception"], raised = traceback_of(raised[1]), None
+            line = " ".join([event, *(f"{name}={word(value)}" for name, value in fields.items())])
+            logger.log(level, line, exc_info=raised, extra={FIELDS: {"event": event, **fields}}, stacklevel=_STACK_LEVEL)
+    except Exception:  # noqa: BLE001 - a filter, handler or processor of the application; no call ends because of a line
+        _report_failure()
     raise structlog.DropEvent
 
 

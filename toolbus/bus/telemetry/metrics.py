@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from toolbus.bus.telemetry.contained import contained
 from toolbus.bus.telemetry.events import NAME
 from toolbus.bus.telemetry.providers import meter_provider, metering
 from toolbus.bus.values.results import ErrorInfo
@@ -101,6 +102,7 @@ class Instruments:
         if len(self._runs) >= _BATCH:
             self._report()
 
+    @contained("metrics")
     def _report(self) -> None:
         """Report what was noted to the provider; return when it has all that was noted before."""
         with self._reporting:
@@ -204,14 +206,14 @@ def _record_all(histogram: Any, values: Sequence[_Value], attributes: dict[str, 
 
 def count(name: str, amount: int = 1, **attributes: str) -> None:
     """Add to a counter of ``METRICS``; ``__`` in attribute names stands for a dot. Do nothing without a meter provider."""
-    if metering():
-        _all().add(name, amount, tuple([(key.replace("__", "."), value) for key, value in attributes.items()]))
+    if metering() and (found := _all()) is not None:
+        found.add(name, amount, tuple([(key.replace("__", "."), value) for key, value in attributes.items()]))
 
 
 def record_call(tool: str, service: str, seconds: float, error: ErrorInfo | None) -> None:
     """Record the end of a call, at the caller's side; ``service`` is empty when no service was found for it."""
-    if metering():
-        _all().note_call((tool, service, "" if error is None else error.type, seconds, time.time_ns()))
+    if metering() and (found := _all()) is not None:
+        found.note_call((tool, service, "" if error is None else error.type, seconds, time.time_ns()))
 
 
 def record_run(service: str, seconds: float, queued: float, frames: int, error: str) -> None:
@@ -224,8 +226,8 @@ def record_run(service: str, seconds: float, queued: float, frames: int, error: 
         frames: how many it sent.
         error: the type of its error, ``handed_back`` or ``lost`` when another worker goes on with it; empty for a success.
     """
-    if metering():
-        _all().note_run((service, error, seconds, queued, frames, time.time_ns()))
+    if metering() and (found := _all()) is not None:
+        found.note_run((service, error, seconds, queued, frames, time.time_ns()))
 
 
 def _label(name: str, *, known: bool) -> str:
@@ -237,6 +239,7 @@ def _label(name: str, *, known: bool) -> str:
     return name
 
 
+@contained("metrics")
 def _all() -> Instruments:
     global _instruments  # noqa: PLW0603 - a cache per provider
     provider = meter_provider()

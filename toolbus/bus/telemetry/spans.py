@@ -24,6 +24,7 @@ from opentelemetry.trace import (
 )
 
 from toolbus.bus.support.safe_text import is_a, reason_of, traceback_of, type_name
+from toolbus.bus.telemetry.contained import contained
 from toolbus.bus.telemetry.events import NAME
 from toolbus.bus.telemetry.lean import Lean
 from toolbus.bus.telemetry.providers import active, tracer_provider
@@ -65,6 +66,7 @@ class CallSpan:
         if context.is_valid:
             self.traceparent = f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
 
+    @contained("spans")
     def end(self, error: ErrorInfo | None = None) -> None:
         """End it with the result of the call."""
         if error is not None:
@@ -84,6 +86,7 @@ class HandlerSpan:
         self._span = span
         self._failed = False
 
+    @contained("spans")
     def fail(self, error: ErrorInfo) -> None:
         """Mark the run as failed; later calls don't change the reason."""
         if not self._failed:
@@ -94,6 +97,7 @@ class HandlerSpan:
         self._token = attach(set_span_in_context(self._span))
         return self
 
+    @contained("spans")
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
         try:
             if error is not None:
@@ -105,6 +109,7 @@ class HandlerSpan:
             self._span.end()
 
 
+@contained("spans")
 def start_call_span(*, tool: str, service: str, id: str, agent: str, context: Context | None = None) -> CallSpan | None:
     """Start the span of a call under ``context`` (the current one); return None when spans are not exported.
 
@@ -131,7 +136,11 @@ def handler_span(
     """Start the span of one run, which continues the caller's trace; ``with`` gives None when spans are not exported."""
     if not active():
         return nullcontext()
+    return _start_handler_span(traceparent, tool=tool, service=service, id=id, attempt=attempt, worker=worker) or nullcontext()
 
+
+@contained("spans")
+def _start_handler_span(traceparent: str, *, tool: str, service: str, id: str, attempt: int, worker: str) -> HandlerSpan:
     def about() -> dict[str, str | int]:
         return {**_message("process", service, id, worker, tool), "toolbus.attempt": attempt}
 

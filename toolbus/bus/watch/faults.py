@@ -17,6 +17,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from toolbus.bus.broker.admin import Admin, ServerHealth, ServiceOverview
+from toolbus.bus.broker.protocols import is_of_toolbus
 from toolbus.bus.broker.statistics.answers import BOUNDS, ToolStatistics, added
 from toolbus.bus.broker.statistics.asking import Statistics, merged
 from toolbus.bus.support.display import one_line
@@ -166,11 +167,21 @@ _BRING_BACK = "let one that stands still go on (`kill -CONT PID`), or start work
 _LOOK_AT_IT = "it was killed, stands still (`kill -CONT PID` lets it go on), or can't reach the server; look at its process and its log"
 
 
+def _troubled(seen: Seen) -> Iterable[str]:
+    for answer in [] if seen.statistics is None else seen.statistics.answers.values():
+        if answer.trouble:
+            services = one_line(", ".join(each.id for each in answer.services), 200)
+            allow = "; give its user the rights of `toolbus secure acl worker`" if "NOPERM" in answer.trouble else ""
+            yield f"the worker {answer.instance} of {services} can take no requests: {one_line(answer.trouble, 300)}{allow}"
+
+
 def _stopped(seen: Seen) -> Iterable[str]:
     # Workers can't answer a server that takes no writes.
     silent = {} if seen.statistics is None or seen.health.refusal else seen.statistics.silent
     # Of a worker that has just stopped, the lease has not ended yet.
-    names = {*seen.lapsed, *(f"{service}/{instance}" for instance, services in silent.items() for service in services)}
+    # Other implementations need not answer.
+    ours = {instance: services for instance, services in silent.items() if is_of_toolbus(instance)}
+    names = {*seen.lapsed, *(f"{service}/{instance}" for instance, services in ours.items() for service in services)}
     for name in sorted(names)[:_MOST_LINES]:
         service, _, instance = name.rpartition("/")
         why = "its lease has ended" if name in seen.lapsed else "it does not answer, and its lease has not ended yet"
@@ -281,6 +292,7 @@ CHECKS: tuple[Check, ...] = (
     Check("writes", "fail", _refused_writes, "the-server-refuses-writes"),
     Check("disk", "fail", _unsaved, "the-server-refuses-writes"),
     Check("replicas", "fail", _missing_replicas, "the-server-refuses-writes"),
+    Check("worker", "fail", _troubled, "nobody-serves-a-service", asks=True),
     Check("worker", "warn", _stopped, "nobody-serves-a-service", leases=True),
     Check("paused", "fail", _paused_and_waiting, "a-service-is-slow-or-answers-overloaded"),
     Check("service", "fail", _nobody_serves, "nobody-serves-a-service", leases=True),

@@ -17,7 +17,7 @@ from toolbus.bus import telemetry
 from toolbus.bus.broker.protocols import WorkerId
 from toolbus.bus.broker.statistics.answers import InstanceAnswer
 from toolbus.bus.middleware import Middleware, Only, checked
-from toolbus.bus.values.results import BrokerUnavailable, ConfigurationError, RegistrationRefused
+from toolbus.bus.values.results import BrokerError, BrokerUnavailable, ConfigurationError, RegistrationRefused
 from toolbus.bus.values.settings import Settings
 from toolbus.bus.worker import isolation
 from toolbus.bus.worker.collect import collect
@@ -29,6 +29,7 @@ from toolbus.bus.worker.process.event_loop import LoopWatch
 from toolbus.bus.worker.process.lifeline import ended_by
 from toolbus.bus.worker.provide import Services
 from toolbus.bus.worker.service import ToolService
+from toolbus.bus.worker.sessions import CLEANUP_WITHIN
 from toolbus.bus.worker.slots import Slots, sign_off
 
 if TYPE_CHECKING:
@@ -262,31 +263,17 @@ class Worker:
             return
         self._changing = "drains"
         try:
-            try:
-                if slots.failure is None:
-                    await self.broker.outlive(self.settings.grace / 2)
-            finally:
-                slots.stop()
-            async with self._altering:
-                await self._leave(home, slots)
+            async with contextlib.AsyncExitStack() as closing:
+                self._close_by(closing, slots, self._served.values())
+                closing.push_async_callback(asyncio.wait, [home])
+                try:
+                    await self._leave(home, slots)
+                except asyncio.CancelledError:
+                    # There is no grace for what still runs.
+                    home.cancel()
+                    raise
         finally:
             self._changing = ""
-
-    async def _leave(self, home: asyncio.Task[None], slots: Slots) -> None:
-        await sign_off(self.broker)
-        await slots.hand_back_waiting()
-        await asyncio.wait([home])
-        await slots.sessions.aclose()
-        for served in self._served.values():
-            await _clean_up(served.cleanup(), served.id)
-        await _clean_up(self._services.aclose(), "provided")
-        await self.isolation.aclose()
-        if self._nested is not None:
-            await self._nested.aclose()
-        await self.broker.aclose()
-        slots.close()
-        if self._watch is not None:
-            self._watch.stop()
         if home.cancelled():
             # Code of a tool cancels whatever tasks it finds, for example.
             telemetry.log.error("worker.failed", error="its tasks were cancelled from within", running=slots.running)
@@ -294,6 +281,31 @@ class Worker:
             telemetry.log.info("worker.stopped", calls=slots.finished)
         # Raises what made it fail, for its caller to know.
         await home
+
+    async def _leave(self, home: asyncio.Task[None], slots: Slots) -> None:
+        try:
+            if slots.failure is None:
+                await self.broker.outlive(self.settings.grace / 2)
+        finally:
+            slots.stop()
+        async with self._altering:
+            await sign_off(self.broker)
+        await slots.hand_back_waiting()
+        await asyncio.wait([home])
+
+    def _close_by(self, closing: contextlib.AsyncExitStack, slots: Slots, served: Iterable[Served]) -> None:
+        """Have ``closing`` close everything, each step also when the one before it fails or is cancelled."""
+        if self._watch is not None:
+            closing.callback(self._watch.stop)
+        closing.callback(slots.close)
+        closing.push_async_callback(self.broker.aclose)
+        if self._nested is not None:
+            closing.push_async_callback(self._nested.aclose)
+        closing.push_async_callback(self.isolation.aclose)
+        closing.push_async_callback(_clean_up, self._services.aclose, "provided")
+        for each in reversed(list(served)):
+            closing.push_async_callback(_clean_up, each.cleanup, each.id)
+        closing.push_async_callback(slots.sessions.aclose)
 
     async def _until(self, stop: asyncio.Event) -> None:
         """Wait until the worker is to stop, or has failed: its home task ends by itself only then, and drain() says why."""
@@ -309,6 +321,12 @@ class Worker:
         self._changing = "starts"
         try:
             await self._start()
+            # It takes from now on, and not only when its opener next waits for something.
+            await asyncio.sleep(0)
+        except BaseException:
+            self._changing = ""
+            await self.drain()
+            raise
         finally:
             self._changing = ""
 
@@ -334,10 +352,10 @@ class Worker:
             await self.broker.open(slots)
         finally:
             self._opening = None
-        if self._on_connect is not None:
-            self._on_connect()
         ready: list[Served] = []
         try:
+            if self._on_connect is not None:
+                self._on_connect()
             if isolated:
                 await self.isolation.open()
             await self._services.start()
@@ -349,20 +367,13 @@ class Worker:
                 await _publish(self.broker, served)
             _log_served(self._served.values(), self._left_out)
         except BaseException:
-            for served in ready:
-                await _clean_up(served.cleanup(), served.id)
-            await _clean_up(self._services.aclose(), "provided")
-            with contextlib.suppress(Exception):
-                await self.broker.unregister()
-            await self.isolation.aclose()
-            await self.broker.aclose()
-            slots.close()
+            async with contextlib.AsyncExitStack() as closing:
+                self._close_by(closing, slots, ready)
+                await sign_off(self.broker)
             raise
         self._watch = LoopWatch(asyncio.get_running_loop())
         self._watch.start()
         self._home = asyncio.create_task(slots.serve(), name="toolbus-worker")
-        # It takes from now on, and not only when its opener next waits for something.
-        await asyncio.sleep(0)
 
     # -- for people -------------------------------------------------------------------------------
 
@@ -473,16 +484,19 @@ class NestedBus:
         self._context = contextvars.copy_context()
         self._lock = asyncio.Lock()
         self._bus: ToolBus | None = None
+        self._closed = False
 
     async def get(self) -> ToolBus:
         """Return the open bus. While the server can't be reached it is tried again, for as long as the call that asks may run.
 
         Raises:
-            BrokerError: the server refuses the connection.
+            BrokerError: the server refuses the connection, or the worker has left.
         """
         async with self._lock:
             delay = _RETRY_FIRST
             while self._bus is None:
+                if self._closed:
+                    raise BrokerError("this worker has left: a handler that goes on calls no other tools")
                 bus = await asyncio.to_thread(self._make)
                 try:
                     await asyncio.create_task(bus.open(), context=self._context.copy())
@@ -490,8 +504,15 @@ class NestedBus:
                     telemetry.log.warning("nested.unavailable", error=str(error), retry_in=delay)
                     await asyncio.sleep(delay)
                     delay = min(2 * delay, _RETRY_MOST)
+                except BaseException:
+                    # It may have been opened all the same.
+                    await bus.aclose()
+                    raise
                 else:
-                    self._bus = bus
+                    if self._closed:
+                        await bus.aclose()
+                    else:
+                        self._bus = bus
             return self._bus
 
     async def close_session(self, user: str, session: str) -> None:
@@ -502,6 +523,7 @@ class NestedBus:
     async def aclose(self) -> None:
         """Close the bus, if a handler ever needed it."""
         # While it closes, nothing more can be asked of it.
+        self._closed = True
         bus, self._bus = self._bus, None
         if bus is not None:
             await bus.aclose()
@@ -521,7 +543,7 @@ async def _begin(made: Served, slots: Slots, served: MutableMapping[str, Served]
     except BaseException:
         served.pop(made.id, None)
         await slots.sessions.close(made)
-        await _clean_up(made.cleanup(), made.id)
+        await _clean_up(made.cleanup, made.id)
         raise
 
 
@@ -530,7 +552,7 @@ async def _end(served: Served, slots: Slots) -> None:
     await slots.sessions.close(served)
     await slots.broker.retire(served.id)
     slots.forget(served.id)
-    await _clean_up(served.cleanup(), served.id)
+    await _clean_up(served.cleanup, served.id)
 
 
 async def _publish(broker: WorkerBroker, served: Served) -> None:
@@ -567,10 +589,11 @@ def _log_served(served: Iterable[Served], left_out: Mapping[str, str]) -> None:
     telemetry.log.info("worker.serving", **fields)
 
 
-async def _clean_up(work: Awaitable[None], service: str) -> None:
-    """Wait for a clean-up of a user's; what goes wrong is logged."""
+async def _clean_up(clean: Callable[[], Awaitable[None]], service: str) -> None:
+    """Run a clean-up of a user's, for a bounded time; what goes wrong is logged."""
     try:
-        await without_exits(work)
+        async with asyncio.timeout(CLEANUP_WITHIN):
+            await without_exits(clean())
     except Exception:  # noqa: BLE001 - one failing clean-up must not stop the others
         telemetry.log.exception("service.cleanup_failed", service=service)
 

@@ -89,6 +89,9 @@ def call_command(
     # Before the bus is opened: reading blocks, and a blocked event loop can't be interrupted.
     words = _Words(pairs, document)
     streaming = output == "text" and (sys.stdout.isatty() if stream is None else stream)
+    # The time of a call begins when there is something to connect with.
+    import toolbus.bus.broker.agent  # noqa: F401
+
     began = time.monotonic()
 
     async def main(bus: ToolBus) -> ToolResult:

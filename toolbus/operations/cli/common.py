@@ -18,7 +18,7 @@ import click
 from toolbus.bus.support.safe_text import reason_of
 from toolbus.bus.values.results import ConfigurationError, ToolbusError
 from toolbus.bus.values.settings import PREFIX, Settings, misspelt
-from toolbus.operations.cli.output import fail
+from toolbus.operations.cli.output import WrongUsage, fail
 
 if TYPE_CHECKING:
     from toolbus import ToolBus
@@ -50,10 +50,13 @@ def settings_of(**overrides: Any) -> Settings:
     """Return settings from the global options, the environment and the command's own options.
 
     Raises:
-        ConfigurationError: an option or variable is wrong; the message names it.
+        WrongUsage: an option or variable is wrong; the message names it.
     """
     given = {name: value for name, value in overrides.items() if value is not None}
-    return Settings.load(**{**(click.get_current_context().find_root().obj or {}), **given})
+    try:
+        return Settings.load(**{**(click.get_current_context().find_root().obj or {}), **given})
+    except ConfigurationError as error:
+        raise WrongUsage(str(error)) from None
 
 
 def environment_of(settings: Settings) -> dict[str, str]:
@@ -71,7 +74,8 @@ def settings_with_server(*, serves: bool = False, **overrides: Any) -> Settings:
         overrides: settings by name; None leaves one as it is.
 
     Raises:
-        ConfigurationError: an option or variable is wrong, or the URL names no server.
+        ConfigurationError: the URL names no server.
+        WrongUsage: an option or variable is wrong.
     """
     settings = settings_of(**overrides)
     if serves and settings.connect_timeout is None:

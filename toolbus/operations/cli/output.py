@@ -21,6 +21,12 @@ class Failure(click.ClickException):
         complain(f"toolbus: {self.message}")
 
 
+class WrongUsage(Failure):
+    """A mistake that stands in no option of the command line, exit code 2."""
+
+    exit_code = click.UsageError.exit_code
+
+
 def fail(message: str) -> NoReturn:
     """End the command with one line and exit code 1."""
     raise Failure(message)

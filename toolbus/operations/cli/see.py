@@ -61,7 +61,8 @@ def tools_command(
     if strict and wanted is None:
         raise click.UsageError("--strict needs --format; give both")
 
-    catalogue = _catalogue()
+    catalogue, refusal = _catalogue()
+    _warn_of(refusal)
     view = ToolView(catalogue).filter(groups=groups or None, categories=categories or None)
     if wanted is not None:
         print_json(view.definitions(wanted, strict=strict))
@@ -95,10 +96,12 @@ def services_command(output: Output) -> None:
     """
     required = settings_of().require_approval
 
-    async def main(admin: Admin) -> tuple[list[ServiceOverview], list[RefusedTool]]:
-        return await admin.services(), refused_of(catalogue_of(await admin.snapshot(), require_approval=required))
+    async def main(admin: Admin) -> tuple[list[ServiceOverview], list[RefusedTool], str]:
+        refused = refused_of(catalogue_of(await admin.snapshot(), require_approval=required))
+        return await admin.services(), refused, await admin.refusal()
 
-    found, refused = with_admin(main)
+    found, refused, refusal = with_admin(main)
+    _warn_of(refusal)
     others = sorted({tool.service for tool in refused if tool.service} - {each.publication.service.id for each in found})
     if show(
         output,
@@ -144,7 +147,7 @@ def describe_command(name: str) -> None:
     Example:
       toolbus see describe calculator
     """
-    catalogue = _catalogue()
+    catalogue, _ = _catalogue()
     if name in catalogue.tools:
         print_json(_tool(catalogue.tools[name]))
         return
@@ -177,12 +180,15 @@ def settings_command(output: Output) -> None:
     print_table(("SETTING", "VALUE", "SOURCE", "VARIABLE"), rows, empty="")
 
 
-def _catalogue() -> Catalogue:
-    """Return the tools as an agent has them, by reading the registry alone: whoever watches may not open a reply stream."""
+def _catalogue() -> tuple[Catalogue, str]:
+    """Return the tools as an agent has them, and why the server refuses writes.
+
+    It reads the registry alone: whoever watches may not open a reply stream.
+    """
     required = settings_of().require_approval
 
-    async def main(admin: Admin) -> Catalogue:
-        return catalogue_of(await admin.snapshot(), require_approval=required)
+    async def main(admin: Admin) -> tuple[Catalogue, str]:
+        return catalogue_of(await admin.snapshot(), require_approval=required), await admin.refusal()
 
     return with_admin(main)
 
@@ -283,7 +289,16 @@ def stats_command(
 
 def _must_be_able_to_answer(found: Statistics) -> None:
     if found.refusal:
-        fail(f"workers can't answer: the server takes nothing new ({one_line(found.refusal, 200)}); `toolbus doctor` says what to do")
+        fail(f"workers can't answer: {_refused_by_server(found.refusal)}")
+
+
+def _warn_of(refusal: str) -> None:
+    if refusal:
+        warn(_refused_by_server(refusal))
+
+
+def _refused_by_server(refusal: str) -> str:
+    return f"the server takes nothing new ({one_line(refusal, 200)}); `toolbus doctor` says what to do"
 
 
 def _statistics_document(found: Statistics, service: str | None) -> dict[str, Any]:
@@ -402,6 +417,7 @@ def _show_models(chosen: Any, days: int, output: str) -> None:
 # As many as the server keeps, about.
 _MOST = 1_200
 _EVERY = 0.5
+_UNTAKEN = "calls that no worker took are never among them"
 _FAILED = frozenset({"failed", "cancelled", "retried", "lost", "dead"})
 
 
@@ -482,10 +498,10 @@ def calls_command(
 def _none_of(calls: Sequence[RecentCall], error: str | None) -> str:
     """Return what to say when no recent attempt is one that was looked for, with the types that ``error`` may name."""
     if not calls:
-        return f"no recent calls{namespace_of()}"
+        return f"no recent calls{namespace_of()}; {_UNTAKEN}"
     types = sorted({each.error for each in calls if each.error}) if error is not None else []
     hint = f"; --error takes a type, of which they have {names_of(types)}" if types else ""
-    return f"none of the {len(calls)} recent attempts{namespace_of()} is such a one{hint}"
+    return f"none of the {len(calls)} recent attempts{namespace_of()} is such a one{hint}; {_UNTAKEN}"
 
 
 def _show_kept(place: str, since: str, wanted: dict[str, str], call: str, output: str, *, failed: bool, limit: int) -> None:
@@ -493,7 +509,7 @@ def _show_kept(place: str, since: str, wanted: dict[str, str], call: str, output
     from toolbus.operations.history import Wanted, find
 
     kept = find(place, Wanted(_moment(since), wanted, call, failed, limit))
-    _show_as("calls", kept.calls, output, [each.document() for each in kept.calls], f"no such calls are in {place}")
+    _show_as("calls", kept.calls, output, [each.document() for each in kept.calls], f"no such calls are in {place}; {_UNTAKEN}")
     if kept.missing:
         warn(f"{kept.missing} attempts of that time are not in the history: workers told of more than were kept, or of fewer than ended")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -17,6 +17,7 @@ from toolbus.bus.broker.statistics.answers import InstanceAnswer, ToolStatistics
 from toolbus.bus.broker.take.requests import RequestStream
 from toolbus.bus.broker.transport.command import Reply
 from toolbus.bus.broker.transport.link import Link
+from toolbus.bus.telemetry.output import shortened
 from toolbus.bus.values.results import BrokerError
 
 _KEPT_MS = 10_000
@@ -24,6 +25,7 @@ _MOST_ANSWERS = 10_000
 # Whoever floods the channel with questions does not keep the worker from its work.
 _MOST_A_SECOND = 20
 _MOST_TOOLS = 5_000
+_MOST_TROUBLE = 300
 
 
 class Answering(msgspec.Struct, eq=False):
@@ -31,6 +33,7 @@ class Answering(msgspec.Struct, eq=False):
 
     Args:
         streams: the request streams by service, read afresh at each question.
+        trouble: returns why nothing can be taken now; empty when that is possible.
     """
 
     link: Link
@@ -40,6 +43,7 @@ class Answering(msgspec.Struct, eq=False):
     streams: Mapping[str, RequestStream]
     listener: WorkerListener
     upkeep: Upkeep
+    trouble: Callable[[], str]
     _began: float = 0.0
     _second: float = 0.0
     _answered: int = 0
@@ -74,6 +78,7 @@ class Answering(msgspec.Struct, eq=False):
             ),
             commands=link.commands,
             connects=link.connects,
+            trouble=shortened(self.trouble(), _MOST_TROUBLE),
         )
 
 

@@ -125,6 +125,7 @@ class InstanceAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
         calls: those that run, the longest first; ``MOST_CALLS`` at most.
         commands, connects: commands sent to the server, and connections made, since it started.
         lines_lost: log lines that were dropped, or could not be written.
+        trouble: why it can take no requests now; empty when it can.
     """
 
     instance: str
@@ -144,6 +145,7 @@ class InstanceAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     commands: _Count = 0
     connects: _Count = 0
     lines_lost: _Count = 0
+    trouble: str = ""
 
 
 def added(histograms: Iterable[Sequence[int]]) -> list[int]:

@@ -37,7 +37,7 @@ class Statistics(NamedTuple):
     Attributes:
         answers: by instance.
         silent: the instances whose leases last and which did not answer in time, each with its services.
-        refusal: why the server takes no answers, with its code first; empty when it does, or when each has answered.
+        refusal: why the server takes no answers, with its code first; empty when it does, or when there are some and none is missing.
     """
 
     answers: dict[str, InstanceAnswer]
@@ -72,7 +72,9 @@ async def ask(link: Link, keys: Keys, *, service: str = "", patience: float = PA
             await asyncio.sleep(min(wait, left))
             wait = min(2 * wait, _LONGEST_LOOK)
     finally:
-        link.send(("DEL", key), repeatable=False)
+        # Otherwise there is no key, and a server that refuses writes would hold up what is asked next.
+        if found:
+            link.send(("DEL", key), repeatable=False)
     return Statistics(dict(sorted(found.items())), {name: expected[name] for name in sorted(expected.keys() - found.keys())})
 
 

@@ -26,6 +26,7 @@ from toolbus.bus.broker.transport.connection import Connector
 from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.broker.transport.mastership import mastership
 from toolbus.bus.broker.transport.wire import unheard
+from toolbus.bus.support.waiting import to_the_end
 from toolbus.bus.telemetry.background import keep_running
 from toolbus.bus.values.results import BrokerError, BrokerUnavailable, ToolbusError
 
@@ -165,7 +166,10 @@ class Links:
             self._on_moved()
 
     async def leave(self) -> None:
-        """Cancel what was started, and disconnect; what waits for answers gets ``BrokerUnavailable``."""
+        """Cancel what was started, and disconnect, also when this is cancelled; what waits for answers gets ``BrokerUnavailable``."""
+        await to_the_end(self._leave())
+
+    async def _leave(self) -> None:
         self._leaving.set()
         for link in self._links:
             link.close()

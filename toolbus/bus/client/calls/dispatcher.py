@@ -71,8 +71,10 @@ class Dispatcher:
         connection.is_open = False
         connection.catalogue.close()
         connection.deadlines.close()
-        await self._used.leave(connection.broker)
-        await connection.broker.aclose()
+        try:
+            await self._used.leave(connection.broker)
+        finally:
+            await connection.broker.aclose()
 
     def opened(self) -> BusConnection:
         """Return the open connection.

@@ -54,7 +54,9 @@ AFTER: Mapping[tuple[ErrorType, str], str] = {
     ("deadline_exceeded", NOT_TAKEN): (
         "its workers are busy or have stopped: try again later, or use another tool; asking for less does not help"
     ),
-    ("deadline_exceeded", BEGAN_LATE): "its workers are busy: try again later, or use another tool; asking for less does not help",
+    ("deadline_exceeded", BEGAN_LATE): (
+        "it waited long for a worker: try again later, or use another tool; asking for less does not help"
+    ),
     ("deadline_exceeded", NOT_FINISHED): _TOO_LONG,
     ("deadline_exceeded", "timeout"): _TOO_LONG,
     ("deadline_exceeded", WORKER_LOST): "its worker has stopped: try again later, or use another tool; asking for less does not help",
