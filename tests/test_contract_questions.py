@@ -239,6 +239,34 @@ async def test_callers_that_share_a_call_all_wait(place: Place) -> None:
         assert len(stage.runs) == 1
 
 
+@tool(service="asking", effect="read")
+async def ask_and_work(wait: float, seconds: float) -> str:
+    """Ask, and then work for so long."""
+    stage.runs.append(invocation().id)
+    await invocation().confirm("Well?", timeout=wait)
+    stage.remaining.append(invocation().remaining)
+    await asyncio.sleep(seconds)
+    return "done"
+
+
+@pytest.mark.parametrize("wait", [300.0, 5.0])
+async def test_a_caller_that_joins_while_a_person_is_asked_brings_its_time(place: Place, wait: float) -> None:
+    """The run goes on after the answer for the caller that has more time, be that until before or after the latest end of the wait."""
+    arguments = {"wait": wait, "seconds": 1.5}
+    async with place.serving(ask_and_work) as bus, place.bus() as other:
+        first = asyncio.create_task(bus.call("ask_and_work", arguments, idempotency_key="k", timeout=0.8))
+        request = await first_of(bus)
+        async with other.stream("ask_and_work", arguments, idempotency_key="k", timeout=30.0) as joining:
+            events = joining.events()
+            while not isinstance(await anext(events), Asked):
+                pass
+            await bus.confirmations.allow(request.id)
+            result = await joining.result()
+        assert (await first).error is not None
+        assert (result.output, result.error, len(stage.runs)) == ("done", None, 1)
+        assert stage.remaining[0] > 10.0
+
+
 async def test_the_note_of_a_deadline_goes_with_the_call(place: Place) -> None:
     """While a handler waits its later deadline stands on the server, with a TTL; after the call nothing of it is left."""
     prefix = f"tb:{{{place.settings.namespace}}}:"

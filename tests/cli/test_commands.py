@@ -407,6 +407,17 @@ def test_call_waits_for_a_server_as_long_as_for_the_call(shell: Shell, fresh_ser
         assert time.monotonic() - began < 8
 
 
+def test_an_exporter_whose_port_is_in_use_says_what_to_do(shell: Shell) -> None:
+    """It is one line, which names the place."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = shell.run("operate", "exporter", "--port", str(port))
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"toolbus: can't listen at 127.0.0.1:{port}: "), done.stderr
+    assert done.stderr.endswith("; choose another place with --host and --port\n")
+    assert done.stderr.count("\n") == 1
+
+
 def test_what_is_seen_while_writes_are_refused_is_no_all_clear(shell: Shell, fresh_server: Callable[..., EmbeddedServer]) -> None:
     """With every lease ended nobody answers, which is not that nothing runs; lists of what serves say once why it may be gone."""
     shell.environment["TOOLBUS_URL"] = fresh_server(config={"min-replicas-to-write": "1"}).url

@@ -174,12 +174,13 @@ class PlantedWorker(Sessions):
             if has("deadline-by-timeout"):
                 left = float(call.request.get("timeout", 60))
             async with asyncio.timeout(left) as call.timer:
-                if call.request.get("events") and not has("no-start"):
-                    await self.send(call, call.frame(kind="start"))
+                await self.tell_start(call)
                 try:
                     last = await self.run(call)
                 except Failed:
                     await self.try_again(call)
+                    if not has("start-once"):
+                        await self.tell_start(call)
                     last = await self.run(call)
         except TimeoutError:
             error = {"type": "deadline_exceeded", "message": "the time was up", "retryable": True}
@@ -203,6 +204,10 @@ class PlantedWorker(Sessions):
         if error == CANCELLED_ERROR and has("goes-on-after-cancel"):
             await asyncio.sleep(0.1)
             await self.writing.xadd(call.replies, {"f": json.dumps([call.frame(response="more")])}, nomkstream=True)
+
+    async def tell_start(self, call: Call) -> None:
+        if call.request.get("events") and not has("no-start"):
+            await self.send(call, call.frame(kind="start"))
 
     def forget(self, call: Call) -> None:
         if self.calls.get(call.entry) is call:
@@ -335,6 +340,8 @@ class PlantedWorker(Sessions):
         """
         # The client may have kept the cancellation of its task to itself while it connected.
         if call.is_stopped and not call.ends and not self.draining:
+            # They have numbers, which the next ones take.
+            call.seq = int(frames[0]["seq"])
             raise Stop(call.why)
         if not call.replies:
             return
@@ -356,8 +363,14 @@ class PlantedWorker(Sessions):
         Raises:
             Stop: the server refuses them for good.
         """
+        sending = asyncio.ensure_future(script)
         try:
-            return await script
+            try:
+                return await asyncio.shield(sending)
+            except asyncio.CancelledError:
+                # Nothing else of the call is sent while this is in flight, and its number is taken.
+                await asyncio.wait([sending])
+                raise
         except NoPermissionError as error:
             if has("drops-refused"):
                 return []
@@ -663,11 +676,14 @@ class PlantedWorker(Sessions):
     async def hear(self) -> None:
         subscription = connected().pubsub()
         await subscription.subscribe(WAKE)
-        self.hearing.set()
         async for message in subscription.listen():
-            if message["type"] == "subscribe" and not has("forgets-when-cut"):
+            if message["type"] == "subscribe":
                 # Also when it has connected again.
-                await self.read_cancelled()
+                if not (self.hearing.is_set() and has("forgets-when-cut")):
+                    await self.read_cancelled()
+                if not (has("pause-unread") or has("no-pause") or has("pause-by-message-only")):
+                    await self.pause(bool(await self.writing.sismember(PAUSED, SERVICE)))
+                self.hearing.set()
             if message["type"] != "message":
                 continue
             word, _, rest = message["data"].decode().partition(" ")
@@ -800,7 +816,6 @@ class PlantedWorker(Sessions):
         self.hearing = asyncio.Event()
         tasks = [asyncio.create_task(self.hear())]
         await self.hearing.wait()
-        await self.read_cancelled()
         await self.register()
         if not has("format-once"):
             await self.check_version()

@@ -1,4 +1,4 @@
-"""The exporter's log of an outage, which nothing else in its process tells."""
+"""The exporter: its log of an outage, which nothing else in its process tells, and what it leaves at the server."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import pytest
 import redis
 
 from tests.servers import eventually
-from toolbus import Settings
+from toolbus import Settings, Worker, tool
+from toolbus.bus.broker.server.access import rights
 from toolbus.bus.broker.transport.embedded import EmbeddedServer
 from toolbus.bus.telemetry.output import FIELDS
 from toolbus.bus.watch import exporter
@@ -44,3 +45,27 @@ async def test_an_outage_is_logged_at_its_beginning_and_its_end(
     assert await logged("link.held_up", "link.restored", "link.lost")
     server.start()
     await eventually(lambda: logged("link.held_up", "link.restored", "link.lost", "link.restored"), timeout=20.0)
+
+
+@tool(service="watched", effect="read")
+async def watched() -> None:
+    """Do nothing."""
+
+
+async def test_what_watches_tries_nothing_again_that_it_may_not(
+    fresh_server: Callable[..., EmbeddedServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server's log of refusals is for people who look for an intruder: an exporter fills it once, and not at each scrape."""
+    monkeypatch.setattr(exporter, "_KEPT", 0.0)
+    server = fresh_server()
+    settings = Settings.load({}, url=server.url)
+    with redis.Redis.from_url(server.url) as client:
+        client.execute_command("ACL", "SETUSER", "mon", "on", ">secret", *rights(["monitor"], settings.namespace).rules().split())
+        async with Worker([watched], settings=settings):
+            exported = ProbedNamespace(Settings.load({}, url=server.url.replace("redis://", "redis://mon:secret@")))
+            exported.started = True
+            assert "toolbus_workers{" in await exported.metrics()
+            client.acl_log_reset()
+            for _ in range(3):
+                assert "toolbus_workers{" in await exported.metrics()
+            assert client.acl_log() == []

@@ -79,7 +79,10 @@ async def test_a_snapshot_has_everything(place: Place) -> None:
         for _ in range(5):
             await bus.call("work")
         await bus.call("fail")
-        found = await sampled(watch, lambda each: each.services[0].calls == 6 and each.confirmations and each.instances[0].running == 1)
+        found = await sampled(
+            watch,
+            lambda each: each.services[0].calls == 6 and each.services[0].running == each.instances[0].running == 1 and each.confirmations,
+        )
         held.cancel()
         asking.cancel()
         await asyncio.gather(held, asking, return_exceptions=True)

@@ -46,6 +46,8 @@ class NamespaceMetrics:
         self._asked = -math.inf
         self._seen: Seen | None = None
         self._known = KnownServices()
+        # Of this user; empty until they are known. Each question for them is a line of the server's `ACL LOG`.
+        self._roles: list[str] | tuple[()] | None = ()
 
     async def seen(self) -> Seen | None:
         """Return the namespace as it is now, or None when the server does not answer."""
@@ -59,8 +61,11 @@ class NamespaceMetrics:
         try:
             async with asyncio.timeout(_PATIENCE), Admin(self._settings) as admin:
                 services = await self._known.read(admin)
-                seen = await look(admin, self._settings, services=services, roles=await admin.roles())
+                if self._roles == ():
+                    self._roles = await admin.roles()
+                seen = await look(admin, self._settings, services=services, roles=self._roles)
         except (ToolbusError, TimeoutError) as error:
+            self._roles = ()
             self.trouble = unreachable(error).found
             return None
         self.trouble = ""

@@ -264,6 +264,10 @@ class Questions(msgspec.Struct, eq=False):
     tell: Callable[[Confirm], None]
     extend: Callable[[float], None]
     _waited: float = 0.0
+    # Of the question that waits now: since when, for how long at most (0 when there is none), and the call's deadline without that.
+    _since: float = 0.0
+    _most: float = 0.0
+    _deadline: float = 0.0
     _one: asyncio.Lock = msgspec.field(default_factory=asyncio.Lock)
 
     async def ask(self, question: str, data: Any, timeout: float) -> ConfirmationAnswer:
@@ -287,9 +291,16 @@ class Questions(msgspec.Struct, eq=False):
             raise CallRefused(denied(repr(question), answer.reason, answer.by))
         return answer
 
+    def join(self, deadline: float) -> float:
+        """Take in the deadline of a caller that joined; return what it is now: its time stands still, too, while a question waits."""
+        if not self._most:
+            return deadline
+        self._deadline = max(self._deadline, deadline - (self.clock() - self._since))
+        return self._deadline + self._most
+
     async def _asked(self, request: ConfirmationRequest, most: float) -> ConfirmationAnswer | None:
         delivery, since = self.delivery, self.clock()
-        deadline = delivery.deadline
+        self._deadline, self._since, self._most = delivery.deadline, since, most
         answer: ConfirmationAnswer | None = None
         asked = False
 
@@ -299,11 +310,11 @@ class Questions(msgspec.Struct, eq=False):
             asked = True
             self.tell(Confirm(request.id, request.question, since + most - self.clock()))
 
-        self.extend(deadline + most)
+        self.extend(delivery.deadline + most)
         try:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(most):
-                    await self.broker.steps.notes.write(delivery, Note(deadline, since, since + most))
+                    await self.broker.steps.notes.write(delivery, Note(self._deadline, since, since + most))
                 left = since + most - self.clock()
                 answer = await self.broker.ask(delivery, request, left, opened) if left > 0 else None
         except BrokerError as error:
@@ -311,7 +322,8 @@ class Questions(msgspec.Struct, eq=False):
         finally:
             took = min(self.clock() - since, most)
             self._waited += took
-            self.extend(deadline + took)
+            self._most = 0.0
+            self.extend(self._deadline + took)
             if asked:
                 self.tell(Confirm(request.id, allowed=None if answer is None else answer.allowed))
         with contextlib.suppress(BrokerError):

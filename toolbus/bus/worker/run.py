@@ -419,6 +419,13 @@ class Run(msgspec.Struct, eq=False):
             frame.confirm = confirm
             self.send(frame)
 
+    def join(self, deadline: float) -> None:
+        """Take in the deadline of a caller that joined the call, in monotonic seconds."""
+        if self._questions is not None:
+            deadline = self._questions.join(deadline)
+        if deadline > self.delivery.deadline:
+            self.extend(deadline)
+
     def extend(self, deadline: float) -> None:
         """Set a later deadline, in monotonic seconds."""
         self.delivery.deadline = deadline

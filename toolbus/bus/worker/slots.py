@@ -545,8 +545,8 @@ class Slots:
         """Give a call the time of one that joined it, or remember that."""
         running, waiting, held = self._of(call)
         for run in running:
-            if run.delivery.deadline < deadline and not run.stuck:
-                run.extend(deadline)
+            if not run.stuck:
+                run.join(deadline)
         for delivery in waiting:
             delivery.deadline = max(delivery.deadline, deadline)
         for delivery in held:

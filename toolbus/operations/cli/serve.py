@@ -13,7 +13,7 @@ import click
 from toolbus import ToolBus
 from toolbus.bus.values.settings import Settings
 from toolbus.operations.cli.command import Groups, Names, Number, Port, ProcessOptions, Seconds, User, command, option, setting
-from toolbus.operations.cli.common import EXPORTER_PORT, GATEWAY_PORT, needs_gateway, serving_settings, settings_with_server
+from toolbus.operations.cli.common import EXPORTER_PORT, GATEWAY_PORT, needs_gateway, reason, serving_settings, settings_with_server
 from toolbus.operations.cli.output import fail
 from toolbus.operations.cli.worker import announced, end_with
 
@@ -161,7 +161,11 @@ def exporter_command(
     """
     from toolbus.operations.exporter import export
 
-    asyncio.run(export(serving_settings("exporter"), host, port))
+    settings = serving_settings("exporter")
+    try:
+        asyncio.run(export(settings, host, port))
+    except OSError as error:
+        fail(f"can't listen at {host}:{port}: {reason(error)}; choose another place with --host and --port")
 
 
 @command("mcp")

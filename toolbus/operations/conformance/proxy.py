@@ -79,6 +79,9 @@ class Proxy:
         """Answers of commands that are not carried out, by the command's name, for as long as they stand here."""
         self.withheld = 0
         """The number of answers that wait for their time."""
+        self.held: list[_Connection] = []
+        """Connections whose commands do not reach the server until they are let go."""
+        self._holds: Callable[[Words], bool] | None = None
 
     async def start(self) -> None:
         """Listen at a free port of this machine."""
@@ -107,6 +110,21 @@ class Proxy:
         found: list[Words] = []
         self._watched.append((matches, found))
         return found
+
+    def hold(self, matches: Callable[[Words], bool]) -> None:
+        """Keep commands for which ``matches`` is true from the server, and the later ones of their connections, until ``let_go``."""
+        self._holds = matches
+
+    def let_go(self) -> None:
+        """Pass on what was held."""
+        self._holds = None
+        held, self.held = self.held, []
+        for connection in held:
+            connection.go_on()
+
+    def is_held(self, words: Words) -> bool:
+        """Return whether a command is to be held."""
+        return self._holds is not None and self._holds(words)
 
     def forget(self) -> None:
         """Let no planned fault come about."""
@@ -182,6 +200,7 @@ class _Connection:
         self._to_server = to_server
         self._open: deque[_Planned | _Withheld | None] = deque()
         self._kept: deque[bytes] = deque()
+        self._held: list[bytes] = []
 
     def command(self, command: bytes) -> None:
         """Pass a command on, unless it is not to be carried out.
@@ -190,6 +209,11 @@ class _Connection:
             EOFError: the connection is cut.
         """
         words = words_of(command)
+        if self._held or self._proxy.is_held(words):
+            if not self._held:
+                self._proxy.held.append(self)
+            self._held.append(command)
+            return
         if (played := self._proxy.played.get(words[0].upper())) is not None:
             self._open.append(own := _Withheld(played))
             self._withhold(own, 0.0)
@@ -206,6 +230,12 @@ class _Connection:
         if planned is not None or words[0].upper() not in {b"SUBSCRIBE", b"UNSUBSCRIBE"}:
             self._open.append(planned)
         self._to_server.write(command)
+
+    def go_on(self) -> None:
+        """Pass the commands on that were held."""
+        held, self._held = self._held, []
+        for command in held:
+            self.command(command)
 
     def answer(self, answer: bytes) -> None:
         """Pass an answer on, or a message that answers nothing.

@@ -380,6 +380,7 @@ async def pauses(scene: WorkerScene) -> None:
     await scene.tell(f"cancel {running.id}")
     await wait_until_gone(scene, running)
     await _is_paused_after_a_late_beat(scene)
+    await _is_paused_before_it_listens(scene)
 
 
 async def _is_paused_after_a_late_beat(scene: WorkerScene) -> None:
@@ -388,6 +389,8 @@ async def _is_paused_after_a_late_beat(scene: WorkerScene) -> None:
     await proxy.start()
     try:
         await scene.start_behind(proxy)
+        # One that answers listens.
+        await call_echo(scene, "before the pause")
         keys = [key.encode() for key in (scene.keys.live, scene.keys.paused, scene.keys.pulse)]
         proxy.plan(lambda words: words[3:6] == keys, "late", after=1.0)
 
@@ -405,6 +408,39 @@ async def _is_paused_after_a_late_beat(scene: WorkerScene) -> None:
         await scene.probe.run("SREM", scene.keys.paused, SERVICE)
         if began:
             raise Broken("the answer to a beat that was sent before the message about a pause has ended the pause")
+        await scene.tell(f"resume {SERVICE}")
+        await scene.ended(sent, LEASE + 2.0)
+    finally:
+        await proxy.close()
+        await scene.kill_worker()
+
+
+async def _is_paused_before_it_listens(scene: WorkerScene) -> None:
+    """Check that a worker which subscribes after the message about a pause takes nothing, although it may have beaten before."""
+    proxy = Proxy(scene.port)
+    await proxy.start()
+    try:
+        await scene.kill_worker()
+        wake = scene.keys.wake(SERVICE).encode()
+        proxy.hold(lambda words: words[0].upper() == b"SUBSCRIBE" and wake in words)
+        scene.worker = await scene.program.start(TOOLBUS_URL=scene.url_of(proxy))
+
+        async def subscribes() -> bool:
+            scene.program.check_alive()
+            return bool(proxy.held)
+
+        await until(subscribes, STARTS, f"it does not subscribe to {wake.decode()}")
+        await scene.probe.script(scripts.PAUSE, (scene.keys.paused,), SERVICE, 60_000)
+        await scene.tell(f"pause {SERVICE}")
+        proxy.let_go()
+        await scene.joined(set(), "it is not in the registry when it is started anew")
+        sent = await scene.publish("echo", {"text": "paused"})
+        for _ in range(5):
+            await asyncio.sleep(0.1)
+            holder, _, _ = await scene.holder(sent)
+            if await scene.frames(sent) or (holder and not holder.startswith("~back")):
+                raise Broken("it takes requests of a service that was paused before it had subscribed to the messages about pauses")
+        await scene.probe.run("SREM", scene.keys.paused, SERVICE)
         await scene.tell(f"resume {SERVICE}")
         await scene.ended(sent, LEASE + 2.0)
     finally:
@@ -606,7 +642,7 @@ async def _just_renewed(scene: WorkerScene) -> None:
 
 
 async def _counts_its_retry(scene: WorkerScene) -> None:
-    sent = await scene.publish("retry", {"to": 10, "delay": 0.1})
+    sent = await scene.publish("retry", {"to": 10, "delay": 0.1}, events=True)
 
     async def is_again() -> bool:
         return await runs_as(scene, sent, 2)
@@ -620,7 +656,10 @@ async def _counts_its_retry(scene: WorkerScene) -> None:
         frame["run"] for frame in frames if frame.get("attempt", 1) == 2
     }:
         raise Broken("both attempts have one run token")
-    check_run([frame for frame in frames if frame["run"] == frames[-1]["run"]])
+    again = [frame for frame in frames if frame["run"] == frames[-1]["run"]]
+    check_run(again)
+    if again[0].get("kind") != "start":
+        raise Broken("with `events`, the first frame of each run is a `start`, also of one that is tried again")
 
 
 @LEASES.check("W69", 2)

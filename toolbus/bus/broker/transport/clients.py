@@ -17,8 +17,8 @@ CONNECT_TIMEOUT = 3.0
 """Seconds for a TCP connection and its TLS handshake, one lost packet included."""
 
 
-# What a connection says of its library: redis-py looks its own version up in a file for each one, which takes longer than to connect.
-_LIBRARY = {"driver_info": redis.DriverInfo()} if hasattr(redis, "DriverInfo") else {}
+# A connection says nothing of its library: no role may, and each refusal is a line of the server's `ACL LOG`.
+_LIBRARY = {"driver_info": None} if hasattr(redis, "DriverInfo") else {"lib_name": None, "lib_version": None}
 
 
 _MOST_RECEIVED = 64 * 1024 * 1024

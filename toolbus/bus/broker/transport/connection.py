@@ -8,9 +8,9 @@ import os
 import re
 import socket
 import ssl
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 from urllib.parse import urlsplit
 
 import hiredis
@@ -174,6 +174,8 @@ class Connector:
 
     # Whether a server has answered at the default URL in this process, whose connectors come and go.
     _default_reached = False
+    # Servers, with their users, that have refused to load scripts: a further try at each connect would be lines of their `ACL LOG`.
+    _load_nothing: ClassVar[set[str]] = set()
 
     def __init__(self, url: str, *, key: str = "", password_file: str = "", files: TlsFiles | None = None) -> None:
         self.display = redact(url)
@@ -252,7 +254,7 @@ class Connector:
                 # Not redis-py's own timeout: it waits by `asyncio.wait_for`, which loses cancellations in Python 3.11.
                 async with asyncio.timeout(_OPEN_TIMEOUT if node is None else _OPEN_TIMEOUT_FOUND):
                     await connection.connect()
-                    server = await _handshake(connection, self._answered)
+                    server = await self._handshake(connection)
             except BaseException:
                 await clients.drop(connection)
                 raise
@@ -264,9 +266,37 @@ class Connector:
         """True when a server that may serve us has answered here before."""
         return self._reached
 
-    def _answered(self) -> None:
+    async def _handshake(self, connection: Any) -> ServerInfo:
+        send, read = connection.send_command, connection.read_response
+        await send("INFO", "server")
+        fields = info_fields(await read())
+        await send("INFO", "replication")
+        fields |= info_fields(await read())
+        name = "Valkey" if "valkey_version" in fields else "Redis"
+        version = fields.get("valkey_version") or fields.get("redis_version", "unknown")
+        major = version.split(".", 1)[0]
+        if major.isdigit() and int(major[:9]) < 7:
+            raise UnsupportedServer(f"the server is {name} {version}; toolbus needs Redis 7.0 or Valkey 7.2, or newer")
+        if fields.get("role", "master") != "master":
+            raise redis.ConnectionError(f"it is a read-only replica of {fields.get('master_host')}:{fields.get('master_port')}")
         self._reached = True
         Connector._default_reached |= self._is_default
+        if self.display not in self._load_nothing:
+            await self._load_scripts(connection, f"{name} {version}")
+        await send("CLIENT", "ID")
+        return ServerInfo(name, version, fields.get("run_id", ""), integer(await read(), most=2**63))
+
+    async def _load_scripts(self, connection: Any, server: str) -> None:
+        """Load them, which are the real probe: whatever lacks their flags or commands can't serve."""
+        await connection.send_packed_command(_LOADS)
+        for script in scripts.ALL:
+            try:
+                await connection.read_response()
+            except redis.exceptions.NoPermissionError:
+                # Some roles run only what others have loaded; who lacks more is told at the first command.
+                self._load_nothing.add(self.display)
+            except redis.ResponseError as error:
+                raise UnsupportedServer(f"the server is {server} and can't load the script {script.name!r}: {error}") from None
 
     def sync_client(self, timeout: float = _READ_TIMEOUT) -> redis.Redis:
         """Return a synchronous client, for the lease thread; ``timeout`` seconds for a connect or an answer.
@@ -382,31 +412,3 @@ def _check(options: dict[str, Any]) -> None:
             raise ValueError(str(error)) from None
         why = "needs rediss://" if unknown[1].startswith("ssl_") and not clients.encrypted(options) else "is unknown"
         raise ValueError(f"its parameter {unknown[1]!r} {why}") from None
-
-
-async def _handshake(connection: Any, answered: Callable[[], None]) -> ServerInfo:
-    send, read = connection.send_command, connection.read_response
-    await send("INFO", "server")
-    fields = info_fields(await read())
-    await send("INFO", "replication")
-    fields |= info_fields(await read())
-    name = "Valkey" if "valkey_version" in fields else "Redis"
-    version = fields.get("valkey_version") or fields.get("redis_version", "unknown")
-    major = version.split(".", 1)[0]
-    if major.isdigit() and int(major[:9]) < 7:
-        raise UnsupportedServer(f"the server is {name} {version}; toolbus needs Redis 7.0 or Valkey 7.2, or newer")
-    if fields.get("role", "master") != "master":
-        raise redis.ConnectionError(f"it is a read-only replica of {fields.get('master_host')}:{fields.get('master_port')}")
-    answered()
-    # The scripts are the real probe: whatever lacks their flags or commands can't serve.
-    await connection.send_packed_command(_LOADS)
-    for script in scripts.ALL:
-        try:
-            await read()
-        except redis.exceptions.NoPermissionError:
-            # Some roles run only what others have loaded; who lacks more is told at the first command.
-            continue
-        except redis.ResponseError as error:
-            raise UnsupportedServer(f"the server is {name} {version} and can't load the script {script.name!r}: {error}") from None
-    await send("CLIENT", "ID")
-    return ServerInfo(name, version, fields.get("run_id", ""), integer(await read(), most=2**63))
