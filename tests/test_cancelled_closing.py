@@ -122,6 +122,37 @@ async def test_nothing_stays_behind_where_it_was_cancelled(place: Place, way: st
     assert at > 1
 
 
+async def test_a_drain_that_is_cancelled_gives_no_grace(place: Place) -> None:
+    """Handlers that run are stopped at once, before the worker is closed."""
+    ran: list[str] = []
+
+    @tool(service="closing", effect="read", replace=True)
+    async def linger() -> str:
+        """Take a while."""
+        ran.append("began")
+        try:
+            await asyncio.sleep(600)
+        except asyncio.CancelledError:
+            ran.append("stopped")
+            raise
+        return ""
+
+    worker = place.worker(linger, grace=600.0)
+    async with asyncio.timeout(20), place.bus() as bus:
+        await worker.open()
+        await bus.wait_for_tool("linger")
+        call = asyncio.create_task(bus.call("linger"))
+        await eventually(lambda: ran)
+        draining = asyncio.create_task(worker.drain())
+        await eventually(lambda: worker.leaving)
+        await asyncio.sleep(0)
+        draining.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await draining
+        assert ran == ["began", "stopped"]
+        call.cancel()
+
+
 class Stuck(ToolService):
     """A service whose clean-up does not end."""
 

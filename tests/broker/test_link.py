@@ -304,6 +304,18 @@ async def test_a_closed_link_answers_everything(server: Server, link: Link) -> N
     assert [isinstance(answer, BrokerUnavailable) for answer in answers] == [True] * 3
 
 
+@pytest.mark.parametrize("late", [b"+late\r\n", b"-ERR late\r\n"])
+async def test_an_answer_behind_the_close_of_its_link_is_no_error(link: Link, caplog: pytest.LogCaptureFixture, late: bytes) -> None:
+    """One answer's callback closes the link while another answer has come already."""
+    answers: list[Any] = []
+    link.send(("FIRST",), lambda _: link.close())
+    link.send(("SECOND",), answers.append)
+    link.flush()
+    link.data_received(b"+first\r\n" + late)
+    assert [type(answer) for answer in answers] == [BrokerUnavailable]
+    assert "link.protocol_error" not in caplog.text
+
+
 async def test_a_link_that_nobody_maintains_ends_with_its_connection(server: Server) -> None:
     """A lost connection fails a short link's waiting commands, even repeatable ones, and all its later commands."""
     short = ShortLink(Connector(server.url))

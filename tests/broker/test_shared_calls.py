@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 
 from tests.broker.fakes import KEYS, FakeLink, request
+from toolbus.bus.broker import publish
 from toolbus.bus.broker.protocols import Verdict
 from toolbus.bus.broker.publish import ABSENT, SharedCalls
 from toolbus.bus.broker.transport.command import ReplyError
@@ -148,6 +149,29 @@ def test_calls_that_are_kept_are_bounded() -> None:
     beyond = calling.publish(None, entry=b"10000-0")
     assert beyond is not None
     assert (beyond.status, "10000 calls already wait" in beyond.message) == ("failed", True)
+
+
+@pytest.mark.parametrize("leave", ["cancel", "forget"])
+def test_calls_that_were_given_up_without_a_connection_take_no_room(monkeypatch: pytest.MonkeyPatch, leave: str) -> None:
+    """They are not written, and make room for others, whose bytes are bounded."""
+    monkeypatch.setattr(publish, "_MOST_WAITING_BYTES", 2 * len(b"document"))
+    calling = Calling()
+    calling.link.connected = False
+    for number in range(5):
+        calling.publish([b"queued", b"1-1"], entry=f"{number}-0".encode())
+        assert calling.verdicts == []
+        if number and leave == "forget":
+            calling.calls.forget(f"call-{number}-0")
+        elif number:
+            calling.calls.cancel(request(f"{number}-0".encode(), idempotency_key="key", shared=True), "pool", "", None, 0.0)
+    assert calling.link.names == []
+    calling.publish([b"queued", b"1-1"], entry=b"6-0")
+    beyond = calling.publish([b"queued", b"1-1"], entry=b"7-0")
+    assert beyond is not None
+    assert (beyond.status, "2 calls already wait" in beyond.message) == ("failed", True)
+    calling.link.connected = True
+    calling.calls.release()
+    assert [args[0] for args in calling.link.args("share")] == ["call-0-0", "call-6-0"]
 
 
 def test_a_call_whose_time_is_up_is_not_published() -> None:

@@ -31,6 +31,7 @@ class Answering:
     """A link on which every call is published, or joins the first one."""
 
     server = None
+    connected = True
 
     def __init__(self) -> None:
         self.joined = False

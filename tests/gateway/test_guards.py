@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import ModuleType
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
@@ -13,6 +16,7 @@ import pytest
 
 from tests.gateway.running import listening
 from toolbus import ConfigurationError, ToolBus
+from toolbus.edges.gateway import app as gateway_app
 from toolbus.edges.gateway.app import application
 from toolbus.edges.gateway.gateway import Gateway
 from toolbus.edges.gateway.guards import GuardOptions, guarded, origin_of
@@ -296,3 +300,19 @@ async def test_bytes_that_are_no_http(namespace: str) -> None:
         assert (await said(url, b"\x16\x03\x01\x00\xff\r\n\r\n")).startswith(b"HTTP/1.1 400")
         async with httpx.AsyncClient(trust_env=False) as made:
             assert (await made.get(f"{url}/health")).status_code == 200
+
+
+async def test_others_are_answered_while_mcp_is_loaded(namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first request of an MCP client loads the SDK beside the event loop."""
+    answered = threading.Event()
+
+    def loaded(name: str) -> ModuleType:
+        assert answered.wait(30)
+        return importlib.import_module(name)
+
+    monkeypatch.setattr(gateway_app, "import_module", loaded)
+    async with client(namespace) as made:
+        first = [asyncio.create_task(made.post("/mcp", json={})) for _ in range(2)]
+        assert (await made.get("/health")).status_code == 200
+        answered.set()
+        assert {(await each).status_code // 100 for each in first} == {4}

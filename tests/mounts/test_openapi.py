@@ -15,9 +15,11 @@ import pytest
 from tests.contract import Place
 from tests.mounts.api import Answer, Api, Asked, api, as_json
 from toolbus import Blob, ToolBus, ToolResult
-from toolbus.bus.values.results import ConfigurationError, ErrorInfo
+from toolbus.bus.values.results import ConfigurationError, ErrorInfo, ToolError
 from toolbus.bus.values.secrets import Secret
 from toolbus.edges.mounts import Options, serve
+from toolbus.edges.mounts.openapi.operations import Document, Flawed, Operation, operations
+from toolbus.edges.mounts.openapi.requests import request_of
 from toolbus.edges.mounts.openapi.service import MountedApi
 
 pytestmark = pytest.mark.anyio
@@ -165,6 +167,70 @@ async def test_arguments_go_where_they_belong(valkey: Place, pets: Api, tmp_path
         assert failure(await bus.call("find_pets", {"X-Trace": "a\r\nHost: b"})).type == "invalid_arguments"
         assert failure(await bus.call("addPet", {"age": 3})).type == "invalid_arguments"
         assert len(pets.asked) == asked
+
+
+COLORS = ["blue", "black"]
+SHADE = {"R": 100, "G": 200}
+STYLES: list[tuple[str, str, bool, Any, str | None]] = [
+    *(("path", "simple", explode, COLORS, "/blue,black") for explode in (False, True)),
+    ("path", "simple", False, SHADE, "/R,100,G,200"),
+    ("path", "simple", True, SHADE, "/R=100,G=200"),
+    ("query", "form", False, COLORS, "/?color=blue,black"),
+    ("query", "form", True, COLORS, "/?color=blue&color=black"),
+    ("query", "form", False, SHADE, "/?color=R,100,G,200"),
+    ("query", "form", True, SHADE, "/?R=100&G=200"),
+    ("query", "spaceDelimited", False, COLORS, "/?color=blue%20black"),
+    ("query", "spaceDelimited", False, SHADE, "/?color=R%20100%20G%20200"),
+    ("query", "spaceDelimited", True, SHADE, None),
+    ("query", "pipeDelimited", False, COLORS, "/?color=blue%7Cblack"),
+    ("query", "pipeDelimited", False, SHADE, "/?color=R%7C100%7CG%7C200"),
+    ("query", "deepObject", True, SHADE, "/?color%5BR%5D=100&color%5BG%5D=200"),
+    ("query", "deepObject", True, COLORS, None),
+    ("query", "deepObject", True, "blue", None),
+    ("query", "deepObject", True, {"R": [1]}, None),
+    ("query", "form", True, [SHADE], None),
+    ("header", "simple", False, COLORS, "blue,black"),
+    ("header", "simple", False, SHADE, "R,100,G,200"),
+    ("header", "simple", True, SHADE, "R=100,G=200"),
+    ("header", "simple", True, [COLORS], None),
+    ("path", "", False, "blue", "/%22blue%22"),
+    ("query", "", False, SHADE, "/?color=%7B%22R%22%3A100%2C%22G%22%3A200%7D"),
+    ("header", "", False, COLORS, '["blue","black"]'),
+]
+
+
+@pytest.mark.parametrize(("place", "style", "explode", "value", "expected"), STYLES)
+def test_a_parameter_is_written_in_its_style(place: str, style: str, explode: bool, value: Any, expected: str | None) -> None:
+    """Each is written as the table of OpenAPI says, or as JSON where it has content; a value without a form is refused."""
+    form = {"style": style, "explode": explode} if style else {"content": {"application/json": {}}}
+    described = {"name": "color", "in": place, "required": True, **form}
+    path = "/{color}" if place == "path" else "/"
+    (operation,) = operations(Document({"paths": {path: {"get": {"parameters": [described]}}}}))
+    assert isinstance(operation, Operation)
+    if expected is None:
+        with pytest.raises(ToolError, match="color"):
+            request_of(operation, "http://x", {"color": value}, {}, {})
+        return
+    request = request_of(operation, "http://x", {"color": value}, {}, {})
+    assert (request.headers.get("color") or request.url.raw_path.decode()) == expected
+
+
+@pytest.mark.parametrize(
+    "described",
+    [
+        {"parameters": [{"name": "color", "in": "path", "required": True, "style": "label"}]},
+        {"parameters": [{"name": "color", "in": "path", "required": True, "style": "matrix"}]},
+        {"parameters": [{"name": "color", "in": "query", "style": ["form"]}]},
+        {"parameters": [{"name": "color", "in": "header", "style": "form"}]},
+        {"parameters": [{"name": "color", "in": "cookie", "required": True}]},
+        {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": {"type": "object"}}}}},
+        {"requestBody": {"content": {"application/x-www-form-urlencoded": {"schema": {"properties": {"a": {}}}, "encoding": {"a": {}}}}}},
+    ],
+)
+def test_an_operation_that_cannot_be_asked_for_is_left_out(described: dict[str, Any]) -> None:
+    """One that could only be requested in another form than its document describes is no tool."""
+    (found,) = operations(Document({"paths": {"/{color}" if "'path'" in str(described) else "/": {"post": described}}}))
+    assert isinstance(found, Flawed)
 
 
 async def test_secrets_are_sent_and_never_shown(

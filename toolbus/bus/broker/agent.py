@@ -196,6 +196,7 @@ class AgentSteps:
     def _connected(self, _restarted: bool) -> None:
         self._clock.distrust()
         self._load_again()
+        self.shared.release()
         self.publisher.flush()
         self.confirmations.nudge()
         self.creations.news.nudge()

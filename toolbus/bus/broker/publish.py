@@ -126,8 +126,7 @@ class Publisher:
         size = len(publish.document)
         full = len(self._waiting) >= _MOST_WAITING or self._waiting_bytes + size > _MOST_WAITING_BYTES
         if full and not self._makes_room(size) and not self._writes(publish):
-            message = f"{len(self._waiting)} calls already wait for the connection to the server to come back, or for its Sentinels"
-            self._loop.call_soon(publish.sender.settle, Verdict("failed", message=message))
+            self._loop.call_soon(publish.sender.settle, _too_many(len(self._waiting)))
             return
         self._waiting.append(publish)
         self._waiting_bytes += size
@@ -369,6 +368,10 @@ def read_verdicts(reply: Reply, count: int) -> list[Verdict]:
     return verdicts
 
 
+def _too_many(calls: int) -> Verdict:
+    return Verdict("failed", message=f"{calls} calls already wait for the connection to the server to come back, or for its Sentinels")
+
+
 def failure(error: BrokerError) -> Verdict:
     """Return the verdict of a publication that the server answered with an error, or not at all."""
     if isinstance(error, (BrokerUnavailable, WrongAnswerError)) and not isinstance(error, UnwrittenError):
@@ -377,9 +380,6 @@ def failure(error: BrokerError) -> Verdict:
         return Verdict("unknown", message=f"an answer was lost with its connection, and then the server refused: {error}")
     # It was not written, or the script stopped before it wrote: out of memory, read only, no permission.
     return Verdict("failed", message=str(error))
-
-
-_MOST_KEPT = 10_000
 
 
 class _Followed:
@@ -400,7 +400,7 @@ class SharedCalls:
     Args:
         retention: seconds that an answer is kept beyond the call's timeout.
         wake: makes a waiting read of the replies return, so that the next one reads the new stream too.
-        mastership: what it does not admit is kept, and ``release`` publishes it.
+        mastership: what it does not admit is kept, as is everything without a connection, and ``release`` publishes it.
 
     Attributes:
         followed: the streams that are to be read.
@@ -409,7 +409,9 @@ class SharedCalls:
     def __init__(self, link: Link, keys: Keys, agent: str, retention: float, wake: Callable[[], None], mastership: Mastership) -> None:
         self._link = link
         self._mastership = mastership
-        self._kept: dict[str, Callable[[], None]] = {}
+        # Calls that wait, each with its bytes.
+        self._kept: dict[str, tuple[int, Callable[[], None]]] = {}
+        self._kept_bytes = 0
         self._keys = keys
         self._agent = agent
         self._retention = retention
@@ -432,11 +434,12 @@ class SharedCalls:
             left: a call that it had joined and that is over.
         """
         once, again = request.effect == "once", partial(self.publish, request, queue, limit, deadline, document, sender, session)
-        if not self._mastership.admits(once=once):
-            if len(self._kept) >= _MOST_KEPT:
-                sender.settle(Verdict("failed", message=f"{_MOST_KEPT} calls already wait for a server that is surely the master"))
+        if not (self._link.connected and self._mastership.admits(once=once)):
+            if len(self._kept) >= _MOST_WAITING or self._kept_bytes + len(document) > _MOST_WAITING_BYTES:
+                sender.settle(_too_many(len(self._kept)))
                 return
-            self._kept[request.id] = partial(again, left)
+            self._kept[request.id] = len(document), partial(again, left)
+            self._kept_bytes += len(document)
             return
         server = self._link.server
 
@@ -492,15 +495,15 @@ class SharedCalls:
 
     def release(self) -> None:
         """Publish what was kept, or keep it again."""
-        kept, self._kept = self._kept, {}
-        for publish in kept.values():
+        kept, self._kept, self._kept_bytes = self._kept, {}, 0
+        for _, publish in kept.values():
             publish()
 
     def cancel(
         self, request: Request, queue: str, entry: str, on_fate: Callable[[Fate], None] | None, waited: float, why: str = "cancelled"
     ) -> None:
         """Stop waiting for a shared call; it is cancelled when no other caller waits for it."""
-        if self._kept.pop(request.id, None) is not None:
+        if self._drop(request.id):
             if on_fate is not None:
                 on_fate("removed")
             return
@@ -516,13 +519,19 @@ class SharedCalls:
         """Stop reading for a caller whose call has ended."""
         self._joined.pop(call, None)
         self._attempts.pop(call, None)
-        self._kept.pop(call, None)
+        self._drop(call)
         stream = self._stream_of.pop(call, None)
         if stream is not None:
             followed = self.followed[stream]
             (followed.callers if call in followed.callers else followed.newcomers).remove(call)
             if not (followed.callers or followed.newcomers):
                 del self.followed[stream]
+
+    def _drop(self, call: str) -> bool:
+        """Publish a call no more that waits; return whether it did."""
+        size, publish = self._kept.pop(call, (0, None))
+        self._kept_bytes -= size
+        return publish is not None
 
     def positions(self) -> list[tuple[bytes, bytes]]:
         """Return the streams of the read that begins now, each with the entry to read after.

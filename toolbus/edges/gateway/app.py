@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping
+from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -110,6 +112,9 @@ class _Mcp:
         if find_spec("mcp") is None:
             raise Problem(501, "not_installed", "this gateway speaks no MCP, since its extra is not installed: pip install 'toolbus[mcp]'")
         state = scope["app"].state
+        if not hasattr(state, "mcp"):
+            # Loading takes about a second, in which others are answered; requests that come meanwhile share the application.
+            await asyncio.to_thread(import_module, "toolbus.edges.mcp.http")
         if not hasattr(state, "mcp"):
             state.mcp = _mcp_application(gateway_of(HTTPConnection(scope)))
         await state.mcp(scope, receive, send)

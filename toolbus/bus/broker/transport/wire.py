@@ -306,6 +306,9 @@ class Wire(asyncio.Protocol):
 
     def _give_up(self, problem: str) -> None:
         """End a connection whose next reply belongs to nobody."""
+        if self._closing:
+            # What was in flight has been answered already.
+            return
         telemetry.log.error("link.protocol_error", server=self._connector.display, error=problem)
         self.abort()
 

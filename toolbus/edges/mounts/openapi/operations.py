@@ -162,6 +162,8 @@ _FORM = "application/x-www-form-urlencoded"
 _NOT_ARGUMENTS = frozenset(
     {"accept", "authorization", "connection", "content-length", "content-type", "cookie", "host", "transfer-encoding"}
 )
+# The first is the usual one.
+_STYLES = {"path": ("simple",), "query": ("form", "spaceDelimited", "pipeDelimited", "deepObject"), "header": ("simple",)}
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}\Z")
 _MOST_ABOUT = 8_000
 
@@ -311,7 +313,10 @@ class _Reader:
         schema, as_json = self._schema_of(parameter)
         if isinstance(parameter.get("description"), str) and isinstance(schema, dict):
             schema = {"description": parameter["description"][:_MOST_ABOUT], **schema}
-        style = parameter.get("style") or ("form" if place == "query" else "simple")
+        styles = _STYLES[place]
+        style = parameter.get("style") or styles[0]
+        if not as_json and style not in styles:
+            raise Unusable(f"its parameter {name[:60]!r} is of the style {str(style)[:60]!r}, which is not supported")
         explode = parameter.get("explode")
         argument = self._argument(name, place, schema, required=required)
         exploded = explode if isinstance(explode, bool) else style == "form"
@@ -353,11 +358,13 @@ class _Reader:
             if not required:
                 return None
             raise Unusable(f"it needs a body of {kinds[0][:60]!r}, which is not supported")
-        media_type = "application/json" if "*" in kind else kind.partition(";")[0].strip()
+        media_type = "application/json" if "*" in kind else kind.partition(";")[0].strip().lower()
         media = self._document.resolved(content[kind])
         if media_type == "text/plain":
             return Body(media_type, self._argument("body", "body", {"type": "string"}, required=required))
         source = media.get("schema", True)
+        if media_type == _FORM and media.get("encoding"):
+            raise Unusable("its form has fields with an encoding of their own, which is not supported")
         fields = self._fields(source, required=required)
         if fields is not None:
             return Body(media_type, fields=fields)

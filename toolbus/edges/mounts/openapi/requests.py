@@ -61,7 +61,7 @@ def request_of(
 
 
 def _in_path(parameter: Parameter, value: Any) -> str:
-    text = _joined(parameter, value, "")
+    text = _joined(parameter, value)
     # Dots would name another path, and so does nothing at all.
     if text in {"", ".", ".."}:
         raise _unfit(parameter.argument, "can't be empty or dots in a path")
@@ -70,41 +70,41 @@ def _in_path(parameter: Parameter, value: Any) -> str:
 
 def _in_query(parameter: Parameter, value: Any) -> list[str]:
     name = quote(parameter.name, safe="")
-    if parameter.as_json:
-        return [f"{name}={quote(encode_json(value).decode(), safe='')}"]
-    if isinstance(value, dict):
-        if parameter.style == "deepObject":
-            return [f"{name}%5B{quote(str(key), safe='')}%5D={_text(parameter, each)}" for key, each in value.items()]
-        if parameter.explode:
-            return [f"{quote(str(key), safe='')}={_text(parameter, each)}" for key, each in value.items()]
-    if isinstance(value, list) and parameter.explode:
-        return [f"{name}={_text(parameter, each)}" for each in value]
-    return [f"{name}={_joined(parameter, value, _SEPARATORS.get(parameter.style, ','))}"]
+    if not parameter.as_json:
+        if isinstance(value, dict) and parameter.style == "deepObject":
+            return [f"{name}%5B{_text(parameter, key)}%5D={_text(parameter, each)}" for key, each in value.items()]
+        if isinstance(value, dict) and parameter.explode and parameter.style == "form":
+            return [f"{_text(parameter, key)}={_text(parameter, each)}" for key, each in value.items()]
+        if isinstance(value, list) and parameter.explode and parameter.style != "deepObject":
+            return [f"{name}={_text(parameter, each)}" for each in value]
+        if parameter.style == "deepObject" or (isinstance(value, dict) and parameter.explode):
+            raise _unfit(parameter.argument, f"is of the style {parameter.style}, which can't hold a value of this kind")
+    return [f"{name}={_joined(parameter, value)}"]
 
 
 def _in_header(parameter: Parameter, value: Any) -> str:
-    text = encode_json(value).decode() if parameter.as_json or isinstance(value, (dict, list)) else _plain(value)
+    text = _joined(parameter, value)
     if not text.isascii() or not text.isprintable():
         raise _unfit(parameter.argument, "has characters that a header can't hold")
     return text
 
 
-def _joined(parameter: Parameter, value: Any, separator: str) -> str:
-    separator = separator or ","
+def _joined(parameter: Parameter, value: Any) -> str:
+    if parameter.as_json:
+        return _text(parameter, encode_json(value).decode())
+    separator = _SEPARATORS[parameter.style]
     if isinstance(value, list):
         return separator.join(_text(parameter, each) for each in value)
     if isinstance(value, dict):
         joint = "=" if parameter.explode else separator
-        return separator.join(f"{quote(str(key), safe='')}{joint}{_text(parameter, each)}" for key, each in value.items())
+        return separator.join(f"{_text(parameter, key)}{joint}{_text(parameter, each)}" for key, each in value.items())
     return _text(parameter, value)
 
 
 def _text(parameter: Parameter, value: Any) -> str:
     if isinstance(value, (dict, list)):
-        if parameter.place == "path":
-            raise _unfit(parameter.argument, "has lists or objects within, which a path can't hold")
-        return quote(encode_json(value).decode(), safe="")
-    return quote(_plain(value), safe="")
+        raise _unfit(parameter.argument, f"has lists or objects within, which a {parameter.place} can't hold")
+    return _plain(value) if parameter.place == "header" else quote(_plain(value), safe="")
 
 
 def _plain(value: Any) -> str:
