@@ -25,8 +25,8 @@ from toolbus.sync.bus import Tallies as SyncTallies
 # fmt: off
 _OF_CALLS = {
     "arguments", "attached", "complete_with", "deadline", "drop", "ends", "entry", "expire", "feed", "gap_slot", "give_up", "grant",
-    "idle_slot", "idle_timeout", "last_heard", "lasting", "look_for", "lost", "options", "pause", "queue", "queued_ms", "request", "resume_from",
-    "settle", "slot", "span", "state", "streaming", "target", "unread", "waited", "waited_in_all", "withdrawn",
+    "idle_slot", "idle_timeout", "last_heard", "lasting", "look_for", "lost", "options", "pause", "queue", "queued_ms", "request",
+    "resume_from", "settle", "slot", "span", "state", "streaming", "target", "unread", "waited", "waited_in_all", "withdrawn",
 }
 # fmt: on
 _OF_EXECUTORS = {
