@@ -135,6 +135,25 @@ async def test_once_work_that_this_server_accepted_begins_although_the_link_knew
     assert await begun(bench, Master(), one) == "started"
 
 
+@pytest.mark.parametrize(("persistence", "beginning"), [(b"aof_enabled:0", "unsure"), (b"aof_enabled:1\r\nmaster_replid2:000", "started")])
+async def test_a_server_that_is_replaced_while_it_marks_is_asked_what_it_may_have_forgotten(persistence: bytes, beginning: str) -> None:
+    """A mark that was written again, on a new connection, may be the first that another server has of the work."""
+    bench, master = Bench(), Master(True)
+    one = bench.hold(b"1-0")
+    one.server = b"run-one"
+    bench.link.answers["INFO"] = lambda keys, args: persistence
+    bench.link.answers["CONFIG"] = lambda keys, args: {b"appendfsync": b"always"}
+    write = master.write
+
+    def replaced(*words: Any) -> None:
+        if not master.args:
+            bench.link.server = ServerInfo("valkey", "9", "run-two", 1)
+        write(*words)
+
+    master.write = replaced  # type: ignore[method-assign]
+    assert await begun(bench, master, one) == beginning
+
+
 async def test_what_begins_together_is_marked_by_one_script() -> None:
     """Of each stream and fence, in parts of a bounded size; a failure reaches each of them."""
     bench, master = Bench(), Master(*[True] * 300)

@@ -82,6 +82,7 @@ class Beginnings(msgspec.Struct, eq=False):
         """
         while True:
             await self.mastership.wait()
+            asked = self.link.server
             if not accepted_here(self.link, delivery.server) and await may_have_forgotten(self.link):
                 # A link that was lost knows only now which server it is that it asks.
                 if accepted_here(self.link, delivery.server):
@@ -98,7 +99,7 @@ class Beginnings(msgspec.Struct, eq=False):
             if not confirmed:
                 return "unconfirmed"
             # The same run may mark its beginning again, which tells what another server knows of it.
-            if self.mastership.sure:
+            if self.mastership.sure and self.link.server is asked:
                 return "started"
 
     def _mark(self, delivery: Delivery) -> _Answer:
