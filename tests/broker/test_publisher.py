@@ -256,6 +256,27 @@ async def test_calls_that_were_given_up_take_no_room(publishing: Publishing, cal
     assert publishing.publisher.published == 1
 
 
+@pytest.mark.parametrize("connected", [False, True])
+async def test_a_flood_of_calls_is_no_flood_of_looks(publishing: Publishing, connected: bool) -> None:
+    """Whether those that wait are still wanted is not looked at for each call that finds no room, or that is written at once."""
+    looks = 0
+
+    class Looked:
+        verdict: Verdict | None = None
+        settle = Call.settle
+
+        @property
+        def done(self) -> bool:
+            nonlocal looks
+            looks += 1
+            return False
+
+    publishing.link.connected = connected
+    for number in range(11_000):
+        publishing.publisher.publish(Publish(str(number), "pool", 10, 105.0, b"xx", cast("Any", Looked()), False))
+    assert looks < 200_000
+
+
 async def test_calls_that_are_kept_for_a_master_count_too(publishing: Publishing) -> None:
     """Of either kind; others that can be written now are not held up by them."""
     publishing.admitted = set()

@@ -44,6 +44,7 @@ _MOST_BYTES = 1_048_576
 # Bounds of the calls that wait for a connection.
 _MOST_WAITING = 10_000
 _MOST_WAITING_BYTES = 64 * 1024 * 1024
+_SKIPS = 100
 
 # Seconds until a cancellation that was refused is sent again.
 _AGAIN_FIRST, _AGAIN_MOST = 0.05, 1.0
@@ -112,6 +113,8 @@ class Publisher:
         self._unanswered: dict[int, None] = {}
         # True while calls wait because the server would forget the verdict of the first of these flushes, and carry it out again.
         self._full = False
+        # So many calls that find no room are refused without a look at who was given up.
+        self._skips = 0
         # Those of them that the server may have carried out, each with the refusal: an answer was lost, and then it refused every write.
         self._doubted: dict[int, str] = {}
         self.published = 0
@@ -125,7 +128,7 @@ class Publisher:
         """Publish at the end of this tick, or when there is a connection again."""
         size = len(publish.document)
         full = len(self._waiting) >= _MOST_WAITING or self._waiting_bytes + size > _MOST_WAITING_BYTES
-        if full and not self._makes_room(size) and not self._writes(publish):
+        if full and not self._writes(publish) and not self._makes_room(size):
             self._loop.call_soon(publish.sender.settle, _too_many(len(self._waiting)))
             return
         self._waiting.append(publish)
@@ -141,9 +144,15 @@ class Publisher:
 
     def _makes_room(self, size: int) -> bool:
         """Drop what was given up meanwhile; return whether so many bytes may wait now."""
+        if self._skips:
+            self._skips -= 1
+            return False
         waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
         self._keep(waiting)
-        return len(self._waiting) < _MOST_WAITING and self._waiting_bytes + size <= _MOST_WAITING_BYTES
+        fits = len(self._waiting) < _MOST_WAITING and self._waiting_bytes + size <= _MOST_WAITING_BYTES
+        # A look at thousands of calls for each one that is refused would hold the loop.
+        self._skips = 0 if fits else _SKIPS
+        return fits
 
     def _writes(self, publish: Publish) -> bool:
         return self._link.connected and not self._full and self._mastership.admits(once=publish.once)
@@ -151,11 +160,11 @@ class Publisher:
     def cancel(self, call: str, queue: str, entry: str, remaining_ms: int, on_fate: OnFate | None, why: str = "cancelled") -> None:
         """Remove a queued call, or tell the workers."""
         if not entry:
-            waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
-            others = [publish for publish in waiting if publish.call != call]
-            self._keep(others)
+            place = next((place for place, publish in enumerate(self._waiting) if publish.call == call), None)
+            if place is not None:
+                self._waiting_bytes -= len(self._waiting.pop(place).document)
             if on_fate is not None:
-                on_fate("removed" if len(others) < len(waiting) else "unknown")
+                on_fate("unknown" if place is None else "removed")
             return
 
         keys = (self._keys.queue(queue), self._keys.cancelled(queue))
