@@ -154,13 +154,13 @@ def _anew(monkeypatch: pytest.MonkeyPatch) -> None:
     event_logger.repeats.forget()
 
 
-@tool(service="watched", replace=True)
+@tool(service="observed", replace=True)
 async def double(number: int) -> int:
     """Double a number."""
     return 2 * number
 
 
-@tool(service="watched", replace=True)
+@tool(service="observed", replace=True)
 async def refuse() -> None:
     """Fail."""
     raise ToolError("no")

@@ -150,7 +150,7 @@ async def test_a_server_that_is_replaced_while_it_marks_is_asked_what_it_may_hav
             bench.link.server = ServerInfo("valkey", "9", "run-two", 1)
         write(*words)
 
-    master.write = replaced  # type: ignore[method-assign]
+    master.write = replaced  # type: ignore[method-assign,assignment]
     assert await begun(bench, master, one) == beginning
 
 

@@ -258,7 +258,7 @@ async def test_calls_that_were_given_up_take_no_room(publishing: Publishing, cal
 
 @pytest.mark.parametrize("connected", [False, True])
 async def test_a_flood_of_calls_is_no_flood_of_looks(publishing: Publishing, connected: bool) -> None:
-    """Whether those that wait are still wanted is not looked at for each call that finds no room, or that is written at once."""
+    """Calls that wait are not looked through for each one that finds no room, or that is written at once."""
     looks = 0
 
     class Looked:

@@ -47,7 +47,7 @@ async def test_an_outage_is_logged_at_its_beginning_and_its_end(
     await eventually(lambda: logged("link.held_up", "link.restored", "link.lost", "link.restored"), timeout=20.0)
 
 
-@tool(service="watched", effect="read")
+@tool(service="scraped", effect="read")
 async def watched() -> None:
     """Do nothing."""
 

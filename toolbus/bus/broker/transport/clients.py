@@ -18,7 +18,10 @@ CONNECT_TIMEOUT = 3.0
 
 
 # A connection says nothing of its library: no role may, and each refusal is a line of the server's `ACL LOG`.
-_LIBRARY = {"driver_info": None} if hasattr(redis, "DriverInfo") else {"lib_name": None, "lib_version": None}
+_NO_LIBRARY = {"driver_info": None} if hasattr(redis, "DriverInfo") else {"lib_name": None, "lib_version": None}
+# But one that has not read anything looks dirty to redis-py when TLS tickets have come: protocol 3 reads its greeting, 2 the answer to this.
+# redis-py would look its own version up in a file for each one, which takes longer than to connect.
+_LIBRARY = {"driver_info": redis.DriverInfo()} if hasattr(redis, "DriverInfo") else {}
 
 
 _MOST_RECEIVED = 64 * 1024 * 1024
@@ -175,7 +178,7 @@ def _given(options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
         "retry_on_error": [],
     }
     if not {"lib_name", "lib_version"} & given.keys():
-        given = {**_LIBRARY, **given}
+        given = {**(_NO_LIBRARY if given["protocol"] == 3 else _LIBRARY), **given}
     kind = given.pop("connection_class", aredis.Connection)
     if kind is aredis.SSLConnection:
         # Without one, OpenSSL asks at the terminal for the password of a key, and everything waits.

@@ -279,12 +279,15 @@ class Connector:
             raise UnsupportedServer(f"the server is {name} {version}; toolbus needs Redis 7.0 or Valkey 7.2, or newer")
         if fields.get("role", "master") != "master":
             raise redis.ConnectionError(f"it is a read-only replica of {fields.get('master_host')}:{fields.get('master_port')}")
-        self._reached = True
-        Connector._default_reached |= self._is_default
+        self._answered()
         if self.display not in self._load_nothing:
             await self._load_scripts(connection, f"{name} {version}")
         await send("CLIENT", "ID")
         return ServerInfo(name, version, fields.get("run_id", ""), integer(await read(), most=2**63))
+
+    def _answered(self) -> None:
+        self._reached = True
+        Connector._default_reached |= self._is_default
 
     async def _load_scripts(self, connection: Any, server: str) -> None:
         """Load them, which are the real probe: whatever lacks their flags or commands can't serve."""
