@@ -19,7 +19,7 @@ CONNECT_TIMEOUT = 3.0
 
 # A connection says nothing of its library: no role may, and each refusal is a line of the server's `ACL LOG`.
 _NO_LIBRARY = {"driver_info": None} if hasattr(redis, "DriverInfo") else {"lib_name": None, "lib_version": None}
-# But one that has not read anything looks dirty to redis-py when TLS tickets have come: protocol 3 reads its greeting, 2 the answer to this.
+# One that has read nothing looks dirty to redis-py when TLS tickets have come: protocol 3 reads its greeting, 2 the answer to this.
 # redis-py would look its own version up in a file for each one, which takes longer than to connect.
 _LIBRARY = {"driver_info": redis.DriverInfo()} if hasattr(redis, "DriverInfo") else {}
 
