@@ -298,8 +298,8 @@ async def gives_up(scene: WorkerScene) -> None:
             if seconds < GIVES_UP / 2:
                 proxy.played.clear()
                 await call_echo(scene, "after errors")
-        if await scene.program.ended(worker, 0.6 * GIVES_UP) is None:
-            raise Broken(f"it goes on, and looks alive, although its reads were refused for {1.35 * GIVES_UP:g} s")
+        if await scene.program.ended(worker, 0.9 * GIVES_UP) is None:
+            raise Broken(f"it goes on, and looks alive, although its reads were refused for {1.65 * GIVES_UP:g} s")
         if await scene.instances():
             raise Broken("it is still registered after it has ended")
     finally:
