@@ -46,7 +46,7 @@ class Principal(msgspec.Struct, frozen=True):
 
 
 ADMITTED = "toolbus.admitted"
-"""Where the scope of a request has the principal who sent it, and the authenticator that said so."""
+"""The key of a request's scope for the principal who sent it, and the authenticator that said so."""
 
 
 class Authenticator(Protocol):
