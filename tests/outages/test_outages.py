@@ -18,19 +18,20 @@ from tests.test_docs import anchors
 from tests.watch.test_faults import RUNBOOKS
 from toolbus.bus.watch.faults import CHECKS, SERVER
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("slow")]
+pytestmark = pytest.mark.anyio
 # Seconds for an alert, on a busy machine; the longest of the rules waits for one.
 AN_ALERT = 120.0
 
 
 @pytest.fixture(scope="module")
-def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+def prometheus(slow: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     """One Prometheus that watches all installations, each in a namespace of its own."""
     made = Prometheus(tmp_path_factory.mktemp("prometheus"))
     yield made
     made.close()
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("outage", [each for each in OUTAGES if each.check], ids=lambda each: each.name)
 async def test_doctor_names_each_fault_first(outage: Outage, forks: ForkServer, tmp_path: Path) -> None:
     """Before it nothing is wrong; after it the first line is its cause, with what to do and a runbook."""
