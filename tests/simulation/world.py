@@ -387,7 +387,8 @@ class World:
         self.network.connections.clear()
         self.server.sessions.clear()
         self.server.waiting.clear()
-        gc.collect()
+        # Clean-ups make objects, which the next collection finds.
+        any(gc.collect() == 0 for _ in range(5))
 
     def _server_clock(self) -> int:
         now = self.loop.now if self.server_stands is None else self.server_stands
