@@ -43,9 +43,9 @@ class Worker:
         if self.failure is not None:
             raise self.failure
 
-    def sessions(self, idle: float = 900.0, most: int = 1000, *, sticky: bool = False) -> OpenSessions:
+    def sessions(self, idle: float = 900.0, most: int = 1000, *, sticky: bool = False, lost: str = "error") -> OpenSessions:
         """The sessions of a service."""
-        states = {"sticky": sticky, "opens_sessions": False, "restores_sessions": False, "session_lost": "error"}
+        states = {"sticky": sticky, "opens_sessions": False, "restores_sessions": False, "session_lost": lost}
         served = SimpleNamespace(id="s", session_idle=idle, max_sessions=most, cleanup=self.cleanup, **states)
         return OpenSessions(cast("Any", served), cast("Any", self.broker), self.deadlines, self.clock, lease=0.1)
 
@@ -53,7 +53,7 @@ class Worker:
 class Run:
     """A run that ends at once."""
 
-    task = None
+    restarted = False
 
     def __init__(self, session: str) -> None:
         request = SimpleNamespace(id=session, agent="a", user="u", session=session, state="")
@@ -167,15 +167,24 @@ async def test_sessions_end_quietly_while_the_nested_bus_closes() -> None:
     await closing
 
 
-@pytest.mark.parametrize(("held", "moved", "expected"), [(False, False, [None]), (True, True, ["session_lost"]), (True, False, ["ran"])])
-async def test_a_worker_that_was_paused_looks_whose_the_session_is(held: bool, moved: bool, expected: list[Any]) -> None:
-    """A call of a session that another worker has does not start, nor does one on a state that was out of date meanwhile."""
+@pytest.mark.parametrize(
+    ("held", "moved", "policy", "expected"),
+    [
+        (False, False, "error", [None]),
+        (True, True, "error", ["session_lost"]),
+        (True, True, "restart", ["ran anew"]),
+        (True, False, "error", ["ran"]),
+    ],
+)
+async def test_a_worker_that_was_paused_looks_whose_the_session_is(held: bool, moved: bool, policy: str, expected: list[Any]) -> None:
+    """A call of a session that another worker has does not start; one whose state was out of date meanwhile does as its service says."""
     worker = Worker()
-    sessions = worker.sessions(sticky=True)
+    sessions = worker.sessions(sticky=True, lost=policy)
     said: list[Any] = []
+    moves = [True] if moved else []
 
     async def holds(delivery: Any) -> bool:
-        if moved:
+        if moves and moves.pop():
             sessions.end(Session("u", "s"), "moved")
         return held
 
@@ -184,7 +193,7 @@ async def test_a_worker_that_was_paused_looks_whose_the_session_is(held: bool, m
 
         async def execute(self) -> None:
             """Run."""
-            said.append("ran")
+            said.append("ran anew" if self.restarted else "ran")
 
         def stop(self, error: Any) -> None:
             """End without running."""

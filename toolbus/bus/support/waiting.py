@@ -11,8 +11,8 @@ A = TypeVar("A")
 B = TypeVar("B")
 
 
-async def at_most(seconds: float, work: Awaitable[object]) -> None:
-    """Wait for a work, and no longer than so many seconds; then it is cancelled."""
+async def at_most(seconds: float | None, work: Awaitable[object]) -> None:
+    """Wait for a work, and no longer than so many seconds (None: for ever); then it is cancelled."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await work

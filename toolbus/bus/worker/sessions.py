@@ -14,6 +14,7 @@ from toolbus.bus import telemetry
 from toolbus.bus.broker.protocols import session_of
 from toolbus.bus.broker.statistics.answers import OpenSession
 from toolbus.bus.support.deadlines import Deadlines
+from toolbus.bus.support.waiting import at_most
 from toolbus.bus.values.envelope import EntryNumbers, Request, numbers_of
 from toolbus.bus.values.results import ErrorInfo, ToolbusError
 from toolbus.bus.worker.handlers import Served
@@ -21,7 +22,7 @@ from toolbus.bus.worker.lines import LineName
 from toolbus.bus.worker.outcome import without_exits
 from toolbus.bus.worker.run import Run
 from toolbus.bus.worker.service import Session
-from toolbus.bus.worker.session_state import SessionState, lost
+from toolbus.bus.worker.session_state import SessionState
 from toolbus.bus.worker.transitions import RunState
 
 if TYPE_CHECKING:
@@ -45,17 +46,23 @@ _CLOSED = ErrorInfo("cancelled", "session_closed", "the session was closed, mayb
 
 
 class _Open(msgspec.Struct, eq=False):
-    """One open session: its calls, the callers that use it, and once it ends, the calls that wait for its end."""
+    """One open session: its calls, the callers that use it, and once it ends, the calls that wait for its end.
+
+    Attributes:
+        alone: since when no caller uses it.
+        slot: of the deadline at which it may be idle.
+        empty: set when the calls of one that ends have left.
+        closed: set when it has ended.
+    """
 
     used: float
     state: SessionState
     agents: set[str] | None = set()
     runs: set[Run] = set()
     waiting: set[Run] = set()
-    # Since when no caller uses it.
     alone: float = math.inf
-    # Of the deadline at which it may be idle.
     slot: int = 0
+    empty: asyncio.Event | None = None
     closed: asyncio.Event | None = None
 
     def enter(self, run: Run) -> None:
@@ -68,6 +75,13 @@ class _Open(msgspec.Struct, eq=False):
                 self.agents = None
             self.alone = math.inf
         (self.runs if self.closed is None else self.waiting).add(run)
+
+    def leave_run(self, run: Run) -> None:
+        """Count a call out."""
+        self.runs.discard(run)
+        self.waiting.discard(run)
+        if self.empty is not None and not self.runs:
+            self.empty.set()
 
     def leave(self, agents: set[str], now: float) -> bool:
         """Take note that these callers are gone; return whether none is left that uses it."""
@@ -142,23 +156,30 @@ class OpenSessions:
         self._inherited[session] = upto
 
     async def _execute(self, session: Session, run: Run, closed: asyncio.Event | None) -> None:
-        if closed is not None:
-            await closed.wait()
-        found = self._open.get(session)
-        if found is not None and self._served.sticky:
+        found: _Open | None = None
+        while True:
+            if closed is not None:
+                await closed.wait()
+            found = self._open.get(session)
+            if found is None or not self._served.sticky:
+                break
             if not await self._broker.steps.ownership.holds(run.delivery):
                 run.stop(None)
                 return
+            closed = found.closed
+            if closed is None:
+                error = await self._begun(found, run)
+                if error is not None:
+                    # Another call opens the session.
+                    found.state.first = ""
+                    run.stop(error)
+                    return
+                found.state.first = found.state.first or run.delivery.request.id
+                run.restarted = found.state.is_lost_for(run.delivery)
+                break
             # Another worker may have had the session while this process was paused, so the state that is here is out of date.
-            stale = found.closed is not None
-            error = lost(session, again=run.delivery.attempt > 1) if stale else await self._begun(found, run)
-            if error is not None:
-                # Another call opens the session.
-                found.state.first = ""
-                run.stop(error)
-                return
-            found.state.first = found.state.first or run.delivery.request.id
-            run.restarted = self._served.sticky and found.state.is_lost_for(run.delivery)
+            found.leave_run(run)
+            found.enter(run)
         await run.execute()
 
     async def _begun(self, found: _Open, run: Run) -> ErrorInfo | None:
@@ -177,8 +198,7 @@ class OpenSessions:
     def _left(self, session: Session, run: Run) -> None:
         found = self._open.get(session)
         if found is not None:
-            found.runs.discard(run)
-            found.waiting.discard(run)
+            found.leave_run(run)
             found.used = self._clock()
 
     def _begin(self, session: Session, first: Request, inherited: EntryNumbers = ()) -> _Open:
@@ -199,14 +219,12 @@ class OpenSessions:
             for run in list(found.waiting) if stop else ():
                 run.stop(_CLOSED)
             return
-        found.closed = asyncio.Event()
+        found.empty, found.closed = asyncio.Event(), asyncio.Event()
         self._look_no_more(found)
-        runs = list(found.runs)
-        tasks = [run.task for run in runs if run.task is not None]
-        for run in runs if stop else ():
+        for run in list(found.runs) if stop else ():
             # Now: one that has not taken its first step would find its session ended, and call it lost.
             run.stop(_CLOSED)
-        task = self._loop.create_task(self._end(session, found, found.closed, tasks, reason, _STOPS_WITHIN if stop else None))
+        task = self._loop.create_task(self._end(session, found, found.closed, reason, _STOPS_WITHIN if stop else None))
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
 
@@ -233,12 +251,10 @@ class OpenSessions:
                 telemetry.log.error("session.cleanup_failed", service=self._served.id, error=f"{len(late)} sessions were not done in time")
                 await asyncio.wait(late, timeout=1.0)
 
-    async def _end(
-        self, session: Session, found: _Open, closed: asyncio.Event, tasks: list[asyncio.Task[None]], reason: str, timeout: float | None
-    ) -> None:
+    async def _end(self, session: Session, found: _Open, closed: asyncio.Event, reason: str, timeout: float | None) -> None:
         try:
-            if tasks:
-                await asyncio.wait(tasks, timeout=timeout)
+            if found.runs and found.empty is not None:
+                await at_most(timeout, found.empty.wait())
             await self._clean(session, found)
             telemetry.log.info("session.ended", service=self._served.id, user=session.user, session=session.id, reason=reason)
         finally:
