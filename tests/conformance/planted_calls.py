@@ -204,7 +204,7 @@ class Call:
         attempt = 1 if has("same-attempt") else self.attempt
         call = uuid.uuid4().hex if has("wrong-id") else self.id
         frame = {"id": call, "run": self.run, "attempt": attempt, "seq": self.seq, **rest}
-        if not has("no-epoch"):
+        if not has("no-epoch") and not (rest.get("error") and has("no-epoch-in-errors")):
             frame["epoch"] = epoch_of(self.fence)
         if self.seq == 0:
             frame["worker"] = "" if has("no-worker") else self.worker

@@ -171,7 +171,7 @@ class PlantedWorker(Sessions):
         try:
             await self.prepare(call, before)
             left = None if has("ignores-deadline") or has("runs-expired") else call.deadline - time.time()
-            if has("deadline-by-timeout"):
+            if has("deadline-by-timeout") or (call.attempt > 1 and has("deadline-anew")):
                 left = float(call.request.get("timeout", 60))
             async with asyncio.timeout(left) as call.timer:
                 await self.tell_start(call)

@@ -298,16 +298,18 @@ async def shared_end(scene: WorkerScene, sent: Sent) -> Frames:
     return await scene.shared_frames(sent)
 
 
-async def unseen(scene: WorkerScene, role: str, arguments: dict[str, object], consumer: str, deliveries: int, **fields: Any) -> Sent:
-    """Publish a request that the worker is not delivered, because a consumer took it first."""
-    call, document, due = scene.unsent(role, arguments, **fields)
+async def unseen(
+    scene: WorkerScene, role: str, arguments: dict[str, object], consumer: str, deliveries: int, *, due: object = None, **fields: Any
+) -> Sent:
+    """Publish a request that the worker is not delivered, because a consumer took it first; ``due`` is in place of its deadline."""
+    call, document, in_time = scene.unsent(role, arguments, **fields)
     # In one script, so that nobody is delivered anything between the commands.
     entry = await scene.probe.run(
         "EVAL",
         "local id = redis.call('XADD', KEYS[1], '*', 'r', ARGV[1], 'd', ARGV[2]) "
         "redis.call('XGROUP', 'SETID', KEYS[1], 'g', id) "
         "redis.call('XCLAIM', KEYS[1], 'g', ARGV[3], 0, id, 'RETRYCOUNT', ARGV[4], 'FORCE', 'JUSTID') return id",
-        1, scene.queue, document, due, consumer, deliveries,
+        1, scene.queue, document, in_time if due is None else str(due), consumer, deliveries,
     )  # fmt: skip
     return Sent(call, entry.decode(), document)
 

@@ -304,9 +304,9 @@ async def makes_its_group_again(scene: WorkerScene) -> None:
         return bool(await scene.probe.run("XINFO", "GROUPS", scene.queue))
 
     await until(has_group, 10.0, "the group was not made again")
-    sent = await call_echo(scene, "after the loss of the group")
+    sent, refused = await call_echo(scene, "after the loss of the group"), await scene.publish("unknown", {})
     epoch = int((await scene.probe.run("HGET", scene.fence, "generation")).partition(b".")[0])
-    if {frame.get("epoch", 0) for frame in await scene.frames(sent)} != {epoch}:
+    if {frame.get("epoch", 0) for frame in (*await scene.frames(sent), *await scene.ended(refused))} != {epoch}:
         raise Broken(f"its frames do not have the epoch {epoch}, which the group's generation begins with")
 
 

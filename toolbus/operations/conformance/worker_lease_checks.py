@@ -145,7 +145,7 @@ async def leaves_what_was_delivered(scene: WorkerScene) -> None:
 
 @LEASES.check("W35", 2)
 async def takes_over(scene: WorkerScene) -> None:
-    """It takes over what a dead worker held, as the next attempt, at once when it is told `dead`, and runs none that was cancelled."""
+    """It takes over what a dead worker held, as the next attempt with its deadline, at once when told `dead`, and runs no cancelled one."""
     dead = await scene.play_worker(lives=False)
     sent = await unseen(scene, "echo", {"text": "taken over"}, dead, 1)
     frames = await taken_over(scene, sent)
@@ -154,6 +154,10 @@ async def takes_over(scene: WorkerScene) -> None:
     if attempts != {2} or text_of(frames) != "taken over":
         raise Broken(f"the attempt after one delivery is 2, not {attempts}; the text was {text_of(frames)[:40]!r}")
     await takes_at_a_message(scene, "dead")
+    # Its `timeout` counted anew would be far beyond the time for taking it over.
+    due, dead = await scene.now() + 1_500, await scene.play_worker(lives=False)
+    late = await unseen(scene, "count", {"to": 1_000, "delay": 0.05}, dead, 1, due=due, timeout=10 * TAKES_OVER)
+    ended_as(await taken_over(scene, late), "deadline_exceeded")
     call = secrets.token_hex(16)
     await scene.tell(f"cancel {call}")
     cancelled = await unseen(scene, "echo", {"text": "cancelled"}, await scene.play_worker(lives=False), 1, id=call)
