@@ -39,6 +39,7 @@ WORKER_FAULTS = {
     "digest-per-process": ("draws-instances", "publishes the same tools under another digest in each process"),
     "no-beat": ("beats", "never beats"),
     "no-keys": ("beats", "beats without the keys of its queue and fence"),
+    "beats-first-service": ("beats", "beats for the first of its services alone"),
     "no-again": ("registers-again", "never registers again"),
     "ignores-missing": ("registers-again", "ignores that a beat calls it missing"),
     "new-start": ("registers-again", "draws a new start number each time it registers"),

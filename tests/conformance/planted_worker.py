@@ -608,8 +608,9 @@ class PlantedWorker(Sessions):
                 await self.look_after()
 
     async def beat(self) -> None:
-        keys = [LIVE, PAUSED, PULSE, *(() if has("no-keys") else (QUEUE, FENCE, beside.QUEUE, beside.FENCE))]
-        members = (f"{SERVICE}/{self.me}", f"{beside.BESIDE}/{self.me}")
+        served = ((QUEUE, FENCE, SERVICE), (beside.QUEUE, beside.FENCE, beside.BESIDE))[: 1 if has("beats-first-service") else 2]
+        keys = [LIVE, PAUSED, PULSE, *(() if has("no-keys") else (key for each in served for key in each[:2]))]
+        members = [f"{service}/{self.me}" for *_, service in served]
         sent = time.monotonic()
         _, missing, paused = await self.script("lease/beat", keys, LEASE_MS, KEYS_TTL, *members)
         if missing and not self.draining and not has("no-again") and not has("ignores-missing"):

@@ -14,7 +14,7 @@ from toolbus.bus.broker.replies.finish import MOST_BYTES
 from toolbus.bus.broker.server import scripts
 from toolbus.operations.conformance.checks import TENANT, Broken, NotChecked, Table, until
 from toolbus.operations.conformance.proxy import Proxy
-from toolbus.operations.conformance.scene import LEASE, SERVICE, STARTS
+from toolbus.operations.conformance.scene import BESIDE, LEASE, SERVICE, STARTS
 from toolbus.operations.conformance.worker_calls import (
     MOST_OUTPUT,
     MOST_PIECE,
@@ -253,9 +253,10 @@ async def draws_instances(scene: WorkerScene) -> None:
 
 @WORKER.check("W15", 0)
 async def beats(scene: WorkerScene) -> None:
-    """Its lease never ends while it lives, it uses the lease of TOOLBUS_LEASE, and keeps the service's keys for `registry_ttl`."""
-    for key in (scene.queue, scene.fence):
-        await scene.probe.run("PEXPIRE", key, 600_000)
+    """Its lease never ends while it lives, it uses the lease of TOOLBUS_LEASE, and keeps its services' keys for `registry_ttl`."""
+    keys = [key(service) for service in (SERVICE, BESIDE) for key in (scene.keys.queue, scene.keys.fence)]
+    # A worker need not serve the second one.
+    kept = [key for key in keys if await scene.probe.run("PEXPIRE", key, 600_000)]
     for _ in range(3):
         now = await scene.now()
         for instance in await scene.instances():
@@ -266,7 +267,7 @@ async def beats(scene: WorkerScene) -> None:
         await asyncio.sleep(LEASE / 2)
         if not await scene.instances():
             raise Broken("its lease has ended although it lives")
-    for key in (scene.queue, scene.fence):
+    for key in kept:
         await check_ttl(scene, key, REGISTRY_TTL, "registry_ttl")
 
 
