@@ -362,6 +362,9 @@ class Driver:
         # What the server has lost and got back runs until its time is up. Each worker that still streams to an agent that is gone makes
         # the agent's reply stream anew for five seconds, in which the others do not notice.
         anew = 5.0 * (options.workers - 1) if "agent-kill" in options.faults else 0.0
+        if any(KINDS[fault.kind].taken_for == "stop" for fault in self.scenario.faults):
+            # A worker that stood still hears at its next renewal what it has lost, and all else may have ended meanwhile.
+            await asyncio.sleep(options.lease / 2)
         await self._until(self._is_at_rest, 10 * options.lease + 10 + anew + (options.timeout if options.lossy else 0.0))
         self.journal.write(self._state("quiet"))
         self._closing = True
