@@ -7,10 +7,12 @@ import itertools
 from collections.abc import AsyncIterator
 
 import pytest
+import redis
 
 from tests.contract import Place, plugged
 from tests.servers import eventually
 from toolbus import ConfigurationError, ToolService, Worker, invocation, tool
+from toolbus.bus.broker.server.keys import Keys
 
 pytestmark = pytest.mark.anyio
 
@@ -93,6 +95,39 @@ async def test_a_draining_worker_still_hears_of_cancellations(place: Place) -> N
             await eventually(lambda: "long" not in bus.tools)
             call.cancel()
             await asyncio.wait_for(draining, 5)
+
+
+@pytest.mark.parametrize("broken", ["stays-left", "stays-right"])
+async def test_a_service_whose_queue_is_overwritten_keeps_no_other_from_leaving(place: Place, broken: str) -> None:
+    """The worker leaves the registry and the queue of the other one at once, whichever of them it is."""
+
+    @tool(service="stays-left", effect="read")
+    async def stays_left() -> None:
+        """Do nothing."""
+
+    @tool(service="stays-right", effect="read")
+    async def stays_right() -> None:
+        """Do nothing."""
+
+    keys, (whole,) = Keys(place.settings.namespace), {"stays-left", "stays-right"} - {broken}
+    with redis.Redis.from_url(place.settings.url) as server:
+
+        async def overwrite() -> None:
+            while True:
+                await asyncio.to_thread(server.set, keys.queue(broken), "x", px=60_000)
+
+        async with place.worker(stays_left, stays_right) as worker:
+            instance = worker.instance
+            assert server.hexists(keys.instances(whole), f"i:{instance}")
+            overwriting = asyncio.create_task(overwrite())
+            await asyncio.sleep(0)
+        overwriting.cancel()
+        await asyncio.wait([overwriting])
+        # The last worker of a service takes the empty queue with it.
+        assert not server.exists(keys.queue(whole)) or server.xinfo_consumers(keys.queue(whole), "g") == []
+        assert not server.hexists(keys.instances(whole), f"i:{instance}")
+        assert server.zscore(keys.live, f"{whole}/{instance}") is None
+        server.delete(keys.queue(broken))
 
 
 async def test_startup_and_cleanup_run_once_each(place: Place) -> None:

@@ -37,7 +37,7 @@ from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.broker.transport.links import Links, accepted_here, may_have_forgotten, tell_time, upkeep_step, warn_of_eviction
 from toolbus.bus.broker.transport.mastership import Mastership, Replication
 from toolbus.bus.broker.transport.opening import Failing, NotOpen, open_patiently
-from toolbus.bus.support.waiting import at_most, to_the_end
+from toolbus.bus.support.waiting import at_most, each_of, to_the_end
 from toolbus.bus.values.confirmations import ConfirmationAnswer, ConfirmationRequest
 from toolbus.bus.values.descriptors import Publication, ServiceDescriptor
 from toolbus.bus.values.envelope import new_run
@@ -441,8 +441,7 @@ class WorkerBroker:
                 await steps.outbox.drained()
                 # Dead letters and notes are answered to no caller, so wait for them here.
                 await steps.link.settled()
-                for stream in steps.streams.values():
-                    await self._retire(stream)
+                await each_of(map(self._retire, steps.streams.values()))
         except (TimeoutError, BrokerError) as error:
             telemetry.log.warning("worker.close_incomplete", error=str(error) or "the server did not answer")
         finally:
@@ -585,8 +584,10 @@ class WorkerBroker:
         # A server that does not even answer the interruption of a waiting read must not keep the worker.
         asyncio.get_running_loop().call_later(_STOP_WAITING, steps.intake.abort)
         if steps.streams:
-            await steps.registration.unregister(died=died)
-            await pass_on(steps.link, list(steps.streams.values()))
+            try:
+                await steps.registration.unregister(died=died)
+            finally:
+                await pass_on(steps.link, list(steps.streams.values()))
 
     # -- running ----------------------------------------------------------------------------------
 

@@ -1,10 +1,10 @@
-"""Wait for a work no longer than so many seconds, for the first of two, or for one that must be done in any case."""
+"""Wait for a work no longer than so many seconds, for the first of two, for all of several, or for one that must be done in any case."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Coroutine, Iterable
 from typing import Any, TypeVar
 
 A = TypeVar("A")
@@ -32,6 +32,17 @@ async def either(one: Awaitable[A], other: Awaitable[B], *, within: float | None
             work.cancel()
         await asyncio.gather(*works, return_exceptions=True)
     return works
+
+
+async def each_of(works: Iterable[Awaitable[object]]) -> None:
+    """Do several works side by side, each to its end, whatever becomes of the others.
+
+    Raises:
+        Exception: that of the first one which failed.
+    """
+    for result in await asyncio.gather(*works, return_exceptions=True):
+        if isinstance(result, BaseException):
+            raise result
 
 
 async def to_the_end(work: Coroutine[Any, Any, A]) -> A:

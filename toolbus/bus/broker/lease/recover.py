@@ -25,6 +25,7 @@ from toolbus.bus.broker.take.sessions import Ownership
 from toolbus.bus.broker.transport.command import Reply
 from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.broker.transport.links import tell_time, upkeep_step
+from toolbus.bus.support.waiting import each_of
 from toolbus.bus.values.envelope import numbers_of
 from toolbus.bus.values.results import BrokerError, BrokerUnavailable, ErrorInfo
 
@@ -124,22 +125,25 @@ async def hand_back(link: Link, deliveries: Sequence[Delivery]) -> None:
         BrokerError: the server could not be told; the leases of the deliveries end, and other workers take them over.
     """
     # Streams in the order in which they appear.
-    for stream in dict.fromkeys(delivery.queue for delivery in deliveries):
-        own = [delivery for delivery in deliveries if delivery.queue is stream]
-        for start in range(0, len(own), _MOST_AT_ONCE):
-            part = [
-                delivery
-                for delivery in own[start : start + _MOST_AT_ONCE]
-                if delivery.is_held and delivery.fence.generation == stream.fence_known.generation
-            ]
+    streams = dict.fromkeys(delivery.queue for delivery in deliveries)
+    await each_of(_hand_back(link, stream, [each for each in deliveries if each.queue is stream]) for stream in streams)
+
+
+async def _hand_back(link: Link, stream: RequestStream, own: Sequence[Delivery]) -> None:
+    for start in range(0, len(own), _MOST_AT_ONCE):
+        part = [
+            delivery
+            for delivery in own[start : start + _MOST_AT_ONCE]
+            if delivery.is_held and delivery.fence.generation == stream.fence_known.generation
+        ]
+        for delivery in part:
+            stream.let_go(delivery)
+        if part:
+            notes = [stream.pause_key(delivery.entry) for delivery in part if delivery.begun]
+            args: list[bytes | str | int] = [stream.consumer, *common_fence(part), stream.wake, stream.service]
             for delivery in part:
-                stream.let_go(delivery)
-            if part:
-                notes = [stream.pause_key(delivery.entry) for delivery in part if delivery.begun]
-                args: list[bytes | str | int] = [stream.consumer, *common_fence(part), stream.wake, stream.service]
-                for delivery in part:
-                    args += (delivery.entry, delivery.attempt, stream.remaining_ms(delivery) + NOTE_TTL if delivery.begun else "")
-                await link.execute_script(scripts.HAND_BACK, (stream.key, stream.fence, *notes), tuple(args), repeatable=True)
+                args += (delivery.entry, delivery.attempt, stream.remaining_ms(delivery) + NOTE_TTL if delivery.begun else "")
+            await link.execute_script(scripts.HAND_BACK, (stream.key, stream.fence, *notes), tuple(args), repeatable=True)
 
 
 async def hand_over(link: Link, keys: Keys, delivery: Delivery) -> bool:
@@ -163,11 +167,14 @@ async def pass_on(link: Link, streams: Sequence[RequestStream]) -> None:
     Raises:
         BrokerError: the server could not be asked.
     """
-    for stream in streams:
-        passed = _MOST_AT_ONCE
-        while passed == _MOST_AT_ONCE:
-            args = (stream.consumer, "", "", stream.wake, stream.service, "", _MOST_AT_ONCE, "")
-            passed = await link.execute_script(scripts.HAND_BACK, (stream.key, stream.fence), args, repeatable=True)
+    await each_of(_pass_on(link, stream) for stream in streams)
+
+
+async def _pass_on(link: Link, stream: RequestStream) -> None:
+    passed = _MOST_AT_ONCE
+    while passed == _MOST_AT_ONCE:
+        args = (stream.consumer, "", "", stream.wake, stream.service, "", _MOST_AT_ONCE, "")
+        passed = await link.execute_script(scripts.HAND_BACK, (stream.key, stream.fence), args, repeatable=True)
 
 
 async def outlive(link: Link, keys: Keys, stream: RequestStream, registration: WorkerRegistration) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -16,8 +16,10 @@ from toolbus.bus.broker.registry.versions import check_versions, read_version
 from toolbus.bus.broker.server.keys import Keys
 from toolbus.bus.broker.server.reading import integer
 from toolbus.bus.broker.take.requests import RequestStream
+from toolbus.bus.broker.transport.command import ReplyError
 from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.support.display import one_line
+from toolbus.bus.support.waiting import each_of
 from toolbus.bus.values.descriptors import Publication, ServiceDescriptor, ToolDescriptor, check_service, check_tool
 from toolbus.bus.values.encoding import DECODE_ERRORS
 from toolbus.bus.values.results import BrokerError, BrokerUnavailable, DescriptorError, EnvelopeError, RegistrationRefused, ToolbusError
@@ -271,8 +273,13 @@ class WorkerRegistration(msgspec.Struct, eq=False):
             BrokerError: the server could not be asked.
         """
         members = [f"{service}/{self.instance}" for service in self.streams]
-        if members:
-            await self.registry.unregister(members, "died" if died else "")
+        how: Literal["died", ""] = "died" if died else ""
+        try:
+            if members:
+                await self.registry.unregister(members, how)
+        except ReplyError:
+            # A key of one of them may be of another type, which keeps no other one from leaving.
+            await each_of(self.registry.unregister([member], how) for member in members)
 
     async def withdraw(self, service: str) -> None:
         """Take one service of this instance out of the registry.
