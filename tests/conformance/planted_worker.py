@@ -158,7 +158,8 @@ class PlantedWorker(Sessions):
             self.writing.exists(NAMES),
             self.writing.hexists(META, "start"),
             self.writing.hexists(FENCE, f"c:{self.me}"),
-            self.writing.hexists(FENCE, "generation"),
+            *(self.writing.hexists(FENCE, f"l:{self.me}") for _ in range(not has("checks-no-lease"))),
+            *(self.writing.hexists(FENCE, "generation") for _ in range(not has("checks-no-generation"))),
         )
         return all(found)
 
@@ -789,7 +790,7 @@ class PlantedWorker(Sessions):
         for call in left if not has("drops-at-end") else ():
             begun = call.begun and not has("counts-no-hand-back")
             keys = [QUEUE, FENCE, *([f"{PREFIX}pause:{SERVICE}:{call.entry}"] if begun else ())]
-            kept = max(1, int((call.deadline - time.time()) * 1000) + 60_000)
+            kept = max(1, int(0 if has("note-of-a-minute") else (call.deadline - time.time()) * 1000) + 60_000)
             given = (call.entry, call.attempt, (1 if has("no-note-ttl") else kept) if begun else "")
             await self.script("recover/hand_back", keys, self.me, *call.fence, WAKE, SERVICE, *given)
             if has("sends-after-hand-back"):
