@@ -44,6 +44,7 @@ WORKER_FAULTS = {
     "ignores-missing": ("registers-again", "ignores that a beat calls it missing"),
     "new-start": ("registers-again", "draws a new start number each time it registers"),
     "one-token": ("registers-again", "draws one token for all runs of register.lua"),
+    "leaves-with-its-token": ("registers-again", "unregisters with the token with which it registered"),
     "no-nogroup": ("makes-its-group-again", "waits for a group that is gone"),
     "no-epoch": ("makes-its-group-again", "does not say of which epoch a frame is"),
     "no-epoch-in-errors": ("makes-its-group-again", "does not say of which epoch an error is"),

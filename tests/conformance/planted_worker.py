@@ -95,7 +95,7 @@ class PlantedWorker(Sessions):
         self.sending: set[asyncio.Task[Any]] = set()
         self.lines: dict[tuple[str, str], tuple[str, asyncio.Task[None]]] = {}
         self.draining = self.paused = self.makes_room = self.has_left = self.turn = False
-        self.rescued_to = self.named = ""
+        self.rescued_to = self.named = self.token = ""
         self.is_stuck = False
         self.beside = beside.Beside(self)
         self.sources = {str(path.relative_to(SCRIPTS))[:-4]: path.read_text() for path in SCRIPTS.rglob("*.lua")}
@@ -130,7 +130,8 @@ class PlantedWorker(Sessions):
             for name, schema in schemas.items()
         ]  # fmt: skip
         document = json.dumps({"service": {"id": SERVICE, "sticky-sessions": True}, "tools": tools, "owner": "planted", "digest": DIGEST})
-        common = (PREFIX, self.me if has("one-token") else uuid.uuid4().hex, KEYS_TTL, COOLDOWN)
+        self.token = self.me if has("one-token") else uuid.uuid4().hex
+        common = (PREFIX, self.token, KEYS_TTL, COOLDOWN)
         names = [tool["name"] for tool in tools]
         start = 0 if has("new-start") else self.start
         args = (SERVICE, self.me, "planted", DIGEST, document, LEASE_MS, uuid.uuid4().hex, "", SERVICE, start, *names)
@@ -813,7 +814,8 @@ class PlantedWorker(Sessions):
         os._exit(0 if has("ends-well") else 1)
 
     async def leave_registry(self) -> None:
-        await self.script("registry/unregister", REGISTRY, PREFIX, uuid.uuid4().hex, KEYS_TTL, COOLDOWN, f"{SERVICE}/{self.me}")
+        token = self.token if has("leaves-with-its-token") else uuid.uuid4().hex
+        await self.script("registry/unregister", REGISTRY, PREFIX, token, KEYS_TTL, COOLDOWN, f"{SERVICE}/{self.me}")
 
     async def main(self) -> None:
         self.writing, self.reading = connected(), connected(single_connection_client=True)
