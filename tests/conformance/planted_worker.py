@@ -95,7 +95,7 @@ class PlantedWorker(Sessions):
         self.sending: set[asyncio.Task[Any]] = set()
         self.lines: dict[tuple[str, str], tuple[str, asyncio.Task[None]]] = {}
         self.draining = self.paused = self.makes_room = self.has_left = self.turn = False
-        self.rescued_to = self.named = ""
+        self.rescued_to = self.named = self.token = ""
         self.is_stuck = False
         self.beside = beside.Beside(self)
         self.sources = {str(path.relative_to(SCRIPTS))[:-4]: path.read_text() for path in SCRIPTS.rglob("*.lua")}
@@ -130,7 +130,8 @@ class PlantedWorker(Sessions):
             for name, schema in schemas.items()
         ]  # fmt: skip
         document = json.dumps({"service": {"id": SERVICE, "sticky-sessions": True}, "tools": tools, "owner": "planted", "digest": DIGEST})
-        common = (PREFIX, self.me if has("one-token") else uuid.uuid4().hex, KEYS_TTL, COOLDOWN)
+        self.token = self.me if has("one-token") else uuid.uuid4().hex
+        common = (PREFIX, self.token, KEYS_TTL, COOLDOWN)
         names = [tool["name"] for tool in tools]
         start = 0 if has("new-start") else self.start
         args = (SERVICE, self.me, "planted", DIGEST, document, LEASE_MS, uuid.uuid4().hex, "", SERVICE, start, *names)
@@ -158,7 +159,8 @@ class PlantedWorker(Sessions):
             self.writing.exists(NAMES),
             self.writing.hexists(META, "start"),
             self.writing.hexists(FENCE, f"c:{self.me}"),
-            self.writing.hexists(FENCE, "generation"),
+            *(self.writing.hexists(FENCE, f"l:{self.me}") for _ in range(not has("checks-no-lease"))),
+            *(self.writing.hexists(FENCE, "generation") for _ in range(not has("checks-no-generation"))),
         )
         return all(found)
 
@@ -789,7 +791,7 @@ class PlantedWorker(Sessions):
         for call in left if not has("drops-at-end") else ():
             begun = call.begun and not has("counts-no-hand-back")
             keys = [QUEUE, FENCE, *([f"{PREFIX}pause:{SERVICE}:{call.entry}"] if begun else ())]
-            kept = max(1, int((call.deadline - time.time()) * 1000) + 60_000)
+            kept = max(1, int(0 if has("note-of-a-minute") else (call.deadline - time.time()) * 1000) + 60_000)
             given = (call.entry, call.attempt, (1 if has("no-note-ttl") else kept) if begun else "")
             await self.script("recover/hand_back", keys, self.me, *call.fence, WAKE, SERVICE, *given)
             if has("sends-after-hand-back"):
@@ -812,7 +814,8 @@ class PlantedWorker(Sessions):
         os._exit(0 if has("ends-well") else 1)
 
     async def leave_registry(self) -> None:
-        await self.script("registry/unregister", REGISTRY, PREFIX, uuid.uuid4().hex, KEYS_TTL, COOLDOWN, f"{SERVICE}/{self.me}")
+        token = self.token if has("leaves-with-its-token") else uuid.uuid4().hex
+        await self.script("registry/unregister", REGISTRY, PREFIX, token, KEYS_TTL, COOLDOWN, f"{SERVICE}/{self.me}")
 
     async def main(self) -> None:
         self.writing, self.reading = connected(), connected(single_connection_client=True)

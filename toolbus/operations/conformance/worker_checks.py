@@ -285,8 +285,7 @@ async def registers_again(scene: WorkerScene) -> None:
         await scene.probe.run("FLUSHDB")
         await until(scene.instances, 15.0, "it is not in the registry again")
         await until(lambda: scene.exists(scene.queue), 15.0, "its request stream was not made again")
-        entries = await scene.probe.run("XRANGE", scene.keys.log, "-", "+")
-        tokens = {dict(zip(flat[::2], flat[1::2], strict=True))[b"token"] for _, flat in entries}
+        tokens = set(await _tokens(scene))
         if again := tokens & drawn:
             raise Broken(
                 f"it runs `register.lua` again with the same token, as which the log has {again.pop().decode('utf-8', 'replace')!r}"
@@ -294,6 +293,16 @@ async def registers_again(scene: WorkerScene) -> None:
         drawn |= tokens
     await scene.listen()
     await call_echo(scene, "after a flush")
+    if scene.worker is not None:
+        await scene.program.stop(scene.worker)
+    if len(all_of_them := await _tokens(scene)) > len(set(all_of_them)):
+        raise Broken("it runs `unregister.lua` with the token of `register.lua`: the log has it twice")
+
+
+async def _tokens(scene: WorkerScene) -> list[bytes]:
+    """Return the tokens of the log's entries, each of which begins with that of the script's run."""
+    entries = await scene.probe.run("XRANGE", scene.keys.log, "-", "+")
+    return [dict(zip(flat[::2], flat[1::2], strict=True))[b"token"] for _, flat in entries]
 
 
 @WORKER.check("W17", 0)

@@ -337,6 +337,8 @@ async def restores_its_registration(scene: WorkerScene) -> None:
         ("the service's table", keys.instances(SERVICE), ""),
         ("the counter of starts", keys.meta, "start"),
         ("its counter in the fence", scene.fence, f"c:{instance}"),
+        ("its lease in the fence", scene.fence, f"l:{instance}"),
+        ("the group's generation", scene.fence, "generation"),
     ):
 
         async def is_back(key: str = key, field: str = field) -> bool:

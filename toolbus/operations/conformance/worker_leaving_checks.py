@@ -123,7 +123,7 @@ async def hands_back(scene: WorkerScene) -> None:
     """On SIGTERM, with TOOLBUS_GRACE over, what still runs is handed back for its next attempt, behind its frames, and not lost."""
     if scene.worker is None:
         raise Broken("there is no worker")
-    sent = await scene.publish("count", {"to": 300, "delay": 0.1}, timeout=60.0)
+    sent = await scene.publish("count", {"to": 300, "delay": 0.1}, timeout=180.0)
     await wait_for_text(scene, sent)
     await scene.program.stop(scene.worker)
     holder, idle, count = await scene.holder(sent)
@@ -132,7 +132,7 @@ async def hands_back(scene: WorkerScene) -> None:
     frames = await scene.frames(sent)
     key = scene.keys.pause(SERVICE, sent.entry)
     note, ttl = (await scene.probe.run("GET", key) or b"").split(), int(await scene.probe.run("PTTL", key))
-    left = int(sent.entry.partition("-")[0]) + 60_000 - await scene.now()
+    left = int(sent.entry.partition("-")[0]) + 180_000 - await scene.now()
     await scene.remove(sent)
     if frames[-1].get("end_of_stream"):
         raise Broken(f"the call was ended as {error_of(frames) or 'a success'} instead of being handed back")
