@@ -14,7 +14,7 @@ from tests.virtual_time import VirtualLoop
 from toolbus.bus.broker.protocols import Fate, Verdict
 from toolbus.bus.broker.publish import ABSENT, Publish, Publisher, Requests, SharedCalls, failure, read_verdicts, report_fate
 from toolbus.bus.broker.server.keys import session_digest
-from toolbus.bus.broker.transport.command import ReplyError
+from toolbus.bus.broker.transport.command import ReplyError, UnwrittenError
 from toolbus.bus.values.envelope import Request, encode_request
 from toolbus.bus.values.results import BrokerUnavailable, EnvelopeError
 
@@ -429,6 +429,14 @@ async def test_a_refusal_of_which_no_answer_was_lost_is_told_at_once(publishing:
     await elapse(1.0)
     assert publishing.statuses == ["unknown" if refusal.repeated else "failed"]
     assert len(refusing.times) == 1
+
+
+async def test_what_may_have_been_published_stays_unknown_when_it_can_not_be_written_again(publishing: Publishing) -> None:
+    """A flush in doubt of which no further try is written may have been carried out all the same."""
+    Refusing(publishing.link, "publish", refused("OOM", repeated=True), UnwrittenError("the connection was closed"))
+    publishing.publish("call")
+    await elapse(1.0)
+    assert publishing.statuses == ["unknown"]
 
 
 async def test_what_nobody_waits_for_any_more_is_not_written_again(publishing: Publishing) -> None:

@@ -337,6 +337,9 @@ def _insist(write: Callable[[OnReply], None], on_reply: OnReply, reply: Reply, *
             return
         if isinstance(reply, ReplyError):
             reply.repeated = True
+        elif isinstance(reply, UnwrittenError):
+            # Only the latest try was certainly not carried out.
+            reply = BrokerUnavailable(str(reply))
         on_reply(reply)
 
     receive(_AGAIN_FIRST, reply)
