@@ -170,6 +170,25 @@ async def test_a_suspect_starts_where_nothing_runs(recovery: Recovery) -> None:
     assert recovery.ran == [(b"1-0", SETTINGS.alone_from + 1)]
 
 
+@pytest.mark.parametrize("counted", [0, 1])
+async def test_what_this_worker_had_already_does_not_run_once_more(recovery: Recovery, counted: int) -> None:
+    """Its renewals were late: a call that runs goes on, and one that was answered meanwhile is gone, as its entry shows."""
+    running = recovery.bench.hold(b"1-0")
+    mine = recovery.bench.stream.consumer.encode()
+    recovery.entries = [recovery.entry(number, counted=counted, owner=mine) for number in (1, 2)]
+    recovery.refuses_to_count = {b"2-0"}
+    await recovery.upkeep.recover()
+    assert (recovery.ran, running.is_held) == ([], True)
+    assert [args[1:] for args in recovery.bench.link.args("count")] == [(FENCE[0], b"", b"2-0", 1 + counted)]
+
+
+async def test_what_was_delivered_in_a_lost_reply_runs_in_its_first_attempt(recovery: Recovery) -> None:
+    """Nobody has run it, and its entry is this worker's still."""
+    recovery.entries = [recovery.entry(1, counted=0, owner=recovery.bench.stream.consumer.encode())]
+    await recovery.upkeep.recover()
+    assert recovery.ran == [(b"1-0", 1)]
+
+
 async def test_an_entry_that_was_handed_back_does_not_count(recovery: Recovery) -> None:
     """Nobody died of it, so it runs under the attempt that it has."""
     recovery.entries = [recovery.entry(1, delivered=2, counted=0)]

@@ -508,13 +508,16 @@ class Upkeep(msgspec.Struct, eq=False):
         if entry.tries >= stream.alone_from and self.listener.busy():
             # Another request came in between: the suspect would wait here, and lose the attempt to whatever happens to this worker.
             return
-        # Decoding may already be what kills its workers, so the attempt counts before.
-        if entry.counted and not await stream.count(self.link, entry.id, entry.attempt, fence):
+        own = entry.owner == stream.consumer.encode()
+        # Decoding may already be what kills its workers, so the attempt counts before. One of ours may have been answered meanwhile, of
+        # which the fence says nothing: without its counter the entry itself is looked at.
+        under = Fence(fence.generation, b"") if own else fence
+        if (entry.counted or own) and not await stream.count(self.link, entry.id, entry.attempt, under):
             return
         deliveries = self.deliveries(stream, [(entry.id, entry.fields)], fence, entry.attempt)
         for delivery in deliveries:
             delivery.recovered = True
-            if entry.counted and entry.owner != stream.consumer.encode() and not entry.owner.startswith(b"~"):
+            if entry.counted and not own and not entry.owner.startswith(b"~"):
                 self._note_lost(delivery, entry.owner)
         self.recovered += len(deliveries)
         telemetry.count("toolbus.reclaimed", len(deliveries), messaging__destination__name=stream.service)
