@@ -109,6 +109,9 @@ def test_the_documentation_has_the_table() -> None:
     page = RUNBOOKS.read_text()
     rows = re.findall(r"^\| \[.+\]\(#(.+)\) \| (.+) \|$", page, re.MULTILINE)
     shown = {(anchor, alert) for anchor, alerts in rows for alert in alerts.split(", ")}
-    assert shown == {(runbook_of(outage), f"`{outage.alert}`") for outage in OUTAGES if outage.alert}
+    told = {(runbook_of(outage), f"`{outage.alert}`") for outage in OUTAGES if outage.alert}
+    # One alert of several checks is shown with each of them, see test_faults.py.
+    assert told <= shown
+    assert [alert for _, alert in shown - told if ":" not in alert] == []
     assert [alert for alert in LATER if f"`{alert}` ({within(alert) / 60:.0f} min)" not in page] == []
     assert documentation() in (Path(__file__).parent / "faults.md").read_text()
