@@ -221,8 +221,8 @@ def _service(name: str, catalogue: Catalogue) -> dict[str, Any] | None:
 def workers_command(output: Output) -> None:
     """List the installed tool services. Each is listed with the extras and settings that it needs.
 
-    Serve one with `toolbus worker NAME`; `toolbus see services` counts the workers that run. Packages offer services through the entry-point
-    group toolbus.workers.
+    Serve one with `toolbus worker NAME`; `toolbus see services` counts the workers that run. Packages offer services through the
+    entry-point group toolbus.workers.
 
     \b
     Example:
