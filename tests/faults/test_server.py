@@ -227,7 +227,7 @@ async def test_what_ended_while_the_server_was_away_is_in_the_history(fresh_serv
     settings = Settings.load({}, url=server.url, lease=5.0, history=100)
     began, ends = asyncio.Event(), asyncio.Event()
 
-    @tool(service="holding", effect="read")
+    @tool(service="holding-on", effect="read")
     async def hold() -> str:
         began.set()
         await ends.wait()

@@ -31,7 +31,7 @@ from toolbus.bus.broker.take.intake import Intake, deliveries
 from toolbus.bus.broker.take.requests import Delivery, Fence, RequestStream, log_delivered_again
 from toolbus.bus.broker.take.sessions import Ownership, Snapshots
 from toolbus.bus.broker.take.wake_channel import WakeChannel
-from toolbus.bus.broker.transport.command import Reply, WrongAnswerError
+from toolbus.bus.broker.transport.command import Reply, ReplyError, WrongAnswerError
 from toolbus.bus.broker.transport.connection import Connector
 from toolbus.bus.broker.transport.link import Link
 from toolbus.bus.broker.transport.links import Links, accepted_here, may_have_forgotten, tell_time, upkeep_step, warn_of_eviction
@@ -586,8 +586,12 @@ class WorkerBroker:
         if steps.streams:
             try:
                 await steps.registration.unregister(died=died)
-            finally:
-                await pass_on(steps.link, list(steps.streams.values()))
+            except ReplyError as error:
+                # A key of one service keeps no other one from passing on what waits; a server that refuses more would refuse that, too.
+                if not str(error).startswith("WRONGTYPE"):
+                    raise
+                telemetry.log.warning("worker.unregister_failed", error=str(error))
+            await pass_on(steps.link, list(steps.streams.values()))
 
     # -- running ----------------------------------------------------------------------------------
 

@@ -277,8 +277,10 @@ class WorkerRegistration(msgspec.Struct, eq=False):
         try:
             if members:
                 await self.registry.unregister(members, how)
-        except ReplyError:
-            # A key of one of them may be of another type, which keeps no other one from leaving.
+        except ReplyError as error:
+            if not str(error).startswith("WRONGTYPE"):
+                raise
+            # A key of one of them is of another type, which keeps no other one from leaving.
             await each_of(self.registry.unregister([member], how) for member in members)
 
     async def withdraw(self, service: str) -> None:
