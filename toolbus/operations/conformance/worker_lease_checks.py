@@ -676,11 +676,11 @@ async def shares_its_slots(scene: WorkerScene) -> None:
         single = await scene.publish("count", one, service=service)
         problem = f"a request of {service} was not answered although the worker does nothing else: it waits for another stream"
         await until(partial(scene.has_ended, single), 1.6, problem)
-    # So many that slots for one stream are fewer than the calls of both.
-    sent = {}
-    for service in services * 150:
-        call = await scene.publish("count", {"to": 3, "delay": 1.0}, service=service, timeout=5.0, events=True)
-        sent[service, call.entry] = call
+    # So many that slots for one stream are fewer than the calls of both, and at once: who takes them one by one takes no more than it has.
+    whose = services * 150
+    count = partial(scene.publish, "count", {"to": 3, "delay": 1.0}, timeout=5.0, events=True)
+    calls = await asyncio.gather(*(count(service=service) for service in whose))
+    sent = {(service, call.entry): call for service, call in zip(whose, calls, strict=True)}
 
     async def held() -> set[tuple[str, str]]:
         found = [await scene.probe.run("XPENDING", scene.keys.queue(service), "g", "-", "+", 1_000, instance) for service in services]
