@@ -276,6 +276,7 @@ ONCE_EACH = {
     "service.withdrawn",
     "session.handed_over",
     "worker.close_incomplete",
+    "worker.unregister_failed",
 }
 
 
