@@ -387,8 +387,10 @@ class World:
         self.network.connections.clear()
         self.server.sessions.clear()
         self.server.waiting.clear()
-        # Clean-ups make objects, which the next collection finds.
-        any(gc.collect() == 0 for _ in range(5))
+        for _ in range(5):
+            # Clean-ups make objects, which the next collection finds.
+            if gc.collect() == 0:
+                break
 
     def _server_clock(self) -> int:
         now = self.loop.now if self.server_stands is None else self.server_stands
