@@ -83,6 +83,7 @@ WORKER_FAULTS = {
     "unfenced-ends": ("drops-what-it-lost", "asks the fence when it renews, and not when it finishes"),
     "drops-all": ("finishes-each", "drops all calls when one was lost"),
     "writes-lost": ("finishes-each", "answers calls that were lost"),
+    "finishes-as-first": ("finishes-each", "names 1 as the attempt of each call that `finish_each.lua` is to look at"),
     "runs-set-back": ("leaves-what-was-delivered", "runs a call twice when the group was set back"),
     "ignores-told": ("leaves-what-was-delivered", "runs calls of other workers when the group was set back"),
     "acks-set-back": ("leaves-what-was-delivered", "deletes what comes again when the group was set back"),

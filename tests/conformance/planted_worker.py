@@ -442,7 +442,8 @@ class PlantedWorker(Sessions):
             record = digest(call.request.get("user", ""), call.request.get("idempotency_key", ""))
             keys += [f"{PREFIX}key:{record}", f"{PREFIX}started:{call.id}"]
             parts += ["!3", 2, 1, call.id, 1, call.run]
-        found = await self.script("finish/finish_each", keys, self.me, *call.fence, 1, call.entry, call.attempt, *parts)
+        attempt = 1 if has("finishes-as-first") else call.attempt
+        found = await self.script("finish/finish_each", keys, self.me, *call.fence, 1, call.entry, attempt, *parts)
         self.fence = (found[0], found[1])
         if found[2] and has("writes-lost"):
             await self.writing.xadd(call.replies, {"f": json.dumps(frames)}, nomkstream=True)

@@ -101,7 +101,7 @@ async def drops_what_it_lost(scene: WorkerScene) -> None:
 
 @LEASES.check("W33", 2)
 async def finishes_each(scene: WorkerScene) -> None:
-    """When one of several calls was lost, the others are answered and deleted all the same, and the lost one is dropped."""
+    """When one of several calls was lost, the others, also second attempts, are answered and deleted, and the lost one is dropped."""
     slots = await need_slots(scene, 3)
     other = await scene.play_worker(lives=True)
     sent, beside = await moved_after_a_renewal(scene, other, min(3, slots - 2))
@@ -115,6 +115,16 @@ async def finishes_each(scene: WorkerScene) -> None:
     await scene.remove(sent)
     if answered or gone:
         raise Broken("it answered the call that it had lost" if answered else "it deleted the entry that it had lost")
+    instance = await only_instance(scene)
+    again = await unseen(scene, "count", {"to": 3, "delay": 0.1}, "~back", 2)
+    await scene.tell(f"back {SERVICE}")
+
+    async def ends() -> bool:
+        # As if it lost others all the time, so that the entry and its attempt alone tell that this call is its own.
+        await scene.probe.run("HINCRBY", scene.fence, f"c:{instance}", 1)
+        return await scene.has_ended(again)
+
+    await until(ends, 5.0, "a second attempt was not answered when other calls were lost: `finish_each.lua` is given each call's attempt")
 
 
 @LEASES.check("W34", 2)
