@@ -178,7 +178,7 @@ def test_a_paused_service_takes_nothing_until_it_is_resumed(served: Shell) -> No
 
 @pytest.mark.usefixtures("slow")
 def test_several_processes_are_kept_alive_and_stopped_together(shell: Shell) -> None:
-    """A killed child is replaced, SIGTERM stops them all with exit code 0, and none outlives a killed supervisor."""
+    """A killed child is replaced, SIGTERM stops them all with exit code 0, and none outlives a killed supervisor, which is a loss."""
     supervisor = shell.start_anew("worker", "loud.py", "--processes", "2", "--lease", "1")
     eventually_sync(lambda: [each["workers"] for each in shell.json("see", "services")] == [2])
     victim = shell.json("call", "who")["data"]
