@@ -282,6 +282,13 @@ def test_a_call_whose_end_was_lost_may_run_again_after_later_ones() -> None:
     assert _judged(again, about | {"faults": ("flushall",)}) == []
 
 
+def test_a_call_that_a_dead_worker_took_may_wait_for_its_lease() -> None:
+    """Calls of other services go on meanwhile, and none of them is served before its turn."""
+    [(told, (records, about))] = [each for each in RUNS.items() if "of another service" in each[0]]
+    again = [msgspec.structs.replace(each, attempt=2) if isinstance(each, Begun) and each.key == "a" else each for each in records]
+    assert (_judged(records, about), _judged(again, about)) == ([told], [])
+
+
 @pytest.mark.parametrize("break_it", BROKEN)
 def test_each_invariant_is_broken_once(break_it: Callable[[Bench], None]) -> None:
     """One thing that goes wrong is found, once."""
