@@ -258,14 +258,14 @@ class ShortLink(Link):
     def _put_off(self, command: Command, error: ReplyError) -> bool:
         self._refusal = str(error)
         # There will be no other connection, to carry it out elsewhere.
-        return str(error).partition(" ")[0] not in ELSEWHERE and super()._put_off(command, error)
+        return error.code not in ELSEWHERE and super()._put_off(command, error)
 
 
 class ProbingLink(ShortLink):
     """A short link whose commands are answered with what the server refuses them for, also where another try would help."""
 
     def _put_off(self, command: Command, error: ReplyError) -> bool:
-        return str(error).startswith("NOSCRIPT") and super()._put_off(command, error)
+        return error.code == "NOSCRIPT" and super()._put_off(command, error)
 
 
 @contextlib.contextmanager
@@ -282,7 +282,7 @@ def _naming(keys: Sequence[object]) -> Iterator[None]:
     try:
         yield
     except ReplyError as error:
-        if not str(error).startswith("WRONGTYPE"):
+        if error.code != "WRONGTYPE":
             raise
         raise WrongTypeError.naming(keys) from None
 
